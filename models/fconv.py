@@ -17,16 +17,20 @@ from seqgen.encoder import Encoder
 from seqgen.errors import ConfigError
 from seqgen.incremental_state import StateDict
 from seqgen.model import EncoderDecoderModel, Vocabularies
-from seqgen.modules.conv_tbc import ConvTBC, weight_norm_conv
-from seqgen.modules.convolution_spec import ConvolutionSpec, parse_choices, parse_convolutions
+from seqgen.modules.attention import MultiStepAttention, scaled_sum
+from seqgen.modules.convolution import (
+    ConvolutionSpec,
+    ConvTBC,
+    LinearizedConvolution,
+    parse_choices,
+    parse_convolutions,
+    scale_gradient,
+    weight_norm_conv,
+)
 from seqgen.modules.dropout import Dropout
-from seqgen.modules.embedding import token_embedding
-from seqgen.modules.gradient import scale_gradient
 from seqgen.modules.linear import Linear, weight_norm_linear
-from seqgen.modules.linearized_convolution import LinearizedConvolution
 from seqgen.modules.masks import padding_mask_of, start_offsets_of_rows
-from seqgen.modules.multi_step_attention import MultiStepAttention, scaled_sum
-from seqgen.modules.positions import LearnedPositions
+from seqgen.modules.positions import LearnedPositions, token_embedding
 from seqgen.registry import register_model
 from seqgen.structures import EncoderOut
 

@@ -16,13 +16,10 @@ from seqgen.encoder import Encoder
 from seqgen.errors import ConfigError
 from seqgen.incremental_state import StateDict
 from seqgen.model import EncoderDecoderModel, Vocabularies
-from seqgen.modules.dropout import Dropout
-from seqgen.modules.embedding import token_embedding
-from seqgen.modules.layer_drop import LayerDropList
+from seqgen.modules.dropout import Dropout, LayerDropList
 from seqgen.modules.linear import Linear
-from seqgen.modules.masks import QueryPositions, padding_mask_of
-from seqgen.modules.positions import SINUSOIDS, LearnedPositions, Positions, SinusoidalPositions
-from seqgen.modules.segments import segment_mask
+from seqgen.modules.masks import QueryPositions, padding_mask_of, segment_mask
+from seqgen.modules.positions import SINUSOIDS, LearnedPositions, Positions, SinusoidalPositions, token_embedding
 from seqgen.modules.transformer_layer import (
     ACTIVATIONS,
     TransformerDecoderLayer,

@@ -15,12 +15,10 @@ from seqgen.errors import ConfigError
 from seqgen.incremental_state import StateDict
 from seqgen.language_model import LanguageModel, LanguageModelDecoder
 from seqgen.model import Vocabularies
-from seqgen.modules.dropout import Dropout
-from seqgen.modules.embedding import token_embedding
-from seqgen.modules.layer_drop import LayerDropList
+from seqgen.modules.dropout import Dropout, LayerDropList
 from seqgen.modules.linear import Linear
 from seqgen.modules.masks import QueryPositions
-from seqgen.modules.positions import LearnedPositions, Positions, SinusoidalPositions
+from seqgen.modules.positions import LearnedPositions, Positions, SinusoidalPositions, token_embedding
 from seqgen.modules.transformer_layer import ACTIVATIONS, TransformerDecoderLayer, TransformerLayerOptions
 from seqgen.registry import register_model
 

@@ -130,14 +130,6 @@ class Decoder(nn.Module, Hooked):
         """The length of the longest target, in tokens with end-of-sentence."""
         raise NotImplementedError
 
-    def upgrade_state_dict(self, state_dict: dict[str, Any], prefix: str = "") -> None:
-        """Convert weights that an older version saved, in place, before they are loaded.
-
-        Args:
-            state_dict: the whole model's weights by name.
-            prefix: beginning of the names that belong to this module, such as ``"decoder."``.
-        """
-
 
 _STEPPING = ("forward", "extract_features", "new_incremental_state", "positions_seen", "advance")
 _MOVING = (

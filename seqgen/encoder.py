@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from seqgen.structures import EncoderOut
@@ -56,11 +54,3 @@ class Encoder(nn.Module, Hooked):
     def max_positions(self) -> int:
         """The length of the longest source, in tokens with end-of-sentence."""
         raise NotImplementedError
-
-    def upgrade_state_dict(self, state_dict: dict[str, Any], prefix: str = "") -> None:
-        """Convert weights that an older version saved, in place, before they are loaded.
-
-        Args:
-            state_dict: the whole model's weights by name.
-            prefix: beginning of the names that belong to this module, such as ``"encoder."``.
-        """

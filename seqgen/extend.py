@@ -69,13 +69,11 @@ from seqgen.generation.observers import (
 )
 from seqgen.generation.processors.base import LogitsProcessor as LogitsProcessor
 from seqgen.generation.processors.length import ForceEndAtMaximum as ForceEndAtMaximum, MinimumLength as MinimumLength
-from seqgen.generation.processors.prefix import ForcePrefix as ForcePrefix
-from seqgen.generation.processors.tokens import Forbid as Forbid
+from seqgen.generation.processors.tokens import Forbid as Forbid, ForcePrefix as ForcePrefix
 from seqgen.generation.search.base import Search as Search
 from seqgen.generation.search.beam import BeamSearch as BeamSearch, Greedy as Greedy, own_beams as own_beams
 from seqgen.generation.search.diverse import DiverseBeamSearch as DiverseBeamSearch
-from seqgen.generation.search.randomness import uniform as uniform
-from seqgen.generation.search.sampling import RandomSearch as RandomSearch
+from seqgen.generation.search.sampling import RandomSearch as RandomSearch, uniform as uniform
 from seqgen.generation.setup import Streamer as Streamer
 from seqgen.generation.stopping import StoppingRule as StoppingRule
 from seqgen.structures import Hypothesis as Hypothesis

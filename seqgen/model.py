@@ -136,12 +136,3 @@ class EncoderDecoderModel(nn.Module, Flagged):
         last = source.src_tokens.size(1) if self.left_pad_source else source.src_lengths
         columns = torch.as_tensor(last, device=source.src_tokens.device).expand(source.src_tokens.size(0)) - 1
         return Source(source.src_tokens.gather(1, columns.unsqueeze(1)), torch.ones_like(source.src_lengths))
-
-    def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Convert weights that an older version saved, in place, before they are loaded.
-
-        Args:
-            state_dict: the weights by name.
-        """
-        self.encoder.upgrade_state_dict(state_dict, "encoder.")
-        self.decoder.upgrade_state_dict(state_dict, "decoder.")

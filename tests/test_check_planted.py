@@ -21,12 +21,11 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.models import fconv, transformer
 from seqgen.models.t5 import model as t5
 from seqgen.modules.cached_weight import CachedWeight
+from seqgen.modules.convolution import LinearizedConvolution
 from seqgen.modules.dropout import Dropout
-from seqgen.modules.kv_cache.static import StaticCache
-from seqgen.modules.linearized_convolution import LinearizedConvolution
+from seqgen.modules.kv_cache.growing import StaticCache
 from seqgen.modules.multihead_attention import MultiheadAttention
-from seqgen.modules.positions import Positions
-from seqgen.modules.relative_positions import RelativePositionBias
+from seqgen.modules.positions import Positions, RelativePositionBias
 from tests.model_zoo import _NARROW, _NARROW_T5, registered
 
 MODELS: dict[str, Callable[[], EncoderDecoderModel]] = {

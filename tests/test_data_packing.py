@@ -14,7 +14,7 @@ from seqgen.data.collate import Example, collate
 from seqgen.data.packing import PackedDataset, pack
 from seqgen.errors import ConfigError
 from seqgen.model import EncoderDecoderModel
-from seqgen.modules.segments import segment_mask, segment_positions
+from seqgen.modules.masks import segment_mask, segment_positions
 from seqgen.structures import Batch
 from seqgen.training.criteria import CrossEntropyConfig, CrossEntropyCriterion
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments

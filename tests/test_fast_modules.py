@@ -215,7 +215,6 @@ def test_the_logical_view_of_a_cache(beam_table: bool) -> None:
     module = MultiheadAttention(6, 2).double()
     state = IncrementalState(2, BEAM)
     state.beam_table = beam_table
-    assert module.remembered(state) is None
     histories = torch.zeros(2 * BEAM, 0, 6, dtype=torch.float64)
     for _ in range(5):
         new = torch.randn(2 * BEAM, 1, 6, dtype=torch.float64)
@@ -224,7 +223,7 @@ def test_the_logical_view_of_a_cache(beam_table: bool) -> None:
         parents = torch.randint(BEAM, (2, BEAM))
         state[module.state_key] = module.reorder_state_within_beams(state[module.state_key], parents)
         histories = histories[[i * BEAM + beam for i, row in enumerate(parents.tolist()) for beam in row]]
-    keys, values, _ = module.remembered(state)
+    keys, values, _ = state[module.state_key]["cache"].view()
     wanted = module.in_proj(histories).unflatten(2, (3, 2, 3))
     torch.testing.assert_close(keys, wanted[:, :, 1].transpose(1, 2))
     torch.testing.assert_close(values, wanted[:, :, 2].transpose(1, 2))

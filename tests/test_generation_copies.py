@@ -59,8 +59,8 @@ def static_tensors(decoded: Session) -> Iterator[Tensor]:
         yield from (tensor for tensor in vars(member.encoder_out).values() if isinstance(tensor, Tensor))
         for module in member.model.decoder.modules():
             if isinstance(module, MultiheadAttention) and module.encoder_decoder:
-                seen = module.remembered(member.state)
-                assert seen is not None
+                assert member.state is not None
+                seen = member.state[module.state_key]["cache"].view()
                 yield from (seen.keys, seen.values)
 
 

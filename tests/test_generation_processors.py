@@ -25,7 +25,6 @@ from seqgen.generation.processors.length import (
     ForceLast,
     MinimumLength,
 )
-from seqgen.generation.processors.prefix import ForcePrefix
 from seqgen.generation.processors.prefix_trie import PrefixConstraint, PrefixTrie, TrieConstraint
 from seqgen.generation.processors.repetition import (
     EncoderNoRepeatNgram,
@@ -33,8 +32,8 @@ from seqgen.generation.processors.repetition import (
     NoRepeatNgram,
     RepetitionPenalty,
 )
-from seqgen.generation.processors.scaling import RemoveInvalid, Renormalize, Temperature
-from seqgen.generation.processors.tokens import Forbid, ForbidFirst, UnknownPenalty
+from seqgen.generation.processors.tokens import Forbid, ForbidFirst, ForcePrefix, UnknownPenalty
+from seqgen.generation.processors.warpers import RemoveInvalid, Renormalize, Temperature
 from tests.step_contexts import step_context
 
 PAD, EOS, UNK, VOCAB = 0, 1, 2, 11

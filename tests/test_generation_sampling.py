@@ -14,11 +14,10 @@ from torch import Tensor
 from seqgen.errors import ConfigError
 from seqgen.generation.component import BatchInfo
 from seqgen.generation.processors.warpers import TopP
-from seqgen.generation.search import randomness, sampling
+from seqgen.generation.search import sampling, sampling as randomness
 from seqgen.generation.search.base import Search
 from seqgen.generation.search.beam import Greedy
-from seqgen.generation.search.randomness import draw, random_bits, uniform
-from seqgen.generation.search.sampling import BeamSampling, Sampling
+from seqgen.generation.search.sampling import BeamSampling, Sampling, draw, random_bits, uniform
 from seqgen.generation.search.stochastic_beam import StochasticBeam, downwards
 from seqgen.registry import SEARCHES
 from tests.generators import make_generator, resources

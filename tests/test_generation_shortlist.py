@@ -14,10 +14,10 @@ from torch import Tensor
 from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.data.vocabulary_map import VocabularyMap
 from seqgen.errors import ConfigError
-from seqgen.generation import output_columns
-from seqgen.generation.output_columns import OutputColumns
+from seqgen.generation import shortlist
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.generation.session import Session
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.dtypes import to_dtype
 from seqgen.modules.linear import Linear
@@ -65,15 +65,15 @@ def generator(
 def _made(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each choice of columns, whether there are some; their number is not limited."""
     made: list[bool] = []
-    choose = OutputColumns.choose.__func__  # type: ignore[attr-defined]
+    choose = Session.choose_columns
 
-    def note(cls: type[OutputColumns], *arguments: Any) -> Any:
-        columns = choose(cls, *arguments)
-        made.append(columns is not None)
-        return columns
+    def note(session: Session) -> None:
+        choose(session)
+        if session.shortlist is not None:
+            made.append(session.columns is not None)
 
-    monkeypatch.setattr(output_columns, "LARGEST_SHARE", 1.0)
-    monkeypatch.setattr(OutputColumns, "choose", classmethod(note))
+    monkeypatch.setattr(shortlist, "LARGEST_SHARE", 1.0)
+    monkeypatch.setattr(Session, "choose_columns", note)
     return made
 
 
@@ -266,7 +266,7 @@ def test_columns_of_a_language_model(made: list[bool]) -> None:
 def test_a_large_part_of_the_vocabulary_is_computed_as_a_whole(
     made: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output_columns, "LARGEST_SHARE", 0.4)
+    monkeypatch.setattr(shortlist, "LARGEST_SHARE", 0.4)
     generator([sharp("fconv_tiny")], random_map(1)).generate(batch_of([(4, 2)]))
     generator([sharp("fconv_tiny")], random_map(9)).generate(batch_of([(4, 2)]))
     assert made == [True, False]
@@ -287,7 +287,7 @@ def test_tokens_of_a_prefix_and_of_constraints_are_added(made: list[bool]) -> No
     found = constrained.generate(batch, constraints=[[[15, 16]], [[[17], [18, 19]]]])
     assert {15, 16} <= set(found[0][0].tokens.tolist())
     assert {17} <= set(found[1][0].tokens.tolist()) or {18, 19} <= set(found[1][0].tokens.tolist())
-    assert made == [False]  # the search takes no columns
+    assert made == [False, False]  # a prefix is given; the search takes no columns
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from seqgen.generation.component import BatchInfo
 from seqgen.generation.context import StepContext
 from seqgen.generation.stopping import (
     Custom,
-    EndTokens,
     StoppingRule,
     StopStrings,
     TimeLimit,
@@ -138,11 +137,6 @@ def test_only_rows_that_may_be_complete_are_decoded() -> None:
     assert len(asked) == 2
 
 
-def test_end_tokens() -> None:
-    rule = EndTokens([4, 6])
-    assert rule(torch.tensor([[6, 5], [5, 6], [5, 4]]), context()).tolist() == [False, True, True]
-
-
 def test_time_limit_counts_from_the_batch() -> None:
     now = 100.0
     limit = TimeLimit(2.0, lambda: now)
@@ -179,9 +173,9 @@ def test_rules_from_the_configuration(registered: type) -> None:
     cfg = GenerationConfig(stop_strings=["w1"], max_time=3.0)
     words = dictionary(4)
     rules = stopping_from_config(
-        cfg, words, WhitespaceTokenizer(words), ["twice", EndTokens([5]), lambda t, c: t[:, 0] > 4]
+        cfg, words, WhitespaceTokenizer(words), ["twice", TimeLimit(5.0), lambda t, c: t[:, 0] > 4]
     )
-    assert [type(rule).__name__ for rule in rules] == ["StopStrings", "TimeLimit", "Twice", "EndTokens", "Custom"]
+    assert [type(rule).__name__ for rule in rules] == ["StopStrings", "TimeLimit", "Twice", "TimeLimit", "Custom"]
     assert rules[0](torch.tensor([[4, 5], [5, 4]]), context()).tolist() == [True, False]
 
 
@@ -208,7 +202,6 @@ def test_generator_ends_where_the_rules_say() -> None:
     words: Dictionary = dictionary(2)
     text: Callable[[Sequence[int]], str] = WhitespaceTokenizer(words).decode
     assert generate([]) == [[4, 5, 5, EOS]] * 2
-    assert generate([EndTokens([5])]) == [[4, 5]] * 2
     assert generate([StopStrings(["w1 w1"], text)]) == [[4, 5, 5]] * 2
     assert generate([TimeLimit(-1.0)]) == [[4]] * 2
 

@@ -19,10 +19,9 @@ from seqgen.generation.options import search_from_config, search_name
 from seqgen.generation.rules import FAIRSEQ
 from seqgen.generation.search.base import Search
 from seqgen.generation.search.beam import BeamSearch
-from seqgen.generation.search.beam_allocation import allocate
 from seqgen.generation.search.constrained import ConstrainedSearch
 from seqgen.generation.search.diverse import DiverseBeamSearch, DiverseSiblingsSearch
-from seqgen.generation.search.lexical_constraints import LexicalConstraints, OneAtATime, alternatives
+from seqgen.generation.search.lexical_constraints import LexicalConstraints, OneAtATime, allocate, alternatives
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.registry import SEARCHES, register_search
 from tests.covering import covering

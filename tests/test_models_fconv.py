@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from seqgen.errors import ConfigError
 from seqgen.model import EncoderDecoderModel
-from seqgen.modules.multi_step_attention import MultiStepAttention
+from seqgen.modules.attention import MultiStepAttention
 from tests.model_zoo import build, inputs, registered
 
 

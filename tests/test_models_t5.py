@@ -147,7 +147,7 @@ def test_the_published_walk_through() -> None:
     state: Any = {}
     for step in (1, 2, 3):
         model.decoder(tokens[:, :step], encoder_out, state)
-        own, cross = layer.self_attn.remembered(state), layer.encoder_attn.remembered(state)
+        own, cross = (state[part.state_key]["cache"].view() for part in (layer.self_attn, layer.encoder_attn))
         assert own.keys.shape == own.values.shape == (1, 8, step, 64)
         assert cross.keys.shape == cross.values.shape == (1, 8, 11, 64)
         assert seen_biases[-1] == (1, 8, 1, step)

@@ -14,7 +14,7 @@ from seqgen.errors import ConfigError
 from seqgen.models.t5.config import T5Config
 from seqgen.models.t5.model import T5Model
 from seqgen.modules.inspection import first_overflow, freeze, memory_footprint, num_parameters
-from seqgen.modules.relative_positions import relative_position_bucket
+from seqgen.modules.positions import relative_position_bucket
 from seqgen.modules.rms_norm import RMSNorm
 from seqgen.structures import Batch, Source
 

@@ -14,10 +14,9 @@ from seqgen.incremental_state import IncrementalState
 from seqgen.modules import attention as arithmetic
 from seqgen.modules.attention import attend, fold_beams, unfold_beams
 from seqgen.modules.dropout import Dropout
-from seqgen.modules.kv_cache.growing import GrowingCache
+from seqgen.modules.kv_cache.growing import GrowingCache, StaticCache
 from seqgen.modules.kv_cache.indirection import IndirectionCache
 from seqgen.modules.kv_cache.protocol import KeysAndValues
-from seqgen.modules.kv_cache.static import StaticCache
 from seqgen.modules.masks import QueryPositions, padding_mask_of, start_offsets_of_rows, step_mask
 from seqgen.modules.multihead_attention import MultiheadAttention
 
@@ -187,7 +186,7 @@ def test_keys_of_the_encoder_stay_one_per_sentence() -> None:
     assert keys.shape == (2, 2, 4, 4)
     assert cache.share == 3
     module(torch.randn(6, 1, 8), None, incremental_state=state)  # the encoder's output is not read again
-    assert module.remembered(state).keys is keys
+    assert cache.view().keys is keys
     moved = module.reorder_state_within_beams(module_state, torch.tensor([[2, 0, 1], [0, 0, 0]]))["cache"]
     assert moved.view().keys is keys
     kept = module.select_state(module_state, torch.tensor([1]), beam_size=3)["cache"]

@@ -8,12 +8,10 @@ from torch import Tensor
 
 from seqgen.incremental_state import IncrementalState
 from seqgen.modules.attention import attend
-from seqgen.modules.kv_cache.choice import choose_cache
-from seqgen.modules.kv_cache.growing import GrowingCache
+from seqgen.modules.kv_cache.growing import GrowingCache, StaticCache
 from seqgen.modules.kv_cache.indirection import IndirectionCache, IndirectionTable
-from seqgen.modules.kv_cache.protocol import KeysAndValues, KeyValueCache
-from seqgen.modules.kv_cache.rows import join_rows
-from seqgen.modules.kv_cache.static import StaticCache
+from seqgen.modules.kv_cache.protocol import KeysAndValues, KeyValueCache, join_rows
+from seqgen.modules.multihead_attention import choose_cache
 
 
 def keys(*rows: list[float]) -> Tensor:

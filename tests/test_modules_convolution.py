@@ -11,10 +11,15 @@ from torch import Tensor
 from torch.nn.utils import parametrize
 
 from seqgen.errors import ConfigError
-from seqgen.modules.conv_tbc import ConvTBC, weight_norm_conv
-from seqgen.modules.convolution_spec import ConvolutionSpec, parse_choices, parse_convolutions
+from seqgen.modules.convolution import (
+    ConvolutionSpec,
+    ConvTBC,
+    LinearizedConvolution,
+    parse_choices,
+    parse_convolutions,
+    weight_norm_conv,
+)
 from seqgen.modules.linear import Linear, weight_norm_linear
-from seqgen.modules.linearized_convolution import LinearizedConvolution
 
 
 def conv1d(x: Tensor, conv: ConvTBC) -> Tensor:

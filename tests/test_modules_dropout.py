@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.modules.dropout import Dropout
-from seqgen.modules.gradient import scale_gradient
-from seqgen.modules.layer_drop import LayerDropList
+from seqgen.modules.convolution import scale_gradient
+from seqgen.modules.dropout import Dropout, LayerDropList
 from seqgen.modules.transformer_layer import TransformerEncoderLayer, TransformerLayerOptions
 
 

@@ -34,7 +34,7 @@ def test_every_built_in_model_converts(name: str, dtype: str, monkeypatch: pytes
     """Logits of a decode step by step stay near those of float32, in units of their spread."""
     if dtype == "int8" and not dtypes._has_int8_instructions():
         pytest.skip("no instructions for int8 here")
-    monkeypatch.setattr(linear, "_LARGE", 1)
+    monkeypatch.setattr(linear, "_LARGE_MATRIX", 1)
     monkeypatch.setattr(Projection, "packs", False)
     batch = inputs(name, [5, 3, 8], target_length=6, rows_per_sentence=2)
     wanted = build(name, torch.float32)(

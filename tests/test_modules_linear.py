@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from seqgen.modules import linear as module
-from seqgen.modules.conv_tbc import ConvTBC
+from seqgen.modules.convolution import ConvTBC
 from seqgen.modules.linear import Linear, Projection
 
 ROWS = [0, 1, 2, 3, 4, 5, 8, 160]
@@ -21,7 +21,7 @@ ROWS = [0, 1, 2, 3, 4, 5, 8, 160]
 
 @pytest.fixture(autouse=True)
 def _pack_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LARGE", 1)
+    monkeypatch.setattr(module, "_LARGE_MATRIX", 1)
     monkeypatch.setattr(module, "_LARGE_TO_PAD", 1)
 
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqgen.modules import matrix_product
-from seqgen.modules.matrix_product import linear
+from seqgen.modules import linear as matrix_product
+from seqgen.modules.linear import linear
 from seqgen.training.criteria import cross_entropy
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch has no oneDNN here")
@@ -22,7 +22,7 @@ def inputs(*shape: int, out_features: int = 11, bias: bool = True) -> list[Tenso
 
 @pytest.fixture(autouse=True)
 def _always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix_product, "_LARGE", 0)
+    monkeypatch.setattr(matrix_product, "_LARGE_PRODUCT", 0)
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (3, 4, 6), (1, 1), (130, 70)])

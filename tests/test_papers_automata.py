@@ -1,4 +1,4 @@
-"""Regular expressions and JSON (examples/papers/automata.py, grammar.py) by enumeration, and against re and json."""
+"""Regular expressions and JSON (examples/papers/automata) by enumeration, and against re and json."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from examples.dates import LetterTokenizer
-from examples.papers.automata import Regex, RegexConfig, RegexProcessor
-from examples.papers.grammar import Json, JsonConfig, JsonProcessor
+from examples.papers.automata.automaton import Automaton
+from examples.papers.automata.json_texts import Json, JsonConfig, JsonProcessor
+from examples.papers.automata.regular import Regex, RegexConfig, RegexProcessor
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import ConfigError
 from seqgen.generation.component import Resources
-from seqgen.generation.processors.automaton import Automaton
 from seqgen.text.translator import Translator
 from tests.commands import command
 from tests.generators import make_generator
@@ -182,9 +182,8 @@ def test_refusals_and_the_command_line(tmp_path: Path) -> None:
         translator.translate(TEXTS, processors=["regex"], **{"processor.regex.pattern": "x+"})
     with pytest.raises(ConfigError, match="needs tokens for single characters"):
         translator.translate(TEXTS, processors=["json"])
-    folder = Path(__file__).parent.parent / "examples" / "papers"
-    files = f"common.user_dir=[{folder / 'automata.py'},{folder / 'grammar.py'}]"
-    arguments = (files, f"path={tmp_path}", "generation.processors=[regex,json]")
+    folder = Path(__file__).parent.parent / "examples" / "papers" / "automata"
+    arguments = (f"common.user_dir={folder}", f"path={tmp_path}", "generation.processors=[regex,json]")
     for key, wanted in (("processor.regex.patern=x", "pattern"), ("processor.json.root=list", "object")):
         outcome = command("generate", *arguments, key)
         assert outcome.code == 2

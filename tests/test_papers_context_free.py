@@ -1,4 +1,4 @@
-"""Context-free grammars (examples/papers/context_free) against enumeration of their languages, and against re."""
+"""Context-free grammars (examples/papers/automata) against enumeration of their languages, and against re."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from examples.dates import LetterTokenizer
-from examples.papers.context_free.characters import Terminal
-from examples.papers.context_free.earley import Earley
-from examples.papers.context_free.gbnf import GrammarFile, Rules
-from examples.papers.context_free.processor import GrammarConfig, GrammarProcessor, check
+from examples.papers.automata.characters import Terminal
+from examples.papers.automata.earley import Earley
+from examples.papers.automata.gbnf import GrammarFile, Rules
+from examples.papers.automata.processor import GrammarConfig, GrammarProcessor, check
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import ConfigError, DataError
 from seqgen.generation.component import Resources
@@ -220,7 +220,7 @@ def test_alone_as_in_a_batch_and_in_ensembles(options: dict[str, Any], tmp_path:
     words, _ = letters([*" 0123456789()+*-w", "12", "(1", ")*"])
     task = task_of(LetterTokenizer(words))
     models = [text_model(seed=seed, task=task) for seed in (0, 1)]
-    path = Path(__file__).parent.parent / "examples" / "papers" / "context_free" / "arithmetic.gbnf"
+    path = Path(__file__).parent.parent / "examples" / "papers" / "automata" / "arithmetic.gbnf"
     keys = {"processors": ["grammar"], "processor.grammar.file": str(path), "max_len_b": 9, **options}
     for members in (models[:1], models):
         together = Translator(members).translate(TEXTS, **keys)
@@ -280,7 +280,7 @@ def test_many_repetitions_of_repetitions_stay_small(tmp_path: Path) -> None:
 
 
 def test_the_command_line(tmp_path: Path) -> None:
-    folder = Path(__file__).parent.parent / "examples" / "papers" / "context_free"
+    folder = Path(__file__).parent.parent / "examples" / "papers" / "automata"
     arguments = (f"common.user_dir={folder}", f"path={tmp_path}", "generation.processors=[grammar]")
     outcome = command("generate", *arguments, "processor.grammar.fil=x")
     assert outcome.code == 2

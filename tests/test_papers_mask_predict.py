@@ -22,7 +22,7 @@ from examples.papers.mask_predict_model import (
 )
 from seqgen.errors import ConfigError
 from seqgen.generation.processors.repetition import NoRepeatNgram
-from seqgen.generation.search.randomness import uniform
+from seqgen.generation.search.sampling import uniform
 from seqgen.text.translator import ModelInMemory, Translator
 from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.generators import make_generator

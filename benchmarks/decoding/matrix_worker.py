@@ -13,8 +13,7 @@ from torch import Tensor
 
 from benchmarks.decoding.memory import CudaMemory
 from benchmarks.decoding.worker import Answer, Request, Worker, serve
-from seqgen.modules.linear import Product, Projection, packed_product
-from seqgen.modules.matrix_product import has_onednn
+from seqgen.modules.linear import Product, Projection, has_onednn, packed_product
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -34,7 +34,6 @@ from seqgen.extend import (
     read_lines,
     register_logits_processor,
 )
-from seqgen.generation.processors.automaton import TokenTexts
 
 
 @dataclass
@@ -42,6 +41,28 @@ class TokenHealingConfig:
     """Configuration of the processor; its fields are the keys ``processor.token_healing.FIELD``."""
 
     prefixes: str = option("", "file with one prefix for each line of the input")
+
+
+class TokenTexts:
+    """The text that each ordinary token adds to the output: at its beginning (``first``), or later.
+
+    Args:
+        resources: the target vocabulary and its tokenizer.
+
+    Raises:
+        ConfigError: there is no tokenizer.
+    """
+
+    def __init__(self, resources: Resources):
+        words, decode = resources.dictionary, resources.decode
+        if decode is None:
+            raise ConfigError("a processor that reads text needs a tokenizer of the target language")
+        special = {words.pad(), words.bos(), words.unk(), words.eos(), *resources.extra_end_tokens}
+        ordinary = [token for token in range(len(words)) if token not in special]
+        self.first = {token: decode([token]) for token in ordinary}
+        anchor = next((token for token in ordinary if self.first[token].strip()), 0)
+        skipped = len(decode([anchor]))
+        self.later = {token: decode([anchor, token])[skipped:] for token in ordinary}
 
 
 @register_logits_processor("token_healing", config=TokenHealingConfig)

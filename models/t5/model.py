@@ -21,10 +21,9 @@ from seqgen.models.t5.config import PRESETS, T5Config
 from seqgen.models.t5.layers import T5DecoderLayer, T5EncoderLayer, checkpointed
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.linear import Linear
-from seqgen.modules.masks import QueryPositions, padding_mask_of
-from seqgen.modules.relative_positions import RelativePositionBias
+from seqgen.modules.masks import QueryPositions, padding_mask_of, segment_mask
+from seqgen.modules.positions import RelativePositionBias
 from seqgen.modules.rms_norm import RMSNorm
-from seqgen.modules.segments import segment_mask
 from seqgen.registry import register_model
 from seqgen.structures import EncoderOut, Segments
 

@@ -98,7 +98,6 @@ def initialize(model: EncoderDecoderModel, given: str, task: Vocabularies) -> li
             weights differ; the model is then unchanged.
     """
     initial = read_initial_weights(given)
-    model.upgrade_state_dict(initial.weights)
     trained = {name for name, one in model.named_parameters(remove_duplicate=False) if one.requires_grad}
     messages = [*initial.notes, f"starting from the weights of {initial.origin}"]
     for side, new in (("source", task.source_dictionary), ("target", task.target_dictionary)):

@@ -83,17 +83,13 @@ def check_size(
     try:
         with on_meta(), _at_most(4 * len(weights) + 1000, where):
             model = build()
-            upgraded = dict(weights)
-            upgrade = getattr(model, "upgrade_state_dict", None)
-            if upgrade is not None:
-                upgrade(upgraded)
     except UserError:
         raise
     except (RuntimeError, TypeError, ValueError, NotImplementedError, OverflowError) as error:
         if without_memory or "overflow" in str(error).lower():  # the sizes of a tensor, on any device
             raise _impossible(error, where) from error
         return None
-    fit(model, upgraded, where)
+    fit(model, weights, where)
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
     if buffers > MAX_BUFFERS:
         raise CheckpointError(

@@ -15,8 +15,6 @@ from seqgen.modules.cached_weight import CachedWeight
 from seqgen.system.mapped_weights import MappedFile, give_back
 from seqgen.system.switches import MAPPED_WEIGHTS
 
-_UPGRADE = "upgrade_state_dict"
-
 
 def load_weights(model: nn.Module, checkpoint: Path) -> None:
     """Read a checkpoint's weights into a model.
@@ -24,8 +22,7 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
     Parameters of the file's device and dtype use its memory, see ``seqgen.system.mapped_weights``.
     Of what is copied, a small part is in memory at a time.
 
-    A model that converts older weights (``upgrade_state_dict``) gets all of them at once; so does any model those of a
-    sharded checkpoint.
+    The weights of a sharded checkpoint are all in memory at once.
 
     Args:
         model: a model of the architecture that the checkpoint was trained with.
@@ -34,10 +31,8 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
     Raises:
         CheckpointError: the file cannot be used, or names or shapes differ. In the latter case the model is unchanged.
     """
-    if _upgrades(model) or is_sharded(checkpoint):
+    if is_sharded(checkpoint):
         weights = read_weights(checkpoint)
-        if _upgrades(model):
-            model.upgrade_state_dict(weights)  # type: ignore[operator]
         fit(model, weights, str(checkpoint))
         model.load_state_dict(weights)
         return
@@ -75,15 +70,6 @@ def _plain_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
         for name, parameter in module._parameters.items()
         if parameter is not None
     }
-
-
-def _upgrades(model: nn.Module) -> bool:
-    """Whether a module of a model converts the weights that an older version saved, which needs all of them."""
-    return hasattr(model, _UPGRADE) and any(
-        getattr(type(module), _UPGRADE).__module__ not in ("seqgen.model", "seqgen.encoder", "seqgen.decoder")
-        for module in model.modules()
-        if hasattr(type(module), _UPGRADE)
-    )
 
 
 def fit(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:

@@ -145,22 +145,3 @@ def make_batches(
     starts = split(lengths.max(axis=1)[order], max_tokens, batch_size)
     batches = Batches(order, starts, np.append(starts[1:], len(order)))
     return batches if rng is None else batches.select(rng.permutation(len(batches)))
-
-
-def padding_share(lengths: NDArray[np.int32], batches: Batches) -> NDArray[np.float64]:
-    """The fraction of the positions in batches that is padding.
-
-    Args:
-        lengths: ``(n, sides)`` tokens of each example.
-        batches: the batches.
-
-    Returns:
-        ``(sides,)`` number of padding positions divided by the number of all positions.
-    """
-    real = padded = np.zeros(lengths.shape[1])
-    for i in range(len(batches)):
-        rows = lengths[batches[i]]
-        real = real + rows.sum(axis=0)
-        padded = padded + len(rows) * rows.max(axis=0)
-    share: NDArray[np.float64] = 1 - real / padded
-    return share

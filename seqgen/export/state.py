@@ -18,9 +18,9 @@ from torch import Tensor
 from seqgen.decoder import IncrementalDecoder
 from seqgen.errors import ConfigError
 from seqgen.incremental_state import StateDict, StatefulModule
+from seqgen.modules.convolution import LinearizedConvolution
+from seqgen.modules.kv_cache.growing import StaticCache
 from seqgen.modules.kv_cache.protocol import KeysAndValues, KeyValueCache
-from seqgen.modules.kv_cache.static import StaticCache
-from seqgen.modules.linearized_convolution import LinearizedConvolution
 from seqgen.modules.multihead_attention import MultiheadAttention
 
 ROWS, SOURCE, SEEN = "rows", "source", "seen"

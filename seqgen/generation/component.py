@@ -20,16 +20,20 @@ The session then reorders them with the beams, drops them with finished sentence
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
+from seqgen.config import GenerationConfig
+from seqgen.config.component_keys import component_config
 from seqgen.data.dictionary import Dictionary
-from seqgen.errors import ConfigError, nearest
+from seqgen.errors import ConfigError, DataError, nearest
 from seqgen.generation.candidates import Candidates, gather_beams
+from seqgen.registry import Registry
 from seqgen.system.hooks import Flagged
 
 Phrase: TypeAlias = Sequence[int] | Sequence[Sequence[int]]
@@ -270,3 +274,48 @@ class Composite(Component):
         other = copy.copy(self)
         other.parts = parts
         return other
+
+
+C = TypeVar("C", bound=Component)
+
+
+def build(
+    registry: Registry,
+    name: str,
+    base: type[C],
+    cfg: GenerationConfig,
+    resources: Resources,
+    group: str = "",
+    **flat: Any,
+) -> C:
+    """Make a registered component.
+
+    Args:
+        registry: has it.
+        name: a registered name or a preset.
+        base: the class that it must be a subclass of.
+        cfg: has the values that the user gave for it (``cfg.components``).
+        resources: what it may use.
+        group: the prefix of its keys, by default the registry's.
+        flat: values by the names of its configuration's fields that flat keys of ``cfg`` gave.
+
+    Raises:
+        ConfigError: the name is not registered or is of another kind of component, or a value cannot be used.
+    """
+    entry = registry.entry(name)
+    if not issubclass(entry.component, base):
+        raise ConfigError(f"{registry.kind} {name!r} ({entry.origin}) does not subclass {base.__name__}")
+    return entry.component.build(component_config(registry, name, cfg, group, **flat), resources)
+
+
+@contextmanager
+def naming(key: str) -> Iterator[None]:
+    """Let messages about a value begin with the key that it was given in.
+
+    Args:
+        key: such as ``generation.suppress``.
+    """
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        raise type(error)(f"{key}: {error}") from None

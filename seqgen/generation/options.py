@@ -13,7 +13,7 @@ from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.vocabulary_map import VocabularyMap
 from seqgen.errors import ConfigError
 from seqgen.generation.compatibility import check_compatible
-from seqgen.generation.component import Resources
+from seqgen.generation.component import Resources, build
 from seqgen.generation.ensemble.combinations import Combination, Guidance, Nested
 from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.ensemble.member import EMPTY, MemberSpec, field_of, input_of
@@ -21,7 +21,6 @@ from seqgen.generation.finished import Ranking
 from seqgen.generation.observers import Observer
 from seqgen.generation.processor_options import end_tokens_from_config, processors_from_config
 from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.generation.registered import build
 from seqgen.generation.rules import Rules, rules_named
 from seqgen.generation.search.base import Search
 from seqgen.generation.setup import DecodingSetup, Limits, longest_output

@@ -10,9 +10,8 @@ from typing import Any
 from seqgen.config import GenerationConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.generation.compatibility import WARPERS, draws
-from seqgen.generation.component import Resources
+from seqgen.generation.component import Resources, build, naming
 from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.generation.registered import build, naming
 from seqgen.generation.rules import Rules
 from seqgen.registry import LOGITS_PROCESSORS
 

@@ -24,9 +24,9 @@ from seqgen.generation.ensemble.member import (
     MemberSpec,
     check_features,
     check_layers,
+    encode,
     recorded_layers,
 )
-from seqgen.generation.ensemble.shared_encoders import encode
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.internals import Internals, Recording, recorded
 from seqgen.structures import Batch, Hypothesis, Source

@@ -21,13 +21,12 @@ from seqgen.generation.component import (
     Component,
 )
 from seqgen.generation.context import LayerLogits, Sentences, StepContext, StepOutputs
-from seqgen.generation.coverage import Coverage
 from seqgen.generation.ensemble.member import Member, MemberOutput, MemberSpec, check_features, check_layers
-from seqgen.generation.finished import FinishedHypotheses
+from seqgen.generation.finished import Coverage, FinishedHypotheses
 from seqgen.generation.observers import FORBIDDEN, ForbiddenWatch, Places, StepRecord
-from seqgen.generation.output_columns import OutputColumns
 from seqgen.generation.processors.base import apply_all
 from seqgen.generation.setup import DecodingRequest, DecodingSetup
+from seqgen.generation.shortlist import OutputColumns
 from seqgen.generation.stopping import TimeLimit
 from seqgen.structures import Hypothesis, Source
 
@@ -98,10 +97,11 @@ class Session:
         if sample.start_tokens is not None:
             start, starts = sample.start_tokens.to(device), [starts[0]] * len(specs)
         # generated tokens follow the start token of the first member
-        with setup.encoding():
+        with setup.exact():
+            encoded = setup.ensemble.with_shared_encodings(sources) if setup.debug.shared_encoders else sources
             self.members = [
                 self.new_member(spec, source, own if own != starts[0] else None)
-                for spec, source, own in zip(specs, sources, starts, strict=True)
+                for spec, source, own in zip(specs, encoded, starts, strict=True)
             ]
         self.reads_alike = setup.ensemble.read_alike(sources)
         self.ids = sample.ids.to(device)
@@ -171,8 +171,11 @@ class Session:
         """With a shortlist, let the members compute only the columns that some sentence needs, if that is possible."""
         if self.shortlist is None:
             return
-        prefix = self.request.prefix_tokens is not None  # forced tokens are compared with ids
-        self.columns = None if prefix else OutputColumns.choose(self.setup, self.shortlist, self.processors)
+        setup = self.setup
+        self.columns = None
+        if setup.can_use_columns and self.request.prefix_tokens is None:  # forced tokens are compared with ids
+            ensemble = setup.ensemble
+            self.columns = OutputColumns.choose(self.shortlist, ensemble, self.processors, setup.eos, setup.pad)
         self.shortlist.use_columns(None if self.columns is None else self.columns.ids)
         for number, member in enumerate(self.members):
             member.output_columns = None if self.columns is None else self.columns.projections[number]

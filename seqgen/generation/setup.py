@@ -159,13 +159,6 @@ class DecodingSetup:
         """With ``bit_exact``, models and components compute with the same bits in every batch in the ``with`` block."""
         return BitExact() if self.bit_exact and self.search.session_class is None else nullcontext()
 
-    @contextmanager
-    def encoding(self) -> Iterator[None]:
-        """While the context is active, members with identical encoders share encoder outputs; see also ``exact``."""
-        shares = self.debug.shared_encoders and len(self.ensemble.members) > 1
-        with self.exact(), self.ensemble.encoders.sharing() if shares else nullcontext():
-            yield
-
     @cached_property
     def forces_end(self) -> bool:
         """Whether a processor forces the last token of an output of the maximum length."""

@@ -16,9 +16,8 @@ from seqgen.config import GenerationConfig, option
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError, DecodingError
-from seqgen.generation.component import BatchInfo, Component, Resources
+from seqgen.generation.component import BatchInfo, Component, Resources, build
 from seqgen.generation.context import StepContext
-from seqgen.generation.registered import build
 from seqgen.registry import STOPPING_RULES, register_stopping_rule
 
 
@@ -43,21 +42,6 @@ class StoppingRule(Component):
 
 Rule: TypeAlias = StoppingRule | Callable[[Tensor, StepContext], Tensor] | str
 """A rule, a function with the same signature, or the name of a registered rule."""
-
-
-class EndTokens(StoppingRule):
-    """Ends an output whose newest token is one of the given tokens.
-
-    Args:
-        tokens: their ids.
-    """
-
-    def __init__(self, tokens: Sequence[int]):
-        self.tokens = torch.tensor(list(tokens), dtype=torch.int64)
-
-    def __call__(self, tokens: Tensor, context: StepContext) -> Tensor:
-        """See ``StoppingRule``."""
-        return torch.isin(tokens[:, -1], self.tokens.to(tokens.device))
 
 
 @dataclass

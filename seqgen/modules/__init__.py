@@ -1,11 +1,8 @@
 """Layers that models are made of."""
 
-from seqgen.modules.conv_tbc import ConvTBC
-from seqgen.modules.dropout import Dropout
-from seqgen.modules.gradient import scale_gradient
-from seqgen.modules.layer_drop import LayerDropList
+from seqgen.modules.convolution import ConvTBC, LinearizedConvolution, scale_gradient
+from seqgen.modules.dropout import Dropout, LayerDropList
 from seqgen.modules.linear import Linear
-from seqgen.modules.linearized_convolution import LinearizedConvolution
 from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.modules.positions import LearnedPositions, Positions, SinusoidalPositions
 from seqgen.modules.transformer_layer import TransformerDecoderLayer, TransformerEncoderLayer, TransformerLayerOptions

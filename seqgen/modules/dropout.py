@@ -1,7 +1,8 @@
-"""Dropout that is fast on a CPU."""
+"""Dropout that is fast on a CPU, and LayerDrop."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -72,3 +73,24 @@ def _random_int16(count: int) -> Tensor:
     """Uniform 16-bit integers, ``(count,)``, from -32768 to 32767."""
     words = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
     return words.view(torch.int16)[:count]
+
+
+class LayerDropList(nn.ModuleList):
+    """A list of layers, each skipped in a training step with probability ``p`` (Fan et al. 2020).
+
+    Args:
+        p: probability of skipping a layer.
+        layers: the layers; the output of each must have the shape of its input.
+    """
+
+    def __init__(self, p: float, layers: Iterable[nn.Module] = ()):
+        super().__init__(layers)
+        self.p = p
+
+    def active(self) -> Iterator[tuple[int, nn.Module]]:
+        """The layers to run in this pass, each with its index: all of them, except in training."""
+        layers = enumerate(self._modules.values())  # as iterating over a ModuleList, without its checks
+        if not self.training or self.p == 0:
+            return layers
+        chances = torch.rand(len(self)).tolist()
+        return ((index, layer) for index, layer in layers if chances[index] >= self.p)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from seqgen.errors import ConfigError
 from seqgen.model import EncoderDecoderModel
-from seqgen.modules.multi_step_attention import MultiStepAttention
+from seqgen.modules.attention import MultiStepAttention
 from seqgen.modules.multihead_attention import MultiheadAttention
 
 _STACKS = (("layers", "layer_norm"), ("convolutions", "fc2"))

@@ -4,15 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
-from seqgen.incremental_state import ModuleState, StateDict, StatefulModule
+from seqgen.incremental_state import IncrementalState, ModuleState, StateDict, StatefulModule
 from seqgen.modules.attention import attend, fold_beams, unfold_beams, unfold_weights
 from seqgen.modules.dropout import Dropout
-from seqgen.modules.kv_cache.choice import choose_cache
+from seqgen.modules.kv_cache.growing import GrowingCache, StaticCache
+from seqgen.modules.kv_cache.indirection import IndirectionCache, IndirectionTable
 from seqgen.modules.kv_cache.protocol import KeysAndValues, KeyValueCache
-from seqgen.modules.kv_cache.static import StaticCache
 from seqgen.modules.linear import Linear
+
+
+def choose_cache(incremental_state: StateDict, new: KeysAndValues) -> KeyValueCache:
+    """Make an empty cache for one module of self-attention.
+
+    With several beams, keys and values stay in place, and all modules on a device share one indirection table, unless
+    ``IncrementalState.beam_table`` is false. Each row has its own copy of its keys and values if gradients are needed,
+    since the memory of the table is written in place, and if positions are padding, for which the table has no mask.
+
+    Args:
+        incremental_state: the decoding state.
+        new: keys and values of the first step.
+
+    Returns:
+        An empty cache.
+    """
+    keys = new.keys
+    if not isinstance(incremental_state, IncrementalState) or incremental_state.beam_table is False:
+        return GrowingCache()
+    beam_size = incremental_state.beam_size
+    if beam_size == 1 or keys.size(0) % beam_size or keys.requires_grad or new.padding_mask is not None:
+        return GrowingCache()
+    table = IndirectionTable(keys.size(0) // beam_size, beam_size, keys.device)
+    tables: dict[torch.device, IndirectionTable] = incremental_state.shared.setdefault("indirection_table", {})
+    shared = tables.setdefault(keys.device, table)
+    if shared.clock > 1:  # the other modules have already computed more than one step
+        return GrowingCache()
+    return IndirectionCache(shared, stays=incremental_state.beam_table is True)
 
 
 class MultiheadAttention(StatefulModule):
@@ -192,19 +221,6 @@ class MultiheadAttention(StatefulModule):
         module_state = self.get_state(incremental_state)
         cache: KeyValueCache | None = None if module_state is None else module_state["cache"]
         return cache
-
-    def remembered(self, incremental_state: StateDict) -> KeysAndValues | None:
-        """The cached keys and values of each row, for any kind of cache.
-
-        Args:
-            incremental_state: the decoding state.
-
-        Returns:
-            Keys and values ``(N, H, K, D)`` of self-attention, or ``(N or sentences, H, S, D)`` of the source; ``None``
-            before the first step.
-        """
-        cache = self._cache_in(incremental_state)
-        return None if cache is None else cache.view()
 
     def reorder_state(self, module_state: ModuleState, new_order: Tensor) -> ModuleState:
         """Reorder rows; see ``KeyValueCache``."""

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from sacrebleu.metrics import BLEU
 
 from seqgen.config import GenerationConfig, option
-from seqgen.generation.component import Component, Resources
-from seqgen.generation.registered import build
+from seqgen.generation.component import Component, Resources, build
 from seqgen.registry import UTILITIES, register_utility
 
 Matrix: TypeAlias = NDArray[numpy.float64]

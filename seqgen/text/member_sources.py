@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from seqgen.config import GenerationConfig
 from seqgen.errors import DataError
-from seqgen.generation.component import Component, Resources
+from seqgen.generation.component import Component, Resources, build
 from seqgen.generation.ensemble.member import EMPTY, field_of
-from seqgen.generation.registered import build
 from seqgen.registry import MEMBER_SOURCES
 
 

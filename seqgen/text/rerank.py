@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from seqgen.config import GenerationConfig
-from seqgen.generation.component import Component, Resources
-from seqgen.generation.registered import build
+from seqgen.generation.component import Component, Resources, build
 from seqgen.registry import RERANKERS
 from seqgen.text.results import TextHypothesis, Translation
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError, DataError
 from seqgen.generation.component import Resources
-from seqgen.generation.ensemble.shared_encoders import encode
+from seqgen.generation.ensemble.member import encode
 from seqgen.generation.finished import Ranking
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from seqgen.config import DistributedConfig
 from seqgen.errors import ConfigError
 from seqgen.model import EncoderDecoderModel
-from seqgen.modules.layer_drop import LayerDropList
+from seqgen.modules.dropout import LayerDropList
 from seqgen.structures import Batch
 from seqgen.training.criteria import CriterionOut
 from seqgen.training.distributed import ProcessGroup

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from seqgen.decoder import Decoder
-from seqgen.modules.matrix_product import multiply
+from seqgen.modules.linear import multiply
 
 _CHUNK_ELEMENTS = 1 << 23
 """Logits per chunk of the matrix products: 32 MiB of float32; with fewer rows, the products are slower."""

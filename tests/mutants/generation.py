@@ -89,14 +89,14 @@ BATCHES = [
         (_ROLLING,),
     ),
     Fault(
-        "seqgen/generation/coverage.py",
+        "seqgen/generation/finished.py",
         ".clamp(min=1e-9, max=1.0).log()",
         ".clamp(min=1e-9).log()",
         "attention above 1 is rewarded by the coverage penalty",
         ("tests/test_generation_search.py::test_the_coverage_penalty_is_that_of_the_hypothesis_own_attention",),
     ),
     Fault(
-        "seqgen/generation/coverage.py",
+        "seqgen/generation/finished.py",
         "return replace(self, received=gather_beams(self._after(attention), beams))",
         "return replace(self, received=self._after(attention))",
         "coverage does not follow the beams",
@@ -227,7 +227,7 @@ COMPONENTS = [
         ("tests/test_generation_strategies.py::test_diverse_beam_search_equals_plain_loops",),
     ),
     Fault(
-        "seqgen/generation/search/randomness.py",
+        "seqgen/generation/search/sampling.py",
         "return (bits.double() + 0.5) * 2.0**-_BITS",
         "return bits.double() * 2.0**-_BITS",
         "random numbers can be 0",
@@ -285,7 +285,7 @@ COMPONENTS = [
         ("tests/test_generation_processors.py::test_equals_transformers",),
     ),
     Fault(
-        "seqgen/generation/processors/prefix.py",
+        "seqgen/generation/processors/tokens.py",
         "bound = (forced != context.pad) & (context.max_lengths > context.step)",
         "bound = context.max_lengths > context.step",
         "shorter prefixes force padding",

@@ -35,14 +35,14 @@ LAYERS = [
         ("tests/test_laws_generation.py::test_no_stale_weight_after_a_change_between_two_decodes",),
     ),
     Fault(
-        "seqgen/modules/conv_tbc.py",
+        "seqgen/modules/convolution.py",
         "((kernel_width - 1) // 2, kernel_width // 2)",
         "(kernel_width // 2, (kernel_width - 1) // 2)",
         "an odd number of zeros has one more before the row",
         ("tests/test_modules_convolution.py::test_an_even_convolution_by_hand",),
     ),
     Fault(
-        "seqgen/modules/conv_tbc.py",
+        "seqgen/modules/convolution.py",
         "    weight_norm(conv, dim=2)",
         "    weight_norm(conv, dim=1)",
         "convolutions are normalized for each input instead of each output",
@@ -63,7 +63,7 @@ LAYERS = [
         ("tests/test_generation_shortlist.py::test_columns_of_a_projection",),
     ),
     Fault(
-        "seqgen/modules/linearized_convolution.py",
+        "seqgen/modules/convolution.py",
         'length = module_state["input_buffer"].size(1) - positions\n',
         'length = module_state["input_buffer"].size(1) - positions + 1\n',
         "rolling a convolution back removes one position too few",
@@ -77,14 +77,14 @@ LAYERS = [
         ("tests/test_modules_attention.py::test_query_positions",),
     ),
     Fault(
-        "seqgen/modules/matrix_product.py",
+        "seqgen/modules/linear.py",
         "_multiply(grad.t(), x.t()) if wants[1] else None,",
         "_multiply(grad.t(), x.t()) if wants[0] else None,",
         "a weight gets no gradient where the input needs none",
         ("tests/test_modules_matrix_product.py::test_only_what_is_wanted_is_computed",),
     ),
     Fault(
-        "seqgen/modules/multi_step_attention.py",
+        "seqgen/modules/attention.py",
         "fold_beams(query.unsqueeze(2), keys.size(0))",
         "fold_beams(query.unsqueeze(2), rows)",
         "queries of beams are not folded into the rows of shared keys",
@@ -126,7 +126,7 @@ LAYERS = [
         ("tests/test_modules_positions.py::test_limits",),
     ),
     Fault(
-        "seqgen/modules/relative_positions.py",
+        "seqgen/modules/positions.py",
         "offset = (distances > 0).long() * num_buckets",
         "offset = (distances >= 0).long() * num_buckets",
         "distance 0 has the bucket of later keys",
@@ -147,7 +147,7 @@ LAYERS = [
         ("tests/test_models_t5.py::test_gradients_are_the_originals",),
     ),
     Fault(
-        "seqgen/modules/segments.py",
+        "seqgen/modules/masks.py",
         "    if causal:\n        allowed = allowed.tril()\n",
         "",
         "examples in one row attend to later tokens",
@@ -199,14 +199,14 @@ CACHES = [
         ("tests/test_modules_caches.py::test_beams_after_reordering_rolling_back_and_cropping",),
     ),
     Fault(
-        "seqgen/modules/kv_cache/rows.py",
+        "seqgen/modules/kv_cache/protocol.py",
         "F.pad(mask, (0, length - width), value=True)",
         "F.pad(mask, (0, length - width))",
         "positions added on the right are not hidden",
         ("tests/test_modules_caches.py::test_shorter_rows_are_hidden_where_they_are_filled_up",),
     ),
     Fault(
-        "seqgen/modules/kv_cache/static.py",
+        "seqgen/modules/kv_cache/growing.py",
         "        return replace(self._take(new_order // self.share), share=1)",
         "        return self._take(new_order // self.share)",
         "keys are taken to be shared after rows were reordered",
@@ -220,7 +220,7 @@ CACHES = [
         ("tests/test_modules_attention.py::test_causal_steps_of_several_positions_equal_one_pass",),
     ),
     Fault(
-        "seqgen/modules/kv_cache/choice.py",
+        "seqgen/modules/multihead_attention.py",
         "if shared.clock > 1:",
         "if shared.clock > 0:",
         "only the first layer uses the indirection table",

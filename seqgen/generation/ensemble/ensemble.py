@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from seqgen.errors import ConfigError
 from seqgen.generation.ensemble.combinations import Combination, ProbabilityMean
-from seqgen.generation.ensemble.member import INPUT, MemberSpec
-from seqgen.generation.ensemble.shared_encoders import SharedEncoders
+from seqgen.generation.ensemble.member import INPUT, MemberSpec, encode
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.cached_weight import CachedWeight
 from seqgen.structures import Batch, Source
@@ -31,7 +32,6 @@ class Ensemble:
             raise ConfigError("an ensemble needs at least one model")
         self.members = [item if isinstance(item, MemberSpec) else MemberSpec(item) for item in members]
         self.combination = combination or ProbabilityMean()
-        self.encoders = SharedEncoders([member.model.encoder for member in self.members])
         self.combination.attention_weights(len(self.members))  # raises where weights and members do not match
 
     @property
@@ -88,6 +88,25 @@ class Ensemble:
             member.source_of(by_model[id(member.model)] if member.companion else next(own)) for member in self.members
         ]
 
+    def with_shared_encodings(self, sources: Sequence[Source]) -> list[Source]:
+        """Run an encoder that several members have only once for equal sources.
+
+        An encoder with a module in training mode, such as dropout that stays active, may be random and is not shared.
+
+        Args:
+            sources: the source of each member.
+
+        Returns:
+            The sources; those that several members share have the encoder's output.
+        """
+        found = list(sources)
+        for first, later in itertools.combinations(range(len(found)), 2):
+            encoder, one, other = self.members[first].model.encoder, sources[first], sources[later]
+            if encoder is self.members[later].model.encoder and _equal(one, other) and not _may_be_random(encoder):
+                output = encode(encoder, found[first])
+                found[first], found[later] = replace(one, encoder_out=output), replace(other, encoder_out=output)
+        return found
+
     def read_alike(self, sources: Sequence[Source]) -> list[bool]:
         """Which members read the same source tokens as the first member, so that their attention can be averaged."""
         return [
@@ -111,3 +130,17 @@ class Ensemble:
             return None
         total = sum(weight for weight, _ in given) or 1.0
         return torch.stack([values * (weight / total) for weight, values in given]).sum(0)
+
+
+def _equal(one: Source, other: Source) -> bool:
+    """Whether two sources have the same tokens and no encoder output of their own."""
+    return (
+        one.encoder_out is None
+        and other.encoder_out is None
+        and torch.equal(one.src_tokens, other.src_tokens)
+        and torch.equal(one.src_lengths, other.src_lengths)
+    )
+
+
+def _may_be_random(module: nn.Module) -> bool:
+    return any(part.training for part in module.modules())

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from seqgen.config import DebugConfig
 from seqgen.decoder import Decoder, IncrementalDecoder
+from seqgen.encoder import Encoder
 from seqgen.errors import ConfigError
-from seqgen.generation.ensemble.shared_encoders import encode
 from seqgen.incremental_state import IncrementalState, rows_of_sentences
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MEMBER_SOURCES
-from seqgen.structures import Source, map_tensors
+from seqgen.structures import EncoderOut, Source, map_tensors
 
 INPUT, EMPTY = "input", "empty"
 """Sources of a member: the input line, or a source of end-of-sentence only. ``field2`` is the second tab-separated
@@ -89,6 +89,22 @@ class MemberOutput:
         """The output of some rows, ``(kept,)`` int64."""
         selected: MemberOutput = map_tensors(self, lambda tensor: tensor.index_select(0, rows))
         return selected
+
+
+def encode(encoder: Encoder, source: Source) -> EncoderOut:
+    """Run an encoder, unless the source has its output already.
+
+    Args:
+        encoder: the encoder of a member.
+        source: ``(sentences, S)``.
+
+    Returns:
+        The output, which must not be changed in place: several members may read it.
+    """
+    if source.encoder_out is not None:
+        return source.encoder_out
+    output: EncoderOut = encoder(source.src_tokens, source.src_lengths)
+    return output
 
 
 class Member:

@@ -1,8 +1,7 @@
 """The base class of logits processors, which change the scores of the next token. They do not use models or searches.
 
-The processors are in ``tokens``, ``length``, ``repetition``, ``bias``, ``prefix``, ``prefix_trie``, ``scaling`` and
-``warpers``; ``automaton`` is a base for more. ``processor_options`` builds those of a configuration; the rules
-determine their order.
+The processors are in ``tokens``, ``length``, ``repetition``, ``bias``, ``prefix_trie`` and ``warpers``.
+``processor_options`` builds those of a configuration; the rules determine their order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Processors of single tokens: forbidden tokens, and the penalty of the unknown token."""
+"""Processors of single tokens: forbidden and forced tokens, and the penalty of the unknown token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from seqgen.config import option
 from seqgen.errors import ConfigError
 from seqgen.generation.component import Resources
 from seqgen.generation.context import StepContext
-from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.generation.processors.base import LogitsProcessor, ProcessorList, apply_all
 from seqgen.registry import register_logits_processor
 
 _FEW = 4
@@ -128,3 +128,29 @@ def _ids(tokens: Sequence[str], resources: Resources) -> list[int]:
     if not tokens:
         raise ConfigError("no tokens are given; give at least one, or remove the processor")
     return [resources.token(token) for token in tokens]
+
+
+class ForcePrefix(ProcessorList):
+    """Forces the prefix of each sentence (``prefix_tokens``), whose tokens keep the model's score.
+
+    Args:
+        otherwise: processors that apply only to rows whose prefix is complete.
+    """
+
+    shift_invariant = ProcessorList.shift_invariant
+    can_merge = ProcessorList.can_merge
+    token_attributes = ()  # with a prefix, all scores are computed
+
+    def __init__(self, otherwise: Sequence[LogitsProcessor] = ()):
+        super().__init__(otherwise)
+
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
+        """See ``LogitsProcessor``."""
+        prefix = context.prefix_tokens
+        if prefix is None or context.step >= prefix.size(1):
+            return apply_all(self.processors, lprobs, context)
+        forced = prefix[:, context.step]
+        bound = (forced != context.pad) & (context.max_lengths > context.step)
+        scores = lprobs.gather(1, forced.unsqueeze(1))
+        only = torch.full_like(lprobs, -torch.inf).scatter_(1, forced.unsqueeze(1), scores)
+        return torch.where(bound.unsqueeze(1), only, apply_all(self.processors, lprobs, context))

@@ -15,8 +15,7 @@ from seqgen.generation.context import StepContext
 from seqgen.generation.finished import FinishedHypotheses, FirstFinished, Ranking
 from seqgen.generation.search.base import Search
 from seqgen.generation.search.beam import BeamSearch
-from seqgen.generation.search.beam_allocation import allocate, repeated
-from seqgen.generation.search.lexical_constraints import NONE, LexicalConstraints
+from seqgen.generation.search.lexical_constraints import NONE, LexicalConstraints, allocate, repeated
 from seqgen.registry import register_search
 
 

@@ -12,9 +12,8 @@ from seqgen.config import option
 from seqgen.errors import ConfigError, DecodingError
 from seqgen.generation.backpointers import BackPointers
 from seqgen.generation.candidates import Candidates
-from seqgen.generation.coverage import Coverage
 from seqgen.generation.ensemble.combinations import Combination
-from seqgen.generation.finished import EachRow
+from seqgen.generation.finished import Coverage, EachRow
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.search.base import Search
 from seqgen.generation.session import Session, StepScores

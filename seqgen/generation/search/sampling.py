@@ -1,4 +1,10 @@
-"""Sampling, and beam search over sampled candidates. Random numbers depend on the line number, not on the batch."""
+"""Sampling, beam search over sampled candidates, and their random numbers.
+
+There is no generator with a state: a random number is a function of a seed and of counters, such as the line, the step
+and the beam. Numbers therefore do not depend on the batch, the order or the device. The mixing function is that of
+SplitMix64 (Steele, Lea and Flood 2014, figure 17), in 64-bit integers, whose products wrap around in the same way on
+every device.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +20,117 @@ from seqgen.generation.component import BatchInfo
 from seqgen.generation.context import StepContext
 from seqgen.generation.search.base import Search
 from seqgen.generation.search.beam import own_beams
-from seqgen.generation.search.randomness import TOKEN, draw, uniform
 from seqgen.registry import register_search
+
+TOKEN, PERTURBATION = 1, 2
+"""Counters of the purpose of a number: the draw of a token, or the noise of a perturbed log-probability."""
+
+_BITS = 52
+"""Bits of a uniform; half a unit is added, so that neither 0 nor 1 occurs."""
+
+_BLOCK = 256
+"""Entries of a block; blocks are drawn first, then an entry of the block."""
+
+
+def _signed(value: int) -> int:
+    """Wrap an integer to signed 64 bits."""
+    value %= 2**64
+    return value - 2**64 if value >= 2**63 else value
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_FIRST = _signed(0xBF58476D1CE4E5B9)
+_SECOND = _signed(0x94D049BB133111EB)
+
+
+def random_bits(seed: int, *counters: int | Tensor) -> Tensor:
+    """Mix a seed and counters into bits.
+
+    Args:
+        seed: any integer.
+        counters: integers or int64 tensors that broadcast against each other, at least one of them a tensor. Their
+            order matters; those that vary most should be last, so that fewer numbers are mixed.
+
+    Returns:
+        int64, of the broadcast shape of the counters, and on their device.
+    """
+    device = next(counter.device for counter in counters if isinstance(counter, Tensor))
+    state = torch.tensor(_signed(seed), device=device)
+    for counter in counters:
+        if not isinstance(counter, Tensor):
+            counter = torch.tensor(_signed(counter), device=device)
+        state = _mix(_mix(state) + counter)
+    return state
+
+
+def uniform(seed: int, *counters: int | Tensor) -> Tensor:
+    """Uniform random numbers in the open interval from 0 to 1, float64.
+
+    Args:
+        seed: see ``random_bits``.
+        counters: see ``random_bits``.
+    """
+    bits = random_bits(seed, *counters).bitwise_and(2**_BITS - 1)
+    return (bits.double() + 0.5) * 2.0**-_BITS
+
+
+def draw(lprobs: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw entries without replacement, in proportion to their probability.
+
+    Each is found by inverting the cumulative distribution, first over blocks of entries, then inside a block.
+
+    Args:
+        lprobs: ``(rows, N)`` log-probabilities, up to a constant of each row.
+        numbers: ``(rows, K)`` uniforms between 0 and 1, float64.
+
+    Returns:
+        The drawn entries, ``(rows, K)`` int64, and the log of the mass that each was drawn from, ``(rows, K)``
+        float64: ``-inf`` where no mass was left, NaN where a row has NaN.
+    """
+    largest = lprobs.amax(1, keepdim=True).clamp(min=torch.finfo(lprobs.dtype).min).double()
+    missing = -lprobs.size(1) % _BLOCK
+    # float64, so that later draws still have mass where the first entry has nearly all of it
+    weights = torch.nn.functional.pad(lprobs, (0, missing), value=-torch.inf).double().sub_(largest).exp_()
+    blocks = weights.view(len(weights), -1, _BLOCK)
+    sums = blocks.sum(-1)
+    rows = torch.arange(len(weights), device=weights.device)
+    drawn, left = [], []
+    for number in numbers.unsqueeze(2).unbind(1):
+        before = sums.cumsum(1)
+        target = number * before[:, -1:]
+        block = _first_beyond(before, target)
+        inside = blocks[rows, block.squeeze(1)]
+        # with cumulative sums 3 5 9 and a target of 4: block 1, which begins at 3; in it, the first entry beyond 4 - 3
+        entry = _first_beyond(inside.cumsum(1), target - (before - sums).gather(1, block))
+        drawn.append(block * _BLOCK + entry)
+        left.append(before[:, -1:].log() + largest)
+        rest = inside.scatter(1, entry, 0.0)
+        blocks[rows, block.squeeze(1)] = rest
+        sums = sums.scatter(1, block, rest.sum(1, keepdim=True))
+    return torch.cat(drawn, dim=1).clamp(max=lprobs.size(1) - 1), torch.cat(left, dim=1)
+
+
+def _first_beyond(sums: Tensor, target: Tensor) -> Tensor:
+    """The first of ascending sums ``(rows, N)`` that is larger than the target ``(rows, 1)``: ``(rows, 1)`` int64.
+
+    Targets are clamped, so that rounding never selects an entry after the last one with mass. Sums .5 .5 .8 1. and a
+    target of .5 give 2.
+    """
+    below_all = sums[:, -1:] * (1 - 2.0**-_BITS)
+    found = torch.searchsorted(sums.contiguous(), target.minimum(below_all), right=True)
+    return found.clamp(max=sums.size(1) - 1)
+
+
+def _mix(state: Tensor) -> Tensor:
+    mixed = state + _GOLDEN
+    mixed = mixed.bitwise_xor(_shifted(mixed, 30)) * _FIRST
+    mixed = mixed.bitwise_xor(_shifted(mixed, 27)) * _SECOND
+    return mixed.bitwise_xor(_shifted(mixed, 31))
+
+
+def _shifted(state: Tensor, bits: int) -> Tensor:
+    """A logical shift to the right: ``>>`` would copy the sign bit."""
+    return state.bitwise_right_shift(bits).bitwise_and(2 ** (64 - bits) - 1)
 
 
 class RandomSearch(Search):
@@ -44,7 +159,7 @@ class RandomSearch(Search):
         """Uniform random numbers between 0 and 1 for each sentence.
 
         Args:
-            purpose: which draw they are for; a constant of ``randomness``.
+            purpose: which draw they are for; ``TOKEN`` or ``PERTURBATION``.
             step: number of tokens of each hypothesis.
             counters: further counters that they depend on, such as the beam: ``(n,)`` int64 each.
 

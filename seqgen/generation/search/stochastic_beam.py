@@ -13,8 +13,7 @@ from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import BatchInfo
 from seqgen.generation.context import StepContext
 from seqgen.generation.finished import FinishedHypotheses, Ranking
-from seqgen.generation.search.randomness import PERTURBATION, TOKEN, draw
-from seqgen.generation.search.sampling import RandomSearch, drawn_scores
+from seqgen.generation.search.sampling import PERTURBATION, TOKEN, RandomSearch, draw, drawn_scores
 from seqgen.registry import register_search
 
 

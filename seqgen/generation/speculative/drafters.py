@@ -23,7 +23,7 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Source
 
 DRAFTED, ACCEPTANCE, REPLACEMENT = 3, 4, 5
-"""Counters of independent random numbers, as in ``search.randomness``: for drafting a token, for accepting it, and for
+"""Counters of independent random numbers, as in ``search.sampling``: for drafting a token, for accepting it, and for
 replacing it."""
 
 NOTHING = -1

@@ -15,8 +15,7 @@ from seqgen.generation.context import StepContext
 from seqgen.generation.ensemble.member import MemberOutput, MemberSpec
 from seqgen.generation.search.base import Search
 from seqgen.generation.search.beam import BeamSearch, own_beams
-from seqgen.generation.search.randomness import draw
-from seqgen.generation.search.sampling import Sampling
+from seqgen.generation.search.sampling import Sampling, draw
 from seqgen.generation.session import Session, StepScores
 from seqgen.generation.setup import DecodingRequest, DecodingSetup
 from seqgen.generation.speculative.drafters import (

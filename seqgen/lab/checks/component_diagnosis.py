@@ -18,7 +18,7 @@ class Cause(Enum):
     """The usual causes; the value says what to do."""
 
     RANDOMNESS = (
-        "the component draws from PyTorch's own random numbers; use seqgen.generation.search.randomness, whose numbers "
+        "the component draws from PyTorch's own random numbers; use seqgen.generation.search.sampling, whose numbers "
         "depend on a seed, the line number and the step"
     )
     KEPT_ON_SELF = (

@@ -11,7 +11,7 @@ from torch import Tensor
 from seqgen.lab.checks.checking import NotApplicableError, Violation
 from seqgen.lab.checks.subject import Subject
 from seqgen.model import EncoderDecoderModel
-from seqgen.modules.layer_drop import LayerDropList
+from seqgen.modules.dropout import LayerDropList
 
 
 def train_step(subject: Subject, model: EncoderDecoderModel) -> dict[str, float]:

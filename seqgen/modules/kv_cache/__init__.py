@@ -1,1 +1,1 @@
-"""Key/value caches of attention: one protocol, one class for each implementation, and the choice among them."""
+"""Key/value caches of attention: one protocol, and one class for each implementation."""

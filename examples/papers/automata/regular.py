@@ -7,7 +7,7 @@ nowhere. With c(q), the smallest number of tokens from q to an accepting state, 
     score(v | q) = log p(v) if c(d(q, v)) <= r, else -inf
     score(end-of-sentence | q) = log p(end-of-sentence) if q accepts, else -inf
 
-``seqgen-generate common.user_dir=examples/papers/automata.py path=runs/a input=test.en generation.processors=[regex]
+``seqgen-generate common.user_dir=examples/papers/automata path=runs/a input=test.en generation.processors=[regex]
 processor.regex.pattern='(a|two) [a-z ]+'``
 
 Expect outputs that match the whole pattern, also at the maximum length. The syntax is Python's: ``. [a-z] [^a-z] ( ) |
@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from typing import NoReturn, Self
 
 from seqgen.extend import ConfigError, Resources, option, register_logits_processor
-from seqgen.generation.processors.automaton import Automaton, FollowAutomaton, TokenTexts
+
+from .automaton import Automaton, FollowAutomaton, TokenTexts
 
 ONE_CHARACTER = re.compile(r"\[\^?(\\.|[^]\\])(\\.|[^]\\])*]|\\[dDsSwW]|\\\W|[^[\\]")
 """What reads one character: brackets, an escape, ``.`` or a character; Python's ``re`` compiles it."""

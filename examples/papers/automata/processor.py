@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Self
 
 from seqgen.extend import ConfigError, Resources, nearest, option, register_logits_processor
-from seqgen.generation.processors.automaton import NEVER, FollowAutomaton, TokenTexts
 
+from .automaton import NEVER, FollowAutomaton, TokenTexts
 from .earley import Earley, shortest
 from .gbnf import GrammarFile
 

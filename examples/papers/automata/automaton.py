@@ -10,11 +10,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor
 
-from seqgen.errors import ConfigError
-from seqgen.generation.candidates import Candidates
-from seqgen.generation.component import BatchInfo, Resources
-from seqgen.generation.context import StepContext
-from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.extend import BatchInfo, Candidates, ConfigError, LogitsProcessor, Resources, StepContext
 
 K = TypeVar("K")
 

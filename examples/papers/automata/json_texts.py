@@ -9,7 +9,7 @@ c(mode, s), a number of characters that completes the text, and r tokens left af
 
 so that everything that was opened is closed before the maximum length. End-of-sentence needs an empty stack.
 
-``seqgen-generate common.user_dir=examples/papers/grammar.py path=runs/a input=test.en generation.processors=[json]
+``seqgen-generate common.user_dir=examples/papers/automata path=runs/a input=test.en generation.processors=[json]
 processor.json.root=object processor.json.depth=3``
 
 Expect outputs that ``json.loads`` accepts. The vocabulary needs tokens for the single characters ``{ } [ ] " : 0``, as
@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from typing import Self, TypeAlias
 
 from seqgen.extend import ConfigError, Resources, option, register_logits_processor
-from seqgen.generation.processors.automaton import Automaton, FollowAutomaton, TokenTexts
+
+from .automaton import Automaton, FollowAutomaton, TokenTexts
 
 State: TypeAlias = tuple[str, str]
 """The mode and the stack, whose characters are the brackets that close it, the innermost last."""

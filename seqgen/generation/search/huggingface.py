@@ -1,0 +1,291 @@
+"""Diverse and constrained beam search by Hugging Face's rules, and their finished hypotheses."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from seqgen.generation.candidates import Candidates, best_continuations
+from seqgen.generation.component import BatchInfo
+from seqgen.generation.context import StepContext
+from seqgen.generation.finished import FinishedHypotheses, Ranking
+from seqgen.generation.search.base import Search
+from seqgen.generation.search.beam import BeamSearch
+from seqgen.generation.search.diverse import check_groups
+from seqgen.generation.search.lexical_constraints import NONE, OneAtATime, repeated, take_turns
+
+
+class GroupedHypotheses(FinishedHypotheses):
+    """Finished hypotheses of each group of beams; each group is done by itself.
+
+    As in ``BestFinished``, a better hypothesis replaces the worst one of its group. The condition for a group to be
+    done differs: it compares the worst finished hypothesis with the best candidate of the step, even if that candidate
+    has just ended. At the maximum length, the active beams of groups that this condition has closed are not finalized.
+
+    Beams, finished hypotheses and candidates are in the order of the groups: of two groups of two beams, beams 0 and 1
+    are the first group.
+
+    Args:
+        sentences: number of sentences of the batch.
+        beam: finished hypotheses of each sentence.
+        ranking: how they are scored.
+        device: device of the tensors.
+        early_stopping: see ``BestFinished``.
+        end_tokens: ids that end an output.
+        groups: number of groups.
+    """
+
+    def __init__(
+        self,
+        sentences: int,
+        beam: int,
+        ranking: Ranking,
+        device: torch.device,
+        early_stopping: str,
+        end_tokens: Sequence[int],
+        groups: int = 1,
+    ):
+        super().__init__(sentences, beam, ranking, device)
+        self.early_stopping = early_stopping
+        self.end_tokens = torch.tensor(end_tokens, device=device)
+        self.groups = groups
+        self.group_done = torch.zeros(sentences, groups, dtype=torch.bool, device=device)
+        """``(live, groups)`` bool, which groups are done."""
+        self._best = torch.full((sentences, groups), -torch.inf, device=device)
+
+    def finalize(
+        self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
+    ) -> Candidates:
+        """Finalize the first candidates of each group that end; at the maximum length, also active beams."""
+        self._widened(candidates.scores.dtype)
+        all_end = ends.all(1, keepdim=True)
+        ended = torch.where(all_end, torch.isin(candidates.tokens, self.end_tokens), ends)
+        scores = self.ranking.score(candidates.scores, step + 1)
+        scores = scores if bonus is None else scores + bonus
+        scores = scores.masked_fill(~self.complete(candidates), -torch.inf)
+        finished = ended & self.preferred(candidates)
+        self._keep_best(candidates, scores.masked_fill(~finished, -torch.inf), step, self.groups)
+        self._best = candidates.scores.unflatten(1, (self.groups, -1)).amax(-1)
+        columns, alive = self.choose(candidates, ended)
+        chosen = candidates.gather(columns)
+        closed = (self.group_done | self._content(step + 1)).repeat_interleave(self.beam // self.groups, dim=1)
+        last = all_end & ~closed & (alive > -torch.inf)
+        self._keep_best(chosen, scores.gather(1, columns).masked_fill(~last, -torch.inf), step, self.groups)
+        return Candidates(alive.masked_fill(all_end, -torch.inf), chosen.tokens, chosen.beams)
+
+    def preferred(self, candidates: Candidates) -> Tensor:
+        """Which candidates finish a hypothesis if they end: the first of each group, ``(live, K)`` bool."""
+        each = candidates.tokens.size(1) // self.groups
+        ranks = torch.arange(each, device=candidates.tokens.device).repeat(self.groups)
+        return (ranks < self.beam // self.groups).expand_as(candidates.tokens)
+
+    def complete(self, candidates: Candidates) -> Tensor:
+        """Which candidates may be finalized, ``(live, K)`` bool: those that are not forbidden."""
+        return candidates.scores > -torch.inf
+
+    def choose(self, candidates: Candidates, ended: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose the candidates that continue: the first ones of each group that have not ended.
+
+        Args:
+            candidates: ``K`` of each live sentence.
+            ended: ``(live, K)`` bool.
+
+        Returns:
+            Their columns, ``(live, beam)`` int64, and their scores; ``-inf`` where a group has too few.
+        """
+        # of groups [no, yes, no, no] and [yes, no, no, no] with two beams each: columns [0, 2] and [1, 2] + 4
+        grouped = ended.to(torch.int8).unflatten(1, (self.groups, -1))
+        first = grouped.argsort(dim=-1, stable=True)[..., : self.beam // self.groups]
+        offsets = torch.arange(self.groups, device=ended.device).unsqueeze(1) * grouped.size(-1)
+        columns = (first + offsets).flatten(1)
+        return columns, candidates.scores.masked_fill(ended, -torch.inf).gather(1, columns)
+
+    def _content(self, length: int | Tensor) -> Tensor:
+        """Which groups are full and cannot improve by a candidate of ``length`` tokens: ``(live, groups)`` bool."""
+        full: Tensor = (self.lengths > 0).unflatten(1, (self.groups, -1)).all(-1)
+        if self.early_stopping == "true":
+            return full
+        worst: Tensor = self.scores.unflatten(1, (self.groups, -1))[..., -1]
+        return full & (self.ranking.score(self._best, length) <= worst)
+
+    def done(self, active: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
+        """Whether all groups are done, the maximum length is reached, or no beam is active."""
+        latest = self.early_stopping == "never" and self.ranking.favours_length
+        self.group_done |= self._content((max_lengths + 1).unsqueeze(1) if latest else step + 1)
+        return self.group_done.all(1) | (max_lengths <= step) | (active.scores == -torch.inf).all(1)
+
+    def select(self, keep: Tensor) -> None:
+        """See ``FinishedHypotheses.select``."""
+        super().select(keep)
+        self.group_done = self.group_done.index_select(0, keep)
+
+
+class HuggingFaceDiverseBeam(Search):
+    """Diverse beam search with separate groups of beams (Vijayakumar et al. 2018, section 4).
+
+    The score of a token is lowered by ``strength`` for each beam of an earlier group that continues with it, before the
+    logits processors are applied. (In the original, sequence bias comes first; the order of two summands does not
+    matter.) Each group has its own beams and finished hypotheses; at the end, the hypotheses of all groups are ranked
+    together. A group that is done continues with padding, as in the original, so that later groups avoid padding.
+
+    Args:
+        groups: number of groups; the beam size must be a multiple of it.
+        strength: the penalty, in nats.
+    """
+
+    additive = True
+    adjusts_scores = True
+    processes_itself = True
+
+    def __init__(self, groups: int, strength: float):
+        self.groups = groups
+        self.strength = strength
+        self.batch = BatchInfo(0, groups, 0, torch.device("cpu"))
+        self.end_tokens = torch.zeros(0, dtype=torch.int64)
+        self.hypotheses: GroupedHypotheses | None = None
+
+    def begin(self, batch: BatchInfo) -> Self:
+        """See ``Search.begin``."""
+        check_groups(batch.beam_size, self.groups)
+        search = copy.copy(super().begin(batch))
+        search.batch = batch
+        search.end_tokens = torch.tensor(batch.end_tokens, device=batch.device)
+        return search
+
+    def finished(self, ranking: Ranking, early_stopping: str) -> GroupedHypotheses:
+        """See ``Search.finished``."""
+        batch = self.batch
+        self.hypotheses = GroupedHypotheses(
+            batch.num_sentences, batch.beam_size, ranking, batch.device, early_stopping, batch.end_tokens, self.groups
+        )
+        return self.hypotheses
+
+    def processed(self, context: StepContext, lprobs: Tensor, rows: slice, penalty: Tensor) -> Tensor:
+        """The scores of a group after its penalty and the processors: ``(sentences, beams of the group, V)``."""
+        assert context.process is not None
+        lprobs = lprobs.clone()  # processors work in place
+        lprobs[:, rows] -= penalty
+        return context.process(lprobs)[:, rows]
+
+    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+        """See ``Search.step``; the candidates are in the order of the groups."""
+        assert self.hypotheses is not None
+        size = lprobs.size(1) // self.groups
+        used = torch.zeros_like(lprobs[:, 0])  # (sentences, V), beams of earlier groups that continue with each token
+        chosen = []
+        for group in range(self.groups):
+            done = self.hypotheses.group_done[:, group : group + 1]
+            # at the first step all beams of a group are equal
+            rows = slice(group * size, group * size + (size if context.step else 1))
+            penalized = self.processed(context, lprobs, rows, self.strength * used.unsqueeze(1))
+            own = best_continuations(penalized, scores[:, rows], self.batch.num_candidates // self.groups)
+            ends = torch.isin(own.tokens, self.end_tokens)
+            active = own.tokens.gather(1, ends.to(torch.int8).argsort(dim=1, stable=True)[:, :size])
+            written = active.masked_fill(done, self.batch.pad)
+            used.scatter_add_(1, written, torch.ones_like(written, dtype=used.dtype))
+            # with groups of 3, beams 0 and 1 of group 2 are beams 6 and 7 of the sentence
+            chosen.append(Candidates(own.scores.masked_fill(done, -torch.inf), own.tokens, own.beams + group * size))
+        return Candidates(
+            torch.cat([own.scores for own in chosen], dim=1),
+            torch.cat([own.tokens for own in chosen], dim=1),
+            torch.cat([own.beams for own in chosen], dim=1),
+        )
+
+
+class HuggingFaceConstrainedBeam(Search):
+    """Beam search that divides its beams among banks of hypotheses with equally many constraint tokens.
+
+    The candidates are the beams with which beam search would continue and all continuations that match a further
+    constraint token; the beam is filled with the best of each bank in turn. A hypothesis finishes only if it has every
+    phrase. The original supports phrases in any order only; in a given order, only the first unmet phrase may begin.
+    If no hypothesis has every phrase at the maximum length, the original returns some that lack a phrase; here there
+    are none.
+
+    Args:
+        ordered: whether phrases must occur in the given order.
+    """
+
+    takes_constraints = True
+
+    def __init__(self, ordered: bool):
+        self.ordered = ordered
+
+    def begin(self, batch: BatchInfo) -> Any:
+        """See ``Search.begin``; without constraints this is beam search."""
+        return BeamSearch().begin(batch) if batch.constraints is None else _ConstrainedBatch(batch, self.ordered)
+
+
+class _ConstrainedBatch(Search):
+    """The search over one batch."""
+
+    def __init__(self, batch: BatchInfo, ordered: bool):
+        assert batch.constraints is not None
+        self.batch = batch
+        self.constraints = OneAtATime(batch.constraints, ordered, batch.device)
+        self.progress = self.constraints.start(batch.beam_size)
+        self.reached = self.progress
+        """Progress of the candidates of the newest step."""
+
+    def finished(self, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:
+        """See ``Search.finished``."""
+        return _AllocatedHypotheses(self, ranking, early_stopping)
+
+    def select_sentences(self, keep: Tensor) -> None:
+        """See ``Search.select_sentences``."""
+        self.constraints.select(keep)
+        self.progress = self.progress.select(keep)
+
+    def advance(self, active: Candidates) -> None:
+        """See ``Search.advance``."""
+        self.progress = self.constraints.advance(self.progress.gather(active.beams), active.tokens)
+
+    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+        """See ``Search.step``; candidates that match a further token follow the best candidates."""
+        beam = lprobs.size(1) if context.step else 1  # at the first step all beams are equal
+        totals = lprobs[:, :beam] + scores[:, :beam].unsqueeze(-1)
+        best = best_continuations(lprobs[:, :beam], scores[:, :beam], self.batch.num_candidates)
+        further = self.constraints.next_tokens(self.progress)[:, :beam]  # (sentences, beam, W)
+        gains = totals.gather(-1, further.clamp(min=0)).masked_fill(further == NONE, -torch.inf)
+        beams = torch.arange(beam, device=lprobs.device).view(1, -1, 1).expand_as(further)
+        candidates = Candidates(
+            torch.cat([best.scores, gains.flatten(1)], dim=1),
+            torch.cat([best.tokens, further.clamp(min=0).flatten(1)], dim=1),
+            torch.cat([best.beams, beams.flatten(1)], dim=1),
+        )
+        self.reached = self.constraints.advance(self.progress.gather(candidates.beams), candidates.tokens)
+        return candidates
+
+
+class _AllocatedHypotheses(GroupedHypotheses):
+    """The finished hypotheses of a constrained beam search, which also divide the beam among the banks."""
+
+    def __init__(self, search: _ConstrainedBatch, ranking: Ranking, early_stopping: str):
+        batch = search.batch
+        super().__init__(batch.num_sentences, batch.beam_size, ranking, batch.device, early_stopping, batch.end_tokens)
+        self.search = search
+
+    def complete(self, candidates: Candidates) -> Tensor:
+        """Those that are not forbidden and have every phrase."""
+        return super().complete(candidates) & ~self.search.constraints.unmet(self.search.reached)
+
+    def choose(self, candidates: Candidates, ended: Tensor) -> tuple[Tensor, Tensor]:
+        """The best of each bank in turn, of beam search's choice and of those that match a further token."""
+        plain = self.search.batch.num_candidates
+        first = Candidates(*(values[:, :plain] for values in vars(candidates).values()))
+        usual, kept = super().choose(first, ended[:, :plain])
+        further = torch.arange(plain, ended.size(1), device=ended.device).expand(ended.size(0), -1)
+        columns = torch.cat([usual, further], dim=1)
+        scores = torch.cat([kept, candidates.scores.masked_fill(ended, -torch.inf)[:, plain:]], dim=1)
+        entries = (candidates.tokens * self.beam + candidates.beams).gather(1, columns)
+        scores = scores.masked_fill(repeated(entries), -torch.inf)
+        banks = self.search.constraints.bank(self.search.reached).gather(1, columns)
+        # as in the original, a constraint token counts 100 nats
+        order = (banks * 100 + scores).argsort(dim=1, descending=True, stable=True)
+        impossible = scores.gather(1, order) == -torch.inf
+        turns = take_turns(banks.gather(1, order).masked_fill(impossible, NONE))
+        chosen = order.gather(1, turns)[:, : self.beam]
+        return columns.gather(1, chosen), scores.gather(1, chosen)
