@@ -25,7 +25,7 @@ WRONG = {
     (f"{COMPONENTS}.ensemble.combinations:Combination", "atention_weights"): "did you mean 'attention_weights'?",
     (f"{COMPONENTS}.stopping:StoppingRule", "sentence_states"): "did you mean 'sentence_state'?",
     (f"{COMPONENTS}.observers:Observer", "observes"): "did you mean 'observe'?",
-    ("seqgen.text.mbr:NgramUtility", "biuld"): "did you mean 'build'?",
+    ("seqgen.text.reranking:NgramUtility", "biuld"): "did you mean 'build'?",
     ("seqgen.model:EncoderDecoderModel", "max_position"): "did you mean 'max_positions'?",
     ("seqgen.encoder:Encoder", "reorder_encoder_outs"): "did you mean 'reorder_encoder_out'?",
     (DECODER, "share_encoder_output"): "did you mean 'shares_encoder_output'?",

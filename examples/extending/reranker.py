@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from seqgen.config import option
 from seqgen.registry import register_reranker
-from seqgen.text.rerank import Reranker
+from seqgen.text.reranking import Reranker
 from seqgen.text.results import TextHypothesis, Translation
 
 

@@ -14,7 +14,7 @@ import numpy
 
 from seqgen.config import option
 from seqgen.registry import register_utility
-from seqgen.text.mbr import Matrix, Utility
+from seqgen.text.reranking import Matrix, Utility
 
 
 @dataclass

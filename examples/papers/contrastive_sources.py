@@ -37,7 +37,7 @@ from seqgen.generation.component import Resources
 from seqgen.generation.context import StepContext
 from seqgen.generation.ensemble.combinations import Combination
 from seqgen.registry import register_combination, register_member_source
-from seqgen.text.member_sources import MemberSource
+from seqgen.text.sources import MemberSource
 
 
 @dataclass

@@ -37,7 +37,7 @@ from seqgen.generation.component import Resources
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.registry import register_reranker
-from seqgen.text.rerank import Reranker
+from seqgen.text.reranking import Reranker
 from seqgen.text.results import TextHypothesis, Translation
 from seqgen.text.translator import ModelInMemory, Translator
 

@@ -25,7 +25,7 @@ from seqgen.config import option
 from seqgen.errors import ConfigError
 from seqgen.generation.component import Resources
 from seqgen.registry import register_reranker
-from seqgen.text.rerank import Reranker
+from seqgen.text.reranking import Reranker
 from seqgen.text.results import TextHypothesis, Translation
 from seqgen.text.translator import Translator
 

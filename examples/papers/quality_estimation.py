@@ -27,7 +27,7 @@ from seqgen.config import option
 from seqgen.errors import ConfigError, nearest
 from seqgen.generation.component import Resources
 from seqgen.registry import register_reranker
-from seqgen.text.rerank import Reranker
+from seqgen.text.reranking import Reranker
 from seqgen.text.results import TextHypothesis, Translation
 
 Quality = Callable[[str, str], float]

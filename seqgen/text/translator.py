@@ -34,18 +34,17 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.modules.dtypes import note_on, to_dtype
 from seqgen.structures import Hypothesis
 from seqgen.task import Task
-from seqgen.text.details import Details
-from seqgen.text.encoded_source import EncodedSource
 from seqgen.text.input_line import check_text
 from seqgen.text.languages import begins_with_language, choose_themselves, chooses_itself, force_target_language
-from seqgen.text.object_settings import (
+from seqgen.text.results import Details, Translation
+from seqgen.text.settings import (
     KEYS_BY_ARGUMENT,
     ensemble_settings,
     identities,
     separate_dotted_keys,
     separate_objects,
 )
-from seqgen.text.results import Translation
+from seqgen.text.sources import EncodedSource
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.text_model import TextModel, own_first_token
 from seqgen.text.text_scoring import OF_SCORING, TextScoring, check_blocks

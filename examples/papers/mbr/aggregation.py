@@ -25,7 +25,7 @@ import numpy
 from seqgen.config import option
 from seqgen.errors import ConfigError
 from seqgen.registry import register_reranker
-from seqgen.text.mbr import Matrix, NgramUtility
+from seqgen.text.reranking import Matrix, NgramUtility
 
 from .exact import Mbr, MbrConfig, UtilityMatrix
 

@@ -30,8 +30,7 @@ from numpy.typing import NDArray
 from seqgen.config import GenerationConfig, option
 from seqgen.generation.component import Resources
 from seqgen.registry import register_reranker
-from seqgen.text.mbr import Matrix, Utility, utility_from_config
-from seqgen.text.rerank import Reranker
+from seqgen.text.reranking import Matrix, Reranker, Utility, utility_from_config
 from seqgen.text.results import TextHypothesis, Translation
 
 from .references import PseudoReferences

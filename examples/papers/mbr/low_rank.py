@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from seqgen.config import option
 from seqgen.registry import register_reranker
-from seqgen.text.mbr import Matrix
+from seqgen.text.reranking import Matrix
 
 from .exact import Mbr, MbrConfig, UtilityMatrix
 

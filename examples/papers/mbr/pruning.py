@@ -23,7 +23,7 @@ import numpy
 
 from seqgen.config import option
 from seqgen.registry import register_reranker
-from seqgen.text.mbr import Matrix
+from seqgen.text.reranking import Matrix
 
 from .exact import Mbr, MbrConfig, UtilityMatrix
 

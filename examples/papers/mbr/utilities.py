@@ -27,7 +27,7 @@ from seqgen.config import option
 from seqgen.errors import ConfigError
 from seqgen.generation.component import Resources
 from seqgen.registry import register_utility
-from seqgen.text.mbr import Matrix, Utility
+from seqgen.text.reranking import Matrix, Utility
 
 TextFunction = Callable[[str, str], float]
 """A function of a text and its reference; the larger, the better."""

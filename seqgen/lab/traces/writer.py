@@ -30,9 +30,9 @@ from seqgen.lab.traces.header import TraceHeader
 from seqgen.lab.traces.line_trace import Recorder
 from seqgen.lab.traces.sentence import SentenceTrace, TracedOutput
 from seqgen.registry import SEARCHES
-from seqgen.text.encoded_source import EncodedSource
 from seqgen.text.input_line import InputLine
 from seqgen.text.results import TextHypothesis, Translation
+from seqgen.text.sources import EncodedSource
 from seqgen.text.text_decoding import TextDecoding
 
 _TOGETHER = 32

@@ -12,8 +12,7 @@ from seqgen.generation.observers import Observer
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.search.base import Search
 from seqgen.generation.stopping import StoppingRule
-from seqgen.text.mbr import Utility
-from seqgen.text.rerank import Reranker
+from seqgen.text.reranking import Reranker, Utility
 
 OBJECTS: dict[str, tuple[type, str]] = {
     "members": (MemberSpec, "members"),

@@ -3,6 +3,8 @@
 Kumar and Byrne 2004; with samples as candidates, Eikema and Aziz 2020. The built-in utilities are sacreBLEU's scores of
 single sentences. They count the n-grams of each text once and compare all pairs; sacreBLEU itself would count 5,000
 times for 50 samples, which takes a second for each line.
+
+Reranking: the n-best list of a line is put into another order after decoding.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from sacrebleu.metrics import BLEU
 from seqgen.config import GenerationConfig, option
 from seqgen.generation.component import Component, Resources
 from seqgen.generation.registered import build
-from seqgen.registry import UTILITIES, register_utility
+from seqgen.registry import RERANKERS, UTILITIES, register_utility
+from seqgen.text.results import TextHypothesis, Translation
 
 Matrix: TypeAlias = NDArray[numpy.float64]
 
@@ -239,3 +242,43 @@ def count_ngrams(sequences: Sequence[Sequence[str]], n: int) -> Matrix:
     for row, count in enumerate(counts):
         table[row, [columns[ngram] for ngram in count]] = list(count.values())
     return table
+
+
+class Reranker(Component):
+    """Scores the hypotheses of a line; a subclass implements ``__call__``.
+
+    A reranker registered with ``@register_reranker`` is selected by its name (``generation.rerank``). It receives all
+    hypotheses of the search, of which the ``nbest`` with the highest scores remain.
+
+    ``build`` receives the models that decode (``resources.models``) and the settings of their ensemble. A reranker that
+    scores text with ``Translator(resources.models, **resources.ensemble)`` uses the same sources, weights and
+    combination as the search.
+    """
+
+    def prepare(self, lines: Sequence[Translation]) -> None:
+        """Receive lines before their hypotheses are scored, for work that is faster for many lines together.
+
+        Args:
+            lines: consecutive lines, without hypotheses; empty lines included.
+        """
+
+    def __call__(self, translation: Translation, hypotheses: Sequence[TextHypothesis]) -> Sequence[float]:
+        """Score the hypotheses of one line.
+
+        Args:
+            translation: the line: its number, its text, its source ids, and the prefix of its output.
+            hypotheses: the hypotheses, in the order of the search; at least one.
+
+        Returns:
+            A score for each; the higher, the better. Hypotheses with equal scores keep their order.
+        """
+        raise NotImplementedError
+
+
+def reranker_from_config(cfg: GenerationConfig, resources: Resources) -> Reranker:
+    """Make the reranker that ``cfg.rerank`` names.
+
+    Raises:
+        ConfigError: it is not registered.
+    """
+    return build(RERANKERS, cfg.rerank, Reranker, cfg, resources)
