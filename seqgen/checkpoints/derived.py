@@ -1,7 +1,4 @@
-"""Averages the weights of several checkpoints; the average often decodes better than each of them.
-
-Turns a run with sharded checkpoints into a run whose checkpoints are plain.
-"""
+"""Checkpoints made from others: averages, which often decode better, and plain copies of sharded ones."""
 
 from __future__ import annotations
 

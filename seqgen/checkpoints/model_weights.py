@@ -1,7 +1,5 @@
 """The weights of a checkpoint, and the model that they are loaded into.
 
-Compares a model's weights with those of its checkpoint before memory is allocated, and allocates them.
-
 A damaged configuration can ask for a billion layers, whereas the weights of a checkpoint are no larger than its file.
 So the model is first built on PyTorch's ``meta`` device, which allocates no memory. Only if its weights match those of
 the checkpoint, they are allocated, on the device and in the dtype in which they are needed.

@@ -5,9 +5,8 @@ reader for weights is used, which calls nothing but constructors of tensors. Obj
 allowed, such as the options that a toolkit saves with its weights; they become ``Inert`` objects, which store their
 arguments and do nothing.
 
-An upper bound on the work of loading a pickle, computed without loading it.
-
-Objects in a pickle can be shared, so that a few bytes can describe a billion objects::
+The work of loading a pickle is bounded before it is loaded. Its objects can be shared, so that a few bytes can describe
+a billion objects::
 
     t0 = (); t1 = (t0, t0); t2 = (t1, t1); ... t40        41 tuples, and 2 ** 40 steps to hash the last of them
 

@@ -7,9 +7,7 @@
     export.json               names and shapes of their inputs and outputs, and the ids that decoding needs
     tokenizer/                the tokenizer; or source_tokenizer/ and target_tokenizer/
 
-Compares stepped decoding with exported graphs to the model's parallel pass.
-
-Writing graphs as ONNX files, and running them with onnxruntime.
+Before the folder is written, stepped decoding with its files is compared to the model's parallel pass.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """An encoder-decoder model as two graphs of ``torch.export``: the encoder, and one step of the decoder.
 
-The decoding state as named tensors, the form in which an exported decoder step takes and returns it.
-
-::
+The step takes and returns the decoding state as named tensors::
 
     layers.0.self_attn.keys     (rows, H, seen, D)    keys of the positions that the state has seen
     layers.0.self_attn.values   (rows, H, seen, D)

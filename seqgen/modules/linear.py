@@ -12,7 +12,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from seqgen.modules.cached_weight import CachedWeight
 from seqgen.modules.matrix_product import has_onednn, linear
-from seqgen.system.mapped_weights import give_back
+from seqgen.system.mapped_weights import give_back, is_mapped
 from seqgen.system.switches import PREPACKED_WEIGHTS
 
 Product: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
@@ -110,7 +110,8 @@ class Projection(CachedWeight):
         product = make(matrix)
         if make is not _plain_product:
             for parameter in self._parameters_of_weight():
-                give_back(parameter)
+                if is_mapped(parameter):
+                    give_back(parameter)
         return product
 
     def _maker(self, matrix: Tensor) -> Callable[[Tensor], Product]:

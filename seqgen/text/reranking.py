@@ -1,10 +1,9 @@
-"""Minimum Bayes risk decoding: choose the output with the largest expected utility against all outputs.
+"""Reranking: after decoding, the hypotheses of a line are sorted by a reranker or by their expected utility.
 
-Kumar and Byrne 2004; with samples as candidates, Eikema and Aziz 2020. The built-in utilities are sacreBLEU's scores of
-single sentences. They count the n-grams of each text once and compare all pairs; sacreBLEU itself would count 5,000
-times for 50 samples, which takes a second for each line.
-
-Reranking: the n-best list of a line is put into another order after decoding.
+Minimum Bayes risk decoding chooses the output with the largest expected utility against all outputs (Kumar and Byrne
+2004; with samples as candidates, Eikema and Aziz 2020). The built-in utilities are sacreBLEU's scores of single
+sentences. They count the n-grams of each text once and compare all pairs; sacreBLEU itself would count 5,000 times for
+50 samples, which takes a second for each line.
 """
 
 from __future__ import annotations
@@ -95,28 +94,11 @@ class NgramUtility(Utility):
 
     def compare(self, texts: Sequence[str], references: Sequence[str]) -> Matrix:
         """See ``Utility.compare``."""
-        return self._compare(texts, references, mean=False)
-
-    def compare_with_mean(self, texts: Sequence[str], references: Sequence[str]) -> Matrix:
-        """Compare texts with one reference: the mean n-gram counts of all references (Vamvas and Sennrich 2024).
-
-        Args:
-            texts: ``N`` outputs for one source.
-            references: ``M`` texts; one that occurs several times counts several times.
-
-        Returns:
-            ``(N,)`` utilities.
-        """
-        return self._compare(texts, references, mean=True)[:, 0]
-
-    def _compare(self, texts: Sequence[str], references: Sequence[str], mean: bool) -> Matrix:
         sequences = [self.units(text) for text in (*texts, *references)]
         counted = []
         for n in range(1, self.order + 1):
             counts = count_ngrams(sequences, n)
             own, reference = counts[: len(texts)], counts[len(texts) :]
-            if mean:
-                reference = reference.mean(0, keepdims=True)
             matches = numpy.stack([numpy.minimum(row, reference).sum(1) for row in own])
             counted.append((matches, own.sum(1), reference.sum(1)))
         return self.scores(*(numpy.stack(part) for part in zip(*counted, strict=True)))

@@ -1,9 +1,4 @@
-"""Results of decoding lines: translations and their hypotheses.
-
-Alignment: the source position with the largest attention weight for each token of an output.
-
-Optional fields of hypotheses, which need another pass of the models.
-"""
+"""Results of decoding lines: translations and their hypotheses, with alignments and other optional fields."""
 
 from __future__ import annotations
 
@@ -103,11 +98,6 @@ class Translation:
     constraints: list[str] = field(default_factory=list)
     prefix: str = ""
     member_sources: list[str] = field(default_factory=list)
-
-    @property
-    def first_source(self) -> str:
-        """What the first member reads: the line, or a part of it that ``generation.members`` chooses."""
-        return self.member_sources[0] if self.member_sources else self.source
 
     @property
     def text(self) -> str:

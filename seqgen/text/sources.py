@@ -1,7 +1,4 @@
-"""What each member of an ensemble reads of an input line.
-
-Sources that are encoded before they are decoded.
-"""
+"""Sources: what each member of an ensemble reads of an input line, and lines that are encoded already."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The scores of known targets.
-
-Scores of running text under language models: each block of the text is scored after the tokens before it.
-"""
+"""The scores of known targets: of lines with their sources, and of running text in blocks under language models."""
 
 from __future__ import annotations
 

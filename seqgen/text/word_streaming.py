@@ -3,8 +3,6 @@
 The generator calls ``put`` and ``end`` with new tokens (``generation.setup.Streamer``), for any number of sentences at
 once. A streamer decodes the tokens and passes a word on when the next word begins, because more tokens could extend it
 until then. The words that are passed on for a sentence, joined, are its final text.
-
-The text of an output that continues a prompt.
 """
 
 from __future__ import annotations
