@@ -11,15 +11,15 @@ from torch import Tensor
 
 from seqgen.checkpoints.run_checkpoints import (
     FOLDER,
-    MODEL,
     Checkpoints,
+    is_checkpoint,
     numbered,
     read_training_state,
     read_weights,
     run_of,
     update_of,
 )
-from seqgen.checkpoints.sharded import STATE, is_sharded
+from seqgen.checkpoints.sharded import STATE
 from seqgen.errors import CheckpointError
 from seqgen.system.files import CACHE, disk_errors, new_folder
 
@@ -107,9 +107,7 @@ def _shape(weights: dict[str, Tensor], name: str) -> torch.Size | None:
 def checkpoints_of(path: Path) -> list[Path]:
     """The checkpoints that a path refers to: all of a run folder, or the checkpoint that it is."""
     places = sorted((path / FOLDER).iterdir()) if (path / FOLDER).is_dir() else [path]
-    return [
-        place for place in places if not place.name.startswith(".") and ((place / MODEL).is_file() or is_sharded(place))
-    ]
+    return [place for place in places if not place.name.startswith(".") and is_checkpoint(place)]
 
 
 def gather_run(path: Path, folder: Path) -> list[str]:
