@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from seqgen.checkpoints import averaging
+from seqgen.checkpoints import derived as averaging
 from seqgen.checkpoints.hub import PREFIX
 from seqgen.checkpoints.loading import CONFIG_FILE, read_yaml, run_folder_of
 from seqgen.checkpoints.resume import flatten

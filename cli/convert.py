@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seqgen.checkpoints.gathering import checkpoints_of, gather_run
+from seqgen.checkpoints.derived import checkpoints_of, gather_run
 from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.loading import LoadedModel, PromptDecodingConfig, checkpoint_loader_of, load_model
 from seqgen.checkpoints.run_checkpoints import Checkpoints

@@ -15,8 +15,7 @@ from seqgen.cli.convert import UserCodeConfig, tokenizers_of
 from seqgen.cli.output import check_output
 from seqgen.config import ReadingConfig, option
 from seqgen.errors import ConfigError
-from seqgen.export.folder import FORMATS, write_export
-from seqgen.export.onnx_file import check_installed
+from seqgen.export.folder import FORMATS, check_installed, write_export
 
 DESCRIPTION = """exports a model, so that it can be run without seqgen: path=RUN output=DIR. The folder has the encoder
 and one step of the decoder, whose decoding state is an input and an output, as ONNX files and as files of torch.export;

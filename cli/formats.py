@@ -12,9 +12,7 @@ from seqgen.config import GenerateConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.generation.compatibility import takes_seed
 from seqgen.generation.model_settings import changes_scores
-from seqgen.text.alignment import alignment_pairs
-from seqgen.text.details import Details
-from seqgen.text.results import TextHypothesis, Translation, on_one_line
+from seqgen.text.results import Details, TextHypothesis, Translation, alignment_pairs, on_one_line
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import Translator
 

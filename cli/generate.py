@@ -107,7 +107,7 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | NoR
         log(note)
     record.write(decoding)
     _report(cfg, outputs, references, seconds, decoding.tokens_written)
-    if summary_of_search := decoding.generator.setup.search.summary():
+    if summary_of_search := decoding.generator.summary():
         log(summary_of_search)
     return 0
 

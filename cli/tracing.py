@@ -15,8 +15,8 @@ from seqgen.errors import ConfigError
 from seqgen.lab.traces.replay import replayed
 from seqgen.lab.traces.trace import Trace
 from seqgen.lab.traces.writer import TraceWriter
-from seqgen.text.encoded_source import EncodedSource
 from seqgen.text.results import Translation
+from seqgen.text.sources import EncodedSource
 from seqgen.text.text_decoding import TextDecoding
 
 OF_REPLAY = ("replay", "output", "format", "common", "reading", "debug", "dataset", "generation", "trace_options")

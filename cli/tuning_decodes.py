@@ -23,8 +23,7 @@ from seqgen.config.dicts import to_dict
 from seqgen.errors import DataError
 from seqgen.system.files import disk_errors
 from seqgen.system.reading import open_regular, parse_json
-from seqgen.text.mbr import Utility, by_expected_utility, expected_utilities
-from seqgen.text.rerank import Reranker
+from seqgen.text.reranking import Reranker, Utility, by_expected_utility, expected_utilities
 from seqgen.text.results import TextHypothesis, Translation, on_one_line
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import Translator

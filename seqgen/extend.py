@@ -96,16 +96,15 @@ from seqgen.generation.speculative.verification import SpeculativeSearch as Spec
 
 # isort: split
 # From lines to lines
-from seqgen.text.encoded_source import EncodedSource as EncodedSource
-from seqgen.text.mbr import (
+from seqgen.text.reranking import (
     Matrix as Matrix,
     NgramUtility as NgramUtility,
+    Reranker as Reranker,
     Utility as Utility,
     utility_from_config as utility_from_config,
 )
-from seqgen.text.member_sources import MemberSource as MemberSource
-from seqgen.text.rerank import Reranker as Reranker
 from seqgen.text.results import TextHypothesis as TextHypothesis, Translation as Translation
+from seqgen.text.sources import EncodedSource as EncodedSource, MemberSource as MemberSource
 from seqgen.text.text_model import TextModel as TextModel
 from seqgen.text.translator import ModelInMemory as ModelInMemory
 

@@ -297,4 +297,4 @@ for _prefix, _module in {
     LOGITS_PROCESSORS.declare(_prefix, f"seqgen.generation.processors.{_module}")
 COMBINATIONS.declare("", "seqgen.generation.ensemble.combinations")
 STOPPING_RULES.declare("", "seqgen.generation.stopping")
-UTILITIES.declare("", "seqgen.text.mbr")
+UTILITIES.declare("", "seqgen.text.reranking")

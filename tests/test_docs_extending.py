@@ -39,7 +39,7 @@ from seqgen.generation.ensemble.member import Member
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.session import Session
 from seqgen.structures import DecoderOut
-from seqgen.text.mbr import by_expected_utility, expected_utilities
+from seqgen.text.reranking import by_expected_utility, expected_utilities
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
 from seqgen.training.criteria import CrossEntropyConfig, CrossEntropyCriterion

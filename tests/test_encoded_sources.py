@@ -19,7 +19,7 @@ from seqgen.generation.speculative.verification import SpeculativeSearch
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.internals import recorded
 from seqgen.structures import Batch, EncoderOut, Hypothesis, Source
-from seqgen.text.encoded_source import EncodedSource
+from seqgen.text.sources import EncodedSource
 from seqgen.text.translator import Translator
 from tests.generators import make_generator
 from tests.huggingface_internals import assert_near, every_kind, pair_of

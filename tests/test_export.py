@@ -15,9 +15,8 @@ from torch import Tensor
 
 from seqgen.checkpoints.loading import load_model
 from seqgen.errors import ConfigError
-from seqgen.export.comparison import Sentences, largest_difference
+from seqgen.export.folder import PACKAGES, Sentences, largest_difference, load_onnx, write_onnx
 from seqgen.export.graphs import EncoderGraph, Graph, StepGraph, export_graphs
-from seqgen.export.onnx_file import PACKAGES, load_onnx, write_onnx
 from seqgen.model import EncoderDecoderModel
 from seqgen.system.switches import INPUT_CHOICES
 from tests.commands import SMALL_TRANSFORMER, Outcome, command, corpus, training_arguments
@@ -201,6 +200,6 @@ def test_wrong_input_is_answered_by_a_sentence(tmp_path: Path, monkeypatch: pyte
     _refused(command("export", "path=[a,b]", output, "formats=[torch]"), "give one model without brackets, such as a")
     _refused(command("export", path, output, "opset=7"), "opset=7")
     _refused(command("export", path, output, "formats=[torch]"), "none")
-    monkeypatch.setattr("seqgen.export.onnx_file.find_spec", lambda name: None)
+    monkeypatch.setattr("seqgen.export.folder.find_spec", lambda name: None)
     _refused(command("export", path, output), "pip install onnx onnxscript onnxruntime;", "formats=[torch]")
     assert not (tmp_path / "out").exists()

@@ -14,7 +14,7 @@ from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.byte import ByteTokenizer
 from seqgen.data.tokenizers.pretrained import byte_files
 from seqgen.generation.agreement import lexicon
-from seqgen.generation.agreement.search import AgreementSearch
+from seqgen.generation.agreement.generator import AgreementGenerator
 from seqgen.generation.ensemble.combinations import Combination, LogProbabilityMean
 from seqgen.generation.processors.length import ForceFirst
 from seqgen.generation.sequence_generator import SequenceGenerator
@@ -39,14 +39,9 @@ def rules_of(tokenizers: Sequence[Tokenizer], seed: int = 0) -> list[Rule]:
 
 def generator(
     tokenizers: Sequence[Tokenizer], rules: Sequence[Rule], weights: Sequence[float] = (), **options: Any
-) -> SequenceGenerator:
-    return SequenceGenerator(
-        [ScriptedModel(rule) for rule in rules],
-        tokenizers[0].dictionary,
-        search_strategy=AgreementSearch(tokenizers),
-        combination=LogProbabilityMean(weights),
-        **options,
-    )
+) -> AgreementGenerator:
+    models = [ScriptedModel(rule) for rule in rules]
+    return AgreementGenerator(models, tokenizers, combination=LogProbabilityMean(weights), **options)
 
 
 def outputs(hypotheses: Sequence[Hypothesis]) -> Found:
@@ -116,7 +111,6 @@ def test_equal_vocabularies_without_prefixes_give_the_plain_ensemble() -> None:
     rules = [spoken(rule) for rule in rules_of([tokenizer] * 2, 7)]
     options: dict[str, Any] = {"beam_size": 3, "max_len_b": 7, "min_len": 2, "len_penalty": 0.7, "temperature": 1.3}
     agreement = generator([tokenizer] * 2, rules, (3.0, 1.0), **options)
-    agreement.setup.search.min_len = 2
     plain = SequenceGenerator(
         [ScriptedModel(rule) for rule in rules], tokenizer.dictionary, combination=WeightedSum(), **options
     )
@@ -143,10 +137,7 @@ def test_a_first_token_without_text_is_forced() -> None:
     model = ScriptedModel(lambda source, history: rule(source, history) if history else free(source, history))
     settings: dict[str, Any] = {"beam_size": 4, "max_len_b": 9}
     plain = SequenceGenerator([model], tokenizer.dictionary, processors=[ForceFirst(unk, True)], **settings)
-    search = AgreementSearch([tokenizer], first_tokens=[unk])
-    forced = SequenceGenerator(
-        [model], tokenizer.dictionary, search_strategy=search, combination=LogProbabilityMean(), **settings
-    )
+    forced = AgreementGenerator([model], [tokenizer], [unk], combination=LogProbabilityMean(), **settings)
     for own, expected in zip(forced.generate(batch_of(SOURCES)), plain.generate(batch_of(SOURCES)), strict=True):
         assert own[0].tokens[0] == unk
         assert_same(outputs(own), [((tuple(one.tokens.tolist()),), one.score) for one in expected])

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings, strategies as st
 from sacrebleu.metrics import BLEU, CHRF
 
 from seqgen.errors import ConfigError
-from seqgen.text.mbr import Bleu, Chrf, Utility, by_expected_utility, expected_utilities
+from seqgen.text.reranking import Bleu, Chrf, Utility, by_expected_utility, expected_utilities
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
 from tests.text_models import TEXTS, text_model

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from seqgen.checkpoints import pickle_work
+from seqgen.checkpoints import torch_file as pickle_work
 from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.run_checkpoints import STATE, update_of
 from seqgen.checkpoints.torch_file import read_torch_file

@@ -16,11 +16,10 @@ from seqgen.errors import ConfigError, DataError
 from seqgen.generation.setup import DecodingRequest
 from seqgen.generation.speculative.verification import SpeculativeSession
 from seqgen.structures import Source
-from seqgen.text.continuation import continuation
 from seqgen.text.results import Translation
-from seqgen.text.running_text import blocks
+from seqgen.text.text_scoring import blocks
 from seqgen.text.translator import Translator
-from seqgen.text.word_streaming import IteratorStreamer
+from seqgen.text.word_streaming import IteratorStreamer, continuation
 from tests.commands import sentences
 from tests.language_models import PROMPTS, language_model
 from tests.text_models import text_model

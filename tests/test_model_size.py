@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from seqgen.checkpoints.model_size import can_materialize, materialize
+from seqgen.checkpoints.model_weights import can_materialize, materialize
 from tests.model_zoo import ZOO
 
 CPU = torch.device("cpu")
@@ -61,7 +61,7 @@ def test_the_compiler_is_not_imported_to_build_models_without_memory() -> None:
     code = f"""
 import sys
 import torch
-from seqgen.checkpoints.model_size import on_meta
+from seqgen.checkpoints.model_weights import on_meta
 from tests.model_zoo import ZOO
 with on_meta():
     for name in {[name for name in ZOO if "lstm" not in name]}:

@@ -23,7 +23,7 @@ from examples.papers.mbr.utilities import Embedding, EmbeddingConfig, Ter, simil
 from seqgen.errors import ConfigError
 from seqgen.generation.component import Resources
 from seqgen.registry import UTILITIES
-from seqgen.text.mbr import Bleu, Chrf, Matrix, Utility
+from seqgen.text.reranking import Bleu, Chrf, Matrix, Utility
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments

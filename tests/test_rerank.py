@@ -15,9 +15,9 @@ from seqgen.errors import ConfigError
 from seqgen.generation.component import Resources
 from seqgen.generation.ensemble.combinations import Fusion
 from seqgen.registry import register_member_source, register_reranker
-from seqgen.text.member_sources import MemberSource
-from seqgen.text.rerank import Reranker
+from seqgen.text.reranking import Reranker
 from seqgen.text.results import TextHypothesis, Translation
+from seqgen.text.sources import MemberSource
 from seqgen.text.translator import ModelInMemory, Translator
 from tests.text_models import TEXTS, text_model
 

@@ -19,7 +19,7 @@ from hypothesis import given, strategies as st
 from torch import Tensor, nn
 
 from seqgen.checkpoints import run_checkpoints as checkpoints_module, serialization
-from seqgen.checkpoints.averaging import average, last_checkpoints, write_average
+from seqgen.checkpoints.derived import average, last_checkpoints, write_average
 from seqgen.checkpoints.model_weights import load_weights
 from seqgen.checkpoints.run_checkpoints import (
     Checkpoints,

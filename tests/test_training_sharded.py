@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from seqgen.checkpoints import serialization
-from seqgen.checkpoints.averaging import average
+from seqgen.checkpoints.derived import average
 from seqgen.checkpoints.run_checkpoints import (
     Checkpoints,
     read_training_state,

@@ -19,6 +19,7 @@ from seqgen.data.tokenizers.pretrained import byte_files, load_pretrained_tokeni
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
 from seqgen.data.tokenizers.sentencepiece_training import T5_IDS, train_sentencepiece
 from seqgen.errors import ConfigError
+from seqgen.generation.agreement.generator import AgreementGenerator
 from seqgen.generation.agreement.lexicon import first_text, token_texts
 from seqgen.generation.ensemble.combinations import Product
 from seqgen.text.results import Translation
@@ -203,10 +204,12 @@ def test_it_is_said_how_the_members_are_decoded(members: list[Any]) -> None:
     decoding = Translator(members[:2], **SETTINGS).prepare()
     assert len([note for note in decoding.notes if "by agreement on the text" in note]) == 1
     list(decoding.translate(LINES))
-    first, second = decoding.generator.setup.search.calls
-    assert 0 < first <= decoding.generator.setup.search.steps
-    assert "called" in decoding.generator.setup.search.summary()
-    assert second == decoding.generator.setup.search.steps - 1, "the member of bytes steps after the first space"
+    generator = decoding.generator
+    assert isinstance(generator, AgreementGenerator)
+    first, second = generator.calls
+    assert 0 < first <= generator.steps
+    assert "called" in generator.summary()
+    assert second == generator.steps - 1, "the member of bytes steps after the first space"
 
 
 def test_an_output_is_cut_off_where_a_member_is_full(members: list[Any]) -> None:

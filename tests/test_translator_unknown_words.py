@@ -15,7 +15,7 @@ from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenize
 from seqgen.errors import ConfigError, DataError
 from seqgen.incremental_state import StateDict
 from seqgen.structures import DecoderOut, EncoderOut, Hypothesis
-from seqgen.text.alignment import alignment_pairs, attend_to_source
+from seqgen.text.results import alignment_pairs, attend_to_source
 from seqgen.text.translator import ModelInMemory, Translator
 from seqgen.text.unknown_words import UnknownWords, read_translations, source_word
 from tests.commands import sentences

@@ -26,8 +26,7 @@ from seqgen.checkpoints.loading import (
     PromptDecodingTask,
     register_checkpoint_loader,
 )
-from seqgen.checkpoints.model_size import build_real, check_size
-from seqgen.checkpoints.model_weights import fit
+from seqgen.checkpoints.model_weights import build_real, check_size, fit
 from seqgen.checkpoints.torch_file import plain, read_torch_file
 from seqgen.config import ReadingConfig, TrainConfig
 from seqgen.data.dictionary import Dictionary

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from seqgen.checkpoints.loading import LoadedModel, Placement, register_checkpoint_loader
-from seqgen.checkpoints.model_size import MAX_BUFFERS, on_meta
+from seqgen.checkpoints.model_weights import MAX_BUFFERS, on_meta
 from seqgen.checkpoints.serialization import write_json
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
 from seqgen.config.dicts import to_dict

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seqgen.checkpoints.model_size import materialize
+from seqgen.checkpoints.model_weights import materialize
 from seqgen.checkpoints.serialization import read_json, read_tensors, tensor_chunks, write_json, write_tensors
 from seqgen.checkpoints.torch_file import read_torch_file
 from seqgen.errors import CheckpointError

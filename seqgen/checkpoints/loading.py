@@ -24,8 +24,7 @@ from torch import Tensor
 
 from seqgen.checkpoints.device_map import place
 from seqgen.checkpoints.hub import local_path
-from seqgen.checkpoints.model_size import build_real, can_materialize, check_size, materialize
-from seqgen.checkpoints.model_weights import load_weights
+from seqgen.checkpoints.model_weights import build_real, can_materialize, check_size, load_weights, materialize
 from seqgen.checkpoints.run_checkpoints import resolve, run_lock, weight_shapes
 from seqgen.checkpoints.run_checksums import update_generation, verify_run, verify_task
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig, option

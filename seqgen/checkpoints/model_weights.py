@@ -1,17 +1,30 @@
-"""The weights of a checkpoint, and the model that they are loaded into."""
+"""The weights of a checkpoint, and the model that they are loaded into.
+
+A damaged configuration can ask for a billion layers, whereas the weights of a checkpoint are no larger than its file.
+So the model is first built on PyTorch's ``meta`` device, which allocates no memory. Only if its weights match those of
+the checkpoint, they are allocated, on the device and in the dtype in which they are needed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
 
 from seqgen.checkpoints.run_checkpoints import MODEL, read_weights, unchanged
 from seqgen.checkpoints.serialization import read_tensors, tensor_chunks, verify_checksums
 from seqgen.checkpoints.sharded import is_sharded
-from seqgen.errors import CheckpointError
+from seqgen.errors import CheckpointError, UserError
 from seqgen.modules.cached_weight import CachedWeight
+from seqgen.modules.inspection import memory_footprint
+from seqgen.structures import map_tensors
 from seqgen.system.mapped_weights import MappedFile, give_back
 from seqgen.system.switches import MAPPED_WEIGHTS
 
@@ -118,3 +131,191 @@ def _is_vocabulary(model: nn.Module, name: str) -> bool:
 def _listing(what: str, names: Sequence[str], limit: int = 5) -> str:
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return f"{what}: {', '.join(names[:limit])}{more}" if names else ""
+
+
+MAX_BUFFERS = 1 << 32
+"""Maximum bytes of buffers that a model computes when it is built and does not save, such as sinusoidal positions."""
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+@contextlib.contextmanager
+def on_meta() -> Iterator[None]:
+    """Build models on the ``meta`` device, without computing initial values, since tensors have no values there."""
+    with torch.device("meta"), _WithoutValues():
+        yield
+
+
+class _WithoutValues(TorchFunctionMode):
+    """Skips the functions that compute initial weights.
+
+    On the ``meta`` device PyTorch would import its compiler for them, which takes more than a second.
+    """
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if function in _initializers():
+            return args[0] if args else given["tensor"]
+        if function is torch.norm_except_dim:  # the norms by which weight normalization divides
+            weight, _, dim = args
+            return weight.new_empty([size if axis == dim else 1 for axis, size in enumerate(weight.shape)])
+        return function(*args, **given)
+
+
+@functools.cache
+def _initializers() -> frozenset[Callable[..., Any]]:
+    """The functions that fill a tensor in place with an initialization."""
+    named = [function for name, function in vars(nn.init).items() if name.endswith("_") and not name.startswith("_")]
+    return frozenset([*named, Tensor.normal_, Tensor.uniform_])
+
+
+def check_size(
+    build: Callable[[], M], weights: Mapping[str, Tensor], where: str, *, without_memory: bool = False
+) -> M | None:
+    """Check that a model has the weights of its checkpoint, by name and shape.
+
+    A model that cannot be built on the ``meta`` device is not checked.
+
+    Args:
+        build: builds the model.
+        weights: the checkpoint's weights by name; only their shapes are read, so they may be on the ``meta`` device.
+        where: the checkpoint, for messages.
+        without_memory: whether the model is known to build on the ``meta`` device; if so, a failure there is an error.
+
+    Returns:
+        The model on the ``meta`` device; ``None`` if it cannot be built there.
+
+    Raises:
+        CheckpointError: the model has other weights, or too large buffers.
+    """
+    try:
+        with on_meta(), _at_most(4 * len(weights) + 1000, where):
+            model = build()
+            upgraded = dict(weights)
+            upgrade = getattr(model, "upgrade_state_dict", None)
+            if upgrade is not None:
+                upgrade(upgraded)
+    except UserError:
+        raise
+    except (RuntimeError, TypeError, ValueError, NotImplementedError, OverflowError) as error:
+        if without_memory or "overflow" in str(error).lower():  # the sizes of a tensor, on any device
+            raise _impossible(error, where) from error
+        return None
+    fit(model, upgraded, where)
+    buffers = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
+    if buffers > MAX_BUFFERS:
+        raise CheckpointError(
+            f"{where}: the model would need {buffers >> 30} GiB for buffers, more than {MAX_BUFFERS >> 30} GiB; its "
+            "configuration is damaged, perhaps its maximum source or target length"
+        )
+    return model
+
+
+def build_real(build: Callable[[], Any], where: str) -> Any:
+    """Build a model on a real device.
+
+    Args:
+        build: builds the model.
+        where: the checkpoint, for messages.
+
+    Returns:
+        The model.
+
+    Raises:
+        CheckpointError: the configured sizes are impossible, or there is not enough memory.
+    """
+    try:
+        return build()
+    except (RuntimeError, OverflowError, MemoryError) as error:
+        raise _impossible(error, where) from error
+
+
+def can_materialize(model: nn.Module) -> bool:
+    """Whether ``materialize`` and the weights of a checkpoint make a complete model of one on the ``meta`` device.
+
+    They do not if a module has values that are neither saved with the weights nor computed by ``reset_buffers``, or
+    parameters of a class of their own.
+
+    Args:
+        model: a model on the ``meta`` device.
+    """
+    if any(type(parameter) is not nn.Parameter or vars(parameter) for parameter in model.parameters()):
+        return False
+    return not any(_has_unsaved_values(module) for module in model.modules())
+
+
+def _has_unsaved_values(module: nn.Module) -> bool:
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors({name: value for name, value in vars(module).items() if name not in _REGISTERED}, note)
+    if not hasattr(module, "reset_buffers"):
+        found += [module._buffers[name] for name in module._non_persistent_buffers_set]  # type: ignore[misc]
+    return any(tensor is not None and tensor.is_meta for tensor in found)
+
+
+_REGISTERED = ("_parameters", "_buffers", "_modules")
+
+
+def materialize(model: nn.Module, device: torch.device) -> None:
+    """Replace parameters on the ``meta`` device by uninitialized ones, and compute buffers; tied parameters stay tied.
+
+    A module with buffers that are not saved computes them in its method ``reset_buffers``.
+
+    Args:
+        model: a model whose parameters are on the ``meta`` device.
+        device: where to put parameters and buffers.
+
+    Raises:
+        CheckpointError: there is not enough memory.
+    """
+    try:
+        made = {
+            parameter: nn.Parameter(_empty(parameter, device), parameter.requires_grad)
+            for parameter in model.parameters()
+        }
+    except (RuntimeError, MemoryError):
+        size = memory_footprint(model) / 1e9
+        raise CheckpointError(
+            f"the model needs {size:.1f} GB, more than {device} has free; choose a smaller dtype or model"
+        ) from None
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            setattr(module, name, made[parameter])
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, _empty(buffer, device) if buffer.is_meta else buffer.to(device))
+        if hasattr(module, "reset_buffers"):
+            module.reset_buffers()  # type: ignore[operator]
+
+
+def _empty(tensor: Tensor, device: torch.device) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+
+
+def _impossible(error: BaseException, where: str) -> CheckpointError:
+    reason = str(error).strip().partition("\n")[0][:200]
+    return CheckpointError(f"{where}: a model of these sizes cannot be built ({reason})")
+
+
+@contextlib.contextmanager
+def _at_most(limit: int, where: str) -> Iterator[None]:
+    """Fail as soon as more than ``limit`` parameters are registered; replaced and shared ones count each time."""
+    count = 0
+
+    def add(*_: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > limit:
+            raise CheckpointError(f"{where}: the model has more weights than the checkpoint; was config.yaml edited?")
+
+    hook = register_module_parameter_registration_hook(add)
+    try:
+        yield
+    finally:
+        hook.remove()

@@ -157,8 +157,8 @@ def _update_or_less(checkpoint: Path) -> int:
 
 def numbered(folder: Path, kind: str) -> list[Path]:
     """The checkpoints ``KIND_N`` in a ``checkpoints`` folder, oldest first."""
-    found = [(int(path.name.rpartition("_")[2]), path) for path in folder.glob(f"{kind}_*") if _number(path, kind)]
-    return [path for _, path in sorted(found)]
+    found = [path for path in folder.glob(f"{kind}_*") if re.fullmatch(rf"{kind}_\d+", path.name)]
+    return sorted(found, key=lambda path: int(path.name.rpartition("_")[2]))
 
 
 def update_of(checkpoint: Path) -> int:
@@ -200,42 +200,56 @@ def resolve(path: str | Path) -> Path:
     """
     given = Path(path)
     if given.is_file():
-        if given.name == MODEL:
-            return _checked(given.parent)
-        if given.suffix in _CODE_SUFFIXES or _looks_like_code(given):
-            raise CheckpointError(
-                f"{given}: such a file can contain code and is never loaded; give a {MODEL}, or convert it "
-                "with seqgen-convert"
-            )
-        raise CheckpointError(f"{given}: not a checkpoint; give a run folder, a checkpoint's folder or a {MODEL}")
+        return _checked(_folder_of(given))
     for candidate in (given, given / FOLDER / "best", given / FOLDER / "last"):
         for place in (candidate, candidate.with_name(f".{candidate.name}.old")):  # left by a kill between two renames
             if (place / MODEL).is_file():
                 return _checked(place)
             if is_sharded(place):
                 return place
-    if not given.exists():
-        raise CheckpointError(f"{given}: there is no such file or folder{_advice(given)}")
-    if (given / FOLDER).is_dir():
-        names = ", ".join(sorted(p.name for p in (given / FOLDER).iterdir() if (p / MODEL).is_file()))
+    raise CheckpointError(f"{given}: {_why_none(given)}")
+
+
+def _folder_of(file: Path) -> Path:
+    """The folder of a ``model.safetensors``.
+
+    Raises:
+        CheckpointError: it is another file.
+    """
+    if file.name == MODEL:
+        return file.parent
+    if file.suffix in _CODE_SUFFIXES or _looks_like_code(file):
         raise CheckpointError(
-            f"{given}: a run folder without checkpoints best and last"
-            + (f"; it has: {names}" if names else "; perhaps its training has not saved one yet")
+            f"{file}: such a file can contain code and is never loaded; give a {MODEL}, or convert it "
+            "with seqgen-convert"
         )
-    inside = sorted(p.name for p in given.iterdir() if _is_checkpoint(p)) if given.is_dir() else []
+    raise CheckpointError(f"{file}: not a checkpoint; give a run folder, a checkpoint's folder or a {MODEL}")
+
+
+def _why_none(given: Path) -> str:
+    """Why a path refers to no checkpoint, and what the user can do."""
+    if not given.is_dir():
+        kind = f"neither a run folder nor a checkpoint: no {MODEL} in it"
+        return kind if given.exists() else f"there is no such file or folder{_advice(given)}"
+    if (given / FOLDER).is_dir():
+        names = ", ".join(sorted(path.name for path in (given / FOLDER).iterdir() if (path / MODEL).is_file()))
+        found = f"it has: {names}" if names else "perhaps its training has not saved one yet"
+        return f"a run folder without checkpoints best and last; {found}"
+    inside = sorted(path.name for path in given.iterdir() if is_checkpoint(path))
     if given.absolute().name == FOLDER and inside:
-        raise CheckpointError(
-            f"{given}: this folder has the checkpoints of a run; give the run, {given.parent}, for its best "
+        return (
+            f"this folder has the checkpoints of a run; give the run, {given.parent}, for its best "
             f"checkpoint, or one of: {', '.join(str(given / name) for name in inside)}"
         )
-    codes = sorted(p.name for p in given.iterdir() if p.suffix in _CODE_SUFFIXES) if given.is_dir() else []
+    codes = sorted(path.name for path in given.iterdir() if path.suffix in _CODE_SUFFIXES)
     hint = f"; {codes[0]} can contain code and is never loaded" if codes else ""
-    if given.is_dir() and any(given.glob("*.safetensors")):
+    if any(given.glob("*.safetensors")):
         hint += f"; a Hugging Face folder must also have a {_HUGGINGFACE}"
-    raise CheckpointError(f"{given}: neither a run folder nor a checkpoint: no {MODEL} in it{hint}")
+    return f"neither a run folder nor a checkpoint: no {MODEL} in it{hint}"
 
 
-def _is_checkpoint(folder: Path) -> bool:
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder is a checkpoint."""
     return (folder / MODEL).is_file() or is_sharded(folder)
 
 
@@ -268,15 +282,15 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
     Raises:
         CheckpointError: the file is missing, damaged or truncated.
     """
-    if is_sharded(checkpoint):
-        weights: dict[str, Tensor] = unchanged(checkpoint, lambda: read_shards(checkpoint, only_weights=True))[WEIGHTS]
-        return weights
-    return unchanged(checkpoint, lambda: _verified_tensors(checkpoint))
 
+    def read() -> dict[str, Tensor]:
+        if is_sharded(checkpoint):
+            weights: dict[str, Tensor] = read_shards(checkpoint, only_weights=True)[WEIGHTS]
+            return weights
+        verify_checksums(checkpoint, [MODEL])
+        return read_tensors(checkpoint / MODEL)
 
-def _verified_tensors(checkpoint: Path) -> dict[str, Tensor]:
-    verify_checksums(checkpoint, [MODEL])
-    return read_tensors(checkpoint / MODEL)
+    return unchanged(checkpoint, read)
 
 
 def unchanged(checkpoint: Path, read: Callable[[], T]) -> T:
@@ -389,10 +403,6 @@ def _discard(path: Path) -> None:
     shutil.rmtree(deleted, ignore_errors=True)
     path.rename(deleted)
     shutil.rmtree(deleted)
-
-
-def _number(path: Path, kind: str) -> bool:
-    return re.fullmatch(rf"{kind}_\d+", path.name) is not None
 
 
 def _identity(folder: Path) -> int:

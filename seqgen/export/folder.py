@@ -6,12 +6,19 @@
     encoder.pt2, step.pt2     the graphs for torch.export.load
     export.json               names and shapes of their inputs and outputs, and the ids that decoding needs
     tokenizer/                the tokenizer; or source_tokenizer/ and target_tokenizer/
+
+Before the folder is written, stepped decoding with its files is compared to the model's parallel pass.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +29,153 @@ from torch.utils import _pytree as pytree
 from seqgen.checkpoints.loading import LoadedModel
 from seqgen.data.tokenizers.base import Tokenizer, save_tokenizer
 from seqgen.errors import ConfigError
-from seqgen.export.comparison import Sentences, largest_difference
-from seqgen.export.graphs import NEXT, Graph, Run, export_graphs
-from seqgen.export.onnx_file import load_onnx, write_onnx
-from seqgen.export.state import NamedTensor
+from seqgen.export.graphs import NEXT, ROWS, Graph, NamedTensor, Run, export_graphs
+from seqgen.model import EncoderDecoderModel
 from seqgen.system.files import new_folder, write_atomically
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Random sentences: sources of unequal length, and the targets that are given to the decoder.
+
+    Attributes:
+        src_tokens: ``(N, S)`` int64, padded on the right.
+        src_lengths: ``(N,)`` int64.
+        prev_output_tokens: ``(N, T)`` int64.
+    """
+
+    src_tokens: Tensor
+    src_lengths: Tensor
+    prev_output_tokens: Tensor
+
+    @classmethod
+    def random(cls, lengths: Sequence[int], steps: int, *, pad: int, source_size: int, target_size: int) -> Sentences:
+        """Draw sentences; the same arguments give the same sentences.
+
+        Args:
+            lengths: length of each source.
+            steps: length of all targets.
+            pad: id of padding in the source vocabulary.
+            source_size: size of the source vocabulary.
+            target_size: size of the target vocabulary.
+        """
+        generator = torch.Generator().manual_seed(1)
+        src_lengths = torch.tensor(lengths)
+        words = torch.tensor([word for word in range(source_size) if word != pad])
+        shape = len(lengths), max(lengths)
+        src_tokens = words[torch.randint(len(words), shape, generator=generator)]
+        src_tokens[torch.arange(max(lengths)) >= src_lengths.unsqueeze(1)] = pad
+        targets = torch.randint(target_size, (len(lengths), steps), generator=generator)
+        return cls(src_tokens, src_lengths, targets)
+
+
+@torch.no_grad()
+def largest_difference(
+    model: EncoderDecoderModel, encoder: Run, step: Run, step_graph: Graph, sentences: Sentences
+) -> float:
+    """The largest difference of logits over all steps, relative to the largest logit if that is above 1.
+
+    Args:
+        model: the model.
+        encoder: runs the graph of the encoder.
+        step: runs the graph of a step.
+        step_graph: the graph of a step.
+        sentences: the sentences to decode.
+    """
+    rows, steps = sentences.prev_output_tokens.shape
+    expected, _ = model(sentences.src_tokens, sentences.src_lengths, sentences.prev_output_tokens)
+    expected = torch.stack([model.adjust_logits_during_generation(expected[:, n], n) for n in range(steps)], dim=1)
+    source = list(encoder([sentences.src_tokens]))
+    state = [
+        torch.zeros([rows if n == ROWS else n if isinstance(n, int) else 0 for n in tensor.shape], dtype=tensor.dtype)
+        for tensor in step_graph.inputs[1 + len(source) :]
+    ]
+    scale, largest = max(1.0, float(expected.abs().max())), 0.0
+    for seen in range(steps):
+        logits, *state = step([sentences.prev_output_tokens[:, : seen + 1], *source, *state])
+        largest = max(largest, float((logits - expected[:, seen]).abs().max()))
+    return largest / scale
+
+
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+"""The packages that write and run ONNX files."""
+
+
+def check_installed() -> None:
+    """Check that the packages for ONNX are installed.
+
+    Raises:
+        ConfigError: one is missing.
+    """
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"formats=[onnx] needs packages: pip install {' '.join(missing)}; or choose formats=[torch]")
+
+
+def write_onnx(graph: Graph, path: Path, opset: int) -> None:
+    """Write a graph as an ONNX file; if the weights have more than 2 GB, they are written to a second file.
+
+    Args:
+        graph: the graph.
+        path: the file.
+        opset: version of ONNX's operator set.
+
+    Raises:
+        ConfigError: ONNX has no operator for a part of the graph.
+    """
+    with _without_warnings():
+        try:
+            program = torch.onnx.export(
+                graph.program,
+                input_names=[tensor.name for tensor in graph.inputs],
+                output_names=[tensor.name for tensor in graph.outputs],
+                dynamic_shapes=[tensor.dynamic for tensor in graph.inputs],
+                opset_version=opset,
+                dynamo=True,
+                verbose=False,
+            )
+        except Exception as error:  # its class depends on the part that cannot be converted
+            reason = str(error).strip().partition("\n")[0][:200]
+            raise ConfigError(f"the model cannot be written as ONNX with opset={opset}: {reason}") from error
+        assert program is not None
+        program.save(path)
+
+
+def load_onnx(path: Path, graph: Graph) -> Run:
+    """Load an ONNX file to run it on the CPU.
+
+    Args:
+        path: the file.
+        graph: the graph that the file contains.
+
+    Returns:
+        A function that runs it.
+    """
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [tensor.name for tensor in graph.inputs]
+
+    def run(inputs: Sequence[Tensor]) -> list[Tensor]:
+        arrays = [tensor.numpy() for tensor in inputs]
+        return [torch.from_numpy(output) for output in session.run(None, dict(zip(names, arrays, strict=True)))]
+
+    return run
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Hide the exporter's warnings, for example about packages that are not needed."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
 
 METADATA = "export.json"
 FORMATS = {"onnx": "onnx", "torch": "pt2"}

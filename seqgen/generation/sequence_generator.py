@@ -189,6 +189,10 @@ class SequenceGenerator:
         """Whether waiting sentences may join a running batch."""
         return self.setup.can_merge
 
+    def summary(self) -> str:
+        """A sentence about the batches decoded so far, for the user; empty for none."""
+        return self.setup.search.summary()
+
     @torch.inference_mode()
     def generate(
         self,

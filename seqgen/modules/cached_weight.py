@@ -11,12 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from seqgen.modules.bit_exact.mode import BitExact
-from seqgen.system.mapped_weights import is_mapped
 
 T = TypeVar("T")
-
-_SAMPLED = 16_384
-"""How many of the first values of a mapped parameter are sampled to find changes."""
 
 
 class CachedWeight(nn.Module):
@@ -24,9 +20,8 @@ class CachedWeight(nn.Module):
 
     In training, and whenever gradients are recorded, it is computed at every use. Otherwise it is computed once and
     cached until ``train`` or ``eval`` is called, weights are loaded or moved, or a parameter is changed in place or
-    replaced. Changes in place that autograd does not count (``parameter.data.add_``) are found only by ``refresh``,
-    which every decode calls first, and only if they change one of the values that it samples, which lie near the
-    beginning of a weight that is mapped from its file: call ``model.eval()`` after changing a few values.
+    replaced. Changes in place that autograd does not count (``parameter.data.add_``) are not found: call
+    ``model.eval()`` after them.
     """
 
     weight: Tensor
@@ -51,12 +46,6 @@ class CachedWeight(nn.Module):
             entry = kept[name] = (Stamp(parameters), make())
         made: T = entry[1]
         return made
-
-    def refresh(self) -> None:
-        """Clear the cache if sampled values of the parameters have changed without autograd counting it."""
-        kept: dict[str, tuple[Stamp, Any]] = self.__dict__.get("_kept", {})
-        if not all(stamp.looks_alike() for stamp, _ in kept.values()):
-            self._forget()
 
     def current_weight(self) -> Tensor:
         """The weight, computed from the current parameters if it is parametrized."""
@@ -114,7 +103,7 @@ def _parametrized(kind: type[CachedWeight], attributes: dict[str, Any]) -> Cache
 
 
 class Stamp:
-    """The state of parameters at one time: their identity, memory, version counters and some of their values.
+    """The state of parameters at one time: their identity, memory and version counters.
 
     It keeps the parameters and their memory alive, so that no new tensor can have the same identity or address.
     """
@@ -124,7 +113,6 @@ class Stamp:
         self.memory = [parameter.detach() for parameter in parameters]
         self.addresses = [parameter.data_ptr() for parameter in parameters]
         self.versions = [_version(parameter) for parameter in parameters]
-        self.samples = [_sample(parameter).clone() for parameter in parameters]
 
     def holds(self, parameters: list[Tensor]) -> bool:
         """Whether ``parameters`` are the same tensors, in the same memory and version."""
@@ -138,23 +126,6 @@ class Stamp:
             if version is None or new._version != version:
                 return False
         return True
-
-    def looks_alike(self) -> bool:
-        """Whether the sampled values of the parameters are unchanged."""
-        return all(
-            torch.equal(_sample(parameter), sample)
-            for parameter, sample in zip(self.parameters, self.samples, strict=True)
-        )
-
-
-def _sample(parameter: Tensor) -> Tensor:
-    """About sixty values of a parameter; the step is odd, so that they come from different columns of a matrix.
-
-    Of a parameter that is mapped from a file they lie near the beginning, so that few pages of the file are read.
-    """
-    values = parameter.detach().flatten()
-    values = values[:_SAMPLED] if is_mapped(parameter) else values
-    return values[:: values.numel() // 61 | 1]
 
 
 def _version(parameter: Tensor) -> int | None:

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.utils.parametrizations import weight_norm
 
 from seqgen.modules.cached_weight import CachedWeight
-from seqgen.system.mapped_weights import give_back
+from seqgen.system.mapped_weights import give_back, is_mapped
 from seqgen.system.switches import PREPACKED_WEIGHTS
 
 _LARGE_PRODUCT = 10_000_000
@@ -186,7 +186,8 @@ class Projection(CachedWeight):
         product = make(matrix)
         if make is not _plain_product:
             for parameter in self._parameters_of_weight():
-                give_back(parameter)
+                if is_mapped(parameter):
+                    give_back(parameter)
         return product
 
     def _maker(self, matrix: Tensor) -> Callable[[Tensor], Product]:

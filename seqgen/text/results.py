@@ -1,13 +1,17 @@
-"""Results of decoding lines: translations and their hypotheses."""
+"""Results of decoding lines: translations and their hypotheses, with alignments and other optional fields."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
+from seqgen.generation.finished import Ranking
+from seqgen.generation.scorer import SequenceScorer
 from seqgen.modules.internals import Internals
-from seqgen.structures import Hypothesis
+from seqgen.structures import Batch, Hypothesis
 
 
 def on_one_line(text: str) -> str:
@@ -96,11 +100,6 @@ class Translation:
     member_sources: list[str] = field(default_factory=list)
 
     @property
-    def first_source(self) -> str:
-        """What the first member reads: the line, or a part of it that ``generation.members`` chooses."""
-        return self.member_sources[0] if self.member_sources else self.source
-
-    @property
     def text(self) -> str:
         """The text of the best hypothesis with a space for each newline; ``hypotheses[0].text`` keeps the newlines."""
         return on_one_line(self.hypotheses[0].text) if self.hypotheses else ""
@@ -109,3 +108,96 @@ class Translation:
     def score(self) -> float:
         """The score of the best hypothesis; minus infinity if there is none."""
         return self.hypotheses[0].score if self.hypotheses else float("-inf")
+
+
+def attend_to_source(hypothesis: Hypothesis, width: int, length: int, left_pad: bool) -> Hypothesis:
+    """Remove the columns of padding from the attention, and compute the alignment.
+
+    With a width of 5 and a length of 3, columns 0 to 2 are the source, or columns 2 to 4 if padding is on the left.
+    No token is aligned with end-of-sentence, the last source position, because it is not a word.
+
+    Args:
+        hypothesis: a hypothesis of this source.
+        width: number of columns of the batch's source.
+        length: number of source tokens of this sentence, end-of-sentence included.
+        left_pad: whether padding is on the left.
+
+    Returns:
+        The hypothesis with its attention ``(T, length)`` and alignment ``(T,)``; without both if its attention has
+        another width, because it is over the source of another member.
+    """
+    attention = hypothesis.attention
+    if attention is None or attention.size(1) != width:
+        return replace(hypothesis, attention=None, alignment=None)
+    attention = attention[:, width - length :] if left_pad else attention[:, :length]
+    return replace(hypothesis, attention=attention, alignment=attention[:, : max(1, length - 1)].argmax(-1))
+
+
+def alignment_pairs(tokens: Tensor, alignment: Tensor, eos: int) -> list[tuple[int, int]]:
+    """Pairs of source and target positions of the words of an output, as fairseq's ``--print-alignment`` prints them.
+
+    Args:
+        tokens: ``(T,)`` int64.
+        alignment: ``(T,)`` int64 source positions.
+        eos: id of end-of-sentence, which is not a word.
+
+    Returns:
+        A pair of a source position and the number of the word for each word, in the order of the output.
+    """
+    words = torch.nonzero(tokens != eos).squeeze(1).tolist()
+    return [(int(alignment[position]), number) for number, position in enumerate(words)]
+
+
+@dataclass(frozen=True)
+class Details:
+    """Which optional fields of hypotheses are computed; see ``TextHypothesis``.
+
+    Attributes:
+        attention: attention and alignment.
+        scores: ``model_score`` and ``member_scores``; requires another pass of the models over the hypotheses.
+        hidden: ``hidden``; requires another pass, too.
+        internals: ``internals``; requires another pass, too.
+    """
+
+    attention: bool = False
+    scores: bool = False
+    hidden: bool = False
+    internals: bool = False
+
+    @property
+    def rescores(self) -> bool:
+        """Whether the models make another pass over the hypotheses."""
+        return self.scores or self.hidden or self.internals
+
+    def added(
+        self, items: Sequence[TextHypothesis], batch: Batch, scorer: SequenceScorer, ranking: Ranking
+    ) -> list[TextHypothesis]:
+        """Fill the optional fields of hypotheses.
+
+        Args:
+            items: the hypotheses.
+            batch: the source of each, with the hypothesis as target.
+            scorer: makes the passes.
+            ranking: the rule that turns log-probabilities into a score.
+
+        Returns:
+            The hypotheses with these fields.
+        """
+        found, lengths = list(items), [len(item.tokens) for item in items]
+        if self.scores:
+            scored = scorer.score(batch, lengths)
+            totals = [one.hypothesis.positional_scores.sum() for one in scored]
+            found = [
+                replace(item, model_score=float(ranking.score(total, length)), member_scores=one.member_scores)
+                for item, one, total, length in zip(found, scored, totals, lengths, strict=True)
+            ]
+        if self.hidden:
+            features = scorer.features(batch)
+            found = [
+                replace(item, hidden=[rows[row, :length] for rows in features])
+                for row, (item, length) in enumerate(zip(found, lengths, strict=True))
+            ]
+        if self.internals:
+            internals = scorer.internals(batch, lengths)
+            found = [replace(item, internals=own) for item, own in zip(found, internals, strict=True)]
+        return found

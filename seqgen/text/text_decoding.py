@@ -22,19 +22,21 @@ from seqgen.generation.setup import Streamer
 from seqgen.structures import Batch, Hypothesis
 from seqgen.system.devices import out_of_memory
 from seqgen.task import Task
-from seqgen.text.alignment import attend_to_source
-from seqgen.text.continuation import continuation
-from seqgen.text.details import Details
-from seqgen.text.encoded_source import EncodedSource, check_encodable, check_fits, merged_encodings
 from seqgen.text.input_line import InputEncoder, InputLine, with_prefixes
 from seqgen.text.languages import LineLanguages, encode_source, tokens_of
-from seqgen.text.mbr import Utility, by_expected_utility, expected_utilities, utility_from_config
-from seqgen.text.member_sources import sources_from_config
-from seqgen.text.rerank import Reranker, reranker_from_config
-from seqgen.text.results import TextHypothesis, Translation
+from seqgen.text.reranking import (
+    Reranker,
+    Utility,
+    by_expected_utility,
+    expected_utilities,
+    reranker_from_config,
+    utility_from_config,
+)
+from seqgen.text.results import Details, TextHypothesis, Translation, attend_to_source
+from seqgen.text.sources import EncodedSource, check_encodable, check_fits, merged_encodings, sources_from_config
 from seqgen.text.text_model import TextModel
 from seqgen.text.unknown_words import UnknownWords
-from seqgen.text.word_streaming import WordStreamer
+from seqgen.text.word_streaming import WordStreamer, continuation
 
 BUFFER_SIZE = 4096
 """Default number of lines that are read before they are decoded together."""

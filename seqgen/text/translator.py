@@ -12,9 +12,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -22,11 +22,9 @@ from seqgen.checkpoints.loading import load_model, load_models
 from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.config.dicts import from_dict
 from seqgen.errors import CheckpointError, ConfigError, DataError
-from seqgen.generation.agreement.search import NOTE, AgreementSearch, check_details, check_supported, supported_settings
 from seqgen.generation.component import Resources
 from seqgen.generation.ensemble.member import MemberSpec
-from seqgen.generation.model_settings import kept_components, resolve_settings
-from seqgen.generation.options import SEARCH_KEYS, combination_from_config, members_from_config, with_guidance
+from seqgen.generation.options import combination_from_config, members_from_config, with_guidance
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import Streamer
@@ -34,21 +32,14 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.modules.dtypes import note_on, to_dtype
 from seqgen.structures import Hypothesis
 from seqgen.task import Task
-from seqgen.text.details import Details
-from seqgen.text.encoded_source import EncodedSource
 from seqgen.text.input_line import check_text
-from seqgen.text.languages import begins_with_language, choose_themselves, chooses_itself, force_target_language
-from seqgen.text.object_settings import (
-    KEYS_BY_ARGUMENT,
-    ensemble_settings,
-    identities,
-    separate_dotted_keys,
-    separate_objects,
-)
-from seqgen.text.results import Translation
+from seqgen.text.results import Details, Translation
+from seqgen.text.settings import CallSettings, GivenSettings, ensemble_settings, identities
+from seqgen.text.sources import EncodedSource
 from seqgen.text.text_decoding import TextDecoding
-from seqgen.text.text_model import TextModel, own_first_token
+from seqgen.text.text_model import TextModel
 from seqgen.text.text_scoring import OF_SCORING, TextScoring, check_blocks
+from seqgen.text.vocabularies import DifferentVocabularies, vocabularies_of
 from seqgen.text.word_streaming import IteratorStreamer, StreamedText
 
 
@@ -66,6 +57,23 @@ class ModelInMemory:
     model: EncoderDecoderModel
     generation: Mapping[str, Any] = field(default_factory=dict)
 
+
+class _BuiltGenerator(NamedTuple):
+    """The generator of the last call.
+
+    Attributes:
+        key: settings and ids of objects.
+        objects: the objects, which must live as long as their ids are compared.
+        generator: the generator.
+    """
+
+    key: tuple[Any, ...]
+    objects: dict[str, Any]
+    generator: SequenceGenerator
+
+
+_RANKS = ("utility", "reranker")
+"""The objects that rank hypotheses after the search."""
 
 Model: TypeAlias = str | Path | TextModel
 """A path for ``load_model``, or a model that it returned."""
@@ -97,24 +105,24 @@ class Translator:
         given = [models] if isinstance(models, str | Path) or not isinstance(models, Sequence) else list(models)
         if not given:
             raise ConfigError("there is no model to decode with; give a path, or several for an ensemble")
-        self._given_objects, settings = separate_objects(settings)
-        settings, self.debug = separate_dotted_keys(settings)
-        from_dict(GenerationConfig, settings, "generation")  # spelling is checked before anything is loaded
-        from_dict(DebugConfig, self.debug, "debug")
-        self.given = settings
+        self._given = GivenSettings.of(settings)
+        self._given.check_spelling()  # before anything is loaded
         self.members: list[TextModel] = []
         for item in given:
             self.members.extend(load_models([str(item)], device) if isinstance(item, str | Path) else [item])
-        vocabulary = self.members[0].task.target_dictionary
-        self.by_agreement = any(member.task.target_dictionary != vocabulary for member in self.members[1:])
-        self._resolve(settings, self._given_objects)  # compatibility needs the models' own settings
-        self.dtype = str(settings.get("dtype", ""))
+        self._vocabularies = vocabularies_of(self.members)
+        self._vocabularies.resolve(self._given.plain, self._given.objects)  # refuses settings that exclude each other
+        self.dtype = str(self._given.plain.get("dtype", ""))
         self.models = [self._in_dtype(member.model) for member in self.members]
         self.task = self.members[0].task
         self.device = next(self.models[0].parameters()).device
-        self._generators: dict[tuple[Any, ...], SequenceGenerator] = {}
-        self._objects_in_use: dict[str, Any] = {}
+        self._built: _BuiltGenerator | None = None
         self._drafts: dict[str, TextModel] = {}
+
+    @property
+    def by_agreement(self) -> bool:
+        """Whether the models have different target vocabularies and are decoded by agreement on the text."""
+        return isinstance(self._vocabularies, DifferentVocabularies)
 
     def _in_dtype(self, model: EncoderDecoderModel) -> EncoderDecoderModel:
         return to_dtype(model, self.dtype) if self.dtype else model
@@ -132,48 +140,20 @@ class Translator:
         Raises:
             ConfigError: a key is unknown, a value has the wrong type or range, or settings exclude each other.
         """
-        objects, plain = self._with_constructor_objects(settings)
-        return self._settings(separate_dotted_keys(plain)[0], objects)[0]
+        return self._resolve(settings).cfg
 
-    def _with_constructor_objects(self, settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Separate objects from settings, and add the constructor's objects that the call does not override."""
-        objects, plain = separate_objects(settings)
-        kept = {name: value for name, value in self._given_objects.items() if KEYS_BY_ARGUMENT[name] not in settings}
-        return {**kept, **objects}, plain
-
-    def _resolve(self, settings: Mapping[str, Any], objects: Mapping[str, Any]) -> tuple[GenerationConfig, list[str]]:
-        """See ``resolve_settings``. With a search object, the models' own settings of the search are ignored."""
-        replaced = {*SEARCH_KEYS, "sampling"} if "search_strategy" in objects else set()
-        first = self.members[0]
-        if (settings.get("target_lang") or first.generation.get("target_lang")) and begins_with_language(first.task):
-            replaced.add("forced_first")  # which may be another language
-        own = [
-            {key: value for key, value in member.generation.items() if key not in replaced} for member in self.members
-        ]
-        if not self.by_agreement:
-            return resolve_settings(own, settings)
-        kept, ignored = supported_settings(own)
-        cfg, notes = resolve_settings(kept, {"semantics": "fairseq", **settings})
-        check_supported(cfg, objects, settings)
-        unused = f"keys of the models' own settings that are not used: {', '.join(ignored)}"
-        cfg = replace(cfg, search="")  # beam search, which is given as an object
-        return cfg, [NOTE, *([unused] if ignored else []), *notes]
-
-    def _settings(self, settings: Mapping[str, Any], objects: Mapping[str, Any]) -> tuple[GenerationConfig, list[str]]:
-        """The configuration of a call, and notes for the user about it."""
-        given = self._over_given(settings)
+    def _resolve(self, settings: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> CallSettings:
+        """Resolve the settings of a call; ``defaults`` are overridden by those that the user gives."""
+        call = self._given.overridden(settings)
+        given = {**(defaults or {}), **call.plain}
         if given.get("dtype", "") != self.dtype:
             raise ConfigError(
                 f"generation.dtype={given['dtype']} applies to all calls of a translator; give it to the constructor"
             )
-        cfg, notes = self._resolve(given, objects)
-        note = note_on(self.dtype, self.device) if self.dtype else None
-        return cfg, [*notes, *([note] if note else [])]
-
-    def _over_given(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of the constructor, overridden by those of a call."""
-        components = {**kept_components(self.given, settings), **settings.get("components", {})}
-        return {**self.given, **settings, **({"components": components} if components else {})}
+        cfg, notes = self._vocabularies.resolve(given, call.objects)
+        if self.dtype and (note := note_on(self.dtype, self.device)):
+            notes.append(note)
+        return CallSettings(cfg, call.objects, from_dict(DebugConfig, call.debug, "debug"), given, notes)
 
     def translate(
         self,
@@ -268,51 +248,38 @@ class Translator:
         Raises:
             ConfigError: a key is unknown, a value has the wrong type or range, or settings exclude each other.
         """
-        details = details or Details()
-        objects, settings = self._with_constructor_objects(settings)
-        settings, debug = separate_dotted_keys(settings)
-        debug = {**self.debug, **debug}
-        if streamer is not None:  # a larger beam that the user gives is refused below
-            settings = {"beam": 1, **self._over_given(settings)}
-        cfg, notes = self._settings(settings, objects)
-        if streamer is not None:
+        details, streaming = details or Details(), streamer is not None
+        call = self._resolve(settings, {"beam": 1} if streaming else {})  # a larger beam is refused below
+        cfg, notes = call.cfg, call.notes
+        if streaming:
             _check_streamable(cfg)
-        if self.by_agreement:
-            wanted = {"attention": details.attention, "hidden": details.hidden, "internals": details.internals}
-            check_details(**wanted, streaming=streamer is not None)
+        self._vocabularies.check(details, streaming)
         self._check_shared_vocabulary(cfg)
-        start_token = self.models[0].start_token(self.task.target_dictionary.eos())
-        if self.by_agreement:
-            notes.extend(choose_themselves(cfg, self.members))
-        elif language_note := chooses_itself(cfg, self.task, start_token):
-            notes.append(language_note)
-        need_attention = details.attention or bool(cfg.replace_unknown)
+        notes += self._vocabularies.language_notes(cfg)
         draft = self._draft(cfg.draft) if cfg.draft else None
-        ranks = {name: objects.pop(name, None) for name in ("utility", "reranker")}
-        ensemble = ensemble_settings(cfg, objects)
-        key = (need_attention, str(cfg), str(debug), *identities(objects))
-        if key not in self._generators:
-            self._objects_in_use = dict(objects)  # the key contains their ids, which must not be reused
-            models = self._specified(objects.pop("members", None))
-            objects["debug"] = from_dict(DebugConfig, debug, "debug")
-            if draft is not None:
-                objects["draft"] = draft.model
-            if self.by_agreement:
-                tokenizers = [member.task.target_tokenizer for member in self.members]
-                first_tokens = [own_first_token(member) for member in self.members]
-                objects["search_strategy"] = AgreementSearch(tokenizers, cfg.min_len, cfg.max_len, first_tokens)
-            forced = force_target_language(cfg, self.task)
-            generator = self.task.build_generator(models, forced, need_attention=need_attention, **objects)
-            self._generators = {key: generator}
-        writable = self._generators[key].setup.limits.max_len
+        generator = self._generator(call, details.attention or bool(cfg.replace_unknown), draft)
+        writable = generator.setup.limits.max_len
         notes += [
             f"generation.{name}={value} is more than the {writable} tokens that can be generated"
-            for name, value in {**self.given, **settings}.items()
+            for name, value in call.given.items()
             if name in ("max_len", "max_len_b") and value > writable
         ]
-        return TextDecoding(
-            self.members, cfg, self._generators[key], details, streamer, notes, draft, ensemble=ensemble, **ranks
-        )
+        ranks = {name: call.objects.get(name) for name in _RANKS}
+        ensemble = ensemble_settings(cfg, call.objects)
+        return TextDecoding(self.members, cfg, generator, details, streamer, notes, draft, ensemble=ensemble, **ranks)
+
+    def _generator(self, call: CallSettings, need_attention: bool, draft: TextModel | None) -> SequenceGenerator:
+        """The generator of a call; that of the last call if it has the same settings and objects."""
+        objects = {name: value for name, value in call.objects.items() if name not in _RANKS}
+        key = (need_attention, str(call.cfg), str(call.debug), *identities(objects))
+        if self._built is None or self._built.key != key:
+            further: dict[str, Any] = {**objects, "debug": call.debug, "need_attention": need_attention}
+            models = self._specified(further.pop("members", None))
+            if draft is not None:
+                further["draft"] = draft.model
+            generator = self._vocabularies.build_generator(models, call.cfg, **further)
+            self._built = _BuiltGenerator(key, objects, generator)
+        return self._built.generator
 
     def _specified(self, specs: Sequence[MemberSpec | None] | None) -> list[Any]:
         """The models, each replaced by its ``MemberSpec`` if there is one.
@@ -424,17 +391,14 @@ class Translator:
             raise ConfigError(
                 f"{', '.join(unused)} has no effect on the scores of known targets; use only: {', '.join(OF_SCORING)}"
             )
-        if self.by_agreement:
-            raise ConfigError(
-                "known targets are scored by models with one target vocabulary, and these have different ones; score "
-                "with each model alone"
-            )
-        cfg, objects = self.settings(**settings), self._with_constructor_objects(settings)[0]
+        self._vocabularies.check_scorable()
+        call = self._resolve(settings)
+        cfg, objects = call.cfg, call.objects
         target = self.task.target_dictionary
         combination = combination_from_config(cfg, Resources(target), objects.get("combination"))
         members = members_from_config(self._specified(objects.get("members")), cfg)
         # a scale of the model's own settings is for decoding: scores would not be log-probabilities
-        scale = cfg.guidance_scale if "guidance_scale" in self._over_given(settings) else 1.0
+        scale = cfg.guidance_scale if "guidance_scale" in call.given else 1.0
         ensemble = with_guidance(members, combination, scale)
         of_members = (target.pad(), target.eos(), not cfg.unnormalized, ensemble.combination)
         scorer = SequenceScorer(ensemble.members, *of_members, bit_exact=cfg.bit_exact)

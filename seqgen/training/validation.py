@@ -209,7 +209,7 @@ class Validator:
 
 def _attention(translator: Translator, sources: Sequence[str]) -> list[Tensor | None]:
     """The attention of the best hypothesis of each sentence; nothing if the search strategy cannot record attention."""
-    from seqgen.text.details import Details
+    from seqgen.text.results import Details
 
     try:
         found = list(translator.prepare(Details(attention=True)).translate(sources))

@@ -28,13 +28,6 @@ LAYERS = [
         ("tests/test_modules_linear.py::test_never_an_old_weight",),
     ),
     Fault(
-        "seqgen/modules/cached_weight.py",
-        "[_sample(parameter).clone() for parameter in parameters]",
-        "[_sample(parameter) for parameter in parameters]",
-        "sampled values are views of the parameter, so that no change is found",
-        ("tests/test_laws_generation.py::test_no_stale_weight_after_a_change_between_two_decodes",),
-    ),
-    Fault(
         "seqgen/modules/convolution.py",
         "((kernel_width - 1) // 2, kernel_width // 2)",
         "(kernel_width // 2, (kernel_width - 1) // 2)",

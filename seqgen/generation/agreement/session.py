@@ -6,13 +6,14 @@ import heapq
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError, DecodingError
-from seqgen.generation.agreement.lexicon import END, Ahead
+from seqgen.generation.agreement.lexicon import END, Ahead, Lexicon, first_text, token_texts
 from seqgen.generation.agreement.member import OwnHistory
 from seqgen.generation.ensemble.member import EMPTY
 from seqgen.generation.setup import DecodingRequest, DecodingSetup
@@ -57,6 +58,45 @@ class Scores(NamedTuple):
         return cls([one.lprobs.sum(1).tolist() for one in members], [one.lengths.tolist() for one in members])
 
 
+@dataclass(frozen=True)
+class Agreement:
+    """How members with different target vocabularies agree.
+
+    Attributes:
+        texts: for each member the text of each token.
+        first_texts: for each member the text before its first token.
+        ends: for each member the id of end-of-sentence.
+        first_tokens: for each member the token that its outputs begin with, or ``None``.
+        lexicon: the texts of all members.
+        min_len: each member generates at least this many tokens before end-of-sentence.
+        max_len: each member generates at most this many tokens, end-of-sentence included; 0 for its own limit.
+    """
+
+    texts: list[list[str]]
+    first_texts: list[str]
+    ends: list[int]
+    first_tokens: Sequence[int | None]
+    lexicon: Lexicon
+    min_len: int
+    max_len: int
+
+    @classmethod
+    def of(
+        cls, tokenizers: Sequence[Tokenizer], first_tokens: Sequence[int | None] | None, min_len: int, max_len: int
+    ) -> Self:
+        """Read the texts of the vocabularies.
+
+        Raises:
+            ConfigError: a tokenizer does not return the bytes of its tokens.
+        """
+        texts = [token_texts(tokenizer) for tokenizer in tokenizers]
+        first_texts = [first_text(*pair) for pair in zip(tokenizers, texts, strict=True)]
+        if len(set(first_texts)) == 1:  # no member begins with a space, or every member does
+            first_texts = [""] * len(first_texts)
+        ends = [tokenizer.dictionary.eos() for tokenizer in tokenizers]
+        return cls(texts, first_texts, ends, first_tokens or [None] * len(ends), Lexicon(texts), min_len, max_len)
+
+
 class AgreementSession:
     """Decodes one batch with members that have different target vocabularies.
 
@@ -68,31 +108,31 @@ class AgreementSession:
     among those with the ``K`` best longest texts.
 
     Args:
-        setup: how to decode; its search is an ``AgreementSearch``.
+        setup: how to decode.
+        agreement: how the members agree.
         request: what to decode.
     """
 
-    def __init__(self, setup: DecodingSetup, request: DecodingRequest):
+    def __init__(self, setup: DecodingSetup, agreement: Agreement, request: DecodingRequest):
         _check(setup, request)
-        search: Any = setup.search
-        self.setup, self.beam, self.min_len = setup, setup.beam_size, search.min_len
-        self.lexicon, self.texts = search.lexicon, search.texts
+        self.setup, self.beam, self.min_len = setup, setup.beam_size, agreement.min_len
+        self.lexicon, self.texts = agreement.lexicon, agreement.texts
         sources = setup.ensemble.sources(request.sample)
         self.lexicon.to(sources[0].src_tokens.device)
         weights = setup.ensemble.combination.attention_weights(len(sources))
         self.weights = [weight / sum(weights) for weight in weights]
         self.members = [
-            OwnHistory(spec, source, setup, eos, search.max_len)
-            for spec, source, eos in zip(setup.ensemble.members, sources, search.ends, strict=True)
+            OwnHistory(spec, source, setup, eos, agreement.max_len)
+            for spec, source, eos in zip(setup.ensemble.members, sources, agreement.ends, strict=True)
         ]
         count = request.sample.num_sentences
         self.live = list(range(count))
-        first = _after_common(search.first_texts)
+        first = _after_common(agreement.first_texts)
         self.beams: list[list[Ahead | None]] = [[first, *[None] * (self.beam - 1)] for _ in range(count)]
         """For each live sentence and beam the texts ahead; ``None`` for a beam that does not exist."""
         self.results: list[list[Hypothesis]] = [[] for _ in range(count)]
-        self.search, self.num_steps = search, 0
-        for member, token in zip(self.members, search.first_tokens, strict=True):
+        self.num_steps = 0
+        for member, token in zip(self.members, agreement.first_tokens, strict=True):
             if token is not None:
                 member.force(token)
 
@@ -104,7 +144,6 @@ class AgreementSession:
         """
         while self.live:
             self.step()
-        self.search.count(self.num_steps, [member.calls for member in self.members])
         return [sorted(found, key=lambda one: one.score, reverse=True) for found in self.results]
 
     def step(self) -> None:

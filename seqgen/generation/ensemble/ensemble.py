@@ -14,7 +14,6 @@ from seqgen.errors import ConfigError
 from seqgen.generation.ensemble.combinations import Combination, ProbabilityMean
 from seqgen.generation.ensemble.member import INPUT, MemberSpec, encode
 from seqgen.model import EncoderDecoderModel
-from seqgen.modules.cached_weight import CachedWeight
 from seqgen.structures import Batch, Source
 from seqgen.system.mapped_weights import check_unchanged
 
@@ -43,8 +42,6 @@ class Ensemble:
     def evaluating(self) -> Iterator[None]:
         """Put all models into evaluation mode, and restore their modes afterwards.
 
-        Prepacked weights are packed again if the weights have changed.
-
         Raises:
             CheckpointError: a file that weights are mapped from was changed, before or in the meantime.
         """
@@ -53,9 +50,6 @@ class Ensemble:
             check_unchanged(model)
             if any(module.training for module in model.modules()):
                 model.eval()
-            for module in model.modules():
-                if isinstance(module, CachedWeight):
-                    module.refresh()
         try:
             yield
         finally:

@@ -13,8 +13,7 @@ from seqgen.config.dicts import from_dict, to_dict
 from seqgen.errors import ConfigError
 from seqgen.generation.search.exact import ExactSearch
 from seqgen.lab.traces.line_trace import LineTrace, Probe, Recorder
-from seqgen.text.details import Details
-from seqgen.text.results import Translation
+from seqgen.text.results import Details, Translation
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.text_model import TextModel
 from seqgen.text.translator import Translator

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from seqgen.generation.finished import Ranking
-from seqgen.text.alignment import attend_to_source
 from seqgen.text.input_line import InputLine
 from seqgen.text.languages import encode_target
+from seqgen.text.results import attend_to_source
 from seqgen.text.text_decoding import RESCORED_TOKENS, TextDecoding
 
 Wanted = tuple[InputLine, Tensor]

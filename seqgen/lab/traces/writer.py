@@ -17,12 +17,13 @@ from torch import Tensor
 from seqgen import __version__
 from seqgen.config import TraceConfig
 from seqgen.errors import ConfigError
-from seqgen.generation.agreement.search import AgreementSearch
+from seqgen.generation.agreement.generator import AgreementGenerator
 from seqgen.generation.compatibility import takes_seed
 from seqgen.generation.component import MEMBER_LPROBS
 from seqgen.generation.observers import FORBIDDEN, StepRecord
 from seqgen.generation.search.base import Search
 from seqgen.generation.search.exact import ExactSearch
+from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.session import Session
 from seqgen.generation.setup import DecodingSetup
 from seqgen.lab.traces.forced import ForcedOutput, can_score, reference_tokens, score_outputs
@@ -30,9 +31,9 @@ from seqgen.lab.traces.header import TraceHeader
 from seqgen.lab.traces.line_trace import Recorder
 from seqgen.lab.traces.sentence import SentenceTrace, TracedOutput
 from seqgen.registry import SEARCHES
-from seqgen.text.encoded_source import EncodedSource
 from seqgen.text.input_line import InputLine
 from seqgen.text.results import TextHypothesis, Translation
+from seqgen.text.sources import EncodedSource
 from seqgen.text.text_decoding import TextDecoding
 
 _TOGETHER = 32
@@ -151,7 +152,7 @@ class TraceWriter:
         self.path, self.decoding, self.options = path, decoding, options or TraceConfig()
         self.references = references
         setup = decoding.generator.setup
-        _check_traceable(setup)
+        _check_traceable(decoding.generator)
         self.tracer = Tracer(self.options, setup, self._reference_tokens)
         decoding.generator = copy.copy(decoding.generator)
         decoding.generator.setup = dataclasses.replace(setup, observers=[*setup.observers, self.tracer])
@@ -249,7 +250,7 @@ class TraceWriter:
     def _sentence(self, translation: Translation, outputs: dict[str, ForcedOutput]) -> SentenceTrace:
         steps = self.tracer.steps(translation.id)
         if translation.hypotheses and not steps:
-            raise ConfigError(_no_steps(self.decoding.generator.setup.search))
+            raise ConfigError(_no_steps(_called(self.decoding.generator.setup.search)))
         width = len(translation.source_tokens)
         hypotheses = [_hypothesis(item, width) for item in translation.hypotheses]
         if "best" in outputs:
@@ -326,26 +327,26 @@ def why_not_replayable(decoding: TextDecoding, options: TraceConfig) -> str:
     return ""
 
 
-def _check_traceable(setup: DecodingSetup) -> None:
+def _check_traceable(generator: SequenceGenerator) -> None:
     """Refuse a strategy whose loop is not that of ``Session``.
 
     Raises:
         ConfigError: names it.
     """
-    session = setup.search.session_class
-    if isinstance(setup.search, ExactSearch) or getattr(session or Session, "step", None) is not Session.step:
-        raise ConfigError(_no_steps(setup.search))
+    if isinstance(generator, AgreementGenerator):
+        raise ConfigError(_no_steps("an ensemble of models with different vocabularies"))
+    search = generator.setup.search
+    session = search.session_class
+    if isinstance(search, ExactSearch) or getattr(session or Session, "step", None) is not Session.step:
+        raise ConfigError(_no_steps(_called(search)))
 
 
-def _no_steps(search: Search) -> str:
-    name = _called(search)
+def _no_steps(name: str) -> str:
     return f"{name} has a loop of its own, whose steps cannot be traced; leave out trace, or choose another search"
 
 
 def _called(search: Search) -> str:
     """What a user knows a search strategy by."""
-    if isinstance(search, AgreementSearch):
-        return "an ensemble of models with different vocabularies"
     names = [entry.name for entry in SEARCHES.entries() if entry.component is type(search)]
     return f"generation.search={names[0]}" if names else f"the search object {type(search).__name__}"
 

@@ -1,17 +1,25 @@
-"""The strategy of members with different target vocabularies, and the settings that it supports."""
+"""The generator of members with different target vocabularies, and the settings that it supports."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
+
+import torch
+from torch import Tensor
 
 from seqgen.config import GenerationConfig
 from seqgen.config.dicts import to_dict
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError
-from seqgen.generation.agreement.lexicon import Lexicon, first_text, token_texts
-from seqgen.generation.agreement.session import AgreementSession
-from seqgen.generation.search.base import Search
+from seqgen.generation.agreement.session import Agreement, AgreementSession
+from seqgen.generation.component import Phrases
+from seqgen.generation.ensemble.member import MemberSpec
+from seqgen.generation.options import setup_from_config
+from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.generation.setup import DecodingRequest, Streamer
+from seqgen.model import EncoderDecoderModel
+from seqgen.structures import Batch, Hypothesis
 
 SUPPORTED = frozenset(
     (
@@ -34,15 +42,17 @@ NOTE = (
 )
 
 
-class AgreementSearch(Search):
-    """Beam search over the tokens of several members that agree on the text (Wicks et al. 2025).
+class AgreementGenerator(SequenceGenerator):
+    """Decodes by beam search over the tokens of several members that agree on the text (Wicks et al. 2025).
 
     Args:
-        tokenizers: the target tokenizer of each member, in the order of the members.
-        min_len: each member generates at least this many tokens before end-of-sentence.
-        max_len: each member generates at most this many tokens, end-of-sentence included; 0 for its own limit.
+        models: the model of each member; ``MemberSpec`` gives a model a role.
+        tokenizers: the target tokenizer of each member.
         first_tokens: for each member the token that its outputs begin with, which has no text (such as that of a
             language), or ``None``; by default no member has one.
+        min_len: each member generates at least this many tokens before end-of-sentence.
+        max_len: each member generates at most this many tokens, end-of-sentence included; 0 for its own limit.
+        options: further parameters of ``SequenceGenerator``.
 
     Attributes:
         steps: number of steps of all batches so far.
@@ -52,32 +62,80 @@ class AgreementSearch(Search):
         ConfigError: a tokenizer does not return the bytes of its tokens.
     """
 
-    session_class = AgreementSession
-
     def __init__(
         self,
+        models: Sequence[EncoderDecoderModel | MemberSpec],
         tokenizers: Sequence[Tokenizer],
+        first_tokens: Sequence[int | None] | None = None,
+        *,
         min_len: int = 1,
         max_len: int = 0,
-        first_tokens: Sequence[int | None] | None = None,
+        **options: Any,
     ):
-        self.texts = [token_texts(tokenizer) for tokenizer in tokenizers]
-        first_texts = [first_text(*pair) for pair in zip(tokenizers, self.texts, strict=True)]
-        # where no member begins with a space, or every member does, outputs begin with any token
-        self.first_texts = first_texts if len(set(first_texts)) > 1 else [""] * len(first_texts)
-        self.ends = [tokenizer.dictionary.eos() for tokenizer in tokenizers]
-        self.lexicon = Lexicon(self.texts)
-        self.min_len, self.max_len = min_len, max_len
-        self.first_tokens = first_tokens or [None] * len(self.ends)
-        self.steps, self.calls = 0, [0] * len(self.ends)
+        super().__init__(models, tokenizers[0].dictionary, min_len=min_len, max_len=max_len, **options)
+        self._agree(Agreement.of(tokenizers, first_tokens, min_len, max_len))
 
-    def count(self, steps: int, calls: Sequence[int]) -> None:
-        """Add the steps of a batch, and the calls of each member's decoder."""
-        self.steps += steps
-        self.calls = [total + own for total, own in zip(self.calls, calls, strict=True)]
+    @classmethod
+    def from_members(
+        cls,
+        models: Sequence[EncoderDecoderModel | MemberSpec],
+        tokenizers: Sequence[Tokenizer],
+        first_tokens: Sequence[int | None],
+        cfg: GenerationConfig,
+        **objects: Any,
+    ) -> Self:
+        """Make a generator from the ``generation`` group of a configuration.
+
+        Args:
+            models: as in the constructor.
+            tokenizers: likewise.
+            first_tokens: likewise.
+            cfg: the configuration; see ``check_supported``.
+            objects: see ``SequenceGenerator.from_config``.
+
+        Raises:
+            ConfigError: two keys contradict each other, or a component is not registered.
+        """
+        generator = cls.__new__(cls)
+        generator._set_up(setup_from_config(models, tokenizers[0].dictionary, cfg, tokenizers[0], **objects))
+        generator._agree(Agreement.of(tokenizers, first_tokens, cfg.min_len, cfg.max_len))
+        return generator
+
+    def _agree(self, agreement: Agreement) -> None:
+        self.agreement = agreement
+        self.steps, self.calls = 0, [0] * len(agreement.ends)
+
+    @property
+    def can_merge(self) -> bool:
+        """No sentence may join a running batch."""
+        return False
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        sample: Batch,
+        prefix_tokens: Tensor | None = None,
+        constraints: Sequence[Phrases] | None = None,
+        streamer: Streamer | None = None,
+    ) -> list[list[Hypothesis]]:
+        """Decode a batch; see ``SequenceGenerator.generate``.
+
+        Raises:
+            ConfigError: there are prefixes, constraints or a streamer, which are not supported.
+            DecodingError: a model returned NaN.
+        """
+        if sample.num_sentences == 0:
+            return []
+        request = DecodingRequest(sample, prefix_tokens, constraints, streamer)
+        with self.setup.ensemble.evaluating(), self.setup.switched():
+            session = AgreementSession(self.setup, self.agreement, request)
+            results = session.run()
+        self.steps += session.num_steps
+        self.calls = [total + member.calls for total, member in zip(self.calls, session.members, strict=True)]
+        return results
 
     def summary(self) -> str:
-        """See ``Search.summary``."""
+        """See ``SequenceGenerator.summary``."""
         calls = " and ".join(map(str, self.calls))
         return f"agreement on the text: {self.steps} steps, in which the members' decoders were called {calls} times"
 
@@ -115,7 +173,7 @@ def check_supported(cfg: GenerationConfig, objects: Mapping[str, Any], explicit:
 
 
 def check_details(**wanted: bool) -> None:
-    """Refuse what the search does not compute.
+    """Refuse what the generator does not compute.
 
     Args:
         wanted: what the user wants, by name.

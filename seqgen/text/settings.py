@@ -1,19 +1,21 @@
-"""Settings of a translator whose values may be objects, such as ``search=MySearch()``, and dotted component keys."""
+"""The settings that a user gives to a translator and its calls, some of which may be objects or have dotted keys."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
-from seqgen.config import GenerationConfig
+from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.config.dicts import from_dict
 from seqgen.generation.ensemble.combinations import Combination
 from seqgen.generation.ensemble.member import MemberSpec, input_of
+from seqgen.generation.model_settings import kept_components
 from seqgen.generation.observers import Observer
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.search.base import Search
 from seqgen.generation.stopping import StoppingRule
-from seqgen.text.mbr import Utility
-from seqgen.text.rerank import Reranker
+from seqgen.text.reranking import Reranker, Utility
 
 OBJECTS: dict[str, tuple[type, str]] = {
     "members": (MemberSpec, "members"),
@@ -29,6 +31,71 @@ OBJECTS: dict[str, tuple[type, str]] = {
 
 KEYS_BY_ARGUMENT = {argument: key for key, (_, argument) in OBJECTS.items()}
 """The key for each argument of the generator."""
+
+
+@dataclass(frozen=True)
+class GivenSettings:
+    """The settings that a user gives.
+
+    Attributes:
+        objects: decoding components, by the arguments of the generator.
+        plain: keys of ``GenerationConfig``; the components' own keys are in ``components``. A key whose value is an
+            object has an empty value, which overrides the name that the model or the constructor sets.
+        debug: keys of ``DebugConfig``.
+    """
+
+    objects: dict[str, Any]
+    plain: dict[str, Any]
+    debug: dict[str, Any]
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Self:
+        """Separate settings.
+
+        Args:
+            settings: keys of ``GenerationConfig``, and with their prefixes the keys of components and of
+                ``DebugConfig`` (``search.groups``, ``debug.use_cache``). A list may contain names and objects.
+        """
+        objects, plain = separate_objects(settings)
+        return cls(objects, *separate_dotted_keys(plain))
+
+    def check_spelling(self) -> None:
+        """Check names and types of all keys.
+
+        Raises:
+            ConfigError: a key is unknown, or a value has the wrong type or range.
+        """
+        from_dict(GenerationConfig, self.plain, "generation")
+        from_dict(DebugConfig, self.debug, "debug")
+
+    def overridden(self, settings: Mapping[str, Any]) -> GivenSettings:
+        """These settings, overridden by those of a call."""
+        call = GivenSettings.of(settings)
+        kept = {name: value for name, value in self.objects.items() if KEYS_BY_ARGUMENT[name] not in settings}
+        plain = {**self.plain, **call.plain}
+        if components := {**kept_components(self.plain, call.plain), **call.plain.get("components", {})}:
+            plain["components"] = components
+        return GivenSettings({**kept, **call.objects}, plain, {**self.debug, **call.debug})
+
+
+@dataclass(frozen=True)
+class CallSettings:
+    """The resolved settings of a call.
+
+    Attributes:
+        cfg: the configuration.
+        objects: decoding components that replace or extend those of the configuration, by the arguments of the
+            generator.
+        debug: switches of optimizations.
+        given: the keys that the user gave to the constructor or the call, and their values.
+        notes: notes for the user.
+    """
+
+    cfg: GenerationConfig
+    objects: dict[str, Any]
+    debug: DebugConfig
+    given: dict[str, Any]
+    notes: list[str]
 
 
 OF_ENSEMBLE = ("combination", "inner_combination", "ensemble_average", "ensemble_weights", "members", "guidance_scale")
@@ -59,8 +126,7 @@ def separate_objects(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
         settings: keys of ``GenerationConfig`` and their values. A list may contain names and objects.
 
     Returns:
-        The objects, by the arguments of the generator, and the settings without them. A key whose value is an object
-        stays with an empty value, which overrides the name that the model or the constructor sets.
+        The objects, by the arguments of the generator, and the settings without them; see ``GivenSettings``.
     """
     objects: dict[str, Any] = {}
     plain = dict(settings)

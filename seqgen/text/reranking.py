@@ -1,8 +1,9 @@
-"""Minimum Bayes risk decoding: choose the output with the largest expected utility against all outputs.
+"""Reranking: after decoding, the hypotheses of a line are sorted by a reranker or by their expected utility.
 
-Kumar and Byrne 2004; with samples as candidates, Eikema and Aziz 2020. The built-in utilities are sacreBLEU's scores of
-single sentences. They count the n-grams of each text once and compare all pairs; sacreBLEU itself would count 5,000
-times for 50 samples, which takes a second for each line.
+Minimum Bayes risk decoding chooses the output with the largest expected utility against all outputs (Kumar and Byrne
+2004; with samples as candidates, Eikema and Aziz 2020). The built-in utilities are sacreBLEU's scores of single
+sentences. They count the n-grams of each text once and compare all pairs; sacreBLEU itself would count 5,000 times for
+50 samples, which takes a second for each line.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from sacrebleu.metrics import BLEU
 
 from seqgen.config import GenerationConfig, option
 from seqgen.generation.component import Component, Resources, build
-from seqgen.registry import UTILITIES, register_utility
+from seqgen.registry import RERANKERS, UTILITIES, register_utility
+from seqgen.text.results import TextHypothesis, Translation
 
 Matrix: TypeAlias = NDArray[numpy.float64]
 
@@ -91,28 +93,11 @@ class NgramUtility(Utility):
 
     def compare(self, texts: Sequence[str], references: Sequence[str]) -> Matrix:
         """See ``Utility.compare``."""
-        return self._compare(texts, references, mean=False)
-
-    def compare_with_mean(self, texts: Sequence[str], references: Sequence[str]) -> Matrix:
-        """Compare texts with one reference: the mean n-gram counts of all references (Vamvas and Sennrich 2024).
-
-        Args:
-            texts: ``N`` outputs for one source.
-            references: ``M`` texts; one that occurs several times counts several times.
-
-        Returns:
-            ``(N,)`` utilities.
-        """
-        return self._compare(texts, references, mean=True)[:, 0]
-
-    def _compare(self, texts: Sequence[str], references: Sequence[str], mean: bool) -> Matrix:
         sequences = [self.units(text) for text in (*texts, *references)]
         counted = []
         for n in range(1, self.order + 1):
             counts = count_ngrams(sequences, n)
             own, reference = counts[: len(texts)], counts[len(texts) :]
-            if mean:
-                reference = reference.mean(0, keepdims=True)
             matches = numpy.stack([numpy.minimum(row, reference).sum(1) for row in own])
             counted.append((matches, own.sum(1), reference.sum(1)))
         return self.scores(*(numpy.stack(part) for part in zip(*counted, strict=True)))
@@ -238,3 +223,43 @@ def count_ngrams(sequences: Sequence[Sequence[str]], n: int) -> Matrix:
     for row, count in enumerate(counts):
         table[row, [columns[ngram] for ngram in count]] = list(count.values())
     return table
+
+
+class Reranker(Component):
+    """Scores the hypotheses of a line; a subclass implements ``__call__``.
+
+    A reranker registered with ``@register_reranker`` is selected by its name (``generation.rerank``). It receives all
+    hypotheses of the search, of which the ``nbest`` with the highest scores remain.
+
+    ``build`` receives the models that decode (``resources.models``) and the settings of their ensemble. A reranker that
+    scores text with ``Translator(resources.models, **resources.ensemble)`` uses the same sources, weights and
+    combination as the search.
+    """
+
+    def prepare(self, lines: Sequence[Translation]) -> None:
+        """Receive lines before their hypotheses are scored, for work that is faster for many lines together.
+
+        Args:
+            lines: consecutive lines, without hypotheses; empty lines included.
+        """
+
+    def __call__(self, translation: Translation, hypotheses: Sequence[TextHypothesis]) -> Sequence[float]:
+        """Score the hypotheses of one line.
+
+        Args:
+            translation: the line: its number, its text, its source ids, and the prefix of its output.
+            hypotheses: the hypotheses, in the order of the search; at least one.
+
+        Returns:
+            A score for each; the higher, the better. Hypotheses with equal scores keep their order.
+        """
+        raise NotImplementedError
+
+
+def reranker_from_config(cfg: GenerationConfig, resources: Resources) -> Reranker:
+    """Make the reranker that ``cfg.rerank`` names.
+
+    Raises:
+        ConfigError: it is not registered.
+    """
+    return build(RERANKERS, cfg.rerank, Reranker, cfg, resources)

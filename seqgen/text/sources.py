@@ -1,4 +1,4 @@
-"""Sources that are encoded before they are decoded."""
+"""Sources: what each member of an ensemble reads of an input line, and lines that are encoded already."""
 
 from __future__ import annotations
 
@@ -9,11 +9,71 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from seqgen.config import GenerationConfig
 from seqgen.encoder import Encoder
 from seqgen.errors import ConfigError, DataError
+from seqgen.generation.component import Component, Resources, build
+from seqgen.generation.ensemble.member import EMPTY, field_of
+from seqgen.registry import MEMBER_SOURCES
 from seqgen.structures import EncoderOut
 from seqgen.text.languages import LineLanguages
 from seqgen.text.text_model import TextModel
+
+
+class MemberSource(Component):
+    """Gives a member of an ensemble a text to read in place of the input line; a subclass implements ``__call__``.
+
+    A source registered with ``@register_member_source`` is selected by its name, for one member or several
+    (``generation.members=[input,NAME]``).
+    """
+
+    def __call__(self, line: str, number: int) -> str:
+        """Find the text that the member reads.
+
+        Args:
+            line: the input line.
+            number: number of the line, from 0. The text may depend on it, but not on the batch.
+
+        Returns:
+            The text, which the member's tokenizer encodes.
+        """
+        raise NotImplementedError
+
+
+def sources_from_config(cfg: GenerationConfig, resources: Resources) -> list[str | MemberSource]:
+    """The entries of ``generation.members``, registered names replaced by their components.
+
+    Raises:
+        ConfigError: an entry is not a source.
+    """
+    return [
+        build(MEMBER_SOURCES, name, MemberSource, cfg, resources) if MEMBER_SOURCES.find(name) else name
+        for name in cfg.members
+    ]
+
+
+def source_text(source: str | MemberSource, line: str, number: int) -> str:
+    """The text that a member reads.
+
+    Args:
+        source: ``"input"``, ``"empty"``, ``"fieldN"`` or a component.
+        line: the input line.
+        number: number of the line, from 0.
+
+    Raises:
+        DataError: the line has too few fields.
+    """
+    if isinstance(source, MemberSource):
+        return source(line, number)
+    if source == EMPTY:
+        return ""
+    fields, wanted = line.split("\t"), field_of(source)
+    if wanted > len(fields):
+        raise DataError(
+            f"line {number + 1} has {len(fields)} fields, and generation.members asks for field {wanted}; separate "
+            "fields by tabs"
+        )
+    return fields[wanted - 1] if wanted else line
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,144 @@
+"""What depends on the target vocabularies of the models: whether they share one, or have different ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from seqgen.config import GenerationConfig
+from seqgen.errors import ConfigError
+from seqgen.generation.agreement.generator import (
+    NOTE,
+    AgreementGenerator,
+    check_details,
+    check_supported,
+    supported_settings,
+)
+from seqgen.generation.ensemble.member import MemberSpec
+from seqgen.generation.model_settings import resolve_settings
+from seqgen.generation.options import SEARCH_KEYS
+from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.model import EncoderDecoderModel
+from seqgen.text.languages import begins_with_language, choose_themselves, chooses_itself, force_target_language
+from seqgen.text.results import Details
+from seqgen.text.text_model import TextModel, own_first_token
+
+
+class SharedVocabulary:
+    """Models that share one target vocabulary, so that each step combines their scores.
+
+    Args:
+        members: the models; at least one.
+    """
+
+    def __init__(self, members: Sequence[TextModel]):
+        self.members = members
+        self.task = members[0].task
+
+    def resolve(self, given: Mapping[str, Any], objects: Mapping[str, Any]) -> tuple[GenerationConfig, list[str]]:
+        """Complete settings with the models' own and the defaults; see ``resolve_settings``.
+
+        With a search object, the models' own settings of the search are ignored.
+
+        Args:
+            given: the settings that the user gives.
+            objects: decoding components, by the arguments of the generator.
+
+        Returns:
+            The configuration, and notes for the user.
+
+        Raises:
+            ConfigError: a value has the wrong type or range, or settings exclude each other.
+        """
+        replaced = {*SEARCH_KEYS, "sampling"} if "search_strategy" in objects else set()
+        own_language = self.members[0].generation.get("target_lang")
+        if (given.get("target_lang") or own_language) and begins_with_language(self.task):
+            replaced.add("forced_first")  # which may be another language
+        own = [
+            {key: value for key, value in member.generation.items() if key not in replaced} for member in self.members
+        ]
+        return self._resolve(own, given, objects)
+
+    def _resolve(
+        self, own: Sequence[Mapping[str, Any]], given: Mapping[str, Any], objects: Mapping[str, Any]
+    ) -> tuple[GenerationConfig, list[str]]:
+        return resolve_settings(own, given)
+
+    def check(self, details: Details, streaming: bool) -> None:
+        """Refuse results that are not possible.
+
+        Raises:
+            ConfigError: names the first.
+        """
+
+    def check_scorable(self) -> None:
+        """Refuse models that cannot score known targets together.
+
+        Raises:
+            ConfigError: they cannot.
+        """
+
+    def language_notes(self, cfg: GenerationConfig) -> list[str]:
+        """Notes for the user if nothing determines the language of the output."""
+        start_token = self.members[0].model.start_token(self.task.target_dictionary.eos())
+        note = chooses_itself(cfg, self.task, start_token)
+        return [note] if note else []
+
+    def build_generator(
+        self, models: Sequence[EncoderDecoderModel | MemberSpec], cfg: GenerationConfig, **objects: Any
+    ) -> SequenceGenerator:
+        """Make the generator.
+
+        Args:
+            models: the models, some of them with a role.
+            cfg: the configuration.
+            objects: see ``SequenceGenerator.from_config``.
+
+        Raises:
+            ConfigError: keys contradict each other, or need something that the models do not have.
+        """
+        return self.task.build_generator(models, force_target_language(cfg, self.task), **objects)
+
+
+class DifferentVocabularies(SharedVocabulary):
+    """Models with different target vocabularies, which are decoded by agreement on the text."""
+
+    def _resolve(
+        self, own: Sequence[Mapping[str, Any]], given: Mapping[str, Any], objects: Mapping[str, Any]
+    ) -> tuple[GenerationConfig, list[str]]:
+        kept, ignored = supported_settings(own)
+        cfg, notes = resolve_settings(kept, {"semantics": "fairseq", **given})
+        check_supported(cfg, objects, given)
+        unused = f"keys of the models' own settings that are not used: {', '.join(ignored)}"
+        return cfg, [NOTE, *([unused] if ignored else []), *notes]
+
+    def check(self, details: Details, streaming: bool) -> None:
+        """See ``SharedVocabulary``."""
+        wanted = {"attention": details.attention, "hidden": details.hidden, "internals": details.internals}
+        check_details(**wanted, streaming=streaming)
+
+    def check_scorable(self) -> None:
+        """See ``SharedVocabulary``."""
+        raise ConfigError(
+            "known targets are scored by models with one target vocabulary, and these have different ones; score "
+            "with each model alone"
+        )
+
+    def language_notes(self, cfg: GenerationConfig) -> list[str]:
+        """See ``SharedVocabulary``."""
+        return choose_themselves(cfg, self.members)
+
+    def build_generator(
+        self, models: Sequence[EncoderDecoderModel | MemberSpec], cfg: GenerationConfig, **objects: Any
+    ) -> SequenceGenerator:
+        """See ``SharedVocabulary``."""
+        tokenizers = [member.task.target_tokenizer for member in self.members]
+        first_tokens = [own_first_token(member) for member in self.members]
+        return AgreementGenerator.from_members(models, tokenizers, first_tokens, cfg, **objects)
+
+
+def vocabularies_of(members: Sequence[TextModel]) -> SharedVocabulary:
+    """The kind of some models; see the classes."""
+    first = members[0].task.target_dictionary
+    different = any(member.task.target_dictionary != first for member in members[1:])
+    return DifferentVocabularies(members) if different else SharedVocabulary(members)
