@@ -291,7 +291,7 @@ for _prefix, _module in {
     **dict.fromkeys(("sequence_bias", "bad_words"), "bias"),
     "prefix_trie": "prefix_trie",
     **dict.fromkeys(("no_repeat", "repetition", "encoder"), "repetition"),
-    **dict.fromkeys(("temperature", "renormalize", "remove_invalid"), "scaling"),
+    **dict.fromkeys(("temperature", "renormalize", "remove_invalid"), "warpers"),
     **dict.fromkeys(("top_", "min_p", "typical", "epsilon", "eta"), "warpers"),
 }.items():
     LOGITS_PROCESSORS.declare(_prefix, f"seqgen.generation.processors.{_module}")

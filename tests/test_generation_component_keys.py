@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from seqgen.errors import ConfigError, DataError
-from seqgen.generation.processor_options import FLAT_KEYS
+from seqgen.generation.options import FLAT_KEYS
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.registry import COMBINATIONS, LOGITS_PROCESSORS, SEARCHES, STOPPING_RULES
 from seqgen.text.results import Translation
@@ -97,7 +97,7 @@ def test_a_flat_key_and_its_processor_give_the_same(key: str, semantics: str, tm
     (tmp_path / "allowed").write_text("".join(f"{h.text}\n" for t in plain for h in t.hypotheses[1:]))
     known = {"WORD": word, "FILE": str(tmp_path / "allowed")}
     flat, values = ({name: _filled(value, known) for name, value in side.items()} for side in PROCESSORS[key])
-    name = FLAT_KEYS[key][0]
+    name = FLAT_KEYS[key].partition(".")[0]
     own = {"processors": [name], **{f"processor.{name}.{field}": value for field, value in values.items()}}
     found = outputs(translator.translate(TEXTS, **further, **flat))
     assert found == outputs(translator.translate(TEXTS, **further, **own))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from seqgen.config import GenerationConfig
+from seqgen.config.dicts import to_dict
 from seqgen.errors import ConfigError
 from seqgen.generation.rules import DRAWING, draws, rules_named
 
@@ -14,6 +14,10 @@ NOT_DRAWING = (
     "beam", "greedy", "diverse_beam", "diverse_siblings", "constrained", "contrastive", "exact"
 )  # fmt: skip
 """The built-in strategies that draw no random numbers."""
+
+
+NEUTRAL = to_dict(GenerationConfig())
+"""The defaults."""
 
 
 def takes_seed(cfg: GenerationConfig) -> bool:
@@ -108,21 +112,13 @@ NEEDS = (
         lambda cfg: bool(cfg.draft) or cfg.prompt_lookup > 0,
         "has no effect without a draft; give generation.draft or generation.prompt_lookup, or leave it out",
     ),
-    Need(
-        ("draft",),
-        lambda cfg: cfg.prompt_lookup == 0,
-        "and generation.prompt_lookup both draft; choose one",
-    ),
+    Need(("draft",), lambda cfg: cfg.prompt_lookup == 0, "and generation.prompt_lookup both draft; choose one"),
     Need(
         ("shortlist",),
         lambda cfg: not cfg.prefix_trie,
         "and generation.prefix_trie both limit the tokens, and together they may allow no output; choose one",
     ),
-    Need(
-        ("rerank",),
-        lambda cfg: not cfg.mbr,
-        "and generation.mbr both rank the hypotheses; choose one",
-    ),
+    Need(("rerank",), lambda cfg: not cfg.mbr, "and generation.mbr both rank the hypotheses; choose one"),
     Need(
         ("mbr", "rerank"),
         lambda cfg: cfg.beam > 1 and not writes_one(cfg),
@@ -156,18 +152,13 @@ NEEDS = (
         "has no effect with generation.unnormalized=true; leave one out",
     ),
     Need(
-        ("max_len_a", "max_len_b"),
+        ("max_len_a", "max_len_b", "min_total_len"),
         lambda cfg: not cfg.match_source_len,
         "has no effect with generation.match_source_len=true; leave one out",
     ),
     Need(
         ("min_len",),
         lambda cfg: cfg.min_len < 2 or not cfg.match_source_len,
-        "has no effect with generation.match_source_len=true; leave one out",
-    ),
-    Need(
-        ("min_total_len",),
-        lambda cfg: not cfg.match_source_len,
         "has no effect with generation.match_source_len=true; leave one out",
     ),
     Need(
@@ -218,8 +209,7 @@ def incompatible(cfg: GenerationConfig) -> Iterator[tuple[str, str]]:
     Yields:
         Pairs of a key and the reason.
     """
-    neutral = dataclasses.asdict(GenerationConfig())
-    given = [key for key, value in neutral.items() if getattr(cfg, key) != value]
+    given = [key for key, value in NEUTRAL.items() if getattr(cfg, key) != value]
     for need in NEEDS:
         for key in need.keys:
             if key in given and not need.met(cfg):

@@ -15,8 +15,8 @@ from seqgen.config import GenerationConfig
 from seqgen.config.component_keys import parse_components
 from seqgen.config.dicts import from_dict, to_dict
 from seqgen.errors import ConfigError, shown
-from seqgen.generation.compatibility import check_compatible, draws, incompatible
-from seqgen.generation.rules import HUGGINGFACE, with_semantics
+from seqgen.generation.compatibility import NEUTRAL, check_compatible, incompatible
+from seqgen.generation.rules import HUGGINGFACE, draws, with_semantics
 from seqgen.registry import DECODING_COMPONENTS
 
 OF_THE_COMMAND = frozenset(
@@ -37,9 +37,6 @@ SCORES_STAY = OF_THE_COMMAND - {"prefix_trie", "shortlist"} | {
     *("draft_tokens", "prompt_lookup", "source_lang"),
 }
 """Keys that do not change the log-probabilities of tokens."""
-
-NEUTRAL = to_dict(GenerationConfig())
-"""The defaults."""
 
 
 def own_settings(cfg: GenerationConfig) -> dict[str, Any]:

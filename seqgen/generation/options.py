@@ -1,7 +1,8 @@
-"""Builds a ``DecodingSetup`` from a configuration."""
+"""Builds a ``DecodingSetup`` from a configuration, with its processors in the order in which they are applied."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,16 +13,15 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.vocabulary_map import VocabularyMap
 from seqgen.errors import ConfigError
-from seqgen.generation.compatibility import check_compatible
-from seqgen.generation.component import Resources, build
+from seqgen.generation.compatibility import NEUTRAL, WARPERS, check_compatible, max_len_b
+from seqgen.generation.component import Resources, build, naming
 from seqgen.generation.ensemble.combinations import Combination, Guidance, Nested
 from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.ensemble.member import EMPTY, MemberSpec, field_of, input_of
 from seqgen.generation.finished import Ranking
 from seqgen.generation.observers import Observer
-from seqgen.generation.processor_options import end_tokens_from_config, processors_from_config
 from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.generation.rules import Rules, rules_named
+from seqgen.generation.rules import Rules, draws, rules_named
 from seqgen.generation.search.base import Search
 from seqgen.generation.setup import DecodingSetup, Limits, longest_output
 from seqgen.generation.shortlist import Shortlist
@@ -29,7 +29,36 @@ from seqgen.generation.speculative.drafters import ModelDrafter, PromptLookup
 from seqgen.generation.speculative.verification import SpeculativeSearch
 from seqgen.generation.stopping import StoppingRule, stopping_from_config
 from seqgen.model import EncoderDecoderModel
-from seqgen.registry import COMBINATIONS, OBSERVERS, SEARCHES
+from seqgen.registry import COMBINATIONS, LOGITS_PROCESSORS, OBSERVERS, SEARCHES
+
+FLAT_KEYS = {
+    "unkpen": "unknown_penalty.penalty",
+    "sequence_bias": "sequence_bias.biases",
+    "encoder_repetition_penalty": "encoder_repetition_penalty.penalty",
+    "repetition_penalty": "repetition_penalty.penalty",
+    "no_repeat_ngram_size": "no_repeat_ngram.size",
+    "encoder_no_repeat_ngram_size": "encoder_no_repeat_ngram.size",
+    "bad_words": "bad_words.texts",
+    "min_len": "minimum_length.min_len",
+    "min_total_len": "minimum_length.min_len",
+    "match_source_len": "minimum_length",
+    "prefix_trie": "prefix_trie.file",
+    "forced_first": "force_first.token",
+    "forced_last": "force_last.token",
+    "remove_invalid": "remove_invalid",
+    "exponential_decay_factor": "exponential_decay.factor",
+    "suppress": "forbid.tokens",
+    "suppress_at_begin": "forbid_first.tokens",
+    "temperature": "temperature.temperature",
+    "sampling_topk": "top_k.k",
+    "sampling_topp": "top_p.p",
+    "min_p": "min_p.p",
+    "typical_p": "typical.mass",
+    "epsilon_cutoff": "epsilon.epsilon",
+    "eta_cutoff": "eta.epsilon",
+    "renormalize": "renormalize",
+}
+"""Keys of the ``generation`` group that select a processor: its name, and the field of its configuration."""
 
 FLAT_SEARCH_KEYS: dict[str, dict[str, str]] = {
     "diverse_beam": {"groups": "diverse_beam_groups", "strength": "diverse_beam_strength"},
@@ -96,7 +125,7 @@ def setup_from_config(
         stopping=[*stopping_from_config(cfg, tgt_dict, tokenizer, cfg.stopping_rules), *stopping],
         observers=[*named, *observers],
         ranking=Ranking(not cfg.unnormalized, cfg.lenpen, cfg.length_penalty, cfg.coverage_penalty),
-        limits=Limits(cfg.max_len_a, _max_len_b(cfg), longest_output(ensemble, cfg.max_len), cfg.match_source_len),
+        limits=Limits(cfg.max_len_a, max_len_b(cfg), longest_output(ensemble, cfg.max_len), cfg.match_source_len),
         beam_size=beam,
         temperature=cfg.temperature if rules.divides_by_temperature_first else 1.0,
         early_stopping=cfg.early_stopping,
@@ -136,6 +165,86 @@ def _shortlist(
     return Shortlist(candidates, resources.dictionary, forced)
 
 
+def processors_from_config(cfg: GenerationConfig, rules: Rules, resources: Resources) -> list[LogitsProcessor]:
+    """Build all processors of a configuration, in the order of the rules; warpers come last.
+
+    Args:
+        cfg: the configuration.
+        rules: fairseq's or Hugging Face's.
+        resources: the target vocabulary and its tokenizer.
+
+    Returns:
+        The processors of ``FLAT_KEYS``, and those that ``generation.processors`` names.
+
+    Raises:
+        ConfigError: a token or text is not in the vocabulary, a bias is not a number, or a name is not registered.
+        DataError: the file of allowed outputs cannot be used.
+    """
+    defaults = _defaults(cfg, rules, resources)
+    without_keys, neutral = replace(cfg, components={}), {**NEUTRAL, "min_len": 0}
+
+    def make(keys: Sequence[str]) -> list[LogitsProcessor]:
+        found = []
+        for key in keys:
+            if (value := getattr(cfg, key)) != neutral[key]:
+                name, _, field = FLAT_KEYS[key].partition(".")
+                flat = {**defaults.get(name, {}), **({field: value} if field else {}), **_further(cfg, key)}
+                with naming(f"generation.{key}"):
+                    found.append(build(LOGITS_PROCESSORS, name, LogitsProcessor, without_keys, resources, **flat))
+        return found
+
+    registered = []
+    for name in cfg.processors:
+        entry = LOGITS_PROCESSORS.entry(name)
+        with naming(f"processor.{name}"):
+            flat = defaults.get(entry.name, {})
+            registered.append(build(LOGITS_PROCESSORS, name, LogitsProcessor, cfg, resources, **flat))
+    words = resources.dictionary
+    processors = rules.order(make, cfg, registered, None if words.pad() == words.eos() else words.pad())
+    if not draws(cfg):
+        return [*processors, *make(("renormalize",))]
+    temperature = () if rules.divides_by_temperature_first else ("temperature",)
+    return [*processors, *make((*temperature, *WARPERS, "renormalize"))]
+
+
+def _further(cfg: GenerationConfig, key: str) -> dict[str, Any]:
+    """Values of a processor that follow from the key that selects it, or from other keys."""
+    if key == "min_total_len":
+        return {"counts_prompt": True}
+    if key == "match_source_len":
+        return {"min_len": sys.maxsize, "yields": True}
+    if key == "exponential_decay_factor":
+        return {"start": cfg.exponential_decay_start}
+    return {"step": 1 if cfg.forced_first else 0} if key == "suppress_at_begin" else {}
+
+
+def _defaults(cfg: GenerationConfig, rules: Rules, resources: Resources) -> dict[str, dict[str, Any]]:
+    """Configuration values whose defaults depend on the rules or on the strategy, by name of the processor."""
+    # if the beams of a sentence compete, a warper must keep one token besides all end tokens
+    competing = cfg.beam > 1 and cfg.search not in ("", "sampling")
+    keep = {"keep": 2 + len(resources.extra_end_tokens) if competing else 1}
+    return {
+        "minimum_length": {"yields": rules.minimum_yields},
+        "force_first": {"keep_score": rules.keeps_forced_score},
+        **{FLAT_KEYS[key].partition(".")[0]: keep for key in WARPERS},
+    }
+
+
+def end_tokens_from_config(cfg: GenerationConfig, dictionary: Dictionary) -> list[int]:
+    """The ids of the tokens that end an output, without repetitions, end-of-sentence first.
+
+    Args:
+        cfg: the configuration.
+        dictionary: the target vocabulary.
+
+    Raises:
+        ConfigError: a token is not in the vocabulary.
+    """
+    with naming("generation.end_symbols"):
+        further = map(Resources(dictionary).token, cfg.end_symbols)
+        return list(dict.fromkeys([dictionary.eos(), *further]))
+
+
 def search_name(cfg: GenerationConfig, rules: Rules) -> str:
     """The name of the strategy that a configuration asks for.
 
@@ -163,10 +272,10 @@ def _check_search_keys(cfg: GenerationConfig, search: Search) -> None:
     Raises:
         ConfigError: the first such key.
     """
-    neutral, ordered = vars(GenerationConfig()), getattr(search, "ordered", None)
+    ordered = getattr(search, "ordered", None)
     agrees = search.takes_constraints and ordered in (None, cfg.constraints == "ordered")
     for key in sorted(SEARCH_KEYS - ({"constraints"} if agrees else set())):
-        if (value := getattr(cfg, key)) != neutral[key]:
+        if (value := getattr(cfg, key)) != NEUTRAL[key]:
             raise ConfigError(
                 f"generation.{key}={value} does not apply to the search object {type(search).__name__}; set the value "
                 "in the object, or give the strategy's name instead"
@@ -181,9 +290,8 @@ def search_from_config(cfg: GenerationConfig, resources: Resources) -> Search:
     Raises:
         ConfigError: it is not registered.
     """
-    neutral = vars(GenerationConfig())
     fields = FLAT_SEARCH_KEYS.get(cfg.search, {})
-    flat = {field: getattr(cfg, key) for field, key in fields.items() if getattr(cfg, key) != neutral[key]}
+    flat = {field: getattr(cfg, key) for field, key in fields.items() if getattr(cfg, key) != NEUTRAL[key]}
     if cfg.search == "constrained" and cfg.constraints:
         flat["ordered"] = cfg.constraints == "ordered"
     return build(SEARCHES, cfg.search, Search, cfg, resources, **flat)
@@ -276,9 +384,3 @@ def _with_drafts(search: Search, cfg: GenerationConfig, draft: EncoderDecoderMod
     if cfg.prompt_lookup:
         return SpeculativeSearch(PromptLookup(cfg.prompt_lookup), cfg.draft_tokens, search)
     return search
-
-
-def _max_len_b(cfg: GenerationConfig) -> int:
-    """``max_len_b``, raised to ``max_len`` if the user sets only ``max_len``, so that its default is not the limit."""
-    given = (cfg.max_len_a, cfg.max_len_b) != (GenerationConfig.max_len_a, GenerationConfig.max_len_b)
-    return cfg.max_len_b if given or not cfg.max_len else max(cfg.max_len, cfg.max_len_b)

@@ -20,8 +20,7 @@ from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.ensemble.member import MemberSpec
 from seqgen.generation.finished import Ranking
 from seqgen.generation.observers import Observer
-from seqgen.generation.options import setup_from_config
-from seqgen.generation.processor_options import processors_from_config
+from seqgen.generation.options import processors_from_config, setup_from_config
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.rules import FAIRSEQ, Rules
 from seqgen.generation.search.base import Search

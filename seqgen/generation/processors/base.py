@@ -1,7 +1,7 @@
 """The base class of logits processors, which change the scores of the next token. They do not use models or searches.
 
 The processors are in ``tokens``, ``length``, ``repetition``, ``bias``, ``prefix_trie`` and ``warpers``.
-``processor_options`` builds those of a configuration; the rules determine their order.
+``options`` builds those of a configuration; the rules determine their order.
 """
 
 from __future__ import annotations
