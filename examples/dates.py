@@ -20,7 +20,7 @@ from seqgen.data.parallel_text import ParallelFiles
 from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer, register_tokenizer, save_tokenizer, write_settings
 from seqgen.registry import register_task
 from seqgen.system.files import new_folder
-from seqgen.tasks.text_files import cache_folder, check_split
+from seqgen.tasks.raw_text import cache_folder, check_split
 from seqgen.tasks.translation import ParallelTextConfig, ParallelTextTask
 
 SIZES = {"train": 8000, "valid": 500, "test": 500}

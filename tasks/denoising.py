@@ -20,8 +20,7 @@ from seqgen.data.text import find_files
 from seqgen.data.tokenizers.base import SENTINEL
 from seqgen.errors import ConfigError, DataError
 from seqgen.registry import register_task
-from seqgen.tasks.raw_text import RawTextConfig, RawTextTask
-from seqgen.tasks.text_files import SPLITS, check_split
+from seqgen.tasks.raw_text import SPLITS, RawTextConfig, RawTextTask, check_split
 
 
 @dataclass

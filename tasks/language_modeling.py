@@ -13,8 +13,7 @@ from seqgen.data.text import find_files, read_lines
 from seqgen.errors import ConfigError
 from seqgen.registry import register_task
 from seqgen.task import PromptTask
-from seqgen.tasks.raw_text import RawTextConfig, RawTextTask
-from seqgen.tasks.text_files import SPLITS, check_split
+from seqgen.tasks.raw_text import SPLITS, RawTextConfig, RawTextTask, check_split
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The base class of tasks whose source and target share one vocabulary."""
+"""Tasks over text files: their splits, the folder of encoded text, and the base class for one shared vocabulary."""
 
 from __future__ import annotations
 
@@ -11,8 +11,33 @@ from seqgen.config import MOST_WORKERS, option
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.setup import TokenizerConfig, prepare_tokenizer
 from seqgen.errors import ConfigError
+from seqgen.system.files import CACHE
 from seqgen.task import Task
-from seqgen.tasks.text_files import cache_folder
+
+SPLITS = ("train", "valid", "test")
+
+
+def check_split(split: str) -> None:
+    """Check that a split exists.
+
+    Args:
+        split: its name.
+
+    Raises:
+        ConfigError: the name is not one of ``SPLITS``.
+    """
+    if split not in SPLITS:
+        raise ConfigError(f"there is no split {split!r}; choose one of: {', '.join(SPLITS)}")
+
+
+def cache_folder(cfg: Any, folder: Path) -> Path:
+    """The folder of files that are made from the text and can be made again.
+
+    Args:
+        cfg: the task's configuration, with the key ``cache_dir``.
+        folder: the run folder.
+    """
+    return Path(cfg.cache_dir) if cfg.cache_dir else folder / CACHE
 
 
 @dataclass

@@ -22,18 +22,15 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.modules.inspection import num_parameters
 from seqgen.registry import MODELS
 from seqgen.structures import Batch
-from seqgen.system.devices import memory_errors
+from seqgen.system.devices import memory_errors, seed_everything
+from seqgen.system.processes import NotedSignals
 from seqgen.task import Task
 from seqgen.training.distributed import ProcessGroup
-from seqgen.training.meters import Meter
 from seqgen.training.parallel import unused_keys
-from seqgen.training.progress import ProgressDisplay, describe_parts, make_display
-from seqgen.training.records import Records
+from seqgen.training.progress import Meter, ProgressDisplay, describe_parts, make_display
+from seqgen.training.run_log import Records
+from seqgen.training.run_scores import ScoresFile, lower_is_better, pick
 from seqgen.training.saving import Resumable, Saving
-from seqgen.training.scores import lower_is_better, pick
-from seqgen.training.scores_file import ScoresFile
-from seqgen.training.seeding import seed_everything
-from seqgen.training.signals import StopSignals
 from seqgen.training.trainer import Trainer
 from seqgen.training.triggers import Triggers
 from seqgen.training.validation import Interrupted, ValidationResult, Validator
@@ -61,7 +58,7 @@ class TrainingRun:
         folder: Path,
         device: torch.device,
         group: ProcessGroup,
-        signals: StopSignals,
+        signals: NotedSignals,
     ):
         self.cfg, self.task, self.folder, self.group, self.signals = cfg, task, folder, group, signals
         seed_everything((cfg.common.seed,))

@@ -17,7 +17,7 @@ from seqgen.data.mixture import JoinedDataset
 from seqgen.data.pair_dataset import Dataset
 from seqgen.errors import ConfigError
 from seqgen.model import EncoderDecoderModel
-from seqgen.training.scores import mean_scores, move_scalars
+from seqgen.training.run_scores import mean_scores, move_scalars
 
 if TYPE_CHECKING:
     from seqgen.task import Task
