@@ -104,7 +104,10 @@ def test_train_validate_train_again(lab: Lab, model: str, decay: float) -> None:
 def test_the_loss_of_a_mixture_is_that_of_all_parts(lab: Lab) -> None:
     run = training_run(lab, "mixture")
     validator, model = run.validator, run.trainer.model.eval()
-    parts = {"a": validator.iterators[""], "b": validator._iterator(run.iterator.dataset)}
+    parts = {
+        "a": validator.iterators[""],
+        "b": run._iterator(run.iterator.dataset, run._collate, 100, None, shuffle=False),
+    }
     sums = [validator._sums(model, iterator) for iterator in parts.values()]
     validator.iterators = parts
     scores = validator._loss(model)

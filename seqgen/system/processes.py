@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 _PR_SET_PDEATHSIG = 1
 """Linux: the ``prctl(2)`` option that sets the signal sent to a process when its parent dies."""
@@ -142,7 +142,10 @@ class Child:
         self.pipe.close()
 
 
-def answering(children: Sequence[Child], seconds: float) -> list[Child]:
+C = TypeVar("C", bound=Child)
+
+
+def answering(children: Sequence[C], seconds: float) -> list[C]:
     """Wait until some processes have sent something or died, at most some seconds; return these."""
     ready = wait([child.pipe for child in children], timeout=seconds)
     return [child for child in children if child.pipe in ready]

@@ -50,13 +50,12 @@ class AdamConfig:
 
 
 @dataclass
-class AdamWConfig:
+class AdamWConfig(AdamConfig):
     """Options of ``adamw``: the same as ``adam`` with PyTorch's defaults."""
 
     adam_betas: list[float] = option(
         [0.9, 0.999], "decay rates of the first and the second moment", minimum=0, maximum=1
     )
-    adam_eps: float = option(1e-8, "constant added to the denominator", minimum=0)
     weight_decay: float = option(
         0.01, "decoupled weight decay: every update multiplies weights by 1 - lr * weight_decay", minimum=0
     )
@@ -85,7 +84,7 @@ class Adam(torch.optim.AdamW):
     """Adam (Kingma & Ba 2015) with decoupled weight decay; fused if the device supports it."""
 
     @classmethod
-    def build(cls, cfg: AdamConfig | AdamWConfig, params: list[Parameter]) -> Self:
+    def build(cls, cfg: AdamConfig, params: list[Parameter]) -> Self:
         """Build it; see ``build_optimizer``."""
         if len(cfg.adam_betas) != 2 or not all(0 <= beta < 1 for beta in cfg.adam_betas):
             raise ConfigError(f"optimizer.adam_betas={cfg.adam_betas} must be two numbers, >= 0 and < 1")
