@@ -35,7 +35,7 @@ from seqgen.config.compose import compose
 from seqgen.registry import TASKS
 from seqgen.structures import Batch
 from seqgen.training.distributed import ProcessGroup
-from seqgen.training.signals import StopSignals
+from seqgen.training.train import StopSignals
 from seqgen.training.training_loop import TrainingRun
 
 T5 = "t5_small"

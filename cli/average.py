@@ -20,8 +20,8 @@ from seqgen.cli.command import log, run
 from seqgen.config import option
 from seqgen.errors import CheckpointError, ConfigError
 from seqgen.system.files import CACHE, new_folder
-from seqgen.training.records import EVENTS, LOG
-from seqgen.training.scores_file import SCORES
+from seqgen.training.run_log import EVENTS, LOG
+from seqgen.training.run_scores import SCORES
 
 DESCRIPTION = """averages the weights of checkpoints: the newest five of a run with path=RUN last=5, or those that you
 name with path=[A,B,...], which may be runs of one architecture. The average is written to checkpoints/average in the

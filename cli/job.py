@@ -30,16 +30,14 @@ from seqgen.data.store_builder import available_cores
 from seqgen.data.text import is_pipe
 from seqgen.errors import ConfigError
 from seqgen.jobs.folder import ERRORS, JobFolder, merged_notes
-from seqgen.jobs.job import Job
-from seqgen.jobs.local_workers import LocalWorkers
-from seqgen.jobs.manifest import Manifest
-from seqgen.jobs.part import Answers, plan_parts
-from seqgen.jobs.progress import Progress, duration
+from seqgen.jobs.job import Job, JobStopped, Stop
+from seqgen.jobs.line_decoder import Answers
+from seqgen.jobs.manifest import Manifest, plan_parts
 from seqgen.jobs.source import Source, find_source
-from seqgen.jobs.stop import JobStopped, Stop
-from seqgen.jobs.workers import Workers
+from seqgen.jobs.workers import LocalWorkers, Workers
 from seqgen.lab.compare.provenance import versions
 from seqgen.system.files import disk_errors, new_file, remove_leftovers
+from seqgen.system.progress import LineProgress, duration
 from seqgen.text.results import Translation
 from seqgen.text.text_decoding import BUFFER_SIZE
 
@@ -86,11 +84,11 @@ def run_job(cfg: GenerateConfig, given: Mapping[str, Any], overrides: Sequence[s
         folder = JobFolder(place, ".jsonl" if cfg.format == "json" else ".txt")
         try:
             return _run(cfg, given, keys, source, folder, stop)
-        except JobStopped as stopped:
-            done = f"{sum(known.lines for known in folder.done.values())} lines are done and kept in {place}"
+        except JobStopped:
+            done = f"{folder.lines} lines are done and kept in {place}"
             what = done if folder.is_open else f"what was decoded before is kept in {place}"
             log(f"stopped; {what}; to continue, run the same command again")
-            return 128 + stopped.number
+            return stop.exit_code
 
 
 def _run(
@@ -109,15 +107,12 @@ def _run(
     manifest = Manifest(_settings(cfg, given), {**models, **files}, cfg.generation.part_lines, plan, versions())
     folder.open(manifest)
     piece_lines = cfg.generation.buffer_size or BUFFER_SIZE
-    job = Job(folder, source, plan, manifest.digest, fingerprint({**models, **files}), piece_lines, log, stop.check)
-    undone = job.undone()
-    folder.forget(undone)
-    before = plan.lines - sum(part.lines for part in undone)
+    job = Job(folder, source, plan, fingerprint({**models, **files}), piece_lines, log, stop.check)
+    before, failed = folder.lines, folder.failed
     if before:
         log(f"{before} of {plan.lines} lines were decoded before; continuing")
-    failed = sum(folder.done[part.index].failed for part in plan.parts if part.index in folder.done)
-    if undone:
-        progress = Progress(plan.lines, before, failed, cfg.job.progress, log)
+    if job.undone():
+        progress = LineProgress(plan.lines, before, failed, cfg.job.progress, log)
         workers: Workers | None = None
         try:
             workers = _workers(cfg, given, tuple(files))
@@ -126,11 +121,11 @@ def _run(
             if workers is not None:
                 workers.close()
             progress.close()
-            failed = folder.write_errors(plan.parts)
+            failed = folder.write_errors()
     else:
-        failed = folder.write_errors(plan.parts)
-    _merge(cfg, folder, job, stop, "output" in keys)
-    _report(cfg, folder, job, plan.lines - before, failed, time.monotonic() - start)
+        failed = folder.write_errors()
+    _merge(cfg, folder, stop, "output" in keys)
+    _report(cfg, folder, plan.lines, plan.lines - before, failed, time.monotonic() - start)
     return FAILED_LINES if failed else 0
 
 
@@ -295,34 +290,34 @@ class CommandDecoder:
         return self.write(Translation(number, line, nothing, notes=[f"the line failed: {reason}"]))
 
 
-def _merge(cfg: GenerateConfig, folder: JobFolder, job: Job, stop: Stop, named: bool) -> None:
+def _merge(cfg: GenerateConfig, folder: JobFolder, stop: Stop, named: bool) -> None:
     """Write the outputs of all parts into one file, or to standard output if the user asks for it."""
     if cfg.output == "-":
         if named:
             with open(sys.stdout.fileno(), "wb", closefd=False) as file:
-                folder.merge(job.plan.parts, file, stop.check)
+                folder.merge(file, stop.check)
         return
     output = Path(cfg.output).resolve()  # a link is written through, and stays
     if is_pipe(output):
         with disk_errors(output), open(output, "wb") as file:
-            folder.merge(job.plan.parts, file, stop.check)
+            folder.merge(file, stop.check)
         return
     remove_leftovers(output.parent, output.name)
     with new_file(output) as temporary, disk_errors(output):
-        folder.merge(job.plan.parts, temporary, stop.check)
+        folder.merge(temporary, stop.check)
 
 
-def _report(cfg: GenerateConfig, folder: JobFolder, job: Job, decoded: int, failed: int, seconds: float) -> None:
+def _report(cfg: GenerateConfig, folder: JobFolder, lines: int, decoded: int, failed: int, seconds: float) -> None:
     """Print what was done."""
     stream = sys.stderr if cfg.output == "-" else sys.stdout
-    for note in merged_notes(folder.records(job.plan.parts)):
+    for note in merged_notes(folder.records()):
         log(note)
     if failed:
         what = "line" if failed == 1 else "lines"
         log(f"{failed} {what} could not be decoded and got no answer; see {folder.path / ERRORS}")
     if cfg.output == "-":
         log(f"the outputs are in {folder.path / 'parts'}")
-    tokens = sum(folder.done[part.index].tokens for part in job.plan.parts)
+    tokens = sum(known.tokens for known in folder.done.values())
     speed = f", {decoded / seconds:.1f} lines/s" if decoded else ""
-    rest = "" if decoded == job.plan.lines else f" ({decoded} of them now)"
-    print(f"{job.plan.lines} lines{rest}, {tokens} tokens in {duration(seconds)}{speed}", file=stream)
+    rest = "" if decoded == lines else f" ({decoded} of them now)"
+    print(f"{lines} lines{rest}, {tokens} tokens in {duration(seconds)}{speed}", file=stream)

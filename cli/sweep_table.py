@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from seqgen.lab.compare.run import read_log
-from seqgen.training.scores import lower_is_better
+from seqgen.training.run_scores import lower_is_better
 
 
 def sweep_table(runs: Sequence[tuple[str, Path]], metric: str) -> str:

@@ -10,6 +10,7 @@ from typing import IO
 
 from seqgen.cli.command import log
 from seqgen.cli.notes import summary
+from seqgen.system.progress import Bar, clock
 
 PROMPT = "> "
 
@@ -63,10 +64,17 @@ def decoding_bar(total: int | None, output: str) -> Iterator[Callable[[], None] 
     if not sys.stderr.isatty() or (output == "-" and sys.stdout.isatty()):
         yield None
         return
-    from rich.console import Console  # not for commands whose output goes into a file or pipe
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    done, start = 0, time.perf_counter()
+    of = "?" if total is None else total
+    bar = Bar(total, "decoding", f"0/{of} -:--:--")
 
-    columns = (TextColumn("decoding"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), refresh_per_second=2, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda: bar.advance(task)
+    def advance() -> None:
+        nonlocal done
+        done += 1
+        left = "-:--:--" if total is None else clock((total - done) * (time.perf_counter() - start) / done)
+        bar.update(done, f"{done}/{of} {left}")
+
+    try:
+        yield advance
+    finally:
+        bar.close()

@@ -16,12 +16,10 @@ from seqgen.data.noisy_text import NoisyTextDataset
 from seqgen.data.record_lines import DocumentEncoder, JsonFormat, PlainFormat, RecordFormat, is_json, read_rendered
 from seqgen.data.store_builder import build_store
 from seqgen.data.templates import Template
-from seqgen.data.text import find_files
 from seqgen.data.tokenizers.base import SENTINEL
 from seqgen.errors import ConfigError, DataError
 from seqgen.registry import register_task
-from seqgen.tasks.raw_text import RawTextConfig, RawTextTask
-from seqgen.tasks.text_files import SPLITS, check_split
+from seqgen.tasks.raw_text import RawTextConfig, RawTextTask, split_files
 
 
 @dataclass
@@ -63,17 +61,9 @@ class DenoisingTask(RawTextTask):
         """The documents of the training text; see ``RawTextTask``."""
         return _documents(cfg, "train")
 
-    def splits(self) -> list[str]:
-        """The splits whose keys are set."""
-        return [split for split in SPLITS if getattr(self.cfg, split)]
-
-    def data_files(self, split: str) -> list[Path]:
-        """The files of a split; see ``Task.data_files``."""
-        return _files(self.cfg, split)
-
     def load_dataset(self, split: str) -> NoisyTextDataset:
         """Load a split and encode it; see ``Task.load_dataset``."""
-        files = _files(self.cfg, split)
+        files = split_files(self.cfg, split)
         record_format, template = _format(self.cfg, files)
         skip = self.cfg.on_empty == "skip"
         encoder = DocumentEncoder(self.source_tokenizer, record_format, template, skip)
@@ -134,14 +124,6 @@ class DenoisingTask(RawTextTask):
         return " ".join(part for part in parts if part)
 
 
-def _files(cfg: DenoisingConfig, split: str) -> list[Path]:
-    check_split(split)
-    patterns = getattr(cfg, split)
-    if not patterns:
-        raise ConfigError(f"task.{split} is missing; give task.{split}=FILE, or several as [FILE,FILE]")
-    return find_files(patterns, f"task.{split}")
-
-
 def _format(cfg: DenoisingConfig, files: list[Path]) -> tuple[RecordFormat, Template]:
     """The format of the files, according to their names, and the template of a document."""
     kinds = {is_json(path) for path in files}
@@ -156,5 +138,5 @@ def _format(cfg: DenoisingConfig, files: list[Path]) -> tuple[RecordFormat, Temp
 
 
 def _documents(cfg: DenoisingConfig, split: str) -> Iterator[str]:
-    files = _files(cfg, split)
+    files = split_files(cfg, split)
     return read_rendered(files, *_format(cfg, files))

@@ -9,12 +9,11 @@ from pathlib import Path
 from seqgen.config import option
 from seqgen.data.block_dataset import BREAK_MODES, BlockDataset
 from seqgen.data.store_builder import TokenEncoder, build_store
-from seqgen.data.text import find_files, read_lines
+from seqgen.data.text import read_lines
 from seqgen.errors import ConfigError
 from seqgen.registry import register_task
 from seqgen.task import PromptTask
-from seqgen.tasks.raw_text import RawTextConfig, RawTextTask
-from seqgen.tasks.text_files import SPLITS, check_split
+from seqgen.tasks.raw_text import RawTextConfig, RawTextTask, split_files
 
 
 @dataclass
@@ -50,19 +49,11 @@ class LanguageModelingTask(PromptTask, RawTextTask):
     @classmethod
     def training_text(cls, cfg: LanguageModelingConfig, folder: Path) -> Iterable[str]:
         """The lines of the training text; see ``RawTextTask``."""
-        return read_lines(_files(cfg, "train"))
-
-    def splits(self) -> list[str]:
-        """The splits that text is given for."""
-        return [split for split in SPLITS if getattr(self.cfg, split)]
-
-    def data_files(self, split: str) -> list[Path]:
-        """The files of a split; see ``Task.data_files``."""
-        return _files(self.cfg, split)
+        return read_lines(split_files(cfg, "train"))
 
     def load_dataset(self, split: str) -> BlockDataset:
         """Read a split and encode it, once; see ``Task.load_dataset``."""
-        files = _files(self.cfg, split)
+        files = split_files(self.cfg, split)
         store = build_store(
             self.cache, f"{split}.text", files, TokenEncoder(self.target_tokenizer), workers=self.cfg.workers
         )
@@ -81,11 +72,3 @@ class LanguageModelingTask(PromptTask, RawTextTask):
             "task=language_modeling has no source lines to decode; give prompts with input=FILE, and leave out "
             "dataset.validate_decode"
         )
-
-
-def _files(cfg: LanguageModelingConfig, split: str) -> list[Path]:
-    check_split(split)
-    patterns = getattr(cfg, split)
-    if not patterns:
-        raise ConfigError(f"task.{split} is missing; give task.{split}=FILE, or several as [FILE,FILE]")
-    return find_files(patterns, f"task.{split}")

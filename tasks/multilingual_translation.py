@@ -25,7 +25,7 @@ from seqgen.errors import ConfigError, DataError, nearest
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import register_task
 from seqgen.structures import Batch
-from seqgen.tasks.text_files import SPLITS, check_split
+from seqgen.tasks.raw_text import SPLITS, check_split
 from seqgen.tasks.translation import Frame, ParallelTextConfig, ParallelTextTask
 
 

@@ -20,7 +20,7 @@ from seqgen.data.parallel_text import ParallelFiles
 from seqgen.errors import ConfigError
 from seqgen.registry import register_task
 from seqgen.system.files import new_folder
-from seqgen.tasks.text_files import SPLITS, cache_folder, check_split
+from seqgen.tasks.raw_text import SPLITS, cache_folder, check_split
 from seqgen.tasks.translation import ParallelTextConfig, ParallelTextTask
 
 LIMIT = 100_000

@@ -1,4 +1,4 @@
-"""The base class of tasks whose source and target share one vocabulary."""
+"""Tasks over text files: their splits, the folder of encoded text, and the base class for one shared vocabulary."""
 
 from __future__ import annotations
 
@@ -8,11 +8,55 @@ from pathlib import Path
 from typing import Any, Self
 
 from seqgen.config import MOST_WORKERS, option
+from seqgen.data.text import find_files
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.setup import TokenizerConfig, prepare_tokenizer
 from seqgen.errors import ConfigError
+from seqgen.system.files import CACHE
 from seqgen.task import Task
-from seqgen.tasks.text_files import cache_folder
+
+SPLITS = ("train", "valid", "test")
+
+
+def check_split(split: str) -> None:
+    """Check that a split exists.
+
+    Args:
+        split: its name.
+
+    Raises:
+        ConfigError: the name is not one of ``SPLITS``.
+    """
+    if split not in SPLITS:
+        raise ConfigError(f"there is no split {split!r}; choose one of: {', '.join(SPLITS)}")
+
+
+def split_files(cfg: Any, split: str) -> list[Path]:
+    """The files of a split.
+
+    Args:
+        cfg: the task's configuration, with lists of files or wildcards as the values of the splits' keys.
+        split: its name.
+
+    Raises:
+        ConfigError: the split is unknown, or its key is not set.
+        DataError: a file does not exist.
+    """
+    check_split(split)
+    patterns = getattr(cfg, split)
+    if not patterns:
+        raise ConfigError(f"task.{split} is missing; give task.{split}=FILE, or several as [FILE,FILE]")
+    return find_files(patterns, f"task.{split}")
+
+
+def cache_folder(cfg: Any, folder: Path) -> Path:
+    """The folder of files that are made from the text and can be made again.
+
+    Args:
+        cfg: the task's configuration, with the key ``cache_dir``.
+        folder: the run folder.
+    """
+    return Path(cfg.cache_dir) if cfg.cache_dir else folder / CACHE
 
 
 @dataclass
@@ -34,6 +78,8 @@ class RawTextConfig(TokenizerConfig):
 
 class RawTextTask(Task):
     """A task with one vocabulary; a subclass implements ``training_text`` and ``load_dataset``.
+
+    The keys ``train``, ``valid`` and ``test`` have the files of the splits, unless a subclass has others.
 
     Args:
         cfg: the task's configuration.
@@ -78,3 +124,11 @@ class RawTextTask(Task):
     def cache(self) -> Path:
         """The folder of encoded text; see ``cache_folder``."""
         return cache_folder(self.cfg, self.folder)
+
+    def splits(self) -> list[str]:
+        """The splits whose keys are set."""
+        return [split for split in SPLITS if getattr(self.cfg, split)]
+
+    def data_files(self, split: str) -> list[Path]:
+        """The files of a split; see ``Task.data_files``."""
+        return split_files(self.cfg, split)

@@ -20,8 +20,7 @@ from seqgen.registry import register_task
 from seqgen.system.files import is_frozen, write_atomically
 from seqgen.system.reading import read_bytes
 from seqgen.tasks.mixture_file import MixtureSource, Records, differences, read_mixture
-from seqgen.tasks.raw_text import RawTextConfig, RawTextTask
-from seqgen.tasks.text_files import SPLITS, check_split
+from seqgen.tasks.raw_text import SPLITS, RawTextConfig, RawTextTask, check_split
 
 MIXTURE_FILE, CHECKPOINTS = "mixture.yaml", "checkpoints"
 

@@ -18,7 +18,7 @@ from seqgen.data.tokenizers.setup import TokenizerConfig, prepare_tokenizers
 from seqgen.errors import ConfigError
 from seqgen.registry import register_task
 from seqgen.task import Task
-from seqgen.tasks.text_files import SPLITS, cache_folder, check_split
+from seqgen.tasks.raw_text import SPLITS, cache_folder, check_split
 
 
 @dataclass

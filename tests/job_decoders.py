@@ -14,12 +14,11 @@ from pathlib import Path
 from seqgen.errors import DecodingError
 from seqgen.jobs.folder import JobFolder
 from seqgen.jobs.job import Job
-from seqgen.jobs.line_decoder import Builder, Piece, answer
-from seqgen.jobs.manifest import Manifest
-from seqgen.jobs.part import Answers, Plan, plan_parts
-from seqgen.jobs.progress import Progress
+from seqgen.jobs.line_decoder import Answers, Builder, Piece, answer
+from seqgen.jobs.manifest import Manifest, Plan, plan_parts
 from seqgen.jobs.source import Source
 from seqgen.jobs.workers import Answered, Died, Event, Ready, Workers
+from seqgen.system.progress import LineProgress
 
 FINGERPRINT = "of the models"
 
@@ -132,8 +131,7 @@ class Bench:
         manifest = Manifest(self.settings, {"model": "a"}, self.part_lines, plan, {})
         folder.open(manifest)
         log = self.messages.append
-        job = Job(folder, self.source, plan, manifest.digest, FINGERPRINT, self.piece_lines, log, check)
-        folder.forget(job.undone())
+        job = Job(folder, self.source, plan, FINGERPRINT, self.piece_lines, log, check)
         return job, plan
 
     def run(self, workers: Workers | None = None, job: Job | None = None) -> bytes:
@@ -142,11 +140,11 @@ class Bench:
         plan = job.plan
         if job.undone():
             workers = workers or InlineWorkers()
-            job.run(workers, Progress(plan.lines, 0, 0, 0.0, self.messages.append, terminal=False))
-        job.folder.write_errors(plan.parts)
+            job.run(workers, LineProgress(plan.lines, 0, 0, 0.0, self.messages.append, terminal=False))
+        job.folder.write_errors()
         merged = self.root / "out.txt"
         with open(merged, "wb") as file:
-            job.folder.merge(plan.parts, file, lambda: None)
+            job.folder.merge(file, lambda: None)
         return merged.read_bytes()
 
 

@@ -18,8 +18,7 @@ from seqgen.structures import Batch
 from seqgen.task import Task
 from seqgen.training.criteria import CriterionOut, CrossEntropyConfig, CrossEntropyCriterion
 from seqgen.training.distributed import ProcessGroup, join, leave
-from seqgen.training.launch import _free_port
-from seqgen.training.signals import StopSignals
+from seqgen.training.train import StopSignals, _free_port
 from seqgen.training.training_loop import TrainingRun
 from tests.training_runs import Lab
 

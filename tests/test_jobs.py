@@ -21,14 +21,12 @@ import pytest
 
 from seqgen.checkpoints.run_lock import run_lock
 from seqgen.errors import CheckpointError, ConfigError, DataError, ResourceError, UserError
-from seqgen.jobs.line_decoder import Piece, answer
-from seqgen.jobs.local_workers import LocalWorkers
-from seqgen.jobs.manifest import Manifest
-from seqgen.jobs.part import Failure, cut, plan_parts, text_digest
-from seqgen.jobs.progress import Progress, duration
+from seqgen.jobs.line_decoder import Failure, Piece, answer
+from seqgen.jobs.manifest import Manifest, cut, plan_parts, text_digest
 from seqgen.jobs.ray_workers import RayWorkers
 from seqgen.jobs.source import Source, find_source
-from seqgen.jobs.workers import start_error
+from seqgen.jobs.workers import LocalWorkers, start_error
+from seqgen.system.progress import LineProgress, duration
 from tests.job_decoders import Bench, Capitals, CapitalsBuilder, InlineWorkers, expected, numbered
 
 LINES = numbered(47)
@@ -155,11 +153,11 @@ def test_a_folder_that_is_deleted_during_the_run(also_made_again: bool, bench: B
                 (bench.root / "job").mkdir()
         return False
 
-    job, plan = bench.job()
+    job, _ = bench.job()
     with pytest.raises(DataError, match="was deleted or replaced while the job was running"):
         bench.run(InlineWorkers(deaths=delete), job)
     with pytest.raises(DataError, match="was deleted or replaced"):
-        job.folder.write_errors(plan.parts)
+        job.folder.write_errors()
     assert not also_made_again or list((bench.root / "job").iterdir()) == []
 
 
@@ -167,7 +165,8 @@ def test_a_file_name_that_is_not_utf_8(tmp_path: Path) -> None:
     name = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
     name.write_bytes(b"one\ntwo\n")
     manifest = Manifest({}, {}, 10, plan_parts(Source((name,)), 10), {})
-    assert [manifest.write_or_compare(tmp_path) for _ in range(2)] == [False, True]
+    for _ in range(2):  # written, then compared
+        manifest.write_or_compare(tmp_path)
     assert "caf\\\\udce9" in (tmp_path / "manifest.json").read_text()
 
 
@@ -366,7 +365,7 @@ def error_of(work: Callable[[], object]) -> BaseException | None:
 
 def test_progress_says_what_people_want_to_know() -> None:
     said: list[str] = []
-    progress = Progress(900, 100, 1, 1e-9, said.append, terminal=False)
+    progress = LineProgress(900, 100, 1, 1e-9, said.append, terminal=False)
     progress.start -= 10
     progress.advance(400, 2)
     assert said == ["500 of 900 lines (55 %), 40.0 lines/s, 10 s left, 3 failed"]
@@ -374,11 +373,12 @@ def test_progress_says_what_people_want_to_know() -> None:
 
 
 def test_the_bar_shows_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress(900, 100, 0, 0.0, print, terminal=True)
+    progress = LineProgress(900, 100, 0, 0.0, print, terminal=True)
     progress.advance(400, 2)
     assert "500 of 900 lines (55 %)" in progress.text()
-    assert progress._bar.tasks[0].completed == 500
-    assert "2 failed" in progress._bar.tasks[0].description
+    assert progress.bar is not None
+    assert progress.bar.bar.tasks[0].completed == 500
+    assert "2 failed" in progress.bar.bar.tasks[0].fields["behind"]
     progress.close()
     assert capsys.readouterr().out == ""
 
@@ -508,7 +508,7 @@ def test_processes_are_replaced_and_a_deadly_line_is_given_up(bench: Bench) -> N
     job, plan = bench.job()
     workers = LocalWorkers(CapitalsBuilder(), 1)
     try:
-        job.run(workers, Progress(plan.lines, 0, 0, 0.0, bench.messages.append, terminal=False))
+        job.run(workers, LineProgress(plan.lines, 0, 0, 0.0, bench.messages.append, terminal=False))
     finally:
         workers.close()
     assert bench.run() == b"0 A\n\n2 B\n"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from seqgen.training.records import Records
+from seqgen.training.run_log import Records
 from seqgen.training.validation import Sample
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

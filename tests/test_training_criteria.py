@@ -10,16 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqgen.structures import Batch, Source
-from seqgen.training import criteria
+from seqgen.training import cross_entropy as losses
 from seqgen.training.criteria import (
     CrossEntropyConfig,
     CrossEntropyCriterion,
     LabelSmoothedCrossEntropyConfig,
     LabelSmoothedCrossEntropyCriterion,
     TargetPositions,
-    cross_entropy,
     target_logits,
 )
+from seqgen.training.cross_entropy import cross_entropy
 from tests.model_zoo import ZOO, TinyTask, build
 
 
@@ -44,7 +44,7 @@ def test_by_hand() -> None:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
 @pytest.mark.parametrize("chunk", [1, 40, 1 << 18])
 def test_equals_the_plain_formula(smoothing: float, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(criteria, "_CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(losses, "_CACHED_ELEMENTS", chunk)
     torch.manual_seed(0)
     features = torch.randn(13, 5, dtype=torch.float64, requires_grad=True)
     layer = nn.Linear(5, 11, dtype=torch.float64)
@@ -80,7 +80,7 @@ def test_gradient_equals_finite_differences(smoothing: float) -> None:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("chunk", [1, 1 << 18])
 def test_z_loss_equals_the_plain_formula(smoothing: float, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(criteria, "_CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(losses, "_CACHED_ELEMENTS", chunk)
     torch.manual_seed(3)
     logits = (torch.randn(9, 7, dtype=torch.float64) * 3).requires_grad_()
     target = torch.randint(0, 7, (9,))

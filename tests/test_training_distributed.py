@@ -18,7 +18,7 @@ from seqgen.checkpoints.run_checkpoints import read_weights, resolve
 from seqgen.config.user_files import import_modules, modules_of
 from seqgen.errors import UserError
 from seqgen.training.distributed import ProcessGroup, group_from_environment
-from seqgen.training.launch import _free_port
+from seqgen.training.train import _free_port
 from tests.commands import SMALL_FCONV, corpus, training_arguments
 from tests.training_runs import Lab, everything, lab, records
 

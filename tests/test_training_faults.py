@@ -28,7 +28,7 @@ import pytest
 
 from seqgen.data.iterator import EpochIterator
 from seqgen.errors import DataError, UserError
-from seqgen.training import records as records_module
+from seqgen.training import run_log as records_module
 from tests.commands import SMALL_FCONV, corpus, training_arguments
 from tests.training_runs import Lab, assert_identical, everything, lab, records
 

@@ -17,9 +17,9 @@ from seqgen.errors import CheckpointError, ConfigError
 from seqgen.metrics import text_scores
 from seqgen.training import training_loop
 from seqgen.training.distributed import ProcessGroup
-from seqgen.training.records import Records
-from seqgen.training.scores_file import ScoresFile
-from seqgen.training.signals import StopSignals
+from seqgen.training.run_log import Records
+from seqgen.training.run_scores import ScoresFile
+from seqgen.training.train import StopSignals
 from seqgen.training.trainer import NonFiniteError, Trainer, UpdateResult
 from seqgen.training.training_loop import TrainingRun
 from seqgen.training.validation import ValidationResult
@@ -104,7 +104,10 @@ def test_train_validate_train_again(lab: Lab, model: str, decay: float) -> None:
 def test_the_loss_of_a_mixture_is_that_of_all_parts(lab: Lab) -> None:
     run = training_run(lab, "mixture")
     validator, model = run.validator, run.trainer.model.eval()
-    parts = {"a": validator.iterators[""], "b": validator._iterator(run.iterator.dataset)}
+    parts = {
+        "a": validator.iterators[""],
+        "b": run._iterator(run.iterator.dataset, run._collate, 100, None, shuffle=False),
+    }
     sums = [validator._sums(model, iterator) for iterator in parts.values()]
     validator.iterators = parts
     scores = validator._loss(model)

@@ -17,8 +17,7 @@ import pytest
 from seqgen.checkpoints.run_lock import run_lock
 from seqgen.errors import CheckpointError, ResourceError, UserError
 from seqgen.training.distributed import LostRanksError, ProcessGroup, join
-from seqgen.training.launch import _cause
-from seqgen.training.signals import StopSignals
+from seqgen.training.train import StopSignals, _cause
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
 from tests.training_runs import everything, records
 
@@ -110,27 +109,26 @@ def alive(pid: int) -> bool:
 
 class TestTheCauseOfAFailure:
     lost = LostRanksError("lost")
-    processes: list[Any] = [None, None, None]
 
     def test_what_failed_first_rather_than_what_follows_from_it(self) -> None:
         wrong = UserError("wrong")
-        assert _cause({0: self.lost, 2: wrong, 1: self.lost}, self.processes) is wrong
+        assert _cause({0: self.lost, 2: wrong, 1: self.lost}, 3) is wrong
 
     def test_a_process_that_does_not_answer(self) -> None:
-        cause = _cause({0: self.lost, 2: self.lost}, self.processes)
+        cause = _cause({0: self.lost, 2: self.lost}, 3)
         assert isinstance(cause, ResourceError)
         assert "process 1 of 3 did not answer" in str(cause)
         assert "distributed_training.timeout" in str(cause)
 
     def test_a_connection_that_breaks(self) -> None:
-        assert _cause({0: self.lost, 1: self.lost, 2: self.lost}, self.processes) is self.lost
+        assert _cause({0: self.lost, 1: self.lost, 2: self.lost}, 3) is self.lost
 
 
 def test_processes_that_do_not_come_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     from seqgen.config import DistributedConfig
-    from seqgen.training.launch import _free_port
+    from seqgen.training.train import _free_port
 
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(_free_port()))
@@ -156,7 +154,7 @@ def test_what_gloo_says_of_a_lost_rank_is_told_from_other_errors(said: str) -> N
 
 class TestStopSignals:
     def test_hangup_asks_to_stop(self) -> None:
-        with StopSignals() as signals, mock.patch("seqgen.training.signals._leave_terminal"):
+        with StopSignals() as signals, mock.patch("seqgen.training.train._leave_terminal"):
             os.kill(os.getpid(), signal.SIGHUP)
             assert signals.received == signal.SIGHUP
             assert signals.exit_code == 129
@@ -180,7 +178,7 @@ class TestStopSignals:
     def test_training_survives_the_terminal(self) -> None:
         """Whoever writes to a terminal that was closed gets an error; after SIGHUP nothing is written there."""
         program = (
-            "import sys, time\nfrom seqgen.training.signals import StopSignals\n"
+            "import sys, time\nfrom seqgen.training.train import StopSignals\n"
             "with StopSignals() as signals:\n"
             "    print('ready', flush=True)\n    while not signals.received:\n        time.sleep(0.05)\n"
             "    print('more', flush=True)\n"

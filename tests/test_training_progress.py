@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from seqgen.training.meters import Meter
-from seqgen.training.progress import Bar, Lines, Silence, describe, describe_parts, make_display
-from seqgen.training.records import Records
-from seqgen.training.scores import lower_is_better, mean_scores, pick
-from seqgen.training.seeding import seed_everything, seed_of
+from seqgen.system.devices import seed_everything, seed_of
+from seqgen.training.progress import BarDisplay, Lines, Meter, Silence, describe, describe_parts, make_display
+from seqgen.training.run_log import Records
+from seqgen.training.run_scores import lower_is_better, mean_scores, pick
 from seqgen.training.trainer import UpdateResult
 from seqgen.training.validation import Sample
 
@@ -40,9 +39,9 @@ def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_bar() -> None:
     screen = io.StringIO()
-    bar = Bar(80, Console(file=screen, force_terminal=True, width=80))
+    bar = BarDisplay(80, Console(file=screen, force_terminal=True, width=80))
     bar.update(2, 1, RECORD, False, 61.0)
-    bar.progress.refresh()
+    bar.bar.bar.refresh()
     bar.message("valid [best]")
     bar.close()
     shown = screen.getvalue()
@@ -58,7 +57,7 @@ def test_choice_of_display(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     bar = make_display("auto", None)
     bar.close()
-    assert isinstance(bar, Bar)
+    assert isinstance(bar, BarDisplay)
 
 
 def test_scores_from_sums() -> None:
@@ -147,7 +146,7 @@ def test_scores_of_a_mixture_have_a_line_for_each_part() -> None:
 
 def test_wide_messages_are_broken_between_values() -> None:
     out = io.StringIO()
-    bar = Bar(10, Console(file=out, width=40, force_terminal=True))
+    bar = BarDisplay(10, Console(file=out, width=40, force_terminal=True))
     bar.message("valid at update 100 | epoch 3 | loss 1.234 | ppl 5.678 | accuracy 91.2\n  de: loss 1")
     bar.close()
     shown = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", out.getvalue()).splitlines()

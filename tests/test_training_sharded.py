@@ -29,9 +29,9 @@ from seqgen.checkpoints.run_checkpoints import (
 )
 from seqgen.checkpoints.sharded import is_sharded
 from seqgen.errors import CheckpointError
-from seqgen.training import sharded_saving
+from seqgen.training import saving as sharded_saving
 from seqgen.training.distributed import ProcessGroup
-from seqgen.training.sharded_saving import ShardedSaver
+from seqgen.training.saving import ShardedSaver
 from tests.commands import command
 from tests.hostile import damage_file
 from tests.parallel_training import seen_examples, train_in, train_together

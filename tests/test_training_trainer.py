@@ -12,7 +12,7 @@ from torch import nn
 from seqgen.structures import Batch
 from seqgen.training.criteria import CriterionOut
 from seqgen.training.distributed import ProcessGroup
-from seqgen.training.ema import EMA
+from seqgen.training.optimizers import EMA
 from seqgen.training.trainer import Trainer, UpdateResult
 from seqgen.training.triggers import Triggers
 from tests.training_runs import Lab, lab

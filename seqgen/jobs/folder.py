@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from seqgen.errors import ConfigError, DataError
-from seqgen.jobs.manifest import MANIFEST, Manifest
-from seqgen.jobs.part import Answers, Failure, Part
+from seqgen.jobs.line_decoder import Answers, Failure
+from seqgen.jobs.manifest import MANIFEST, Manifest, Part
 from seqgen.system.files import disk_errors, new_file, open_own, remove_leftovers, sync, write_atomically
 from seqgen.system.reading import parse_json
 
@@ -42,19 +42,15 @@ class Done:
     """What is kept in memory about a part that is done.
 
     Attributes:
-        key: hash of the part's lines and of all settings.
         bytes: size of its file.
         sha256: hash of its file.
-        lines: number of its lines.
-        failed: number of those without an answer.
+        failed: number of its lines without an answer.
         tokens: number of generated tokens.
         place: where its line begins in the journal.
     """
 
-    key: str
     bytes: int
     sha256: str
-    lines: int
     failed: int
     tokens: int
     place: int
@@ -66,10 +62,15 @@ class JobFolder:
     Args:
         path: the folder.
         ending: end of the names of the parts' files, such as ``.txt``.
+
+    Attributes:
+        parts: all parts of the job, when the folder is open.
+        done: those that are done, by their number.
     """
 
     def __init__(self, path: Path, ending: str):
         self.path, self.ending = path, ending
+        self.parts: Sequence[Part] = ()
         self.done: dict[int, Done] = {}
         self._identity: tuple[int, int, int] | None = None
 
@@ -77,6 +78,16 @@ class JobFolder:
     def is_open(self) -> bool:
         """Whether the journal was read, so that ``done`` has all parts that are done."""
         return self._identity is not None
+
+    @property
+    def lines(self) -> int:
+        """Number of lines of the parts that are done."""
+        return sum(part.lines for part in self.parts if part.index in self.done)
+
+    @property
+    def failed(self) -> int:
+        """Number of these lines that have no answer."""
+        return sum(known.failed for known in self.done.values())
 
     def file_of(self, index: int) -> Path:
         """The file with the outputs of a part."""
@@ -94,7 +105,7 @@ class JobFolder:
 
     def open(self, manifest: Manifest) -> None:
         """Make the folder of a job or continue it: compare the manifest, remove what killed processes have left, and
-        read the journal.
+        read the journal. A part whose file is missing or of another size is not done.
 
         Args:
             manifest: that of this command.
@@ -106,11 +117,16 @@ class JobFolder:
         """
         self._check_new()
         manifest.write_or_compare(self.path)
+        self.parts = manifest.plan.parts
         with disk_errors(self.path):
             (self.path / PARTS).mkdir(parents=True, exist_ok=True)
             self._identity = _identity(self.path / MANIFEST)
         for folder in (self.path, self.path / PARTS):
             remove_leftovers(folder)
+        self._read_journal()
+        self.done = {index: known for index, known in self.done.items() if self._has_file(index, known)}
+
+    def _read_journal(self) -> None:
         journal = self.path / JOURNAL
         if not journal.exists():
             return
@@ -130,17 +146,17 @@ class JobFolder:
         try:
             record = parse_json(line)
             output = record["output"]
-            index, lines, tokens = (int(record[name]) for name in ("part", "lines", "tokens"))
-            key, sha256, size = str(record["key"]), str(output["sha256"]), int(output["bytes"])
-            failed = len(record["failed"])
+            index, tokens, failed = int(record["part"]), int(record["tokens"]), len(record["failed"])
+            sha256, size = str(output["sha256"]), int(output["bytes"])
         except (ValueError, KeyError, TypeError):
             return
-        self.done[index] = Done(key, size, sha256, lines, failed, tokens, place)
+        self.done[index] = Done(size, sha256, failed, tokens, place)
 
-    def forget(self, parts: Iterable[Part]) -> None:
-        """Take parts that are decoded again out of ``done``."""
-        for part in parts:
-            self.done.pop(part.index, None)
+    def _has_file(self, index: int, known: Done) -> bool:
+        try:
+            return index < len(self.parts) and self.file_of(index).stat().st_size == known.bytes
+        except OSError:
+            return False
 
     def _check_there(self) -> None:
         """Check that the folder is still the one that was opened, whose lock this process holds.
@@ -158,27 +174,11 @@ class JobFolder:
                 "anew"
             )
 
-    def is_done(self, part: Part, settings: str) -> bool:
-        """Whether the outputs of a part exist, for these lines and settings.
-
-        Args:
-            part: the part.
-            settings: hash of settings and models.
-        """
-        known = self.done.get(part.index)
-        if known is None or known.key != part.key(settings):
-            return False
-        try:
-            return self.file_of(part.index).stat().st_size == known.bytes
-        except OSError:
-            return False
-
-    def write(self, part: Part, settings: str, answers: Answers, details: dict[str, Any]) -> None:
+    def write(self, part: Part, answers: Answers, details: dict[str, Any]) -> None:
         """Write the outputs of a part, then its line of the journal.
 
         Args:
             part: the part.
-            settings: hash of settings and models.
             answers: the outputs of all its lines.
             details: further fields of its record.
 
@@ -188,15 +188,13 @@ class JobFolder:
         """
         self._check_there()
         content = "".join(answers.outputs).encode("utf-8", "surrogatepass")
-        file = self.file_of(part.index)
-        write_atomically(file, content)
-        sha256, key = hashlib.sha256(content).hexdigest(), part.key(settings)
+        write_atomically(self.file_of(part.index), content)
+        sha256 = hashlib.sha256(content).hexdigest()
         record = {
             "part": part.index,
             "first_line": part.first + 1,
             "lines": part.lines,
-            "key": key,
-            "output": {"file": f"{PARTS}/{file.name}", "bytes": len(content), "sha256": sha256},
+            "output": {"bytes": len(content), "sha256": sha256},
             "tokens": answers.tokens,
             "seconds": round(answers.seconds, 3),
             **details,
@@ -205,7 +203,7 @@ class JobFolder:
         }
         place = self._append(json.dumps(record) + "\n")
         failed = len(answers.failures)
-        self.done[part.index] = Done(key, len(content), sha256, part.lines, failed, answers.tokens, place)
+        self.done[part.index] = Done(len(content), sha256, failed, answers.tokens, place)
 
     def _append(self, line: str) -> int:
         """Write a line of the journal; return where it begins. A line that cannot be written whole is cut off."""
@@ -224,28 +222,31 @@ class JobFolder:
                 sync(self.path)
         return place
 
-    def records(self, parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
+    def records(self, of_failures: bool = False) -> Iterator[dict[str, Any]]:
         """The journal's lines of parts that are done, in the order of the parts.
+
+        Args:
+            of_failures: leave out the parts of which all lines have answers.
 
         Raises:
             DataError: the journal has changed since it was read.
         """
-        if not self.done:
+        wanted = [index for index, known in sorted(self.done.items()) if known.failed or not of_failures]
+        if not wanted:
             return
         journal = self.path / JOURNAL
         try:
             with open(journal, "rb") as file:
-                for part in parts:
-                    if part.index in self.done:
-                        file.seek(self.done[part.index].place)
-                        record = json.loads(file.readline())
-                        if record["key"] != self.done[part.index].key:
-                            raise ValueError("another part")
-                        yield record
+                for index in wanted:
+                    file.seek(self.done[index].place)
+                    record = json.loads(file.readline())
+                    if (record["part"], record["output"]["sha256"]) != (index, self.done[index].sha256):
+                        raise ValueError("another part")
+                    yield record
         except (OSError, ValueError, KeyError, TypeError):
             raise DataError(f"{journal} was changed while the job was running; run the same command again") from None
 
-    def write_errors(self, parts: Sequence[Part]) -> int:
+    def write_errors(self) -> int:
         """Write the error ledger: a line of JSON for each line that could not be decoded, in the order of the input.
 
         Returns:
@@ -255,25 +256,22 @@ class JobFolder:
             DataError: the folder is gone, or the journal was changed.
         """
         self._check_there()
-        total = sum(self.done[part.index].failed for part in parts if part.index in self.done)
         ledger = self.path / ERRORS
-        if not total:
+        if not self.failed:
             with disk_errors(ledger):
                 ledger.unlink(missing_ok=True)
             return 0
-        failing = [part for part in parts if part.index in self.done and self.done[part.index].failed]
         with new_file(ledger) as file, disk_errors(ledger):
-            for record in self.records(failing):
+            for record in self.records(of_failures=True):
                 for failure in record["failed"]:
                     failure = asdict(Failure(**failure))
                     file.write(json.dumps(failure, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
-        return total
+        return self.failed
 
-    def merge(self, parts: Sequence[Part], file: IO[bytes], check: Callable[[], None]) -> None:
+    def merge(self, file: IO[bytes], check: Callable[[], None]) -> None:
         """Copy the outputs of all parts into a file, in the order of the input.
 
         Args:
-            parts: all parts.
             file: the file.
             check: called after each part; may raise an exception to stop.
 
@@ -281,7 +279,7 @@ class JobFolder:
             DataError: a part's file has changed since it was written.
             OSError: the file cannot be written.
         """
-        for part in parts:
+        for part in self.parts:
             total = hashlib.sha256()
             for content in _content(self.file_of(part.index)):
                 total.update(content)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from types import FrameType
 
 from seqgen.errors import DataError, ResourceError
 from seqgen.jobs.folder import JobFolder
-from seqgen.jobs.line_decoder import Piece
-from seqgen.jobs.part import Answers, Part, Plan, cut, text_digest
-from seqgen.jobs.progress import Progress
+from seqgen.jobs.line_decoder import Answers, Piece
+from seqgen.jobs.manifest import Part, Plan, cut, text_digest
 from seqgen.jobs.source import Source
 from seqgen.jobs.workers import Answered, Died, Ready, Workers
+from seqgen.system.processes import NotedSignals
+from seqgen.system.progress import LineProgress
 
 DEATHS = 2
 """Number of workers that may die with a piece, before it is split; a single line is then given up."""
@@ -54,7 +57,6 @@ class Job:
         folder: where parts are written; opened.
         source: the input.
         plan: how it is cut.
-        settings: hash of settings and models.
         fingerprint: hash of the models' files, which all workers must have.
         piece_lines: largest number of lines that a worker gets at a time.
         log: prints a message for the user.
@@ -66,23 +68,22 @@ class Job:
         folder: JobFolder,
         source: Source,
         plan: Plan,
-        settings: str,
         fingerprint: str,
         piece_lines: int,
         log: Callable[[str], None],
         check: Callable[[], None],
     ):
         self.folder, self.source, self.plan = folder, source, plan
-        self.settings, self.fingerprint, self.piece_lines = settings, fingerprint, piece_lines
+        self.fingerprint, self.piece_lines = fingerprint, piece_lines
         self.log, self.check = log, check
         self._notes: set[str] = set()
         self._decoded = self._failed = 0
 
     def undone(self) -> list[Part]:
         """The parts that are to be decoded."""
-        return [part for part in self.plan.parts if not self.folder.is_done(part, self.settings)]
+        return [part for part in self.plan.parts if part.index not in self.folder.done]
 
-    def run(self, workers: Workers, progress: Progress) -> None:
+    def run(self, workers: Workers, progress: LineProgress) -> None:
         """Decode all parts that are not done, and write them.
 
         Args:
@@ -97,7 +98,7 @@ class Job:
         pieces = self._pieces()
         again: deque[Piece] = deque()  # of workers that have died
         running, at_end = 0, False
-        self._decoded = sum(known.lines - known.failed for known in self.folder.done.values())
+        self._decoded = self.folder.lines - self.folder.failed
         self._open: dict[int, _OpenPart] = {}
         while True:
             self.check()
@@ -160,7 +161,7 @@ class Job:
                 self._notes.add(note)
                 self.log(note)
 
-    def _take(self, event: Answered, progress: Progress) -> None:
+    def _take(self, event: Answered, progress: LineProgress) -> None:
         """Keep the answers of a piece, and write its part if it is complete."""
         answers, opened = event.answers, self._open[event.piece.part]
         opened.answers[event.piece.first] = answers
@@ -176,7 +177,7 @@ class Job:
             )
         if opened.is_complete:
             del self._open[event.piece.part]
-            self.folder.write(opened.part, self.settings, opened.joined(), {"workers": list(opened.workers)})
+            self.folder.write(opened.part, opened.joined(), {"workers": list(opened.workers)})
 
     def _after_death(self, event: Died, piece: Piece) -> list[Piece]:
         """What is decoded in place of a piece whose worker has died: the same, smaller pieces, or no more."""
@@ -195,3 +196,26 @@ class Job:
             Piece(piece.part, piece.first + start, some, deaths=DEATHS - 1 if len(some) > 1 else 0)
             for start, some in zip(itertools.count(0, size), cut(piece.lines, size), strict=False)
         ]
+
+
+class JobStopped(Exception):
+    """A signal has asked the job to stop."""
+
+
+class Stop(NotedSignals):
+    """Notes signals; ``check`` then raises. A second signal ends the process at once."""
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self.received = number
+
+    def check(self) -> None:
+        """Raise an exception if a signal was received.
+
+        Raises:
+            JobStopped: a signal was received.
+        """
+        if self.received:
+            raise JobStopped

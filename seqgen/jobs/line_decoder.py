@@ -10,11 +10,53 @@ from typing import Protocol
 import torch
 
 from seqgen.errors import CheckpointError, ResourceError
-from seqgen.jobs.part import Answers, Failure
 from seqgen.system.devices import out_of_memory
 
 NOT_OF_LINES = (CheckpointError, OSError, ImportError)
 """Errors that are never those of a line: weights that were changed, a full disk, a file or a server that is missing."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A line that could not be decoded.
+
+    Attributes:
+        number: number of the line in the whole input, from 1.
+        text: the line.
+        reason: what went wrong.
+    """
+
+    number: int
+    text: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The outputs of consecutive lines.
+
+    Attributes:
+        outputs: for each line what is written, ``\\n`` included.
+        failures: the lines without an answer.
+        notes: number of a line, from 1, and what the user should know about its output.
+        tokens: number of generated tokens.
+        seconds: how long the worker decoded.
+    """
+
+    outputs: Sequence[str]
+    failures: Sequence[Failure] = ()
+    notes: Sequence[tuple[int, str]] = ()
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: Answers) -> Answers:
+        return Answers(
+            [*self.outputs, *other.outputs],
+            [*self.failures, *other.failures],
+            [*self.notes, *other.notes],
+            self.tokens + other.tokens,
+            self.seconds + other.seconds,
+        )
 
 
 class LineDecoder(Protocol):

@@ -1,18 +1,103 @@
-"""The manifest of a job: its settings, models and input, by which a job is continued or refused."""
+"""The manifest of a job: its settings and models, and the parts of its input, by which it is continued or refused.
+
+A part has consecutive lines of the input, and is found again by the hash of their text.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from seqgen.errors import ConfigError, DataError, shown
-from seqgen.jobs.part import Plan
+from seqgen.jobs.source import Source
 from seqgen.system.files import write_atomically
 from seqgen.system.reading import parse_json, read_bytes
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the input.
+
+    Attributes:
+        index: number of the part, from 0.
+        first: number of its first line in the whole input, from 0.
+        lines: number of its lines.
+        digest: hash of the lines' text.
+    """
+
+    index: int
+    first: int
+    lines: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How an input is cut into parts.
+
+    Attributes:
+        parts: the parts, in order; one entry for each ``part_lines`` lines, which is all that grows with the input.
+        files: each file with the number of its lines.
+    """
+
+    parts: list[Part]
+    files: list[tuple[str, int]]
+
+    @property
+    def lines(self) -> int:
+        """Number of lines of the whole input."""
+        return self.parts[-1].first + self.parts[-1].lines if self.parts else 0
+
+
+def text_digest(lines: Iterable[str]) -> str:
+    """Hash lines; a line may contain any character."""
+    total = hashlib.sha256()
+    for line in lines:
+        content = line.encode("utf-8", "surrogatepass")
+        total.update(b"%d:" % len(content))
+        total.update(content)
+    return total.hexdigest()
+
+
+def cut(lines: Iterable[str], size: int) -> Iterator[list[str]]:
+    """Cut lines into lists of ``size`` lines; the last one can be shorter."""
+    lines = iter(lines)
+    while some := list(itertools.islice(lines, size)):
+        yield some
+
+
+def plan_parts(source: Source, size: int, check: Callable[[], None] = lambda: None) -> Plan:
+    """Read the whole input once, and cut it into parts; errors in it are found before anything is decoded.
+
+    Args:
+        source: the input.
+        size: lines of each part.
+        check: called after each part; may raise an exception to stop.
+
+    Raises:
+        DataError: a file cannot be read, or a line has no text.
+    """
+    counts = [0] * len(source.files)
+
+    def counted(place: int, file: Path) -> Iterator[str]:
+        for line in source.lines_of(file):
+            counts[place] += 1
+            yield line
+
+    parts: list[Part] = []
+    first = 0
+    every = itertools.chain.from_iterable(counted(place, file) for place, file in enumerate(source.files))
+    for lines in cut(every, size):
+        parts.append(Part(len(parts), first, len(lines), text_digest(lines)))
+        first += len(lines)
+        check()
+    return Plan(parts, [(str(file), count) for file, count in zip(source.files, counts, strict=True)])
+
 
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "seqgen-job", 1
@@ -37,12 +122,6 @@ class Manifest:
     plan: Plan
     versions: Mapping[str, str]
 
-    @property
-    def digest(self) -> str:
-        """The hash of settings and models."""
-        content = json.dumps([dict(self.settings), dict(self.models)], sort_keys=True)
-        return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
-
     def plain(self) -> dict[str, Any]:
         """The content of the file."""
         return {
@@ -57,14 +136,11 @@ class Manifest:
             "parts": [[part.lines, part.digest] for part in self.plan.parts],
         }
 
-    def write_or_compare(self, folder: Path) -> bool:
+    def write_or_compare(self, folder: Path) -> None:
         """Write the file; if it exists, check that it is of the same job.
 
         Args:
             folder: the folder of the job.
-
-        Returns:
-            Whether the job was begun before.
 
         Raises:
             ConfigError: settings or models are others.
@@ -77,7 +153,7 @@ class Manifest:
             theirs = parse_json(read_bytes(file, 1 << 32))
         except FileNotFoundError:
             write_atomically(file, json.dumps(mine, indent=1) + "\n")
-            return False
+            return
         except (OSError, ValueError) as error:
             raise DataError(f"{file} cannot be read: {error}; choose another job.folder") from None
         shape = {"settings": dict, "models": dict, "part_lines": int, "lines": int, "input": list, "parts": list}
@@ -87,7 +163,6 @@ class Manifest:
             raise DataError(f"{file} is damaged; choose another job.folder")
         if found := difference(theirs, mine):
             raise ConfigError(f"job.folder={folder} was begun with {found}; {ADVICE}")
-        return True
 
 
 def _readable(name: str) -> str:

@@ -1,15 +1,14 @@
-"""Devices to compute on: the available ones, and the lookup of a device by name.
-
-Memory: reuse of freed memory, and detection of out-of-memory errors.
-"""
+"""Devices to compute on: which are available, their memory, and their random seeds."""
 
 from __future__ import annotations
 
 import ctypes
+import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy
 import torch
 
 from seqgen.errors import ConfigError, ResourceError
@@ -101,3 +100,29 @@ def memory_errors(rest: Callable[[], str]) -> Iterator[None]:
         if not out_of_memory(error):
             raise
         raise ResourceError(f"memory ran out {rest()}") from error
+
+
+def seed_of(*parts: int) -> int:
+    """Hash integers, such as a seed and an update, to one seed of 63 bits.
+
+    Args:
+        parts: the integers.
+    """
+    mixed = numpy.random.SeedSequence([part & 0xFFFFFFFFFFFFFFFF for part in parts]).generate_state(1, numpy.uint64)[0]
+    return int(mixed) >> 1
+
+
+def seed_everything(parts: Sequence[int]) -> None:
+    """Seed the generators of Python, NumPy and PyTorch (on every device) with ``seed_of(*parts)``.
+
+    Training seeds them before every batch, from the run's seed, the number of updates made and the index of the batch
+    in its update. Therefore resuming needs no saved generator states, and a batch gets the same random numbers whether
+    two ranks have one batch each or one process accumulates the gradients of both.
+
+    Args:
+        parts: the integers that determine the seed.
+    """
+    seed = seed_of(*parts)
+    random.seed(seed)
+    numpy.random.seed(seed & 0xFFFFFFFF)
+    torch.manual_seed(seed)

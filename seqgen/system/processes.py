@@ -1,21 +1,20 @@
-"""Child processes that end when their parent ends.
-
-The signals that ask a command to stop.
-"""
+"""Child processes, which end when their parent ends, and the signals that ask a command to stop."""
 
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 _PR_SET_PDEATHSIG = 1
 """Linux: the ``prctl(2)`` option that sets the signal sent to a process when its parent dies."""
@@ -59,6 +58,11 @@ class NotedSignals(ABC):
         self.received = 0
         self._previous: dict[int, Any] = {}
 
+    @property
+    def exit_code(self) -> int:
+        """The exit code after stopping: 128 plus the signal, which is 130, 143 or 129; 0 if no signal was received."""
+        return 128 + self.received if self.received else 0
+
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # Python allows handlers in no other thread
             for number in STOPPING:
@@ -92,3 +96,61 @@ def signals_wait() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def receive_signals() -> None:
+    """Unblock the signals that ``signals_wait`` has blocked, in a process that has installed its handlers."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+
+
+class Child:
+    """A process started by this one, and the pipe to it.
+
+    Signals are blocked in it until it calls ``receive_signals``.
+
+    Args:
+        work: its main function, which gets its end of the pipe and ``args``; it ends when this process ends.
+        args: further arguments, which are pickled.
+        daemon: whether it is killed when this process exits; it cannot have processes of its own then.
+    """
+
+    def __init__(self, work: Callable[..., None], args: Sequence[Any], daemon: bool = False):
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_run, args=(os.getpid(), work, theirs, args), daemon=daemon)
+        with signals_wait():
+            self.process.start()
+        theirs.close()  # only the process has this end now: if it dies, reading from the pipe raises EOFError
+
+    def ended(self, seconds: float) -> str:
+        """Wait for the end of the process, at most some seconds; return how it ended, for a message."""
+        self.process.join(seconds)
+        code = self.process.exitcode
+        if code is None:
+            return "did not answer"
+        if code >= 0:
+            return f"ended with exit code {code}"
+        killed = -code == getattr(signal, "SIGKILL", 0)
+        memory = ", which the operating system sends when memory runs out" if killed else ""
+        return f"was ended by {signal.Signals(-code).name}{memory}"
+
+    def kill(self) -> None:
+        """Kill the process, if it has not ended."""
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
+
+
+C = TypeVar("C", bound=Child)
+
+
+def answering(children: Sequence[C], seconds: float) -> list[C]:
+    """Wait until some processes have sent something or died, at most some seconds; return these."""
+    ready = wait([child.pipe for child in children], timeout=seconds)
+    return [child for child in children if child.pipe in ready]
+
+
+def _run(parent: int, work: Callable[..., None], pipe: Connection, args: Sequence[Any]) -> None:
+    end_with(parent)
+    work(pipe, *args)

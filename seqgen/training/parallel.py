@@ -110,8 +110,8 @@ def parallel(module: LossModule, cfg: DistributedConfig, group: ProcessGroup, de
 
 
 def _replicated(module: LossModule, cfg: DistributedConfig) -> DistributedDataParallel:
-    # Some batches do not use all parameters, so torch searches for unused ones; it warns if it finds none in a batch,
-    # and this parameter is unused in all of them.
+    # Some batches do not use all parameters, so torch searches for unused ones. If it finds none, it prints a long
+    # warning, which Python cannot suppress; this parameter is unused in all batches.
     module.register_parameter("unused", nn.Parameter(next(module.parameters()).new_zeros(1)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # newer versions of torch rename broadcast_buffers

@@ -1,16 +1,18 @@
-"""Progress of training on standard error: a bar on a terminal, else lines."""
+"""Progress of training: statistics of the updates, shown on standard error as a bar on a terminal, else as lines."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
-from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from seqgen.errors import printable
+from seqgen.system.progress import Bar, clock
+from seqgen.training.run_scores import mean_scores
+from seqgen.training.trainer import UpdateResult
 
 _BRIEF = ("loss", "tokens_per_second")  # shown next to the bar
 _SHOWN = ("loss", "ppl", "accuracy", "gnorm", "lr", "skipped")
@@ -47,7 +49,7 @@ def make_display(log_format: str, total: int | None) -> ProgressDisplay:
     if log_format == "none":
         return Silence()
     if log_format == "bar" or (log_format == "auto" and sys.stderr.isatty()):
-        return Bar(total)
+        return BarDisplay(total)
     return Lines(total)
 
 
@@ -74,7 +76,7 @@ class Lines(Silence):
         """Show a record, if it is due."""
         if due:
             of = f"/{self.total}" if self.total else ""
-            remaining = f" | {describe_seconds(left)} left" if left is not None else ""
+            remaining = f" | {clock(left)} left" if left is not None else ""
             self.message(f"update {update}{of} | epoch {epoch} | {describe(record)}{remaining}")
 
     def message(self, text: str) -> None:
@@ -82,29 +84,18 @@ class Lines(Silence):
         print(printable(text), file=sys.stderr, flush=True)
 
 
-class Bar(Silence):
+class BarDisplay(Silence):
     """A progress bar, updated after every update, with loss, speed and remaining time, in 80 columns."""
 
     def __init__(self, total: int | None, console: Console | None = None):
-        self.console = console or Console(stderr=True)
-        self.progress = Progress(
-            TextColumn("epoch {task.fields[epoch]}"),
-            BarColumn(bar_width=16),
-            TextColumn("{task.completed}" + (f"/{total}" if total else " updates")),
-            TextColumn("{task.fields[record]}"),
-            TextColumn("{task.fields[left]}"),
-            console=self.console,
-            refresh_per_second=2,
-            transient=True,
-        )
-        self.task: TaskID = self.progress.add_task("", total=total, epoch=1, record="", left="")
-        self.progress.start()
+        self.of = f"/{total}" if total else " updates"
+        self.bar = Bar(total, "epoch 1", f"0{self.of}", width=16, console=console)
 
     def update(self, update: int, epoch: int, record: Mapping[str, float], due: bool, left: float | None) -> None:
         """Move the bar."""
         brief = describe({name: record[name] for name in _BRIEF if name in record})
-        remaining = f"{describe_seconds(left)} left" if left is not None else ""
-        self.progress.update(self.task, completed=update, epoch=epoch, record=brief, left=remaining)
+        remaining = f" {clock(left)} left" if left is not None else ""
+        self.bar.update(update, f"{update}{self.of} {brief}{remaining}", f"epoch {epoch}")
 
     def message(self, text: str) -> None:
         """Show lines above the bar; those wider than the terminal are broken between values."""
@@ -112,15 +103,15 @@ class Bar(Silence):
             shown = ""
             for part in line.split(" | "):
                 longer = f"{shown} | {part}" if shown else part
-                if shown and len(longer) > self.console.width:
-                    self.console.print(shown, markup=False, highlight=False, soft_wrap=True)
+                if shown and len(longer) > self.bar.console.width:
+                    self.bar.console.print(shown, markup=False, highlight=False, soft_wrap=True)
                     longer = f"    {part}"
                 shown = longer
-            self.console.print(shown, markup=False, highlight=False, soft_wrap=True)
+            self.bar.console.print(shown, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Remove the bar."""
-        self.progress.stop()
+        self.bar.close()
 
 
 def describe(record: Mapping[str, float]) -> str:
@@ -153,6 +144,61 @@ def describe_parts(record: Mapping[str, float]) -> tuple[str, list[str]]:
     return describe(whole), [f"  {part}: {describe(scores)}" for part, scores in parts.items()]
 
 
-def describe_seconds(seconds: float) -> str:
-    """Format seconds as hours, minutes and seconds."""
-    return str(timedelta(seconds=round(max(0.0, seconds))))
+class Meter:
+    """Sums of the criterion's values over the updates since the last log record, and the time of these updates.
+
+    The sums are saved in checkpoints, so that the first record after resuming covers the same updates as without the
+    interruption. The training times of the interrupted and the resumed process are added.
+
+    Attributes:
+        seconds: training time so far, including validation and saving.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._last = time.perf_counter()
+        self.reset()
+
+    def reset(self) -> None:
+        """Start a new record: set all sums to zero."""
+        self.sums: dict[str, float] = {}
+        self.gnorm = self.busy = 0.0
+        self.updates = self.skipped = 0
+
+    def tick(self, busy: bool = False) -> None:
+        """Add the time since the last call to ``seconds``; if ``busy``, also to the time of the updates."""
+        now = time.perf_counter()
+        self.seconds += now - self._last
+        self.busy += now - self._last if busy else 0.0
+        self._last = now
+
+    def add(self, result: UpdateResult) -> None:
+        """Add the values of an update; if it was skipped, only count it."""
+        self.tick(busy=True)
+        if result.skipped:
+            self.skipped += 1
+            return
+        for name, value in result.sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+        self.gnorm += result.gnorm
+        self.updates += 1
+
+    def record(self) -> dict[str, float]:
+        """The means since the last record, by name: ``mean_scores``, ``gnorm``, ``tokens_per_second``, ``skipped``."""
+        tokens = self.sums.get("ntokens", self.sums.get("sample_size", 0.0))
+        scores = mean_scores(self.sums)
+        scores["gnorm"] = self.gnorm / max(1, self.updates)
+        scores["tokens_per_second"] = tokens / self.busy if self.busy else 0.0
+        if self.skipped:
+            scores["skipped"] = self.skipped
+        return scores
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state needed to resume."""
+        names = ("sums", "gnorm", "busy", "updates", "skipped", "seconds")
+        return {name: getattr(self, name) for name in names}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state that ``state_dict`` returned."""
+        vars(self).update({name: state[name] for name in self.state_dict()})
+        self._last = time.perf_counter()

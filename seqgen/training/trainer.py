@@ -19,13 +19,12 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.modules.inspection import freeze, num_parameters
 from seqgen.registry import CRITERIA
 from seqgen.structures import Batch
-from seqgen.system.devices import out_of_memory
+from seqgen.system.devices import out_of_memory, seed_everything
 from seqgen.task import Task
 from seqgen.training.criteria import Criterion, CriterionOut
 from seqgen.training.distributed import ProcessGroup
-from seqgen.training.ema import EMA
 from seqgen.training.lr_schedulers import build_lr_scheduler
-from seqgen.training.optimizers import build_optimizer
+from seqgen.training.optimizers import EMA, build_optimizer
 from seqgen.training.parallel import (
     LossModule,
     PlainCopy,
@@ -39,8 +38,7 @@ from seqgen.training.parallel import (
     whole,
     zeros_like_part,
 )
-from seqgen.training.scores import move_scalars
-from seqgen.training.seeding import seed_everything
+from seqgen.training.run_scores import move_scalars
 
 SKIPS = 100
 """Maximum number of consecutive updates that are skipped for a non-finite loss before training stops."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from seqgen.checkpoints.initial_weights import initialize
 from seqgen.config import TrainConfig
 from seqgen.config.dicts import to_dict
 from seqgen.data.iterator import EpochIterator
+from seqgen.data.mixture import JoinedDataset
 from seqgen.data.packing import PackedDataset, pack
 from seqgen.data.pair_dataset import Dataset, LimitedDataset
 from seqgen.errors import CheckpointError, ConfigError, DataError, ResourceError
@@ -22,18 +23,16 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.modules.inspection import num_parameters
 from seqgen.registry import MODELS
 from seqgen.structures import Batch
-from seqgen.system.devices import memory_errors
+from seqgen.system.devices import memory_errors, seed_everything
+from seqgen.system.processes import NotedSignals
 from seqgen.task import Task
+from seqgen.text.translator import ModelInMemory, Translator
 from seqgen.training.distributed import ProcessGroup
-from seqgen.training.meters import Meter
 from seqgen.training.parallel import unused_keys
-from seqgen.training.progress import ProgressDisplay, describe_parts, make_display
-from seqgen.training.records import Records
+from seqgen.training.progress import Meter, ProgressDisplay, describe_parts, make_display
+from seqgen.training.run_log import Records
+from seqgen.training.run_scores import ScoresFile, lower_is_better, pick
 from seqgen.training.saving import Resumable, Saving
-from seqgen.training.scores import lower_is_better, pick
-from seqgen.training.scores_file import ScoresFile
-from seqgen.training.seeding import seed_everything
-from seqgen.training.signals import StopSignals
 from seqgen.training.trainer import Trainer
 from seqgen.training.triggers import Triggers
 from seqgen.training.validation import Interrupted, ValidationResult, Validator
@@ -61,7 +60,7 @@ class TrainingRun:
         folder: Path,
         device: torch.device,
         group: ProcessGroup,
-        signals: StopSignals,
+        signals: NotedSignals,
     ):
         self.cfg, self.task, self.folder, self.group, self.signals = cfg, task, folder, group, signals
         seed_everything((cfg.common.seed,))
@@ -69,9 +68,8 @@ class TrainingRun:
         self.trainer = Trainer(cfg, task, model, device, group)
         self.triggers = Triggers(cfg)
         self.notes = unused_keys(cfg.distributed_training, group)
-        self.iterator = self._train_iterator(model)
-        valid = self._dataset(cfg.dataset.valid_subset, model)
-        self.validator = Validator(self.trainer, valid, lambda: bool(signals.received))
+        self.iterator = self._train_iterator()
+        self.validator = Validator(self.trainer, self._valid_iterators(), self._decoder, lambda: bool(signals.received))
         self.saving = Saving(cfg, folder, group, self.trainer)
         self.meter = Meter()
         self.best: float | None = None
@@ -81,43 +79,65 @@ class TrainingRun:
         self.display: ProgressDisplay
         self.records: Records | None = None
 
-    def _dataset(self, split: str, model: EncoderDecoderModel) -> Dataset:
+    def _dataset(self, split: str) -> Dataset:
         dataset = self.task.dataset(split)
         if isinstance(dataset, LimitedDataset):
-            dataset = dataset.limited(*model.max_positions())
+            dataset = dataset.limited(*self.trainer.model.max_positions())
             self.notes += dataset.report()
         return dataset
 
-    def _train_iterator(self, model: EncoderDecoderModel) -> EpochIterator:
+    def _train_iterator(self) -> EpochIterator:
         cfg = self.cfg.dataset
-        dataset = self._dataset(cfg.train_subset, model)
-        if cfg.pack:
-            dataset = self._packed(dataset, model)
-        return EpochIterator(
-            dataset,
-            lambda examples: self._collate(examples, model),
-            max_tokens=cfg.max_tokens,
-            batch_size=cfg.batch_size,
-            seed=self.cfg.common.seed,
-            rank=self.group.rank,
-            world_size=self.group.world_size,
-            even=False,  # no batch twice; train_update accepts None from a rank that has none left
-            num_workers=cfg.num_workers,
-        )
-
-    def _packed(self, dataset: Dataset, model: EncoderDecoderModel) -> PackedDataset:
-        if not model.supports_packing:
+        dataset = self._dataset(cfg.train_subset)
+        if not cfg.pack:
+            return self._iterator(dataset, self._collate, cfg.max_tokens, cfg.batch_size)
+        if not self.trainer.model.supports_packing:
             raise ConfigError(
                 f"dataset.pack=true is not possible with model={MODELS.of(self.cfg.model).name}, which cannot keep the "
                 "examples of a row apart; choose a t5 or a transformer, or set dataset.pack=false"
             )
-        return PackedDataset(dataset, self.cfg.dataset.pack_length)
+        packed = PackedDataset(dataset, cfg.pack_length)
+        return self._iterator(packed, self._collate_rows, cfg.max_tokens, cfg.batch_size)
 
-    def _collate(self, examples: Sequence[Any], model: EncoderDecoderModel) -> Batch:
-        if not self.cfg.dataset.pack:
-            return self.task.collate(examples, model)
-        rows = [self.task.collate(row, model) for row in examples]
-        return pack(rows, self.task.source_dictionary.pad(), self.task.target_dictionary.pad())
+    def _valid_iterators(self) -> dict[str, EpochIterator]:
+        """The batches of each part of the validation split; that of the whole split is named ``""``."""
+        cfg = self.cfg.dataset
+        dataset = self._dataset(cfg.valid_subset)
+        parts = dataset.parts if isinstance(dataset, JoinedDataset) else {"": dataset}
+        limits = cfg.max_tokens_valid or cfg.max_tokens, cfg.batch_size_valid or cfg.batch_size
+        return {name: self._iterator(part, self._collate, *limits, shuffle=False) for name, part in parts.items()}
+
+    def _iterator(
+        self,
+        dataset: Dataset,
+        collate: Callable[[Sequence[Any]], Batch],
+        max_tokens: int | None,
+        batch_size: int | None,
+        shuffle: bool = True,
+    ) -> EpochIterator:
+        return EpochIterator(
+            dataset,
+            collate,
+            max_tokens=max_tokens,
+            batch_size=batch_size,
+            seed=self.cfg.common.seed,
+            shuffle=shuffle,
+            rank=self.group.rank,
+            world_size=self.group.world_size,
+            even=False,  # no batch twice; train_update accepts None from a rank that has none left
+            num_workers=self.cfg.dataset.num_workers,
+        )
+
+    def _collate(self, examples: Sequence[Any]) -> Batch:
+        return self.task.collate(examples, self.trainer.model)
+
+    def _collate_rows(self, rows: Sequence[Sequence[Any]]) -> Batch:
+        """Collate packed examples: each row has several."""
+        batches = [self._collate(row) for row in rows]
+        return pack(batches, self.task.source_dictionary.pad(), self.task.target_dictionary.pad())
+
+    def _decoder(self, model: EncoderDecoderModel, settings: dict[str, Any]) -> Translator:
+        return Translator(ModelInMemory(self.task, model), **settings)
 
     def run(self) -> int:
         """Train until there is a reason to stop.

@@ -6,18 +6,17 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from seqgen.config.dicts import to_dict
 from seqgen.data.iterator import EpochIterator
-from seqgen.data.mixture import JoinedDataset
-from seqgen.data.pair_dataset import Dataset
 from seqgen.errors import ConfigError
 from seqgen.model import EncoderDecoderModel
-from seqgen.training.scores import mean_scores, move_scalars
+from seqgen.text.results import Details
+from seqgen.training.run_scores import mean_scores, move_scalars
 
 if TYPE_CHECKING:
     from seqgen.task import Task
@@ -71,7 +70,8 @@ class Validator:
 
     Args:
         trainer: has the configuration, the task, the model and the process group.
-        dataset: the validation split.
+        iterators: the batches of each part of the validation split, by the part's name; ``""`` is the whole split.
+        decoder: makes what decodes with a model, from settings by the names of ``GenerationConfig``'s fields.
         should_stop: called between batches; if it returns true, validation raises ``Interrupted``.
 
     Raises:
@@ -79,12 +79,16 @@ class Validator:
             are to be decoded.
     """
 
-    def __init__(self, trainer: Trainer, dataset: Dataset, should_stop: Callable[[], bool] = lambda: False):
-        self.trainer, self.should_stop = trainer, should_stop
+    def __init__(
+        self,
+        trainer: Trainer,
+        iterators: Mapping[str, EpochIterator],
+        decoder: Callable[[EncoderDecoderModel, dict[str, Any]], Translator],
+        should_stop: Callable[[], bool],
+    ):
+        self.trainer, self.iterators, self.decoder, self.should_stop = trainer, iterators, decoder, should_stop
         cfg = trainer.cfg.dataset
         self.split, self.decode_limit = cfg.valid_subset, cfg.validate_decode
-        parts = dataset.parts if isinstance(dataset, JoinedDataset) else {"": dataset}
-        self.iterators = {name: self._iterator(part) for name, part in parts.items()}
         self._check_metric()
         if self.decode_limit:  # a task without source lines says so here, and not after an epoch
             for name in self.iterators:
@@ -93,21 +97,6 @@ class Validator:
     def _task(self, part: str) -> Task:
         """The task of a part of the split; that of the whole split is named ``""``."""
         return self.trainer.task.part(part) if part else self.trainer.task
-
-    def _iterator(self, dataset: Dataset) -> EpochIterator:
-        trainer, cfg = self.trainer, self.trainer.cfg.dataset
-        return EpochIterator(
-            dataset,
-            lambda examples: trainer.task.collate(examples, trainer.model),
-            max_tokens=cfg.max_tokens_valid or cfg.max_tokens,
-            batch_size=cfg.batch_size_valid or cfg.batch_size,
-            seed=trainer.cfg.common.seed,
-            shuffle=False,
-            rank=trainer.group.rank,
-            world_size=trainer.group.world_size,
-            even=False,
-            num_workers=cfg.num_workers,
-        )
 
     def _check_metric(self) -> None:
         """Check before training that validation computes the metric that ranks checkpoints."""
@@ -177,15 +166,13 @@ class Validator:
 
     def _decode_part(self, model: EncoderDecoderModel, part: str) -> list[Sample]:
         """Decode the first sentences with the code of ``seqgen-generate``; each rank decodes its share."""
-        from seqgen.text.translator import ModelInMemory, Translator
-
         trainer, group = self.trainer, self.trainer.group
         task = self._task(part)
         limit = None if self.decode_limit < 0 else self.decode_limit
         sources = list(itertools.islice(task.source_lines(self.split), limit))
         references = list(itertools.islice(task.references(self.split) or (), len(sources)))
         settings = {**to_dict(trainer.cfg.generation), **task.decoding_settings()}
-        translator = Translator(ModelInMemory(trainer.task, model), **settings)
+        translator = self.decoder(model, settings)
         decoding = translator.prepare()
         hypotheses = [""] * len(sources)
         mine = range(group.rank, len(sources), group.world_size)
@@ -209,8 +196,6 @@ class Validator:
 
 def _attention(translator: Translator, sources: Sequence[str]) -> list[Tensor | None]:
     """The attention of the best hypothesis of each sentence; nothing if the search strategy cannot record attention."""
-    from seqgen.text.results import Details
-
     try:
         found = list(translator.prepare(Details(attention=True)).translate(sources))
     except ConfigError as error:  # the outputs themselves were decoded without it

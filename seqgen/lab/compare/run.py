@@ -19,9 +19,8 @@ from seqgen.errors import ConfigError, DataError
 from seqgen.lab.compare.provenance import read_provenance
 from seqgen.registry import GROUPS
 from seqgen.system.reading import open_regular, parse_json, parse_yaml, read_bytes
-from seqgen.training.records import LOG
-from seqgen.training.scores import lower_is_better
-from seqgen.training.scores_file import SCORES
+from seqgen.training.run_log import LOG
+from seqgen.training.run_scores import SCORES, lower_is_better
 
 DEPTH = 2
 """How many folders deep runs are looked for."""

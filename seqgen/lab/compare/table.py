@@ -17,7 +17,8 @@ from seqgen.errors import ConfigError, nearest
 from seqgen.lab.compare.provenance import recorded_origin
 from seqgen.lab.compare.run import Run, defaults_of
 from seqgen.registry import GROUPS
-from seqgen.training.scores import lower_is_better
+from seqgen.system.progress import clock
+from seqgen.training.run_scores import lower_is_better
 
 MISSING = "-"
 """Stands for the value of a key that a run does not have, because its component has no such key."""
@@ -180,15 +181,8 @@ def score_rows(runs: Sequence[Run], scores: Sequence[str]) -> Iterable[list[str]
     for run in runs:
         values = [f"{run.best[name]:.4g}" if name in run.best else MISSING for name in scores]
         speed = MISSING if run.tokens_per_second is None else f"{run.tokens_per_second:.0f}"
-        yield [run.name, MISSING if run.updates is None else str(run.updates), *values, speed, duration(run.seconds)]
-
-
-def duration(seconds: float | None) -> str:
-    """A time such as ``1:02:03``."""
-    if seconds is None:
-        return MISSING
-    whole = round(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+        time = MISSING if run.seconds is None else clock(run.seconds)
+        yield [run.name, MISSING if run.updates is None else str(run.updates), *values, speed, time]
 
 
 def _grouped(found: dict[str, list[Any]]) -> Iterable[list[str]]:

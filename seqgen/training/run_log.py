@@ -17,7 +17,7 @@ from seqgen.checkpoints.resume import flatten
 from seqgen.data.dictionary import Dictionary
 from seqgen.system.files import disk_errors, open_own, write_atomically
 from seqgen.system.reading import open_regular, parse_json
-from seqgen.training.scores_file import ScoresFile
+from seqgen.training.run_scores import ScoresFile
 from seqgen.training.validation import Sample
 
 LOG = "log.jsonl"

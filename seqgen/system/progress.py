@@ -1,0 +1,133 @@
+"""Progress for people: durations, a bar on a terminal, and the progress of decoding lines."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MINUTE, HOUR, DAY = 60, 3600, 86400
+
+
+def duration(seconds: float) -> str:
+    """A duration in words: ``45 s``, ``12 min``, ``3 h 20 min``, ``2 d 5 h``."""
+    if seconds < 2 * MINUTE:
+        return f"{seconds:.0f} s"
+    if seconds < 2 * HOUR:
+        return f"{seconds / MINUTE:.0f} min"
+    if seconds < 2 * DAY:
+        return f"{int(seconds // HOUR)} h {int(seconds % HOUR // MINUTE)} min"
+    return f"{int(seconds // DAY)} d {int(seconds % DAY // HOUR)} h"
+
+
+def clock(seconds: float) -> str:
+    """A duration as hours, minutes and seconds, such as ``1:02:03``."""
+    whole = round(max(0.0, seconds))
+    return f"{whole // HOUR}:{whole // MINUTE % 60:02}:{whole % MINUTE:02}"
+
+
+class Bar:
+    """A progress bar on standard error, with text before and behind it, which is removed at the end.
+
+    Args:
+        total: number of steps; ``None`` if unknown.
+        before: the text before the bar.
+        behind: the text behind the bar.
+        done: number of steps that were made before.
+        width: width of the bar in characters.
+        console: where it is shown; standard error by default.
+    """
+
+    def __init__(
+        self,
+        total: int | None,
+        before: str,
+        behind: str = "",
+        done: int = 0,
+        width: int = 24,
+        console: Console | None = None,
+    ):
+        from rich.console import Console  # not for commands whose output goes into a file or pipe
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self.console: Console = console or Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(width), TextColumn("{task.fields[behind]}"))
+        self.bar = Progress(*columns, console=self.console, refresh_per_second=2, transient=True)
+        self.bar.add_task(before, total=total, completed=done, behind=behind)
+        self.bar.start()
+
+    def update(self, done: int, behind: str, before: str | None = None) -> None:
+        """Move the bar to a number of steps, and change the texts."""
+        texts: dict[str, Any] = {"behind": behind} if before is None else {"behind": behind, "description": before}
+        self.bar.update(self.bar.task_ids[0], completed=done, **texts)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        self.bar.stop()
+
+
+class LineProgress:
+    """Lines done, lines per second, expected end, and failed lines: as a bar, or a line of text now and then.
+
+    The clock is one that never goes backwards.
+
+    Args:
+        total: number of lines of the job.
+        done: those that were done before.
+        failed: those of them without an answer.
+        interval: seconds between two lines of text where there is no terminal; 0 for none.
+        log: prints a line.
+        terminal: whether standard error is a terminal, which shows a bar.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        done: int,
+        failed: int,
+        interval: float,
+        log: Callable[[str], None],
+        terminal: bool | None = None,
+    ):
+        self.total, self.before, self.done, self.failed = total, done, done, failed
+        self.start = self.last = time.monotonic()
+        self.interval, self.log = interval, log
+        show = sys.stderr.isatty() if terminal is None else terminal
+        self.bar = Bar(total, "decoding", self.text(), done) if show else None
+
+    def advance(self, lines: int, failed: int) -> None:
+        """Count lines that are decoded."""
+        self.done += lines
+        self.failed += failed
+        self.tick()
+
+    def tick(self) -> None:
+        """Show the state, if it is time to."""
+        if self.bar is not None:
+            self.bar.update(self.done, self.text())
+            return
+        now = time.monotonic()
+        if self.interval and now - self.last >= self.interval:
+            self.last = now
+            self.log(self.text())
+
+    def text(self) -> str:
+        """The state as a line of text."""
+        share = 100 * self.done // self.total if self.total else 100
+        parts = [f"{self.done} of {self.total} lines ({share} %)"]
+        if self.done > self.before:
+            rate = (self.done - self.before) / max(1e-9, time.monotonic() - self.start)
+            parts += [f"{rate:.1f} lines/s", f"{duration((self.total - self.done) / rate)} left"]
+        if self.failed:
+            parts.append(f"{self.failed} failed")
+        return ", ".join(parts)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
