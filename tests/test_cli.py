@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from seqgen.checkpoints.loading import load_model
-from seqgen.checkpoints.run_checkpoints import Checkpoints, read_training_state, read_weights, run_lock
+from seqgen.checkpoints.run_checkpoints import Checkpoints, numbered, read_training_state, read_weights, run_lock
 from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, Outcome, command, corpus, sentences, training_arguments
 
 UPDATES = "optimization.max_update=30"
@@ -159,7 +159,7 @@ def test_average_looks_for_checkpoints_when_it_has_the_lock(
 
     @contextlib.contextmanager
     def training_ends_meanwhile(folder: Path) -> Iterator[None]:
-        newest = Checkpoints(folder).numbered("epoch")[-1]
+        newest = numbered(folder / "checkpoints", "epoch")[-1]
         weights, state = read_weights(newest), read_training_state(newest)
         Checkpoints(folder).save(["epoch_99"], weights, {**state, "update": 1000})
         Checkpoints(folder).prune("epoch", 2)

@@ -15,6 +15,7 @@ from seqgen.data.tokenizers.byte import ByteTokenizer
 from seqgen.data.tokenizers.pretrained import byte_files
 from seqgen.generation.agreement import lexicon
 from seqgen.generation.agreement.generator import AgreementGenerator
+from seqgen.generation.agreement.session import Agreement
 from seqgen.generation.ensemble.combinations import Combination, LogProbabilityMean
 from seqgen.generation.processors.length import ForceFirst
 from seqgen.generation.sequence_generator import SequenceGenerator
@@ -41,7 +42,8 @@ def generator(
     tokenizers: Sequence[Tokenizer], rules: Sequence[Rule], weights: Sequence[float] = (), **options: Any
 ) -> AgreementGenerator:
     models = [ScriptedModel(rule) for rule in rules]
-    return AgreementGenerator(models, tokenizers, combination=LogProbabilityMean(weights), **options)
+    plain = SequenceGenerator(models, tokenizers[0].dictionary, combination=LogProbabilityMean(weights), **options)
+    return AgreementGenerator(plain.setup, Agreement.of(tokenizers, None, options.get("min_len", 1), 0))
 
 
 def outputs(hypotheses: Sequence[Hypothesis]) -> Found:
@@ -137,7 +139,8 @@ def test_a_first_token_without_text_is_forced() -> None:
     model = ScriptedModel(lambda source, history: rule(source, history) if history else free(source, history))
     settings: dict[str, Any] = {"beam_size": 4, "max_len_b": 9}
     plain = SequenceGenerator([model], tokenizer.dictionary, processors=[ForceFirst(unk, True)], **settings)
-    forced = AgreementGenerator([model], [tokenizer], [unk], combination=LogProbabilityMean(), **settings)
+    setup = SequenceGenerator([model], tokenizer.dictionary, combination=LogProbabilityMean(), **settings).setup
+    forced = AgreementGenerator(setup, Agreement.of([tokenizer], [unk], 1, 0))
     for own, expected in zip(forced.generate(batch_of(SOURCES)), plain.generate(batch_of(SOURCES)), strict=True):
         assert own[0].tokens[0] == unk
         assert_same(outputs(own), [((tuple(one.tokens.tolist()),), one.score) for one in expected])

@@ -124,17 +124,9 @@ class Checkpoints:
             keep: number of checkpoints to keep; negative for all.
         """
         if keep >= 0:
-            numbered = self.numbered(kind)
-            for path in numbered[: max(0, len(numbered) - keep)]:
+            found = numbered(self.folder, kind)
+            for path in found[: max(0, len(found) - keep)]:
                 _discard(path)
-
-    def numbered(self, kind: str) -> list[Path]:
-        """The checkpoints ``KIND_N``, oldest first."""
-        return numbered(self.folder, kind)
-
-    def newest(self) -> Path | None:
-        """The checkpoint to resume from: the first of ``resumable``; ``None`` if there is none."""
-        return next(iter(self.resumable()), None)
 
     def resumable(self) -> list[Path]:
         """The checkpoints to resume from: ``last``, then the others, those with more updates first."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from seqgen.config import DebugConfig, GenerationConfig
-from seqgen.config.dicts import from_dict
 from seqgen.generation.ensemble.combinations import Combination
 from seqgen.generation.ensemble.member import MemberSpec, input_of
 from seqgen.generation.model_settings import kept_components
@@ -56,17 +55,13 @@ class GivenSettings:
             settings: keys of ``GenerationConfig``, and with their prefixes the keys of components and of
                 ``DebugConfig`` (``search.groups``, ``debug.use_cache``). A list may contain names and objects.
         """
-        objects, plain = separate_objects(settings)
-        return cls(objects, *separate_dotted_keys(plain))
-
-    def check_spelling(self) -> None:
-        """Check names and types of all keys.
-
-        Raises:
-            ConfigError: a key is unknown, or a value has the wrong type or range.
-        """
-        from_dict(GenerationConfig, self.plain, "generation")
-        from_dict(DebugConfig, self.debug, "debug")
+        objects, named = separate_objects(settings)
+        plain = {key: value for key, value in named.items() if "." not in key}
+        debug = {key.removeprefix("debug."): value for key, value in named.items() if key.startswith("debug.")}
+        own = {key: value for key, value in named.items() if "." in key and not key.startswith("debug.")}
+        if own:
+            plain["components"] = {**plain.get("components", {}), **own}
+        return cls(objects, plain, debug)
 
     def overridden(self, settings: Mapping[str, Any]) -> GivenSettings:
         """These settings, overridden by those of a call."""
@@ -144,23 +139,6 @@ def separate_objects(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
             objects[argument] = [item for item in value if isinstance(item, kind)]
             plain[key] = [item for item in value if not isinstance(item, kind)]
     return objects, plain
-
-
-def separate_dotted_keys(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Move component keys, such as ``search.groups``, to ``components``, and separate the keys of ``DebugConfig``.
-
-    Args:
-        settings: keys of ``GenerationConfig``, components and ``DebugConfig``, without objects.
-
-    Returns:
-        The keys of ``GenerationConfig``, and those of ``DebugConfig`` without the prefix ``debug.``.
-    """
-    plain = {key: value for key, value in settings.items() if "." not in key}
-    debug = {key.removeprefix("debug."): value for key, value in settings.items() if key.startswith("debug.")}
-    own = {key: value for key, value in settings.items() if "." in key and not key.startswith("debug.")}
-    if own:
-        plain["components"] = {**plain.get("components", {}), **own}
-    return plain, debug
 
 
 def identities(objects: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...]]]:

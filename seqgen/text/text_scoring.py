@@ -90,17 +90,6 @@ def score_running_text(
     yield from scores.split([len(line) for line in lines])
 
 
-def line_hypothesis(tokens: Tensor, scores: Tensor, normalize: bool) -> Hypothesis:
-    """A line as a hypothesis.
-
-    Args:
-        tokens: ``(T,)`` int64, end-of-sentence included.
-        scores: ``(T,)`` log-probabilities in nats.
-        normalize: whether its score is the mean rather than the sum.
-    """
-    return Hypothesis(tokens, float(scores.sum()) / (len(tokens) if normalize else 1), scores)
-
-
 OF_SCORING = (
     *("unnormalized", "ensemble_average", "ensemble_weights", "batch_size", "source_lang", "target_lang"),
     "bit_exact",
@@ -167,7 +156,8 @@ class TextScoring:
 
         first = int(self.task.encode_source("")[-1])
         for tokens, scores in zip(encoded, score_running_text(encoded, first, cut, rows, score), strict=True):
-            yield line_hypothesis(tokens, scores, not self.cfg.unnormalized)
+            total = float(scores.sum())
+            yield Hypothesis(tokens, total if self.cfg.unnormalized else total / len(tokens), scores)
 
     def _collate(self, examples: Sequence[Sequence[Example]]) -> Batch:
         """A batch of examples, which are given as each member reads them."""

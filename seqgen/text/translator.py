@@ -106,7 +106,8 @@ class Translator:
         if not given:
             raise ConfigError("there is no model to decode with; give a path, or several for an ensemble")
         self._given = GivenSettings.of(settings)
-        self._given.check_spelling()  # before anything is loaded
+        from_dict(GenerationConfig, self._given.plain, "generation")  # spelling is checked before anything is loaded
+        from_dict(DebugConfig, self._given.debug, "debug")
         self.members: list[TextModel] = []
         for item in given:
             self.members.extend(load_models([str(item)], device) if isinstance(item, str | Path) else [item])

@@ -14,9 +14,10 @@ from seqgen.generation.agreement.generator import (
     check_supported,
     supported_settings,
 )
+from seqgen.generation.agreement.session import Agreement
 from seqgen.generation.ensemble.member import MemberSpec
 from seqgen.generation.model_settings import resolve_settings
-from seqgen.generation.options import SEARCH_KEYS
+from seqgen.generation.options import SEARCH_KEYS, setup_from_config
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
 from seqgen.text.languages import begins_with_language, choose_themselves, chooses_itself, force_target_language
@@ -134,7 +135,8 @@ class DifferentVocabularies(SharedVocabulary):
         """See ``SharedVocabulary``."""
         tokenizers = [member.task.target_tokenizer for member in self.members]
         first_tokens = [own_first_token(member) for member in self.members]
-        return AgreementGenerator.from_members(models, tokenizers, first_tokens, cfg, **objects)
+        setup = setup_from_config(models, self.task.target_dictionary, cfg, self.task.target_tokenizer, **objects)
+        return AgreementGenerator(setup, Agreement.of(tokenizers, first_tokens, cfg.min_len, cfg.max_len))
 
 
 def vocabularies_of(members: Sequence[TextModel]) -> SharedVocabulary:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from seqgen.config import GenerationConfig
 from seqgen.config.dicts import to_dict
-from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError
 from seqgen.generation.agreement.session import Agreement, AgreementSession
 from seqgen.generation.component import Phrases
-from seqgen.generation.ensemble.member import MemberSpec
-from seqgen.generation.options import setup_from_config
 from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.generation.setup import DecodingRequest, Streamer
-from seqgen.model import EncoderDecoderModel
+from seqgen.generation.setup import DecodingRequest, DecodingSetup, Streamer
 from seqgen.structures import Batch, Hypothesis
 
 SUPPORTED = frozenset(
@@ -46,63 +42,16 @@ class AgreementGenerator(SequenceGenerator):
     """Decodes by beam search over the tokens of several members that agree on the text (Wicks et al. 2025).
 
     Args:
-        models: the model of each member; ``MemberSpec`` gives a model a role.
-        tokenizers: the target tokenizer of each member.
-        first_tokens: for each member the token that its outputs begin with, which has no text (such as that of a
-            language), or ``None``; by default no member has one.
-        min_len: each member generates at least this many tokens before end-of-sentence.
-        max_len: each member generates at most this many tokens, end-of-sentence included; 0 for its own limit.
-        options: further parameters of ``SequenceGenerator``.
+        setup: how to decode.
+        agreement: how the members agree.
 
     Attributes:
         steps: number of steps of all batches so far.
         calls: number of calls of each member's decoder so far.
-
-    Raises:
-        ConfigError: a tokenizer does not return the bytes of its tokens.
     """
 
-    def __init__(
-        self,
-        models: Sequence[EncoderDecoderModel | MemberSpec],
-        tokenizers: Sequence[Tokenizer],
-        first_tokens: Sequence[int | None] | None = None,
-        *,
-        min_len: int = 1,
-        max_len: int = 0,
-        **options: Any,
-    ):
-        super().__init__(models, tokenizers[0].dictionary, min_len=min_len, max_len=max_len, **options)
-        self._agree(Agreement.of(tokenizers, first_tokens, min_len, max_len))
-
-    @classmethod
-    def from_members(
-        cls,
-        models: Sequence[EncoderDecoderModel | MemberSpec],
-        tokenizers: Sequence[Tokenizer],
-        first_tokens: Sequence[int | None],
-        cfg: GenerationConfig,
-        **objects: Any,
-    ) -> Self:
-        """Make a generator from the ``generation`` group of a configuration.
-
-        Args:
-            models: as in the constructor.
-            tokenizers: likewise.
-            first_tokens: likewise.
-            cfg: the configuration; see ``check_supported``.
-            objects: see ``SequenceGenerator.from_config``.
-
-        Raises:
-            ConfigError: two keys contradict each other, or a component is not registered.
-        """
-        generator = cls.__new__(cls)
-        generator._set_up(setup_from_config(models, tokenizers[0].dictionary, cfg, tokenizers[0], **objects))
-        generator._agree(Agreement.of(tokenizers, first_tokens, cfg.min_len, cfg.max_len))
-        return generator
-
-    def _agree(self, agreement: Agreement) -> None:
-        self.agreement = agreement
+    def __init__(self, setup: DecodingSetup, agreement: Agreement):
+        self.setup, self.agreement = setup, agreement
         self.steps, self.calls = 0, [0] * len(agreement.ends)
 
     @property
