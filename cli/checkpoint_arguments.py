@@ -12,10 +12,9 @@ from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.loading import checkpoint_loader_of, load_model, read_run_config, run_folder
 from seqgen.checkpoints.run_checkpoints import resolve
 from seqgen.config import TrainConfig
-from seqgen.config.arguments import split_argument, text_values
 from seqgen.config.compose import chosen_components
 from seqgen.config.keys import known_keys
-from seqgen.config.values import text_list
+from seqgen.config.values import split_argument, text_list, text_values
 from seqgen.data.tokenizers.pretrained import PretrainedTokenizer
 from seqgen.data.tokenizers.setup import TokenizerConfig
 from seqgen.errors import CheckpointError, UserError

@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.config import GenerateConfig, TrainConfig
-from seqgen.config.arguments import split_argument, text_values
 from seqgen.config.keys import is_group
-from seqgen.config.values import text_list
+from seqgen.config.values import split_argument, text_list, text_values
 from seqgen.errors import ConfigError
 from seqgen.registry import GROUPS
 from seqgen.system.reading import parse_yaml, read_bytes
 
 KEY = "config"
-_NAME = "_name"  # a component's name among its values, see config_dicts.to_dict
+_NAME = "_name"  # a component's name among its values, see ``seqgen.config.values.to_dict``
 _RECORDED = ("user_files",)  # what training records, which no user sets
 
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from seqgen.config import option
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.parallel_text import ParallelFiles
+from seqgen.data.text import ParallelFiles
 from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer, register_tokenizer, save_tokenizer, write_settings
 from seqgen.registry import register_task
 from seqgen.system.files import new_folder

@@ -25,8 +25,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from seqgen.data.parallel_text import ParallelFiles, find_parallel
-from seqgen.data.text import read_lines
+from seqgen.data.text import ParallelFiles, find_parallel, read_lines
 from seqgen.tasks.number_names import names, split_numbers
 
 LANGUAGES = {"en": "English", "de": "German"}

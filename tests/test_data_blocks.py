@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seqgen.data.block_dataset import BREAK_MODES, BlockDataset
+from seqgen.data.text_datasets import BREAK_MODES, BlockDataset
 from seqgen.errors import ConfigError, DataError
 
 EOS = 2

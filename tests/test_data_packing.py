@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from seqgen.data.collate import Example, collate
-from seqgen.data.packing import PackedDataset, pack
+from seqgen.data.combined_datasets import PackedDataset, pack
 from seqgen.errors import ConfigError
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.segments import segment_mask, segment_positions

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from seqgen.errors import ConfigError
-from seqgen.models.t5.config import T5Config
+from seqgen.models.t5.layers import T5Config
 from seqgen.models.t5.model import T5Model
 from seqgen.modules.inspection import first_overflow, freeze, memory_footprint, num_parameters
 from seqgen.modules.relative_positions import relative_position_bucket

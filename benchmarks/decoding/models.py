@@ -24,7 +24,7 @@ from seqgen.data.vocabulary_map import VocabularyMap
 from seqgen.model import EncoderDecoderModel
 from seqgen.models.huggingface.bart_kinds import KINDS, SIDES
 from seqgen.models.huggingface.checkpoint import save_pretrained
-from seqgen.models.t5.config import PRESETS
+from seqgen.models.t5.layers import PRESETS
 from seqgen.models.t5.model import T5Model
 from seqgen.models.transformer import TransformerConfig
 from seqgen.registry import MODELS

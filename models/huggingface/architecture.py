@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from seqgen.checkpoints.loading import DecodingTask
 from seqgen.config import TrainConfig
-from seqgen.config.dicts import from_dict
+from seqgen.config.values import from_dict
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, ConfigError, shown
 from seqgen.model import EncoderDecoderModel

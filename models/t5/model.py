@@ -17,8 +17,7 @@ from seqgen.encoder import Encoder
 from seqgen.errors import ConfigError
 from seqgen.incremental_state import StateDict
 from seqgen.model import EncoderDecoderModel, Vocabularies
-from seqgen.models.t5.config import PRESETS, T5Config
-from seqgen.models.t5.layers import T5DecoderLayer, T5EncoderLayer, checkpointed
+from seqgen.models.t5.layers import PRESETS, T5Config, T5DecoderLayer, T5EncoderLayer, checkpointed
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.linear import Linear
 from seqgen.modules.masks import QueryPositions, padding_mask_of

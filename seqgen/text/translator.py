@@ -20,7 +20,7 @@ import torch
 
 from seqgen.checkpoints.loading import load_model, load_models
 from seqgen.config import DebugConfig, GenerationConfig
-from seqgen.config.dicts import from_dict
+from seqgen.config.values import from_dict
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.generation.agreement.search import NOTE, AgreementSearch, check_details, check_supported, supported_settings
 from seqgen.generation.component import Resources

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from seqgen.config.dicts import to_dict
+from seqgen.config.values import to_dict
+from seqgen.data.combined_datasets import JoinedDataset
 from seqgen.data.iterator import EpochIterator
-from seqgen.data.mixture import JoinedDataset
 from seqgen.data.pair_dataset import Dataset
 from seqgen.errors import ConfigError
 from seqgen.model import EncoderDecoderModel

@@ -107,7 +107,7 @@ FAULTS = [
         ("tests/test_models_t5.py::test_initialization_is_the_originals",),
     ),
     Fault(
-        "models/fairseq/weights.py",
+        "models/fairseq/checkpoint.py",
         "weight = other * (scale / other.norm(dim=(1, 2), keepdim=True))",
         "weight = other * scale",
         "old convolutions are not normalized",

@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 
 from tokenizers import AddedToken
 
+from seqgen.data.tokenizers.base import SPACE
 from seqgen.data.tokenizers.fast import FastTokenizer, read_pipeline
 from seqgen.data.tokenizers.files import CONFIG_FILE, FAIRSEQ_MODEL_FILE, FAST_FILE, TokenizerFiles
 from seqgen.data.tokenizers.languages import MBART, MBART50, NLLB, Languages, TargetLanguage
-from seqgen.data.tokenizers.sentencepiece_conversion import build_pipeline, read_model_file
+from seqgen.data.tokenizers.pipelines import build_pipeline, read_model_file
 from seqgen.data.tokenizers.sentencepiece_tokenizer import load_processor
 from seqgen.data.tokenizers.slow import SentencePieceSlowTokenizer, join_spaced
 from seqgen.data.tokenizers.special_tokens import SpecialTokens, Token
-from seqgen.data.tokenizers.token_bytes import SPACE
 
 FIRST = ("<s>", "<pad>", "</s>", "<unk>")
 """fairseq's first tokens. They replace the first three pieces of the model, so that the id of every other piece is

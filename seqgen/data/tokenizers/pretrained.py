@@ -62,9 +62,9 @@ def _both(name: str, module: str, slow: str, fast: str, *needs: str) -> dict[str
 
 CLASSES = {
     **_both(SLOW, "t5", "SlowT5Tokenizer", "fast:FastT5Tokenizer", MODEL_FILE),
-    BYTES: TokenizerClass(f"{_PACKAGE}.byte:ByteTokenizer"),
+    BYTES: TokenizerClass(f"{_PACKAGE}.t5:ByteTokenizer"),
     GPT2: TokenizerClass(f"{_PACKAGE}.gpt2:GPT2Tokenizer", (VOCAB_FILE, MERGES_FILE), is_fast=True),
-    **_both("BartTokenizer", "bart", "SlowBartTokenizer", "bart:FastBartTokenizer", VOCAB_FILE, MERGES_FILE),
+    **_both("BartTokenizer", "gpt2", "SlowBartTokenizer", "gpt2:FastBartTokenizer", VOCAB_FILE, MERGES_FILE),
     **_both(
         "MBartTokenizer", "multilingual", "SlowMBartTokenizer", "multilingual:FastMBartTokenizer", FAIRSEQ_MODEL_FILE
     ),
@@ -76,7 +76,7 @@ CLASSES = {
         FAIRSEQ_MODEL_FILE,
     ),
     **_both("NllbTokenizer", "multilingual", "SlowNllbTokenizer", "multilingual:FastNllbTokenizer", FAIRSEQ_MODEL_FILE),
-    "M2M100Tokenizer": TokenizerClass(f"{_PACKAGE}.m2m100:M2M100Tokenizer", (VOCAB_FILE, FAIRSEQ_MODEL_FILE)),
+    "M2M100Tokenizer": TokenizerClass(f"{_PACKAGE}.marian:M2M100Tokenizer", (VOCAB_FILE, FAIRSEQ_MODEL_FILE)),
     MARIAN: TokenizerClass(f"{_PACKAGE}.marian:MarianTokenizer", (VOCAB_FILE, SOURCE_MODEL_FILE, TARGET_MODEL_FILE)),
     **_both("PegasusTokenizer", "pegasus", "SlowPegasusTokenizer", "pegasus:FastPegasusTokenizer", MODEL_FILE),
 }
