@@ -19,7 +19,8 @@ import seqgen.models  # noqa: F401  # declares the built-in models
 from seqgen.checkpoints.loading import DecodingTask
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.files import CONFIG_FILE, FAST_FILE, TokenizerFiles, to_json
-from seqgen.data.tokenizers.pretrained import FAST, PretrainedTokenizer, load_pretrained_tokenizer, make_tokenizer
+from seqgen.data.tokenizers.pretrained import FAST, load_pretrained_tokenizer, make_tokenizer
+from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.data.vocabulary_map import VocabularyMap
 from seqgen.model import EncoderDecoderModel
 from seqgen.models.huggingface.bart_kinds import KINDS, SIDES

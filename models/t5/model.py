@@ -253,31 +253,6 @@ class T5Model(EncoderDecoderModel):
         embedding.num_embeddings = projection.out_features = num_embeddings
         self.cfg = replace(self.cfg, vocab_size=num_embeddings)
 
-    def flops_per_token(self, source_length: int, target_length: int, training: bool = False) -> float:
-        """Estimate the floating-point operations of a source and target, divided by the number of target tokens.
-
-        Multiplications and additions of matrix products are counted, those of the encoder included. A backward pass
-        takes twice as many as a forward pass; with ``checkpoint_activations`` the forward pass counts twice.
-
-        Args:
-            source_length: number of source tokens.
-            target_length: number of target tokens.
-            training: whether to count the backward pass as well.
-
-        Returns:
-            Operations for each target token.
-        """
-        cfg = self.cfg
-        attention = 4 * cfg.d_model * cfg.inner_dim  # the four projections of one position
-        feed_forward = (3 if cfg.is_gated else 2) * cfg.d_model * cfg.d_ff
-        encoder = source_length * (attention + feed_forward + 2 * source_length * cfg.inner_dim)
-        own = target_length * (attention + feed_forward + 2 * target_length * cfg.inner_dim)
-        cross = (target_length + source_length) * attention / 2 + 2 * target_length * source_length * cfg.inner_dim
-        layers = cfg.num_layers * encoder + cfg.decoder_layers * (own + cross)
-        passes = (4 if cfg.checkpoint_activations else 3) if training else 1
-        logits = target_length * cfg.d_model * cfg.vocab_size * (3 if training else 1)
-        return 2 * (passes * layers + logits) / target_length
-
 
 def _position_biases(cfg: T5Config, layers: int, bidirectional: bool) -> nn.ModuleList:
     """One bias that all layers share, or one for each layer."""

@@ -122,6 +122,21 @@ def text_list(items: Sequence[str]) -> str:
     return "[" + ",".join(f'"{item}"' for item in escaped) + "]"
 
 
+def value_text(value: Any) -> str:
+    """Write a value as a user would type it after ``key=``: ``null``, ``true``, ``[1,2]``, ``["a","b"]``, ``{a:1}``."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list) and any(isinstance(item, str) for item in value):
+        return text_list(value)
+    if isinstance(value, list):
+        return f"[{','.join(map(value_text, value))}]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{value_text(item)}" for key, item in value.items()) + "}"
+    return str(value)
+
+
 def _parse_items(text: str) -> Iterator[str]:
     """Split a list at its commas, except inside quotes: ``a b, "c, d ", 's`` gives ``a b``, ``c, d `` and ``'s``."""
     for found in _ITEM.finditer(text):

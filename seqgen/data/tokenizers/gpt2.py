@@ -11,7 +11,7 @@ from seqgen.data.tokenizers.base import TokenBytes, of_byte_characters
 from seqgen.data.tokenizers.fast import FastTokenizer, read_pipeline
 from seqgen.data.tokenizers.files import CONFIG_FILE, FAST_FILE, MERGES_FILE, VOCAB_FILE, TokenizerFiles
 from seqgen.data.tokenizers.pipelines import pipeline_errors
-from seqgen.data.tokenizers.pretrained import PretrainedTokenizer
+from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.data.tokenizers.slow import SlowTokenizer
 from seqgen.data.tokenizers.special_tokens import SpecialTokens
 from seqgen.errors import DataError

@@ -10,7 +10,7 @@ from tokenizers import AddedToken
 
 from seqgen.data.tokenizers.base import SPACE, TokenBytes, of_spaced_pieces
 from seqgen.data.tokenizers.files import TokenizerFiles
-from seqgen.data.tokenizers.pretrained import PretrainedTokenizer
+from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.data.tokenizers.special_tokens import AddedVocabulary, SpecialTokens, Token
 
 
