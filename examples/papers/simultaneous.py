@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from seqgen.config import option
-from seqgen.data.collate import pad_rows
+from seqgen.data.pair_dataset import pad_rows
 from seqgen.errors import ConfigError
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.context import StepContext

@@ -16,8 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from seqgen.data.collate import Example, pad_rows
-from seqgen.data.pair_dataset import Dataset, PairDataset
+from seqgen.data.pair_dataset import Dataset, Example, PairDataset, pad_rows
 from seqgen.errors import ConfigError
 from seqgen.structures import Batch, Segments, Source
 

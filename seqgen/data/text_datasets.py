@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from seqgen.data.collate import Example
 from seqgen.data.noising import NoiseTokens, Objective, check_sentinels
+from seqgen.data.pair_dataset import Example
 from seqgen.data.token_store import TokenStore
 from seqgen.errors import ConfigError, DataError
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from seqgen.data.collate import Example
+from seqgen.data.pair_dataset import Example
 from seqgen.structures import Hypothesis
 
 
