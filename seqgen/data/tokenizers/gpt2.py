@@ -13,7 +13,7 @@ from seqgen.data.tokenizers.files import CONFIG_FILE, FAST_FILE, MERGES_FILE, VO
 from seqgen.data.tokenizers.pipelines import pipeline_errors
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.data.tokenizers.slow import SlowTokenizer
-from seqgen.data.tokenizers.special_tokens import SpecialTokens
+from seqgen.data.tokenizers.special_tokens import FAIRSEQ_NAMED, MASK, SpecialTokens
 from seqgen.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -116,13 +116,6 @@ def set_prefix_space(pipeline: Any, wanted: bool) -> None:
         pipeline.pre_tokenizer = step
 
 
-NAMED = {
-    **{"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>"},
-    **{"unk_token": "<unk>", "pad_token": "<pad>"},
-}
-MASK = "<mask>"
-
-
 class Framed(PretrainedTokenizer):
     """A tokenizer whose sources and targets begin with ``cls_token`` and end with ``sep_token``."""
 
@@ -156,9 +149,9 @@ def read_special_tokens(files: TokenizerFiles, slow: bool) -> SpecialTokens:
         DataError: a file is damaged.
     """
     special = SpecialTokens.read(files)
-    special.fill(NAMED)
+    special.fill(FAIRSEQ_NAMED)
     if slow:
-        special.fill(NAMED, lstrip=False, rstrip=False)
+        special.fill(FAIRSEQ_NAMED, lstrip=False, rstrip=False)
     mask = special.named.setdefault("mask_token", MASK)
     special.named["mask_token"] = AddedToken(mask, lstrip=True, rstrip=False) if isinstance(mask, str) else mask
     for key in ("cls_token", "sep_token"):
