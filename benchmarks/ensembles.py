@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.decoding.models import Vocabulary, natural_lengths, random_model, random_sources
 from seqgen.config import GenerationConfig
-from seqgen.data.collate import collate
+from seqgen.data.pair_dataset import collate
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch

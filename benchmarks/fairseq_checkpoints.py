@@ -23,7 +23,7 @@ import torch
 import seqgen.models  # noqa: F401  # declares the checkpoint loaders
 from seqgen.checkpoints.loading import LoadedModel, load_models
 from seqgen.config import GenerationConfig
-from seqgen.config.dicts import to_dict
+from seqgen.config.values import to_dict
 from seqgen.text.translator import Translator
 
 SHARED = Path(os.environ.get("SEQGEN_SHARED", Path(__file__).resolve().parents[2] / "shared"))

@@ -22,7 +22,7 @@ import seqgen.models
 import seqgen.tasks  # noqa: F401  # declare the built-in components
 from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
-from seqgen.data.collate import collate
+from seqgen.data.pair_dataset import collate
 from seqgen.registry import MODELS
 from seqgen.structures import Batch
 from seqgen.training.criteria import Criterion, CriterionOut

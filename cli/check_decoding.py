@@ -13,8 +13,7 @@ from seqgen.cli.check_report import report
 from seqgen.cli.check_subjects import new_model, refuse_device, small_transformer
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.config import SINGLE_COMPONENTS, CommonConfig, GenerationConfig, ReadingConfig, option
-from seqgen.config.arguments import split_argument, text_values
-from seqgen.config.values import text_list
+from seqgen.config.values import split_argument, text_list, text_values
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import ConfigError
 from seqgen.generation.component import Component

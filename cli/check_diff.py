@@ -16,8 +16,8 @@ from seqgen.checkpoints.loading import load_models
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.diff_report import Report
 from seqgen.config import CommonConfig, DebugConfig, GenerationConfig, ReadingConfig, option
-from seqgen.config.arguments import given_values
 from seqgen.config.compose import compose
+from seqgen.config.values import given_values
 from seqgen.data.text import read_lines, stream_lines
 from seqgen.errors import CheckpointError, ConfigError, DataError, nearest, printable
 from seqgen.lab.traces.cause import Decode, Explanation, explain

@@ -21,10 +21,9 @@ from seqgen import __version__
 from seqgen.checkpoints.loading import CONFIG_FILE, recorded_user_dirs, run_folder, split_path
 from seqgen.cli.config_file import KEY as CONFIG_KEY, with_config_files
 from seqgen.config import CommonConfig
-from seqgen.config.arguments import repeated, text_values
 from seqgen.config.compose import compose
 from seqgen.config.user_files import import_user_dir
-from seqgen.config.values import text_list
+from seqgen.config.values import repeated, text_list, text_values
 from seqgen.errors import ConfigError, UserError, printable
 from seqgen.system.devices import find_device, keep_freed_memory, memory_errors, present_devices
 from seqgen.system.hooks import missing

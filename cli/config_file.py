@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from seqgen.config import GenerateConfig, TrainConfig
-from seqgen.config.arguments import split_argument, text_values
 from seqgen.config.keys import is_group
-from seqgen.config.values import text_list
+from seqgen.config.values import split_argument, text_values, value_text
 from seqgen.errors import ConfigError
 from seqgen.registry import GROUPS
 from seqgen.system.reading import parse_yaml, read_bytes
 
 KEY = "config"
-_NAME = "_name"  # a component's name among its values, see config_dicts.to_dict
+_NAME = "_name"  # a component's name among its values, see ``seqgen.config.values.to_dict``
 _RECORDED = ("user_files",)  # what training records, which no user sets
 
 
@@ -56,7 +54,7 @@ class Arguments:
         values = dict(map(split_argument, self.overrides))
         for key in every_key(schema):
             names, value = key.field.metadata.get("names"), values.get(key.name)
-            if names and key.name in self.files and value != _text(key.default):
+            if names and key.name in self.files and value != value_text(key.default):
                 what = "is written" if names == "output" else "can run code"
                 raise ConfigError(
                     f"{KEY}={self.files[key.name]} sets {key.name}={value}, which names what {what}; no file may do "
@@ -147,23 +145,10 @@ def _pairs(schema: type, content: Mapping[str, Any], prefix: str = "") -> Iterat
         if name in _RECORDED or (value is None and is_group(schema, key)):
             continue
         if key == "generation.components" and isinstance(value, Mapping):
-            yield from ((own, _text(item)) for own, item in value.items())
+            yield from ((own, value_text(item)) for own, item in value.items())
         elif isinstance(value, Mapping):
             if is_group(schema, key) and _NAME in value:
                 yield key, str(value[_NAME])
             yield from _pairs(schema, {own: item for own, item in value.items() if own != _NAME}, f"{key}.")
         else:
-            yield key, _text(value)
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list):
-        only_text = any(isinstance(item, str) for item in value)
-        return text_list(typing.cast(list[str], value)) if only_text else f"[{','.join(map(_text, value))}]"
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_text(item)}" for key, item in value.items()) + "}"
-    return str(value)
+            yield key, value_text(value)

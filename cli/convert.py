@@ -20,8 +20,8 @@ from seqgen.cli.output import check_output
 from seqgen.cli.run_folder import write_config
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig, option
 from seqgen.config.compose import compose
-from seqgen.config.dicts import from_dict
 from seqgen.config.user_files import recorded_files
+from seqgen.config.values import from_dict
 from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer, save_tokenizer
 from seqgen.errors import ConfigError
 from seqgen.registry import TASKS

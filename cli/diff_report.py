@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from seqgen.config.values import value_text
 from seqgen.generation.observers import Outcome
 from seqgen.lab.traces.cause import Decode, Explanation
 from seqgen.lab.traces.decoding import Lines
@@ -192,4 +193,4 @@ def _nbest(side: str, hypotheses: Sequence[TextHypothesis]) -> list[str]:
 
 
 def _value(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else "not set" if value is None else str(value) or '""'
+    return "not set" if value is None else value_text(value) or '""'

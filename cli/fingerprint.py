@@ -13,7 +13,7 @@ from seqgen.checkpoints.run_checkpoints import resolve
 from seqgen.checkpoints.run_checksums import tokenizer_digests
 from seqgen.checkpoints.serialization import digest
 from seqgen.cli.keys import INPUTS
-from seqgen.config.arguments import text_values
+from seqgen.config.values import text_values
 from seqgen.registry import DECODING_COMPONENTS, GROUPS
 
 _COMPONENTS = tuple(f"{group}." for group in (*GROUPS, *DECODING_COMPONENTS))

@@ -20,8 +20,7 @@ from seqgen.cli.record import NoRecord, Record
 from seqgen.cli.terminal import TypedLines, decoding_bar
 from seqgen.cli.tracing import check_trace, replay, tracing
 from seqgen.config import GenerateConfig, GenerationConfig
-from seqgen.config.arguments import given_values
-from seqgen.config.dicts import to_dict
+from seqgen.config.values import given_values, to_dict
 from seqgen.data.text import count_lines, is_pipe, read_lines, stream_lines
 from seqgen.errors import ConfigError, DataError
 from seqgen.metrics import text_scores

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from seqgen.cli.config_file import KEY, with_config_files
 from seqgen.config import TrainConfig
-from seqgen.config.arguments import split_argument, text_values
 from seqgen.config.compose import chosen_components
+from seqgen.config.values import split_argument, text_values
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from seqgen.cli.examples import EXAMPLES
-from seqgen.cli.keys import Chooser, Key, choosers, decoding_choosers, keys_of, shown_value
+from seqgen.cli.keys import Chooser, Key, choosers, decoding_choosers, keys_of
 from seqgen.config import TrainConfig
 from seqgen.config.keys import similar_keys
-from seqgen.config.values import describe
+from seqgen.config.values import describe, value_text
 from seqgen.errors import ConfigError, nearest
 
 WIDTH = 80
@@ -130,7 +130,7 @@ def _owners(chooser: Chooser, owners: Sequence[str]) -> str:
 
 def _line(key: Key) -> str:
     """A key with its default, and its help beside or below it."""
-    start = f"  {key.name}={shown_value(key.default)}"
+    start = f"  {key.name}={value_text(key.default)}"
     texts = textwrap.wrap(key.help, WIDTH - COLUMN, break_on_hyphens=False)
     beside = len(start) < COLUMN and texts
     first = f"{start:<{COLUMN}}{texts.pop(0)}" if beside else start
@@ -141,7 +141,7 @@ def _details(key: Key) -> str:
     metadata = key.field.metadata
     limits = {"at least": metadata.get("minimum"), "at most": metadata.get("maximum")}
     takes = [describe(key.annotation), *(f"{words} {value}" for words, value in limits.items() if value is not None)]
-    lines = [key.help, f"value: {', '.join(takes)}", f"default: {shown_value(key.default) or 'empty'}"]
+    lines = [key.help, f"value: {', '.join(takes)}", f"default: {value_text(key.default) or 'empty'}"]
     lines += [f"of: {', '.join(key.owners)}"] if key.owners else []
     return "\n".join([key.name, *(_filled(f"  {line}", indent=4) for line in lines)])
 

@@ -24,8 +24,7 @@ from seqgen.cli.formats import FORMATS
 from seqgen.cli.line_decoding import check_path_and_split, complete, prepare_decoding
 from seqgen.cli.output import check_output
 from seqgen.config import GenerateConfig
-from seqgen.config.arguments import split_argument
-from seqgen.config.dicts import to_dict
+from seqgen.config.values import split_argument, to_dict
 from seqgen.data.store_builder import available_cores
 from seqgen.data.text import is_pipe
 from seqgen.errors import ConfigError

@@ -152,16 +152,3 @@ def _keys(config: Any, prefix: str = "", owners: tuple[str, ...] = ()) -> Iterat
 def is_switch(annotation: Any) -> bool:
     """Whether a key's values are ``true`` and ``false``."""
     return annotation is bool or bool in typing.get_args(annotation)
-
-
-def shown_value(value: Any) -> str:
-    """A value as the user would write it."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list):
-        return f"[{','.join(shown_value(item) for item in value)}]"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{shown_value(item)}" for key, item in value.items()) + "}"
-    return str(value)

@@ -29,8 +29,7 @@ import torch
 from seqgen.checkpoints.loading import LoadedModel
 from seqgen.checkpoints.serialization import digest
 from seqgen.cli.fingerprint import model_digests, named_files
-from seqgen.config.arguments import split_argument
-from seqgen.config.dicts import to_dict
+from seqgen.config.values import split_argument, to_dict
 from seqgen.errors import ConfigError, shown
 from seqgen.lab.compare.provenance import versions
 from seqgen.system.files import write_atomically

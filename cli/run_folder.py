@@ -15,8 +15,8 @@ from seqgen.checkpoints.run_checkpoints import FOLDER
 from seqgen.checkpoints.run_checksums import verify_run, verify_task, verify_tokenizers, write_run_checksums
 from seqgen.cli.given import Command
 from seqgen.config import TrainConfig
-from seqgen.config.dicts import to_dict
 from seqgen.config.user_files import recorded_files
+from seqgen.config.values import to_dict
 from seqgen.data.text import digest
 from seqgen.lab.compare.provenance import origins_of, read_provenance, recorded_origin, with_origins, write_provenance
 from seqgen.registry import TASKS

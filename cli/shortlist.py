@@ -16,9 +16,8 @@ from seqgen.cli.command import log, run
 from seqgen.cli.convert import UserCodeConfig
 from seqgen.cli.output import check_output
 from seqgen.config import ReadingConfig, option
-from seqgen.data.lexical_model import ibm_model_1
 from seqgen.data.text import read_lines
-from seqgen.data.vocabulary_map import VocabularyMap
+from seqgen.data.vocabulary_map import VocabularyMap, ibm_model_1
 from seqgen.errors import ConfigError, DataError
 from seqgen.task import Task
 

@@ -32,10 +32,9 @@ from seqgen.config import (
     ReadingConfig,
     option,
 )
-from seqgen.config.arguments import given_values, split_argument
 from seqgen.config.component_keys import component_of_key, parse_component_value
-from seqgen.config.dicts import from_dict, to_dict
 from seqgen.config.keys import annotation_of, did_you_mean, known_keys
+from seqgen.config.values import from_dict, given_values, split_argument, to_dict
 from seqgen.errors import CheckpointError, ConfigError, DataError, nearest
 from seqgen.metrics import METRICS
 from seqgen.registry import DECODING_COMPONENTS

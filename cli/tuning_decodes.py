@@ -19,7 +19,7 @@ from seqgen.checkpoints.resume import flatten
 from seqgen.checkpoints.serialization import digest
 from seqgen.cli.command import log
 from seqgen.config import GenerationConfig
-from seqgen.config.dicts import to_dict
+from seqgen.config.values import to_dict
 from seqgen.errors import DataError
 from seqgen.system.files import disk_errors
 from seqgen.system.reading import open_regular, parse_json

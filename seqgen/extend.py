@@ -134,10 +134,9 @@ from seqgen.structures import Batch as Batch, DecoderOut as DecoderOut, EncoderO
 
 # isort: split
 # Data and training
-from seqgen.data.collate import pad_rows as pad_rows
 from seqgen.data.dictionary import Dictionary as Dictionary
-from seqgen.data.parallel_text import ParallelFiles as ParallelFiles, find_parallel as find_parallel
-from seqgen.data.text import read_lines as read_lines
+from seqgen.data.pair_dataset import pad_rows as pad_rows
+from seqgen.data.text import ParallelFiles as ParallelFiles, find_parallel as find_parallel, read_lines as read_lines
 from seqgen.data.tokenizers.base import (
     Tokenizer as Tokenizer,
     load_tokenizer as load_tokenizer,

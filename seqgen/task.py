@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from seqgen.config import GenerationConfig
-from seqgen.data.collate import collate
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.pair_dataset import Dataset
+from seqgen.data.pair_dataset import Dataset, collate
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.vocabulary_map import VocabularyMap
 from seqgen.errors import ConfigError
@@ -271,7 +270,7 @@ class Task(Hooked):
             model: defines the padding side of sources and the start token.
 
         Returns:
-            The batch; see ``seqgen.data.collate.collate``.
+            The batch; see ``seqgen.data.pair_dataset.collate``.
         """
         words = self.target_dictionary
         batch = collate(

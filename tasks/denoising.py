@@ -12,10 +12,17 @@ from torch import Tensor
 
 from seqgen.config import option
 from seqgen.data.noising import OBJECTIVES, NoiseTokens, Objective
-from seqgen.data.noisy_text import NoisyTextDataset
-from seqgen.data.record_lines import DocumentEncoder, JsonFormat, PlainFormat, RecordFormat, is_json, read_rendered
+from seqgen.data.record_lines import (
+    DocumentEncoder,
+    JsonFormat,
+    PlainFormat,
+    RecordFormat,
+    Template,
+    is_json,
+    read_rendered,
+)
 from seqgen.data.store_builder import build_store
-from seqgen.data.templates import Template
+from seqgen.data.text_datasets import NoisyTextDataset
 from seqgen.data.tokenizers.base import SENTINEL
 from seqgen.errors import ConfigError, DataError
 from seqgen.registry import register_task

@@ -9,11 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.config import option
-from seqgen.config.dicts import from_dict
-from seqgen.data.parallel_text import find_parallel
-from seqgen.data.record_lines import JsonFormat, PlainFormat, RecordFormat, TsvFormat, first_line, is_json, read_object
-from seqgen.data.templates import Template
-from seqgen.data.text import find_files
+from seqgen.config.values import from_dict
+from seqgen.data.record_lines import (
+    JsonFormat,
+    PlainFormat,
+    RecordFormat,
+    Template,
+    TsvFormat,
+    first_line,
+    is_json,
+    read_object,
+)
+from seqgen.data.text import find_files, find_parallel
 from seqgen.errors import ConfigError, DataError, nearest
 from seqgen.system.reading import parse_yaml
 

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from seqgen.config import option
-from seqgen.data.mixture import JoinedDataset, MixtureDataset, mixing_rates
+from seqgen.data.combined_datasets import JoinedDataset, MixtureDataset, mixing_rates
 from seqgen.data.pair_dataset import PairDataset
-from seqgen.data.parallel_text import ParallelFiles, find_parallel
-from seqgen.data.text import read_lines
+from seqgen.data.text import ParallelFiles, find_parallel, read_lines
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.language_tokens import with_languages
 from seqgen.data.tokenizers.languages import Languages, TargetLanguage

@@ -16,7 +16,7 @@ from typing import Self
 from num2words import CONVERTER_CLASSES
 
 from seqgen.config import MOST_WORKERS, option
-from seqgen.data.parallel_text import ParallelFiles
+from seqgen.data.text import ParallelFiles
 from seqgen.errors import ConfigError
 from seqgen.registry import register_task
 from seqgen.system.files import new_folder

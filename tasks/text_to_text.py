@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from seqgen.config import option
-from seqgen.data.mixture import MIXINGS, JoinedDataset, MixtureDataset, mixing_rates
+from seqgen.data.combined_datasets import MIXINGS, JoinedDataset, MixtureDataset, mixing_rates
 from seqgen.data.pair_dataset import PairDataset, Side
 from seqgen.data.record_lines import RecordEncoder, read_rendered
 from seqgen.data.store_builder import build_store

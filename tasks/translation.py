@@ -10,9 +10,8 @@ from typing import Any, NamedTuple, Self
 
 from seqgen.config import MOST_WORKERS, option
 from seqgen.data.pair_dataset import Dataset, PairDataset, Side
-from seqgen.data.parallel_text import ParallelFiles, find_parallel
 from seqgen.data.store_builder import TextEncoder, TokenEncoder, build_store
-from seqgen.data.text import read_lines
+from seqgen.data.text import ParallelFiles, find_parallel, read_lines
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.setup import TokenizerConfig, prepare_tokenizers
 from seqgen.errors import ConfigError

@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.data.tokenizers.token_bytes import TokenBytes
+from seqgen.data.tokenizers.base import TokenBytes, Tokenizer
 
 END = b"\n"
 Scores = Callable[[tuple[int, ...]], list[float]]

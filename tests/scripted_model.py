@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from seqgen.data.collate import pad_rows
+from seqgen.data.pair_dataset import pad_rows
 from seqgen.decoder import IncrementalDecoder
 from seqgen.encoder import Encoder
 from seqgen.incremental_state import StateDict

@@ -16,7 +16,7 @@ from seqgen.cli.config_file import with_config_files
 from seqgen.cli.keys import INPUTS, every_key
 from seqgen.config import GenerateConfig, TrainConfig
 from seqgen.config.compose import compose
-from seqgen.config.dicts import to_dict
+from seqgen.config.values import to_dict
 from seqgen.errors import ConfigError
 from tests.commands import command
 from tests.test_cli_help import SCHEMAS

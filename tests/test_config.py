@@ -10,7 +10,7 @@ import seqgen.models
 import seqgen.tasks  # noqa: F401  # declare the built-in components
 from seqgen.config import GenerateConfig, TrainConfig, option
 from seqgen.config.compose import chosen_components, compose, expand_sweep
-from seqgen.config.dicts import from_dict, to_dict
+from seqgen.config.values import from_dict, to_dict
 from seqgen.errors import ConfigError
 from seqgen.registry import Registry
 

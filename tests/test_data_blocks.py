@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from seqgen.data.block_dataset import BREAK_MODES, BlockDataset
+from seqgen.data.text_datasets import BREAK_MODES, BlockDataset
 from seqgen.errors import ConfigError, DataError
 
 EOS = 2

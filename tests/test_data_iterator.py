@@ -13,8 +13,8 @@ from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from seqgen.data.collate import Example, collate
 from seqgen.data.iterator import EpochIterator
+from seqgen.data.pair_dataset import Example, collate
 from seqgen.errors import DataError
 from seqgen.structures import Batch
 

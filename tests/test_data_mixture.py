@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from seqgen.data.combined_datasets import JoinedDataset, MixtureDataset, draws, mixing_rates
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.iterator import EpochIterator
-from seqgen.data.mixture import JoinedDataset, MixtureDataset, draws, mixing_rates
 from seqgen.data.pair_dataset import PairDataset, Side
-from seqgen.data.record_lines import JsonFormat, TsvFormat
+from seqgen.data.record_lines import JsonFormat, Template, TsvFormat
 from seqgen.data.store_builder import TokenEncoder, build_store
-from seqgen.data.templates import Template
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.errors import ConfigError
 

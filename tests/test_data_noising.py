@@ -9,7 +9,6 @@ from seqgen.data.noising import (
     NoiseTokens,
     SpanCorruption,
     random_segmentation,
-    raw_length,
     replace_spans,
     span_counts,
     span_mask,
@@ -47,7 +46,7 @@ def test_the_raw_length_fills_the_input(
     input_length: int, density: float, mean_span: float, raw: int, target: int
 ) -> None:
     """By hand: 141 tokens give 21 hidden ones in 7 spans, an input of 120 + 7 + 1 and a target of 21 + 7 + 1."""
-    assert raw_length(input_length, density, mean_span) == raw
+    assert OBJECTIVES["span_corruption"](density, mean_span).raw_length(input_length) == raw
     assert SpanCorruption(density, mean_span).lengths(raw)[1] == target
 
 

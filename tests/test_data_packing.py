@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from seqgen.data.collate import Example, collate
-from seqgen.data.packing import PackedDataset, pack
+from seqgen.data.combined_datasets import PackedDataset, pack
+from seqgen.data.pair_dataset import Example, collate
 from seqgen.errors import ConfigError
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.masks import segment_mask, segment_positions

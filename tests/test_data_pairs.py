@@ -9,8 +9,7 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.data.pair_dataset import PairDataset, Side
 from seqgen.data.store_builder import TextEncoder, TokenEncoder, build_store
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
-from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
-from seqgen.data.tokenizers.sentencepiece_training import train_sentencepiece
+from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, train_sentencepiece
 from seqgen.errors import DataError
 
 TOKENIZER = WhitespaceTokenizer(Dictionary.from_counts({"a": 3, "b": 2, "c": 1}))  # ids 4, 5, 6

@@ -13,6 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer, load_tokenizer, save_tokenizer
+from seqgen.data.tokenizers.pipelines import fields
 from seqgen.data.tokenizers.pretrained import (
     byte_files,
     load_pretrained_tokenizer,
@@ -20,9 +21,7 @@ from seqgen.data.tokenizers.pretrained import (
     save_pretrained_tokenizer,
     t5_files,
 )
-from seqgen.data.tokenizers.sentencepiece_conversion import fields
-from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
-from seqgen.data.tokenizers.sentencepiece_training import T5_IDS, train_sentencepiece
+from seqgen.data.tokenizers.sentencepiece_tokenizer import T5_IDS, SentencePieceTokenizer, train_sentencepiece
 from seqgen.data.tokenizers.setup import TokenizerConfig, prepare_tokenizers
 from seqgen.data.tokenizers.special_tokens import AddedToken, AddedVocabulary
 from seqgen.errors import ConfigError, DataError

@@ -19,8 +19,7 @@ from seqgen.data.tokenizers.pretrained import (
     save_pretrained_tokenizer,
     t5_files,
 )
-from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
-from seqgen.data.tokenizers.sentencepiece_training import T5_IDS, train_sentencepiece
+from seqgen.data.tokenizers.sentencepiece_tokenizer import T5_IDS, SentencePieceTokenizer, train_sentencepiece
 from seqgen.data.tokenizers.special_tokens import AddedVocabulary
 from tests.tokenizer_texts import HARD, LONG, SENTINELS, TEXT, random_ids
 

@@ -11,8 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer, load_tokenizer, save_tokenizer
-from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
-from seqgen.data.tokenizers.sentencepiece_training import train_sentencepiece
+from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model, train_sentencepiece
 from seqgen.errors import ConfigError, DataError
 
 TEXT = [f"{a} {b} {c}" for a in ("one", "two", "three") for b in ("red", "green", "blue") for c in ("cats", "dogs")]

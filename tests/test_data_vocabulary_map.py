@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seqgen.data import lexical_model
+from seqgen.data import vocabulary_map
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.lexical_model import ibm_model_1
-from seqgen.data.vocabulary_map import VocabularyMap
+from seqgen.data.vocabulary_map import VocabularyMap, ibm_model_1
 from seqgen.errors import DataError
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
 
@@ -40,7 +39,7 @@ def plain_model_1(pairs: list[tuple[list[int], list[int]]], iterations: int) -> 
 
 @pytest.mark.parametrize("at_once", [1, 40, 10_000])
 def test_probabilities_equal_those_of_the_definition(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lexical_model, "_PAIRS_AT_ONCE", at_once)
+    monkeypatch.setattr(vocabulary_map, "_PAIRS_AT_ONCE", at_once)
     draw = random.Random(3)
     lines = [[[draw.randrange(9) for _ in range(draw.randrange(5))] for _ in range(12)] for _ in range(2)]
     pairs = [(source, target) for source, target in zip(*lines, strict=True) if source and target]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import GenerationConfig
-from seqgen.data.collate import collate
+from seqgen.data.pair_dataset import collate
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.models.transformer_lm import TransformerLanguageModel, TransformerLMConfig
 from tests.commands import command

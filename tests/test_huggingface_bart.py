@@ -18,7 +18,8 @@ from torch import Tensor
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import LoadedModel, load_model
 from seqgen.config import GenerationConfig
-from seqgen.data.tokenizers.pretrained import PretrainedTokenizer, load_pretrained_tokenizer
+from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
+from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.models.huggingface.bart import ARCHITECTURE

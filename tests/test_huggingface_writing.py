@@ -18,7 +18,7 @@ from seqgen.errors import ConfigError
 from seqgen.models.huggingface.checkpoint import save_pretrained
 from seqgen.models.huggingface.config import JSONConfig
 from seqgen.models.huggingface.t5 import ARCHITECTURE
-from seqgen.models.t5.config import T5Config
+from seqgen.models.t5.layers import T5Config
 from seqgen.models.t5.model import T5Model
 from tests.commands import command, corpus
 from tests.huggingface_t5 import (

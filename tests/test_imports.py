@@ -55,18 +55,47 @@ def imports(path: Path) -> set[str]:
 
     The names of modules in a registry's table are data, which a user's file can add to; they do not count.
     """
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = imported_by_name(tree)
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         if isinstance(node, ast.ImportFrom) and node.module:
             assert node.level == 0, f"{path} has a relative import"
             found.update(f"{node.module}.{alias.name}" for alias in node.names)
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-            found.update(name.value for name in node.args if isinstance(name, ast.Constant))
     files = names()
     inside = (name.removeprefix("seqgen.") for name in found if name.startswith("seqgen."))
     return {name if name in files else name.rpartition(".")[0] for name in inside} - {""}
+
+
+def imported_by_name(tree: ast.Module) -> set[str]:
+    """The modules that a file which calls ``import_module`` names: whole, as ``MODULE:CLASS``, or after a prefix.
+
+    A prefix is the constant beginning of an f-string; what follows it may be any text of the file. Names that are
+    constants of the file are replaced by their values. The name of a package alone does not count.
+    """
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    if not any(ast.unparse(call.func).endswith("import_module") for call in calls):
+        return set()
+    declared = {node for call in calls if ast.unparse(call.func).endswith("declare") for node in ast.walk(call)}
+    nodes = [node for node in ast.walk(tree) if node not in declared]
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)]
+    constants = {ast.unparse(node.targets[0]): str(ast.literal_eval(node.value)) for node in assigned}
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    prefixes = {beginning(node, constants) for node in nodes if isinstance(node, ast.JoinedStr)}
+    named = {prefix + text.partition(":")[0] for prefix in {"", *prefixes} for text in texts}
+    return {f"seqgen.{name}" for name, _ in modules()} & (named | prefixes)
+
+
+def beginning(text: ast.JoinedStr, constants: Mapping[str, str]) -> str:
+    """The beginning of an f-string up to the first value that is no constant of the file."""
+    found = ""
+    for part in text.values:
+        value = part.value if isinstance(part, ast.Constant) else constants.get(ast.unparse(part.value))
+        if value is None:
+            break
+        found += value
+    return found
 
 
 def cycle(graph: Mapping[str, set[str]]) -> list[str]:
@@ -79,7 +108,8 @@ def cycle(graph: Mapping[str, set[str]]) -> list[str]:
 
 
 def test_no_modules_import_each_other() -> None:
-    graph = {name.removesuffix(".__init__"): imports(path) for name, path in modules()}
+    files = {name.removesuffix(".__init__"): path for name, path in modules()}
+    graph = {name: imports(path) - {name} for name, path in files.items()}
     assert cycle(graph) == []
     assert cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) != []
 
@@ -97,6 +127,14 @@ def test_imports_point_one_way() -> None:
 def test_the_check_can_fail(tmp_path: Path) -> None:
     (tmp_path / "hidden.py").write_text("def f():\n    return importlib.import_module('seqgen.data.text')\n")
     assert imports(tmp_path / "hidden.py") == {"data.text"}
+    for code in (
+        "TABLE = {'a': 'seqgen.data.text'}\ndef f(name):\n    return import_module(TABLE[name])\n",
+        "TABLE = {'a': 'text:Class'}\nPACKAGE = 'seqgen.data'\n"
+        "def f(name):\n    return import_module(f'{PACKAGE}.{TABLE[name][:4]}')\n",
+        "PACKAGE = 'seqgen.data'\ndef f():\n    return import_module(f'{PACKAGE}.text')\n",
+    ):
+        (tmp_path / "hidden.py").write_text(code)
+        assert imports(tmp_path / "hidden.py") == {"data.text"}, code
     assert "modules.attention" in imports(ROOT / "models" / "fconv.py")
     assert RANK["models"] > RANK["generation"] > RANK["data"]
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.pretrained import byte_files, make_tokenizer
-from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
-from seqgen.data.tokenizers.sentencepiece_training import FAIRSEQ_IDS, train_sentencepiece
+from seqgen.data.tokenizers.sentencepiece_tokenizer import FAIRSEQ_IDS, SentencePieceTokenizer, train_sentencepiece
 from seqgen.errors import ConfigError, DataError
 from seqgen.generation.setup import DecodingRequest
 from seqgen.generation.speculative.verification import SpeculativeSession

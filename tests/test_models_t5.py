@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from seqgen.models.huggingface.t5 import ARCHITECTURE
-from seqgen.models.t5.config import T5Config
+from seqgen.models.t5.layers import T5Config
 from seqgen.models.t5.model import T5Model
 from seqgen.modules.dropout import Dropout
 from tests.huggingface_t5 import VARIANTS, VOCAB, seqgen_model, tiny_model, without_casts

@@ -1,4 +1,4 @@
-"""What T5 offers besides its logits: half precision, sizes, costs, freezing, other vocabularies."""
+"""What T5 offers besides its logits: half precision, sizes, freezing, other vocabularies."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from seqgen.errors import ConfigError
-from seqgen.models.t5.config import T5Config
+from seqgen.models.t5.layers import T5Config
 from seqgen.models.t5.model import T5Model
 from seqgen.modules.inspection import first_overflow, freeze, memory_footprint, num_parameters
 from seqgen.modules.positions import relative_position_bucket
@@ -115,25 +114,6 @@ def test_sizes_by_hand() -> None:
     gated = 2 * (3 * 16 * 24) + 3 * 16 * 24 - 4 * dense + dense  # two layers of the encoder, one of the decoder
     fewer = 2 * attention + norm * 3 + dense
     assert num_parameters(model_of(GATED)) == num_parameters(model) + 50 * 16 + gated - fewer
-
-
-@pytest.mark.parametrize(
-    "cfg",
-    [CFG, GATED, replace(GATED, num_heads=2, per_layer_bias=True), replace(CFG, checkpoint_activations=True)],
-    ids=["1.0", "1.1", "umt5", "checkpointed"],
-)
-def test_flops_are_those_that_are_counted(cfg: T5Config) -> None:
-    rows, source, target = 3, 7, 5
-    model = model_of(replace(cfg, dropout_rate=0.0))
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        run(model)
-    assert model.flops_per_token(source, target) * rows * target == pytest.approx(counter.get_total_flops(), rel=1e-12)
-    model.train()
-    with FlopCounterMode(display=False) as counter:
-        run(model).sum().backward()
-    estimate = model.flops_per_token(source, target, training=True) * rows * target
-    # Norms have a small product in their gradient, and the last product of a layer is not computed again.
-    assert estimate == pytest.approx(counter.get_total_flops(), rel=0.05 if cfg.checkpoint_activations else 0.02)
 
 
 def test_freezing() -> None:

@@ -16,8 +16,8 @@ from torch import Tensor
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import LoadedModel, load_model
 from seqgen.config import GenerationConfig
-from seqgen.data.collate import pad_rows
 from seqgen.data.dictionary import Dictionary
+from seqgen.data.pair_dataset import pad_rows
 from seqgen.generation.processors.bias import SequenceBias
 from seqgen.generation.search.contrastive import ContrastiveSession
 from seqgen.generation.sequence_generator import SequenceGenerator

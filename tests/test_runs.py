@@ -15,7 +15,7 @@ import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from seqgen.checkpoints.resume import flatten
 from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
-from seqgen.config.dicts import to_dict
+from seqgen.config.values import to_dict
 from seqgen.lab.compare.curves import charts, svg
 from seqgen.lab.compare.provenance import EDITED, PROVENANCE, origins_of, read_provenance, recorded_origin, with_origins
 from seqgen.lab.compare.run import read_run, read_runs

@@ -12,8 +12,8 @@ import seqgen.tasks  # noqa: F401  # declare the built-in components
 from seqgen.checkpoints.resume import check_resumable
 from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
-from seqgen.config.dicts import to_dict
 from seqgen.config.keys import known_keys
+from seqgen.config.values import to_dict
 from seqgen.errors import ConfigError
 
 

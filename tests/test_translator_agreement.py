@@ -16,8 +16,7 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.data.tokenizers.files import TokenizerFiles, to_json
 from seqgen.data.tokenizers.pretrained import byte_files, load_pretrained_tokenizer, make_tokenizer, t5_files
-from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
-from seqgen.data.tokenizers.sentencepiece_training import T5_IDS, train_sentencepiece
+from seqgen.data.tokenizers.sentencepiece_tokenizer import T5_IDS, SentencePieceTokenizer, train_sentencepiece
 from seqgen.errors import ConfigError
 from seqgen.generation.agreement.generator import AgreementGenerator
 from seqgen.generation.agreement.lexicon import first_text, token_texts

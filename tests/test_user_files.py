@@ -15,11 +15,9 @@ import yaml
 
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import CommonConfig, GenerateConfig, TrainConfig
-from seqgen.config.arguments import text_values
 from seqgen.config.compose import compose
-from seqgen.config.dicts import from_dict
 from seqgen.config.user_files import _USER_FILES, import_modules, import_user_dir, user_modules
-from seqgen.config.values import text_list
+from seqgen.config.values import from_dict, text_list, text_values
 from seqgen.errors import ConfigError
 from seqgen.registry import DECODING_COMPONENTS, GROUPS, MODELS
 from tests.commands import Outcome, command

@@ -18,12 +18,13 @@ import seqgen.models  # noqa: F401  # declares the built-in models
 from seqgen.checkpoints.loading import DecodingTask
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.files import CONFIG_FILE, FAST_FILE, TokenizerFiles, to_json
-from seqgen.data.tokenizers.pretrained import FAST, PretrainedTokenizer, load_pretrained_tokenizer, make_tokenizer
+from seqgen.data.tokenizers.pretrained import FAST, load_pretrained_tokenizer, make_tokenizer
+from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.data.vocabulary_map import VocabularyMap
 from seqgen.model import EncoderDecoderModel
 from seqgen.models.huggingface.bart_kinds import KINDS, SIDES
 from seqgen.models.huggingface.checkpoint import save_pretrained
-from seqgen.models.t5.config import PRESETS
+from seqgen.models.t5.layers import PRESETS
 from seqgen.models.t5.model import T5Model
 from seqgen.models.transformer import TransformerConfig
 from seqgen.registry import MODELS

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from seqgen.config.dicts import from_dict
+from seqgen.config.values import from_dict
 from seqgen.errors import CheckpointError, ConfigError, nearest, shown
 from seqgen.models.fairseq.languages import MULTILINGUAL, FairseqLanguages, read_languages
 from seqgen.models.fconv import FConvConfig

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -12,29 +11,13 @@ from torch import Tensor, nn
 
 from seqgen.checkpoints.loading import DecodingTask
 from seqgen.config import TrainConfig
-from seqgen.config.dicts import from_dict
+from seqgen.config.values import from_dict
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, ConfigError, shown
 from seqgen.model import EncoderDecoderModel
 from seqgen.models.huggingface.config import NO_EFFECT, READ, JSONConfig, ModelSize
 from seqgen.models.huggingface.generation import FILE as GENERATION_FILE, GENERATION_KEYS
 from seqgen.models.huggingface.weights import Layout, weights_of
-
-MODULES = {
-    **dict.fromkeys(("t5", "mt5", "umt5"), "seqgen.models.huggingface.t5"),
-    "gpt2": "seqgen.models.huggingface.gpt2",
-    **dict.fromkeys(("bart", "mbart", "pegasus", "marian", "m2m_100"), "seqgen.models.huggingface.bart"),
-}
-"""For each ``model_type`` of a ``config.json`` the module with its ``ARCHITECTURE``."""
-
-_LONG = "a {} for long sources, whose encoder attends to parts of the source only, which seqgen does not support"
-_RELATIVES = {
-    "nllb-moe": "a mixture of experts; the dense NLLB models (model_type m2m_100) are supported",
-    "switch_transformers": "a mixture of experts; the dense T5 models (model_type t5) are supported",
-    **{"longt5": _LONG.format("T5"), "led": _LONG.format("BART")},
-    **dict.fromkeys(("bigbird_pegasus", "pegasus_x"), _LONG.format("Pegasus")),
-}
-"""What to say of model types that resemble supported ones."""
 
 HEAD = "lm_head.weight"
 """The name of the output projection in a folder."""
@@ -168,48 +151,6 @@ class Architecture(ABC):
         """
         model.cfg.share_decoder_input_output_embed = False
         model.decoder.output_projection.weight = nn.Parameter(weights[HEAD])
-
-
-def architecture_of(config: JSONConfig) -> Architecture:
-    """The architecture of a folder; the modules of others are not imported.
-
-    Args:
-        config: the folder's ``config.json``.
-
-    Raises:
-        CheckpointError: it is of an architecture that seqgen does not have.
-    """
-    kind = config.string("model_type")
-    if kind not in MODULES:
-        named = config.values.get("architectures")
-        what = f"model_type={shown(kind)}" + (f" ({str(named[0])[:100]})" if isinstance(named, list) and named else "")
-        supported = f"which seqgen does not support; it supports the model types {', '.join(MODULES)}"
-        raise CheckpointError(f"{config.path}: {what} is {_RELATIVES.get(kind, f'an architecture {supported}')}")
-    return _imported(MODULES[kind])
-
-
-def architecture_of_model(model: EncoderDecoderModel) -> Architecture:
-    """The architecture that writes a model.
-
-    Args:
-        model: the model.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    for module in dict.fromkeys(MODULES.values()):
-        architecture = _imported(module)
-        if isinstance(model, architecture.model_class):
-            return architecture
-    raise ConfigError(
-        f"a {type(model).__name__} cannot be written in Hugging Face's layout; only t5, transformer and transformer_lm "
-        "can"
-    )
-
-
-def _imported(module: str) -> Architecture:
-    architecture: Architecture = importlib.import_module(module).ARCHITECTURE
-    return architecture
 
 
 def model_config(values: Mapping[str, Any], path: Path) -> Any:

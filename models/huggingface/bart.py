@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from seqgen.checkpoints.loading import DecodingTask
+from seqgen.config.values import value_text
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, ConfigError, DataError, shown
 from seqgen.models.huggingface.architecture import (
@@ -332,7 +333,7 @@ def _kind_of(model: TransformerModel) -> tuple[str, Kind]:
             return name, kind
     nearest = min(differing, key=lambda name: len(differing[name]))
     values = {key: getattr(cfg, key) for key in differing[nearest]}
-    keys = ", ".join(f"model.{key}={'null' if value is None else str(value).lower()}" for key, value in values.items())
+    keys = ", ".join(f"model.{key}={value_text(value)}" for key, value in values.items())
     raise ConfigError(
         f"a transformer with {keys or 'two vocabularies'} cannot be written in Hugging Face's layout; the nearest type "
         f"is {nearest}"

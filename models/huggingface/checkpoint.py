@@ -3,13 +3,14 @@
 ::
 
     config.json              the architecture and its sizes
-    model.safetensors        the weights; see huggingface_weights
+    model.safetensors        the weights; see weights.py
     generation_config.json   decoding settings, for keys that the user does not set
     tokenizer_config.json    and spiece.model or tokenizer.json: the tokenizer
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,12 @@ from seqgen.checkpoints.loading import LoadedModel, Placement, register_checkpoi
 from seqgen.checkpoints.model_weights import MAX_BUFFERS, on_meta
 from seqgen.checkpoints.serialization import write_json
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
-from seqgen.config.dicts import to_dict
+from seqgen.config.values import to_dict
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
-from seqgen.errors import CheckpointError, ConfigError
+from seqgen.errors import CheckpointError, ConfigError, shown
 from seqgen.model import EncoderDecoderModel
-from seqgen.models.huggingface.architecture import HEAD, architecture_of, architecture_of_model
+from seqgen.models.huggingface.architecture import HEAD, Architecture
 from seqgen.models.huggingface.config import JSONConfig, ModelSize
 from seqgen.models.huggingface.generation import FILE as GENERATION_FILE, read_generation, write_generation
 from seqgen.models.huggingface.weights import SHARD_BYTES, fill, weight_files, write_weights
@@ -35,6 +36,22 @@ LAYER_BYTES = 500
 """Fewer bytes than the names and shapes of a layer's weights take in any file."""
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+MODULES = {
+    **dict.fromkeys(("t5", "mt5", "umt5"), "seqgen.models.huggingface.t5"),
+    "gpt2": "seqgen.models.huggingface.gpt2",
+    **dict.fromkeys(("bart", "mbart", "pegasus", "marian", "m2m_100"), "seqgen.models.huggingface.bart"),
+}
+"""For each ``model_type`` of a ``config.json`` the module with its ``ARCHITECTURE``."""
+
+_LONG = "a {} for long sources, whose encoder attends to parts of the source only, which seqgen does not support"
+_RELATIVES = {
+    "nllb-moe": "a mixture of experts; the dense NLLB models (model_type m2m_100) are supported",
+    "switch_transformers": "a mixture of experts; the dense T5 models (model_type t5) are supported",
+    **{"longt5": _LONG.format("T5"), "led": _LONG.format("BART")},
+    **dict.fromkeys(("bigbird_pegasus", "pegasus_x"), _LONG.format("Pegasus")),
+}
+"""What to say of model types that resemble supported ones."""
 
 
 @register_checkpoint_loader("Hugging Face folder")
@@ -81,9 +98,9 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
         )
     model.to(placement.dtype or _DTYPES.get(saved, torch.float32))
     if method := config.values.get("quantization_config"):
-        shown = method.get("quant_method") if isinstance(method, dict) else method
+        named = method.get("quant_method") if isinstance(method, dict) else method
         notes.append(
-            f"{path}: its config.json has a quantization_config (quant_method={shown}), which is ignored: the weights "
+            f"{path}: its config.json has a quantization_config (quant_method={named}), which is ignored: the weights "
             "are floating-point numbers and are used as they are"
         )
     untied = fill(model, architecture.layout(cfg), path, placement.device)
@@ -161,3 +178,45 @@ def save_pretrained(
         if tokenizer is not None:
             save_pretrained_tokenizer(tokenizer, temporary)
     return architecture.notes(model)
+
+
+def architecture_of(config: JSONConfig) -> Architecture:
+    """The architecture of a folder; the modules of others are not imported.
+
+    Args:
+        config: the folder's ``config.json``.
+
+    Raises:
+        CheckpointError: it is of an architecture that seqgen does not have.
+    """
+    kind = config.string("model_type")
+    if kind not in MODULES:
+        named = config.values.get("architectures")
+        what = f"model_type={shown(kind)}" + (f" ({str(named[0])[:100]})" if isinstance(named, list) and named else "")
+        supported = f"which seqgen does not support; it supports the model types {', '.join(MODULES)}"
+        raise CheckpointError(f"{config.path}: {what} is {_RELATIVES.get(kind, f'an architecture {supported}')}")
+    return _imported(MODULES[kind])
+
+
+def architecture_of_model(model: EncoderDecoderModel) -> Architecture:
+    """The architecture that writes a model.
+
+    Args:
+        model: the model.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for module in dict.fromkeys(MODULES.values()):
+        architecture = _imported(module)
+        if isinstance(model, architecture.model_class):
+            return architecture
+    raise ConfigError(
+        f"a {type(model).__name__} cannot be written in Hugging Face's layout; only t5, transformer and transformer_lm "
+        "can"
+    )
+
+
+def _imported(module: str) -> Architecture:
+    architecture: Architecture = importlib.import_module(module).ARCHITECTURE
+    return architecture

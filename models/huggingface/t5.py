@@ -15,7 +15,7 @@ from seqgen.errors import CheckpointError, shown
 from seqgen.models.huggingface.architecture import HEAD, Architecture, first_decoder_input, model_config, refuse
 from seqgen.models.huggingface.config import JSONConfig, ModelSize
 from seqgen.models.huggingface.weights import Layout, Piece, stacked, weights_of
-from seqgen.models.t5.config import T5Config
+from seqgen.models.t5.layers import T5Config
 from seqgen.models.t5.model import T5Model
 
 _TIED = {"t5": True, "mt5": False, "umt5": True}

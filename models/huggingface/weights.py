@@ -193,57 +193,117 @@ def fill(model: nn.Module, layout: Layout, folder: Path, device: torch.device) -
     """
     files = weight_files(folder)
     materialize(model, device)
-    parameters = _tensors(model)
-    second_names = {alias: name for name, aliases in layout.aliases.items() for alias in aliases} | dict(layout.tied)
-    filled: dict[str, str] = {}  # the name whose tensor was used for each name in layout.pieces
-    different: dict[str, Tensor] = {}
-    unknown: list[str] = []
-    misshapen: list[str] = []
+    filling = _Filling(model, layout)
     for path in files:
         mapped = MappedFile(model, path) if path.suffix == ".safetensors" and MAPPED_WEIGHTS.is_on() else None
         for name, tensor in tensors_of(path):
-            target = second_names.get(name, name)
-            if target not in layout.pieces:
-                unknown += [name] * (name not in layout.ignored)
-                continue
-            piece = layout.pieces[target]
-            parameter = parameters[piece.parameter]
-            place = piece.of(parameter).detach()
-            if tensor.shape != place.shape:
-                misshapen.append(f"{name} ({tuple(tensor.shape)}, expected {tuple(place.shape)})")
-            elif not tensor.is_floating_point():
-                raise CheckpointError(f"{path}: {name} is quantized ({tensor.dtype}), which cannot be read")
-            elif target not in filled:
-                if not (mapped and piece.is_whole and mapped.lend(parameter, tensor)):
-                    place.copy_(tensor)
-            elif name != target and not _same(tensor, place):
-                different[name] = tensor.to(place)
-            elif name == target and not _same(tensor, place):  # it replaces the alias that was used before
-                different[filled[name]] = place.clone()
-                place.copy_(tensor)
-            if name == target or target not in filled:
-                filled[target] = name
-            if mapped:
-                give_back(tensor)
-    different = {
-        name: tensor
-        for name, tensor in different.items()
-        if name in second_names and not _same(tensor, parameters[layout.pieces[second_names[name]].parameter])
-    }
-    faults = {
-        "missing": sorted(set(layout.pieces) - set(filled) - layout.optional),
-        "unknown to the model": sorted(unknown),
-        "of another shape": misshapen,
-        "different from the tensors to which they should be tied": sorted(set(different) - set(layout.tied)),
-    }
-    if any(faults.values()):
-        listed = "; ".join(f"{what}: {_listing(names)}" for what, names in faults.items() if names)
-        raise CheckpointError(f"{folder}: the weights do not match its config.json: {listed}")
-    for name in layout.optional - set(filled):
-        parameter = parameters[layout.pieces[name].parameter]
-        if isinstance(parameter, nn.Parameter):
-            layout.pieces[name].of(parameter).detach().zero_()
-    return different
+            filling.add(name, tensor, path, mapped)
+    return filling.finish(folder)
+
+
+class _Filling:
+    """Puts the tensors of a folder into a model's parameters, one after another.
+
+    A tensor may be in the folder under several names. The one in ``layout.pieces`` replaces one of another name.
+
+    Args:
+        model: the model.
+        layout: the names of the weights.
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout):
+        self.layout = layout
+        self.parameters = _tensors(model)
+        self.first_names = {alias: name for name, aliases in layout.aliases.items() for alias in aliases} | dict(
+            layout.tied
+        )
+        self.used: dict[str, str] = {}  # the name whose tensor was used for each name in layout.pieces
+        self.different: dict[str, Tensor] = {}
+        self.unknown: list[str] = []
+        self.misshapen: list[str] = []
+
+    def add(self, name: str, tensor: Tensor, path: Path, mapped: MappedFile | None) -> None:
+        """Use a tensor, or note why it cannot be used.
+
+        Args:
+            name: its name.
+            tensor: the tensor.
+            path: its file.
+            mapped: the file if it is mapped into memory.
+
+        Raises:
+            CheckpointError: the tensor is quantized.
+        """
+        target = self.first_names.get(name, name)
+        if target not in self.layout.pieces:
+            self.unknown += [name] * (name not in self.layout.ignored)
+            return
+        place = self._place(target)
+        if tensor.shape != place.shape:
+            self.misshapen.append(f"{name} ({tuple(tensor.shape)}, expected {tuple(place.shape)})")
+        elif not tensor.is_floating_point():
+            raise CheckpointError(f"{path}: {name} is quantized ({tensor.dtype}), which cannot be read")
+        elif target not in self.used:
+            self._put(target, tensor, mapped)
+        elif not _same(tensor, place):
+            self._replace(name, target, tensor)
+        if name == target or target not in self.used:
+            self.used[target] = name
+        if mapped:
+            give_back(tensor)
+
+    def _parameter(self, target: str) -> Tensor:
+        return self.parameters[self.layout.pieces[target].parameter]
+
+    def _place(self, target: str) -> Tensor:
+        return self.layout.pieces[target].of(self._parameter(target)).detach()
+
+    def _put(self, target: str, tensor: Tensor, mapped: MappedFile | None) -> None:
+        """Use the memory of a mapped tensor if possible; otherwise copy its values."""
+        is_whole = self.layout.pieces[target].is_whole
+        if not (mapped and is_whole and mapped.lend(self._parameter(target), tensor)):
+            self._place(target).copy_(tensor)
+
+    def _replace(self, name: str, target: str, tensor: Tensor) -> None:
+        """Of two different tensors for one place, use the one whose name is in ``layout.pieces``; keep the other."""
+        place = self._place(target)
+        if name == target:
+            self.different[self.used[target]] = place.clone()
+            place.copy_(tensor)
+        else:
+            self.different[name] = tensor.to(place)
+
+    def finish(self, folder: Path) -> dict[str, Tensor]:
+        """Check that all weights were found, and set optional ones that are missing.
+
+        Args:
+            folder: the folder, for messages.
+
+        Returns:
+            See ``fill``.
+
+        Raises:
+            CheckpointError: see ``fill``.
+        """
+        layout = self.layout
+        different = {
+            name: tensor
+            for name, tensor in self.different.items()
+            if name in self.first_names and not _same(tensor, self._parameter(self.first_names[name]))
+        }
+        faults = {
+            "missing": sorted(set(layout.pieces) - set(self.used) - layout.optional),
+            "unknown to the model": sorted(self.unknown),
+            "of another shape": self.misshapen,
+            "different from the tensors to which they should be tied": sorted(set(different) - set(layout.tied)),
+        }
+        if any(faults.values()):
+            listed = "; ".join(f"{what}: {_listing(names)}" for what, names in faults.items() if names)
+            raise CheckpointError(f"{folder}: the weights do not match its config.json: {listed}")
+        for name in layout.optional - set(self.used):
+            if isinstance(self._parameter(name), nn.Parameter):
+                self._place(name).zero_()
+        return different
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

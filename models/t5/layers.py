@@ -1,19 +1,173 @@
-"""The layers of T5."""
+"""The configuration of T5, the sizes in which it was published, and its layers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from seqgen.config import option
+from seqgen.errors import ConfigError
 from seqgen.incremental_state import StateDict
-from seqgen.models.t5.config import FEED_FORWARDS, T5Config
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.linear import Linear
 from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.modules.rms_norm import RMSNorm
+
+_GELU_TANH = partial(F.gelu, approximate="tanh")
+
+FEED_FORWARDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_new": _GELU_TANH,
+    "silu": F.silu,
+    "gated-relu": F.relu,
+    "gated-gelu": _GELU_TANH,  # under this name, T5 1.1 uses the tanh approximation
+    "gated-silu": F.silu,
+}
+"""Activations of the feed-forward network; with ``gated-``, the activated projection is multiplied by a second one."""
+
+
+@dataclass
+class T5Config:
+    """Configuration of T5, with the names of Hugging Face's ``config.json``; the defaults are those of t5-small."""
+
+    vocab_size: int = option(0, "rows of the embedding; 0 for the size of the vocabulary", minimum=0)
+    d_model: int = option(512, "hidden size", minimum=1)
+    d_kv: int = option(64, "dimension of an attention head", minimum=1)
+    d_ff: int = option(2048, "hidden size of the feed-forward layers", minimum=1)
+    num_layers: int = option(6, "number of encoder layers", minimum=1)
+    num_decoder_layers: int = option(0, "number of decoder layers; 0 for as many as the encoder has", minimum=0)
+    num_heads: int = option(8, "attention heads", minimum=1)
+    relative_attention_num_buckets: int = option(32, "number of buckets of relative positions", minimum=4)
+    relative_attention_max_distance: int = option(
+        128, "distance from which all relative positions share one bucket", minimum=3, maximum=1 << 20
+    )
+    per_layer_bias: bool = option(
+        False, "every layer has its own relative position bias (umT5); if false, all share that of the first layer"
+    )
+    feed_forward_proj: str = option(
+        "relu", "activation function of the feed-forward layers", choices=tuple(FEED_FORWARDS)
+    )
+    tie_word_embeddings: bool = option(True, "use the embedding as the output projection (tied weights)")
+    scale_decoder_outputs: bool | None = option(
+        None, "multiply features by d_model ** -0.5 before the output projection; null to do so if the weights are tied"
+    )
+    dropout_rate: float = option(0.1, "dropout probability of features and attention weights", minimum=0, maximum=0.99)
+    layer_norm_epsilon: float = option(1e-6, "constant added to the mean square in RMS normalization", minimum=0)
+    decoder_start_token_id: int = option(-1, "id of the first decoder input; -1 for padding", minimum=-1)
+    checkpoint_activations: bool = option(
+        False, "recompute each layer's activations in the backward pass instead of storing them"
+    )
+    max_source_positions: int = option(4096, "maximum source length, in tokens with end-of-sentence", minimum=1)
+    max_target_positions: int = option(4096, "maximum target length, in tokens with end-of-sentence", minimum=1)
+
+    @property
+    def decoder_layers(self) -> int:
+        """The number of decoder layers."""
+        return self.num_decoder_layers or self.num_layers
+
+    @property
+    def inner_dim(self) -> int:
+        """The dimension of all attention heads together."""
+        return self.num_heads * self.d_kv
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the feed-forward network has a gate."""
+        return self.feed_forward_proj.startswith("gated-")
+
+    @property
+    def scales_outputs(self) -> bool:
+        """Whether features are multiplied by ``d_model ** -0.5`` before the output projection."""
+        return self.tie_word_embeddings if self.scale_decoder_outputs is None else self.scale_decoder_outputs
+
+    @property
+    def total_layers(self) -> int:
+        """The number of encoder and decoder layers together."""
+        return self.num_layers + self.decoder_layers
+
+    @property
+    def num_parameters(self) -> int:
+        """The number of parameters in weight matrices; the few parameters of norms are not counted."""
+        attention = 4 * self.d_model * self.inner_dim
+        feed_forward = (3 if self.is_gated else 2) * self.d_model * self.d_ff
+        bias = (self.total_layers if self.per_layer_bias else 2) * self.relative_attention_num_buckets * self.num_heads
+        embeddings = (1 if self.tie_word_embeddings else 2) * self.vocab_size * self.d_model
+        return embeddings + bias + self.total_layers * (attention + feed_forward) + self.decoder_layers * attention
+
+    def check(self) -> None:
+        """Check the values.
+
+        Raises:
+            ConfigError: a value is not one of its choices, or values exclude each other.
+        """
+        known = ", ".join(FEED_FORWARDS)
+        if self.feed_forward_proj not in FEED_FORWARDS:
+            raise ConfigError(
+                f"model.feed_forward_proj: there is no {self.feed_forward_proj!r}; choose one of: {known}"
+            )
+        buckets, distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
+        if buckets < 4 or buckets % 2:
+            raise ConfigError(f"model.relative_attention_num_buckets={buckets} must be even and at least 4")
+        if distance <= buckets // 2:
+            raise ConfigError(
+                f"model.relative_attention_max_distance={distance} must be more than half of "
+                f"model.relative_attention_num_buckets={buckets}"
+            )
+
+
+def _shape(d_model: int, d_ff: int, layers: int, heads: int, **further: Any) -> T5Config:
+    return T5Config(d_model=d_model, d_ff=d_ff, num_layers=layers, num_heads=heads, **further)
+
+
+def _v1_1(d_model: int, d_ff: int, layers: int, heads: int, **further: Any) -> T5Config:
+    """A model of T5 1.1 or later: gated, with an untied output projection."""
+    return _shape(d_model, d_ff, layers, heads, feed_forward_proj="gated-gelu", tie_word_embeddings=False, **further)
+
+
+def _umt5(d_model: int, d_ff: int, layers: int, heads: int) -> T5Config:
+    return _v1_1(d_model, d_ff, layers, heads, per_layer_bias=True)
+
+
+def _byt5(d_model: int, d_ff: int, layers: int, heads: int) -> T5Config:
+    """A model of ByT5, whose encoder is three times as deep as its decoder."""
+    return _v1_1(d_model, d_ff, layers, heads, num_decoder_layers=layers // 3)
+
+
+_V1_1_SIZES = {
+    "small": (512, 1024, 8, 6),
+    "base": (768, 2048, 12, 12),
+    "large": (1024, 2816, 24, 16),
+    "xl": (2048, 5120, 24, 32),
+    "xxl": (4096, 10240, 24, 64),
+}
+_BYT5_SIZES = {
+    "small": (1472, 3584, 12, 6),
+    "base": (1536, 3968, 18, 12),
+    "large": (1536, 3840, 36, 16),
+    "xl": (2560, 6720, 36, 32),
+    "xxl": (4672, 12352, 36, 64),
+}
+
+PRESETS: dict[str, T5Config] = {
+    "t5_tiny": _shape(128, 256, 4, 4, d_kv=32),
+    "t5_small": _shape(512, 2048, 6, 8),
+    "t5_base": _shape(768, 3072, 12, 12),
+    "t5_large": _shape(1024, 4096, 24, 16),
+    "t5_3b": _shape(1024, 16384, 24, 32, d_kv=128),
+    "t5_11b": _shape(1024, 65536, 24, 128, d_kv=128),
+    **{f"t5_v1_1_{size}": _v1_1(*shape) for size, shape in _V1_1_SIZES.items()},
+    **{f"mt5_{size}": _v1_1(*shape) for size, shape in _V1_1_SIZES.items()},
+    **{f"byt5_{size}": _byt5(*shape) for size, shape in _BYT5_SIZES.items()},
+    **{f"umt5_{size}": _umt5(*shape) for size, shape in _V1_1_SIZES.items() if size != "large"},
+}
+"""Published models by name; Flan-T5 has the shapes of T5 1.1."""
 
 
 def t5_attention(cfg: T5Config, encoder_decoder: bool = False) -> MultiheadAttention:

@@ -17,8 +17,7 @@ from seqgen.encoder import Encoder
 from seqgen.errors import ConfigError
 from seqgen.incremental_state import StateDict
 from seqgen.model import EncoderDecoderModel, Vocabularies
-from seqgen.models.t5.config import PRESETS, T5Config
-from seqgen.models.t5.layers import T5DecoderLayer, T5EncoderLayer, checkpointed
+from seqgen.models.t5.layers import PRESETS, T5Config, T5DecoderLayer, T5EncoderLayer, checkpointed
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.linear import Linear
 from seqgen.modules.masks import QueryPositions, padding_mask_of, segment_mask
@@ -252,31 +251,6 @@ class T5Model(EncoderDecoderModel):
         )
         embedding.num_embeddings = projection.out_features = num_embeddings
         self.cfg = replace(self.cfg, vocab_size=num_embeddings)
-
-    def flops_per_token(self, source_length: int, target_length: int, training: bool = False) -> float:
-        """Estimate the floating-point operations of a source and target, divided by the number of target tokens.
-
-        Multiplications and additions of matrix products are counted, those of the encoder included. A backward pass
-        takes twice as many as a forward pass; with ``checkpoint_activations`` the forward pass counts twice.
-
-        Args:
-            source_length: number of source tokens.
-            target_length: number of target tokens.
-            training: whether to count the backward pass as well.
-
-        Returns:
-            Operations for each target token.
-        """
-        cfg = self.cfg
-        attention = 4 * cfg.d_model * cfg.inner_dim  # the four projections of one position
-        feed_forward = (3 if cfg.is_gated else 2) * cfg.d_model * cfg.d_ff
-        encoder = source_length * (attention + feed_forward + 2 * source_length * cfg.inner_dim)
-        own = target_length * (attention + feed_forward + 2 * target_length * cfg.inner_dim)
-        cross = (target_length + source_length) * attention / 2 + 2 * target_length * source_length * cfg.inner_dim
-        layers = cfg.num_layers * encoder + cfg.decoder_layers * (own + cross)
-        passes = (4 if cfg.checkpoint_activations else 3) if training else 1
-        logits = target_length * cfg.d_model * cfg.vocab_size * (3 if training else 1)
-        return 2 * (passes * layers + logits) / target_length
 
 
 def _position_biases(cfg: T5Config, layers: int, bidirectional: bool) -> nn.ModuleList:

@@ -28,7 +28,7 @@ from seqgen.checkpoints.model_weights import build_real, can_materialize, check_
 from seqgen.checkpoints.run_checkpoints import resolve, run_lock, weight_shapes
 from seqgen.checkpoints.run_checksums import update_generation, verify_run, verify_task
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig, option
-from seqgen.config.dicts import from_dict, to_dict
+from seqgen.config.values import from_dict, to_dict
 from seqgen.data.pair_dataset import PairDataset
 from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer
 from seqgen.errors import CheckpointError, ConfigError, DataError

@@ -20,8 +20,8 @@ from typing import Any
 from seqgen.checkpoints.resume import MAY_CHANGE, flatten
 from seqgen.checkpoints.serialization import digest
 from seqgen.config import GenerationConfig, TrainConfig
-from seqgen.config.dicts import to_dict
 from seqgen.config.keys import known_keys
+from seqgen.config.values import to_dict
 from seqgen.errors import CheckpointError
 from seqgen.system.files import write_atomically
 from seqgen.system.reading import parse_json, read_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seqgen.config.common import CommonConfig, DecodingCommonConfig, TrainCommonConfig
+from seqgen.config.common import MOST_WORKERS, CommonConfig, DecodingCommonConfig, TrainCommonConfig, option
 from seqgen.config.generate import (
     GenerateConfig,
     GenerateDatasetConfig,
@@ -13,7 +13,6 @@ from seqgen.config.generate import (
     TraceConfig,
 )
 from seqgen.config.generation import SINGLE_COMPONENTS, DebugConfig, GenerationConfig
-from seqgen.config.option import MOST_WORKERS, option
 from seqgen.config.training import (
     DEFAULT_MAX_UPDATE,
     CheckpointConfig,

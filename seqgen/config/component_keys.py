@@ -11,8 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from seqgen.config import SINGLE_COMPONENTS, GenerationConfig
-from seqgen.config.dicts import from_dict, to_dict
-from seqgen.config.values import check_value, describe, fits, is_text, parse_text
+from seqgen.config.values import check_value, describe, fits, from_dict, is_text, parse_text, to_dict
 from seqgen.errors import ConfigError, nearest
 from seqgen.registry import DECODING_COMPONENTS, Registry
 

@@ -20,10 +20,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from seqgen.config import GenerateConfig, TrainConfig
-from seqgen.config.arguments import split_argument
 from seqgen.config.component_keys import UnparsedText, is_component_key, may_come_from_a_model, parse_component_value
 from seqgen.config.keys import annotation_of, is_group, locate
-from seqgen.config.values import check_ranges, describe, fits, is_text, parse_text
+from seqgen.config.values import check_ranges, describe, fits, is_text, parse_text, split_argument
 from seqgen.errors import ConfigError
 from seqgen.registry import GROUPS
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from seqgen.config.common import DecodingCommonConfig
+from seqgen.config.common import MOST_WORKERS, DecodingCommonConfig, option
 from seqgen.config.generation import DebugConfig, GenerationConfig
-from seqgen.config.option import MOST_WORKERS, option
 
 
 @dataclass

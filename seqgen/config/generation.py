@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Self
 
-from seqgen.config.option import option
+from seqgen.config.common import option
 
 SINGLE_COMPONENTS = ("search", "combination", "inner_combination", "utility", "reranker")
 """Groups of decoding components of which exactly one is in use."""

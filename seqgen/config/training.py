@@ -6,9 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from seqgen.config.common import TrainCommonConfig
+from seqgen.config.common import MOST_WORKERS, TrainCommonConfig, option
 from seqgen.config.generation import GenerationConfig
-from seqgen.config.option import MOST_WORKERS, option
 
 
 @dataclass

@@ -1,17 +1,22 @@
-"""Values of a configuration: reading them from text, and checking their types and ranges."""
+"""Values of a configuration: as text in ``key=value`` arguments, as plain dicts in files, types and ranges."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from seqgen.config.keys import OTHER_VALUES
+from seqgen.config import TrainConfig
+from seqgen.config.keys import OTHER_VALUES, holds_component
 from seqgen.errors import ConfigError, nearest, shown
+from seqgen.registry import DECODING_COMPONENTS, GROUPS, Registry
+
+R = TypeVar("R")
 
 LARGEST = 1 << 63
 """Integers in a configuration are smaller than this, as PyTorch's are."""
@@ -28,6 +33,7 @@ _WORDS: dict[Any, tuple[str, str, str]] = {
     type(None): ("null", "null", "null"),
 }
 """The values of a type in words: one value, several values, and an example of several."""
+_NAME = "_name"  # under which a chosen component's name is saved with its values
 _ESCAPES = {"n": "\n", "t": "\t"}
 
 
@@ -55,7 +61,7 @@ def check_value(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
     Args:
         key: its key, for messages.
         value: the value; of a list, one item.
-        metadata: that of the field, see ``seqgen.config.option``.
+        metadata: that of the field, see ``seqgen.config.common``.
 
     Raises:
         ConfigError: it is not among the choices, out of range, no finite number, or text with a NUL.
@@ -116,6 +122,21 @@ def text_list(items: Sequence[str]) -> str:
     return "[" + ",".join(f'"{item}"' for item in escaped) + "]"
 
 
+def value_text(value: Any) -> str:
+    """Write a value as a user would type it after ``key=``: ``null``, ``true``, ``[1,2]``, ``["a","b"]``, ``{a:1}``."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list) and any(isinstance(item, str) for item in value):
+        return text_list(value)
+    if isinstance(value, list):
+        return f"[{','.join(map(value_text, value))}]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{value_text(item)}" for key, item in value.items()) + "}"
+    return str(value)
+
+
 def _parse_items(text: str) -> Iterator[str]:
     """Split a list at its commas, except inside quotes: ``a b, "c, d ", 's`` gives ``a b``, ``c, d `` and ``'s``."""
     for found in _ITEM.finditer(text):
@@ -154,3 +175,160 @@ def describe(annotation: Any) -> str:
     if typing.get_origin(annotation) is dict:
         return "keys and values, such as {a:1}"
     return _WORDS[annotation][0] if annotation in _WORDS else str(getattr(annotation, "__name__", annotation))
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Turn a configuration into plain values, as YAML can hold them.
+
+    Args:
+        config: the configuration.
+
+    Returns:
+        Values by key; the dict of a chosen component also has its name, under ``_name``.
+    """
+    plain: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            registry = GROUPS.get(field.name)
+            named = {_NAME: registry.of(value).name} if registry is not None and holds_component(field) else {}
+            plain[field.name] = {**named, **to_dict(value)}
+        else:
+            plain[field.name] = copy.copy(value) if isinstance(value, list | dict) else value
+    return plain
+
+
+def from_dict(schema: type[R], plain: Mapping[str, Any], where: str) -> R:
+    """Turn plain values back into a configuration.
+
+    Args:
+        schema: the dataclass.
+        plain: what ``to_dict`` returned; keys that are missing keep their defaults.
+        where: the file that the values come from, for messages.
+
+    Returns:
+        An instance of ``schema``.
+
+    Raises:
+        ConfigError: a key is unknown, or a value has the wrong type or is out of its range.
+    """
+    if schema is TrainConfig:
+        _record_user_files(plain)
+    hints = typing.get_type_hints(schema)
+    fields = {field.name: field for field in dataclasses.fields(schema)}  # type: ignore[arg-type]
+    values = {}
+    for key, value in plain.items():
+        if key not in fields:
+            raise ConfigError(f"{where}: unknown key {shown(key)} of {schema.__name__}{nearest(str(key), fields)}")
+        if holds_component(fields[key]) and key in GROUPS:
+            values[key] = _component_from_dict(GROUPS[key], value, where)
+        elif key == "user_dir" and isinstance(value, str):  # in runs of older versions
+            values[key] = [value] if value else []
+        elif dataclasses.is_dataclass(hints[key]):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{where}: {key} must hold keys and values, not {shown(value)}")
+            values[key] = from_dict(typing.cast(type[Any], hints[key]), value, where)
+        elif not fits(value, hints[key]):
+            raise ConfigError(f"{where}: {key}={shown(value)} should be {describe(hints[key])}")
+        else:
+            values[key] = float(value) if hints[key] is float and abs(value) < LARGEST else value
+    config = schema(**values)
+    try:
+        check_ranges(config)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    return config
+
+
+def _record_user_files(plain: Mapping[str, Any]) -> None:
+    """Tell the registries which file registered each of the user's own components when the run was made."""
+    registries = {**GROUPS, **{group: registry for group, (registry, _) in DECODING_COMPONENTS.items()}}
+    common = plain.get("common")
+    recorded = common.get("user_files") if isinstance(common, Mapping) else None
+    for key, file in recorded.items() if isinstance(recorded, Mapping) else ():
+        group, _, name = str(key).partition(".")
+        if group in registries and isinstance(file, str):
+            registries[group].record_file(name, file)
+
+
+def _component_from_dict(registry: Registry, value: Any, where: str) -> Any:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not isinstance(value.get(_NAME), str):
+        raise ConfigError(f"{where}: {registry.group} has no key {_NAME}, the name of its {registry.kind}")
+    try:
+        entry = registry.entry(value[_NAME])
+    except ConfigError as error:
+        hint = (
+            "" if "common.user_dir=" in str(error) else "; your own components are imported with common.user_dir=PATH"
+        )
+        raise ConfigError(f"{where}: {error}{hint}") from None
+    return from_dict(entry.config, {key: item for key, item in value.items() if key != _NAME}, where)
+
+
+def split_argument(override: str) -> tuple[str, str]:
+    """Split ``key=value``.
+
+    Raises:
+        ConfigError: it has another form, or the key is one of Hydra's own.
+    """
+    if override.startswith(("+", "~")):
+        raise ConfigError(f"{override!r}: keys can be neither added nor deleted; give a known key as key=value")
+    key, equals, value = override.partition("=")
+    if not equals or not re.fullmatch(r"[A-Za-z_][\w.\-]*", key):
+        raise ConfigError(f"{override!r} is not of the form key=value; --help lists the keys")
+    if key == "hydra" or key.startswith("hydra."):
+        raise ConfigError(f"{override!r}: Hydra's own keys cannot be set; --help lists the keys")
+    return key, value
+
+
+def repeated(overrides: Sequence[str]) -> list[str]:
+    """What the user should know about keys with two values; the last one counts.
+
+    Args:
+        overrides: the arguments that the user typed; words without ``=`` are not looked at.
+
+    Returns:
+        A sentence for each value that is not used.
+    """
+    found, given = [], dict[str, str]()
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if equals and given.get(key, value) != value:
+            found.append(f"{key}={given[key]} is not used, because {key}={value} comes later")
+        given[key] = value
+    return found
+
+
+def given_values(config: Any, group: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """The values of one group that the user gave, including values that equal the defaults.
+
+    Args:
+        config: what ``compose`` made of the overrides.
+        group: name of the group, such as ``"generation"``.
+        overrides: ``key=value`` arguments.
+
+    Returns:
+        Values by key. Keys of decoding components (``search.groups``) are in the value of ``components``.
+    """
+    keys = [split_argument(override)[0].partition(".") for override in overrides]
+    names = dict.fromkeys(key for owner, _, key in keys if owner == group and key)
+    if group == "generation" and any(owner in DECODING_COMPONENTS for owner, _, _ in keys):
+        names["components"] = None
+    return {name: getattr(getattr(config, group), name) for name in names}
+
+
+def text_values(overrides: Sequence[str], key: str, annotation: Any = list[str]) -> list[str]:
+    """The strings that a key is set to; if it is set several times, the last override counts.
+
+    Args:
+        overrides: ``key=value`` arguments.
+        key: a key whose value is a string or a list of strings.
+        annotation: the type of its value.
+
+    Raises:
+        ConfigError: a list is written without brackets.
+    """
+    given = [value for name, _, value in (override.partition("=") for override in overrides) if name == key]
+    found = parse_text(key, given[-1], annotation) if given else []
+    return [found] if isinstance(found, str) else found or []

@@ -65,23 +65,6 @@ def span_counts(length: int, density: float, mean_span: float) -> tuple[int, int
     return noise, min(max(round(noise / mean_span), 1), noise, length - noise)
 
 
-def raw_length(input_length: int, density: float, mean_span: float) -> int:
-    """The length of the longest text whose input after span corruption is not longer than a limit.
-
-    With 15% hidden in spans of 3, a text of 568 tokens has an input of 512 (483 tokens, 28 sentinels, end-of-sentence)
-    and a target of 114 (85 tokens, 28 sentinels, end-of-sentence).
-
-    Args:
-        input_length: maximum tokens of the input, end-of-sentence included.
-        density: fraction of the tokens to hide.
-        mean_span: mean length of a hidden span, in tokens.
-
-    Returns:
-        Number of tokens of the text.
-    """
-    return SpanCorruption(density, mean_span).raw_length(input_length)
-
-
 def random_segmentation(total: int, parts: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """Divide items into non-empty parts; all divisions are equally likely.
 
@@ -237,6 +220,9 @@ class Objective:
 
     def raw_length(self, input_length: int) -> int:
         """The length of the longest text whose input is not longer than a limit.
+
+        With 15% hidden in spans of 3, a text of 568 tokens has an input of 512 (483 tokens, 28 sentinels,
+        end-of-sentence) and a target of 114 (85 tokens, 28 sentinels, end-of-sentence).
 
         Args:
             input_length: maximum tokens of the input, end-of-sentence included.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from seqgen.config import GenerationConfig
-from seqgen.config.dicts import to_dict
+from seqgen.config.values import to_dict
 from seqgen.errors import ConfigError
 from seqgen.generation.rules import DRAWING, draws, rules_named
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from seqgen.config import GenerationConfig
 from seqgen.config.component_keys import parse_components
-from seqgen.config.dicts import from_dict, to_dict
+from seqgen.config.values import from_dict, to_dict
 from seqgen.errors import ConfigError, shown
 from seqgen.generation.compatibility import NEUTRAL, check_compatible, incompatible
 from seqgen.generation.rules import HUGGINGFACE, draws, with_semantics

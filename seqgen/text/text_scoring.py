@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from seqgen.config import GenerationConfig
-from seqgen.data.collate import Example
+from seqgen.data.pair_dataset import Example
 from seqgen.errors import ConfigError, DataError
 from seqgen.generation.component import Resources
 from seqgen.generation.ensemble.member import INPUT

@@ -20,7 +20,7 @@ import torch
 
 from seqgen.checkpoints.loading import load_model, load_models
 from seqgen.config import DebugConfig, GenerationConfig
-from seqgen.config.dicts import from_dict
+from seqgen.config.values import from_dict
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.generation.component import Resources
 from seqgen.generation.ensemble.member import MemberSpec

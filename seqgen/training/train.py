@@ -21,8 +21,8 @@ import torch
 
 from seqgen.checkpoints.run_lock import RunLock
 from seqgen.config import TrainConfig
-from seqgen.config.dicts import from_dict, to_dict
 from seqgen.config.user_files import components_in_use, import_modules, modules_of, user_modules
+from seqgen.config.values import from_dict, to_dict
 from seqgen.data.store_builder import available_cores
 from seqgen.errors import ResourceError, UserError
 from seqgen.registry import TASKS

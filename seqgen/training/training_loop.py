@@ -13,10 +13,9 @@ import torch
 
 from seqgen.checkpoints.initial_weights import initialize
 from seqgen.config import TrainConfig
-from seqgen.config.dicts import to_dict
+from seqgen.config.values import to_dict
+from seqgen.data.combined_datasets import JoinedDataset, PackedDataset, pack
 from seqgen.data.iterator import EpochIterator
-from seqgen.data.mixture import JoinedDataset
-from seqgen.data.packing import PackedDataset, pack
 from seqgen.data.pair_dataset import Dataset, LimitedDataset
 from seqgen.errors import CheckpointError, ConfigError, DataError, ResourceError
 from seqgen.model import EncoderDecoderModel

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from seqgen.config.dicts import to_dict
+from seqgen.config.values import to_dict
 from seqgen.data.iterator import EpochIterator
 from seqgen.errors import ConfigError
 from seqgen.model import EncoderDecoderModel

@@ -14,7 +14,7 @@ import torch
 
 from seqgen.cli.formats import FORMATS, wanted_details
 from seqgen.config import GenerateConfig, GenerationConfig
-from seqgen.config.dicts import from_dict
+from seqgen.config.values import from_dict
 from seqgen.generation.compatibility import incompatible
 from seqgen.registry import COMBINATIONS, DECODING_COMPONENTS, LOGITS_PROCESSORS, SEARCHES, UTILITIES, Registry
 from seqgen.text.results import Translation

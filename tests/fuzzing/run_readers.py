@@ -17,8 +17,7 @@ from seqgen.checkpoints.run_checkpoints import update_of
 from seqgen.cli.convert import ConvertConfig, run_config, write_run
 from seqgen.config import GenerateConfig, GenerationConfig, TrainConfig
 from seqgen.config.compose import compose
-from seqgen.config.dicts import from_dict, to_dict
-from seqgen.config.values import check_ranges
+from seqgen.config.values import check_ranges, from_dict, to_dict
 from seqgen.errors import UserError
 from seqgen.registry import MODELS, SEARCHES, TASKS
 from tests import fairseq_checkpoints

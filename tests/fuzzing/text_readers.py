@@ -12,8 +12,7 @@ from typing import Any
 import yaml
 
 from seqgen.data.dictionary import FAIRSEQ_SPECIALS, OVERWRITE_FLAG, Dictionary
-from seqgen.data.record_lines import JsonFormat, TsvFormat, read_rendered
-from seqgen.data.templates import Template
+from seqgen.data.record_lines import JsonFormat, Template, TsvFormat, read_rendered
 from seqgen.data.text import count_lines, read_lines
 from seqgen.errors import DataError
 from seqgen.tasks.mixture_file import read_mixture

@@ -1,10 +1,13 @@
-"""The base class of tokenizers, saving and loading them, and the tokenizer of text that is already tokenized."""
+"""The base class of tokenizers, saving and loading them, and the tokenizer of text that is already tokenized.
+
+The bytes of single tokens are known for tokenizers that spell them in one of two ways: SentencePiece's and GPT-2's.
+"""
 
 from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from itertools import count, takewhile
 from pathlib import Path
@@ -12,12 +15,18 @@ from typing import Any, Self, cast
 
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.languages import Languages
-from seqgen.data.tokenizers.token_bytes import TokenBytes, no_token_bytes
-from seqgen.errors import DataError
+from seqgen.errors import ConfigError, DataError
 from seqgen.registry import Registry
 from seqgen.system.files import new_folder, write_atomically
 from seqgen.system.hooks import Hooked
 from seqgen.system.reading import parse_json, read_bytes
+
+TokenBytes = list[bytes | None]
+"""The bytes of each id; ``None`` for a token without text, such as end-of-sentence, padding or the unknown token."""
+
+SPACE = "▁"
+"""The character by which SentencePiece marks a space."""
+_FALLBACK = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
 
 TOKENIZERS = Registry("tokenizer", "tokenizer")
 TOKENIZERS.declare("sentencepiece", "seqgen.data.tokenizers.sentencepiece_tokenizer")
@@ -333,3 +342,52 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         raise DataError(f"{path} is damaged; copy the folder again or train the tokenizer again") from None
     component = cast(type[Tokenizer], TOKENIZERS.entry(str(name)).component)
     return component.load(folder, settings)
+
+
+def of_spaced_pieces(pieces: Sequence[str | None], silent: Collection[int | None]) -> TokenBytes:
+    """The bytes of SentencePiece's pieces: ``▁`` is a space, and ``<0xE4>`` a byte if all 256 bytes are pieces.
+
+    Args:
+        pieces: the piece of each id; ``None`` for an unused id.
+        silent: ids without text.
+    """
+    fallback = _FALLBACK if set(pieces) >= set(_FALLBACK) else {}
+    return [
+        (fallback.get(piece) or piece.replace(SPACE, " ").encode()) if piece and i not in silent else None
+        for i, piece in enumerate(pieces)
+    ]
+
+
+def of_byte_characters(tokens: Sequence[str | None], silent: Collection[int | None]) -> TokenBytes:
+    """The bytes of GPT-2's tokens, in which every byte is written as a printable character: ``Ġ`` is a space.
+
+    Args:
+        tokens: the token of each id; ``None`` for an unused id.
+        silent: ids without text.
+    """
+    byte_of = dict(_byte_characters())
+    return [
+        bytes(byte_of[character] for character in token)
+        if token and i not in silent and all(character in byte_of for character in token)
+        else None
+        for i, token in enumerate(tokens)
+    ]
+
+
+def _byte_characters() -> Iterator[tuple[str, int]]:
+    """Printable bytes are their own characters; the n-th of the others is the character ``256 + n``."""
+    others = 0
+    for byte in range(256):
+        if 33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174:
+            yield chr(byte), byte
+        else:
+            yield chr(256 + others), byte
+            others += 1
+
+
+def no_token_bytes(tokenizer: object) -> ConfigError:
+    """The error for a tokenizer that does not implement ``token_bytes``."""
+    return ConfigError(
+        f"{type(tokenizer).__name__} does not return the bytes of its tokens, which members with different target "
+        "vocabularies need to agree on a text; implement its token_bytes, or leave out this model"
+    )

@@ -8,12 +8,11 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer as Pipeline
 from tokenizers.models import BPE
 
-from seqgen.data.pipeline_limits import check_growth, pipeline_errors
+from seqgen.data.tokenizers.base import TokenBytes, of_spaced_pieces
 from seqgen.data.tokenizers.files import FAST_FILE, MODEL_FILE, TokenizerFiles
-from seqgen.data.tokenizers.pretrained import PretrainedTokenizer
-from seqgen.data.tokenizers.sentencepiece_conversion import to_pipeline
+from seqgen.data.tokenizers.pipelines import check_growth, pipeline_errors, to_pipeline
+from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.data.tokenizers.special_tokens import SpecialTokens, Token
-from seqgen.data.tokenizers.token_bytes import TokenBytes, of_spaced_pieces
 from seqgen.errors import DataError, shown
 
 

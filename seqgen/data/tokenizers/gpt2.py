@@ -1,16 +1,18 @@
-"""GPT-2's tokenizer: byte-level byte-pair encoding (Radford et al. 2019, section 2.2)."""
+"""Tokenizers of byte-level byte-pair encoding (Radford et al. 2019, section 2.2): GPT-2's and BART's."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tokenizers import Tokenizer as Pipeline, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer as Pipeline, decoders, models, pre_tokenizers
 
-from seqgen.data.pipeline_limits import pipeline_errors
+from seqgen.data.tokenizers.base import TokenBytes, of_byte_characters
 from seqgen.data.tokenizers.fast import FastTokenizer, read_pipeline
-from seqgen.data.tokenizers.files import FAST_FILE, MERGES_FILE, VOCAB_FILE, TokenizerFiles
-from seqgen.data.tokenizers.special_tokens import SpecialTokens
-from seqgen.data.tokenizers.token_bytes import TokenBytes, of_byte_characters
+from seqgen.data.tokenizers.files import CONFIG_FILE, FAST_FILE, MERGES_FILE, VOCAB_FILE, TokenizerFiles
+from seqgen.data.tokenizers.pipelines import pipeline_errors
+from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
+from seqgen.data.tokenizers.slow import SlowTokenizer
+from seqgen.data.tokenizers.special_tokens import FAIRSEQ_NAMED, MASK, SpecialTokens
 from seqgen.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -111,3 +113,128 @@ def set_prefix_space(pipeline: Any, wanted: bool) -> None:
     if isinstance(step, pre_tokenizers.ByteLevel) and step.add_prefix_space != wanted:
         step.add_prefix_space = wanted
         pipeline.pre_tokenizer = step
+
+
+class Framed(PretrainedTokenizer):
+    """A tokenizer whose sources and targets begin with ``cls_token`` and end with ``sep_token``."""
+
+    def frame(self) -> tuple[int, int]:
+        """The ids of the first and the last token."""
+        named, ids = self.special.named, self.dictionary.index
+        return ids(str(named["cls_token"])), ids(str(named["sep_token"]))
+
+    def encode_source(self, text: str, source_lang: str = "", target_lang: str = "") -> list[int]:
+        """See ``Tokenizer.encode_source``."""
+        return [*self.source_beginning, *self.encode(text), self.frame()[1]]
+
+    @property
+    def source_beginning(self) -> list[int]:
+        """See ``Tokenizer.source_beginning``."""
+        return [self.frame()[0]]
+
+    def beginning(self, target_lang: str = "") -> list[int]:
+        """See ``Tokenizer.beginning``."""
+        return [self.frame()[0]]
+
+
+def read_special_tokens(files: TokenizerFiles, slow: bool) -> SpecialTokens:
+    """Read the special tokens, and complete them as ``transformers`` does.
+
+    Args:
+        files: the tokenizer's files.
+        slow: whether by the rules of the slow tokenizer, from which a fast one is converted.
+
+    Raises:
+        DataError: a file is damaged.
+    """
+    special = SpecialTokens.read(files)
+    special.fill(FAIRSEQ_NAMED)
+    if slow:
+        special.fill(FAIRSEQ_NAMED, lstrip=False, rstrip=False)
+    mask = special.named.setdefault("mask_token", MASK)
+    special.named["mask_token"] = AddedToken(mask, lstrip=True, rstrip=False) if isinstance(mask, str) else mask
+    for key in ("cls_token", "sep_token"):
+        if special.named[key] is None:
+            raise DataError(f"{files.origin}/{CONFIG_FILE}: {key} is null, but BART's tokenizer needs it; name it")
+    return special
+
+
+class SlowBartTokenizer(Framed, SlowTokenizer):
+    """BART's Python tokenizer, read from ``vocab.json`` and ``merges.txt``.
+
+    Args:
+        files: its files.
+        vocab_size: see ``load_pretrained_tokenizer``.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+
+    def __init__(self, files: TokenizerFiles, vocab_size: int | None = None):
+        special = read_special_tokens(files, slow=True)
+        if special.config.get("errors", "replace") != "replace":
+            raise DataError(
+                f"{files.origin}/{CONFIG_FILE}: errors is {special.config['errors']!r}, which seqgen does not support; "
+                "it supports replace"
+            )
+        unk = str(special.named["unk_token"])
+        self._pipeline = byte_level_pipeline(files, unk)
+        self._decoder = decoders.ByteLevel()
+        self._ids = self._pipeline.get_vocab()
+        if unk not in self._ids:
+            raise DataError(f"{files.origin}/{VOCAB_FILE} does not contain {unk!r}; copy it again")
+        pieces = {index: piece for piece, index in self._ids.items()}
+        super().__init__(files, special, pieces, len(self._ids), vocab_size)
+
+    def token_bytes(self) -> TokenBytes:
+        """See ``Tokenizer.token_bytes``."""
+        return of_byte_characters(*self.tokens_and_silent())
+
+    def tokenize(self, text: str) -> list[str]:
+        """See ``SlowTokenizer.tokenize``."""
+        if self.special.config.get("add_prefix_space") and text and not text[0].isspace():
+            text = " " + text
+        return super().tokenize(text)
+
+    def pieces(self, text: str) -> list[str]:
+        """See ``SlowTokenizer.pieces``."""
+        pieces: list[str] = self._pipeline.encode(text).tokens
+        return pieces
+
+    def piece_id(self, piece: str) -> int:
+        """See ``SlowTokenizer.piece_id``."""
+        index: int = self._ids[piece]
+        return index
+
+    def join(self, pieces: list[str]) -> str:
+        """See ``SlowTokenizer.join``; bytes that are not valid UTF-8 become U+FFFD."""
+        text: str = self._decoder.decode(["".join(pieces)])
+        return text
+
+
+class FastBartTokenizer(Framed, FastTokenizer):
+    """BART's fast tokenizer, read from ``tokenizer.json`` or from ``vocab.json`` and ``merges.txt``.
+
+    Args:
+        files: its files.
+        vocab_size: see ``load_pretrained_tokenizer``.
+
+    Raises:
+        DataError: a file is missing or damaged, or adds other tokens to a text than ``cls_token`` and ``sep_token``.
+    """
+
+    def __init__(self, files: TokenizerFiles, vocab_size: int | None = None):
+        config = files.json(CONFIG_FILE)
+        reads = FAST_FILE in files and not config.get("from_slow")
+        special = read_special_tokens(files, slow=not reads)
+        if not reads:
+            special.mark()
+        pipeline = read_pipeline(files) if reads else byte_level_pipeline(files)
+        set_prefix_space(pipeline, bool(config.get("add_prefix_space", False)))
+        super().__init__(files, special, pipeline, vocab_size)
+        if reads:
+            self.check_frame(*([token] for token in self.frame()))
+
+    def token_bytes(self) -> TokenBytes:
+        """See ``Tokenizer.token_bytes``."""
+        return of_byte_characters(*self.tokens_and_silent())

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import (
+    TokenBytes,
     Tokenizer,
     load_tokenizer,
     register_tokenizer,
@@ -16,7 +17,6 @@ from seqgen.data.tokenizers.base import (
     write_settings,
 )
 from seqgen.data.tokenizers.languages import Languages, TargetLanguage
-from seqgen.data.tokenizers.token_bytes import TokenBytes
 from seqgen.errors import ConfigError, DataError
 
 FRAME = "__{}__"

@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 
 from tokenizers import AddedToken
 
+from seqgen.data.tokenizers.base import SPACE
 from seqgen.data.tokenizers.fast import FastTokenizer, read_pipeline
 from seqgen.data.tokenizers.files import CONFIG_FILE, FAIRSEQ_MODEL_FILE, FAST_FILE, TokenizerFiles
 from seqgen.data.tokenizers.languages import MBART, MBART50, NLLB, Languages, TargetLanguage
-from seqgen.data.tokenizers.sentencepiece_conversion import build_pipeline, read_model_file
+from seqgen.data.tokenizers.pipelines import build_pipeline, read_model_file
 from seqgen.data.tokenizers.sentencepiece_tokenizer import load_processor
 from seqgen.data.tokenizers.slow import SentencePieceSlowTokenizer, join_spaced
-from seqgen.data.tokenizers.special_tokens import SpecialTokens, Token
-from seqgen.data.tokenizers.token_bytes import SPACE
+from seqgen.data.tokenizers.special_tokens import FAIRSEQ_NAMED, MASK, SpecialTokens, Token
 
 FIRST = ("<s>", "<pad>", "</s>", "<unk>")
 """fairseq's first tokens. They replace the first three pieces of the model, so that the id of every other piece is
@@ -28,11 +28,6 @@ greater by one::
 """
 OFFSET = 1
 
-NAMED = {
-    **{"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>"},
-    **{"unk_token": "<unk>", "pad_token": "<pad>"},
-}
-MASK = "<mask>"
 _NLLB_CODE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")
 
 
@@ -63,7 +58,11 @@ class Kind:
             special: the special tokens of the files, which are changed.
             slow: whether by the rules of the slow tokenizer, from which a fast one is converted.
         """
-        named = NAMED if self.has_bos else {key: token for key, token in NAMED.items() if key != "bos_token"}
+        named = (
+            FAIRSEQ_NAMED
+            if self.has_bos
+            else {key: token for key, token in FAIRSEQ_NAMED.items() if key != "bos_token"}
+        )
         special.fill(named)
         if not self.own_ids and slow:
             for key in ("bos_token", "pad_token", "eos_token", "unk_token"):

@@ -8,7 +8,7 @@ from tokenizers import AddedToken
 
 from seqgen.data.tokenizers.fast import FastTokenizer, read_pipeline
 from seqgen.data.tokenizers.files import CONFIG_FILE, FAST_FILE, MODEL_FILE, TokenizerFiles
-from seqgen.data.tokenizers.sentencepiece_conversion import build_pipeline, read_model_file
+from seqgen.data.tokenizers.pipelines import build_pipeline, read_model_file
 from seqgen.data.tokenizers.sentencepiece_tokenizer import load_processor
 from seqgen.data.tokenizers.slow import SentencePieceSlowTokenizer
 from seqgen.data.tokenizers.special_tokens import DEFAULTS, SpecialTokens, as_token

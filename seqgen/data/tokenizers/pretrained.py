@@ -1,17 +1,13 @@
-"""Tokenizers in Hugging Face's file layout: their base class, reading and writing."""
+"""Tokenizers in Hugging Face's file layout: their classes, reading and writing."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
-from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizers.base import SENTINEL, Tokenizer, register_tokenizer, write_settings
+from seqgen.data.tokenizers.base import SENTINEL, Tokenizer, register_tokenizer
 from seqgen.data.tokenizers.files import (
     CONFIG_FILE,
     FAIRSEQ_MODEL_FILE,
@@ -27,13 +23,13 @@ from seqgen.data.tokenizers.files import (
     read_file,
     to_json,
 )
+from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, load_processor
-from seqgen.data.tokenizers.special_tokens import DEFAULTS, MAX_IDS, SpecialTokens
+from seqgen.data.tokenizers.special_tokens import DEFAULTS, MAX_IDS
 from seqgen.errors import DataError, nearest
 
 SLOW, FAST, BYTES, GPT2 = "T5Tokenizer", "T5TokenizerFast", "ByT5Tokenizer", "GPT2TokenizerFast"
 MARIAN = "MarianTokenizer"
-_PACKAGE = "seqgen.data.tokenizers"
 
 
 @dataclass(frozen=True)
@@ -41,7 +37,7 @@ class TokenizerClass:
     """A class of tokenizers.
 
     Attributes:
-        component: its module and class.
+        component: its module in ``seqgen.data.tokenizers``, and its class.
         needs: the files that it is made from, unless there is a ``tokenizer.json``.
         fast: the name of the fast variant of a slow one; empty if there is none.
         is_fast: whether it reads ``tokenizer.json``.
@@ -53,32 +49,28 @@ class TokenizerClass:
     is_fast: bool = False
 
 
-def _both(name: str, module: str, slow: str, fast: str, *needs: str) -> dict[str, TokenizerClass]:
+def _both(name: str, slow: str, fast: str, *needs: str) -> dict[str, TokenizerClass]:
     return {
-        name: TokenizerClass(f"{_PACKAGE}.{module}:{slow}", needs, fast=f"{name}Fast"),
-        f"{name}Fast": TokenizerClass(f"{_PACKAGE}.{fast}", needs, is_fast=True),
+        name: TokenizerClass(slow, needs, fast=f"{name}Fast"),
+        f"{name}Fast": TokenizerClass(fast, needs, is_fast=True),
     }
 
 
+_MBART = ("multilingual:SlowMBartTokenizer", "multilingual:FastMBartTokenizer")
+_MBART50 = ("multilingual:SlowMBart50Tokenizer", "multilingual:FastMBart50Tokenizer")
+_NLLB = ("multilingual:SlowNllbTokenizer", "multilingual:FastNllbTokenizer")
+
 CLASSES = {
-    **_both(SLOW, "t5", "SlowT5Tokenizer", "fast:FastT5Tokenizer", MODEL_FILE),
-    BYTES: TokenizerClass(f"{_PACKAGE}.byte:ByteTokenizer"),
-    GPT2: TokenizerClass(f"{_PACKAGE}.gpt2:GPT2Tokenizer", (VOCAB_FILE, MERGES_FILE), is_fast=True),
-    **_both("BartTokenizer", "bart", "SlowBartTokenizer", "bart:FastBartTokenizer", VOCAB_FILE, MERGES_FILE),
-    **_both(
-        "MBartTokenizer", "multilingual", "SlowMBartTokenizer", "multilingual:FastMBartTokenizer", FAIRSEQ_MODEL_FILE
-    ),
-    **_both(
-        "MBart50Tokenizer",
-        "multilingual",
-        "SlowMBart50Tokenizer",
-        "multilingual:FastMBart50Tokenizer",
-        FAIRSEQ_MODEL_FILE,
-    ),
-    **_both("NllbTokenizer", "multilingual", "SlowNllbTokenizer", "multilingual:FastNllbTokenizer", FAIRSEQ_MODEL_FILE),
-    "M2M100Tokenizer": TokenizerClass(f"{_PACKAGE}.m2m100:M2M100Tokenizer", (VOCAB_FILE, FAIRSEQ_MODEL_FILE)),
-    MARIAN: TokenizerClass(f"{_PACKAGE}.marian:MarianTokenizer", (VOCAB_FILE, SOURCE_MODEL_FILE, TARGET_MODEL_FILE)),
-    **_both("PegasusTokenizer", "pegasus", "SlowPegasusTokenizer", "pegasus:FastPegasusTokenizer", MODEL_FILE),
+    **_both(SLOW, "t5:SlowT5Tokenizer", "fast:FastT5Tokenizer", MODEL_FILE),
+    BYTES: TokenizerClass("t5:ByteTokenizer"),
+    GPT2: TokenizerClass("gpt2:GPT2Tokenizer", (VOCAB_FILE, MERGES_FILE), is_fast=True),
+    **_both("BartTokenizer", "gpt2:SlowBartTokenizer", "gpt2:FastBartTokenizer", VOCAB_FILE, MERGES_FILE),
+    **_both("MBartTokenizer", *_MBART, FAIRSEQ_MODEL_FILE),
+    **_both("MBart50Tokenizer", *_MBART50, FAIRSEQ_MODEL_FILE),
+    **_both("NllbTokenizer", *_NLLB, FAIRSEQ_MODEL_FILE),
+    "M2M100Tokenizer": TokenizerClass("marian:M2M100Tokenizer", (VOCAB_FILE, FAIRSEQ_MODEL_FILE)),
+    MARIAN: TokenizerClass("marian:MarianTokenizer", (VOCAB_FILE, SOURCE_MODEL_FILE, TARGET_MODEL_FILE)),
+    **_both("PegasusTokenizer", "pegasus:SlowPegasusTokenizer", "pegasus:FastPegasusTokenizer", MODEL_FILE),
 }
 """The classes by their names in ``tokenizer_config.json``."""
 
@@ -101,92 +93,10 @@ BY_MODEL = {
 }
 """The class for each ``model_type`` of a ``config.json`` if the folder names none; any other is a T5."""
 
-MAX_UNUSED = 100_000
-"""Maximum number of ids without a token, so that a damaged file cannot make a vocabulary that fills the memory."""
-
-CLEAN_UP = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
-"""The texts whose spaces ``clean_up_tokenization_spaces`` removes, in this order."""
-
 
 @register_tokenizer("pretrained")
-class PretrainedTokenizer(Tokenizer):
-    """A tokenizer in Hugging Face's file layout; ``CLASSES`` lists the subclasses.
-
-    ``encode(text)`` followed by end-of-sentence equals ``tokenizer(text).input_ids`` of ``transformers``, and
-    ``decode(ids)`` equals its ``tokenizer.decode(ids, skip_special_tokens=True)``.
-
-    Args:
-        files: the files.
-        special: the special and added tokens.
-        tokens: the token of each id; ids without a token are unused.
-        vocab_size: number of rows of the model's embedding, at least the number of the tokenizer's ids; further ids
-            decode to nothing. ``None`` for the number of the tokenizer's ids.
-
-    Raises:
-        DataError: padding, end-of-sentence or the unknown token is missing, or there are more ids than ``vocab_size``.
-    """
-
-    def __init__(
-        self, files: TokenizerFiles, special: SpecialTokens, tokens: Mapping[int, str], vocab_size: int | None
-    ):
-        self.files = files
-        self.special = special
-        self.vocab_size = vocab_size
-        size = max(tokens) + 1
-        if size > len(tokens) + MAX_UNUSED:
-            raise DataError(
-                f"the tokenizer in {files.origin} is damaged: it has an id of {size - 1} but only {len(tokens)} tokens"
-            )
-        if vocab_size is not None and vocab_size < size:
-            raise DataError(
-                f"the tokenizer in {files.origin} has {size} ids but the model's vocabulary only {vocab_size}; "
-                "give the tokenizer that belongs to the model"
-            )
-        names = distinct_names(tokens, size if vocab_size is None else vocab_size)
-        ids = {name: index for index, name in enumerate(names)}
-        special_ids = {}
-        for name in ("pad", "eos", "unk", "bos"):
-            token = str(special.named.get(f"{name}_token") or "")
-            if token not in ids and (token or name != "bos"):
-                raise DataError(f"the tokenizer in {files.origin} has no {name}_token; name it in its {CONFIG_FILE}")
-            special_ids[name] = ids.get(token)
-        super().__init__(Dictionary(names, **special_ids))  # type: ignore[arg-type]
-
-    @abstractmethod
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Turn ids into text.
-
-        Args:
-            ids: the ids; unused ones are left out.
-            skip_special_tokens: whether special tokens (end-of-sentence, padding, sentinels) are left out too.
-
-        Returns:
-            The text.
-        """
-
-    def special_text(self, index: int) -> str:
-        """See ``Tokenizer.special_text``."""
-        is_special = self.decode([index]) != self.decode([index], skip_special_tokens=False)
-        return self.dictionary.symbol(index) if is_special else ""
-
-    def clean_up(self, text: str) -> str:
-        """Remove spaces before English punctuation if the configuration sets ``clean_up_tokenization_spaces``."""
-        if self.special.config.get("clean_up_tokenization_spaces"):
-            for pattern in CLEAN_UP:
-                text = text.replace(pattern, pattern.strip())
-        return text
-
-    def fingerprint(self) -> str:
-        """See ``Tokenizer.fingerprint``."""
-        digest = hashlib.sha256()
-        for name, content in sorted(self.files.contents.items()):
-            digest.update(f"{name}:{len(content)}:".encode() + content)
-        return f"pretrained:{digest.hexdigest()}"
-
-    def save(self, folder: Path) -> None:
-        """See ``Tokenizer.save``."""
-        write_settings(folder, {"tokenizer": "pretrained", "vocab_size": self.vocab_size})
-        self.files.write(folder / "pretrained")
+class StoredTokenizer(PretrainedTokenizer):
+    """What ``save`` of any ``PretrainedTokenizer`` wrote; ``load`` returns a tokenizer of the class in the files."""
 
     @classmethod
     def load(cls, folder: Path, settings: dict[str, Any]) -> Self:
@@ -198,28 +108,6 @@ class PretrainedTokenizer(Tokenizer):
             )
         files = with_class(TokenizerFiles.read(folder / "pretrained"), folder / "pretrained")
         return cast(Self, make_tokenizer(files, sizes[0], str(settings.get("side", "")), sizes[1]))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return make_tokenizer, (self.files, self.vocab_size)
-
-
-def distinct_names(tokens: Mapping[int, str], size: int) -> list[str]:
-    """Name every id of a vocabulary.
-
-    Args:
-        tokens: the tokens by id.
-        size: number of ids; an id without a token is named ``<unused_ID>``.
-
-    Returns:
-        A distinct name for each id: its token, with ``#ID`` appended if an earlier id has the same one.
-    """
-    names: dict[str, None] = {}
-    for index in range(size):
-        name = tokens.get(index, f"<unused_{index}>")
-        while name in names:
-            name += f"#{index}"
-        names[name] = None
-    return list(names)
 
 
 def load_pretrained_tokenizer(folder: Path, vocab_size: int | None = None) -> PretrainedTokenizer:
@@ -315,7 +203,8 @@ def make_tokenizer(
         kind = CLASSES[kind.fast]  # version 5 of transformers saves fast tokenizers under the names of slow ones
     module, _, component = kind.component.partition(":")
     own = (side or "source", target_vocab_size) if name == MARIAN else ()
-    tokenizer: PretrainedTokenizer = getattr(importlib.import_module(module), component)(files, vocab_size, *own)
+    imported = importlib.import_module(f"seqgen.data.tokenizers.{module}")
+    tokenizer: PretrainedTokenizer = getattr(imported, component)(files, vocab_size, *own)
     return tokenizer
 
 

@@ -10,13 +10,18 @@ from pathlib import Path
 
 from seqgen.config import option
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.parallel_text import ParallelFiles
-from seqgen.data.text import read_lines
+from seqgen.data.text import ParallelFiles, read_lines
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer, load_tokenizer, save_tokenizer
 from seqgen.data.tokenizers.languages import TargetLanguage
 from seqgen.data.tokenizers.pretrained import byte_files, load_pretrained_tokenizer, make_tokenizer, t5_files
-from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, load_processor, read_model
-from seqgen.data.tokenizers.sentencepiece_training import FAIRSEQ_IDS, T5_IDS, train_sentencepiece
+from seqgen.data.tokenizers.sentencepiece_tokenizer import (
+    FAIRSEQ_IDS,
+    T5_IDS,
+    SentencePieceTokenizer,
+    load_processor,
+    read_model,
+    train_sentencepiece,
+)
 from seqgen.errors import ConfigError
 from seqgen.system.files import check_not_frozen
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from tokenizers import AddedToken
 
+from seqgen.data.tokenizers.base import SPACE, TokenBytes, of_spaced_pieces
 from seqgen.data.tokenizers.files import TokenizerFiles
-from seqgen.data.tokenizers.pretrained import PretrainedTokenizer
+from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.data.tokenizers.special_tokens import AddedVocabulary, SpecialTokens, Token
-from seqgen.data.tokenizers.token_bytes import SPACE, TokenBytes, of_spaced_pieces
 
 
 class SlowTokenizer(PretrainedTokenizer):

@@ -15,6 +15,10 @@ from seqgen.errors import DataError, shown
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 DEFAULTS = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+FAIRSEQ_NAMED = {**DEFAULTS, "bos_token": "<s>", "sep_token": "</s>", "cls_token": "<s>"}
+MASK = "<mask>"
+"""The tokens of models that were trained with fairseq, such as BART and mBART."""
+
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 MAX_IDS = 10_000_000
 """Maximum number of ids, so that a damaged file cannot make a vocabulary that fills the memory."""

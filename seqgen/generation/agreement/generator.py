@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from seqgen.config import GenerationConfig
-from seqgen.config.dicts import to_dict
+from seqgen.config.values import to_dict
 from seqgen.errors import ConfigError
 from seqgen.generation.agreement.session import Agreement, AgreementSession
 from seqgen.generation.component import Phrases

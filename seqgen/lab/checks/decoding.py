@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import torch
 
 from seqgen.config import DebugConfig, GenerationConfig
-from seqgen.data.collate import pad_rows
 from seqgen.data.dictionary import Dictionary
+from seqgen.data.pair_dataset import pad_rows
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.generation.component import Component, Composite, Phrases
 from seqgen.generation.sequence_generator import SequenceGenerator

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqgen.data.collate import pad_rows
+from seqgen.data.pair_dataset import pad_rows
 from seqgen.generation.component import Composite
 from seqgen.generation.context import StepContext
 from seqgen.generation.ensemble.combinations import Combination

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from seqgen.config import DebugConfig
-from seqgen.data.collate import pad_rows
+from seqgen.data.pair_dataset import pad_rows
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.lab.checks.checking import Compared, NotApplicableError, Violation

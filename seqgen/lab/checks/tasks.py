@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqgen.data.collate import Example
 from seqgen.data.iterator import EpochIterator
-from seqgen.data.pair_dataset import Dataset, PairDataset
+from seqgen.data.pair_dataset import Dataset, Example, PairDataset
 from seqgen.errors import ConfigError
 from seqgen.lab.checks.checking import Compared, Invariants, NotApplicableError, Violation
 from seqgen.model import EncoderDecoderModel

@@ -25,7 +25,7 @@ import torch
 from seqgen import __version__
 from seqgen.checkpoints.resume import flatten
 from seqgen.config import TrainConfig
-from seqgen.config.dicts import to_dict
+from seqgen.config.values import to_dict
 from seqgen.registry import GROUPS
 from seqgen.system.files import write_atomically
 from seqgen.system.reading import parse_json, parse_yaml, read_bytes

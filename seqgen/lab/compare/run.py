@@ -14,7 +14,7 @@ from seqgen.checkpoints.loading import CONFIG_FILE
 from seqgen.checkpoints.resume import flatten
 from seqgen.checkpoints.run_checkpoints import FOLDER as CHECKPOINTS
 from seqgen.config import TrainConfig
-from seqgen.config.dicts import to_dict
+from seqgen.config.values import to_dict
 from seqgen.errors import ConfigError, DataError
 from seqgen.lab.compare.provenance import read_provenance
 from seqgen.registry import GROUPS

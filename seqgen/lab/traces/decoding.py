@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from seqgen.config import DebugConfig, GenerationConfig
-from seqgen.config.dicts import from_dict, to_dict
+from seqgen.config.values import from_dict, to_dict
 from seqgen.errors import ConfigError
 from seqgen.generation.search.exact import ExactSearch
 from seqgen.lab.traces.line_trace import LineTrace, Probe, Recorder
