@@ -11,8 +11,9 @@ from seqgen.cli.check_subjects import Vocabularies, new_model, refuse_device, sm
 from seqgen.cli.command import run, set_up_device
 from seqgen.config import CommonConfig, option
 from seqgen.errors import ConfigError, UserError
+from seqgen.lab.checks.advice import CRITERION_ADVICE
 from seqgen.lab.checks.checking import check_all
-from seqgen.lab.checks.criteria import CRITERION, Training, diagnose
+from seqgen.lab.checks.criteria import CRITERION, Training
 from seqgen.lab.checks.subject import Subject, randomize_, tiny_dictionary
 from seqgen.registry import CRITERIA
 
@@ -70,4 +71,4 @@ def check_criterion(cfg: CriterionCheckConfig) -> int:
         ) from error
     ids = Subject.of(model, words, len(words)).ids
     subject = Training(criterion, model, ids, tolerance=cfg.tolerance)
-    return report(check_all(CRITERION, subject), lambda outcomes: diagnose(subject, outcomes))
+    return report(check_all(CRITERION, subject), CRITERION_ADVICE, subject)

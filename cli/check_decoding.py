@@ -20,12 +20,11 @@ from seqgen.errors import ConfigError
 from seqgen.generation.component import Component
 from seqgen.generation.ensemble.combinations import Combination
 from seqgen.generation.search.base import Search
+from seqgen.lab.checks.advice import COMPONENT_ADVICE
 from seqgen.lab.checks.checking import Invariants, check_all
-from seqgen.lab.checks.component_diagnosis import diagnose
-from seqgen.lab.checks.components import changes_nothing
+from seqgen.lab.checks.components import COMBINATION, OBSERVER, STOPPING, changes_nothing
 from seqgen.lab.checks.decoding import Decoding
 from seqgen.lab.checks.processors import PROCESSOR
-from seqgen.lab.checks.rules import COMBINATION, OBSERVER, STOPPING
 from seqgen.lab.checks.strategies import STRATEGY
 from seqgen.lab.checks.subject import randomize_, tiny_dictionary
 from seqgen.model import EncoderDecoderModel
@@ -146,7 +145,7 @@ def check_component(group: str, cfg: Any) -> int:
     refuse_device(cfg.common)
     set_up_device(cfg.common)
     subject = subject_of(group, cfg)
-    code = report(check_all(KINDS[group].invariants, subject), lambda outcomes: diagnose(subject, outcomes))
+    code = report(check_all(KINDS[group].invariants, subject), COMPONENT_ADVICE, subject)
     if code == 0 and changes_nothing(subject):
         print(f"the {DECODING_COMPONENTS[group][0].kind} changes nothing: all decodes are those without it")
     return code

@@ -16,8 +16,8 @@ from seqgen.cli.check_subjects import new_model, refuse_device
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.config import CommonConfig, ReadingConfig, option
 from seqgen.errors import ConfigError
-from seqgen.lab.checks.catalog import check
-from seqgen.lab.checks.diagnosis import diagnose
+from seqgen.lab.checks.diagnosis import ADVICE
+from seqgen.lab.checks.models import check
 from seqgen.lab.checks.subject import Subject, randomize_, tiny_dictionary
 from seqgen.model import EncoderDecoderModel
 
@@ -86,7 +86,7 @@ def check_model(cfg: CheckConfig, has_model: bool) -> int:
             f"the model has {positions[0]} source and {positions[1]} target positions, and the checks need {SHORTEST}; "
             "set the model's maximum lengths to at least that"
         )
-    return report(check(subject, peaked), lambda outcomes: diagnose(subject, outcomes))
+    return report(check(subject, peaked), ADVICE, subject)
 
 
 def _random(cfg: CheckConfig) -> tuple[Subject, Subject]:

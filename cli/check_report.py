@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 
 from seqgen.errors import printable
-from seqgen.lab.checks.checking import Diagnosis, Outcome, Raised, causes, failed
+from seqgen.lab.checks.checking import Advice, Outcome, Raised, S, causes, failed
 
 
-def report(outcomes: Iterable[Outcome], diagnose: Callable[[Sequence[Outcome]], Diagnosis]) -> int:
+def report(outcomes: Iterable[Outcome], advice: Advice[S], subject: S) -> int:
     """Check invariants, and print what is found.
 
     Args:
         outcomes: what is found for each invariant, one after the other.
-        diagnose: finds the cause of violations; see ``causes``.
+        advice: the causes of violations.
+        subject: what is checked.
 
     Returns:
         The exit code: 0 if all invariants hold, 1 if one fails.
@@ -27,7 +28,7 @@ def report(outcomes: Iterable[Outcome], diagnose: Callable[[Sequence[Outcome]], 
     wrong = failed(found)
     checked = len([outcome for outcome in found if not outcome.reason])
     print(f"{checked - len(wrong)} of {checked} invariants hold")
-    for diagnosis in causes(found, diagnose) if wrong else []:
+    for diagnosis in causes(found, advice, subject) if wrong else []:
         print(f"probable cause: {diagnosis.cause.value}")
         if diagnosis.module:
             print(f"first layer that differs: {diagnosis.module}")

@@ -16,9 +16,9 @@ from seqgen.cli.check_subjects import refuse_device, small_transformer
 from seqgen.cli.command import run, set_up_device
 from seqgen.config import CommonConfig, option
 from seqgen.errors import ConfigError
+from seqgen.lab.checks.advice import TASK_ADVICE
 from seqgen.lab.checks.checking import check_all
 from seqgen.lab.checks.subject import randomize_
-from seqgen.lab.checks.task_diagnosis import diagnose
 from seqgen.lab.checks.tasks import TASK, Prepared
 from seqgen.registry import CRITERIA, TASKS
 from seqgen.task import PromptTask, Task
@@ -88,4 +88,4 @@ def check_task(cfg: TaskCheckConfig) -> int:
         subject = Prepared(
             task, make, model, criterion.component(criterion.config(), task), split, tolerance=cfg.tolerance
         )
-        return report(check_all(TASK, subject), diagnose)
+        return report(check_all(TASK, subject), TASK_ADVICE, subject)

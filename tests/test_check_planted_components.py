@@ -19,8 +19,9 @@ from seqgen.generation.ensemble.combinations import Combination
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.search.base import Search
 from seqgen.generation.search.beam import BeamSearch, own_beams
-from seqgen.lab.checks.checking import RaisedCause, causes, check_all
-from seqgen.lab.checks.component_diagnosis import Cause, diagnose
+from seqgen.lab.checks.advice import COMPONENT_ADVICE
+from seqgen.lab.checks.advice import ComponentCause as Cause
+from seqgen.lab.checks.checking import CommonCause, causes, check_all
 from seqgen.registry import DECODING_COMPONENTS, Entry
 
 BUGS: dict[str, tuple[type[Component], Enum]] = {}
@@ -300,7 +301,7 @@ class AddsNoise(LogitsProcessor):
         return lprobs + 0.1 * torch.rand_like(lprobs)
 
 
-@bug(RaisedCause.ERROR)
+@bug(CommonCause.ERROR)
 class RaisesAnError(LogitsProcessor):
     def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
         return lprobs + self.missing
@@ -344,6 +345,6 @@ def test_planted_bugs_are_found_and_named(name: str, monkeypatch: pytest.MonkeyP
     outcomes = list(check_all(KINDS[group].invariants, subject))
     violations = [f"{outcome.name}: {outcome.violation.what}" for outcome in outcomes if outcome.violation]
     assert violations, [(o.name, o.reason) for o in outcomes if o.reason]
-    found = [diagnosis.cause for diagnosis in causes(outcomes, lambda wrong: diagnose(subject, wrong))]
+    found = [diagnosis.cause for diagnosis in causes(outcomes, COMPONENT_ADVICE, subject)]
     assert found[-1] is cause, "\n".join(violations)
-    assert len(found) == 1 or found[0] is RaisedCause.ERROR
+    assert len(found) == 1 or found[0] is CommonCause.ERROR
