@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.cli.check_decoding import KINDS, DecodingCheckConfig, subject_of
 from seqgen.config import SINGLE_COMPONENTS, GenerationConfig
 from seqgen.generation.candidates import Candidates, best_continuations
 from seqgen.generation.component import ATTENTION, FEATURES, Component
@@ -22,6 +21,7 @@ from seqgen.generation.search.beam import BeamSearch, own_beams
 from seqgen.lab.checks.advice import COMPONENT_ADVICE
 from seqgen.lab.checks.advice import ComponentCause as Cause
 from seqgen.lab.checks.checking import CommonCause, causes, check_all
+from seqgen.lab.checks.kinds import KINDS, DecodingCheckConfig, component_subject
 from seqgen.registry import DECODING_COMPONENTS, Entry
 
 BUGS: dict[str, tuple[type[Component], Enum]] = {}
@@ -341,7 +341,7 @@ def test_planted_bugs_are_found_and_named(name: str, monkeypatch: pytest.MonkeyP
     entry = Entry(name, component, make_dataclass(f"{name}Config", []), __file__)
     monkeypatch.setitem(registry._entries, name, entry)
     generation = GenerationConfig(**{chooser: name if group in SINGLE_COMPONENTS else [name]})
-    subject = subject_of(group, DecodingCheckConfig(generation=generation))
+    subject = component_subject(group, DecodingCheckConfig(generation=generation))
     outcomes = list(check_all(KINDS[group].invariants, subject))
     violations = [f"{outcome.name}: {outcome.violation.what}" for outcome in outcomes if outcome.violation]
     assert violations, [(o.name, o.reason) for o in outcomes if o.reason]

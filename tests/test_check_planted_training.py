@@ -13,11 +13,11 @@ from torch import Tensor
 
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from examples.dates import DatesConfig, DatesTask, LetterTokenizer
-from seqgen.cli.check_subjects import Vocabularies, new_model, small_transformer
 from seqgen.data.pair_dataset import PairDataset
 from seqgen.lab.checks.advice import CRITERION_ADVICE, TASK_ADVICE, CriterionCause, TaskCause
 from seqgen.lab.checks.checking import check_all, diagnose
 from seqgen.lab.checks.criteria import CRITERION, Training
+from seqgen.lab.checks.kinds import Vocabularies, new_model, small_transformer
 from seqgen.lab.checks.subject import Subject, randomize_, tiny_dictionary
 from seqgen.lab.checks.tasks import TASK, Prepared
 from seqgen.structures import Batch

@@ -321,15 +321,14 @@ SEARCH: Invariants[Subject] = {
 }
 
 
-def check(subject: Subject, peaked: Subject | None = None) -> Iterator[Outcome]:
+def check(subject: Subject) -> Iterator[Outcome]:
     """Check all invariants.
 
     Args:
         subject: the model.
-        peaked: the model for the invariants of search, if they need other weights: random ones with clear peaks.
 
     Yields:
         What was found, for each invariant.
     """
     yield from check_all(PASSES | STEPPING | WEIGHTS, subject)
-    yield from check_all(SEARCH, peaked or subject)
+    yield from check_all(SEARCH, subject.peaked or subject)

@@ -14,7 +14,6 @@ from seqgen.lab.traces.decoding import InspectedModels, Lines, Settings
 from seqgen.lab.traces.line_trace import LineTrace, ModelScores, Probe, StepTrace
 from seqgen.text.results import TextHypothesis
 
-NBEST = "n-best list"
 TOKEN, PARENT, SCORE, OUTCOME, HYPOTHESIS_SCORE, DONE, LENGTH = (
     "token",
     "beam that it continues",
