@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad as pad_columns
 
-from seqgen.lab.checks.checking import Compared, Invariants, Violation
+from seqgen.lab.checks.checking import Compared, Invariants, Violation, tensors_in
 from seqgen.lab.checks.subject import Ids
 from seqgen.model import EncoderDecoderModel
-from seqgen.structures import Batch, Source, map_tensors
+from seqgen.structures import Batch, Source
 
 LENGTHS, TARGETS = [5, 2, 8, 1], [3, 6, 1, 4]
 """The length of each source and each target, end-of-sentence included."""
@@ -219,8 +219,8 @@ def inputs_are_not_changed(subject: Training) -> None:
         before = copy.deepcopy(batch)
         weights = {name: value.clone() for name, value in subject.model.state_dict().items()}
         subject.gradient(batch, training)
-        kept = iter(_tensors(before))
-        if not all(torch.equal(tensor, next(kept)) for tensor in _tensors(batch)):
+        kept = iter(tensors_in(before))
+        if not all(torch.equal(tensor, next(kept)) for tensor in tensors_in(batch)):
             raise Violation("the criterion changes a tensor of the batch in place")
         if any(not torch.equal(value, weights[name]) for name, value in subject.model.state_dict().items()):
             raise Violation("the criterion changes the weights of the model")
@@ -230,17 +230,6 @@ def inputs_are_not_changed(subject: Training) -> None:
 
 def _mode(training: bool) -> str:
     return "training" if training else "evaluation"
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    map_tensors(value, note)
-    return found
 
 
 def gradients_accumulate(subject: Training) -> None:

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from seqgen.decoder import IncrementalDecoder
 from seqgen.incremental_state import StatefulModule, rows_of_parents
-from seqgen.lab.checks.checking import Advice, Diagnosis, Wrong
+from seqgen.lab.checks.checking import Advice, Diagnosis, Wrong, tensors_in
 from seqgen.lab.checks.models import WEIGHTS, without_cached_weights
 from seqgen.lab.checks.stepping import Decode
 from seqgen.lab.checks.subject import BEAM, LENGTHS, Inputs, Subject, expand
 from seqgen.model import EncoderDecoderModel
-from seqgen.structures import EncoderOut, map_tensors
+from seqgen.structures import EncoderOut
 
 
 class Cause(Enum):
@@ -142,10 +142,10 @@ def record(model: nn.Module, call: Callable[[], Any]) -> list[Event]:
     for name, module in model.named_modules():
 
         def entered(module: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
-            events.append(Event(name, module, False, _tensors((args, kwargs))))
+            events.append(Event(name, module, False, _copies((args, kwargs))))
 
         def left(module: nn.Module, args: Any, output: Any, name: str = name) -> None:
-            events.append(Event(name, module, True, _tensors(output)))
+            events.append(Event(name, module, True, _copies(output)))
 
         handles.append(module.register_forward_pre_hook(entered, with_kwargs=True))
         handles.append(module.register_forward_hook(left))
@@ -157,15 +157,8 @@ def record(model: nn.Module, call: Callable[[], Any]) -> list[Event]:
     return events
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        found.append(tensor.detach().clone())
-        return tensor
-
-    map_tensors(value, note)
-    return found
+def _copies(value: Any) -> list[Tensor]:
+    return [tensor.detach().clone() for tensor in tensors_in(value)]
 
 
 def first_parting(one: list[Event], two: list[Event], cut_one: Cut, cut_two: Cut) -> Parting | None:
