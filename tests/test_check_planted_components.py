@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import seqgen.models  # noqa: F401  # declares the built-in models
 from seqgen.config import SINGLE_COMPONENTS, GenerationConfig
 from seqgen.generation.candidates import Candidates, best_continuations
 from seqgen.generation.component import ATTENTION, FEATURES, Component

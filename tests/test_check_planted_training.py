@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import seqgen.models  # declares the built-in models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from examples.dates import DatesConfig, DatesTask, LetterTokenizer
 from seqgen.data.pair_dataset import PairDataset

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+import seqgen.models  # declares the built-in models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from seqgen.config import GenerationConfig
 from seqgen.lab.checks.components import SHARED, changes_nothing

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-import seqgen.models  # noqa: F401  # declares the built-in models
 from seqgen.checkpoints.loading import DecodingTask, load_models
 from seqgen.config import CommonConfig, GenerationConfig, ReadingConfig, option
 from seqgen.data.dictionary import Dictionary
