@@ -7,72 +7,263 @@ check is a sub-command.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, make_dataclass
 from functools import partial
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
-from seqgen.cli import check_criterion, check_decoding, check_diff, check_languages, check_model, check_task
-from seqgen.cli.command import INFORMING
+from seqgen.cli import check_diff, check_languages
+from seqgen.cli.command import INFORMING, log, run, set_up_device
 from seqgen.cli.config_file import KEY as CONFIG_KEY
-from seqgen.errors import nearest
+from seqgen.config import SINGLE_COMPONENTS, CommonConfig, option
+from seqgen.config.values import split_argument, text_list, text_values
+from seqgen.errors import ConfigError, nearest, printable
+from seqgen.lab.checks import kinds
+from seqgen.lab.checks.advice import COMPONENT_ADVICE, CRITERION_ADVICE, TASK_ADVICE
+from seqgen.lab.checks.checking import Advice, Outcome, Raised, S, causes, check_all, failed
+from seqgen.lab.checks.components import changes_nothing
+from seqgen.lab.checks.criteria import CRITERION
+from seqgen.lab.checks.decoding import Decoding
+from seqgen.lab.checks.diagnosis import ADVICE
+from seqgen.lab.checks.kinds import KINDS, WORDS
+from seqgen.lab.checks.models import check as check_model
+from seqgen.lab.checks.tasks import TASK
+from seqgen.registry import DECODING_COMPONENTS
 
-CHECKS: dict[str, tuple[Callable[[Sequence[str]], NoReturn], str]] = {
+OF_MODELS = """checks the invariants of a model: with model=NAME those of a random one for a vocabulary of 23 tokens,
+with path=RUN those of a trained one, in float64 on the CPU. Prints a line for each invariant; if one fails, the first
+step, sentence and beam that differ, the probable cause and the first layer that differs.
+Exit code: 0 if all invariants hold, 1 if one fails."""
+
+OF_CRITERIA = """checks the invariants of a training criterion, with a random model for a vocabulary of 23 tokens, in
+float64 on the CPU: its gradient against finite differences, padding, sums over ranks, and more. Prints a line for each
+invariant and, if one fails, the probable cause. Exit code: 0 if all invariants hold, 1 if one fails."""
+
+OF_TASKS = """checks the invariants of a task, on data that its keys name or that it generates, in a temporary run
+folder: text and ids, examples, batches, resuming, training and validation steps of a small random model. Prints a line
+for each invariant and, if one fails, the probable cause. Exit code: 0 if all invariants hold, 1 if one fails."""
+
+OWN = ("beam", "semantics", "nbest", "min_len", "max_len", "end_symbols")
+"""Keys of ``generation`` that the checks set themselves."""
+
+
+@dataclass
+class CheckConfig(kinds.ModelCheckConfig):
+    """The configuration of ``seqgen-check`` without a sub-command."""
+
+    subcommands: ClassVar[Mapping[str, type]] = {
+        "diff": check_diff.DiffConfig,
+        "languages": check_languages.LanguagesConfig,
+    }
+
+
+class Check(NamedTuple):
+    """The check of a kind of component.
+
+    Attributes:
+        schema: the root dataclass of its configuration.
+        description: what it does, for ``--help``.
+        subject: builds what is checked, given the configuration and a temporary folder.
+        outcomes: checks its invariants.
+        advice: the causes of violations.
+        complete: adds arguments that follow from the user's.
+    """
+
+    schema: type
+    description: str
+    subject: Callable[[Any, Path], Any]
+    outcomes: Callable[[Any], Iterator[Outcome]]
+    advice: Advice[Any]
+    complete: Callable[[list[str]], list[str]] = list
+
+
+def _of_components(group: str) -> Check:
+    """The check of a kind of decoding component."""
+    kind, name = KINDS[group], option("", f"{KINDS[group].what}, by name")
+    return Check(
+        make_dataclass(f"{group.title()}CheckConfig", [(group, str, name)], bases=(kinds.DecodingCheckConfig,)),
+        f"checks the invariants of {kind.what}, with a random model for a vocabulary of {WORDS + 4} tokens or "
+        "with path=RUN, and with the other components that generation.KEY names, in float64 on the CPU. Prints a line "
+        "for each invariant; if one fails, the first step, sentence and beam that differ, and the probable cause. Exit "
+        "code: 0 if all invariants hold, 1 if one fails.",
+        lambda cfg, _: kinds.component_subject(group, cfg, log),
+        partial(check_all, kind.invariants),
+        COMPONENT_ADVICE,
+        partial(with_chooser, group),
+    )
+
+
+def with_chooser(group: str, overrides: list[str]) -> list[str]:
+    """Add the key of ``generation`` that selects the component, after the others of its kind.
+
+    Args:
+        group: the kind of component.
+        overrides: the ``key=value`` arguments, with ``KIND=NAME``.
+
+    Raises:
+        ConfigError: the component is not registered, or a key is given that the check sets itself.
+    """
+    registry, chooser = DECODING_COMPONENTS[group]
+    key = f"generation.{chooser}"
+    name = dict(split_argument(override) for override in overrides)[group]
+    registry.entry(name)  # the error message for a name that does not exist
+    fixed = [f"generation.{own}" for own in OWN] + ([key] if group in SINGLE_COMPONENTS else [])
+    for override in overrides:
+        if (given := override.partition("=")[0]) in fixed:
+            raise ConfigError(f"{given}: the check sets this key itself; leave it out")
+    names = name if group in SINGLE_COMPONENTS else text_list([*text_values(overrides, key), name])
+    return [*(override for override in overrides if not override.startswith(f"{key}=")), f"{key}={names}"]
+
+
+SUBCOMMANDS: dict[str, tuple[Callable[[Sequence[str]], NoReturn], str]] = {
     "diff": (check_diff.main, check_diff.DESCRIPTION),
     "languages": (check_languages.main, check_languages.DESCRIPTION),
 }
 """The entry point and the description of each sub-command."""
 
-SUBJECTS: dict[str, tuple[Callable[[Sequence[str]], NoReturn], str]] = {
-    **{
-        group: (partial(check_decoding.main, group), check_decoding.description(group))
-        for group in check_decoding.KINDS
-    },
-    "task": (check_task.main, check_task.DESCRIPTION),
-    "criterion": (check_criterion.main, check_criterion.DESCRIPTION),
-    "path": (check_model.main, check_model.DESCRIPTION),
-    "model": (check_model.main, check_model.DESCRIPTION),
+_MODEL = Check(CheckConfig, OF_MODELS, lambda cfg, _: kinds.model_subject(cfg, log), check_model, ADVICE)
+
+CHECKS: dict[str, Check] = {
+    **{group: _of_components(group) for group in KINDS},
+    "task": Check(kinds.TaskCheckConfig, OF_TASKS, kinds.task_subject, partial(check_all, TASK), TASK_ADVICE),
+    "criterion": Check(
+        kinds.CriterionCheckConfig,
+        OF_CRITERIA,
+        lambda cfg, _: kinds.criterion_subject(cfg),
+        partial(check_all, CRITERION),
+        CRITERION_ADVICE,
+    ),
+    "path": _MODEL,
+    "model": _MODEL,
 }
-"""The entry point and the description of each check of a component, by the key that names the component. The check
-of another component can also get a model."""
+"""The check of each kind of component, by the key that names the component. The check of another component can also
+get a model."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command."""
     name, *arguments = list(sys.argv[1:] if argv is None else argv) or [""]
-    if name in CHECKS:
-        CHECKS[name][0](arguments)
+    if name in SUBCOMMANDS:
+        SUBCOMMANDS[name][0](arguments)
     if name == "--completion":
-        check_model.main([name, *arguments])
+        _run("model", [name, *arguments])
     if name in ("-h", "--help"):
         print("Usage: seqgen-check KIND=NAME [key=value ...]\n       seqgen-check CHECK [key=value ...]")
         print(
             "seqgen-check KIND=NAME --help lists the keys of a component's check, seqgen-check CHECK --help the others"
         )
-        shown = {f"{kind}=NAME": text for kind, (_, text) in SUBJECTS.items() if kind not in ("path", "model")}
-        shown["model=NAME, path=RUN"] = check_model.DESCRIPTION
+        shown = {f"{kind}=NAME": check.description for kind, check in CHECKS.items() if kind not in ("path", "model")}
+        shown["model=NAME, path=RUN"] = CHECKS["model"].description
         print("".join(f"\n  {kind}  {text}" for kind, text in shown.items()))
-        print("".join(f"\n  {check}  {text}" for check, (_, text) in CHECKS.items()))
+        print("".join(f"\n  {check}  {text}" for check, (_, text) in SUBCOMMANDS.items()))
         sys.exit(0)
     if "=" in name:
         given = [argument.partition("=")[0] for argument in (name, *arguments)]
-        found = [kind for kind in SUBJECTS if kind in given]
+        found = [kind for kind in CHECKS if kind in given]
         others = [kind for kind in found if kind not in ("path", "model")]
         if len(others) > 1:
             _fail(f"{others[0]} and {others[1]} are two components; check them one at a time")
         if found or CONFIG_KEY in given or {*INFORMING} & {*arguments}:
-            SUBJECTS[found[0] if found else "model"][0]([name, *arguments])
-    meant = nearest(name.partition("=")[0], [*CHECKS, *(SUBJECTS if "=" in name else ())])
+            _run(found[0] if found else "model", [name, *arguments])
+    meant = nearest(name.partition("=")[0], [*SUBCOMMANDS, *(CHECKS if "=" in name else ())])
     wrong = f"there is no check {name!r}{meant}" if name else "the check is missing"
-    _fail(f"{wrong}; give {_choices()} or one of: {', '.join(CHECKS)}")
+    _fail(f"{wrong}; give {_choices()} or one of: {', '.join(SUBCOMMANDS)}")
 
 
 def _choices() -> str:
-    return ", ".join(f"{kind}={'RUN' if kind == 'path' else 'NAME'}" for kind in reversed(SUBJECTS))
+    return ", ".join(f"{kind}={'RUN' if kind == 'path' else 'NAME'}" for kind in reversed(CHECKS))
 
 
 def _fail(message: str) -> NoReturn:
     print(f"seqgen-check: {message}", file=sys.stderr)
     sys.exit(2)
+
+
+def _run(kind: str, argv: Sequence[str]) -> NoReturn:
+    """Check a component as the arguments say, and exit."""
+    check = CHECKS[kind]
+    run(check.schema, partial(check_component, check), check.description, argv, complete=check.complete)
+
+
+def check_component(check: Check, cfg: Any) -> int:
+    """Check the invariants of a component, and print a line for each.
+
+    Args:
+        check: the check of its kind.
+        cfg: the configuration.
+
+    Returns:
+        The exit code: 0 if all invariants hold, 1 if one fails.
+
+    Raises:
+        UserError: the component, or what it is checked with, cannot be built.
+    """
+    refuse_device(cfg.common)
+    set_up_device(cfg.common)
+    with tempfile.TemporaryDirectory() as folder:
+        subject = check.subject(cfg, Path(folder))
+        code = report(check.outcomes(subject), check.advice, subject)
+    if code == 0 and isinstance(subject, Decoding) and changes_nothing(subject):
+        kind = DECODING_COMPONENTS[subject.group][0].kind
+        print(f"the {kind} changes nothing: all decodes are those without it")
+    return code
+
+
+def refuse_device(common: CommonConfig) -> None:
+    """Refuse a device other than the CPU.
+
+    Raises:
+        ConfigError: the user chose one.
+    """
+    if common.device not in ("auto", "cpu"):
+        raise ConfigError(f"common.device={common.device}: the checks run on the CPU; remove the key")
+
+
+def report(outcomes: Iterable[Outcome], advice: Advice[S], subject: S) -> int:
+    """Check invariants, and print what is found.
+
+    Args:
+        outcomes: what is found for each invariant, one after the other.
+        advice: the causes of violations.
+        subject: what is checked.
+
+    Returns:
+        The exit code: 0 if all invariants hold, 1 if one fails.
+    """
+    found: list[Outcome] = []
+    shown: set[str] = set()
+    print(f"{'invariant':<42} {'result':<8} {'difference':>10} {'seconds':>8}")
+    for outcome in outcomes:
+        found.append(outcome)
+        print(printable(_line(outcome, shown)), flush=True)
+    wrong = failed(found)
+    checked = len([outcome for outcome in found if not outcome.reason])
+    print(f"{checked - len(wrong)} of {checked} invariants hold")
+    for diagnosis in causes(found, advice, subject) if wrong else []:
+        print(f"probable cause: {diagnosis.cause.value}")
+        if diagnosis.module:
+            print(f"first layer that differs: {diagnosis.module}")
+    return 1 if wrong else 0
+
+
+def _line(outcome: Outcome, errors: set[str]) -> str:
+    """The line of an invariant; ``errors`` has the errors that were shown before, and gets this one."""
+    if outcome.reason:
+        return f"{outcome.name:<42} not run: {outcome.reason}"
+    violation = outcome.violation
+    shown = f"{outcome.name:<42} {'failed' if violation else 'passed':<8} {outcome.difference:>10.1e}"
+    shown += f" {outcome.seconds:>8.2f}"
+    if violation is None:
+        return shown
+    if isinstance(violation, Raised):
+        again = violation.what in errors
+        errors.add(violation.what)
+        return f"{shown}\n    {'the same error' if again else violation.what}"
+    parts = {"step": violation.step, "sentence": violation.sentence, "beam": violation.beam}
+    place = ", ".join(f"{name} {number}" for name, number in parts.items() if number is not None)
+    return f"{shown}\n    {place + ': ' if place else ''}{violation.what}"
 
 
 if __name__ == "__main__":

@@ -20,9 +20,8 @@ from seqgen.config.compose import compose
 from seqgen.config.values import given_values
 from seqgen.data.text import read_lines, stream_lines
 from seqgen.errors import CheckpointError, ConfigError, DataError, nearest, printable
-from seqgen.lab.traces.cause import Decode, Explanation, explain
 from seqgen.lab.traces.decoding import InspectedModels, Lines
-from seqgen.lab.traces.difference import Difference, first_difference, nbest_difference
+from seqgen.lab.traces.difference import Decode, Difference, Explanation, explain, first_difference, nbest_difference
 from seqgen.lab.traces.line_trace import LineTrace
 from seqgen.registry import DECODING_COMPONENTS
 from seqgen.text.text_model import TextModel

@@ -12,9 +12,8 @@ from seqgen.cli.command import log, run, with_words
 from seqgen.cli.output import check_output, check_report, write_report
 from seqgen.config import option
 from seqgen.errors import ConfigError
-from seqgen.lab.compare.curves import write_png
+from seqgen.lab.compare.curves import page as page_of, write_png
 from seqgen.lab.compare.run import Run, find_runs, read_runs
-from seqgen.lab.compare.runs_page import page as page_of
 from seqgen.lab.compare.table import as_dict, sorted_runs, text_difference, text_table
 from seqgen.system.files import write_atomically
 

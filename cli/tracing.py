@@ -12,8 +12,7 @@ from seqgen.cli.formats import json_line
 from seqgen.cli.output import check_output, open_output
 from seqgen.config import GenerateConfig, TraceConfig
 from seqgen.errors import ConfigError
-from seqgen.lab.traces.replay import replayed
-from seqgen.lab.traces.trace import Trace
+from seqgen.lab.traces.trace import Trace, replayed
 from seqgen.lab.traces.writer import TraceWriter
 from seqgen.text.results import Translation
 from seqgen.text.sources import EncodedSource

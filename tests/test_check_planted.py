@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from examples import lstm
 from seqgen.incremental_state import StateKey
-from seqgen.lab.checks.catalog import PASSES, STEPPING, WEIGHTS
-from seqgen.lab.checks.checking import check_all
-from seqgen.lab.checks.diagnosis import Cause, diagnose
+from seqgen.lab.checks.checking import check_all, diagnose
+from seqgen.lab.checks.diagnosis import ADVICE, Cause
+from seqgen.lab.checks.models import PASSES, STEPPING, WEIGHTS
 from seqgen.lab.checks.subject import Subject, randomize_, tiny_dictionary
 from seqgen.model import EncoderDecoderModel
 from seqgen.models import fconv, transformer
@@ -423,6 +423,6 @@ def test_planted_bugs_are_found_and_named(name: str, monkeypatch: pytest.MonkeyP
     planted.plant(lambda owner, attribute, value: monkeypatch.setattr(owner, attribute, value, raising=False))
     subject, outcomes = outcomes_of(MODELS[planted.model])
     assert any(outcome.violation for outcome in outcomes)
-    found = diagnose(subject, outcomes)
+    found = diagnose(outcomes, ADVICE, subject)
     assert found.cause is planted.cause, [f"{o.name}: {o.violation.what}" for o in outcomes if o.violation]
     assert found.module.startswith(planted.module)

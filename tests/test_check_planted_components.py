@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.cli.check_decoding import KINDS, DecodingCheckConfig, subject_of
+import seqgen.models  # noqa: F401  # declares the built-in models
 from seqgen.config import SINGLE_COMPONENTS, GenerationConfig
 from seqgen.generation.candidates import Candidates, best_continuations
 from seqgen.generation.component import ATTENTION, FEATURES, Component
@@ -19,8 +19,9 @@ from seqgen.generation.ensemble.combinations import Combination
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.search.base import Search
 from seqgen.generation.search.beam import BeamSearch, own_beams
-from seqgen.lab.checks.checking import RaisedCause, causes, check_all
-from seqgen.lab.checks.component_diagnosis import Cause, diagnose
+from seqgen.lab.checks.advice import COMPONENT_ADVICE, ComponentCause as Cause
+from seqgen.lab.checks.checking import CommonCause, causes, check_all
+from seqgen.lab.checks.kinds import KINDS, DecodingCheckConfig, component_subject
 from seqgen.registry import DECODING_COMPONENTS, Entry
 
 BUGS: dict[str, tuple[type[Component], Enum]] = {}
@@ -300,7 +301,7 @@ class AddsNoise(LogitsProcessor):
         return lprobs + 0.1 * torch.rand_like(lprobs)
 
 
-@bug(RaisedCause.ERROR)
+@bug(CommonCause.ERROR)
 class RaisesAnError(LogitsProcessor):
     def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
         return lprobs + self.missing
@@ -340,10 +341,10 @@ def test_planted_bugs_are_found_and_named(name: str, monkeypatch: pytest.MonkeyP
     entry = Entry(name, component, make_dataclass(f"{name}Config", []), __file__)
     monkeypatch.setitem(registry._entries, name, entry)
     generation = GenerationConfig(**{chooser: name if group in SINGLE_COMPONENTS else [name]})
-    subject = subject_of(group, DecodingCheckConfig(generation=generation))
+    subject = component_subject(group, DecodingCheckConfig(generation=generation))
     outcomes = list(check_all(KINDS[group].invariants, subject))
     violations = [f"{outcome.name}: {outcome.violation.what}" for outcome in outcomes if outcome.violation]
     assert violations, [(o.name, o.reason) for o in outcomes if o.reason]
-    found = [diagnosis.cause for diagnosis in causes(outcomes, lambda wrong: diagnose(subject, wrong))]
+    found = [diagnosis.cause for diagnosis in causes(outcomes, COMPONENT_ADVICE, subject)]
     assert found[-1] is cause, "\n".join(violations)
-    assert len(found) == 1 or found[0] is RaisedCause.ERROR
+    assert len(found) == 1 or found[0] is CommonCause.ERROR

@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
+import seqgen.models  # declares the built-in models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from examples.dates import DatesConfig, DatesTask, LetterTokenizer
-from seqgen.cli.check_subjects import Vocabularies, new_model, small_transformer
 from seqgen.data.pair_dataset import PairDataset
-from seqgen.lab.checks import criteria, task_diagnosis
-from seqgen.lab.checks.checking import check_all
+from seqgen.lab.checks.advice import CRITERION_ADVICE, TASK_ADVICE, CriterionCause, TaskCause
+from seqgen.lab.checks.checking import check_all, diagnose
 from seqgen.lab.checks.criteria import CRITERION, Training
+from seqgen.lab.checks.kinds import Vocabularies, new_model, small_transformer
 from seqgen.lab.checks.subject import Subject, randomize_, tiny_dictionary
 from seqgen.lab.checks.tasks import TASK, Prepared
 from seqgen.structures import Batch
@@ -30,11 +31,11 @@ from seqgen.training.criteria import (
     target_logits,
 )
 
-CRITERIA: dict[str, tuple[type[Criterion], criteria.Cause]] = {}
+CRITERIA: dict[str, tuple[type[Criterion], CriterionCause]] = {}
 """Criteria with a planted bug, and the cause that the check should name."""
 
 
-def bug(cause: criteria.Cause) -> Callable[[type[Criterion]], type[Criterion]]:
+def bug(cause: CriterionCause) -> Callable[[type[Criterion]], type[Criterion]]:
     def decorator(criterion: type[Criterion]) -> type[Criterion]:
         CRITERIA[criterion.__name__] = criterion, cause
         return criterion
@@ -55,13 +56,13 @@ class Plain(Criterion):
         return CriterionOut(losses.sum(), size, {"ntokens": size, "nsentences": len(batch.ids)})
 
 
-@bug(criteria.Cause.MEAN)
+@bug(CriterionCause.MEAN)
 class MeanLoss(Plain):
     def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
         return replace(super().of(losses, batch), loss=losses.mean())
 
 
-@bug(criteria.Cause.PADDING)
+@bug(CriterionCause.PADDING)
 class CountsPadding(Plain):
     def __call__(self, model: Any, batch: Batch) -> CriterionOut:
         source = batch.source
@@ -71,20 +72,20 @@ class CountsPadding(Plain):
         return self.of(-lprobs.gather(2, batch.target.unsqueeze(2)).flatten(), batch)
 
 
-@bug(criteria.Cause.SOURCE_PADDING)
+@bug(CriterionCause.SOURCE_PADDING)
 class ReadsSourcePadding(Plain):
     def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
         return super().of(losses / batch.source.src_tokens.size(1), batch)
 
 
-@bug(criteria.Cause.SAMPLE_SIZE)
+@bug(CriterionCause.SAMPLE_SIZE)
 class SizeOfThePaddedBatch(Plain):
     def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
         assert batch.target is not None
         return replace(super().of(losses, batch), sample_size=batch.target.numel())
 
 
-@bug(criteria.Cause.GRADIENT)
+@bug(CriterionCause.GRADIENT)
 class DetachedWeight(Plain):
     """The gradient of a part of the loss is missing."""
 
@@ -92,33 +93,33 @@ class DetachedWeight(Plain):
         return super().of((1 - (-losses.detach()).exp()) * losses, batch)
 
 
-@bug(criteria.Cause.GRADIENT)
+@bug(CriterionCause.GRADIENT)
 class NoGradient(Plain):
     def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
         return super().of(losses.detach(), batch)
 
 
-@bug(criteria.Cause.MIXES_SENTENCES)
+@bug(CriterionCause.MIXES_SENTENCES)
 class NormalizedByTheBatch(Plain):
     def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
         return super().of(losses * losses / losses.mean(), batch)
 
 
-@bug(criteria.Cause.LOGGING)
+@bug(CriterionCause.LOGGING)
 class LogsWithGradient(Plain):
     def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
         out = super().of(losses, batch)
         return replace(out, logging={**out.logging, "nll_loss": losses.sum()})
 
 
-@bug(criteria.Cause.LOGGING)
+@bug(CriterionCause.LOGGING)
 class LogsAMean(Plain):
     def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
         out = super().of(losses, batch)
         return replace(out, logging={**out.logging, "nll_loss": losses.mean().detach()})
 
 
-@bug(criteria.Cause.CHANGED)
+@bug(CriterionCause.CHANGED)
 class ChangesTheTarget(Plain):
     def __call__(self, model: Any, batch: Batch) -> CriterionOut:
         assert batch.target is not None
@@ -126,20 +127,20 @@ class ChangesTheTarget(Plain):
         return super().__call__(model, batch)
 
 
-@bug(criteria.Cause.CHANGED)
+@bug(CriterionCause.CHANGED)
 class LeavesEvaluationMode(Plain):
     def __call__(self, model: Any, batch: Batch) -> CriterionOut:
         model.eval()
         return super().__call__(model, batch)
 
 
-@bug(criteria.Cause.RANDOMNESS)
+@bug(CriterionCause.RANDOMNESS)
 class RandomInEvaluation(Plain):
     def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
         return super().of(losses * torch.rand_like(losses), batch)
 
 
-@bug(criteria.Cause.RANDOMNESS)
+@bug(CriterionCause.RANDOMNESS)
 class KeepsAnAverage(Plain):
     average: float = 1.0
 
@@ -162,17 +163,17 @@ def test_planted_bugs_of_criteria(name: str) -> None:
     outcomes = list(check_all(CRITERION, subject))
     violations = [f"{outcome.name}: {outcome.violation.what}" for outcome in outcomes if outcome.violation]
     assert violations
-    assert criteria.diagnose(subject, outcomes).cause is cause, "\n".join(violations)
+    assert diagnose(outcomes, CRITERION_ADVICE, subject).cause is cause, "\n".join(violations)
 
 
 # -- tasks -------------------------------------------------------------------------------------------------------------
 
 Patch = Callable[[Any, str, Any], None]
-TASKS: dict[str, tuple[Callable[[Patch], None], task_diagnosis.Cause]] = {}
+TASKS: dict[str, tuple[Callable[[Patch], None], TaskCause]] = {}
 """Functions that plant a bug in the task of dates, and the cause that the check should name."""
 
 
-def task_bug(cause: task_diagnosis.Cause) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+def task_bug(cause: TaskCause) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
     def decorator(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
         TASKS[plant.__name__] = plant, cause
         return plant
@@ -185,20 +186,20 @@ def changing_batches(patch: Patch, change: Callable[[Batch], Batch]) -> None:
     patch(DatesTask, "collate", lambda self, examples, model: change(collate(self, examples, model)))
 
 
-@task_bug(task_diagnosis.Cause.TEXT)
+@task_bug(TaskCause.TEXT)
 def decode_loses_the_last_token(patch: Patch) -> None:
     decode = LetterTokenizer.decode
     patch(LetterTokenizer, "decode", lambda self, ids: decode(self, ids[:-1]))
 
 
-@task_bug(task_diagnosis.Cause.TEXT)
+@task_bug(TaskCause.TEXT)
 def decode_keeps_padding(patch: Patch) -> None:
     patch(
         DatesTask, "decode", lambda self, tokens: self.target_tokenizer.decode([t for t in tokens.tolist() if t != 2])
     )
 
 
-@task_bug(task_diagnosis.Cause.NOT_SHIFTED)
+@task_bug(TaskCause.NOT_SHIFTED)
 def target_not_shifted(patch: Patch) -> None:
     def change(batch: Batch) -> Batch:
         assert batch.target is not None
@@ -209,7 +210,7 @@ def target_not_shifted(patch: Patch) -> None:
     changing_batches(patch, change)
 
 
-@task_bug(task_diagnosis.Cause.START)
+@task_bug(TaskCause.START)
 def another_start_token(patch: Patch) -> None:
     def change(batch: Batch) -> Batch:
         assert batch.prev_output_tokens is not None
@@ -220,7 +221,7 @@ def another_start_token(patch: Patch) -> None:
     changing_batches(patch, change)
 
 
-@task_bug(task_diagnosis.Cause.PADDING)
+@task_bug(TaskCause.PADDING)
 def sources_padded_with_end_of_sentence(patch: Patch) -> None:
     def change(batch: Batch) -> Batch:
         tokens = batch.source.src_tokens
@@ -229,7 +230,7 @@ def sources_padded_with_end_of_sentence(patch: Patch) -> None:
     changing_batches(patch, change)
 
 
-@task_bug(task_diagnosis.Cause.COUNTS)
+@task_bug(TaskCause.COUNTS)
 def lengths_with_padding(patch: Patch) -> None:
     def change(batch: Batch) -> Batch:
         whole = torch.full_like(batch.source.src_lengths, batch.source.src_tokens.size(1))
@@ -238,12 +239,12 @@ def lengths_with_padding(patch: Patch) -> None:
     changing_batches(patch, change)
 
 
-@task_bug(task_diagnosis.Cause.ENCODING)
+@task_bug(TaskCause.ENCODING)
 def decoding_without_end_of_sentence(patch: Patch) -> None:
     patch(DatesTask, "encode_source", lambda self, text: torch.tensor(self.source_tokenizer.encode(text)))
 
 
-@task_bug(task_diagnosis.Cause.RANDOM_EXAMPLES)
+@task_bug(TaskCause.RANDOM_EXAMPLES)
 def examples_with_random_noise(patch: Patch) -> None:
     example = PairDataset.example
 
@@ -255,13 +256,13 @@ def examples_with_random_noise(patch: Patch) -> None:
     patch(PairDataset, "example", noisy)
 
 
-@task_bug(task_diagnosis.Cause.LENGTHS)
+@task_bug(TaskCause.LENGTHS)
 def lengths_without_end_of_sentence(patch: Patch) -> None:
     lengths = PairDataset.lengths
     patch(PairDataset, "lengths", lambda self, epoch=0, seed=0: lengths(self, epoch, seed) - 1)
 
 
-@task_bug(task_diagnosis.Cause.EXAMPLES)
+@task_bug(TaskCause.EXAMPLES)
 def the_last_example_is_lost(patch: Patch) -> None:
     example = PairDataset.example
 
@@ -283,7 +284,7 @@ def the_last_example_is_lost(patch: Patch) -> None:
     patch(PairDataset, "example", repeated)
 
 
-@task_bug(task_diagnosis.Cause.VALIDATION)
+@task_bug(TaskCause.VALIDATION)
 def validation_in_training_mode(patch: Patch) -> None:
     def valid_step(self: Task, batch: Batch, model: Any, criterion: Any) -> Any:
         model.train()
@@ -293,17 +294,17 @@ def validation_in_training_mode(patch: Patch) -> None:
     patch(DatesTask, "valid_step", valid_step)
 
 
-@task_bug(task_diagnosis.Cause.VALIDATION)
+@task_bug(TaskCause.VALIDATION)
 def validation_with_gradients(patch: Patch) -> None:
     patch(DatesTask, "valid_step", lambda self, batch, model, criterion: criterion(model, batch))
 
 
-@task_bug(task_diagnosis.Cause.TRAINING)
+@task_bug(TaskCause.TRAINING)
 def training_without_gradients(patch: Patch) -> None:
     patch(DatesTask, "train_step", torch.no_grad()(lambda self, batch, model, criterion: criterion(model, batch)))
 
 
-@task_bug(task_diagnosis.Cause.NOT_RESTORED)
+@task_bug(TaskCause.NOT_RESTORED)
 def another_vocabulary_on_resuming(patch: Patch) -> None:
     setup = DatesTask.setup_task.__func__  # type: ignore[attr-defined]
     made: list[int] = []
@@ -318,7 +319,7 @@ def another_vocabulary_on_resuming(patch: Patch) -> None:
     patch(DatesTask, "setup_task", classmethod(setup_task))
 
 
-@task_bug(task_diagnosis.Cause.METRICS)
+@task_bug(TaskCause.METRICS)
 def metrics_of_errors(patch: Patch) -> None:
     def metrics(self: Task, hypotheses: Any, references: Any) -> dict[str, float]:
         return {"errors": sum(one != two for one, two in zip(hypotheses, references, strict=True))}
@@ -346,4 +347,4 @@ def test_planted_bugs_of_tasks(name: str, folder: Path, monkeypatch: pytest.Monk
     outcomes = list(check_all(TASK, subject))
     violations = [f"{outcome.name}: {outcome.violation.what}" for outcome in outcomes if outcome.violation]
     assert violations
-    assert task_diagnosis.diagnose(outcomes).cause is cause, "\n".join(violations)
+    assert diagnose(outcomes, TASK_ADVICE, subject).cause is cause, "\n".join(violations)

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
+import seqgen.models  # declares the built-in models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks
-from seqgen.cli.check_decoding import KINDS, DecodingCheckConfig, subject_of
 from seqgen.config import GenerationConfig
 from seqgen.lab.checks.components import SHARED, changes_nothing
+from seqgen.lab.checks.kinds import KINDS, DecodingCheckConfig, component_subject
 from seqgen.lab.checks.strategies import STRATEGY
 from seqgen.registry import COMBINATIONS, CRITERIA, LOGITS_PROCESSORS, SEARCHES, STOPPING_RULES, TASKS, Registry
 from tests.commands import Outcome, command, corpus
@@ -135,7 +136,7 @@ def test_components_with_a_run_and_other_components(tmp_path: Path, monkeypatch:
     ],
 )
 def test_a_component_that_changes_nothing(group: str, values: dict[str, Any], nothing: bool) -> None:
-    subject = subject_of(group, DecodingCheckConfig(generation=GenerationConfig(**values)))
+    subject = component_subject(group, DecodingCheckConfig(generation=GenerationConfig(**values)))
     assert changes_nothing(subject) == nothing
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from seqgen.lab.checks.catalog import PASSES, SEARCH, STEPPING, WEIGHTS
-from seqgen.lab.checks.checking import RaisedCause
+from seqgen.lab.checks.checking import CommonCause
 from seqgen.lab.checks.diagnosis import Cause
+from seqgen.lab.checks.models import PASSES, SEARCH, STEPPING, WEIGHTS
 from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, Outcome, command, corpus, training_arguments
 from tests.huggingface_t5 import tiny_folder
 
@@ -61,7 +61,7 @@ def test_a_model_that_raises(tmp_path: Path) -> None:
     line = (tmp_path / "raising.py").read_text().splitlines().index("        1/0") + 1
     assert outcome.out.count(f"\n    ZeroDivisionError: division by zero ({tmp_path}/raising.py:{line})\n") == 1
     assert outcome.out.count("\n    the same error\n") > 20
-    assert outcome.out.splitlines()[-1] == f"probable cause: {RaisedCause.ERROR.value}"
+    assert outcome.out.splitlines()[-1] == f"probable cause: {CommonCause.ERROR.value}"
 
 
 @pytest.mark.nightly

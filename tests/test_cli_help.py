@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from seqgen.cli.average import AverageConfig
+from seqgen.cli.check import CheckConfig
 from seqgen.cli.check_diff import DiffConfig
 from seqgen.cli.check_languages import LanguagesConfig
-from seqgen.cli.check_model import CheckConfig
 from seqgen.cli.command import _in_red
 from seqgen.cli.convert import ConvertConfig
 from seqgen.cli.examples import EXAMPLES

@@ -13,7 +13,7 @@ from torch import Tensor
 from seqgen.errors import DecodingError
 from seqgen.incremental_state import IncrementalState
 from seqgen.lab.checks import stepping
-from seqgen.lab.checks.decode import Decode
+from seqgen.lab.checks.stepping import Decode
 from seqgen.lab.checks.subject import BEAM, LENGTHS, expand
 from seqgen.modules import attention
 from seqgen.modules.kv_cache import growing, indirection

@@ -14,7 +14,7 @@ from seqgen.config import GenerationConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import ConfigError
 from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.lab.hidden_states import given_embeddings
+from seqgen.lab.inspection import given_embeddings
 from seqgen.structures import Batch, Source
 from tests import huggingface_gpt2
 from tests.generators import make_generator

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from seqgen.checkpoints.loading import load_model
 from seqgen.errors import ConfigError
-from seqgen.lab.heads import masked_heads, prune_heads
+from seqgen.lab.inspection import masked_heads, prune_heads
 from seqgen.model import EncoderDecoderModel
 from seqgen.models.huggingface.checkpoint import save_pretrained
 from seqgen.modules.internals import recorded

@@ -12,7 +12,8 @@ from seqgen.config import GenerationConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.lab.checks import catalog, search
+from seqgen.lab.checks import search
+from seqgen.lab.checks.models import SEARCH
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.cached_weight import CachedWeight
 from seqgen.modules.kv_cache import indirection
@@ -44,11 +45,11 @@ names = pytest.mark.parametrize("name", list(ZOO))
 
 
 @names
-@pytest.mark.parametrize("law", [law for law in catalog.SEARCH if law != "search: beams in place = moved"])
+@pytest.mark.parametrize("law", [law for law in SEARCH if law != "search: beams in place = moved"])
 def test_invariants(name: str, law: str) -> None:
     """The invariant that is left out has the test below."""
     with torch.no_grad():
-        catalog.SEARCH[law](subject_of(name, peaked=True))
+        SEARCH[law](subject_of(name, peaked=True))
 
 
 @names

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from seqgen.lab.checks import catalog
 from seqgen.lab.checks.checking import NotApplicableError
+from seqgen.lab.checks.models import PASSES, STEPPING, WEIGHTS
 from seqgen.lab.checks.subject import TOLERANCE
 from tests.model_zoo import ZOO, build, inputs, subject_of
 
 every_model = pytest.mark.parametrize("name", list(ZOO))
 every_dtype = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=lambda dtype: str(dtype).removeprefix("torch."))
-INVARIANTS = catalog.PASSES | catalog.STEPPING | catalog.WEIGHTS
+INVARIANTS = PASSES | STEPPING | WEIGHTS
 IN_FLOAT32 = (
     "alone = in a batch",
     "steps = parallel pass",

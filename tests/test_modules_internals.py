@@ -14,7 +14,7 @@ from seqgen.errors import ConfigError
 from seqgen.generation.observers import Observer, StepRecord
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.lab.checks.subject import expand
-from seqgen.lab.hidden_states import StepLogits
+from seqgen.lab.inspection import StepLogits
 from seqgen.modules.internals import StackInternals, recorded
 from seqgen.structures import Batch, Source
 from seqgen.text.translator import Translator

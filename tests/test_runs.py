@@ -16,10 +16,9 @@ from seqgen.checkpoints.resume import flatten
 from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
 from seqgen.config.values import to_dict
-from seqgen.lab.compare.curves import charts, svg
+from seqgen.lab.compare.curves import charts, page, svg
 from seqgen.lab.compare.provenance import EDITED, PROVENANCE, origins_of, read_provenance, recorded_origin, with_origins
 from seqgen.lab.compare.run import read_run, read_runs
-from seqgen.lab.compare.runs_page import page
 from seqgen.lab.compare.table import MISSING, as_dict, differences, sorted_runs, text_difference, text_table
 from seqgen.registry import MODELS
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments

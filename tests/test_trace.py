@@ -21,8 +21,7 @@ from seqgen.generation.observers import Outcome
 from seqgen.lab.traces import sentence as sentence_module, trace as trace_module
 from seqgen.lab.traces.page import page_of
 from seqgen.lab.traces.reference import Fate, reference_path
-from seqgen.lab.traces.replay import replayed
-from seqgen.lab.traces.trace import TABLES, Trace
+from seqgen.lab.traces.trace import TABLES, Trace, replayed
 from seqgen.lab.traces.writer import TraceWriter
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator

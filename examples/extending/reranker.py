@@ -42,5 +42,5 @@ class LengthRatio(Reranker):
         Returns:
             A score for each; the higher, the better.
         """
-        expected = self.ratio * len(translation.first_source.split())
+        expected = self.ratio * len(translation.member_sources[0].split())
         return [item.score - self.weight * abs(len(item.text.split()) - expected) for item in hypotheses]

@@ -105,7 +105,7 @@ class QualityEstimation(Reranker):
 
     def __call__(self, translation: Translation, hypotheses: Sequence[TextHypothesis]) -> list[float]:
         """See ``Reranker``."""
-        values = self.function(translation.first_source, [item.text for item in hypotheses])
+        values = self.function(translation.member_sources[0], [item.text for item in hypotheses])
         return [
             float(value) + self.weight * item.score if self.weight else float(value)
             for value, item in zip(values, hypotheses, strict=True)

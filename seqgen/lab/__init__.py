@@ -3,8 +3,7 @@
 ``checks`` tries invariants, ``traces`` records decodes, ``compare`` compares outputs and runs.
 """
 
-from seqgen.lab.heads import masked_heads, prune_heads
-from seqgen.lab.hidden_states import StepLogits, given_embeddings
+from seqgen.lab.inspection import StepLogits, given_embeddings, masked_heads, prune_heads
 from seqgen.lab.traces.trace import Trace
 
 __all__ = ["StepLogits", "Trace", "given_embeddings", "masked_heads", "prune_heads"]

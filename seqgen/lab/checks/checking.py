@@ -5,14 +5,16 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
+from seqgen.structures import map_tensors
 from seqgen.system.hooks import missing
 
 
@@ -67,10 +69,11 @@ _LIBRARIES = {"torch", "numpy", *sys.stdlib_module_names}
 """Packages whose code is not the place of an error: the place is the line that calls them."""
 
 
-class RaisedCause(Enum):
-    """The cause if an error is raised; the value says what to do."""
+class CommonCause(Enum):
+    """The causes that all kinds of components share; the value says what to do."""
 
     ERROR = "the component raises the error above; correct that first"
+    UNKNOWN = "no experiment names the cause; see the first failure"
 
 
 class NotApplicableError(Exception):
@@ -91,6 +94,14 @@ class Compared:
 
     def restore(self) -> None:
         """Undo what an invariant may have changed; called after each."""
+
+    def hold(self, invariant: Callable[[Any], None]) -> None:
+        """Check an invariant.
+
+        Args:
+            invariant: its function, which raises ``Violation`` or ``NotApplicableError``.
+        """
+        invariant(self)
 
     def same(
         self,
@@ -197,7 +208,7 @@ def check_one(name: str, invariant: Callable[[S], None], subject: S) -> Outcome:
     violation, reason = None, ""
     try:
         with torch.no_grad():
-            invariant(own)
+            own.hold(invariant)
     except Violation as error:
         violation = error
     except NotApplicableError as error:
@@ -215,17 +226,60 @@ def failed(outcomes: Sequence[Outcome]) -> list[Outcome]:
     return [outcome for outcome in outcomes if outcome.violation is not None]
 
 
-def causes(outcomes: Sequence[Outcome], diagnose: Callable[[Sequence[Outcome]], Diagnosis]) -> list[Diagnosis]:
+Wrong: TypeAlias = Mapping[str, Violation]
+"""Violations by the name of the invariant."""
+Advice: TypeAlias = Sequence[tuple[str, str, Enum | Callable[[S, Wrong], Diagnosis | None]]]
+"""Rows of an invariant, a part of its violation's text, and the cause, or an experiment that may find the cause. The
+first row that applies decides; a row without the name of an invariant applies to all violations."""
+
+
+def causes(outcomes: Sequence[Outcome], advice: Advice[S], subject: S) -> list[Diagnosis]:
     """Find the causes of what failed. An error of the component is its own cause, and comes first.
+
+    Errors are among the violations that ``advice`` explains only if the first invariant holds, the simplest use of the
+    component: then it matters in which other one they occur.
 
     Args:
         outcomes: what the checks found; at least one violation.
-        diagnose: finds the cause of violations. Errors are among these only if the first invariant holds, the simplest
-            use of the component: then it matters in which other one they occur.
+        advice: the causes of violations.
+        subject: what was checked.
     """
     wrong = failed(outcomes)
     raised = [outcome.violation for outcome in wrong if isinstance(outcome.violation, Raised)]
     if outcomes[0].violation in raised:
         wrong = [outcome for outcome in wrong if outcome.violation not in raised]
-    found = [Diagnosis(RaisedCause.ERROR)] if not wrong or any(error.own for error in raised) else []
-    return [*found, diagnose(wrong)] if wrong else found
+    found = [Diagnosis(CommonCause.ERROR)] if not wrong or any(error.own for error in raised) else []
+    return [*found, diagnose(wrong, advice, subject)] if wrong else found
+
+
+def diagnose(outcomes: Sequence[Outcome], advice: Advice[S], subject: S) -> Diagnosis:
+    """Find the usual cause that explains violations.
+
+    Args:
+        outcomes: what the checks found; at least one violation.
+        advice: the causes of violations.
+        subject: what was checked.
+    """
+    wrong = {outcome.name: outcome.violation for outcome in outcomes if outcome.violation is not None}
+    own = replace(subject)
+    for name, part, cause in advice:
+        if name and (name not in wrong or part not in wrong[name].what):
+            continue
+        if isinstance(cause, Enum):
+            return Diagnosis(cause)
+        with suppress(Exception), torch.no_grad():  # the component may raise anything; the next row may still work
+            if (found := cause(own, wrong)) is not None:
+                return found
+    return Diagnosis(CommonCause.UNKNOWN)
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors in nested dataclasses, dicts, lists and tuples."""
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(value, note)
+    return found

@@ -1,22 +1,29 @@
-"""Invariants of every decoding component: batching, optimizations and its state change nothing."""
+"""Invariants of every decoding component, and those of combinations, stopping rules and observers.
+
+Batching, optimizations and the component's state change nothing.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from seqgen.config import DebugConfig
+from seqgen.data.pair_dataset import pad_rows
 from seqgen.errors import ConfigError, DecodingError, UserError
 from seqgen.generation.candidates import Candidates, gather_beams
-from seqgen.generation.component import Component
+from seqgen.generation.component import Component, Composite
+from seqgen.generation.context import StepContext
+from seqgen.generation.ensemble.combinations import Combination
+from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.session import Session
 from seqgen.lab.checks.checking import Invariants, NotApplicableError, Violation
-from seqgen.lab.checks.decoding import LENGTHS, Decoding, under_all_rules
+from seqgen.lab.checks.decoding import LENGTHS, Decoding
 from seqgen.lab.checks.search import same_hypotheses
 from seqgen.structures import Batch, Hypothesis
 
@@ -226,15 +233,83 @@ def changes_nothing(subject: Decoding) -> bool:
 
 
 SHARED: Invariants[Decoding] = {
-    "decodes are repeatable": under_all_rules(decodes_are_repeatable),
-    "alone = in a batch": under_all_rules(alone_equals_batched),
-    "order of sentences": under_all_rules(order_changes_nothing),
-    "optimized = not optimized": under_all_rules(optimizations_change_nothing),
-    "blocks of the vocabulary": under_all_rules(blocks_change_nothing),
-    "joining = one batch": under_all_rules(joining_changes_nothing),
-    "two decodes at a time": under_all_rules(two_decodes_at_a_time),
-    "[m, m] = m": under_all_rules(ensemble_of_itself),
-    "state follows the beams": under_all_rules(state_follows_the_beams),
-    "state of sentences that leave": under_all_rules(state_of_sentences_that_leave),
+    "decodes are repeatable": decodes_are_repeatable,
+    "alone = in a batch": alone_equals_batched,
+    "order of sentences": order_changes_nothing,
+    "optimized = not optimized": optimizations_change_nothing,
+    "blocks of the vocabulary": blocks_change_nothing,
+    "joining = one batch": joining_changes_nothing,
+    "two decodes at a time": two_decodes_at_a_time,
+    "[m, m] = m": ensemble_of_itself,
+    "state follows the beams": state_follows_the_beams,
+    "state of sentences that leave": state_of_sentences_that_leave,
 }
 """The invariants of every kind of decoding component."""
+
+
+def scorer_equals_generator(subject: Decoding) -> None:
+    """Scoring the best hypotheses as given targets gives the scores that the search gave them."""
+    batch, ids = subject.batch(), subject.ids
+    setup = subject.generator().setup
+    wanted = [hypotheses[:1] for hypotheses in subject.decode(batch, min_len=0, end_symbols=[])]
+    target = pad_rows([hypotheses[0].tokens for hypotheses in wanted], ids.pad)
+    previous = torch.cat([torch.full((len(target), 1), ids.start), target[:, :-1]], dim=1)
+    scorer = SequenceScorer(setup.ensemble.members, ids.pad, ids.eos, combination=setup.ensemble.combination)
+    lengths = [len(hypotheses[0].tokens) for hypotheses in wanted]
+    scored = scorer.score(replace(batch, target=target, prev_output_tokens=previous), lengths)
+    got = [[one.hypothesis] for one in scored]
+    same_hypotheses(subject, got, wanted, "the scorer disagrees with the generator")
+
+
+class CombinationProbe(Composite, Combination):
+    """Calls a combination, and checks that it leaves the members' scores as they are.
+
+    Args:
+        combination: the combination.
+    """
+
+    def __init__(self, combination: Combination):
+        self.parts = [combination]
+
+    def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
+        """See ``Combination``."""
+        before = [scores.clone() for scores in lprobs]
+        found: Tensor = self.parts[0](lprobs, context)
+        for member, (scores, kept) in enumerate(zip(lprobs, before, strict=True)):
+            if not torch.equal(scores, kept):
+                raise Violation(f"the combination changes lprobs[{member}], the scores of a member, in place")
+        return found
+
+    def attention_weights(self, members: int) -> list[float]:
+        """Those of the combination."""
+        weights: list[float] = self.parts[0].attention_weights(members)
+        return weights
+
+
+def calls_change_no_scores(subject: Decoding) -> None:
+    """A call does not change the members' scores."""
+    probe = CombinationProbe(subject.generator().setup.ensemble.combination)
+    others = subject.keys_without("combination.", "inner_combination.")
+    options: dict[str, Any] = {"combination": "", "inner_combination": "", "components": others}
+    subject.decode(subject.batch(), objects={"combination": probe}, **options)
+
+
+def observing_changes_nothing(subject: Decoding) -> None:
+    """A decode without the observer gives the same result."""
+    observed = subject.decode(subject.batch())
+    alone = subject.decode(subject.batch(), **subject.without)
+    same_hypotheses(subject, observed, alone, "the observer changes the result")
+
+
+COMBINATION: Invariants[Decoding] = {
+    **{name: law for name, law in SHARED.items() if name != "[m, m] = m"},
+    "scorer = generator": scorer_equals_generator,
+    "calls change nothing else": calls_change_no_scores,
+}
+"""The invariants of a combination, with two models."""
+
+STOPPING: Invariants[Decoding] = SHARED
+"""The invariants of a stopping rule."""
+
+OBSERVER: Invariants[Decoding] = {**SHARED, "observed = not observed": observing_changes_nothing}
+"""The invariants of an observer."""

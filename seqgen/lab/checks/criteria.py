@@ -5,17 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad as pad_columns
 
-from seqgen.lab.checks.checking import Compared, Diagnosis, Invariants, Outcome, Violation
+from seqgen.lab.checks.checking import Compared, Invariants, Violation, tensors_in
 from seqgen.lab.checks.subject import Ids
 from seqgen.model import EncoderDecoderModel
-from seqgen.structures import Batch, Source, map_tensors
+from seqgen.structures import Batch, Source
 
 LENGTHS, TARGETS = [5, 2, 8, 1], [3, 6, 1, 4]
 """The length of each source and each target, end-of-sentence included."""
@@ -220,8 +219,8 @@ def inputs_are_not_changed(subject: Training) -> None:
         before = copy.deepcopy(batch)
         weights = {name: value.clone() for name, value in subject.model.state_dict().items()}
         subject.gradient(batch, training)
-        kept = iter(_tensors(before))
-        if not all(torch.equal(tensor, next(kept)) for tensor in _tensors(batch)):
+        kept = iter(tensors_in(before))
+        if not all(torch.equal(tensor, next(kept)) for tensor in tensors_in(batch)):
             raise Violation("the criterion changes a tensor of the batch in place")
         if any(not torch.equal(value, weights[name]) for name, value in subject.model.state_dict().items()):
             raise Violation("the criterion changes the weights of the model")
@@ -231,17 +230,6 @@ def inputs_are_not_changed(subject: Training) -> None:
 
 def _mode(training: bool) -> str:
     return "training" if training else "evaluation"
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    map_tensors(value, note)
-    return found
 
 
 def gradients_accumulate(subject: Training) -> None:
@@ -267,73 +255,3 @@ CRITERION: Invariants[Training] = {
     "gradients accumulate": gradients_accumulate,
 }
 """The invariants of a criterion."""
-
-
-class Cause(Enum):
-    """The usual causes; the value says what to do."""
-
-    RANDOMNESS = (
-        "the loss is random in evaluation, or depends on earlier calls; draw random numbers only if model.training is "
-        "true, and keep nothing on the criterion"
-    )
-    GRADIENT = (
-        "a part of the loss has no gradient or a wrong one; look for detach, item, data and torch.no_grad, and for a "
-        "custom backward"
-    )
-    PADDING = (
-        "padding of the target is counted; leave out the positions whose target is padding (target_logits does so)"
-    )
-    SOURCE_PADDING = "the loss depends on padding of the source; pass batch.source.src_lengths to the model"
-    MEAN = "the loss is a mean; return the sum over target tokens, since the trainer divides by the sum of sample_size"
-    SAMPLE_SIZE = (
-        "sample_size or a logged value does not add up over ranks; count what the loss is summed over, without padding"
-    )
-    MIXES_SENTENCES = "the loss of a sentence depends on the other sentences; do not normalize over the batch"
-    LOGGING = "a logged value is wrong; log detached sums over the batch (see CriterionOut.logging)"
-    CHANGED = "the criterion changes the batch, the weights or the mode of the model; copy what you change"
-    LOSS = "the loss has to be a finite scalar tensor with a gradient, and sample_size a positive number"
-    UNKNOWN = "no experiment names the cause; see the first failure"
-
-
-def diagnose(subject: Training, outcomes: Sequence[Outcome]) -> Diagnosis:
-    """Find the usual cause that explains the violations.
-
-    Args:
-        subject: the criterion.
-        outcomes: what the checks found; at least one violation.
-    """
-    wrong = {outcome.name: outcome.violation for outcome in outcomes if outcome.violation is not None}
-    if (first := wrong.get("the loss is a scalar")) is not None:
-        return Diagnosis(_of_the_loss(first))
-    if "inputs are not changed" in wrong:
-        return Diagnosis(Cause.CHANGED)
-    if wrong.keys() & {"losses are repeatable", "gradients accumulate"}:
-        return Diagnosis(Cause.RANDOMNESS)
-    if (padding := wrong.get("padding counts nothing")) is not None and "the loss" in padding.what:
-        return Diagnosis(Cause.SOURCE_PADDING if "of the source" in padding.what else Cause.PADDING)
-    if (whole := wrong.get("sum over ranks = whole batch")) is not None:
-        return Diagnosis(_of_the_sum(subject, whole))
-    named = {
-        "gradient = finite differences": Cause.GRADIENT,
-        "padding counts nothing": Cause.SAMPLE_SIZE,
-        "order of sentences": Cause.MIXES_SENTENCES,
-        "logged counts": Cause.LOGGING,
-    }
-    return Diagnosis(next((cause for name, cause in named.items() if name in wrong), Cause.UNKNOWN))
-
-
-def _of_the_loss(violation: Violation) -> Cause:
-    if "has no gradient" in violation.what:
-        return Cause.GRADIENT
-    return Cause.LOGGING if "logged" in violation.what else Cause.LOSS
-
-
-def _of_the_sum(subject: Training, violation: Violation) -> Cause:
-    """Why the parts of a batch do not sum to the batch; a mean does not change if each sentence occurs twice."""
-    if "logged" in violation.what:
-        return Cause.LOGGING
-    if "sample_size" in violation.what:
-        return Cause.SAMPLE_SIZE
-    once, twice = subject.compute(subject.batch([0, 1])), subject.compute(subject.batch([0, 1, 0, 1]))
-    is_mean = abs(_number(twice.loss) - _number(once.loss)) < 1e-8
-    return Cause.MEAN if is_mean else Cause.MIXES_SENTENCES

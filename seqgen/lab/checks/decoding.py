@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -170,6 +170,21 @@ class Decoding(Compared):
             raise NotApplicableError("the search strategy has a decoding loop of its own")
         return kind(setup, DecodingRequest(batch, None, self.phrases(setup, batch)))
 
+    def hold(self, invariant: Callable[[Any], None]) -> None:
+        """See ``Compared.hold``: the invariant is checked under all rules; a violation names the rules."""
+        reasons: list[NotApplicableError] = []
+        for rules in self.all_rules:
+            self.rules = rules
+            try:
+                invariant(self)
+            except NotApplicableError as error:
+                reasons.append(error)
+            except Violation as error:
+                what = f"{error.what} (semantics={rules})"
+                raise Violation(what, error.difference, error.step, error.sentence, error.beam) from None
+        if len(reasons) == len(self.all_rules):
+            raise reasons[0]
+
     def parts(self, owner: Session | DecodingSetup) -> list[Component]:
         """The component in a session or setup."""
         return components_in(owner.components, self.kind)
@@ -188,29 +203,6 @@ class Decoding(Compared):
             words.add_symbol(f"w{number}")
         models = [self.build(words, 0) for _ in self.models]
         return replace(self, dictionary=words, sources=words, models=models)
-
-
-D = TypeVar("D", bound=Decoding)
-
-
-def under_all_rules(invariant: Callable[[D], None]) -> Callable[[D], None]:
-    """Let an invariant be checked under all rules of the subject; a violation names the rules."""
-
-    def checked(subject: D) -> None:
-        reasons: list[NotApplicableError] = []
-        for rules in subject.all_rules:
-            subject.rules = rules
-            try:
-                invariant(subject)
-            except NotApplicableError as error:
-                reasons.append(error)
-            except Violation as error:
-                what = f"{error.what} (semantics={rules})"
-                raise Violation(what, error.difference, error.step, error.sentence, error.beam) from None
-        if len(reasons) == len(subject.all_rules):
-            raise reasons[0]
-
-    return checked
 
 
 def components_in(components: Sequence[Component], kind: type[Component]) -> list[Component]:

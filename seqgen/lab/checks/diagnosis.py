@@ -1,27 +1,27 @@
-"""The usual cause of a violated invariant, found by small experiments with the model."""
+"""The usual cause of a violated invariant of a model, and the first layer that differs."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from seqgen.incremental_state import rows_of_parents
-from seqgen.lab.checks import catalog
-from seqgen.lab.checks.checking import Diagnosis, Outcome, Violation
-from seqgen.lab.checks.decode import Decode
-from seqgen.lab.checks.layers import Parting, first_parting, record
+from seqgen.decoder import IncrementalDecoder
+from seqgen.incremental_state import StatefulModule, rows_of_parents
+from seqgen.lab.checks.checking import Advice, Diagnosis, Wrong, tensors_in
+from seqgen.lab.checks.models import WEIGHTS, without_cached_weights
+from seqgen.lab.checks.stepping import Decode
 from seqgen.lab.checks.subject import BEAM, LENGTHS, Inputs, Subject, expand
-from seqgen.lab.checks.weights import without_cached_weights
 from seqgen.model import EncoderDecoderModel
-from seqgen.modules.kv_cache.protocol import KeyValueCache
+from seqgen.structures import EncoderOut
 
 
 class Cause(Enum):
@@ -91,37 +91,126 @@ class Cause(Enum):
         "correct it, or set can_merge to false"
     )
     ATTENTION = "the attention that is returned is not a distribution over the words of the source, or not per step"
-    UNKNOWN = "no experiment names the cause; see the first failure"
 
 
-def diagnose(subject: Subject, outcomes: Sequence[Outcome]) -> Diagnosis:
-    """Find the usual cause that explains the violations.
+Cut = Callable[[Tensor], "Tensor | None"]
+"""Cuts a tensor to the part that is compared; ``None`` if it has no such part."""
 
-    The experiments go from causes that violate almost all invariants to those that violate few.
+
+@dataclass
+class Event:
+    """A module is entered or left.
+
+    Attributes:
+        name: name of the module.
+        module: the module.
+        left: whether it is left.
+        tensors: its inputs when it is entered, its outputs when it is left.
+    """
+
+    name: str
+    module: nn.Module
+    left: bool
+    tensors: list[Tensor]
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Where two passes part.
+
+    Attributes:
+        name: the first module that has equal inputs and different outputs.
+        module: that module.
+        from_positions: whether the results differ before any layer with a state, or in a module whose input has no
+            features: then positions differ.
+    """
+
+    name: str
+    module: nn.Module
+    from_positions: bool
+
+
+def record(model: nn.Module, call: Callable[[], Any]) -> list[Event]:
+    """Run a pass and record the inputs and outputs of all modules.
 
     Args:
-        subject: the model.
-        outcomes: what the checks found; at least one violation.
+        model: the module whose submodules are recorded.
+        call: runs the pass.
     """
-    wrong = {outcome.name: outcome.violation for outcome in outcomes if outcome.violation is not None}
-    subject = dataclasses.replace(subject)
-    with torch.no_grad():
-        for experiment in (_randomness, _rounding, _target, _padding, _steps, _reordering, _by_name):
-            try:
-                found = experiment(subject, wrong)
-            except Exception:  # the model may raise anything; the next experiment may still work
-                continue
-            if found is not None:
-                return found
-    return Diagnosis(Cause.UNKNOWN)
+    events: list[Event] = []
+    handles = []
+    for name, module in model.named_modules():
+
+        def entered(module: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+            events.append(Event(name, module, False, _copies((args, kwargs))))
+
+        def left(module: nn.Module, args: Any, output: Any, name: str = name) -> None:
+            events.append(Event(name, module, True, _copies(output)))
+
+        handles.append(module.register_forward_pre_hook(entered, with_kwargs=True))
+        handles.append(module.register_forward_hook(left))
+    try:
+        call()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return events
 
 
-Wrong = Mapping[str, Violation]
+def _copies(value: Any) -> list[Tensor]:
+    return [tensor.detach().clone() for tensor in tensors_in(value)]
 
 
-def _randomness(subject: Subject, wrong: Wrong) -> Diagnosis | None:
-    if "evaluation is deterministic" not in wrong:
+def first_parting(one: list[Event], two: list[Event], cut_one: Cut, cut_two: Cut) -> Parting | None:
+    """Find where two passes part.
+
+    Args:
+        one: the events of one pass.
+        two: those of the other.
+        cut_one: cuts the tensors of the first pass to the part that the passes share.
+        cut_two: cuts those of the other.
+
+    Returns:
+        Where they part; ``None`` if all tensors that can be compared are equal, or if the modules run in another
+        order.
+    """
+    # A step does not run all modules: encoder-decoder attention projects the keys of the source only once.
+    names = {event.name for event in one} & {event.name for event in two}
+    one, two = ([event for event in events if event.name in names] for events in (one, two))
+    if [(event.name, event.left) for event in one] != [(event.name, event.left) for event in two]:
         return None
+    from_positions: bool | None = None
+    stateful = False
+    inputs: list[tuple[bool, bool]] = []
+    for ours, theirs in zip(one, two, strict=True):
+        differs = _differ(ours.tensors, theirs.tensors, cut_one, cut_two)
+        if not ours.left:
+            has_features = any(tensor.is_floating_point() for tensor in ours.tensors)
+            inputs.append((differs, has_features))
+            stateful |= isinstance(ours.module, StatefulModule) and ours.name != ""
+            if differs and from_positions is None:
+                from_positions = not stateful
+            continue
+        input_differs, has_features = inputs.pop()
+        if differs and from_positions is None:
+            from_positions = not has_features and ours.name != ""
+        if differs and not input_differs:
+            return Parting(ours.name, ours.module, bool(from_positions))
+    return None
+
+
+def _differ(one: list[Tensor], two: list[Tensor], cut_one: Cut, cut_two: Cut) -> bool:
+    if len(one) != len(two):
+        return False
+    for ours, theirs in zip(map(cut_one, one), map(cut_two, two), strict=True):
+        if ours is None or theirs is None or ours.shape != theirs.shape or not ours.is_floating_point():
+            continue
+        if not torch.allclose(ours, theirs, rtol=0, atol=1e-9, equal_nan=True):
+            return True
+    return False
+
+
+def _randomness(subject: Subject, wrong: Wrong) -> Diagnosis:
     batch = subject.inputs()
 
     def seeded() -> Tensor:
@@ -137,17 +226,8 @@ def _rounding(subject: Subject, wrong: Wrong) -> Diagnosis | None:
     return Diagnosis(Cause.ROUNDING) if all(0 < violation.difference < 1e-5 for violation in wrong.values()) else None
 
 
-def _target(subject: Subject, wrong: Wrong) -> Diagnosis | None:
-    if "the start token is read" in wrong:
-        return Diagnosis(Cause.START_HIDDEN)
-    tokens = wrong.get("every token is read, later ones are not")
-    if tokens is not None and tokens.what.startswith("an earlier position"):
-        return Diagnosis(Cause.LATER_TOKENS, _layer_that_sees_later_tokens(subject))
-    return None
-
-
-def _layer_that_sees_later_tokens(subject: Subject) -> str:
-    """The first layer whose other columns change with the last target token."""
+def _later_tokens(subject: Subject, wrong: Wrong) -> Diagnosis:
+    """The layer is the first one whose other columns change with the last target token."""
     batch = subject.inputs(target_length=5)
     changed = dataclasses.replace(batch, prev_output_tokens=batch.prev_output_tokens.clone())
     changed.prev_output_tokens[:, -1] = subject.ids.eos
@@ -156,14 +236,11 @@ def _layer_that_sees_later_tokens(subject: Subject) -> str:
         return tensor[:, :-1] if tensor.dim() == 3 and tensor.size(1) == 5 else None
 
     one, two = (record(subject.model, partial(subject.logits, inputs)) for inputs in (batch, changed))
-    return _name(first_parting(one, two, earlier, earlier))
+    return Diagnosis(Cause.LATER_TOKENS, _name(first_parting(one, two, earlier, earlier)))
 
 
-def _padding(subject: Subject, wrong: Wrong) -> Diagnosis | None:
-    violation = wrong.get("alone = in a batch")
-    if violation is None:
-        return None
-    batch, row = subject.inputs(), violation.sentence or 0
+def _padding(subject: Subject, wrong: Wrong) -> Diagnosis:
+    batch, row = subject.inputs(), wrong["alone = in a batch"].sentence or 0
     source, length, target = batch.alone(row)
     width, own = batch.src_tokens.size(1), source.size(1)
     begin = width - own if batch.padded_left else 0
@@ -190,33 +267,29 @@ def _positions_first(tensor: Tensor, width: int) -> Tensor:
 
 
 def _steps(subject: Subject, wrong: Wrong) -> Diagnosis | None:
-    if not wrong.keys() & {"steps = parallel pass", "two decodes at a time", "search: cached = uncached"}:
-        return None
     batch = subject.inputs(target_length=6)
-    rows = dataclasses.replace(batch, src_tokens=batch.src_tokens[:1], src_lengths=batch.src_lengths[:1])
-    rows = dataclasses.replace(rows, prev_output_tokens=batch.prev_output_tokens[:1])
+    one = slice(1)
+    rows = Inputs(batch.src_tokens[one], batch.src_lengths[one], batch.prev_output_tokens[one])
     failing = _failing_step(subject, rows, [1] * 6)
-    if failing is None and "two decodes at a time" in wrong:
-        return Diagnosis(Cause.KEPT_ON_MODULE)
     if failing is not None:
-        parting = _parting_of_step(subject, rows, failing)
+        encoder_out = subject.encode(rows)
+        parting = _parting_of_step(subject, rows.prev_output_tokens[:, : failing + 1], encoder_out)
         if parting is None:
             return Diagnosis(Cause.STATE)
         cause = Cause.POSITION_OFFSET if parting.from_positions else Cause.STATE
         return Diagnosis(cause, _joined("decoder", parting.name))
+    if "two decodes at a time" in wrong:
+        return Diagnosis(Cause.KEPT_ON_MODULE)
     if _failing_step(subject, rows, [1, 2, 3]) is not None:
         return Diagnosis(Cause.SEVERAL_POSITIONS)
     padded = rows.prev_output_tokens.clone()
     padded[:, 2] = subject.ids.pad
     if _failing_step(subject, dataclasses.replace(rows, prev_output_tokens=padded), [1] * 6) is not None:
         return Diagnosis(Cause.TARGET_PADDING)
-    if (
-        "steps = parallel pass" in wrong
-        and subject.decoder.shares_encoder_output
-        and not _raises(lambda: _expanded_steps(subject))
-    ):
-        return Diagnosis(Cause.SHARED_ROWS)
-    return Diagnosis(Cause.STATE) if "steps = parallel pass" in wrong else None
+    if "steps = parallel pass" not in wrong:
+        return None
+    shares = subject.decoder.shares_encoder_output and not _raises(lambda: _expanded_steps(subject))
+    return Diagnosis(Cause.SHARED_ROWS if shares else Cause.STATE)
 
 
 def _expanded_steps(subject: Subject) -> None:
@@ -242,16 +315,32 @@ def _failing_step(subject: Subject, batch: Inputs, chunks: Sequence[int]) -> int
     return None
 
 
-def _parting_of_step(subject: Subject, batch: Inputs, step: int) -> Parting | None:
-    decoder = copy.deepcopy(subject.decoder)
-    encoder_out = subject.encode(batch)
-    tokens = batch.prev_output_tokens[:, : step + 1]
-    state: Any = {}
-    for upto in range(1, step + 1):
+Move = Callable[[IncrementalDecoder, Any], None]
+"""Moves the rows of a decoder's state."""
+
+
+def _parting_of_step(
+    subject: Subject, tokens: Tensor, encoder_out: EncoderOut, order: Tensor | None = None, move: Move | None = None
+) -> Parting | None:
+    """The first layer of the decoder in which the last of several steps differs from the parallel pass.
+
+    Args:
+        subject: the model.
+        tokens: ``(N, T)`` target tokens.
+        encoder_out: the encoder's output.
+        order: the rows of the last step; by default all.
+        move: moves the rows of the state accordingly before the last step.
+    """
+    decoder, width = copy.deepcopy(subject.decoder), tokens.size(1)
+    state: Any = decoder.new_incremental_state(len(tokens) // BEAM, BEAM) if move else {}
+    for upto in range(1, width):
         decoder(tokens[:, :upto], encoder_out, state)
+    if move is not None and order is not None:
+        move(decoder, state)
+        tokens, encoder_out = tokens[order], encoder_out.index_select(order)
     stepped = record(decoder, lambda: decoder(tokens, encoder_out, state))
     parallel = record(decoder, lambda: decoder(tokens, encoder_out))
-    return first_parting(stepped, parallel, _last(1), _last(step + 1))
+    return first_parting(stepped, parallel, _last(1), _last(width))
 
 
 def _last(width: int) -> Callable[[Tensor], Tensor | None]:
@@ -267,73 +356,43 @@ def _last(width: int) -> Callable[[Tensor], Tensor | None]:
     return cut
 
 
-def _reordering(subject: Subject, wrong: Wrong) -> Diagnosis | None:
-    if not wrong.keys() & {"steps after any order of rows", "steps after reordering beams"}:
-        return None
-    if "encoder output is reordered" in wrong:
-        return Diagnosis(Cause.ENCODER_NOT_REORDERED)
-    module = ""
-    with suppress(Exception):  # a method that reorders may fail for the same cause
-        module = next(_states_not_reordered(subject), "")
-    return Diagnosis(Cause.NOT_REORDERED, module)
+def _reordering(subject: Subject, wrong: Wrong) -> Diagnosis:
+    """The module is the first one with a state whose rows are not those of the decoder."""
+    batch = subject.inputs([4, 4], target_length=4, rows_per_sentence=BEAM)
+    encoder_out, tokens = expand(subject.encode(batch), BEAM), batch.prev_output_tokens
+    parents, keep, order = torch.tensor([[2, 0, 0], [1, 1, 0]]), torch.tensor([1]), torch.tensor([5, 0, 3, 1, 1, 2])
+    orders = {
+        "reorder_incremental_state": (order, order),
+        "reorder_beams": (parents, rows_of_parents(parents)),
+        "select_sentences": (keep, torch.arange(BEAM, 2 * BEAM)),
+    }
+    for verb, (argument, rows) in orders.items():
+
+        def move(decoder: IncrementalDecoder, state: Any, verb: str = verb, argument: Tensor = argument) -> None:
+            getattr(decoder, verb)(state, argument)
+
+        with suppress(Exception):  # a method that reorders may fail for the same cause
+            parting = _parting_of_step(subject, tokens, encoder_out, rows, move)
+            if parting is not None:
+                return Diagnosis(Cause.NOT_REORDERED, _joined("decoder", _owner_of_state(subject, parting.name)))
+    state: Any = subject.decoder.new_incremental_state(2, BEAM)
+    subject.decoder(tokens, encoder_out, state)
+    names = {module: _joined("decoder", name) for name, module in subject.decoder.named_modules()}
+    for key, values in state.items():
+        if any(isinstance(value, Tensor) and len(value) != len(tokens) for value in values.values()):
+            return Diagnosis(Cause.NOT_REORDERED, names.get(key.owner, ""))
+    return Diagnosis(Cause.NOT_REORDERED)
 
 
-def _states_not_reordered(subject: Subject) -> Iterator[str]:
-    """The names of the modules whose states are not reordered with the rows."""
-    decoder = subject.decoder
-    batch = subject.inputs([4, 4], target_length=3, rows_per_sentence=BEAM)
-    encoder_out = expand(subject.encode(batch), BEAM)
-    names = {module: _joined("decoder", name) for name, module in decoder.named_modules()}
-    parents, keep = torch.tensor([[2, 0, 0], [1, 1, 0]]), torch.tensor([1])
-    orders: list[tuple[str, Tensor, Tensor]] = [
-        ("reorder_incremental_state", torch.tensor([5, 0, 3, 1, 1, 2]), torch.tensor([5, 0, 3, 1, 1, 2])),
-        ("reorder_beams", parents, rows_of_parents(parents)),
-        ("select_sentences", keep, torch.arange(BEAM, 2 * BEAM)),
-    ]
-    for verb, argument, order in orders:
-        state: Any = decoder.new_incremental_state(2, BEAM)
-        decoder(batch.prev_output_tokens, encoder_out, state)
-        before = {key: _content(copy.deepcopy(value)) for key, value in state.items()}
-        for key, tensors in before.items():
-            if any(tensor.size(0) != encoder_out.num_rows for tensor in tensors):
-                yield names.get(key.owner, "")
-        getattr(decoder, verb)(state, argument)
-        for key, tensors in before.items():
-            pairs = zip(tensors, _content(state[key]), strict=True)
-            if not all(torch.equal(new, old.index_select(0, order)) for old, new in pairs):
-                yield names.get(key.owner, "")
+def _owner_of_state(subject: Subject, name: str) -> str:
+    """The innermost module with a state that contains a module of the decoder."""
+    while name and not isinstance(subject.decoder.get_submodule(name), StatefulModule):
+        name = name.rpartition(".")[0]
+    return name
 
 
-def _content(module_state: Mapping[str, Any]) -> list[Tensor]:
-    """The tensors of a module state, those of a cache as each row sees them."""
-    found: list[Tensor] = []
-    for value in module_state.values():
-        if isinstance(value, KeyValueCache):
-            found += value.view()[:2]
-        elif isinstance(value, Tensor):
-            found.append(value)
-    return found
-
-
-_NAMED = {
-    "search: cached = uncached": Cause.STATE,
-    "encoder output is reordered": Cause.ENCODER_NOT_REORDERED,
-    "saved weights are the model": Cause.NOT_SAVED,
-    "copies share no state": Cause.SHARED_BY_COPIES,
-    **{name: Cause.STALE_WEIGHT for name in catalog.WEIGHTS if "stale" in name or name == "inference mode"},
-    "every parameter is trained": Cause.NOT_TRAINED,
-    "steps after rolling back": Cause.ROLL_BACK,
-    "start offsets": Cause.JOINING,
-    "batches that join": Cause.JOINING,
-    "attention is a distribution": Cause.ATTENTION,
-    "attention in steps": Cause.ATTENTION,
-}
-"""The cause of a violation that no earlier experiment explains."""
-
-
-def _by_name(subject: Subject, wrong: Wrong) -> Diagnosis | None:
-    cause = next((cause for name, cause in _NAMED.items() if name in wrong), Cause.UNKNOWN)
-    return Diagnosis(cause, _stale_layer(subject) if cause is Cause.STALE_WEIGHT else "")
+def _stale(subject: Subject, wrong: Wrong) -> Diagnosis:
+    return Diagnosis(Cause.STALE_WEIGHT, _stale_layer(subject))
 
 
 def _stale_layer(subject: Subject) -> str:
@@ -367,3 +426,29 @@ def _name(parting: Parting | None) -> str:
 
 def _joined(side: str, name: str) -> str:
     return f"{side}.{name}" if name else side
+
+
+ADVICE: Advice[Subject] = [
+    ("evaluation is deterministic", "", _randomness),
+    ("", "", _rounding),
+    ("the start token is read", "", Cause.START_HIDDEN),
+    ("every token is read, later ones are not", "an earlier position", _later_tokens),
+    ("alone = in a batch", "", _padding),
+    ("steps = parallel pass", "", _steps),
+    ("two decodes at a time", "", _steps),
+    ("search: cached = uncached", "", _steps),
+    ("encoder output is reordered", "", Cause.ENCODER_NOT_REORDERED),
+    ("steps after any order of rows", "", _reordering),
+    ("steps after reordering beams", "", _reordering),
+    ("search: cached = uncached", "", Cause.STATE),
+    ("saved weights are the model", "", Cause.NOT_SAVED),
+    ("copies share no state", "", Cause.SHARED_BY_COPIES),
+    *((name, "", _stale) for name in WEIGHTS if "stale" in name or name == "inference mode"),
+    ("every parameter is trained", "", Cause.NOT_TRAINED),
+    ("steps after rolling back", "", Cause.ROLL_BACK),
+    ("start offsets", "", Cause.JOINING),
+    ("batches that join", "", Cause.JOINING),
+    ("attention is a distribution", "", Cause.ATTENTION),
+    ("attention in steps", "", Cause.ATTENTION),
+]
+"""What to say about the violations of a model. The causes that violate almost all invariants come first."""

@@ -16,7 +16,7 @@ from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.search.base import Search
 from seqgen.lab.checks.checking import Invariants, NotApplicableError, Violation
 from seqgen.lab.checks.components import SHARED
-from seqgen.lab.checks.decoding import LENGTHS, Decoding, under_all_rules
+from seqgen.lab.checks.decoding import LENGTHS, Decoding
 from seqgen.lab.checks.search import same_hypotheses
 from seqgen.structures import Hypothesis
 
@@ -197,10 +197,10 @@ def sampled_alone_equals_batched(subject: Decoding) -> None:
 
 PROCESSOR: Invariants[Decoding] = {
     **SHARED,
-    "calls change nothing else": under_all_rules(calls_are_pure),
-    "scores depend on the hypothesis": under_all_rules(scores_depend_on_the_hypothesis_alone),
-    "alone = in a batch, sampled": under_all_rules(sampled_alone_equals_batched),
-    "forks are independent": under_all_rules(forks_are_independent),
-    "vocabularies of other sizes": under_all_rules(other_vocabularies),
+    "calls change nothing else": calls_are_pure,
+    "scores depend on the hypothesis": scores_depend_on_the_hypothesis_alone,
+    "alone = in a batch, sampled": sampled_alone_equals_batched,
+    "forks are independent": forks_are_independent,
+    "vocabularies of other sizes": other_vocabularies,
 }
 """The invariants of a logits processor."""

@@ -18,7 +18,7 @@ from seqgen.generation.session import Session, StepScores
 from seqgen.generation.setup import DecodingSetup
 from seqgen.lab.checks.checking import Invariants, NotApplicableError, Violation
 from seqgen.lab.checks.components import SHARED
-from seqgen.lab.checks.decoding import LENGTHS, LONGEST, Decoding, under_all_rules
+from seqgen.lab.checks.decoding import LENGTHS, LONGEST, Decoding
 from seqgen.lab.checks.search import same_hypotheses
 from seqgen.structures import Hypothesis
 
@@ -235,13 +235,13 @@ def a_wide_beam(subject: Decoding) -> None:
 
 STRATEGY: Invariants[Decoding] = {
     **SHARED,
-    "candidates are continuations": under_all_rules(candidates_are_continuations),
-    "scores are the model's": under_all_rules(scores_are_the_models),
-    "hypotheses end, are sorted": under_all_rules(hypotheses_are_outputs),
-    "hypotheses differ": under_all_rules(hypotheses_differ),
-    "forbidden tokens": under_all_rules(forbidden_tokens_are_not_generated),
-    "a sentence without outputs": under_all_rules(nothing_is_possible),
-    "NaN is an error": under_all_rules(nan_is_an_error),
-    "a beam wider than the vocabulary": under_all_rules(a_wide_beam),
+    "candidates are continuations": candidates_are_continuations,
+    "scores are the model's": scores_are_the_models,
+    "hypotheses end, are sorted": hypotheses_are_outputs,
+    "hypotheses differ": hypotheses_differ,
+    "forbidden tokens": forbidden_tokens_are_not_generated,
+    "a sentence without outputs": nothing_is_possible,
+    "NaN is an error": nan_is_an_error,
+    "a beam wider than the vocabulary": a_wide_beam,
 }
 """The invariants of a search strategy."""

@@ -122,12 +122,14 @@ class Subject(Compared):
         dictionary: the target vocabulary.
         ids: the ids of its inputs.
         build: builds a model with the same configuration and other random weights; ``None`` for a trained model.
+        peaked: the model for the invariants of search, if they need other weights: random ones with clear peaks.
     """
 
     model: EncoderDecoderModel
     dictionary: Dictionary
     ids: Ids
     build: Callable[[], EncoderDecoderModel] | None = None
+    peaked: Subject | None = None
 
     @classmethod
     def of(

@@ -1,10 +1,52 @@
-"""HTML documents of headings, tables and pictures. Text is escaped, unless it is ``Html``."""
+"""Tables as text of 80 columns, and HTML documents, whose text is escaped unless it is ``Html``."""
 
 from __future__ import annotations
 
 import html
+import io
 from collections.abc import Iterable, Sequence
 from importlib import resources
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+WIDTH = 80
+"""Columns of text."""
+
+
+def text_lines(*parts: Table | str) -> list[str]:
+    """Tables and sentences as lines; those of tables have at most 80 columns."""
+    out = io.StringIO()
+    console = Console(file=out, width=WIDTH, color_system=None)
+    for part in parts:
+        if isinstance(part, str):
+            print(part, file=out)
+        else:
+            console.print(part)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def rich_table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], texts: Sequence[int] = (0,), gap: int = 2, wraps: bool = True
+) -> Table:
+    """A table for ``text_lines``.
+
+    Args:
+        head: the names of the columns.
+        rows: the cells of each row.
+        texts: the columns of text; the others are numbers, which are aligned on the right.
+        gap: spaces between columns.
+        wraps: whether columns after the first may be broken into several lines.
+    """
+    found = Table(box=None, padding=(0, gap, 0, 0))
+    for number, name in enumerate(head):
+        justify: Any = "left" if number in texts else "right"
+        found.add_column(Text(name), justify=justify, overflow="fold", no_wrap=number > 0 and not wraps)
+    for cells in rows:
+        found.add_row(*map(Text, cells))  # rich reads [name] as markup in plain strings, but not in Text
+    return found
 
 
 class Html(str):

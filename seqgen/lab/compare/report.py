@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Sequence
+from functools import partial
 
-from rich.console import Console
 from rich.table import Table
 
 from seqgen.lab.compare.breakdown import Breakdown
 from seqgen.lab.compare.comparison import Change, Comparison, common_words
-from seqgen.lab.compare.document import Html, document, element, table
+from seqgen.lab.compare.document import Html, document, element, rich_table, table, text_lines
 from seqgen.lab.compare.significance import LEVEL, Tested
-
-WIDTH = 80
 
 SCORES = ("", "score", "95% interval", "difference", "p boot.", "p rand.")
 """The columns of scores."""
+_table = partial(rich_table, gap=1, wraps=False)
 _SIGNS = {"better": "▲", "worse": "▼", "same": "=", "unclear": "", "": ""}
 
 
@@ -29,14 +27,10 @@ def text_report(comparison: Comparison) -> str:
     Returns:
         Lines of at most 80 columns, except for sentences.
     """
-    out = io.StringIO()
-    console = Console(file=out, width=WIDTH, color_system=None)
-    console.print(_rich(_columns(comparison), _score_rows(comparison)))
+    parts: list[Table | str] = [_table(_columns(comparison), _score_rows(comparison))]
     for item in comparison.breakdowns:
-        print(f"\nScores {item.title}", file=out)
-        console.print(_rich(["", *_heads(item)], _part_rows(comparison, item)))
-    print(file=out)
-    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+        parts += [f"\nScores {item.title}", _table(["", *_heads(item)], _part_rows(comparison, item))]
+    lines = text_lines(*parts, "")
     lines += [f"{name}: {signature}" for name, signature in comparison.signatures.items() if signature]
     lines += [note for note in [explanation(comparison)] if note]
     for number, found in enumerate(comparison.changed, start=1):
@@ -140,18 +134,6 @@ def _part_rows(comparison: Comparison, item: Breakdown) -> Iterable[Sequence[str
         yield metric, *[""] * len(item.parts)
         for number, system in enumerate(comparison.systems):
             yield f"  {system.name}", *(f"{part.scores[metric][number]:.2f}" for part in item.parts)
-
-
-def _rich(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    # rich reads [name] as markup in plain strings, but not in Text
-    from rich.text import Text
-
-    found = Table(box=None, padding=(0, 1, 0, 0))
-    for number, name in enumerate(head):
-        found.add_column(Text(name), justify="right" if number else "left", overflow="fold", no_wrap=number > 0)
-    for cells in rows:
-        found.add_row(*map(Text, cells))
-    return found
 
 
 def _title(comparison: Comparison, number: int, found: Sequence[Change]) -> str:

@@ -5,15 +5,13 @@ The keys whose values differ between runs.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from seqgen.errors import ConfigError, nearest
+from seqgen.lab.compare.document import rich_table, text_lines
 from seqgen.lab.compare.provenance import recorded_origin
 from seqgen.lab.compare.run import Run, defaults_of
 from seqgen.registry import GROUPS
@@ -65,7 +63,6 @@ def shown(value: Any) -> str:
     return "null" if value is None else str(value) or "''"
 
 
-WIDTH = 80
 VERSION = 1
 """Version of the JSON form."""
 COLUMNS: dict[str, Callable[[Run], Any]] = {
@@ -157,18 +154,13 @@ def text_table(runs: Sequence[Run], by: str = "") -> str:
     scores = chosen_scores(runs, by)
     head = ["", *score_head(scores)]
     rows = [[str(n), *row] for n, row in enumerate(score_rows(runs, scores), start=1)]
-    parts = [_rich(head, rows, (1,))]
+    parts: list[Table | str] = [rich_table(head, rows, (1,)), ""]
     found = differences(runs)
     if found:
-        parts.append(_rich(["differs", "value", "runs"], _grouped(found), (0, 1, 2)))
-    out = io.StringIO()
-    console = Console(file=out, width=WIDTH, color_system=None)
-    for part in parts:
-        console.print(part)
-        print(file=out)
+        parts += [rich_table(["differs", "value", "runs"], _grouped(found), (0, 1, 2)), ""]
     if len(runs) > 1 and not found:
-        print("the configurations are equal", file=out)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).rstrip()
+        parts.append("the configurations are equal")
+    return "\n".join(text_lines(*parts)).rstrip()
 
 
 def score_head(scores: Sequence[str]) -> list[str]:
@@ -230,13 +222,11 @@ def text_difference(runs: Sequence[Run]) -> str:
         runs: the two runs.
     """
     sections = (_differing_keys(runs), _differing_sessions(runs), _differing_scores(runs))
-    out = io.StringIO()
-    console = Console(file=out, width=WIDTH, color_system=None)
+    parts: list[Table | str] = []
     for rows in sections:
         if rows:
-            console.print(_rich(["", *(run.name for run in runs)], rows, (0, 1, 2)))
-            print(file=out)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).rstrip() or "the runs are equal"
+            parts += [rich_table(["", *(run.name for run in runs)], rows, (0, 1, 2)), ""]
+    return "\n".join(text_lines(*parts)).rstrip() or "the runs are equal"
 
 
 def _differing_keys(runs: Sequence[Run]) -> list[list[str]]:
@@ -263,13 +253,3 @@ def _differing_scores(runs: Sequence[Run]) -> list[list[str]]:
     names = score_head(scores)[1:]
     columns = [row[1:] for row in score_rows(runs, scores)]
     return [[name, *cells] for name, *cells in zip(names, *columns, strict=True) if set(cells) != {MISSING}]
-
-
-def _rich(head: Sequence[str], rows: Iterable[Sequence[str]], texts: Sequence[int]) -> Table:
-    found = Table(box=None, padding=(0, 2, 0, 0))
-    for number, name in enumerate(head):
-        text = number in texts
-        found.add_column(Text(name), justify="left" if text else "right", overflow="fold")
-    for cells in rows:
-        found.add_row(*map(Text, cells))
-    return found

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from seqgen.generation.observers import Outcome
-from seqgen.lab.traces.fields import Fields
+from seqgen.lab.traces.header import Fields
 from seqgen.lab.traces.line_trace import ForbiddenToken, StepTrace
 
 LETTERS: dict[int, str] = {

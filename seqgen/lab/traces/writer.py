@@ -26,9 +26,9 @@ from seqgen.generation.search.exact import ExactSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.session import Session
 from seqgen.generation.setup import DecodingSetup
-from seqgen.lab.traces.forced import ForcedOutput, can_score, reference_tokens, score_outputs
 from seqgen.lab.traces.header import TraceHeader
 from seqgen.lab.traces.line_trace import Recorder
+from seqgen.lab.traces.reference import ForcedOutput, can_score, reference_tokens, score_outputs
 from seqgen.lab.traces.sentence import SentenceTrace, TracedOutput
 from seqgen.registry import SEARCHES
 from seqgen.text.input_line import InputLine

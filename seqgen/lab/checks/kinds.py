@@ -1,0 +1,367 @@
+"""The kinds of components that ``seqgen-check`` checks: the configuration of each check, and what it builds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from seqgen.checkpoints.loading import DecodingTask, load_models
+from seqgen.config import CommonConfig, GenerationConfig, ReadingConfig, option
+from seqgen.data.dictionary import Dictionary
+from seqgen.errors import ConfigError, UserError
+from seqgen.generation.component import Component
+from seqgen.generation.ensemble.combinations import Combination
+from seqgen.generation.search.base import Search
+from seqgen.lab.checks.checking import Invariants
+from seqgen.lab.checks.components import COMBINATION, OBSERVER, STOPPING
+from seqgen.lab.checks.criteria import Training
+from seqgen.lab.checks.decoding import Decoding
+from seqgen.lab.checks.processors import PROCESSOR
+from seqgen.lab.checks.strategies import STRATEGY
+from seqgen.lab.checks.subject import Subject, randomize_, tiny_dictionary
+from seqgen.lab.checks.tasks import Prepared
+from seqgen.model import EncoderDecoderModel
+from seqgen.registry import CRITERIA, DECODING_COMPONENTS, MODELS, TASKS
+from seqgen.task import PromptTask, Task
+
+Note = Callable[[str], None]
+"""Shows a note to the user."""
+
+SMALL = {
+    "encoder_embed_dim": 16,
+    "decoder_embed_dim": 16,
+    "encoder_ffn_embed_dim": 24,
+    "decoder_ffn_embed_dim": 24,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "dropout": 0.0,
+}
+
+
+class Vocabularies:
+    """Has one vocabulary for source and target, which is all that a model needs of its task."""
+
+    def __init__(self, words: Dictionary):
+        self.source_dictionary = self.target_dictionary = words
+
+
+def small_transformer(name: str = "transformer") -> Any:
+    """The configuration of a transformer with 16 features, without dropout."""
+    config = MODELS.config(name)
+    return replace(config, **{key: value for key, value in SMALL.items() if hasattr(config, key)})
+
+
+def new_model(config: Any, words: Dictionary, seed: int = 0) -> EncoderDecoderModel:
+    """Build a model in float64 with newly initialized weights.
+
+    Args:
+        config: the configuration of a registered model.
+        words: its vocabulary.
+        seed: seed of the weights.
+
+    Raises:
+        UserError: it cannot be built.
+    """
+    component: Any = MODELS.of(config).component
+    torch.manual_seed(seed)
+    try:
+        model: EncoderDecoderModel = component.build_model(config, Vocabularies(words))
+    except UserError:
+        raise
+    except Exception as error:  # the model is the user's, and may raise anything
+        raise ConfigError(
+            f"the model cannot be built from its keys and the dictionaries of a task: {type(error).__name__}: {error}; "
+            "correct build_model, or check a trained run with path=RUN"
+        ) from error
+    return model.double()
+
+
+SHORTEST = 40
+"""The number of positions that the checks need."""
+
+
+@dataclass
+class ModelCheckConfig:
+    """The configuration of the check of a model."""
+
+    model: Any = None
+    path: str = option("", "run, or model of another toolkit, in place of model=NAME")
+    tolerance: float = option(
+        1e-10, "largest difference of logits and scores that counts as equal, relative if they are above 1", minimum=0
+    )
+    reading: ReadingConfig = field(default_factory=ReadingConfig)
+    common: CommonConfig = field(default_factory=CommonConfig)
+
+
+def model_subject(cfg: ModelCheckConfig, note: Note = print) -> Subject:
+    """A random model, or a trained one.
+
+    Args:
+        cfg: the configuration.
+        note: shows a note.
+
+    Raises:
+        UserError: the model cannot be built or loaded, or is too short for the checks.
+    """
+    if (cfg.model is not None) == bool(cfg.path):
+        raise ConfigError(
+            "give either model=NAME for a random model or path=RUN for a trained one, or another component, such as "
+            "search=NAME"
+        )
+    if cfg.model is not None and cfg.reading != ReadingConfig():
+        raise ConfigError("reading.KEY applies only to path=CHECKPOINT of another toolkit; remove the key")
+    subject = _trained_model(cfg, note) if cfg.path else _random_model(cfg)
+    positions = subject.model.max_positions()
+    if min(positions) < SHORTEST:
+        raise ConfigError(
+            f"the model has {positions[0]} source and {positions[1]} target positions, and the checks need {SHORTEST}; "
+            "set the model's maximum lengths to at least that"
+        )
+    return subject
+
+
+def _random_model(cfg: ModelCheckConfig) -> Subject:
+    """A random model in float64, with another one that has peaked distributions for the invariants of search."""
+    words = tiny_dictionary()
+
+    def build(seed: int = 1) -> EncoderDecoderModel:
+        return new_model(cfg.model, words, seed)
+
+    models = [randomize_(build(0)), randomize_(build(0), factor=1.5)]
+    one, two = (Subject.of(model, words, len(words), cfg.tolerance, build) for model in models)
+    one.peaked = two
+    return one
+
+
+def _trained_model(cfg: ModelCheckConfig, note: Note) -> Subject:
+    (loaded, *others) = load_models([cfg.path], "cpu", cfg.reading, torch.float64)
+    if others:
+        raise ConfigError(f"path={cfg.path} names {len(others) + 1} models; check them one at a time")
+    for text in loaded.notes:
+        note(text)
+    source, target = loaded.task.source_dictionary, loaded.task.target_dictionary
+    return Subject.of(loaded.model, target, len(source), cfg.tolerance)
+
+
+WORDS = 9
+"""Words of the vocabulary, besides its four special tokens: an odd number of tokens, and few, so that ties occur."""
+
+
+class Kind(NamedTuple):
+    """A kind of component.
+
+    Attributes:
+        what: what its check is about.
+        invariants: its invariants.
+        base: its base class, if the rules may replace a component by a variant of their own.
+    """
+
+    what: str
+    invariants: Invariants[Decoding]
+    base: type[Component] | None = None
+
+
+KINDS = {
+    "search": Kind("a search strategy", STRATEGY, Search),
+    "processor": Kind("a logits processor", PROCESSOR),
+    "combination": Kind("a combination of an ensemble's members, with two models", COMBINATION, Combination),
+    "stopping": Kind("a stopping rule", STOPPING),
+    "observer": Kind("an observer of the search", OBSERVER),
+}
+"""The kinds of decoding components that can be checked, by the prefix of their keys."""
+
+
+@dataclass
+class DecodingCheckConfig:
+    """The configuration of the check of a decoding component."""
+
+    model: Any = None
+    path: list[str] = option([], "run or checkpoint that decodes, in place of a random model; of a combination two")
+    beam: int = option(4, "beam size of the decodes; a strategy that refuses it is checked with 1", minimum=1)
+    semantics: str = option(
+        "both", "rules of which toolkit the component is checked under", choices=("both", "fairseq", "huggingface")
+    )
+    tolerance: float = option(
+        1e-9, "largest difference of scores that counts as equal, relative if they are above 1", minimum=0
+    )
+    generation: GenerationConfig = field(default_factory=GenerationConfig)
+    reading: ReadingConfig = field(default_factory=ReadingConfig)
+    common: CommonConfig = field(default_factory=CommonConfig)
+
+
+def component_subject(group: str, cfg: DecodingCheckConfig, note: Note = print) -> Decoding:
+    """What is checked: the component, and small random models or trained ones.
+
+    Args:
+        group: the kind of component.
+        cfg: the configuration; ``generation`` names the component.
+        note: shows a note.
+
+    Raises:
+        UserError: the component or the models cannot be built, or do not fit.
+    """
+    registry, chooser = DECODING_COMPONENTS[group]
+    chosen = getattr(cfg.generation, chooser)
+    component = registry.entry(chosen if isinstance(chosen, str) else chosen[-1]).component
+    generation, kind = replace(cfg.generation, beam=cfg.beam), KINDS[group].base or component
+    if cfg.path:
+        subject = _trained_decoding(group, cfg, generation, kind, note)
+    else:
+        model, words = cfg.model or small_transformer(), tiny_dictionary(WORDS)
+
+        def build(words: Dictionary, seed: int) -> EncoderDecoderModel:
+            return randomize_(new_model(model, words, seed), seed, factor=1.6)
+
+        subject = Decoding(generation, group, build, words, words, kind, tolerance=cfg.tolerance)
+        if group == "combination":
+            subject.models.append(build(words, 1))
+    subject.all_rules = ["fairseq", "huggingface"] if cfg.semantics == "both" else [cfg.semantics]
+    return _accepted(subject, note)
+
+
+def _trained_decoding(
+    group: str, cfg: DecodingCheckConfig, generation: GenerationConfig, kind: type[Component], note: Note
+) -> Decoding:
+    """The component with trained models.
+
+    Raises:
+        UserError: a model cannot be loaded, ``model`` is given as well, or the number or vocabularies do not fit.
+    """
+    if cfg.model is not None:
+        raise ConfigError("give either model=NAME for a random model or path=RUN for a trained one")
+    loaded = load_models(cfg.path, "cpu", cfg.reading, torch.float64)
+    wanted = 2 if group == "combination" else 1
+    if len(loaded) != wanted:
+        raise ConfigError(f"path names {len(loaded)} models; a {group} is checked with {wanted}")
+    for text in (text for one in loaded for text in one.notes):
+        note(text)
+    task, other = loaded[0].task, loaded[-1].task
+    words, sources = task.target_dictionary, task.source_dictionary
+    if words != other.target_dictionary or sources != other.source_dictionary:
+        raise ConfigError("the models of path have different vocabularies; give two with the same")
+    models = [one.model for one in loaded]
+    return Decoding(
+        generation,
+        group,
+        None,
+        words,
+        sources,
+        kind,
+        models=models,
+        tokenizer=task.target_tokenizer,
+        tolerance=cfg.tolerance,
+    )
+
+
+def _accepted(subject: Decoding, note: Note) -> Decoding:
+    """The subject under the rules that accept the component, with a beam of 1 if the strategy has no beams.
+
+    Raises:
+        ConfigError: no rules accept it.
+    """
+    beams = [subject.generation.beam] if subject.generation.beam == 1 else [subject.generation.beam, 1]
+    refusals = []
+    for beam in beams:
+        subject.generation = replace(subject.generation, beam=beam)
+        accepted = []
+        for rules in subject.all_rules:
+            subject.rules = rules
+            try:
+                subject.decode(subject.batch([1]))
+            except ConfigError as error:
+                refusals.append(error)
+            except Exception:  # an error of the component, which the checks report
+                accepted.append(rules)
+            else:
+                accepted.append(rules)
+        if accepted:
+            if beam != beams[0]:
+                note(f"checked with beam=1: {refusals[0]}")
+            subject.all_rules = accepted
+            return subject
+    raise refusals[len(subject.all_rules) - 1]  # with the beam of the user
+
+
+@dataclass
+class CriterionCheckConfig:
+    """The configuration of the check of a criterion."""
+
+    criterion: Any = None
+    model: Any = None
+    tolerance: float = option(
+        1e-9, "largest difference of losses and gradients that counts as equal, relative if they are above 1", minimum=0
+    )
+    common: CommonConfig = field(default_factory=CommonConfig)
+
+
+def criterion_subject(cfg: CriterionCheckConfig) -> Training:
+    """A criterion with a random model.
+
+    Raises:
+        UserError: the criterion or the model cannot be built.
+    """
+    words = tiny_dictionary()
+    model = randomize_(new_model(cfg.model or small_transformer(), words))
+    component: Any = CRITERIA.of(cfg.criterion).component
+    try:
+        criterion = component(cfg.criterion, Vocabularies(words))
+    except UserError:
+        raise
+    except Exception as error:  # the criterion is the user's, and may raise anything
+        raise ConfigError(
+            f"the criterion cannot be built from its keys and a task with two dictionaries: {type(error).__name__}: "
+            f"{error}; correct its __init__"
+        ) from error
+    ids = Subject.of(model, words, len(words)).ids
+    return Training(criterion, model, ids, tolerance=cfg.tolerance)
+
+
+@dataclass
+class TaskCheckConfig:
+    """The configuration of the check of a task."""
+
+    task: Any = None
+    tolerance: float = option(
+        1e-9, "largest difference of losses that counts as equal, relative if they are above 1", minimum=0
+    )
+    common: CommonConfig = field(default_factory=CommonConfig)
+
+
+def task_subject(cfg: TaskCheckConfig, folder: Path) -> Prepared:
+    """A task with a small random model.
+
+    Args:
+        cfg: the configuration.
+        folder: the run folder.
+
+    Raises:
+        UserError: the task cannot be made, or its data cannot be read.
+    """
+    component: Any = TASKS.of(cfg.task).component
+    if issubclass(component, DecodingTask):
+        raise ConfigError(
+            f"task={TASKS.of(cfg.task).name} is for decoding and has no data to check; choose another task, such as "
+            "task=translation"
+        )
+
+    def make() -> Task:
+        task: Task = component.setup_task(cfg.task, folder)
+        return task
+
+    task = make()
+    splits = task.splits()
+    split = next((name for name in ("valid", "test", *splits) if name in splits), None)
+    if split is None:
+        raise ConfigError("the task has no data to check; give them by its keys, such as task.train and task.valid")
+    task.dataset(split)
+    config = small_transformer("transformer_lm" if isinstance(task, PromptTask) else "transformer")
+    torch.manual_seed(0)
+    model = randomize_(task.build_model(config).double())
+    criterion: Any = CRITERIA.entry("cross_entropy")
+    return Prepared(task, make, model, criterion.component(criterion.config(), task), split, tolerance=cfg.tolerance)
