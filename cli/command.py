@@ -174,8 +174,10 @@ def _information(schema: type, program: str, description: str, flags: list[str],
         from seqgen.cli.completion import completion_script  # not for every start of a command
 
         return completion_script(schema, program, words[0] if words else "")
-    from seqgen.cli.help import help_on, help_text
+    from seqgen.cli.help import help_on, help_text, whole_help
 
+    if words == ["all"]:
+        return whole_help(schema, program, description)
     if words:
         return "\n\n".join(help_on(schema, program, word) for word in words)
     return help_text(schema, program, description)

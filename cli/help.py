@@ -1,12 +1,12 @@
-"""``--help``: the whole help of a command, and the help of one group, component or key (``--help TOPIC``)."""
+"""``--help``: one screen on a command; ``--help all``; the help of one group, component or key (``--help TOPIC``)."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from seqgen.cli.examples import EXAMPLES
-from seqgen.cli.keys import Chooser, Key, choosers, decoding_choosers, keys_of, shown_value
+from seqgen.cli.examples import COMMON_KEYS, EXAMPLES
+from seqgen.cli.keys import Chooser, Key, choosers, decoding_choosers, every_key, keys_of, shown_value
 from seqgen.config import TrainConfig
 from seqgen.config.keys import similar_keys
 from seqgen.config.values import describe
@@ -18,7 +18,7 @@ COLUMN = 36
 
 
 def help_text(schema: type, program: str, description: str) -> str:
-    """The whole help of a command.
+    """One screen on a command: what it does, the keys that most people use, an example, and how to see the rest.
 
     Args:
         schema: the root dataclass of its configuration.
@@ -27,6 +27,24 @@ def help_text(schema: type, program: str, description: str) -> str:
 
     Returns:
         The text, at most ``WIDTH`` columns wide.
+    """
+    every, keys = {one.name: one for one in choosers(schema)}, {key.name: key for key in every_key(schema)}
+    names = COMMON_KEYS.get(program) or [name for name in [*every, *keys] if "." not in name]
+    lines = [_chosen(every[name]) if name in every else _line(keys[name]) for name in names]
+    groups = dict.fromkeys(name.partition(".")[0] for name in [*every, *keys] if "." in name or name in every)
+    rest = f"{program} --help all lists all {len({*every, *keys})} keys; --help KEY explains one key"
+    rest += f", --help GROUP a group: {', '.join(sorted(groups))}." if groups else "."
+    parts = [_filled(f"{program}: {description}"), _usage(program), _section("Keys", lines)]
+    return "\n\n".join(part for part in [*parts, _examples(program, 1), _filled(rest)] if part)
+
+
+def whole_help(schema: type, program: str, description: str) -> str:
+    """The help with all examples, components and keys.
+
+    Args:
+        schema: the root dataclass of the command's configuration.
+        program: its name.
+        description: what it does.
     """
     every, keys = choosers(schema), keys_of(schema)
     topics = [*sorted({key.name.partition(".")[0] for key in keys if "." in key.name}), *(one.group for one in every)]
@@ -86,13 +104,15 @@ def help_on(schema: type, program: str, topic: str) -> str:
 
 
 def _usage(program: str) -> str:
-    uses = ("[key=value ...]", "config=FILE.yaml [key=value ...]", "--help [GROUP | COMPONENT | KEY]",
-            "--completion bash|zsh|fish", "--version")  # fmt: skip
+    uses = ("[config=FILE.yaml] [key=value ...]", "--help [all | GROUP | COMPONENT | KEY]",
+            "--completion bash|zsh|fish | --version")  # fmt: skip
     return "\n".join(f"{'Usage: ' if use == uses[0] else '       '}{program} {use}" for use in uses)
 
 
-def _examples(program: str) -> str:
-    return _section("Examples", [f"  # {what}\n  {command}" for what, command in EXAMPLES.get(program, ())])
+def _examples(program: str, most: int | None = None) -> str:
+    """The first examples, ``most`` of them or all."""
+    examples = [f"  # {what}\n  {command}" for what, command in EXAMPLES.get(program, ())[:most]]
+    return _section("Example" if most == 1 else "Examples", examples)
 
 
 def _section(title: str, lines: Iterable[str]) -> str:
@@ -130,8 +150,17 @@ def _owners(chooser: Chooser, owners: Sequence[str]) -> str:
 
 def _line(key: Key) -> str:
     """A key with its default, and its help beside or below it."""
-    start = f"  {key.name}={shown_value(key.default)}"
-    texts = textwrap.wrap(key.help, WIDTH - COLUMN, break_on_hyphens=False)
+    return _entry(f"  {key.name}={shown_value(key.default)}", key.help)
+
+
+def _chosen(chooser: Chooser) -> str:
+    """A key that chooses a component, with its default and the names."""
+    names = ", ".join(entry.name for entry in chooser.entries())
+    return _entry(f"  {chooser.name}={chooser.default}", f"{names}; --help {chooser.group} lists presets")
+
+
+def _entry(start: str, help: str) -> str:
+    texts = textwrap.wrap(help, WIDTH - COLUMN, break_on_hyphens=False)
     beside = len(start) < COLUMN and texts
     first = f"{start:<{COLUMN}}{texts.pop(0)}" if beside else start
     return "\n".join([first, *(" " * COLUMN + text for text in texts)])

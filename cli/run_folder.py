@@ -1,4 +1,4 @@
-"""Preparation of a run folder before training or preprocessing."""
+"""Preparation of a run folder before training."""
 
 from __future__ import annotations
 
@@ -100,7 +100,5 @@ def _check_continuation(cfg: TrainConfig, folder: Path, begun: bool) -> None:
 
 
 def _plain(cfg: TrainConfig) -> dict[str, Any]:
-    """The configuration as it is saved: without ``run_dir``, because the folder can be moved."""
-    plain = to_dict(cfg)
-    del plain["run_dir"]
-    return plain
+    """The configuration as it is saved: without ``run_dir``, because the folder can be moved, and ``prepare_only``."""
+    return {key: value for key, value in to_dict(cfg).items() if key not in ("run_dir", "prepare_only")}

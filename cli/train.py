@@ -26,7 +26,8 @@ from seqgen.training.train import train
 PREPARATION = timedelta(days=1)
 """How long the other ranks wait until rank 0 has encoded the text."""
 DESCRIPTION = """trains a model; without arguments, it trains fconv_tiny on the built-in example (number_names).
-If the run folder contains a run, training resumes it. With -m, keys can have several values, such as
+If the run folder contains a run, training resumes it. With prepare_only=true only the tokenizer is
+trained and the text encoded. With -m, keys can have several values, such as
 model=a,b common.seed=1,2: one run is trained for each combination, each in a run folder of its own."""
 
 
@@ -34,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command."""
 
     def work(cfg: TrainConfig, overrides: list[str]) -> int:
+        if cfg.prepare_only and not cfg.run_dir:
+            raise ConfigError("run_dir is missing: give run_dir=FOLDER, the run folder that training will also get")
         return train_run(cfg, Path(cfg.run_dir or default_folder(overrides)), Command.of(argv, overrides))
 
     def sweep(overrides: list[str]) -> int:
@@ -88,12 +91,37 @@ def train_run(cfg: TrainConfig, folder: Path, command: Command | None = None) ->
     Returns:
         The exit code: 0 if training ended as configured, else that of the signal that stopped it.
     """
+    if cfg.prepare_only:
+        return prepare(cfg, folder, command)
     device = set_up_device(cfg.common)
     group = group_from_environment()
     if group.world_size > 1:
         return _train_as_rank(cfg, folder, command, device, group)
     with run_lock(folder) as lock:
         return train(cfg, open_run(cfg, folder, command), folder, device, lock)
+
+
+def prepare(cfg: TrainConfig, folder: Path, command: Command | None = None) -> int:
+    """Train the tokenizer of a run and encode its text, so that training starts at once; print the sizes.
+
+    Args:
+        cfg: the whole configuration.
+        folder: the run folder.
+        command: the command that was given, for the run's record; ``None`` for no record.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        UserError: the run folder or the text cannot be used.
+    """
+    with run_lock(folder):
+        task = open_run(cfg, folder, command)
+        print(f"source vocabulary: {len(task.source_dictionary)}, target vocabulary: {len(task.target_dictionary)}")
+        for split in task.splits():
+            data = task.dataset(split)
+            print(f"{split}: {len(data)} pairs")
+    return 0
 
 
 def _train_as_rank(

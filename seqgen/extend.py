@@ -5,7 +5,10 @@ decodes from ``seqgen.lab``; every other module is private and may move.
 """
 
 # Declaring a component
-from seqgen.checkpoints.loading import register_checkpoint_loader as register_checkpoint_loader
+from seqgen.checkpoints.loading import (
+    load_model as load_model,
+    register_checkpoint_loader as register_checkpoint_loader,
+)
 from seqgen.config import CommonConfig as CommonConfig, ReadingConfig as ReadingConfig, option as option
 from seqgen.errors import (
     ConfigError as ConfigError,
@@ -139,6 +142,7 @@ from seqgen.structures import Batch as Batch, DecoderOut as DecoderOut, EncoderO
 # Data and training
 from seqgen.data.collate import pad_rows as pad_rows
 from seqgen.data.dictionary import Dictionary as Dictionary
+from seqgen.data.lexical_model import ibm_model_1 as ibm_model_1
 from seqgen.data.parallel_text import ParallelFiles as ParallelFiles, find_parallel as find_parallel
 from seqgen.data.text import read_lines as read_lines
 from seqgen.data.tokenizers.base import (
@@ -152,6 +156,7 @@ from seqgen.data.tokenizers.pretrained import (
     load_pretrained_tokenizer as load_pretrained_tokenizer,
     save_pretrained_tokenizer as save_pretrained_tokenizer,
 )
+from seqgen.data.vocabulary_map import VocabularyMap as VocabularyMap
 from seqgen.system.files import new_folder as new_folder
 from seqgen.task import Task as Task
 from seqgen.tasks.number_names import names as names, split_numbers as split_numbers
@@ -173,3 +178,4 @@ from seqgen.training.lr_schedulers import LRScheduler as LRScheduler
 # isort: split
 # Commands
 from seqgen.cli.command import log as log, run as run, set_up_device as set_up_device
+from seqgen.cli.output import check_output as check_output

@@ -1,4 +1,7 @@
-"""``seqgen-shortlist``: make the file of ``generation.shortlist`` from parallel text."""
+"""Make the file of ``generation.shortlist`` from parallel text::
+
+python examples/shortlist.py path=runs/a source=train.en target=train.de output=shortlist.txt
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,21 @@ from pathlib import Path
 
 import numpy as np
 
-from seqgen.checkpoints.loading import load_model
-from seqgen.cli.command import log, run
-from seqgen.cli.convert import UserCodeConfig
-from seqgen.cli.output import check_output
-from seqgen.config import ReadingConfig, option
-from seqgen.data.lexical_model import ibm_model_1
-from seqgen.data.text import read_lines
-from seqgen.data.vocabulary_map import VocabularyMap
-from seqgen.errors import ConfigError, DataError
-from seqgen.task import Task
+from seqgen.extend import (
+    CommonConfig,
+    ConfigError,
+    DataError,
+    ReadingConfig,
+    Task,
+    VocabularyMap,
+    check_output,
+    ibm_model_1,
+    load_model,
+    log,
+    option,
+    read_lines,
+    run,
+)
 
 DESCRIPTION = """writes for each source token of a model the target tokens that are its most probable translations in
 parallel text, by IBM model 1. Decoding with generation.shortlist=FILE generates only those of the source's tokens.
@@ -29,7 +37,7 @@ The file has the format of CTranslate2's vmap.txt."""
 
 @dataclass
 class ShortlistConfig:
-    """The configuration of ``seqgen-shortlist``."""
+    """The configuration of the command."""
 
     path: str = option("", "run folder or checkpoint of the model, whose tokenizer and vocabulary are used")
     source: str = option("", "text file in the source language, one sentence per line; .gz is decompressed")
@@ -40,7 +48,7 @@ class ShortlistConfig:
     iterations: int = option(5, "iterations of expectation maximization of IBM model 1", minimum=1)
     lines: int = option(500_000, "number of lines that are read; 0 for all", minimum=0)
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
-    common: UserCodeConfig = dataclasses.field(default_factory=UserCodeConfig)
+    common: CommonConfig = dataclasses.field(default_factory=CommonConfig)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
