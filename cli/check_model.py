@@ -14,6 +14,7 @@ from seqgen.cli.check_languages import LanguagesConfig
 from seqgen.cli.check_report import report
 from seqgen.cli.check_subjects import new_model, refuse_device
 from seqgen.cli.command import log, run, set_up_device
+from seqgen.cli.config_file import Arguments
 from seqgen.config import CommonConfig, ReadingConfig, option
 from seqgen.errors import ConfigError
 from seqgen.lab.checks.catalog import check
@@ -51,8 +52,8 @@ def main(argv: Sequence[str]) -> NoReturn:
         argv: the arguments of the command.
     """
 
-    def work(cfg: CheckConfig, overrides: list[str]) -> int:
-        return check_model(cfg, any(override.startswith("model=") for override in overrides))
+    def work(cfg: CheckConfig, arguments: Arguments) -> int:
+        return check_model(cfg, any(override.startswith("model=") for override in arguments.overrides))
 
     run(CheckConfig, work, DESCRIPTION, argv, pass_arguments=True)
 

@@ -11,11 +11,11 @@ from typing import Any
 from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.loading import checkpoint_loader_of, load_model, read_run_config, run_folder
 from seqgen.checkpoints.run_checkpoints import resolve
+from seqgen.cli.config_file import as_typed
 from seqgen.config import TrainConfig
 from seqgen.config.arguments import split_argument, text_values
 from seqgen.config.compose import chosen_components
 from seqgen.config.keys import known_keys
-from seqgen.config.values import text_list
 from seqgen.data.tokenizers.pretrained import PretrainedTokenizer
 from seqgen.data.tokenizers.setup import TokenizerConfig
 from seqgen.errors import CheckpointError, UserError
@@ -114,12 +114,4 @@ def component_arguments(group: str, cfg: Any) -> dict[str, str]:
 
 
 def _values(group: str, cfg: Any) -> dict[str, str]:
-    return {f"{group}.{key}": _text(value) for key, _, value in known_keys(cfg)}
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list) and any(isinstance(item, str) for item in value):
-        return text_list(value)
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return {f"{group}.{key}": as_typed(value) for key, _, value in known_keys(cfg)}

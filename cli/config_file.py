@@ -29,11 +29,23 @@ class Arguments:
         overrides: ``key=value`` arguments without ``config``; the command line's come last.
         messages: what the user should know about keys of a file that are not used.
         files: by each key that comes from a file, the file.
+        typed: the program and its arguments, as typed; empty if only keys were given.
     """
 
     overrides: list[str]
     messages: list[str] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
+    typed: list[str] = field(default_factory=list)
+
+    def origins(self) -> dict[str, str]:
+        """Where each key comes from: the command line, a file, or, for all others, the checkpoint to fine-tune."""
+        own = {text.partition("=")[0] for text in self.typed[1:]}
+        checkpoint = next(iter(text_values(self.overrides, "checkpoint.finetune_from", str)), "")
+        found = {}
+        for key in (split_argument(override)[0] for override in self.overrides):
+            file = f"{KEY}={self.files[key]}" if key in self.files else f"checkpoint {checkpoint}"
+            found[key] = "command line" if key in own else file
+        return found
 
     def origin(self, message: str) -> str:
         """The file that has the key of an error message, as the end of the message; empty if no file has it."""
@@ -56,7 +68,7 @@ class Arguments:
         values = dict(map(split_argument, self.overrides))
         for key in every_key(schema):
             names, value = key.field.metadata.get("names"), values.get(key.name)
-            if names and key.name in self.files and value != _text(key.default):
+            if names and key.name in self.files and value != as_typed(key.default):
                 what = "is written" if names == "output" else "can run code"
                 raise ConfigError(
                     f"{KEY}={self.files[key.name]} sets {key.name}={value}, which names what {what}; no file may do "
@@ -147,23 +159,24 @@ def _pairs(schema: type, content: Mapping[str, Any], prefix: str = "") -> Iterat
         if name in _RECORDED or (value is None and is_group(schema, key)):
             continue
         if key == "generation.components" and isinstance(value, Mapping):
-            yield from ((own, _text(item)) for own, item in value.items())
+            yield from ((own, as_typed(item)) for own, item in value.items())
         elif isinstance(value, Mapping):
             if is_group(schema, key) and _NAME in value:
                 yield key, str(value[_NAME])
             yield from _pairs(schema, {own: item for own, item in value.items() if own != _NAME}, f"{key}.")
         else:
-            yield key, _text(value)
+            yield key, as_typed(value)
 
 
-def _text(value: Any) -> str:
+def as_typed(value: Any) -> str:
+    """A value as a user would type it."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
         only_text = any(isinstance(item, str) for item in value)
-        return text_list(typing.cast(list[str], value)) if only_text else f"[{','.join(map(_text, value))}]"
+        return text_list(typing.cast(list[str], value)) if only_text else f"[{','.join(map(as_typed, value))}]"
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_text(item)}" for key, item in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{as_typed(item)}" for key, item in value.items()) + "}"
     return str(value)

@@ -1,6 +1,6 @@
-"""Make the file of ``generation.shortlist`` from parallel text::
+"""A command that makes the file of ``generation.shortlist`` from parallel text.
 
-python examples/shortlist.py path=runs/a source=train.en target=train.de output=shortlist.txt
+``python examples/shortlist.py path=runs/a source=train.en target=train.de output=shortlist.txt`` writes the file.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from seqgen.extend import (
     option,
     read_lines,
     run,
+    set_up_device,
 )
 
 DESCRIPTION = """writes for each source token of a model the target tokens that are its most probable translations in
@@ -72,7 +73,7 @@ def shortlist(cfg: ShortlistConfig) -> int:
         if not getattr(cfg, key):
             raise ConfigError(f"{key} is missing: give path=RUN source=FILE target=FILE output=FILE")
     check_output("output", cfg.output, cfg.source, cfg.target)
-    task = load_model(cfg.path, reading=cfg.reading).task
+    task = load_model(cfg.path, set_up_device(cfg.common), reading=cfg.reading).task
     sources, targets = _encoded(cfg, task)
     counts = Counter(itertools.chain.from_iterable(targets))
     ranked = sorted(counts, key=lambda token: (-counts[token], token))

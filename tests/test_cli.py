@@ -198,6 +198,8 @@ def test_preparing_then_training_encodes_nothing_again(data: Path, tmp_path: Pat
     outcome = command("train", "prepare_only=true", *arguments)
     assert outcome.code == 0, outcome.err
     assert "train: 300 pairs" in outcome.out
+    assert "prepare_only" not in (tmp_path / "run" / "config.yaml").read_text()
+    refused(command("train", "prepare_only=true", *SMALL_FCONV), "run_dir is missing: give run_dir=FOLDER")
     stores = {file: file.stat().st_mtime_ns for file in (tmp_path / "run" / "cache").rglob("*") if file.is_file()}
     assert stores
     assert command("train", *arguments, "optimization.max_update=2").code == 0

@@ -108,3 +108,25 @@ def test_reading_keys_are_not_for_runs(checkpoint: Path, tmp_path: Path) -> None
     outcome = command("generate", f"path={tmp_path / 'run'}", "input=-", "reading.sentencepiece=none")
     assert outcome.code == 2
     assert "reading.sentencepiece applies only to checkpoints of other toolkits" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["output=y"], "path is missing: give path=MODEL, or path=[A,B] with format=average"),
+        (["path=x"], "output is missing: give output=FOLDER, the run folder to write"),
+        (["path=x", "output=y", "last=2"], "last has no effect with format=run; remove it, or give format=average"),
+        (["path=x", "format=average", "formats=[onnx]"], "formats has no effect with format=average"),
+        (["path=x", "format=huggingface", "output=y", "source_lang=en"], "source_lang has no effect with format=hugg"),
+        (
+            ["path=x", "format=average", "reading.dictionary=z"],
+            "give format=run or format=huggingface",
+        ),
+        (["path=[a,b]", "output=y"], "path names 2 models, and only format=average takes several; give one"),
+        (["path=[a,b]", "format=average", "last=2"], "last=2 needs one run folder, but path names 2"),
+    ],
+)
+def test_keys_without_effect_are_refused(arguments: list[str], words: str) -> None:
+    outcome = command("convert", *arguments)
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert words in outcome.err

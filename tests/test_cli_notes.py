@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from seqgen.cli.notes import summary
+from seqgen.cli.terminal import summary
 from tests.commands import SMALL_FCONV, Outcome, command, corpus, training_arguments
 
 
