@@ -211,7 +211,7 @@ def _information(schema: type, program: str, description: str, line: CommandLine
         return completion_script(schema, program, words[0] if words else "")
     from seqgen.cli.help import help_on, help_text, whole_help
 
-    if words == ["all"]:
+    if "all" in words:
         return whole_help(schema, program, description)
     if words:
         return "\n\n".join(help_on(schema, program, word) for word in words)

@@ -103,7 +103,9 @@ def help_on(schema: type, program: str, topic: str) -> str:
     hint = similar_keys(topic, [key.name for key in keys])
     names = [key.name for key in keys] + [name for one in every for name in one.names()]
     wanted = f" (did you mean {' or '.join(map(repr, hint))}?)" if hint else nearest(topic, names)
-    raise ConfigError(f"--help {topic}: there is no such group, component or key{wanted}; {program} --help lists all")
+    raise ConfigError(
+        f"--help {topic}: there is no such group, component or key{wanted}; {program} --help all lists all"
+    )
 
 
 def _usage(program: str) -> str:
