@@ -13,7 +13,7 @@ PACKAGES = [
 ]
 
 EXPORT = ["onnx>=1.17", "onnxscript>=0.5.3", "onnxruntime>=1.20"]
-"""What seqgen-export needs to write ONNX files and to check them."""
+"""What seqgen-convert format=export needs to write ONNX files and to check them."""
 
 setup(
     name="seqgen",
@@ -68,12 +68,8 @@ setup(
         "console_scripts": [
             "seqgen-train = seqgen.cli.train:main",
             "seqgen-generate = seqgen.cli.generate:main",
-            "seqgen-preprocess = seqgen.cli.preprocess:main",
             "seqgen-score = seqgen.cli.score:main",
-            "seqgen-average = seqgen.cli.average:main",
             "seqgen-convert = seqgen.cli.convert:main",
-            "seqgen-shortlist = seqgen.cli.shortlist:main",
-            "seqgen-export = seqgen.cli.export:main",
             "seqgen-tune = seqgen.cli.tune:main",
             "seqgen-check = seqgen.cli.check:main",
             "seqgen-trace = seqgen.cli.trace:main",

@@ -14,6 +14,7 @@ import torch
 
 from seqgen.checkpoints.loading import load_models
 from seqgen.cli.command import log, run, set_up_device
+from seqgen.cli.config_file import Arguments
 from seqgen.cli.diff_report import Report
 from seqgen.config import CommonConfig, DebugConfig, GenerationConfig, ReadingConfig, option
 from seqgen.config.compose import compose
@@ -66,8 +67,8 @@ def main(argv: Sequence[str]) -> NoReturn:
     shared = [argument for argument in argv if argument.partition(".")[0] not in SIDES]
     own = {side: [a.removeprefix(f"{side}.") for a in argv if a.startswith(f"{side}.")] for side in SIDES}
 
-    def work(cfg: DiffConfig, overrides: list[str]) -> int:
-        return diff(cfg, overrides, own)
+    def work(cfg: DiffConfig, arguments: Arguments) -> int:
+        return diff(cfg, arguments.overrides, own)
 
     run(DiffConfig, work, DESCRIPTION, shared, subcommand="diff", pass_arguments=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import io
 import logging
@@ -9,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -19,7 +21,7 @@ import seqgen.models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks, as the import above declares the models
 from seqgen import __version__
 from seqgen.checkpoints.loading import CONFIG_FILE, recorded_user_dirs, run_folder, split_path
-from seqgen.cli.config_file import KEY as CONFIG_KEY, with_config_files
+from seqgen.cli.config_file import KEY as CONFIG_KEY, Arguments, with_config_files
 from seqgen.config import CommonConfig
 from seqgen.config.compose import compose
 from seqgen.config.user_files import import_user_dir
@@ -33,6 +35,9 @@ C = TypeVar("C")
 INFORMING = ("-h", "--help", "--completion", "--version")
 """Options that print information instead of doing the command's work."""
 
+SWEEP = ("-m", "--multirun")
+"""Options that run a command with several configurations."""
+
 RECORDED = "run"
 """The value of ``common.user_dir`` that means the files that the run has recorded."""
 
@@ -42,7 +47,7 @@ def run(
     work: Callable[..., int | None],
     description: str,
     argv: Sequence[str] | None = None,
-    sweep: Callable[[list[str]], int | None] | None = None,
+    sweep: Callable[[Arguments], int | None] | None = None,
     subcommand: str = "",
     complete: Callable[[list[str]], list[str]] = list,
     pass_arguments: bool = False,
@@ -58,9 +63,9 @@ def run(
             if the command has no sweeps.
         subcommand: name of the sub-command, for help and messages; empty if there is none.
         complete: adds arguments that follow from the user's.
-        pass_arguments: whether ``work`` also takes the ``key=value`` arguments, with those of ``config=FILE``.
+        pass_arguments: whether ``work`` also takes the ``Arguments``.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    line = CommandLine.parse(sys.argv[1:] if argv is None else argv)
     program = "seqgen-" + Path(sys.argv[0]).stem.removeprefix("seqgen-") + (f" {subcommand}" if subcommand else "")
     log_progress()
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -71,7 +76,7 @@ def run(
                 schema,
                 work if pass_arguments else lambda cfg, _: work(cfg),
                 description,
-                arguments,
+                line,
                 sweep,
                 program,
                 complete,
@@ -109,72 +114,104 @@ def with_words(key: str, arguments: Sequence[str]) -> list[str]:
     Returns:
         The arguments, with ``key=[...]`` in place of the words and of the key.
     """
-    words = [text for text in arguments if "=" not in text and not text.startswith("-")]
-    if not words or any(text in INFORMING for text in arguments):
+    line = CommandLine.parse(arguments)
+    if not line.words or line.informs:
         return list(arguments)
-    same = [text for text in arguments if text.startswith(f"{key}=")]
+    same = [text for text in line.pairs if text.startswith(f"{key}=")]
     named = [item for text in same for item in text_values([text], key, list[str] if "=[" in text else str)]
-    others = [text for text in arguments if text not in words and text not in same]
-    return [f"{key}={text_list([*words, *named])}", *others]
+    others = [text for text in arguments if text not in line.words and text not in same]
+    return [f"{key}={text_list([*line.words, *named])}", *others]
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """What a user typed.
+
+    Attributes:
+        typed: all arguments, in order.
+        flags: those that begin with ``-``.
+        words: those that are neither flags nor ``key=value``.
+        pairs: those of the form ``key=value``.
+    """
+
+    typed: list[str]
+    flags: list[str]
+    words: list[str]
+    pairs: list[str]
+
+    @classmethod
+    def parse(cls, arguments: Sequence[str]) -> CommandLine:
+        """Sort arguments."""
+        others = [text for text in arguments if not text.startswith("-")]
+        return cls(
+            typed=list(arguments),
+            flags=[text for text in arguments if text.startswith("-")],
+            words=[text for text in others if "=" not in text],
+            pairs=[text for text in others if "=" in text],
+        )
+
+    @property
+    def informs(self) -> bool:
+        """Whether the user asks for information only; words are then topics."""
+        return any(flag in INFORMING for flag in self.flags)
+
+    def topics(self) -> list[str]:
+        """What the user asks about: the words, and the keys of those ``key=value`` that come after the option."""
+        after = self.typed[self.typed.index(self.flags[0]) + 1 :]
+        keys = [text.partition("=")[0] for text in after if text in self.pairs]
+        return [*self.words, *(key for key in keys if key not in (CONFIG_KEY, "common.user_dir"))]
 
 
 def _dispatch(
     schema: type[C],
-    work: Callable[[C, list[str]], int | None],
+    work: Callable[[C, Arguments], int | None],
     description: str,
-    arguments: list[str],
-    sweep: Callable[[list[str]], int | None] | None,
+    line: CommandLine,
+    sweep: Callable[[Arguments], int | None] | None,
     program: str,
     complete: Callable[[list[str]], list[str]],
 ) -> int | None:
-    if wrong := next((argument for argument in arguments if re.search("[\ud800-\udfff]", argument)), ""):
+    if wrong := next((text for text in line.typed if re.search("[\ud800-\udfff]", text)), ""):
         raise ConfigError(f"the argument {wrong} is not UTF-8, which the libraries for weights need; rename the file")
-    flags = [argument for argument in arguments if argument.startswith("-")]
-    unknown = {flag.partition("=")[0] for flag in flags} - {*INFORMING, *(("-m", "--multirun") if sweep else ())}
-    if "--version" in flags:
+    unknown = {flag.partition("=")[0] for flag in line.flags} - {*INFORMING, *(SWEEP if sweep else ())}
+    if "--version" in line.flags:
         print(f"{program} {__version__}")
         return 0
     if unknown:
-        from seqgen.cli.foreign_options import unknown_option  # only for this message
+        from seqgen.cli.help import unknown_option  # only for this message
 
-        raise ConfigError(
-            unknown_option(schema, arguments, next(flag for flag in flags if flag.split("=")[0] in unknown))
-        )
-    overrides = [argument for argument in arguments if argument not in flags]
-    notes = repeated(overrides)
-    words = [argument for argument in overrides if "=" not in argument]
-    informing = any(flag in INFORMING for flag in flags)
-    if informing:
-        overrides = [override for override in overrides if override not in words]
-        after = arguments[arguments.index(flags[0]) + 1 :]  # there KEY=VALUE is a topic, too
-        pairs = [argument.partition("=") for argument in after if argument in overrides]
-        words += [key for key, _, _ in pairs if key not in (CONFIG_KEY, "common.user_dir")]
-    read = with_config_files(schema, overrides)
-    overrides = [*read.overrides, *import_plugins(overrides)]
+        flag = next(flag for flag in line.flags if flag.split("=")[0] in unknown)
+        raise ConfigError(unknown_option(schema, line.typed, flag))
+    pairs = line.pairs if line.informs else [text for text in line.typed if text not in line.flags]
+    read = with_config_files(schema, pairs)
+    overrides = [*read.overrides, *import_plugins(pairs)]
     read.check_trusted(schema)
-    if informing:
-        print(_information(schema, program, description, flags, words))
+    if line.informs:
+        print(_information(schema, program, description, line))
         return 0
-    for message in [*notes, *read.messages]:
+    for message in [*repeated(pairs), *read.messages]:
         log(message)
-    overrides = complete(overrides)
-    if sweep and ("-m" in flags or "--multirun" in flags):
-        return sweep(overrides)
+    read = dataclasses.replace(read, overrides=complete(overrides), typed=[program, *line.typed])
+    if sweep and {*SWEEP} & {*line.flags}:
+        return sweep(read)
     try:
-        config = compose(schema, overrides)
+        config = compose(schema, read.overrides)
     except ConfigError as error:
         raise ConfigError(f"{error}{read.origin(str(error))}") from None
-    return work(config, overrides)
+    return work(config, read)
 
 
-def _information(schema: type, program: str, description: str, flags: list[str], words: list[str]) -> str:
+def _information(schema: type, program: str, description: str, line: CommandLine) -> str:
     """The text that ``--help``, ``--help TOPIC`` or ``--completion SHELL`` prints."""
-    if "--completion" in flags:
+    words = line.topics()
+    if "--completion" in line.flags:
         from seqgen.cli.completion import completion_script  # not for every start of a command
 
         return completion_script(schema, program, words[0] if words else "")
-    from seqgen.cli.help import help_on, help_text
+    from seqgen.cli.help import help_on, help_text, whole_help
 
+    if "all" in words:
+        return whole_help(schema, program, description)
     if words:
         return "\n\n".join(help_on(schema, program, word) for word in words)
     return help_text(schema, program, description)

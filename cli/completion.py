@@ -20,7 +20,7 @@ RUNS = ("path", "other", "run_dir", "checkpoint.finetune_from", "generation.draf
 WORDS = {"seqgen-runs": "path", "seqgen-trace": "trace"}
 """By command, the key whose values can also be given as words without ``KEY=``."""
 OPTIONS = {
-    "--help": "list the keys, or explain a group or key",
+    "--help": "show the common keys, all of them, or explain a group or key",
     "--completion": "print a script for completion: bash, zsh or fish",
     "--version": "print the version",
 }
@@ -89,7 +89,7 @@ def _words(schema: type, program: str) -> Words:
     groups = {name.partition(".")[0] for name in keys if "." in name}
     every = [key for own in (schema, *getattr(schema, "subcommands", {}).values()) for key in every_key(own)]
     paths = sorted({CONFIG_KEY, *(key.name for key in every if key.is_path)})
-    return Words(program, keys, subcommands, values, sorted({*groups, *keys}), paths)
+    return Words(program, keys, subcommands, values, sorted({"all", *groups, *keys}), paths)
 
 
 def _keys_and_values(schema: type) -> tuple[dict[str, str], dict[str, list[str]]]:

@@ -27,11 +27,23 @@ class Arguments:
         overrides: ``key=value`` arguments without ``config``; the command line's come last.
         messages: what the user should know about keys of a file that are not used.
         files: by each key that comes from a file, the file.
+        typed: the program and its arguments, as typed; empty if only keys were given.
     """
 
     overrides: list[str]
     messages: list[str] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
+    typed: list[str] = field(default_factory=list)
+
+    def origins(self) -> dict[str, str]:
+        """Where each key comes from: the command line, a file, or, for all others, the checkpoint to fine-tune."""
+        own = {text.partition("=")[0] for text in self.typed[1:]}
+        checkpoint = next(iter(text_values(self.overrides, "checkpoint.finetune_from", str)), "")
+        found = {}
+        for key in (split_argument(override)[0] for override in self.overrides):
+            file = f"{KEY}={self.files[key]}" if key in self.files else f"checkpoint {checkpoint}"
+            found[key] = "command line" if key in own else file
+        return found
 
     def origin(self, message: str) -> str:
         """The file that has the key of an error message, as the end of the message; empty if no file has it."""

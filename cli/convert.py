@@ -1,16 +1,19 @@
-"""``seqgen-convert``: turn a checkpoint of another toolkit into a run folder, or a model into a Hugging Face folder."""
+"""``seqgen-convert``: write a model as a run, as a Hugging Face folder or as graphs, or the average of several."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seqgen.checkpoints.derived import checkpoints_of, gather_run
-from seqgen.checkpoints.hub import local_path
+import torch
+
+from seqgen.checkpoints.gathering import checkpoints_of, gather_run
+from seqgen.checkpoints.hub import PREFIX, local_path
 from seqgen.checkpoints.loading import LoadedModel, PromptDecodingConfig, checkpoint_loader_of, load_model
 from seqgen.checkpoints.run_checkpoints import Checkpoints
 from seqgen.checkpoints.run_checksums import write_run_checksums
@@ -22,15 +25,20 @@ from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig, option
 from seqgen.config.compose import compose
 from seqgen.config.user_files import recorded_files
 from seqgen.config.values import from_dict
-from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer, save_tokenizer
+from seqgen.data.tokenizers.base import load_tokenizer
 from seqgen.errors import ConfigError
+from seqgen.export.folder import FORMATS, check_installed, write_export
 from seqgen.registry import TASKS
 from seqgen.system.files import new_folder
+from seqgen.training.averaging import average_runs
 
-DESCRIPTION = """turns a checkpoint of another toolkit into a run folder: path=model.pt run_dir=RUN, where path is a
-fairseq checkpoint or a Hugging Face folder. It also turns a T5, transformer or transformer_lm into a Hugging Face
-folder: path=RUN huggingface_dir=FOLDER. A run with sharded checkpoints becomes one with plain ones: path=RUN
-run_dir=NEW. The command prints how to decode with the run and how to fine-tune it."""
+DESCRIPTION = """writes a model in another form, which format chooses. run: a run folder, from a fairseq checkpoint,
+a Hugging Face folder, or a run with sharded checkpoints. huggingface: a Hugging Face folder, from a T5, transformer or
+transformer_lm. export: the encoder and one step of the decoder, whose decoding state is an input and an output, as ONNX
+files and as files of torch.export, with export.json and the tokenizer. average: the mean of the weights of checkpoints:
+of the newest five of a run with path=RUN last=5, or of those of path=[A,B,...], which may be runs of one architecture;
+it is written to checkpoints/average in the run folder (the first one, if there are several), or with output=NEW as a
+run of its own."""
 
 
 @dataclass
@@ -49,17 +57,35 @@ class UserCodeConfig:
 class ConvertConfig:
     """The configuration of ``seqgen-convert``."""
 
-    path: str = option(
-        "",
-        "checkpoint to convert: a fairseq model.pt, a Hugging Face folder, hf:ORGANIZATION/NAME[@REVISION], or (with "
-        "huggingface_dir) a run",
+    path: list[str] = option(
+        [],
+        "what to convert: a run, a fairseq model.pt, a Hugging Face folder or hf:ORGANIZATION/NAME[@REVISION]; with "
+        "format=average also several runs or checkpoints, as [A,B]",
+        names="output",
     )
-    run_dir: str = option("", "run folder to write; it must not exist yet", names="output")
-    huggingface_dir: str = option("", "Hugging Face folder to write; it must not exist yet", names="output")
-    source_lang: str = option("", "source language, if the checkpoint does not name it")
-    target_lang: str = option("", "target language, if the checkpoint does not name it")
+    output: str = option(
+        "", "folder to write, which must not exist yet; empty to write an average into the first run", names="output"
+    )
+    format: str = option("run", "what is written", choices=("run", "huggingface", "export", "average"))
+    source_lang: str = option("", "with format=run: source language, if the checkpoint does not name it")
+    target_lang: str = option("", "with format=run: target language, if the checkpoint does not name it")
+    formats: list[str] = option(
+        list(FORMATS), "with format=export: formats of the graphs: onnx, torch (files of torch.export), or both"
+    )
+    opset: int = option(20, "with format=export: version of ONNX's operator set", minimum=18, maximum=23)
+    last: int = option(0, "with format=average: number of newest checkpoints of the run to average", minimum=0)
+    name: str = option("average", "with format=average: name of the checkpoint in the first run", names="output")
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
     common: UserCodeConfig = dataclasses.field(default_factory=UserCodeConfig)
+
+
+KEYS = {
+    "run": ("source_lang", "target_lang", "reading"),
+    "huggingface": ("reading",),
+    "export": ("formats", "opset", "reading"),
+    "average": ("last", "name"),
+}
+"""By the value of ``format``, the keys that have an effect, besides ``path``, ``output`` and ``common``."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -68,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def convert(cfg: ConvertConfig) -> int:
-    """Write a checkpoint as a run folder or a Hugging Face folder, and print how to use it.
+    """Write a model in another form, and print how to use it.
 
     Args:
         cfg: the whole configuration.
@@ -77,37 +103,110 @@ def convert(cfg: ConvertConfig) -> int:
         The exit code.
 
     Raises:
-        ConfigError: a key is missing, or the folder already exists.
-        CheckpointError: the checkpoint cannot be read or converted.
+        ConfigError: a key is missing or has no effect, or the folder already exists.
+        CheckpointError: a checkpoint cannot be read or converted.
     """
-    if not cfg.path or bool(cfg.run_dir) == bool(cfg.huggingface_dir):
-        raise ConfigError(
-            "give path=CHECKPOINT to convert, and the folder to write: either run_dir=RUN or huggingface_dir=FOLDER"
-        )
-    folder = Path(cfg.run_dir or cfg.huggingface_dir)
-    if folder.exists():
-        key = "run_dir" if cfg.run_dir else "huggingface_dir"
-        raise ConfigError(f"{key}={folder} already exists; give the name of a new folder")
-    if cfg.huggingface_dir:
-        check_output("huggingface_dir", cfg.huggingface_dir)
-    path = local_path(cfg.path)
-    if cfg.run_dir and path.exists() and checkpoint_loader_of(path) is None:
+    _check_keys(cfg)
+    if cfg.format == "average":
+        return _write_average(cfg)
+    if cfg.format == "export":
+        return _write_export(cfg)
+    (name,), folder = cfg.path, Path(cfg.output)
+    path, to_run = local_path(name), cfg.format == "run"
+    if to_run and path.exists() and checkpoint_loader_of(path) is None:
         if any(map(is_sharded, checkpoints_of(path))):
             return gather(path, folder)
         raise ConfigError(f"path={path} is not a checkpoint of a supported toolkit; runs of seqgen need no conversion")
     loaded = load_model(path, reading=cfg.reading)
     for note in loaded.notes:
         log(note)
-    if cfg.run_dir:
+    if to_run:
         config = run_config(loaded, cfg)
         write_run(loaded, config, folder)
     else:
         write_huggingface(loaded, folder)
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
-    print(f"{folder}: {type(loaded.model).__name__} of {parameters:,} parameters, from {cfg.path}")
+    print(f"{folder}: {type(loaded.model).__name__} of {parameters:,} parameters, from {name}")
     print(f"decode:    seqgen-generate path={folder} input=FILE")
-    if cfg.run_dir:
+    if to_run:
         print(f"fine-tune: {finetuning_command(config, folder)}")
+    return 0
+
+
+def _check_keys(cfg: ConvertConfig) -> None:
+    """Check that no key is missing or has no effect, and that the output can be written.
+
+    Raises:
+        ConfigError: a key cannot be used.
+    """
+    if not cfg.path:
+        raise ConfigError("path is missing: give path=MODEL, or path=[A,B] with format=average")
+    defaults = ConvertConfig()
+    for key in sorted({key for keys in KEYS.values() for key in keys} - {*KEYS[cfg.format]}):
+        if getattr(cfg, key) != getattr(defaults, key):
+            owners = " or ".join(f"format={name}" for name, keys in KEYS.items() if key in keys)
+            raise ConfigError(f"{key} has no effect with format={cfg.format}; remove it, or give {owners}")
+    if cfg.format != "average":
+        if len(cfg.path) > 1:
+            raise ConfigError(
+                f"path names {len(cfg.path)} models, and only format=average takes several; give one, such as "
+                f"path={cfg.path[0]}"
+            )
+        if not cfg.output:
+            raise ConfigError(f"output is missing: give output=FOLDER, the {cfg.format} folder to write")
+    if cfg.output and Path(cfg.output).exists():
+        raise ConfigError(f"output={cfg.output} already exists; give the name of a new folder")
+    if cfg.format in ("huggingface", "export"):
+        check_output("output", cfg.output)
+
+
+def _write_average(cfg: ConvertConfig) -> int:
+    """Write the average of checkpoints; return the exit code.
+
+    Raises:
+        UserError: a key cannot be used, or see ``average_runs``.
+    """
+    if not re.fullmatch(r"[^./\\][^/\\]*", cfg.name) or re.fullmatch(r"last|best|(epoch|update)_\d+", cfg.name):
+        raise ConfigError(
+            f"name={cfg.name!r} cannot be the name of an average; choose a name that has no slash, does not begin "
+            "with a dot, and is not last, best, epoch_N or update_N"
+        )
+    if remote := next((path for path in cfg.path if path.startswith(PREFIX)), ""):
+        raise ConfigError(
+            f"path={remote} is a model on the Hugging Face Hub, and only checkpoints of runs are averaged; make it a "
+            f"run with seqgen-convert path={remote} output=RUN"
+        )
+    if cfg.last and len(cfg.path) > 1:
+        raise ConfigError(f"last={cfg.last} needs one run folder, but path names {len(cfg.path)}")
+    if cfg.output and cfg.name != ConvertConfig.name:
+        raise ConfigError(f"name={cfg.name} has no effect with output={cfg.output}; remove one of the two keys")
+    new_run = Path(cfg.output) if cfg.output else None
+    written, checkpoints = average_runs(cfg.path, cfg.last, cfg.name, new_run, log)
+    names = [str(path) if len(cfg.path) > 1 else path.name for path in checkpoints]
+    print(f"{written}: the average of {', '.join(names)}")
+    return 0
+
+
+def _write_export(cfg: ConvertConfig) -> int:
+    """Write a model as graphs that run without seqgen; return the exit code.
+
+    Raises:
+        UserError: a key cannot be used, or see ``write_export``.
+    """
+    if not cfg.formats or not set(cfg.formats) <= set(FORMATS):
+        raise ConfigError(f"formats=[{','.join(cfg.formats)}] must be one or more of: {', '.join(FORMATS)}")
+    if "onnx" in cfg.formats:
+        check_installed()
+    loaded = load_model(cfg.path[0], dtype=torch.float32, reading=cfg.reading)
+    for note in loaded.notes:
+        log(note)
+    folder = Path(cfg.output)
+    difference = write_export(loaded, folder, cfg.formats, cfg.opset)
+    print(f"{folder}: {type(loaded.model).__name__}, from {cfg.path[0]}")
+    for file in sorted(folder.iterdir()):
+        if file.is_file():
+            print(f"  {file.name:<13} {file.stat().st_size:>13,} bytes")
+    print(f"logits differ by at most {difference:.1e} from those of the model")
     return 0
 
 
@@ -146,9 +245,9 @@ def run_config(loaded: LoadedModel, cfg: ConvertConfig) -> TrainConfig:
         if given:
             values[key] = given
         elif key in values:
-            raise ConfigError(f"{cfg.path} does not contain its {key}; give {key}=, such as {key}=en")
+            raise ConfigError(f"{cfg.path[0]} does not contain its {key}; give {key}=, such as {key}=en")
     config = compose(TrainConfig, [f"task={values['_name']}"])
-    config.task = from_dict(TrainConfig, {"task": values}, cfg.path).task
+    config.task = from_dict(TrainConfig, {"task": values}, cfg.path[0]).task
     config.model = loaded.config.model
     config.common.user_dir = cfg.common.user_dir
     config.common.user_files = recorded_files(config, cfg.common.user_dir)
@@ -168,8 +267,7 @@ def write_run(loaded: LoadedModel, config: TrainConfig, folder: Path) -> None:
         UserError: it cannot be written.
     """
     with new_folder(folder) as temporary:
-        for name, tokenizer in tokenizers_of(loaded).items():
-            save_tokenizer(tokenizer, temporary / name)
+        loaded.save_tokenizers(temporary)
         write_config(temporary, config)
         Checkpoints(temporary).save(["best"], loaded.model.state_dict(), state=None)
         write_run_checksums(temporary, config, loaded.task)
@@ -190,12 +288,6 @@ def write_huggingface(loaded: LoadedModel, folder: Path) -> None:
     wanted = GenerationConfig(**loaded.generation) if loaded.generation else loaded.config.generation
     for note in save_pretrained(loaded.model, folder, loaded.task.target_tokenizer, wanted):
         log(f"{folder}: {note}")
-
-
-def tokenizers_of(loaded: LoadedModel) -> dict[str, Tokenizer]:
-    """The tokenizers of a run, by the names of their folders: one for both sides, or one for each side."""
-    source, target = loaded.task.source_tokenizer, loaded.task.target_tokenizer
-    return {"tokenizer": source} if source is target else {"source_tokenizer": source, "target_tokenizer": target}
 
 
 def finetuning_command(config: TrainConfig, folder: Path) -> str:

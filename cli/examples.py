@@ -1,4 +1,4 @@
-"""The examples at the head of each command's ``--help``: what a command line does, and the command line."""
+"""What ``--help`` shows of each command: examples, and the keys that most people use."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
          "seqgen-train config=runs/a/config.yaml run_dir=runs/b optimization.lr=1e-3"),
         ("one run for each combination of values",
          "seqgen-train -m run_dir=runs/sweep model=fconv_tiny,t5_tiny common.seed=1,2"),
-    ),
-    "seqgen-preprocess": (
-        ("encode the text in advance; the arguments are those of seqgen-train",
-         "seqgen-preprocess run_dir=runs/a task=translation task.source_lang=en \\\n"
-         "      task.target_lang=de task.train=DATA/train task.valid=DATA/val"),
+        ("encode the text in advance",
+         "seqgen-train prepare_only=true run_dir=runs/a task=translation \\\n"
+         "      task.source_lang=en task.target_lang=de task.train=DATA/train \\\n"
+         "      task.valid=DATA/val"),
     ),
     "seqgen-generate": (
         ("decode a file with beam search, and score the output",
@@ -45,20 +44,13 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("the log-probability of each reference under a model",
          "seqgen-score path=runs/a source=test.en reference=test.de"),
     ),
-    "seqgen-average": (
-        ("average the last five checkpoints of a run", "seqgen-average path=runs/a last=5"),
-    ),
     "seqgen-convert": (
-        ("make a run of a model of another toolkit", "seqgen-convert path=model.pt run_dir=runs/converted"),
-    ),
-    "seqgen-shortlist": (
-        ("the 100 most probable translations of each token, from parallel text",
-         "seqgen-shortlist path=runs/a source=train.en target=train.de \\\n"
-         "      output=shortlist.txt"),
-    ),
-    "seqgen-export": (
+        ("make a run of a model of another toolkit", "seqgen-convert path=model.pt output=runs/converted"),
+        ("write a run as a Hugging Face folder",
+         "seqgen-convert path=runs/a format=huggingface output=FOLDER"),
+        ("average the last five checkpoints of a run", "seqgen-convert path=runs/a format=average last=5"),
         ("write a model as ONNX files and as files of torch.export",
-         "seqgen-export path=runs/a output=exported"),
+         "seqgen-convert path=runs/a format=export output=exported"),
     ),
     "seqgen-tune": (
         ("the best length penalty and beam size on the validation split",
@@ -87,4 +79,19 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("the languages of a multilingual model", "seqgen-check languages path=runs/a"),
     ),
 }  # fmt: skip
-"""By the name of the program."""
+"""By the name of the program: what a command line does, and the command line. ``--help`` shows the first."""
+
+COMMON_KEYS: dict[str, tuple[str, ...]] = {
+    "seqgen-train": (
+        "run_dir", "task", "task.train", "task.valid", "task.source_lang", "task.target_lang", "model",
+        "dataset.max_tokens", "optimization.max_update", "optimization.lr",
+    ),
+    "seqgen-generate": (
+        "path", "input", "output", "reference", "format", "generation.beam", "generation.lenpen", "generation.nbest",
+        "generation.batch_size", "trace", "common.device",
+    ),
+    "seqgen-score": ("hypothesis", "reference", "source", "path", "metrics", "page", "json"),
+    "seqgen-tune": ("path", "input", "reference", "output", "method", "metric", "common.device"),
+    "seqgen-convert": ("path", "output", "format", "formats", "last", "source_lang", "target_lang"),
+}  # fmt: skip
+"""By the name of a program with many keys, those that ``--help`` lists; of others it lists those without group."""

@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.cli.command import log, run, set_up_device
-from seqgen.cli.detokenizing import text_cleaner
-from seqgen.cli.formats import FORMATS
+from seqgen.cli.config_file import Arguments
 from seqgen.cli.job import is_job, run_job
-from seqgen.cli.line_decoding import check_path_and_split, complete, prepare_decoding
-from seqgen.cli.notes import summary
+from seqgen.cli.line_decoding import check_path_and_split, complete, prepare_decoding, text_cleaner
 from seqgen.cli.output import check_output, open_output, score_lines
 from seqgen.cli.record import NoRecord, Record
-from seqgen.cli.terminal import TypedLines, decoding_bar
+from seqgen.cli.terminal import TypedLines, decoding_bar, summary
 from seqgen.cli.tracing import check_trace, replay, tracing
 from seqgen.config import GenerateConfig, GenerationConfig
 from seqgen.config.values import given_values, to_dict
@@ -26,6 +24,7 @@ from seqgen.errors import ConfigError, DataError
 from seqgen.metrics import text_scores
 from seqgen.system.devices import memory_errors
 from seqgen.task import Task
+from seqgen.text.output_formats import FORMATS
 from seqgen.text.results import Translation
 from seqgen.text.text_decoding import BUFFER_SIZE
 from seqgen.text.word_streaming import TextStreamer
@@ -36,14 +35,15 @@ DESCRIPTION = "decodes a test split, a file or standard input with a trained mod
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command."""
 
-    def work(cfg: GenerateConfig, overrides: list[str]) -> int:
+    def work(cfg: GenerateConfig, arguments: Arguments) -> int:
+        overrides = arguments.overrides
         debug = {f"debug.{key}": value for key, value in to_dict(cfg.debug).items()}
         given = {**given_values(cfg, "generation", overrides), **debug}
         decoding_keys = {field.name for field in fields(GenerationConfig)}
         given = {key: value for key, value in given.items() if key in decoding_keys or key in debug}
         if is_job(cfg, overrides):
             return run_job(cfg, given, overrides)
-        record = Record(cfg.record, sys.argv[1:] if argv is None else argv, overrides) if cfg.record else NoRecord()
+        record = Record(cfg.record, arguments.typed, overrides) if cfg.record else NoRecord()
         return generate(cfg, given, record)
 
     run(GenerateConfig, work, DESCRIPTION, argv, pass_arguments=True)

@@ -1,12 +1,15 @@
-"""``--help``: the whole help of a command, and the help of one group, component or key (``--help TOPIC``)."""
+"""``--help``: one screen on a command; ``--help all``; the help of one group, component or key (``--help TOPIC``).
+
+Also the message about options of other toolkits, such as ``--beam 4``, which seqgen writes as ``generation.beam=4``.
+"""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from seqgen.cli.examples import EXAMPLES
-from seqgen.cli.keys import Chooser, Key, choosers, decoding_choosers, keys_of
+from seqgen.cli.examples import COMMON_KEYS, EXAMPLES
+from seqgen.cli.keys import Chooser, Key, choosers, decoding_choosers, every_key, is_switch, keys_of
 from seqgen.config import TrainConfig
 from seqgen.config.keys import similar_keys
 from seqgen.config.values import describe, value_text
@@ -18,7 +21,7 @@ COLUMN = 36
 
 
 def help_text(schema: type, program: str, description: str) -> str:
-    """The whole help of a command.
+    """One screen on a command: what it does, the keys that most people use, an example, and how to see the rest.
 
     Args:
         schema: the root dataclass of its configuration.
@@ -27,6 +30,24 @@ def help_text(schema: type, program: str, description: str) -> str:
 
     Returns:
         The text, at most ``WIDTH`` columns wide.
+    """
+    every, keys = {one.name: one for one in choosers(schema)}, {key.name: key for key in every_key(schema)}
+    names = COMMON_KEYS.get(program) or [name for name in [*every, *keys] if "." not in name]
+    lines = [_chosen(every[name]) if name in every else _line(keys[name]) for name in names]
+    groups = dict.fromkeys(name.partition(".")[0] for name in [*every, *keys] if "." in name or name in every)
+    rest = f"{program} --help all lists all {len({*every, *keys})} keys; --help KEY explains one key"
+    rest += f", --help GROUP a group: {', '.join(sorted(groups))}." if groups else "."
+    parts = [_filled(f"{program}: {description}"), _usage(program), _section("Keys", lines)]
+    return "\n\n".join(part for part in [*parts, _examples(program, 1), _filled(rest)] if part)
+
+
+def whole_help(schema: type, program: str, description: str) -> str:
+    """The help with all examples, components and keys.
+
+    Args:
+        schema: the root dataclass of the command's configuration.
+        program: its name.
+        description: what it does.
     """
     every, keys = choosers(schema), keys_of(schema)
     topics = [*sorted({key.name.partition(".")[0] for key in keys if "." in key.name}), *(one.group for one in every)]
@@ -82,17 +103,21 @@ def help_on(schema: type, program: str, topic: str) -> str:
     hint = similar_keys(topic, [key.name for key in keys])
     names = [key.name for key in keys] + [name for one in every for name in one.names()]
     wanted = f" (did you mean {' or '.join(map(repr, hint))}?)" if hint else nearest(topic, names)
-    raise ConfigError(f"--help {topic}: there is no such group, component or key{wanted}; {program} --help lists all")
+    raise ConfigError(
+        f"--help {topic}: there is no such group, component or key{wanted}; {program} --help all lists all"
+    )
 
 
 def _usage(program: str) -> str:
-    uses = ("[key=value ...]", "config=FILE.yaml [key=value ...]", "--help [GROUP | COMPONENT | KEY]",
-            "--completion bash|zsh|fish", "--version")  # fmt: skip
+    uses = ("[config=FILE.yaml] [key=value ...]", "--help [all | GROUP | COMPONENT | KEY]",
+            "--completion bash|zsh|fish | --version")  # fmt: skip
     return "\n".join(f"{'Usage: ' if use == uses[0] else '       '}{program} {use}" for use in uses)
 
 
-def _examples(program: str) -> str:
-    return _section("Examples", [f"  # {what}\n  {command}" for what, command in EXAMPLES.get(program, ())])
+def _examples(program: str, most: int | None = None) -> str:
+    """The first examples, ``most`` of them or all."""
+    examples = [f"  # {what}\n  {command}" for what, command in EXAMPLES.get(program, ())[:most]]
+    return _section("Example" if most == 1 else "Examples", examples)
 
 
 def _section(title: str, lines: Iterable[str]) -> str:
@@ -130,8 +155,17 @@ def _owners(chooser: Chooser, owners: Sequence[str]) -> str:
 
 def _line(key: Key) -> str:
     """A key with its default, and its help beside or below it."""
-    start = f"  {key.name}={value_text(key.default)}"
-    texts = textwrap.wrap(key.help, WIDTH - COLUMN, break_on_hyphens=False)
+    return _entry(f"  {key.name}={value_text(key.default)}", key.help)
+
+
+def _chosen(chooser: Chooser) -> str:
+    """A key that chooses a component, with its default and the names."""
+    names = ", ".join(entry.name for entry in chooser.entries())
+    return _entry(f"  {chooser.name}={chooser.default}", f"{names}; --help {chooser.group} lists presets")
+
+
+def _entry(start: str, help: str) -> str:
+    texts = textwrap.wrap(help, WIDTH - COLUMN, break_on_hyphens=False)
     beside = len(start) < COLUMN and texts
     first = f"{start:<{COLUMN}}{texts.pop(0)}" if beside else start
     return "\n".join([first, *(" " * COLUMN + text for text in texts)])
@@ -152,3 +186,29 @@ def _filled(text: str, indent: int = 0) -> str:
         " ".join(text.split()), WIDTH, initial_indent=lead, subsequent_indent=" " * indent, break_long_words=False,
         break_on_hyphens=False,
     )  # fmt: skip
+
+
+def unknown_option(schema: type, arguments: Sequence[str], option: str) -> str:
+    """Say how an option of another toolkit is written.
+
+    Args:
+        schema: the root dataclass of the command's configuration.
+        arguments: all arguments of the command.
+        option: the option among them, such as ``--beam`` or ``--beam=4``.
+
+    Returns:
+        The message.
+    """
+    every = choosers(schema)
+    keys = {key.name: key for key in every_key(schema)}
+    name, equals, value = option.partition("=")
+    following = arguments[arguments.index(option) + 1 :][:1]
+    if not equals and following and not following[0].startswith("-") and "=" not in following[0]:
+        value = following[0]
+    written = []
+    for found in similar_keys(name, [*(one.name for one in every), *keys]):
+        key = keys.get(found)
+        default = "true" if key is not None and is_switch(key.annotation) else "VALUE"
+        written.append(found if "=" in found else f"{found}={value or default}")
+    how = f" instead: {' or '.join(written)}" if written else "; --help lists the keys"
+    return f"unknown option {name!r}; write key=value{how}"

@@ -18,11 +18,9 @@ import torch
 from seqgen.checkpoints.run_lock import run_lock
 from seqgen.checkpoints.serialization import digest
 from seqgen.cli.command import import_plugins, log, set_up_device
-from seqgen.cli.detokenizing import text_cleaner
-from seqgen.cli.fingerprint import fingerprint, models_fingerprint, named_files
-from seqgen.cli.formats import FORMATS
-from seqgen.cli.line_decoding import check_path_and_split, complete, prepare_decoding
+from seqgen.cli.line_decoding import check_path_and_split, complete, prepare_decoding, text_cleaner
 from seqgen.cli.output import check_output
+from seqgen.cli.record import fingerprint, models_fingerprint, named_files
 from seqgen.config import GenerateConfig
 from seqgen.config.values import split_argument, to_dict
 from seqgen.data.store_builder import available_cores
@@ -37,6 +35,7 @@ from seqgen.jobs.workers import LocalWorkers, Workers
 from seqgen.lab.compare.provenance import versions
 from seqgen.system.files import disk_errors, new_file, remove_leftovers
 from seqgen.system.progress import LineProgress, duration
+from seqgen.text.output_formats import FORMATS
 from seqgen.text.results import Translation
 from seqgen.text.text_decoding import BUFFER_SIZE
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +11,7 @@ from typing import IO, Any
 from seqgen.errors import ConfigError, printable
 from seqgen.metrics import TextScore
 from seqgen.system.files import write_atomically
+from seqgen.text.output_formats import json_text
 
 BLEU_WORDS = 4
 """Number of words in the longest sequences that BLEU counts."""
@@ -120,24 +119,3 @@ def write_report(text: str, values: Mapping[str, Any], json_file: str) -> None:
         file.write(form if json_file == "-" else printable(text) + "\n")
     if json_file not in ("", "-"):
         write_atomically(Path(json_file), form)
-
-
-def json_text(value: Any, indent: int | None = None) -> str:
-    """A value as JSON, which has no infinity: ``null`` stands for one, such as the score of an impossible token.
-
-    Args:
-        value: the value.
-        indent: see ``json.dumps``.
-    """
-    try:
-        return json.dumps(value, ensure_ascii=False, indent=indent, allow_nan=False)
-    except ValueError:
-        return json.dumps(_finite(value), ensure_ascii=False, indent=indent, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(own) for key, own in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(own) for own in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

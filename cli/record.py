@@ -11,6 +11,7 @@
      "input": {"lines": ..., "sha256": ...}, "output": {"lines": ..., "sha256": ...}}
 
 The hashes of input and output are those of the lines as text, each ended by a newline.
+Models and other files are hashed as bytes.
 """
 
 from __future__ import annotations
@@ -26,14 +27,93 @@ from typing import IO, Any
 
 import torch
 
-from seqgen.checkpoints.loading import LoadedModel
+from seqgen.checkpoints.hub import local_path
+from seqgen.checkpoints.loading import CONFIG_FILE, LoadedModel, checkpoint_loader_of, run_folder, split_path
+from seqgen.checkpoints.run_checkpoints import resolve
+from seqgen.checkpoints.run_checksums import tokenizer_digests
 from seqgen.checkpoints.serialization import digest
-from seqgen.cli.fingerprint import model_digests, named_files
-from seqgen.config.values import split_argument, to_dict
+from seqgen.cli.keys import INPUTS
+from seqgen.config.values import split_argument, text_values, to_dict
 from seqgen.errors import ConfigError, shown
 from seqgen.lab.compare.provenance import versions
+from seqgen.registry import DECODING_COMPONENTS, GROUPS
 from seqgen.system.files import write_atomically
 from seqgen.text.text_decoding import TextDecoding
+
+_COMPONENTS = tuple(f"{group}." for group in (*GROUPS, *DECODING_COMPONENTS))
+"""Beginnings of the keys of components, which can be a user's own."""
+
+
+def model_digests(checkpoint: Path) -> dict[Path, str]:
+    """Hash the files of a model.
+
+    Args:
+        checkpoint: the checkpoint from which it is loaded.
+
+    Returns:
+        The hash of each file. The state of training, such as that of the optimizer, is left out, because it does not
+        change outputs.
+    """
+    found: dict[Path, str] = {}
+    if (folder := run_folder(checkpoint)) is not None:
+        found |= {folder / name: value for name, value in tokenizer_digests(folder).items()}
+        found[folder / CONFIG_FILE] = digest(folder / CONFIG_FILE)
+    for file in _beside(checkpoint):
+        if file.is_file() and not file.name.startswith(("training_state", ".")):
+            found[file] = digest(file)
+    return found
+
+
+def _beside(checkpoint: Path) -> list[Path]:
+    """The files of a checkpoint; of one file also the dictionaries and tokenizers in its folder."""
+    if checkpoint.is_dir():
+        return sorted(checkpoint.iterdir())
+    return [checkpoint, *(p for p in sorted(checkpoint.parent.iterdir()) if p.suffix in (".txt", ".model", ".json"))]
+
+
+def named_files(keys: Mapping[str, str]) -> list[str]:
+    """The files that the values of keys name, and the Python files of the folders of ``common.user_dir``.
+
+    Only keys whose values can be files are looked at: a file named ``1`` is not part of ``generation.lenpen=1``.
+
+    Args:
+        keys: values by key, as the user gave them.
+    """
+    found: dict[str, None] = {}
+    for key, value in keys.items():
+        if key not in INPUTS and not key.startswith(_COMPONENTS):
+            continue
+        annotation = list[str] if value.startswith("[") else str
+        named = [Path(name) for name in text_values([f"{key}={value}"], key, annotation)]
+        own = [file for path in named for file in path.rglob("*.py")] if key == "common.user_dir" else []
+        found |= dict.fromkeys(name for name in map(str, [*named, *own]) if Path(name).is_file())
+    return list(found)
+
+
+def models_fingerprint(paths: Sequence[str]) -> dict[str, str]:
+    """Hash the files of models by names that do not change if the models are moved.
+
+    Args:
+        paths: what ``load_models`` takes.
+
+    Returns:
+        Hashes by names such as ``model 1 (config.yaml)``.
+
+    Raises:
+        CheckpointError: there is no such model.
+    """
+    found: dict[str, str] = {}
+    for number, path in enumerate((part for one in paths for part in split_path(one)), start=1):
+        local = local_path(path)
+        checkpoint = resolve(local) if checkpoint_loader_of(local) is None else local
+        found |= {f"model {number} ({file.name})": value for file, value in model_digests(checkpoint).items()}
+    return found
+
+
+def fingerprint(digests: Mapping[str, str]) -> str:
+    """One hash of many."""
+    return hashlib.sha256(json.dumps(dict(digests), sort_keys=True).encode()).hexdigest()
+
 
 RECORD = "seqgen-record"
 VERSION = 1
@@ -74,7 +154,7 @@ class Record:
 
     Args:
         path: the record's file.
-        argv: the arguments of the command, as typed.
+        argv: the program and its arguments, as typed.
         overrides: all ``key=value`` arguments, with those of configuration files.
     """
 
@@ -115,7 +195,7 @@ class Record:
         record = {
             "format": RECORD,
             "version": VERSION,
-            "command": ["seqgen-generate", *self._argv],
+            "command": self._argv,
             "folder": os.getcwd(),
             "keys": self._keys,
             "settings": to_dict(decoding.cfg),

@@ -1,4 +1,4 @@
-"""Preparation of a run folder before training or preprocessing."""
+"""Preparation of a run folder before training, with a record of the command and of where each key comes from."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from seqgen.checkpoints.loading import CONFIG_FILE, read_run_config
 from seqgen.checkpoints.resume import check_resumable, flatten
 from seqgen.checkpoints.run_checkpoints import FOLDER
 from seqgen.checkpoints.run_checksums import verify_run, verify_task, verify_tokenizers, write_run_checksums
-from seqgen.cli.given import Command
+from seqgen.cli.config_file import Arguments
 from seqgen.config import TrainConfig
+from seqgen.config.compose import chosen_components
 from seqgen.config.user_files import recorded_files
 from seqgen.config.values import to_dict
 from seqgen.data.text import digest
@@ -24,13 +25,13 @@ from seqgen.system.files import CACHE, frozen, remove_leftovers, write_atomicall
 from seqgen.task import Task
 
 
-def open_run(cfg: TrainConfig, folder: Path, command: Command | None = None) -> Task:
+def open_run(cfg: TrainConfig, folder: Path, arguments: Arguments | None = None) -> Task:
     """Prepare a new run folder, or check that an existing run can be continued, and set up its task.
 
     Args:
         cfg: the whole configuration.
         folder: the run folder; its lock is held.
-        command: the command that was given, for the record of where values come from; ``None`` for no record.
+        arguments: what was given, for the record of where values come from; ``None`` for no record.
 
     Returns:
         The task.
@@ -50,14 +51,15 @@ def open_run(cfg: TrainConfig, folder: Path, command: Command | None = None) -> 
     if begun:
         verify_task(folder, task)
     values = dict(flatten(_plain(cfg)))
-    if command is None:  # also on the other ranks under torchrun
+    if arguments is None:  # also on the other ranks under torchrun
         recorded = read_provenance(folder)
         origins = {key: recorded_origin(recorded, key, value) for key, value in values.items()} if recorded else {}
     else:
-        found = origins_of(values, command.given, command.components)
+        found = origins_of(values, arguments.origins(), chosen_components(TrainConfig, arguments.overrides))
+        command = [text for text in arguments.typed if not text.startswith("run_dir=")]  # the folder can be moved
         subsets = {cfg.dataset.train_subset, cfg.dataset.valid_subset} & {*task.splits()}
         data = {split: digest(task.data_files(split)) for split in sorted(subsets) if task.data_files(split)}
-        origins = write_provenance(folder, values, found, command.argv, data)
+        origins = write_provenance(folder, values, found, command, data)
     write_config(folder, cfg, origins)
     write_run_checksums(folder, cfg, task)
     return task
@@ -100,7 +102,5 @@ def _check_continuation(cfg: TrainConfig, folder: Path, begun: bool) -> None:
 
 
 def _plain(cfg: TrainConfig) -> dict[str, Any]:
-    """The configuration as it is saved: without ``run_dir``, because the folder can be moved."""
-    plain = to_dict(cfg)
-    del plain["run_dir"]
-    return plain
+    """The configuration as it is saved: without ``run_dir``, because the folder can be moved, and ``prepare_only``."""
+    return {key: value for key, value in to_dict(cfg).items() if key not in ("run_dir", "prepare_only")}

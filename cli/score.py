@@ -12,7 +12,7 @@ from pathlib import Path
 from seqgen.checkpoints.loading import load_models
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.comparing import parallel_lines, system_names, write_comparison
-from seqgen.cli.output import check_output, check_report, json_text, open_output, score_lines
+from seqgen.cli.output import check_output, check_report, open_output, score_lines
 from seqgen.config import DecodingCommonConfig, ReadingConfig, option
 from seqgen.data.text import read_lines
 from seqgen.errors import ConfigError
@@ -22,6 +22,7 @@ from seqgen.language_model import LanguageModel
 from seqgen.metrics import CORPUS_METRICS, METRICS, Texts, corpus_metric, corpus_scores
 from seqgen.structures import Hypothesis
 from seqgen.system.switches import MAPPED_WEIGHTS, switched
+from seqgen.text.output_formats import json_text
 from seqgen.text.translator import Translator
 
 DESCRIPTION = """scores hypothesis=FILE against reference=FILE with sacreBLEU. With hypothesis=[A,B,C] it compares

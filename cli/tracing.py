@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.cli.command import log
-from seqgen.cli.formats import json_line
 from seqgen.cli.output import check_output, open_output
 from seqgen.config import GenerateConfig, TraceConfig
 from seqgen.errors import ConfigError
 from seqgen.lab.traces.trace import Trace, replayed
 from seqgen.lab.traces.writer import TraceWriter
+from seqgen.text.output_formats import json_line
 from seqgen.text.results import Translation
 from seqgen.text.sources import EncodedSource
 from seqgen.text.text_decoding import TextDecoding

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,33 +15,34 @@ import torch
 from seqgen.checkpoints.run_checkpoints import run_lock
 from seqgen.cli.checkpoint_arguments import with_checkpoint
 from seqgen.cli.command import log, run, set_up_device
-from seqgen.cli.given import Command
+from seqgen.cli.config_file import Arguments
 from seqgen.cli.run_folder import open_run
-from seqgen.cli.sweep_table import sweep_table
 from seqgen.config import TrainConfig
 from seqgen.config.compose import chosen_components, compose, expand_sweep
 from seqgen.errors import ConfigError, UserError
+from seqgen.lab.compare.run import read_log
 from seqgen.system.processes import end_with
 from seqgen.training.distributed import ProcessGroup, group_from_environment, join, leave
+from seqgen.training.run_scores import lower_is_better
 from seqgen.training.train import train
 
 PREPARATION = timedelta(days=1)
 """How long the other ranks wait until rank 0 has encoded the text."""
 DESCRIPTION = """trains a model; without arguments, it trains fconv_tiny on the built-in example (number_names).
-If the run folder contains a run, training resumes it. With -m, keys can have several values, such as
+If the run folder contains a run, training resumes it. With prepare_only=true only the tokenizer is
+trained and the text encoded. With -m, keys can have several values, such as
 model=a,b common.seed=1,2: one run is trained for each combination, each in a run folder of its own."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command."""
 
-    def work(cfg: TrainConfig, overrides: list[str]) -> int:
-        return train_run(cfg, Path(cfg.run_dir or default_folder(overrides)), Command.of(argv, overrides))
+    def work(cfg: TrainConfig, arguments: Arguments) -> int:
+        if cfg.prepare_only and not cfg.run_dir:
+            raise ConfigError("run_dir is missing: give run_dir=FOLDER, the run folder that training will also get")
+        return train_run(cfg, Path(cfg.run_dir or default_folder(arguments.overrides)), arguments)
 
-    def sweep(overrides: list[str]) -> int:
-        return train_sweep(overrides, argv)
-
-    run(TrainConfig, work, DESCRIPTION, argv, sweep, complete=with_checkpoint, pass_arguments=True)
+    run(TrainConfig, work, DESCRIPTION, argv, train_sweep, complete=with_checkpoint, pass_arguments=True)
 
 
 def default_folder(overrides: Sequence[str]) -> Path:
@@ -52,52 +55,76 @@ def default_folder(overrides: Sequence[str]) -> Path:
     return Path("runs") / f"{chosen['task']}-{chosen['model']}"
 
 
-def train_sweep(overrides: list[str], argv: Sequence[str] | None = None) -> int:
+def train_sweep(arguments: Arguments) -> int:
     """Train one run after the other, for each combination of values.
 
     Args:
-        overrides: the ``key=value`` arguments, with several values separated by commas.
-        argv: the arguments of the command; ``None`` for those of the process.
+        arguments: the arguments, with several values separated by commas.
 
     Returns:
         The exit code: 0, or that of the first run that did not end as configured.
     """
-    run_dir = [override.partition("=")[2] for override in overrides if override.startswith("run_dir=")]
+    run_dir = [override.partition("=")[2] for override in arguments.overrides if override.startswith("run_dir=")]
     base = Path(run_dir[-1]) if run_dir else Path("runs") / "sweep"
-    jobs = list(expand_sweep(TrainConfig, overrides))
+    jobs = list(expand_sweep(TrainConfig, arguments.overrides))
     metric = ""
     for number, (job, name) in enumerate(jobs, start=1):
         log(f"job {number} of {len(jobs)}: {name}")
         cfg = compose(TrainConfig, job)
         metric = cfg.checkpoint.best_checkpoint_metric
-        code = train_run(cfg, base / name, Command.of(argv, job))
+        code = train_run(cfg, base / name, replace(arguments, overrides=job))
         if code:
             return code
     print(sweep_table([(name, base / name) for _, name in jobs], metric))
     return 0
 
 
-def train_run(cfg: TrainConfig, folder: Path, command: Command | None = None) -> int:
+def train_run(cfg: TrainConfig, folder: Path, arguments: Arguments | None = None) -> int:
     """Train a model into a run folder, or resume the run in it.
 
     Args:
         cfg: the whole configuration.
         folder: the run folder.
-        command: the command that was given, for the run's record; ``None`` for no record.
+        arguments: what was given, for the run's record; ``None`` for no record.
 
     Returns:
         The exit code: 0 if training ended as configured, else that of the signal that stopped it.
     """
+    if cfg.prepare_only:
+        return prepare(cfg, folder, arguments)
     device = set_up_device(cfg.common)
     group = group_from_environment()
     if group.world_size > 1:
-        return _train_as_rank(cfg, folder, command, device, group)
+        return _train_as_rank(cfg, folder, arguments, device, group)
     with run_lock(folder) as lock:
-        return train(cfg, open_run(cfg, folder, command), folder, device, lock)
+        return train(cfg, open_run(cfg, folder, arguments), folder, device, lock)
+
+
+def prepare(cfg: TrainConfig, folder: Path, arguments: Arguments | None = None) -> int:
+    """Train the tokenizer of a run and encode its text, so that training starts at once; print the sizes.
+
+    Args:
+        cfg: the whole configuration.
+        folder: the run folder.
+        arguments: what was given, for the run's record; ``None`` for no record.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        UserError: the run folder or the text cannot be used.
+    """
+    with run_lock(folder):
+        task = open_run(cfg, folder, arguments)
+        print(f"source vocabulary: {len(task.source_dictionary)}, target vocabulary: {len(task.target_dictionary)}")
+        for split in task.splits():
+            data = task.dataset(split)
+            print(f"{split}: {len(data)} pairs")
+    return 0
 
 
 def _train_as_rank(
-    cfg: TrainConfig, folder: Path, command: Command | None, device: torch.device, group: ProcessGroup
+    cfg: TrainConfig, folder: Path, arguments: Arguments | None, device: torch.device, group: ProcessGroup
 ) -> int:
     """Train as one rank of the process group that ``torchrun`` or ``srun`` started; rank 0 prepares the run folder."""
     end_with(os.getppid())
@@ -117,7 +144,7 @@ def _train_as_rank(
         if group.is_main:
             try:
                 held.enter_context(run_lock(folder))
-                task = open_run(cfg, folder, command)
+                task = open_run(cfg, folder, arguments)
             except UserError as error:
                 problem = str(error)
         problem = group.gather(problem, PREPARATION)[0]  # the other ranks wait here until the folder is ready
@@ -127,6 +154,40 @@ def _train_as_rank(
                 return 2  # rank 0 shows it
             raise UserError(problem)
         return train(cfg, task or open_run(cfg, folder), folder, device)
+
+
+def sweep_table(runs: Sequence[tuple[str, Path]], metric: str) -> str:
+    """The table that ends a sweep: what each run scored, the best first.
+
+    Args:
+        runs: the name and the folder of each run.
+        metric: the validation score that ranks checkpoints.
+
+    Returns:
+        Lines with the best score of each run, its update, the run's training time, and its name.
+    """
+    sign = 1 if lower_is_better(metric) else -1
+    rows = [(name, *_best(folder, metric, sign)) for name, folder in runs]
+    rows.sort(key=lambda row: float("inf") if row[1] is None else sign * row[1])
+    out = io.StringIO()
+    print(f"{'best ' + metric:>12} {'update':>8} {'seconds':>9}  run", file=out)
+    for name, score, update, seconds in rows:
+        print(f"{'-' if score is None else f'{score:.4g}':>12} {update:>8} {seconds:>9.1f}  {name}", file=out)
+    return out.getvalue().rstrip()
+
+
+def _best(folder: Path, metric: str, sign: int) -> tuple[float | None, int, float]:
+    """The best score of a run, its update, and the seconds of training."""
+    best: tuple[float | None, int] = None, 0
+    seconds = 0.0
+    for record in read_log(folder):
+        values = {name.lower(): value for name, value in record.items()}
+        score = values.get(metric.lower()) if record.get("event") == "valid" else None
+        if score is not None and (best[0] is None or sign * score < sign * best[0]):
+            best = float(score), int(record["update"])
+        if record.get("event") == "stop":
+            seconds = float(record["seconds"])
+    return *best, seconds
 
 
 if __name__ == "__main__":

@@ -18,11 +18,9 @@ from typing import Any
 from seqgen.checkpoints.loading import LoadedModel, load_models
 from seqgen.checkpoints.run_checkpoints import run_lock
 from seqgen.cli.command import log, run, set_up_device
+from seqgen.cli.config_file import Arguments
 from seqgen.cli.generate import input_lines, prefix_lines, reference_lines
 from seqgen.cli.line_decoding import check_path_and_split, settings_of_part
-from seqgen.cli.tuning_decodes import RANKING, Decodes, OutputsFile, digest_of, sha256, state_of
-from seqgen.cli.tuning_space import Dimension, arguments, dimensions, grid, search_coordinates, start_of
-from seqgen.cli.tuning_trials import Metric, Trials
 from seqgen.config import (
     DebugConfig,
     DecodingCommonConfig,
@@ -36,6 +34,9 @@ from seqgen.config.component_keys import component_of_key, parse_component_value
 from seqgen.config.keys import annotation_of, did_you_mean, known_keys
 from seqgen.config.values import from_dict, given_values, split_argument, to_dict
 from seqgen.errors import CheckpointError, ConfigError, DataError, nearest
+from seqgen.lab.tuning.decodes import RANKING, Decodes, OutputsFile, digest_of, sha256, state_of
+from seqgen.lab.tuning.space import Dimension, arguments, dimensions, grid, search_coordinates, start_of
+from seqgen.lab.tuning.trials import Metric, Trials
 from seqgen.metrics import METRICS
 from seqgen.registry import DECODING_COMPONENTS
 from seqgen.system.files import write_atomically
@@ -98,7 +99,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if argv is None else argv)
     shared = [argument for argument in given if not argument.startswith(PREFIX)]
     tuned = [argument for argument in given if argument.startswith(PREFIX)]
-    run(TuneConfig, lambda cfg, overrides: tune(cfg, overrides, tuned), DESCRIPTION, shared, pass_arguments=True)
+
+    def work(cfg: TuneConfig, typed: Arguments) -> int:
+        return tune(cfg, typed.overrides, tuned)
+
+    run(TuneConfig, work, DESCRIPTION, shared, pass_arguments=True)
 
 
 def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""Greedy decoding of a model that ``seqgen-export`` has written, without PyTorch: only onnxruntime and numpy.
+"""Greedy decoding of a model that ``seqgen-convert format=export`` has written, with onnxruntime and numpy alone.
 
 ``python examples/onnx_greedy.py DIR < FILE`` prints one output for each line of the file.
 """
@@ -16,7 +16,7 @@ from seqgen.data.tokenizers.base import load_tokenizer  # which does not import 
 
 
 class ExportedModel:
-    """A model in a folder of ``seqgen-export``.
+    """A model in a folder of ``seqgen-convert format=export``.
 
     Args:
         folder: the folder.
@@ -76,7 +76,7 @@ class ExportedModel:
 def main() -> None:
     """Decode standard input; the output of an empty line is empty."""
     if len(sys.argv) != 2 or not Path(sys.argv[1], "step.onnx").is_file():
-        sys.exit("usage: python examples/onnx_greedy.py DIR, a folder that seqgen-export has written, with ONNX files")
+        sys.exit("usage: python examples/onnx_greedy.py DIR, a folder that seqgen-convert has written, with ONNX files")
     model = ExportedModel(Path(sys.argv[1]))
     lines = sys.stdin.read().split("\n")
     try:

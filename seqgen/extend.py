@@ -5,7 +5,10 @@ decodes from ``seqgen.lab``; every other module is private and may move.
 """
 
 # Declaring a component
-from seqgen.checkpoints.loading import register_checkpoint_loader as register_checkpoint_loader
+from seqgen.checkpoints.loading import (
+    load_model as load_model,
+    register_checkpoint_loader as register_checkpoint_loader,
+)
 from seqgen.config import CommonConfig as CommonConfig, ReadingConfig as ReadingConfig, option as option
 from seqgen.errors import (
     ConfigError as ConfigError,
@@ -148,6 +151,7 @@ from seqgen.data.tokenizers.pretrained import (
     load_pretrained_tokenizer as load_pretrained_tokenizer,
     save_pretrained_tokenizer as save_pretrained_tokenizer,
 )
+from seqgen.data.vocabulary_map import VocabularyMap as VocabularyMap, ibm_model_1 as ibm_model_1
 from seqgen.system.files import new_folder as new_folder
 from seqgen.task import Task as Task
 from seqgen.tasks.number_names import names as names, split_numbers as split_numbers
@@ -169,3 +173,4 @@ from seqgen.training.lr_schedulers import LRScheduler as LRScheduler
 # isort: split
 # Commands
 from seqgen.cli.command import log as log, run as run, set_up_device as set_up_device
+from seqgen.cli.output import check_output as check_output

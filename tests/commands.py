@@ -22,8 +22,8 @@ class Outcome:
 
 
 def command(name: str, *arguments: str, stdin: bytes = b"") -> Outcome:
-    """Run ``seqgen-NAME`` with arguments; standard output is a real file with a descriptor."""
-    main = importlib.import_module(f"seqgen.cli.{name}").main
+    """Run ``seqgen-NAME``, or the module of an example; standard output is a real file with a descriptor."""
+    main = importlib.import_module(name if "." in name else f"seqgen.cli.{name}").main
     err = io.StringIO()
     with tempfile.TemporaryFile("w+b") as file, contextlib.redirect_stderr(err):
         saved = os.dup(1)

@@ -1,4 +1,4 @@
-"""``seqgen-average`` of several runs: the plain mean of their weights, as a run that decodes."""
+"""``seqgen-convert format=average`` of several runs: the plain mean of their weights, as a run that decodes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def train(place: Path, name: str, *arguments: str) -> Path:
 
 
 def average(place: Path, names: str, *arguments: str) -> Outcome:
-    return command("average", f"path=[{','.join(str(place / name) for name in names.split(','))}]", *arguments)
+    return command(
+        "convert", "format=average", f"path=[{','.join(str(place / name) for name in names.split(','))}]", *arguments
+    )
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
@@ -56,7 +58,7 @@ def refused(outcome: Outcome, *words: str) -> None:
 
 
 def test_the_mean_of_the_weights(place: Path, tmp_path: Path) -> None:
-    outcome = average(place, "a,b,c", f"run_dir={tmp_path}/soup")
+    outcome = average(place, "a,b,c", f"output={tmp_path}/soup")
     assert outcome.code == 0, outcome.err
     assert outcome.err == f"{place}/c: model.dropout is 0.3; the average uses 0.1\n"
     assert outcome.out.startswith(f"{tmp_path}/soup: the average of {place}/a/checkpoints/")
@@ -69,7 +71,7 @@ def test_the_mean_of_the_weights(place: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_moved_and_decodes(place: Path, tmp_path: Path) -> None:
-    assert average(place, "a,b", f"run_dir={tmp_path}/new").code == 0
+    assert average(place, "a,b", f"output={tmp_path}/new").code == 0
     content = {path.name for path in (tmp_path / "new").iterdir()}
     assert content == {"config.yaml", "provenance.json", "checksums.json", "tokenizer", "checkpoints"}, (
         "no log of training"
@@ -77,12 +79,12 @@ def test_a_run_that_is_moved_and_decodes(place: Path, tmp_path: Path) -> None:
     (tmp_path / "new").rename(tmp_path / "moved")
     assert average(place, "a,b").code == 0
     assert outputs(place, tmp_path / "moved") == outputs(place, place / "a" / "checkpoints" / "average")
-    again = average(tmp_path, "moved,moved", f"run_dir={tmp_path}/again")
+    again = average(tmp_path, "moved,moved", f"output={tmp_path}/again")
     assert again.code == 0, again.err
 
 
 def test_of_a_run_with_itself_is_the_run(place: Path, tmp_path: Path) -> None:
-    assert average(place, "a,a,a", f"run_dir={tmp_path}/same").code == 0
+    assert average(place, "a,a,a", f"output={tmp_path}/same").code == 0
     found, member = weights(tmp_path / "same"), weights(place / "a")
     assert all(torch.equal(found[name], tensor) for name, tensor in member.items())
     assert outputs(place, tmp_path / "same") == outputs(place, place / "a")
@@ -91,7 +93,7 @@ def test_of_a_run_with_itself_is_the_run(place: Path, tmp_path: Path) -> None:
 def test_the_last_checkpoints_of_a_run_as_a_run(place: Path, tmp_path: Path) -> None:
     kept = ("checkpoint.save_interval_updates=1", "checkpoint.keep_interval_updates=2")
     train(place, "kept", *SMALL_TRANSFORMER, *kept)
-    outcome = average(place, "kept", "last=2", f"run_dir={tmp_path}/two")
+    outcome = average(place, "kept", "last=2", f"output={tmp_path}/two")
     assert outcome.code == 0, outcome.err
     files = [place / "kept" / "checkpoints" / name / "model.safetensors" for name in ("update_2", "update_3")]
     one, two = (load_file(file)["encoder.embed_tokens.weight"].double() for file in files)
@@ -113,13 +115,13 @@ def test_runs_that_differ_are_refused(
 ) -> None:
     shutil.rmtree(place / "other", ignore_errors=True)
     train(place, "other", *arguments)
-    refused(average(place, "a,other", f"run_dir={tmp_path}/soup"), f"{place}/other: ", *words)
+    refused(average(place, "a,other", f"output={tmp_path}/soup"), f"{place}/other: ", *words)
     refused(average(place, "a,other"), f"{place}/other: ", *words)
     assert not (tmp_path / "soup").exists()
 
 
 def test_keys_that_cannot_be_used(place: Path, tmp_path: Path) -> None:
-    refused(average(place, "a,b", f"run_dir={place}/c"), f"run_dir={place}/c already exists")
-    refused(average(place, "a,b", f"run_dir={tmp_path}/new", "name=soup"), "name=soup has no effect")
-    refused(average(place, "a,none", f"run_dir={tmp_path}/new"), f"{place}/none", "no such")
+    refused(average(place, "a,b", f"output={place}/c"), f"output={place}/c already exists")
+    refused(average(place, "a,b", f"output={tmp_path}/new", "name=soup"), "name=soup has no effect")
+    refused(average(place, "a,none", f"output={tmp_path}/new"), f"{place}/none", "no such")
     assert not list(tmp_path.iterdir())

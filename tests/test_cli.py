@@ -143,12 +143,12 @@ def test_the_scorer_command_gives_the_generators_scores(runs: Path, data: Path, 
 
 
 def test_average(runs: Path, data: Path) -> None:
-    outcome = command("average", f"path={runs}/fconv", "last=3")
+    outcome = command("convert", "format=average", f"path={runs}/fconv", "last=3")
     assert outcome.code == 0, outcome.err
     averaged = command("generate", f"path={runs}/fconv/checkpoints/average", f"input={data}/test.en")
     assert averaged.code == 0, averaged.err
     assert len(averaged.out.splitlines()) == 20
-    refused(command("average", f"path={runs}/fconv", "last=50"), "50", "keep_last_epochs")
+    refused(command("convert", "format=average", f"path={runs}/fconv", "last=50"), "50", "keep_last_epochs")
 
 
 def test_average_looks_for_checkpoints_when_it_has_the_lock(
@@ -166,42 +166,49 @@ def test_average_looks_for_checkpoints_when_it_has_the_lock(
         with run_lock(folder):
             yield
 
-    monkeypatch.setattr("seqgen.cli.average.run_lock", training_ends_meanwhile)
-    outcome = command("average", f"path={run}", "last=2")
+    monkeypatch.setattr("seqgen.training.averaging.run_lock", training_ends_meanwhile)
+    outcome = command("convert", "format=average", f"path={run}", "last=2")
     assert outcome.code == 0, outcome.err
     assert "epoch_99" in outcome.out
     with run_lock(run):
         monkeypatch.undo()
-        refused(command("average", f"path={run}", "last=2"), "in use by another process")
+        refused(command("convert", "format=average", f"path={run}", "last=2"), "in use by another process")
 
 
 @pytest.mark.parametrize("name", ["", ".", "last", "best", "epoch_1", "update_30", "a/b", "..\\x", ".hidden"])
 def test_average_replaces_no_checkpoint_of_training(runs: Path, name: str) -> None:
     before = {path: path.stat().st_mtime_ns for path in (runs / "fconv").rglob("*")}
-    refused(command("average", f"path={runs}/fconv", "last=2", f"name={name}"), "cannot be the name of an average")
+    refused(
+        command("convert", "format=average", f"path={runs}/fconv", "last=2", f"name={name}"),
+        "cannot be the name of an average",
+    )
     assert {path: path.stat().st_mtime_ns for path in (runs / "fconv").rglob("*")} == before
 
 
 def test_average_writes_into_runs_alone(runs: Path, tmp_path: Path) -> None:
-    refused(command("average", f"path={tmp_path}/none", "last=2"), f"{tmp_path}/none", "not a run folder")
-    refused(command("average", f"path={tmp_path}/none"), f"{tmp_path}/none", "no such")
+    refused(
+        command("convert", "format=average", f"path={tmp_path}/none", "last=2"), f"{tmp_path}/none", "not a run folder"
+    )
+    refused(command("convert", "format=average", f"path={tmp_path}/none"), f"{tmp_path}/none", "no such")
     assert not list(tmp_path.iterdir())
 
 
-def test_preprocess_then_train_encodes_nothing_again(data: Path, tmp_path: Path) -> None:
+def test_preparing_then_training_encodes_nothing_again(data: Path, tmp_path: Path) -> None:
     arguments = [*training_arguments(data, tmp_path / "run"), *SMALL_FCONV]
-    outcome = command("preprocess", *arguments)
+    outcome = command("train", "prepare_only=true", *arguments)
     assert outcome.code == 0, outcome.err
     assert "train: 300 pairs" in outcome.out
+    assert "prepare_only" not in (tmp_path / "run" / "config.yaml").read_text()
+    refused(command("train", "prepare_only=true", *SMALL_FCONV), "run_dir is missing: give run_dir=FOLDER")
     stores = {file: file.stat().st_mtime_ns for file in (tmp_path / "run" / "cache").rglob("*") if file.is_file()}
     assert stores
     assert command("train", *arguments, "optimization.max_update=2").code == 0
     assert all(file.stat().st_mtime_ns == time for file, time in stores.items())
 
 
-def test_a_folder_that_is_preprocessed_in_another_way_is_refused(data: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_prepared_in_another_way_is_refused(data: Path, tmp_path: Path) -> None:
     arguments = [*training_arguments(data, tmp_path / "run"), *SMALL_FCONV, "optimization.max_update=1"]
-    assert command("preprocess", *arguments).code == 0
+    assert command("train", "prepare_only=true", *arguments).code == 0
     refused(command("train", *arguments, "task.vocab_size=40"), "task.vocab_size")
     assert command("train", *arguments, "optimization.lr=[1e-2]").code == 0
 
@@ -258,9 +265,9 @@ def test_no_folder_but_the_run_appears(data: Path, tmp_path: Path, monkeypatch: 
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
 
 
-@pytest.mark.parametrize("name", ["train", "generate", "preprocess", "score", "average", "tune"])
+@pytest.mark.parametrize("name", ["train", "generate", "score", "convert", "tune"])
 def test_help_lists_every_key(name: str) -> None:
-    outcome = command(name, "--help")
+    outcome = command(name, "--help", "all")
     assert outcome.code == 0
     assert "Keys" in outcome.out
     if name == "train":
@@ -275,7 +282,7 @@ def test_help_lists_every_key(name: str) -> None:
 
 def test_a_plugin_is_trained_decoded_and_listed(tmp_path: Path) -> None:
     examples = Path(__file__).parent.parent / "examples"
-    listed = command("train", "--help", f"common.user_dir={examples}/lstm.py").out
+    listed = command("train", "--help", "all", f"common.user_dir={examples}/lstm.py").out
     assert "model=lstm (presets: lstm_tiny)" in listed
     plugin = f"common.user_dir={examples}/dates.py"
     outcome = command(
@@ -293,7 +300,7 @@ def test_each_file_of_a_folder_is_a_plugin(tmp_path: Path) -> None:
             "from seqgen.registry import register_criterion\nfrom seqgen.training.criteria import Criterion\n\n"
             f"@register_criterion('of_file_{name}')\nclass Plugin(Criterion):\n    pass\n"
         )
-    listed = command("train", "--help", f"common.user_dir={tmp_path}").out
+    listed = command("train", "--help", "all", f"common.user_dir={tmp_path}").out
     assert "criterion=of_file_one" in listed
     assert "criterion=of_file_two" in listed
 
@@ -314,7 +321,7 @@ class TestRefused:
         refused(command("generate", "dataset.max_tokens=9", f"path={runs}/fconv"), "dataset.max_tokens")
         refused(command("generate"), "path is missing")
         refused(command("score"), "reference is missing")
-        refused(command("average"), "path is missing")
+        refused(command("convert", "format=average"), "path is missing")
         refused(command("train", "common.user_dir=/no/such.py"), "/no/such.py")
 
     def test_a_plugin_that_fails(self, tmp_path: Path) -> None:
@@ -348,8 +355,8 @@ class TestRefused:
         ):
             refused(outcome, f"output={missing}", f"the folder {missing.parent} does not exist", "create it")
         refused(
-            command("convert", model, f"huggingface_dir={missing}"),
-            "huggingface_dir",
+            command("convert", "format=huggingface", model, f"output={missing}"),
+            "output=",
             f"the folder {missing.parent} does not exist",
         )
         assert not list(tmp_path.iterdir())
@@ -413,7 +420,7 @@ class TestRefused:
 
     def test_a_vocabulary_that_does_not_fit(self, run: Path, data: Path, tmp_path: Path) -> None:
         other = training_arguments(data, tmp_path / "other")
-        assert command("preprocess", *other, "task.vocab_size=40").code == 0
+        assert command("train", "prepare_only=true", *other, "task.vocab_size=40").code == 0
         shutil.rmtree(run / "tokenizer")
         shutil.copytree(tmp_path / "other" / "tokenizer", run / "tokenizer")
         refused(command("generate", f"path={run}", "input=-"), "vocabulary")
@@ -471,6 +478,6 @@ def test_an_installed_plugin_is_found_by_its_entry_point(tmp_path: Path, monkeyp
     plugin = EntryPoint("good", "installed_plugin", "seqgen.plugins")
     broken = EntryPoint("broken", "no_such_module", "seqgen.plugins")
     monkeypatch.setattr(seqgen.cli.command, "entry_points", lambda group: [plugin] if group == "seqgen.plugins" else [])
-    assert "criterion=of_an_installed_plugin" in command("train", "--help").out
+    assert "criterion=of_an_installed_plugin" in command("train", "--help", "all").out
     monkeypatch.setattr(seqgen.cli.command, "entry_points", lambda group: [broken])
     refused(command("train", "--help"), "'broken'", "no_such_module")

@@ -223,7 +223,7 @@ def test_wrong_input(arguments: list[str], message: str, tmp_path: Path, monkeyp
 def test_help() -> None:
     overview = command("check", "--help").out
     assert all(f"{kind}=NAME" in overview for kind in [*KINDS, "task", "criterion"])
-    shown = command("check", "processor=top_k", "--help").out
+    shown = command("check", "processor=top_k", "--help", "all").out
     assert "\n  processor=" in shown
     assert "Keys with generation.processors=top_k\n" in shown
     assert "  processor.top_k.k=" in shown

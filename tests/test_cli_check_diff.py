@@ -221,7 +221,7 @@ def test_misuse_of_files(runs: Path, tmp_path: Path) -> None:
 
 
 def test_help() -> None:
-    for arguments, words in ((["--help"], "diff"), (["diff", "--help"], "tolerance=0.001")):
+    for arguments, words in ((["--help"], "diff"), (["diff", "--help", "all"], "tolerance=0.001")):
         outcome = command("check", *arguments)
         assert outcome.code == 0
         assert words in outcome.out

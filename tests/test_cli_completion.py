@@ -149,8 +149,8 @@ def test_no_file_is_completed_for_a_key_that_does_not_exist() -> None:
 
 def test_the_command_prints_it() -> None:
     with mock.patch("seqgen.cli.completion.completion_script", lambda schema, program, shell: f"{program} {shell}"):
-        assert command("average", "--completion", "bash").out == "seqgen-average bash\n"
-    assert "bash, zsh, fish" in command("average", "--completion", "tcsh").err
-    assert command("average", "--completion").code == 2
+        assert command("convert", "--completion", "bash").out == "seqgen-convert bash\n"
+    assert "bash, zsh, fish" in command("convert", "--completion", "tcsh").err
+    assert command("convert", "--completion").code == 2
     assert "complete -F _seqgen_trace seqgen-trace" in command("trace", "--completion", "bash").out
     assert "give seqgen-runs --completion SHELL" in command("runs", "diff", "--completion", "bash").err

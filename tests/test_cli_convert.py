@@ -33,7 +33,7 @@ def decode(path: Path, tmp_path: Path) -> str:
 def test_the_run_decodes_as_the_checkpoint_does(config: object, tmp_path: Path) -> None:
     path = write(tmp_path / "theirs", random_model(config), in_dict(options_of(config)))
     run = tmp_path / "run"
-    outcome = command("convert", f"path={path}", f"run_dir={run}")
+    outcome = command("convert", f"path={path}", f"output={run}")
     assert outcome.code == 0, outcome.err
     expected = decode(path, tmp_path)
     assert decode(run, tmp_path) == expected
@@ -46,7 +46,7 @@ def test_separate_dictionaries(tmp_path: Path) -> None:
     source = dictionary(15, "s")
     path = write(tmp_path / "theirs", random_model(FCONV, source, dictionary()), in_dict(options_of(FCONV)))
     source.save(path.parent / "dict.en.txt")
-    outcome = command("convert", f"path={path}", f"run_dir={tmp_path / 'run'}")
+    outcome = command("convert", f"path={path}", f"output={tmp_path / 'run'}")
     assert outcome.code == 0, outcome.err
     printed = shlex.split(next(line for line in outcome.out.splitlines() if line.startswith("fine-tune: ")))[2:]
     assert "task.joined_dictionary=false" in with_checkpoint(printed)
@@ -55,7 +55,7 @@ def test_separate_dictionaries(tmp_path: Path) -> None:
 
 def test_the_run_is_fine_tuned_by_the_command_that_is_printed(checkpoint: Path, tmp_path: Path) -> None:
     run, new = tmp_path / "run", tmp_path / "new"
-    outcome = command("convert", f"path={checkpoint}", f"run_dir={run}")
+    outcome = command("convert", f"path={checkpoint}", f"output={run}")
     assert outcome.code == 0, outcome.err
     for split, start in (("train", 0), ("valid", 60)):
         for side, language in enumerate(("en", "de")):
@@ -84,10 +84,10 @@ def test_bad_input_is_answered_by_a_sentence(checkpoint: Path, tmp_path: Path) -
     silent = write(
         tmp_path / "silent", random_model(FCONV), in_dict({**options_of(FCONV), "source_lang": None}), name="m.pt"
     )
-    run = f"run_dir={tmp_path / 'run'}"
+    run = f"output={tmp_path / 'run'}"
     for arguments, words in (
-        ([f"path={checkpoint}"], ["run_dir=RUN"]),
-        ([f"path={checkpoint}", f"run_dir={tmp_path / 'there'}"], ["there already exists"]),
+        ([f"path={checkpoint}"], ["output=FOLDER"]),
+        ([f"path={checkpoint}", f"output={tmp_path / 'there'}"], ["there already exists"]),
         ([f"path={tmp_path}", run], ["runs of seqgen need no conversion"]),
         ([f"path={tmp_path / 'none.pt'}", run], ["none.pt", "there is no such file"]),
         ([f"path={silent}", run], ["source_lang", "give source_lang="]),
@@ -104,7 +104,29 @@ def test_bad_input_is_answered_by_a_sentence(checkpoint: Path, tmp_path: Path) -
 
 
 def test_reading_keys_are_not_for_runs(checkpoint: Path, tmp_path: Path) -> None:
-    command("convert", f"path={checkpoint}", f"run_dir={tmp_path / 'run'}")
+    command("convert", f"path={checkpoint}", f"output={tmp_path / 'run'}")
     outcome = command("generate", f"path={tmp_path / 'run'}", "input=-", "reading.sentencepiece=none")
     assert outcome.code == 2
     assert "reading.sentencepiece applies only to checkpoints of other toolkits" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["output=y"], "path is missing: give path=MODEL, or path=[A,B] with format=average"),
+        (["path=x"], "output is missing: give output=FOLDER, the run folder to write"),
+        (["path=x", "output=y", "last=2"], "last has no effect with format=run; remove it, or give format=average"),
+        (["path=x", "format=average", "formats=[onnx]"], "formats has no effect with format=average"),
+        (["path=x", "format=huggingface", "output=y", "source_lang=en"], "source_lang has no effect with format=hugg"),
+        (
+            ["path=x", "format=average", "reading.dictionary=z"],
+            "give format=run or format=huggingface",
+        ),
+        (["path=[a,b]", "output=y"], "path names 2 models, and only format=average takes several; give one"),
+        (["path=[a,b]", "format=average", "last=2"], "last=2 needs one run folder, but path names 2"),
+    ],
+)
+def test_keys_without_effect_are_refused(arguments: list[str], words: str) -> None:
+    outcome = command("convert", *arguments)
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert words in outcome.err

@@ -234,5 +234,5 @@ def test_a_hugging_face_folder(tmp_path: Path) -> None:
         if text:
             ids = original.generate(**tokenizer(text, return_tensors="pt"), num_beams=3, max_new_tokens=12)
             assert record["hypotheses"][0]["text"] == tokenizer.decode(ids[0], skip_special_tokens=True)
-    command("convert", f"path={folder}", f"run_dir={tmp_path}/run")
+    command("convert", f"path={folder}", f"output={tmp_path}/run")
     assert seqgen.Translator(tmp_path / "run").settings() == settings, "the run is decoded as the folder is"

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 
 import pytest
 
-from seqgen.cli.average import AverageConfig
 from seqgen.cli.check import CheckConfig
 from seqgen.cli.check_diff import DiffConfig
 from seqgen.cli.check_languages import LanguagesConfig
 from seqgen.cli.command import _in_red
 from seqgen.cli.convert import ConvertConfig
-from seqgen.cli.examples import EXAMPLES
-from seqgen.cli.export import ExportConfig
+from seqgen.cli.examples import COMMON_KEYS, EXAMPLES
 from seqgen.cli.runs import DiffRunsConfig, RunsConfig
 from seqgen.cli.score import ScoreConfig
-from seqgen.cli.shortlist import ShortlistConfig
 from seqgen.cli.trace import TracePageConfig
 from seqgen.cli.tune import TuneConfig
 from seqgen.config import GenerateConfig, TrainConfig
@@ -26,13 +24,9 @@ from tests.commands import command
 
 SCHEMAS: dict[str, type] = {
     "seqgen-train": TrainConfig,
-    "seqgen-preprocess": TrainConfig,
     "seqgen-generate": GenerateConfig,
     "seqgen-score": ScoreConfig,
-    "seqgen-average": AverageConfig,
     "seqgen-convert": ConvertConfig,
-    "seqgen-shortlist": ShortlistConfig,
-    "seqgen-export": ExportConfig,
     "seqgen-tune": TuneConfig,
     "seqgen-runs": RunsConfig,
     "seqgen-runs diff": DiffRunsConfig,
@@ -58,11 +52,27 @@ def test_examples_have_keys_and_values_that_exist(program: str, line: str) -> No
 
 def test_every_command_has_examples() -> None:
     assert SCHEMAS.keys() == EXAMPLES.keys()
-    assert "Examples\n  # decode a file" in command("generate", "--help").out
+    assert "Examples\n  # decode a file" in command("generate", "--help", "all").out
+
+
+@pytest.mark.parametrize("program", SCHEMAS)
+def test_help_is_one_screen(program: str) -> None:
+    text = command(*program.removeprefix("seqgen-").split(), "--help").out
+    lines = text.splitlines()
+    assert len(lines) <= 46
+    assert max(map(len, lines)) <= (80 if program != "seqgen-check" else 1000)
+
+
+def test_common_keys_exist_and_have_defaults() -> None:
+    for program, names in COMMON_KEYS.items():
+        text = command(program.removeprefix("seqgen-"), "--help").out
+        shown = [line.split("=")[0].strip() for line in text.splitlines() if re.match(r"  \w[\w.]*=", line)]
+        assert shown == list(names)
+        assert f"{program} --help all lists all" in " ".join(text.split())
 
 
 def test_few_keys_twice_and_no_task_that_nobody_can_train() -> None:
-    out = command("train", "--help").out
+    out = command("train", "--help", "all").out
     keys = [line.split("=")[0] for line in out.splitlines() if line.startswith("  task.")]
     assert 30 < len(set(keys)) <= len(keys) < 1.5 * len(set(keys))  # again only where default or meaning differ
     for name in ("task=decoding", "task=prompt_decoding"):
@@ -100,8 +110,8 @@ def test_commands_with_words_have_topics() -> None:
     assert command("runs", "--help", "sort").out.startswith("sort\n")
     for arguments in (("trace",), ("runs", "diff")):
         text = command(*arguments, "--help").out
-        assert "Examples\n" in text
-        assert "groups" not in text
+        assert "Example\n" in text
+        assert "GROUP a group" not in text
         assert "explains one key" in text
 
 

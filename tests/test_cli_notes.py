@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from seqgen.cli.notes import summary
+from seqgen.cli.terminal import summary
 from tests.commands import SMALL_FCONV, Outcome, command, corpus, training_arguments
 
 
@@ -137,9 +137,9 @@ def test_an_empty_split_can_be_decoded_but_not_trained_on(data: Path, tmp_path: 
     outcome = command("generate", f"path={tmp_path}/run")
     assert (outcome.code, outcome.out) == (0, ""), outcome.err
     assert EMPTY in outcome.err
-    for name, key in (("train", "task.train"), ("preprocess", "task.train"), ("preprocess", "task.valid")):
+    for prepare, key in (("false", "task.train"), ("true", "task.train"), ("true", "task.valid")):
         other = (*training_arguments(folder, tmp_path / "other"), *SMALL_FCONV, f"{key}={folder}/none")
-        refused(command(name, *other), "is empty")
+        refused(command("train", f"prepare_only={prepare}", *other), "is empty")
 
 
 def test_a_byte_order_mark_is_no_text_in_standard_input_either(run: Path, tmp_path: Path) -> None:

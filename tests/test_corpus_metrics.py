@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from seqgen.cli.detokenizing import text_cleaner
+from seqgen.cli.line_decoding import text_cleaner
 from seqgen.cli.output import score_lines
 from seqgen.errors import ConfigError
 from seqgen.metrics import CORPUS_METRICS, Texts, corpus_scores, text_scores

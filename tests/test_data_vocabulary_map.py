@@ -83,7 +83,7 @@ def test_tokens_with_spaces_cannot_be_written(tmp_path: Path) -> None:
 
 
 DAMAGED = {
-    b"": "is empty; make the file with seqgen-shortlist",
+    b"": "is empty; make the file with examples/shortlist.py",
     b"a\tx\nb x\n": r"map, line 2: 'b x' is not SOURCE<tab>TARGET TARGET",
     b"a\tx\ty\n": "line 1: .* is not SOURCE<tab>TARGET",
     b"a\tx\n\n": "line 2: '' is not SOURCE<tab>TARGET",
@@ -116,7 +116,7 @@ def _run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def made(run: Path, output: Path, *further: str) -> tuple[int, str, str]:
     texts = [f"{side}={run.parent}/DATA/train.{language}" for side, language in (("source", "en"), ("target", "de"))]
-    outcome = command("shortlist", f"path={run}", *texts, f"output={output}", *further)
+    outcome = command("examples.shortlist", f"path={run}", *texts, f"output={output}", *further)
     return outcome.code, outcome.out, outcome.err
 
 

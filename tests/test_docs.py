@@ -61,7 +61,7 @@ def run(line: str) -> None:
         assert shown.returncode == 0, f"{line}\n{shown.stderr.decode()}"
         return
     name, arguments = words[0].removeprefix("seqgen-"), words[1:]
-    if name in ("train", "preprocess"):
+    if name == "train":
         translates = {"task=translation", "task=multilingual_translation"} & {*arguments}
         arguments += [*QUICK, "task.vocab_size=44" if translates else "task.workers=1"]
         if not any(argument.startswith(("task=", "config=", "checkpoint.", "--")) for argument in arguments):
@@ -130,7 +130,7 @@ def test_shown_commands_run(page: str, workplace: Path, tmp_path: Path, monkeypa
     commands = [line for line in shown_commands(page) if not COMPONENT.match(line)]
     if importlib.util.find_spec("ray") is None:
         commands = [line for line in commands if "engine=ray" not in line]
-    if any(line.startswith("seqgen-export") for line in commands):
+    if any(line.startswith("seqgen-convert format=export") for line in commands):
         pytest.importorskip("onnxruntime", reason="ONNX is not installed")
     trained = {match for line in commands for match in re.findall(r"run_dir=(\S+)", line)}
     if trained:  # the page trains these runs itself

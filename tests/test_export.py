@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import subprocess
@@ -134,7 +135,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_the_example_decodes_as_seqgen_does(run: Path, tmp_path: Path) -> None:
     source, output = run.parent / "data" / "test.en", tmp_path / "out"
-    outcome = command("export", f"path={run}", f"output={output}")
+    outcome = command("convert", "format=export", f"path={run}", f"output={output}")
     assert outcome.code == 0, outcome.err
     assert "logits differ by at most" in outcome.out
     decoded = command("generate", f"path={run}", f"input={source}", "generation.beam=1", "format=json")
@@ -187,19 +188,24 @@ def _refused(outcome: Outcome, *words: str) -> None:
 
 @pytest.mark.slow
 def test_wrong_input_is_answered_by_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exported = functools.partial(command, "convert", "format=export")
     path, output = f"path={tmp_path / 'none'}", f"output={tmp_path / 'out'}"
     (tmp_path / "there").mkdir()
-    _refused(command("export", path), "output=DIR")
-    _refused(command("export", output), "path=RUN")
-    _refused(command("export", path, f"output={tmp_path / 'there'}"), "already exists")
-    _refused(command("export", path, f"output={tmp_path / 'no' / 'out'}"), "does not exist")
-    _refused(command("export", path, output, "formats=[tflite]"), "tflite", "onnx, torch")
-    _refused(command("export", path, output, "formats=[]"), "onnx, torch")
-    _refused(command("export", "path=org/name", output, "formats=[torch]"), "is written hf:org/name")
+    _refused(exported(path), "output=FOLDER")
+    _refused(exported(output), "path=MODEL")
+    _refused(exported(path, f"output={tmp_path / 'there'}"), "already exists")
+    _refused(exported(path, f"output={tmp_path / 'no' / 'out'}"), "does not exist")
+    _refused(exported(path, output, "formats=[tflite]"), "tflite", "onnx, torch")
+    _refused(exported(path, output, "formats=[]"), "onnx, torch")
+    _refused(exported("path=org/name", output, "formats=[torch]"), "is written hf:org/name")
     _refused(command("generate", "path=https://hf.co/org/name"), "is an address; a model of the Hugging Face Hub")
-    _refused(command("export", "path=[a,b]", output, "formats=[torch]"), "give one model without brackets, such as a")
-    _refused(command("export", path, output, "opset=7"), "opset=7")
-    _refused(command("export", path, output, "formats=[torch]"), "none")
+    _refused(
+        exported("path=[a,b]", output, "formats=[torch]"),
+        "path names 2 models",
+        "give one, such as path=a",
+    )
+    _refused(exported(path, output, "opset=7"), "opset=7")
+    _refused(exported(path, output, "formats=[torch]"), "none")
     monkeypatch.setattr("seqgen.export.folder.find_spec", lambda name: None)
-    _refused(command("export", path, output), "pip install onnx onnxscript onnxruntime;", "formats=[torch]")
+    _refused(exported(path, output), "pip install onnx onnxscript onnxruntime;", "formats=[torch]")
     assert not (tmp_path / "out").exists()

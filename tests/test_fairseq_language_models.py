@@ -166,7 +166,7 @@ def test_the_command_continues_prompts_and_converts(tmp_path: Path) -> None:
     outcome = command("generate", f"path={path}", "input=-", "generation.max_len_b=6", stdin=prompts)
     assert outcome.code == 0, outcome.err
     assert len(outcome.out.splitlines()) == 3
-    converted = command("convert", f"path={path}", f"run_dir={tmp_path / 'run'}")
+    converted = command("convert", f"path={path}", f"output={tmp_path / 'run'}")
     assert converted.code == 0, converted.err
     assert "task=language_modeling" in converted.out
     assert f"checkpoint.finetune_from={tmp_path / 'run'}" in converted.out

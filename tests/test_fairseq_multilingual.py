@@ -183,7 +183,7 @@ def test_learned_positions_and_norms_of_embeddings(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_conversion_keeps_the_languages(tmp_path: Path) -> None:
     path = m2m(tmp_path)[1]
-    converted = command("convert", f"path={path}", f"run_dir={tmp_path}/run")
+    converted = command("convert", f"path={path}", f"output={tmp_path}/run")
     assert converted.code == 0, converted.err
     assert "task=multilingual_translation 'task.pairs=[SOURCE-TARGET]'" in converted.out
     assert command("check", "languages", f"path={tmp_path}/run").out.split() == CODES

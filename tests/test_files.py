@@ -106,12 +106,12 @@ def test_without_locks_age_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_run_is_cleaned_when_it_is_prepared_again(tmp_path: Path) -> None:
     data, run = corpus(tmp_path / "data"), tmp_path / "run"
     arguments = (*training_arguments(data, run), *SMALL_FCONV)
-    assert command("preprocess", *arguments).code == 0
+    assert command("train", "prepare_only=true", *arguments).code == 0
     before = sorted(path for path in run.rglob("*") if path.name != "checksums.json")
     for place in (run, run / "cache"):
         (place / ".a.abcdefgh.tmp").mkdir()
         (place / ".a.abcdefgh.tmp" / "half").write_bytes(b"half")
         (place / ".b.abcdefgh.tmp").write_bytes(b"half")
         age(place)
-    assert command("preprocess", *arguments).code == 0
+    assert command("train", "prepare_only=true", *arguments).code == 0
     assert sorted(path for path in run.rglob("*") if path.name != "checksums.json") == before

@@ -111,7 +111,7 @@ def test_paths_of_models(hub: Hub, folder: Path, tmp_path: Path) -> None:
     assert Translator(PATH, beam=1, draft=PATH).translate(["two dogs"])[0].text == wanted
     outcome = command("generate", f"path={PATH}", "input=-", "generation.beam=1", stdin=b"two dogs\n")
     assert (outcome.code, outcome.out) == (0, f"{wanted}\n"), outcome.err
-    outcome = command("convert", f"path={PATH}", f"run_dir={tmp_path / 'run'}")
+    outcome = command("convert", f"path={PATH}", f"output={tmp_path / 'run'}")
     assert outcome.code == 0, outcome.err
     assert f"from {PATH}\n" in outcome.out
     assert Translator(str(tmp_path / "run"), beam=1).translate(["two dogs"])[0].text == wanted
@@ -123,7 +123,7 @@ def test_paths_of_models(hub: Hub, folder: Path, tmp_path: Path) -> None:
     assert outcome.code == 0, outcome.err
     outcome = command("tune", f"path={PATH}", *files, f"output={tmp_path / 'tuning'}", "tune.generation.beam=1,2")
     assert outcome.code == 0, outcome.err
-    outcome = command("average", f"path=[{PATH},{PATH}]")
+    outcome = command("convert", "format=average", f"path=[{PATH},{PATH}]")
     assert outcome.code == 2
     assert "only checkpoints of runs are averaged; make it a run with seqgen-convert path=hf:" in outcome.err
 

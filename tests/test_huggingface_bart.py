@@ -251,7 +251,7 @@ def test_a_marian_with_two_vocabularies_is_converted_and_fine_tuned(tmp_path: Pa
     original.resize_decoder_token_embeddings(target)
     original.save_pretrained(folder)
     run, new = tmp_path / "run", tmp_path / "new"
-    converted = command("convert", f"path={folder}", f"run_dir={run}")
+    converted = command("convert", f"path={folder}", f"output={run}")
     assert converted.code == 0, converted.err
     outputs = [command("generate", f"path={path}", "input=-", stdin=b"two dog\n").out for path in (folder, run)]
     assert outputs[0] == outputs[1]
@@ -519,8 +519,8 @@ def test_transformers_reads_what_is_written(variant: str, tmp_path: Path) -> Non
 def test_a_folder_becomes_a_run_and_a_folder_again(variant: str, tmp_path: Path) -> None:
     folder = decoding_folder(tmp_path / "theirs", variant, 0, num_beams=2, max_length=9)
     for arguments in (
-        [f"path={folder}", f"run_dir={tmp_path / 'run'}"],
-        [f"path={tmp_path / 'run'}", f"huggingface_dir={tmp_path / 'again'}"],
+        [f"path={folder}", f"output={tmp_path / 'run'}"],
+        [f"path={tmp_path / 'run'}", "format=huggingface", f"output={tmp_path / 'again'}"],
     ):
         outcome = command("convert", *arguments)
         assert outcome.code == 0, outcome.err

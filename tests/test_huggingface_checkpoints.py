@@ -208,7 +208,7 @@ print((peak - before) / sum(parameter.nbytes for parameter in model.parameters()
         shards = {"max_shard_size": "100MB"} if kind == "shards" else {}
         path = tiny_folder(tmp_path / name, "t5_v1_1", **shards, **values)
         if kind == "run":
-            outcome = command("convert", f"path={path}", f"run_dir={tmp_path / f'{name}_run'}")
+            outcome = command("convert", f"path={path}", f"output={tmp_path / f'{name}_run'}")
             assert outcome.code == 0, outcome.err
             path = tmp_path / f"{name}_run"
         paths.append(str(path))

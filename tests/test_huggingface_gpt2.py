@@ -325,7 +325,7 @@ def test_other_language_models_are_not_written(tmp_path: Path) -> None:
 
 def test_a_folder_becomes_a_run(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path / "theirs", generation={"max_length": 12, "num_beams": 2})
-    outcome = command("convert", f"path={folder}", f"run_dir={tmp_path / 'run'}")
+    outcome = command("convert", f"path={folder}", f"output={tmp_path / 'run'}")
     assert outcome.code == 0, outcome.err
     assert "task=language_modeling" in outcome.out
     assert f"checkpoint.finetune_from={tmp_path / 'run'}" in outcome.out
@@ -341,7 +341,7 @@ def test_a_folder_becomes_a_run(tmp_path: Path) -> None:
 def test_the_run_is_fine_tuned_by_the_command_that_is_printed(tmp_path: Path) -> None:
     """Padding is end-of-sentence, which counts in the loss nevertheless, and is learned."""
     folder = tiny_folder(tmp_path / "theirs")
-    outcome = command("convert", f"path={folder}", f"run_dir={tmp_path / 'run'}")
+    outcome = command("convert", f"path={folder}", f"output={tmp_path / 'run'}")
     printed = next(line for line in outcome.out.splitlines() if line.startswith("fine-tune: "))
     words = shlex.split(printed.removeprefix("fine-tune: "))[1:]
     (tmp_path / "text").write_text("the dog\nno\n" * 20)

@@ -86,7 +86,7 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
 def converted(tmp_path: Path, **changes: Any) -> tuple[Path, Path]:
     """A folder of the original, and the run made from it."""
     folder = tiny_folder(tmp_path / "theirs", "t5_v1_1", **changes)
-    outcome = command("convert", f"path={folder}", f"run_dir={tmp_path / 'run'}")
+    outcome = command("convert", f"path={folder}", f"output={tmp_path / 'run'}")
     assert outcome.code == 0, outcome.err
     assert f"checkpoint.finetune_from={tmp_path / 'run'}" in outcome.out
     return folder, tmp_path / "run"
@@ -103,7 +103,7 @@ def test_a_folder_becomes_a_run_and_a_folder_again(tmp_path: Path) -> None:
     folder, run = converted(tmp_path, generation={"num_beams": 3, "max_length": 9})
     same(load_model(folder), load_model(run))
     run.rename(tmp_path / "moved")
-    outcome = command("convert", f"path={tmp_path / 'moved'}", f"huggingface_dir={tmp_path / 'again'}")
+    outcome = command("convert", "format=huggingface", f"path={tmp_path / 'moved'}", f"output={tmp_path / 'again'}")
     assert outcome.code == 0, outcome.err
     same(load_model(folder), load_model(tmp_path / "again"))
     transformers = pytest.importorskip("transformers")
@@ -114,7 +114,7 @@ def test_a_folder_becomes_a_run_and_a_folder_again(tmp_path: Path) -> None:
 
 def test_the_run_is_fine_tuned_by_the_command_that_is_printed(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path / "theirs", "t5_v1_1")
-    outcome = command("convert", f"path={folder}", f"run_dir={tmp_path / 'run'}")
+    outcome = command("convert", f"path={folder}", f"output={tmp_path / 'run'}")
     printed = next(line for line in outcome.out.splitlines() if line.startswith("fine-tune: "))
     program, *words = shlex.split(printed.removeprefix("fine-tune: "))
     assert program == "seqgen-train"
@@ -139,10 +139,13 @@ def test_the_run_is_fine_tuned_by_the_command_that_is_printed(tmp_path: Path) ->
 def test_conversions_that_are_refused(tmp_path: Path) -> None:
     folder, run = converted(tmp_path)
     for arguments, words in (
-        ([f"path={folder}"], "either run_dir=RUN or huggingface_dir=FOLDER"),
-        ([f"path={folder}", f"run_dir={tmp_path}/a", f"huggingface_dir={tmp_path}/b"], "either run_dir=RUN or"),
-        ([f"path={folder}", f"huggingface_dir={run}"], "already exists; give the name of a new folder"),
-        ([f"path={run}", f"run_dir={tmp_path}/a"], "runs of seqgen need no conversion"),
+        ([f"path={folder}"], "output is missing: give output=FOLDER"),
+        (
+            [f"path={folder}", f"output={tmp_path}/a", "last=2"],
+            "last has no effect with format=run",
+        ),
+        ([f"path={folder}", "format=huggingface", f"output={run}"], "already exists; give the name of a new folder"),
+        ([f"path={run}", f"output={tmp_path}/a"], "runs of seqgen need no conversion"),
     ):
         outcome = command("convert", *arguments)
         assert outcome.code == 2

@@ -190,7 +190,7 @@ def test_list_of_languages(folders: dict[str, Path], tmp_path: Path) -> None:
     assert (listed.code, len(listed.out.split()), listed.out.split()[:2]) == (0, 100, ["af", "am"])
     assert "generation.source_lang is en by default" in listed.err
     assert command("check", "languages", f"path={folders['MarianTokenizer']}").out == "fra\ncmn_Hans\n"
-    assert command("convert", f"path={folders['NllbTokenizer']}", f"run_dir={tmp_path / 'run'}").code == 0
+    assert command("convert", f"path={folders['NllbTokenizer']}", f"output={tmp_path / 'run'}").code == 0
     assert command("check", "languages", f"path={tmp_path / 'run'}").out.split()[-1] == "zul_Latn"
     plain = tiny_folder(tmp_path / "t5", "t5")
     for arguments in ((f"path={plain}",), (), (f"path={tmp_path / 'nowhere'}",)):
@@ -223,7 +223,7 @@ def test_a_shortlist_has_no_tokens_of_languages(folders: dict[str, Path], tmp_pa
     text = tmp_path / "text"
     text.write_text("a dog runs\ntwo people watch\n")
     keys = (f"path={folders['NllbTokenizer']}", f"source={text}", f"target={text}")
-    assert command("shortlist", *keys, f"output={tmp_path}/list").code == 0
+    assert command("examples.shortlist", *keys, f"output={tmp_path}/list").code == 0
     assert "Latn" not in (tmp_path / "list").read_text()
     keys = (keys[0], f"input={text}", "generation.target_lang=deu_Latn", f"generation.shortlist={tmp_path}/list")
     outcome = command("generate", *keys, "generation.beam=2", "format=json")
@@ -250,8 +250,8 @@ def test_runs_keep_the_languages(folders: dict[str, Path], tmp_path: Path) -> No
     for name in ("NllbTokenizer", "MBartTokenizer"):
         source, targets = KINDS[name]
         run = tmp_path / name
-        assert command("convert", f"path={folders[name]}", f"run_dir={run}").code == 0
-        assert command("convert", f"path={run}", f"huggingface_dir={run}-back").code == 0
+        assert command("convert", f"path={folders[name]}", f"output={run}").code == 0
+        assert command("convert", "format=huggingface", f"path={run}", f"output={run}-back").code == 0
         keys = {"beam": 2, "source_lang": source, "target_lang": targets[1]}
         texts = [
             [t.text for t in Translator(str(p)).translate(LINES, **keys)] for p in (folders[name], run, f"{run}-back")

@@ -36,7 +36,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     torch.manual_seed(1)
     shape = T5Config(vocab_size=VOCABULARY, d_model=64, d_kv=16, d_ff=8192, num_layers=2, num_heads=4)
     save_pretrained(T5Model(shape, padding_idx=0), parent / "huggingface", numbered_words(VOCABULARY))
-    done = command("convert", f"path={parent / 'huggingface'}", f"run_dir={parent / 'run'}")
+    done = command("convert", f"path={parent / 'huggingface'}", f"output={parent / 'run'}")
     assert done.code == 0, done.err
     return {"huggingface": parent / "huggingface", "run": parent / "run"}
 

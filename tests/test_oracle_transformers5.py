@@ -67,7 +67,7 @@ def test_recorded_folders(name: str, tmp_path: Path) -> None:
     assert loaded.model.cfg.tie_word_embeddings == name.endswith("-none")
     tied = loaded.model.decoder.output_projection.weight is loaded.model.decoder.embed_tokens.weight
     assert tied == loaded.model.cfg.tie_word_embeddings
-    converted = command("convert", f"path={tmp_path / name}", f"run_dir={tmp_path / 'run'}")
+    converted = command("convert", f"path={tmp_path / name}", f"output={tmp_path / 'run'}")
     assert converted.code == 0, converted.err
     assert_near(logits(load_model(tmp_path / "run").model), wanted)
 

@@ -6,9 +6,8 @@ import json
 
 import pytest
 
-from seqgen.cli.formats import FORMATS
-from seqgen.cli.output import json_text
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
+from seqgen.text.output_formats import FORMATS, json_text
 from seqgen.text.results import Translation
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import Translator

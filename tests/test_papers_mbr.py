@@ -380,7 +380,7 @@ def test_refuses_in_one_sentence(settings: dict[str, Any], message: str) -> None
 
 
 def test_help_lists_keys_whose_values_are_keys() -> None:
-    outcome = command("generate", f"common.user_dir={FOLDER}", "--help")
+    outcome = command("generate", f"common.user_dir={FOLDER}", "--help", "all")
     assert "reranker.references={} " in outcome.out
     assert "components=" not in outcome.out
 

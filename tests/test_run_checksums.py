@@ -79,12 +79,12 @@ def commands_on(run: Path, data: Path) -> dict[str, tuple[str, ...]]:
         "generate": ("generate", f"path={run}", f"input={data}/test.en"),
         "test split": ("generate", f"path={run}/checkpoints/last"),
         "score": ("score", f"path={run}", f"source={data}/test.en", f"reference={data}/test.de"),
-        "average": ("average", f"path={run}/checkpoints/last"),
-        "convert": ("convert", f"path={run}", f"huggingface_dir={run.parent}/converted"),
+        "average": ("convert", "format=average", f"path={run}/checkpoints/last"),
+        "convert": ("convert", "format=huggingface", f"path={run}", f"output={run.parent}/converted"),
         "resume": ("train", *training_arguments(data, run), *SMALL_TRANSFORMER, "optimization.max_update=9",
                    "optimization.lr=[5e-3]"),
-        "preprocess": ("preprocess", *training_arguments(data, run), *SMALL_TRANSFORMER, "optimization.lr=[5e-3]",
-                       "optimization.max_update=9"),
+        "prepare": ("train", "prepare_only=true", *training_arguments(data, run), *SMALL_TRANSFORMER,
+                    "optimization.lr=[5e-3]", "optimization.max_update=9"),
     }  # fmt: skip
 
 
@@ -114,7 +114,7 @@ def test_a_task_of_ones_own_makes_no_tokenizer_for_a_trained_model(tmp_path: Pat
     run, plugin = tmp_path / "run", "common.user_dir=examples/dates.py"
     arguments = ("task=dates", *SMALL_TRANSFORMER, "optimization.max_update=1", "common.threads=1")
     assert command("train", f"run_dir={run}", plugin, *arguments).code == 0
-    assert command("average", f"path={run}/checkpoints/last").code == 0, "averaging needs no plugin"
+    assert command("convert", "format=average", f"path={run}/checkpoints/last").code == 0, "averaging needs no plugin"
     assert "tokenizer/dictionary.json" in json.loads((run / RUN_CHECKSUMS).read_text())["files"]
     shutil.rmtree(run / "tokenizer")
     refused(command("generate", f"path={run}", plugin, "input=-"), f"{run}/tokenizer", "is missing")
@@ -125,9 +125,9 @@ def test_a_task_of_ones_own_makes_no_tokenizer_for_a_trained_model(tmp_path: Pat
 
 def test_before_training_a_tokenizer_may_be_made_again(data: Path, tmp_path: Path) -> None:
     arguments = (*training_arguments(data, tmp_path / "run"), *SMALL_TRANSFORMER, UPDATES)
-    assert command("preprocess", *arguments).code == 0
+    assert command("train", "prepare_only=true", *arguments).code == 0
     shutil.rmtree(tmp_path / "run" / "tokenizer")
-    assert command("preprocess", *arguments).code == 0
+    assert command("train", "prepare_only=true", *arguments).code == 0
     model = tmp_path / "run" / "tokenizer" / "sentencepiece.model"
     model.write_bytes(model.read_bytes()[:-1] + b"x")
     refused(command("train", *arguments), str(model), "checksum")
@@ -182,8 +182,8 @@ def test_a_damaged_tokenizer_is_not_trained_with_either(run: Path, data: Path) -
 
 def test_runs_with_other_tokenizers_are_not_averaged(run: Path, data: Path, tmp_path: Path) -> None:
     other = train(data, tmp_path / "other", "task.spm_type=bpe")
-    refused(command("average", f"path=[{run},{other}]"), str(other), "tokenizer differs")
-    outcome = command("average", f"path=[{run},{run}/checkpoints/last]")
+    refused(command("convert", "format=average", f"path=[{run},{other}]"), str(other), "tokenizer differs")
+    outcome = command("convert", "format=average", f"path=[{run},{run}/checkpoints/last]")
     assert (outcome.code, outcome.err) == (0, "")
 
 
@@ -216,8 +216,8 @@ def test_a_converted_run_has_checksums(run: Path, tmp_path: Path, data: Path) ->
     )
     outcome = command("train", *arguments, *limits, "optimization.max_update=1")
     assert outcome.code == 0, outcome.err
-    assert command("convert", f"path={tmp_path}/t5", f"huggingface_dir={tmp_path}/folder").code == 0
-    assert command("convert", f"path={tmp_path}/folder", f"run_dir={tmp_path}/again").code == 0
+    assert command("convert", "format=huggingface", f"path={tmp_path}/t5", f"output={tmp_path}/folder").code == 0
+    assert command("convert", f"path={tmp_path}/folder", f"output={tmp_path}/again").code == 0
     files = json.loads((tmp_path / "again" / RUN_CHECKSUMS).read_text())["files"]
     assert "tokenizer/pretrained/tokenizer_config.json" in files
     change(tmp_path / "again", model__num_heads=1)

@@ -19,7 +19,6 @@ from hypothesis import given, strategies as st
 from torch import Tensor, nn
 
 from seqgen.checkpoints import run_checkpoints as checkpoints_module, serialization
-from seqgen.checkpoints.derived import average, last_checkpoints, write_average
 from seqgen.checkpoints.model_weights import load_weights
 from seqgen.checkpoints.run_checkpoints import (
     Checkpoints,
@@ -31,6 +30,7 @@ from seqgen.checkpoints.run_checkpoints import (
 from seqgen.checkpoints.serialization import pack, read_tensors, unpack, write_tensors
 from seqgen.errors import CheckpointError, UserError
 from seqgen.system.files import write_atomically
+from seqgen.training.averaging import average, last_checkpoints, write_average
 from tests.hostile import damage_file
 
 # -- values to files and back -------------------------------------------------------------------------------------

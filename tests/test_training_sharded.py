@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 
 from seqgen.checkpoints import serialization
-from seqgen.checkpoints.derived import average
 from seqgen.checkpoints.run_checkpoints import (
     Checkpoints,
     read_training_state,
@@ -30,6 +29,7 @@ from seqgen.checkpoints.run_checkpoints import (
 from seqgen.checkpoints.sharded import is_sharded
 from seqgen.errors import CheckpointError
 from seqgen.training import saving as sharded_saving
+from seqgen.training.averaging import average
 from seqgen.training.distributed import ProcessGroup
 from seqgen.training.saving import ShardedSaver
 from tests.commands import command
@@ -71,11 +71,11 @@ def test_what_two_processes_save_one_reads(lab: Lab, capsys: pytest.CaptureFixtu
     assert tied(weights) == tied(read_weights(before / "checkpoints" / "last")) != set()
 
     plain = lab.root / "plain"
-    outcome = command("convert", f"path={run}", f"run_dir={plain}")
+    outcome = command("convert", f"path={run}", f"output={plain}")
     assert outcome.code == 0, outcome.err
     assert not any(map(is_sharded, (plain / "checkpoints").iterdir()))
     assert_identical(everything(plain), {"weights": weights, "state": state})
-    assert "runs of seqgen need no conversion" in command("convert", f"path={plain}", "run_dir=none").err
+    assert "runs of seqgen need no conversion" in command("convert", f"path={plain}", "output=none").err
 
     wanted = alone(lab, ("whole-epoch", dtype, keys), 2)
     freq = [key for key in keys if "update_freq" not in key and "sharding" not in key]

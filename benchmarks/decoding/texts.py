@@ -60,7 +60,7 @@ def huggingface_folder(path: str, folder: Path) -> Path:
     """The folder if it has Hugging Face's layout; otherwise a folder in this layout, converted from the run."""
     if (Path(path) / "config.json").exists():
         return Path(path)
-    convert(ConvertConfig(path=path, huggingface_dir=str(folder / "t5")))
+    convert(ConvertConfig(path=[path], format="huggingface", output=str(folder / "t5")))
     return folder / "t5"
 
 

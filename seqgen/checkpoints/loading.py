@@ -30,7 +30,7 @@ from seqgen.checkpoints.run_checksums import update_generation, verify_run, veri
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig, option
 from seqgen.config.values import from_dict, to_dict
 from seqgen.data.pair_dataset import PairDataset
-from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer
+from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer, save_tokenizer
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.generation.compatibility import check_compatible
 from seqgen.generation.model_settings import own_settings
@@ -69,6 +69,17 @@ class LoadedModel:
     task_values: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     generation: dict[str, Any] = field(default_factory=dict)
+
+    def save_tokenizers(self, folder: Path) -> None:
+        """Write the tokenizers into a folder, each with a folder of its own: one for both sides, or one for each.
+
+        Args:
+            folder: such as a run folder.
+        """
+        source, target = self.task.source_tokenizer, self.task.target_tokenizer
+        names = {"tokenizer": source} if source is target else {"source_tokenizer": source, "target_tokenizer": target}
+        for name, tokenizer in names.items():
+            save_tokenizer(tokenizer, folder / name)
 
 
 @register_task("decoding")

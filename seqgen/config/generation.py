@@ -183,8 +183,8 @@ class GenerationConfig:
     prefix_trie: str = option("", "file with the allowed outputs, one per line")
     shortlist: str = option(
         "",
-        "file with target tokens for each source token (made by seqgen-shortlist); each output contains only those of "
-        "its source",
+        "file with target tokens for each source token (made by examples/shortlist.py); each output contains only "
+        "those of its source",
     )
     replace_unknown: str = option(
         "",

@@ -167,3 +167,4 @@ class TrainConfig:
     common: TrainCommonConfig = dataclasses.field(default_factory=TrainCommonConfig)
     generation: GenerationConfig = dataclasses.field(default_factory=GenerationConfig)
     run_dir: str = option("", "run folder to write to; empty for runs/TASK-MODEL", names="output")
+    prepare_only: bool = option(False, "only train the tokenizer and encode the text, as a later training would do")

@@ -68,14 +68,15 @@ class VocabularyMap:
             key, tab, value = line.partition("\t")
             if not tab or "\t" in value:
                 raise DataError(
-                    f"{where}: {shown(line)} is not SOURCE<tab>TARGET TARGET ...; make the file with seqgen-shortlist"
+                    f"{where}: {shown(line)} is not SOURCE<tab>TARGET TARGET ...; make the file with "
+                    "examples/shortlist.py"
                 )
             ids = tuple(_ids(key, source, "source", where))
             if ids in found:
                 raise DataError(f"{where}: there is another line for {shown(key)}; remove one of them")
             found[ids] = np.array(_ids(value, target, "target", where), dtype=np.int64)
         if not found:
-            raise DataError(f"{path} is empty; make the file with seqgen-shortlist")
+            raise DataError(f"{path} is empty; make the file with examples/shortlist.py")
         return cls(found)
 
     def write(self, path: Path, source: Dictionary, target: Dictionary) -> int:
@@ -111,7 +112,7 @@ def _ids(text: str, words: Dictionary, side: str, where: str) -> list[int]:
     if unknown := next((token for token in tokens if token not in words), None):
         raise DataError(
             f"{where}: {shown(unknown)} is not in the {side} vocabulary of the model; make a file for this model with "
-            "seqgen-shortlist"
+            "examples/shortlist.py"
         )
     if "" in tokens:
         raise DataError(f"{where}: there must be exactly one space between two tokens; remove the others")

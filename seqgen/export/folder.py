@@ -27,7 +27,6 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from seqgen.checkpoints.loading import LoadedModel
-from seqgen.data.tokenizers.base import Tokenizer, save_tokenizer
 from seqgen.errors import ConfigError
 from seqgen.export.graphs import NEXT, ROWS, Graph, NamedTensor, Run, export_graphs
 from seqgen.model import EncoderDecoderModel
@@ -188,14 +187,11 @@ _LENGTHS, _STEPS = [6, 1, 4], 5
 """The sentences that are decoded to check the files: lengths of sources, and number of steps."""
 
 
-def write_export(
-    loaded: LoadedModel, tokenizers: Mapping[str, Tokenizer], folder: Path, formats: Sequence[str], opset: int
-) -> float:
+def write_export(loaded: LoadedModel, folder: Path, formats: Sequence[str], opset: int) -> float:
     """Export a model, check the files against it, and write a folder; it is not written if an error occurs.
 
     Args:
         loaded: the model, in float32 on the CPU; its parametrized weights are replaced by their values.
-        tokenizers: the tokenizers by the names of their folders.
         folder: the folder, which must not exist yet.
         formats: some of ``FORMATS``.
         opset: version of ONNX's operator set.
@@ -225,8 +221,7 @@ def write_export(
                     "MultiheadAttention and LinearizedConvolution"
                 )
             difference = max(difference, found)
-        for name, tokenizer in tokenizers.items():
-            save_tokenizer(tokenizer, temporary / name)
+        loaded.save_tokenizers(temporary)
         content = json.dumps(_metadata(loaded, graphs, formats, opset), indent=2)
         write_atomically(temporary / METADATA, content)
     return difference

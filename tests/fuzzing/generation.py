@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from seqgen.cli.formats import FORMATS, wanted_details
 from seqgen.config import GenerateConfig, GenerationConfig
 from seqgen.config.values import from_dict
 from seqgen.generation.compatibility import incompatible
 from seqgen.registry import COMBINATIONS, DECODING_COMPONENTS, LOGITS_PROCESSORS, SEARCHES, UTILITIES, Registry
+from seqgen.text.output_formats import FORMATS, wanted_details
 from seqgen.text.results import Translation
 from seqgen.text.translator import ModelInMemory, Translator
 from tests.fuzzing.reader import Reader

@@ -6,7 +6,7 @@
      "values": {"optimization.lr": {"value": [0.003], "from": "command line"}, ...},
      "sessions": [{"time": ..., "command": [...], "seqgen": ..., "torch": ..., "python": ..., "data": {"train": HASH}}]}
 
-A session is a call of ``seqgen-train`` or ``seqgen-preprocess``. A value that is later changed in ``config.yaml``
+A session is a call of ``seqgen-train``. A value that is later changed in ``config.yaml``
 differs from the one recorded here. Runs of older versions have no such file.
 """
 

@@ -209,7 +209,7 @@ def defaults_of(values: Mapping[str, Any]) -> dict[str, Any]:
         values: the values by key.
     """
     found = dict(flatten(to_dict(TrainConfig())))
-    del found["run_dir"]
+    del found["run_dir"], found["prepare_only"]
     for group, registry in GROUPS.items():
         found.pop(group, None)
         name = values.get(f"{group}._name")

@@ -1,13 +1,13 @@
-"""The output formats of ``seqgen-generate``: functions from a translation to the lines that are written."""
+"""The output formats of decoding: functions from a translation to the lines that are written."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from seqgen.cli.output import json_text
 from seqgen.config import GenerateConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.generation.compatibility import takes_seed
@@ -99,6 +99,27 @@ def _hypothesis(item: TextHypothesis, members: int) -> dict[str, Any]:
     if item.alignment is not None:
         values["alignment"] = item.alignment.tolist()
     return values
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """A value as JSON, which has no infinity: ``null`` stands for one, such as the score of an impossible token.
+
+    Args:
+        value: the value.
+        indent: see ``json.dumps``.
+    """
+    try:
+        return json.dumps(value, ensure_ascii=False, indent=indent, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), ensure_ascii=False, indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(own) for key, own in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(own) for own in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def fairseq_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Writer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,6 @@ from seqgen import __version__
 from seqgen.checkpoints.loading import LoadedModel
 from seqgen.checkpoints.resume import flatten
 from seqgen.checkpoints.serialization import digest
-from seqgen.cli.command import log
 from seqgen.config import GenerationConfig
 from seqgen.config.values import to_dict
 from seqgen.errors import DataError
@@ -27,6 +27,8 @@ from seqgen.text.reranking import Reranker, Utility, by_expected_utility, expect
 from seqgen.text.results import TextHypothesis, Translation, on_one_line
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import Translator
+
+logger = logging.getLogger(__name__)
 
 RANKING = ("utility", "reranker")
 """Groups whose keys are read only after the search: they rank finished n-best lists."""
@@ -192,7 +194,7 @@ class Decodes:
         for note in decoding.notes:
             if note not in self.notes:
                 self.notes.add(note)
-                log(note)
+                logger.info(note)
         outputs, how = self._ranked(decoding, given) if self.keep_lists else (self._texts(decoding), "decoded")
         self.file.add(key, setting, outputs)
         return outputs, how

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from seqgen.cli.command import log
-from seqgen.cli.tuning_decodes import Decodes
-from seqgen.cli.tuning_space import Dimension, Point, arguments
 from seqgen.errors import ConfigError
+from seqgen.lab.tuning.decodes import Decodes
+from seqgen.lab.tuning.space import Dimension, Point, arguments
 from seqgen.metrics import TextScore, score_with_interval
 from seqgen.system.devices import memory_errors
+
+logger = logging.getLogger(__name__)
 
 SHOWN = 20
 """Maximum number of settings in a table."""
@@ -104,12 +106,12 @@ class Trials:
                 outputs, how = self.decodes.outputs(settings, setting)
         except ConfigError as error:
             self.refused[point] = str(error)
-            log(f"left out: {' '.join(setting) or AS_GIVEN}: {error}")
+            logger.info(f"left out: {' '.join(setting) or AS_GIVEN}: {error}")
             return -inf
         score, interval = self.metric(outputs)
         self.trials[key] = trial = Trial(setting, score.value, interval, score.signature)
         how += f", {time.perf_counter() - start:.1f} s"
-        log(f"[{len(self.trials)}] {trial.name}: {self.metric.name} {trial} ({how})")
+        logger.info(f"[{len(self.trials)}] {trial.name}: {self.metric.name} {trial} ({how})")
         return trial.score
 
     def ranked(self) -> list[Trial]:

@@ -1,4 +1,7 @@
-"""``seqgen-shortlist``: make the file of ``generation.shortlist`` from parallel text."""
+"""A command that makes the file of ``generation.shortlist`` from parallel text.
+
+``python examples/shortlist.py path=runs/a source=train.en target=train.de output=shortlist.txt`` writes the file.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,22 @@ from pathlib import Path
 
 import numpy as np
 
-from seqgen.checkpoints.loading import load_model
-from seqgen.cli.command import log, run
-from seqgen.cli.convert import UserCodeConfig
-from seqgen.cli.output import check_output
-from seqgen.config import ReadingConfig, option
-from seqgen.data.text import read_lines
-from seqgen.data.vocabulary_map import VocabularyMap, ibm_model_1
-from seqgen.errors import ConfigError, DataError
-from seqgen.task import Task
+from seqgen.extend import (
+    CommonConfig,
+    ConfigError,
+    DataError,
+    ReadingConfig,
+    Task,
+    VocabularyMap,
+    check_output,
+    ibm_model_1,
+    load_model,
+    log,
+    option,
+    read_lines,
+    run,
+    set_up_device,
+)
 
 DESCRIPTION = """writes for each source token of a model the target tokens that are its most probable translations in
 parallel text, by IBM model 1. Decoding with generation.shortlist=FILE generates only those of the source's tokens.
@@ -28,7 +38,7 @@ The file has the format of CTranslate2's vmap.txt."""
 
 @dataclass
 class ShortlistConfig:
-    """The configuration of ``seqgen-shortlist``."""
+    """The configuration of the command."""
 
     path: str = option("", "run folder or checkpoint of the model, whose tokenizer and vocabulary are used")
     source: str = option("", "text file in the source language, one sentence per line; .gz is decompressed")
@@ -39,7 +49,7 @@ class ShortlistConfig:
     iterations: int = option(5, "iterations of expectation maximization of IBM model 1", minimum=1)
     lines: int = option(500_000, "number of lines that are read; 0 for all", minimum=0)
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
-    common: UserCodeConfig = dataclasses.field(default_factory=UserCodeConfig)
+    common: CommonConfig = dataclasses.field(default_factory=CommonConfig)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -63,7 +73,7 @@ def shortlist(cfg: ShortlistConfig) -> int:
         if not getattr(cfg, key):
             raise ConfigError(f"{key} is missing: give path=RUN source=FILE target=FILE output=FILE")
     check_output("output", cfg.output, cfg.source, cfg.target)
-    task = load_model(cfg.path, reading=cfg.reading).task
+    task = load_model(cfg.path, set_up_device(cfg.common), reading=cfg.reading).task
     sources, targets = _encoded(cfg, task)
     counts = Counter(itertools.chain.from_iterable(targets))
     ranked = sorted(counts, key=lambda token: (-counts[token], token))

@@ -1,0 +1,186 @@
+"""Averages the weights of several checkpoints, of one run or of several; the average often decodes better than each."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from seqgen.checkpoints.loading import CONFIG_FILE, read_yaml, run_folder_of
+from seqgen.checkpoints.resume import flatten
+from seqgen.checkpoints.run_checkpoints import FOLDER, Checkpoints, numbered, read_weights, resolve, update_of
+from seqgen.checkpoints.run_checksums import tokenizer_digests, verify_run
+from seqgen.checkpoints.run_lock import run_lock
+from seqgen.errors import CheckpointError
+from seqgen.system.files import CACHE, new_folder
+from seqgen.training.run_log import EVENTS, LOG
+from seqgen.training.run_scores import SCORES
+
+_OF_TRAINING = (CACHE, FOLDER, EVENTS, LOG, SCORES)
+"""Content of a run folder that belongs to its training, and is not copied into the run of an average."""
+
+
+def average_runs(
+    paths: Sequence[str], last: int, name: str, new_run: Path | None, note: Callable[[str], None]
+) -> tuple[Path, list[Path]]:
+    """Average checkpoints, and write the average as a checkpoint of the first run or as a run of its own.
+
+    Args:
+        paths: the run folder, if ``last`` is set; else the checkpoints, or runs, of which the best checkpoint is read.
+        last: number of newest checkpoints of the run; 0 for the checkpoints of ``paths``.
+        name: name of the checkpoint to write into the first run.
+        new_run: the run folder to write instead, which must not exist yet; ``None`` for none.
+        note: takes what the user should know about the runs.
+
+    Returns:
+        What was written, and the checkpoints that were averaged.
+
+    Raises:
+        CheckpointError: the checkpoints do not exist, are damaged, or cannot be averaged.
+    """
+    folder = Path(paths[0]) if last else run_folder_of(resolve(paths[0]))
+    _check_runs([folder, *(run_folder_of(resolve(path)) for path in paths[1:])], note)
+    with run_lock(folder):  # locked before reading, because training replaces and deletes checkpoints
+        checkpoints = last_checkpoints(folder, last) if last else [resolve(path) for path in paths]
+        weights = average(checkpoints)
+        if new_run is None:
+            return write_average(folder, weights, name), checkpoints
+        _write_run(folder, new_run, weights)
+        return new_run, checkpoints
+
+
+def last_checkpoints(run: Path, count: int) -> list[Path]:
+    """The newest checkpoints ``epoch_N`` and ``update_N`` of a run, at most one for each update.
+
+    Args:
+        run: the run folder.
+        count: number of checkpoints.
+
+    Returns:
+        Their folders, oldest first.
+
+    Raises:
+        CheckpointError: the run has fewer.
+    """
+    folder = run / FOLDER
+    by_update = {update_of(path): path for kind in ("epoch", "update") for path in numbered(folder, kind)}
+    found = [by_update[update] for update in sorted(by_update)]
+    if count < 1 or len(found) < count:
+        raise CheckpointError(
+            f"{run}: {count} checkpoints are to be averaged, but the run has only {len(found)}; train with "
+            f"checkpoint.keep_last_epochs={count} or checkpoint.keep_interval_updates={count}"
+        )
+    return found[-count:]
+
+
+def average(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
+    """Average the weights of checkpoints in float64. Each checkpoint is read once.
+
+    Args:
+        checkpoints: folders of checkpoints of one architecture; see ``run_checkpoints.resolve``.
+
+    Returns:
+        Weights by name, with the dtypes of the first checkpoint. Tensors that are not floating-point are those of the
+        first checkpoint.
+
+    Raises:
+        CheckpointError: no checkpoint is given, one cannot be read, or names or shapes differ.
+    """
+    if not checkpoints:
+        raise CheckpointError("there is no checkpoint to average; give at least one")
+    first = read_weights(checkpoints[0])
+    first_names: dict[int, str] = {}  # the first name of each tensor; tied weights are averaged once, under this name
+    averaged_as = {name: first_names.setdefault(id(tensor), name) for name, tensor in first.items()}
+    sums = {name: first[name].double() for name in first_names.values() if first[name].is_floating_point()}
+    for path in checkpoints[1:]:
+        other = read_weights(path)
+        different = {name for name in first.keys() | other.keys() if _shape(first, name) != _shape(other, name)}
+        if different:
+            raise CheckpointError(
+                f"{path}: its weights differ in names or shapes from those of {checkpoints[0]}: "
+                + ", ".join(sorted(different)[:5])
+            )
+        for name, total in sums.items():
+            total += other[name]
+    means = {name: (total / len(checkpoints)).to(first[name].dtype) for name, total in sums.items()}
+    return {name: means.get(averaged_as[name], tensor) for name, tensor in first.items()}
+
+
+def write_average(run: Path, weights: dict[str, Tensor], name: str = "average") -> Path:
+    """Write averaged weights as a checkpoint, for decoding but not for resuming training.
+
+    Args:
+        run: the run folder; the caller holds its lock.
+        weights: the result of ``average``.
+        name: the checkpoint's name.
+
+    Returns:
+        The checkpoint's folder.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    checkpoints = Checkpoints(run)
+    checkpoints.save([name], weights, None)
+    return checkpoints.folder / name
+
+
+def _shape(weights: dict[str, Tensor], name: str) -> torch.Size | None:
+    return weights[name].shape if name in weights else None
+
+
+def _write_run(first: Path, folder: Path, weights: dict[str, Tensor]) -> None:
+    """Write averaged weights as the best checkpoint of a new run, which otherwise equals the first run.
+
+    Args:
+        first: the first run.
+        folder: the new run folder.
+        weights: the average.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    with new_folder(folder) as temporary:
+        for path in sorted(first.iterdir()):
+            if path.name not in _OF_TRAINING and not path.name.startswith("."):
+                copy = shutil.copytree if path.is_dir() else shutil.copy2
+                copy(path, temporary / path.name)
+        write_average(temporary, weights, "best")
+
+
+def _check_runs(folders: Sequence[Path], note: Callable[[str], None]) -> None:
+    """Check that runs are undamaged and have the same architecture and tokenizer.
+
+    Keys of the model that have an effect only in training may differ; they are noted.
+
+    Raises:
+        UserError: a run is damaged, or the models or tokenizers differ.
+    """
+    first = folders[0]
+    configs = {folder: dict(flatten(read_yaml(folder / CONFIG_FILE))) for folder in folders}
+    for folder, config in configs.items():
+        verify_run(folder, config)
+        for key in sorted({key for key in {**config, **configs[first]} if key.startswith("model.")}):
+            here, there = config.get(key), configs[first].get(key)
+            if here != there and not _only_in_training(key):
+                what = "its model" if key == "model._name" else key
+                raise CheckpointError(
+                    f"{folder}: {what} is {here}, but {there} in {first}; only models of one architecture can be "
+                    "averaged"
+                )
+            if here != there:
+                note(f"{folder}: {key} is {here}; the average uses {there}")
+        if tokenizer_digests(folder) != tokenizer_digests(first):
+            raise CheckpointError(
+                f"{folder}: its tokenizer differs from that of {first}, so their token ids mean different text; "
+                "average only checkpoints of runs with the same tokenizer"
+            )
+
+
+def _only_in_training(key: str) -> bool:
+    """Whether a key of the model has no effect on decoding: rates of dropout and layer drop, saving of memory."""
+    name = key.rpartition(".")[2]
+    return "drop" in name or name == "checkpoint_activations"
