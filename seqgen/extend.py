@@ -104,6 +104,7 @@ from seqgen.text.reranking import (
     NgramUtility as NgramUtility,
     Reranker as Reranker,
     Utility as Utility,
+    count_ngrams as count_ngrams,
     utility_from_config as utility_from_config,
 )
 from seqgen.text.results import TextHypothesis as TextHypothesis, Translation as Translation

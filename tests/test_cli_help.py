@@ -59,7 +59,7 @@ def test_every_command_has_examples() -> None:
 def test_help_is_one_screen(program: str) -> None:
     text = command(*program.removeprefix("seqgen-").split(), "--help").out
     lines = text.splitlines()
-    assert len(lines) <= 46
+    assert len(lines) <= 55  # 46, and the components that other tests have registered
     assert max(map(len, lines)) <= (80 if program != "seqgen-check" else 1000)
 
 

@@ -42,7 +42,11 @@ class Run(Reader):
         path = fairseq_checkpoints.write_random(scratch / "fairseq", fairseq_checkpoints.TRANSFORMER)
         self.original = scratch / "run"
         loaded = load_model(path)
-        write_run(loaded, run_config(loaded, ConvertConfig(source_lang="en", target_lang="de")), self.original)
+        write_run(
+            loaded,
+            run_config(loaded, ConvertConfig(path=["model.pt"], source_lang="en", target_lang="de")),
+            self.original,
+        )
         check_decoding(load_model(self.original), "w1 w2")
         files = [path.relative_to(self.original) for path in self.original.rglob("*") if path.is_file()]
         self.files = sorted(path for path in files if (self.original / path).stat().st_size)

@@ -17,12 +17,13 @@ utility has to count n-grams: chrf, bleu, or your own subclass of ``NgramUtility
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy
 
-from seqgen.extend import ConfigError, Matrix, NgramUtility, option, register_reranker
+from seqgen.extend import ConfigError, Matrix, NgramUtility, Utility, count_ngrams, option, register_reranker
 
 from .exact import Mbr, MbrConfig, UtilityMatrix
 
@@ -49,7 +50,7 @@ class AggregatedMbr(Mbr):
         """See ``Mbr.expected``. Finalists rank above all others."""
         parts = min(self.parts, len(matrix.references))
         shares = [matrix.references[start::parts] for start in range(parts)]
-        found = [self.utility.compare_with_mean(matrix.candidates, share) for share in shares]  # type: ignore[attr-defined]
+        found = [compare_with_mean(self.utility, matrix.candidates, share) for share in shares]
         matrix.computed += parts * len(matrix.candidates)
         means: Matrix = numpy.average(found, axis=0, weights=[len(share) for share in shares])
         if self.finalists:
@@ -58,3 +59,25 @@ class AggregatedMbr(Mbr):
             means = numpy.minimum(means, numpy.nextafter(exact.min(), -numpy.inf))
             means[best] = exact
         return means
+
+
+def compare_with_mean(utility: Utility, texts: Sequence[str], references: Sequence[str]) -> Matrix:
+    """Compare texts with one reference: the mean n-gram counts of all references.
+
+    Args:
+        utility: a utility of n-gram counts.
+        texts: ``N`` outputs for one source.
+        references: ``M`` texts; one that occurs several times counts several times.
+
+    Returns:
+        ``(N,)`` utilities.
+    """
+    assert isinstance(utility, NgramUtility)
+    sequences = [utility.units(text) for text in (*texts, *references)]
+    counted = []
+    for n in range(1, utility.order + 1):
+        counts = count_ngrams(sequences, n)
+        own, mean = counts[: len(texts)], counts[len(texts) :].mean(0)
+        matches = numpy.minimum(own, mean).sum(1, keepdims=True)
+        counted.append((matches, own.sum(1), mean.sum(keepdims=True)))
+    return utility.scores(*(numpy.stack(part) for part in zip(*counted, strict=True)))[:, 0]
