@@ -20,7 +20,7 @@ from seqgen.data.text import stream_lines
 from seqgen.errors import ConfigError, DataError, UserError, printable
 from seqgen.generation.model_settings import LARGEST_OWN, own_settings, resolve_settings
 from seqgen.system.reading import read_bytes
-from seqgen.training.progress import Bar, Lines
+from seqgen.training.progress import BarDisplay, Lines
 from tests.commands import command
 from tests.fuzzing.run_readers import Run
 from tests.test_user_files import forget
@@ -165,7 +165,7 @@ def test_reports_contain_no_commands_for_a_terminal(
         assert outcome.code < 2, outcome.err
         assert "\\x1b[2J" in outcome.out
         assert not {"\x1b", "\x9b"} & {*outcome.out, *outcome.err}
-    for display in (Lines(None), Bar(None, Console(file=sys.stderr, color_system=None))):
+    for display in (Lines(None), BarDisplay(None, Console(file=sys.stderr, color_system=None))):
         display.message("valid \x1b[2J")
     assert capsys.readouterr().err.count("valid \\x1b[2J") == 2
 
