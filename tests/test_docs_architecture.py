@@ -68,6 +68,15 @@ def test_one_step_takes_nine_files() -> None:
     assert len(quoted()) >= len(files)
 
 
+def test_lines_of_the_reading_path() -> None:
+    """The lines of code that the page names, to within a fifth."""
+    rows = re.findall(r"^\| \[.*?\]\(\.\./([\w/]+\.py)\).* \| (\d+) \|$", PAGE, re.MULTILINE)
+    assert len(rows) == 16
+    for file, lines in rows:
+        text = re.sub(r'""".*?"""', "", (ROOT / file).read_text(encoding="utf-8"), flags=re.DOTALL)
+        assert abs(len(code_lines(text)) - int(lines)) <= max(3, int(lines) / 5), f"{file}: {len(code_lines(text))}"
+
+
 def test_layers_are_those_of_the_test_of_imports() -> None:
     (order,) = re.findall(r"`(errors, structures.*?)`", PAGE, re.S)
     parts = [set(re.findall(r"\w+", layer)) for layer in order.split("<")]
