@@ -34,6 +34,8 @@ from benchmarks.decoding.workload import Comparison, Measured, Toolkit, Workload
 from seqgen.checkpoints.loading import load_model
 from seqgen.modules.linear import Projection
 
+pytestmark = pytest.mark.slow
+
 WORK = Workload("m", sentences=2, batch=1, beam=1, source=4, length=3, semantics="huggingface")
 
 

@@ -20,6 +20,8 @@ from seqgen.data.tokenizers.pretrained import (
 from tests.pretrained_folders import write_folder
 from tests.tokenizer_texts import HARD, LONG, random_ids
 
+pytestmark = pytest.mark.slow
+
 transformers = pytest.importorskip("transformers")
 
 FAIRSEQ = ["MBartTokenizer", "MBart50Tokenizer", "NllbTokenizer"]

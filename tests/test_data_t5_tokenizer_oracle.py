@@ -23,6 +23,8 @@ from seqgen.data.tokenizers.sentencepiece_tokenizer import T5_IDS, SentencePiece
 from seqgen.data.tokenizers.special_tokens import AddedVocabulary
 from tests.tokenizer_texts import HARD, LONG, SENTINELS, TEXT, random_ids
 
+pytestmark = pytest.mark.slow
+
 transformers = pytest.importorskip("transformers")
 
 SHARED = Path(os.environ.get("SEQGEN_SHARED", Path(__file__).resolve().parents[2] / "shared"))

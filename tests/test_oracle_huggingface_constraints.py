@@ -14,6 +14,8 @@ from seqgen.generation.search.lexical_constraints import alternatives
 from tests.huggingface_decoding import EOS, Pair, WrappedModel, assert_same, decode, original, sharp_model
 from tests.huggingface_t5 import seqgen_model
 
+pytestmark = pytest.mark.slow
+
 transformers: Any = pytest.importorskip("transformers")
 
 SOURCES = [(4, 5, 9, 7, EOS), (6, EOS), (3, 10, 9, 4, 6, 7, 8, EOS), (EOS,)]

@@ -30,6 +30,8 @@ from seqgen.structures import Batch, Source
 from tests.huggingface_decoding import Pair, assert_same, pairs
 from tests.huggingface_gpt2 import tiny_folder, tiny_model
 
+pytestmark = pytest.mark.slow
+
 WORDS = 17
 EOS = WORDS - 1
 PROMPTS = [[3, 9, 4, 3], [7], [5, 11, 5, 11, 2, 8], [12, 1, 12]]

@@ -26,6 +26,8 @@ from seqgen.models.huggingface.checkpoint import save_pretrained
 from tests.commands import command
 from tests.huggingface_t5 import logits, original_logits
 
+pytestmark = pytest.mark.slow
+
 RECORDED = Path(__file__).parent / "data" / "transformers5"
 SCRIPT = Path(__file__).parent / "transformers5.py"
 PYTHON = os.environ.get("SEQGEN_TRANSFORMERS5", "")

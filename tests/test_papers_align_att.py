@@ -24,6 +24,8 @@ from tests.reference_search import EOS, Settings, next_scores
 from tests.scripted_model import Rule, ScriptedDecoder, ScriptedModel, batch_of, dictionary, random_rule
 from tests.text_models import TEXTS, task_of, text_model
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 SOURCES = [
     (4, 5, 2),

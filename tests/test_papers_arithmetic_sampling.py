@@ -26,6 +26,8 @@ from tests.reference_search import EOS, Settings, next_scores
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
 from tests.text_models import TEXTS, text_model
 
+pytestmark = pytest.mark.slow
+
 SOURCES = [(4, 5, 2), (6, 2), (4, 4, 4, 4, 6, 2), (2,)]
 LIMITS: dict[str, Any] = {"max_len_b": 3, "min_len": 0}
 

@@ -26,6 +26,8 @@ from tests.hypotheses import assert_same
 from tests.scripted_model import ScriptedModel, batch_of, random_rule
 from tests.text_models import TEXTS, task_of, text_model
 
+pytestmark = pytest.mark.slow
+
 EOS = 2
 SOURCES = [(4, 5, 2), (6, 2), (5, 5, 4, 2)]
 PATTERNS = ["", "ab|c", "(a|b)*c", "a+b?", "(ab){2,3}", "a{2}|b{1,}", "[ab]c*", "[^a]{1,2}", "(a*)*b", "(|a)b+", "a.c"]

@@ -17,6 +17,8 @@ from tests.hypotheses import Pairs, as_pairs, assert_same, assert_same_pairs
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
 from tests.text_models import TEXTS, text_model
 
+pytestmark = pytest.mark.slow
+
 WORDS = dictionary(5)
 VOCAB, PAD, EOS = len(WORDS), 1, 2
 SOURCES = [(4, 5, 2), (6, 2), (7, 8, 4, 5, 2)]

@@ -32,6 +32,8 @@ from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, rand
 from tests.step_contexts import step_context
 from tests.text_models import TEXTS, text_model
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 SOURCES = [(4, 5, 2), (6, 2), (4, 4, 4, 4, 6, 2), (2,)]
 RULE = random_rule(vocab=9, seed=4)

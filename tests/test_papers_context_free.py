@@ -26,6 +26,8 @@ from tests.hypotheses import assert_same
 from tests.scripted_model import ScriptedModel, batch_of, random_rule
 from tests.text_models import TEXTS, task_of, text_model
 
+pytestmark = pytest.mark.slow
+
 EOS = 2
 SOURCES = [(4, 5, 2), (6, 2), (5, 5, 4, 2)]
 GRAMMARS = {

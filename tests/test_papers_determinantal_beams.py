@@ -23,6 +23,8 @@ from tests.reference_search import EOS, Settings, next_scores
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
 from tests.text_models import TEXTS, text_model
 
+pytestmark = pytest.mark.slow
+
 SOURCES = [(4, 5, 2), (6, 2), (4, 4, 4, 4, 6, 2), (2,)]
 RULE = random_rule(vocab=9, seed=4)
 

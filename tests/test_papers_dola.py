@@ -16,6 +16,8 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.text.translator import Translator
 from tests.text_models import TEXTS, text_model
 
+pytestmark = pytest.mark.slow
+
 NAMES = ["transformer_tiny", "t5_tiny", "transformer_lm_tiny"]
 OPTIONS = {"beam": 3, "max_len_b": 6}
 

@@ -21,6 +21,8 @@ from tests.commands import SMALL_TRANSFORMER, command, corpus, training_argument
 from tests.hypotheses import assert_same
 from tests.text_models import TEXTS, text_model
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 PAIRS = [(text, f"{text} w4 w9") for text in TEXTS] + [("w7 w8", "w8 w7"), ("w2 w2 w6", "w6 w12")]
 OPTIONS: dict[str, Any] = {"beam": 3, "nbest": 3, "max_len_b": 8}

@@ -17,6 +17,8 @@ from seqgen.errors import ConfigError
 from seqgen.text.translator import ModelInMemory, Translator
 from tests.text_models import task_of, text_model
 
+pytestmark = pytest.mark.slow
+
 PIECES = ["a", "b", "ab", "ba", "aab", "c"]
 SOURCES, OUTPUTS = ["ab", "bca", "aabc", "b"], ["abaab", "aab", "cabba", "c"]
 

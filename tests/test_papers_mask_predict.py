@@ -30,6 +30,8 @@ from tests.hypotheses import assert_same
 from tests.scripted_model import batch_of, dictionary
 from tests.text_models import TEXTS, task_of, text_model
 
+pytestmark = pytest.mark.slow
+
 PAPERS = Path(__file__).parent.parent / "examples" / "papers"
 SOURCES = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2), (2,), (7, 8, 9, 2)]
 WORDS = 19

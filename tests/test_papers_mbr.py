@@ -30,6 +30,8 @@ from tests.commands import SMALL_FCONV, command, corpus, training_arguments
 from tests.scripted_model import dictionary
 from tests.text_models import TEXTS, text_model
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parent.parent / "examples" / "papers" / "mbr"
 HYPOTHESES = ["the dog runs", "a cat", "the dogs run fast", "the dog ran", ""]
 REFERENCES = ["the dog runs", "the dog", "a dog runs fast", "the dog runs", "dogs, they run"]

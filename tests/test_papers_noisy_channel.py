@@ -10,6 +10,8 @@ from seqgen.errors import ConfigError
 from seqgen.text.translator import ModelInMemory, Translator
 from tests.text_models import TEXTS, text_model
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = {"beam": 6, "max_len_b": 6, "suppress": ["<s>", "<unk>"]}  # so that each output is the tokens of its text
 DIRECT, CHANNEL, LM = (
     text_model(name, seed=seed, sharpness=1.2)

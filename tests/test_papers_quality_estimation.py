@@ -12,6 +12,8 @@ from seqgen.errors import ConfigError
 from seqgen.text.translator import Translator
 from tests.text_models import TEXTS, text_model
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = {"beam": 6, "max_len_b": 8}
 
 

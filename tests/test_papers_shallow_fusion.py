@@ -15,6 +15,8 @@ from tests.hypotheses import as_pairs, assert_same_pairs
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
 from tests.text_models import TEXTS, text_model
 
+pytestmark = pytest.mark.slow
+
 WORDS = dictionary(2)
 RULES = [random_rule(len(WORDS), seed) for seed in (1, 2, 3)]
 SOURCES = [(4, 5, 2), (5, 2)]

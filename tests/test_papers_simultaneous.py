@@ -25,6 +25,8 @@ from tests.reference_search import EOS, Settings, next_scores
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
 from tests.text_models import TEXTS, text_model
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 SOURCES = [(4, 5, 2), (6, 2), (4, 4, 4, 4, 6, 2), (2,), (5, 6, 7, 2)]
 RULE = random_rule(vocab=9, seed=4)

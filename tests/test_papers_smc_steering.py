@@ -23,6 +23,8 @@ from tests.reference_search import EOS, Settings, next_scores
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
 from tests.text_models import TEXTS, text_model
 
+pytestmark = pytest.mark.slow
+
 SOURCE = (4, 5, 2)
 LIMITS = Settings(max_len=3, min_len=0)
 METHODS = ["optimal", "systematic", "multinomial"]

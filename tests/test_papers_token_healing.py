@@ -20,6 +20,8 @@ from tests.scripted_model import ScriptedModel, batch_of, random_rule
 from tests.test_papers_automata import letters
 from tests.text_models import TEXTS, text_model
 
+pytestmark = pytest.mark.slow
+
 EOS = 2
 SOURCES = [(4, 5, 2), (6, 2), (5, 5, 4, 2), (6, 6, 2)]
 PREFIXES = ["ab", "b", "", "aab"]

@@ -19,6 +19,8 @@ from tests.generators import make_generator
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
 from tests.text_models import TEXTS, task_of, text_model
 
+pytestmark = pytest.mark.slow
+
 WORDS = dictionary(3)
 VOCAB, EOS, WORD_IDS = len(WORDS), 2, (4, 5, 6)
 LENGTH = 3

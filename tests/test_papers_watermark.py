@@ -23,6 +23,8 @@ from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, rand
 from tests.step_contexts import step_context
 from tests.text_models import TEXTS, text_model
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 WORDS = dictionary(12)
 EOS = 2
