@@ -119,7 +119,7 @@ _FORBIDS_AN_END = (
 
 
 def errors_of_transformers(values: Mapping[str, Any]) -> bool:
-    """Whether version 4.53.3 decodes such settings wrongly; tests/test_huggingface_errors.py shows each.
+    """Whether version 4.53.3 decodes such settings wrongly; tests/models/huggingface/test_errors.py shows each.
 
     Args:
         values: the content of a ``generation_config.json``.

@@ -4,7 +4,7 @@
 
     python tests/transformers5.py write FOLDER            folders with models and tokenizers, and logits.json and
                                                           texts.json with what it makes of them
-    python tests/transformers5.py record tests/data/transformers5      the few that the fast tests read
+    python tests/transformers5.py record tests/recorded/transformers5      the few that the fast tests read
     python tests/transformers5.py logits FOLDER ...       prints its logits for each folder as JSON
     python tests/transformers5.py texts FOLDER ...        prints the ids of fixed texts, and texts of these, as JSON
 """

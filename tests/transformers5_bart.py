@@ -2,7 +2,7 @@
 
 ::
 
-    python tests/transformers5_bart.py tests/data/transformers5_bart
+    python tests/transformers5_bart.py tests/recorded/transformers5_bart
 """
 
 from __future__ import annotations

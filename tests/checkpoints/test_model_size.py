@@ -1,0 +1,101 @@
+"""Models whose weights are allocated only once they are known."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from seqgen.checkpoints.model_weights import can_materialize, materialize
+from tests.model_zoo import ZOO
+
+CPU = torch.device("cpu")
+
+
+class Tied(nn.Module):
+    """Two names for one weight, a frozen weight, and a saved buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.second = nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+        self.first.bias.requires_grad_(False)
+        self.register_buffer("mean", torch.zeros(3))
+
+
+class Unsaved(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.arange(3), persistent=False)
+
+
+class PlainTensor(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = [torch.ones(3)]
+
+
+def test_ties_and_frozen_weights_are_kept() -> None:
+    with torch.device("meta"):
+        model = Tied()
+    assert can_materialize(model)
+    materialize(model.to(torch.float64), CPU)
+    assert model.second.weight is model.first.weight
+    assert model.first.weight.requires_grad
+    assert not model.first.bias.requires_grad
+    assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float64}
+    model.load_state_dict(Tied().state_dict())
+
+
+COMPILER = ["torch._dynamo", "sympy"]
+
+
+@pytest.mark.slow
+def test_the_compiler_is_not_imported_to_build_models_without_memory() -> None:
+    """Its import takes a second, which a user waits for at each start."""
+    code = f"""
+import sys
+import torch
+from seqgen.checkpoints.model_weights import on_meta
+from tests.model_zoo import ZOO
+with on_meta():
+    for name in {[name for name in ZOO if "lstm" not in name]}:
+        ZOO[name].build()
+print([name for name in {COMPILER} if name in sys.modules])
+with torch.device("meta"):
+    torch.nn.Embedding(1, 1)
+print([name for name in {COMPILER} if name in sys.modules])
+"""
+    root = Path(__file__).parent.parent.parent
+    result = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert result.stdout.split("\n")[:2] == ["[]", str(COMPILER)], "torch would import it"
+
+
+@pytest.mark.parametrize("module", [Unsaved, PlainTensor])
+def test_values_that_would_be_lost_are_noticed(module: type[nn.Module]) -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(2, 2), module())
+    assert not can_materialize(model)
+    assert can_materialize(nn.Sequential(nn.Linear(2, 2), module()))
+
+
+@pytest.mark.parametrize("name", [name for name in ZOO if "lstm" not in name])
+@pytest.mark.nightly
+def test_a_model_is_complete_with_its_saved_weights(name: str) -> None:
+    built = ZOO[name].build()
+    with torch.device("meta"):
+        model = ZOO[name].build()
+    assert can_materialize(model)
+    materialize(model, CPU)
+    model.load_state_dict(built.state_dict())
+    for (key, wanted), got in zip(
+        [*built.named_parameters(), *built.named_buffers()],
+        [*model.parameters(), *model.buffers()],
+        strict=True,
+    ):
+        assert torch.equal(got, wanted), key

@@ -1,0 +1,229 @@
+"""``seqgen-check search=NAME`` and the like: all built-in components and the examples pass; exit codes, wrong input."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import seqgen.models  # declares the built-in models
+import seqgen.tasks  # noqa: F401  # declares the built-in tasks
+from seqgen.config import GenerationConfig
+from seqgen.lab.checks.components import SHARED, changes_nothing
+from seqgen.lab.checks.kinds import KINDS, DecodingCheckConfig, component_subject
+from seqgen.lab.checks.strategies import STRATEGY
+from seqgen.registry import COMBINATIONS, CRITERIA, LOGITS_PROCESSORS, SEARCHES, STOPPING_RULES, TASKS, Registry
+from tests.commands import Outcome, command, corpus
+from tests.training_runs import TINY
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+
+KEYS = {
+    "search=exact": ["beam=2"],
+    "processor=force_first": ["processor.force_first.token=w3"],
+    "processor=force_last": ["processor.force_last.token=w3"],
+    "processor=forbid": ["processor.forbid.tokens=[w2]"],
+    "processor=forbid_first": ["processor.forbid_first.tokens=[w2]"],
+    "processor=sequence_bias": ["processor.sequence_bias.biases=['w1 w2=1.5','w3=-0.5']"],
+    "processor=bad_words": ["processor.bad_words.texts=['w1 w2']"],
+    "processor=exponential_decay": ["processor.exponential_decay.start=2"],
+    "processor=minimum_length": ["processor.minimum_length.min_len=3"],
+    "processor=prefix_trie": ["processor.prefix_trie.file=allowed.txt"],
+    "processor=no_repeat_ngram": ["processor.no_repeat_ngram.size=2"],
+    "processor=encoder_no_repeat_ngram": ["processor.encoder_no_repeat_ngram.size=1"],
+    "criterion=label_smoothed_cross_entropy": ["criterion.z_loss=0.1"],
+}
+"""Keys that a component needs, or with which more happens."""
+
+
+def built_in(registry: Registry) -> list[str]:
+    return [entry.name for entry in registry.entries() if entry.component.__module__.startswith("seqgen.")]
+
+
+BUILT_IN = [
+    f"{kind}={name}"
+    for kind, registry in {
+        "search": SEARCHES,
+        "processor": LOGITS_PROCESSORS,
+        "combination": COMBINATIONS,
+        "stopping": STOPPING_RULES,
+        "criterion": CRITERIA,
+    }.items()
+    for name in built_in(registry)
+]
+
+EXAMPLE_FILES = {
+    "extending/search_strategy.py": ["search=threshold", "search.delta=1.0"],
+    "extending/logits_processor.py": ["processor=word_reward", "processor.word_reward.reward=0.3"],
+    "extending/stateful_processor.py": ["processor=frequency_penalty"],
+    "extending/combination.py": ["combination=power_mean", "combination.power=-4.0"],
+    "extending/stopping_rule.py": ["stopping=loop", "stopping.loop.size=1", "stopping.loop.times=2"],
+    "extending/observer.py": ["observer=outcomes", "observer.outcomes.file=outcomes.jsonl"],
+    "extending/criterion.py": ["criterion=focal"],
+    "dates.py": ["task=dates"],
+    "papers/mask_predict_model.py": ["criterion=mask_predict", "model=mask_predict_tiny"],
+}
+
+
+def check(*arguments: str) -> Outcome:
+    outcome = command("check", *arguments, "common.threads=1")
+    assert "Traceback" not in outcome.err, outcome.err
+    return outcome
+
+
+def assert_passes(*arguments: str) -> Outcome:
+    outcome = check(*arguments)
+    assert outcome.code == 0, f"{arguments}\n{outcome.out}{outcome.err}"
+    assert re.search(r"^(\d+) of \1 invariants hold$", outcome.out, re.MULTILINE)
+    return outcome
+
+
+@pytest.mark.slow
+def test_a_component_that_passes() -> None:
+    outcome = assert_passes("search=greedy")
+    assert all(name in outcome.out for name in STRATEGY)
+    assert "joining = one batch                        not run: sentences cannot join a running batch" in outcome.out
+
+
+def test_a_component_that_fails(tmp_path: Path) -> None:
+    (tmp_path / "noise.py").write_text(
+        "import torch\n"
+        "from seqgen.generation.processors.base import LogitsProcessor\n"
+        "from seqgen.registry import register_logits_processor\n\n"
+        "@register_logits_processor('noise_of_the_check')\n"
+        "class Noise(LogitsProcessor):\n"
+        "    def __call__(self, lprobs, context):\n"
+        "        return lprobs + torch.rand_like(lprobs)\n"
+    )
+    outcome = check(f"common.user_dir={tmp_path}/noise.py", "processor=noise_of_the_check", "semantics=fairseq")
+    assert outcome.code == 1
+    lines = outcome.out.splitlines()
+    place = lines.index(next(line for line in lines if line.startswith("decodes are repeatable")))
+    assert " failed " in lines[place]
+    assert re.match(r"    step \d, sentence \d, beam \d: a second decode", lines[place + 1])
+    assert lines[-1].startswith("probable cause: the component draws from PyTorch's own random numbers")
+
+
+def test_components_with_a_run_and_other_components(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor is checked with a trained model, another processor and another search."""
+    monkeypatch.chdir(tmp_path)
+    assert command("train", "run_dir=run", *TINY, "optimization.max_update=2", "common.threads=1").code == 0
+    outcome = assert_passes(
+        *("processor=no_repeat_ngram", "processor.no_repeat_ngram.size=1", "path=run", "semantics=fairseq"),
+        *("generation.search=diverse_beam", "search.groups=2", "generation.processors=[top_k]", "processor.top_k.k=9"),
+    )
+    assert "not run: a trained model has one vocabulary" in outcome.out
+    assert "changes nothing" not in outcome.out
+    for arguments, message in (
+        (("combination=log", "path=run"), "path names 1 models; a combination is checked with 2"),
+        (("search=beam", "path=run", "model=fconv_tiny"), "give either model=NAME"),
+    ):
+        assert message in check(*arguments).err
+
+
+@pytest.mark.parametrize(
+    ("group", "values", "nothing"),
+    [
+        ("search", {"search": "beam"}, False),  # there is nothing that it could change
+        ("search", {"search": "diverse_beam", "components": {"search.strength": 0.0, "search.groups": 1}}, True),
+        ("processor", {"processors": ["top_k"], "components": {"processor.top_k.k": 13}}, True),
+        ("processor", {"processors": ["minimum_length", "top_k"], "components": {"processor.top_k.k": 3}}, False),
+        ("combination", {"combination": "fusion", "components": {"combination.weight": 0.0}}, False),
+        ("stopping", {"stopping_rules": ["time_limit"]}, True),
+    ],
+)
+def test_a_component_that_changes_nothing(group: str, values: dict[str, Any], nothing: bool) -> None:
+    subject = component_subject(group, DecodingCheckConfig(generation=GenerationConfig(**values)))
+    assert changes_nothing(subject) == nothing
+
+
+def test_the_check_says_that_a_component_changes_nothing() -> None:
+    outcome = assert_passes("stopping=time_limit", "semantics=fairseq", "beam=2")
+    assert outcome.out.endswith("\nthe stopping rule changes nothing: all decodes are those without it\n")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("chosen", BUILT_IN)
+def test_every_built_in_component(chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("allowed.txt").write_text("w1 w2\nw1 w3 w4\nw5\nw2 w2 w2\n")
+    assert_passes(chosen, *KEYS.get(chosen, []))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", EXAMPLE_FILES)
+def test_every_example(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert_passes(f"common.user_dir={EXAMPLES / file}", *EXAMPLE_FILES[file])
+
+
+def task_keys(data: Path) -> dict[str, list[str]]:
+    """The keys with which each task finds its data."""
+    pairs = {"de": {"train": f"{data}/train", "valid": f"{data}/test", "source_lang": "en", "target_lang": "de"}}
+    source = {**pairs["de"], "input": "translate: {source}"}
+    (data / "mixture.yaml").write_text(yaml.safe_dump({"sources": {"de": source}}))
+    text = [f"task.train=[{data}/train.en]", f"task.valid=[{data}/test.en]"]
+    files = ["task.train=" + f"{data}/train", f"task.valid={data}/test"]
+    return {
+        "translation": ["task.source_lang=en", "task.target_lang=de", *files, "task.vocab_size=44"],
+        "multilingual_translation": ["task.pairs=[en-de,de-en]", *files, "task.vocab_size=44"],
+        "language_modeling": [*text, "task.vocab_size=28", "task.tokens_per_sample=20"],
+        "denoising": [*text, "task.vocab_size=60", "task.hard_vocab_limit=false", "task.input_length=30"],
+        "text_to_text": [f"task.mixture={data}/mixture.yaml", "task.vocab_size=60", "task.hard_vocab_limit=false"],
+        "number_names": ["task.train_size=200"],
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in built_in(TASKS) if "decoding" not in name])
+def test_every_built_in_task(name: str, tmp_path: Path) -> None:
+    assert_passes(f"task={name}", "task.workers=1", *task_keys(corpus(tmp_path))[name])
+
+
+def test_a_vacuous_check_is_visible() -> None:
+    """Each kind of decoding component has invariants of its own, besides those of all components."""
+    assert all(kind.invariants.keys() >= SHARED.keys() - {"[m, m] = m"} for kind in KINDS.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["search=beem"], "did you mean 'beam'?"),
+        (["search=beam", "search.delta=1"], "the keys are: none"),
+        (["search=diverse_beam", "search.groups=3"], "generation.beam=4 cannot be divided into"),
+        (["processor=top_k", "processor.k=2"], "its keys begin with 'processor.top_k.'"),
+        (["processor=top_k", "processor.top_k.k=0"], "below its minimum"),
+        (["processor=top_k", "search=beam"], "search and processor are two components; check them one at a time"),
+        (["processor=forbid", "processor.forbid.tokens=[hello]"], "'hello' is not in the target vocabulary"),
+        (["search=beam", "path=runs/a"], "runs/a: there is no such file or folder"),
+        (["search=beam", "generation.beam=3"], "generation.beam: the check sets this key itself"),
+        (["search=beam", "generation.search=greedy"], "generation.search: the check sets this key itself"),
+        (["search=beam", "processor.top_k.k=2"], "generation.processors does not name its logits processor"),
+        (["search=beam", "semantics=marian"], "semantics"),
+        (["search=beam", "common.device=cuda"], "the checks run on the CPU"),
+        (["criterion=cross_entropi"], "did you mean 'cross_entropy'?"),
+        (["criterion=cross_entropy", "criterion.gamma=1"], "unknown key 'criterion.gamma'"),
+        (["task=translation"], "task.source_lang is missing"),
+        (["task=decoding"], "task=decoding is for decoding and has no data to check"),
+        (["utility=chrf"], "there is no check 'utility=chrf'; give model=NAME, path=RUN"),
+        (["serach=beam"], "there is no check 'serach=beam' (did you mean 'search'?); give"),
+    ],
+)
+def test_wrong_input(arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = check(*arguments)
+    assert outcome.code == 2
+    assert message in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+
+
+def test_help() -> None:
+    overview = command("check", "--help").out
+    assert all(f"{kind}=NAME" in overview for kind in [*KINDS, "task", "criterion"])
+    shown = command("check", "processor=top_k", "--help", "all").out
+    assert "\n  processor=" in shown
+    assert "Keys with generation.processors=top_k\n" in shown
+    assert "  processor.top_k.k=" in shown

@@ -1,0 +1,483 @@
+"""The commands as a user types them: normal use, every format, and the messages for bad input."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from seqgen.checkpoints.loading import load_model
+from seqgen.checkpoints.run_checkpoints import Checkpoints, numbered, read_training_state, read_weights, run_lock
+from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, Outcome, command, corpus, sentences, training_arguments
+
+UPDATES = "optimization.max_update=30"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return corpus(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two trained runs, ``fconv`` and ``transformer``, over one vocabulary."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, model in (("fconv", SMALL_FCONV), ("transformer", SMALL_TRANSFORMER)):
+        arguments = training_arguments(data, folder / name)
+        outcome = command(
+            "train", *arguments, *model, UPDATES, "optimization.lr=[5e-3]", "checkpoint.keep_last_epochs=3"
+        )
+        assert outcome.code == 0, outcome.err
+    return folder
+
+
+def refused(outcome: Outcome, *words: str) -> None:
+    """One sentence, no traceback, exit code 2."""
+    assert outcome.code == 2, (outcome.code, outcome.err)
+    assert "Traceback" not in outcome.err
+    message = outcome.err.strip().splitlines()[-1]
+    for word in words:
+        assert word in message, message
+
+
+def test_a_run_folder_can_be_moved_and_has_no_path_to_itself(runs: Path, data: Path, tmp_path: Path) -> None:
+    before = command("generate", f"path={runs}/fconv", f"input={data}/test.en")
+    shutil.copytree(runs / "fconv", tmp_path / "elsewhere")
+    after = command("generate", f"path={tmp_path}/elsewhere", f"input={data}/test.en")
+    assert (before.code, after.code) == (0, 0)
+    assert before.out == after.out
+    for file in (tmp_path / "elsewhere").rglob("*"):
+        if file.is_file():
+            assert str(runs).encode() not in file.read_bytes(), file
+    assert not [file for file in (runs / "fconv").rglob("*") if file.suffix in (".pt", ".pkl", ".pickle")]
+
+
+def test_text_gives_line_n_for_line_n(runs: Path, data: Path, tmp_path: Path) -> None:
+    lines = [pair[0] for pair in sentences(400, 20)]
+    lines[3:3] = ["", "the dog\u2028sees", "   "]
+    source = tmp_path / "source.en"
+    source.write_bytes("\n".join(lines).encode())  # the last line has no \n
+    outcome = command("generate", f"path={runs}/transformer", f"input={source}", f"output={tmp_path}/out.de")
+    assert outcome.code == 0, outcome.err
+    written = (tmp_path / "out.de").read_bytes().decode().split("\n")
+    assert len(written) == len(lines) + 1
+    assert written[-1] == ""
+    assert written[3] == ""
+    assert written[5] == ""
+    assert "lines 4, 6: the line is empty" in outcome.err
+    assert "line 5: the vocabulary lacks" not in outcome.err or "\u2028" not in written[4]
+    alone = command("generate", f"path={runs}/transformer", "input=-", stdin=(lines[7] + "\n").encode())
+    assert alone.out == written[7] + "\n"
+
+
+def test_scores_end_the_report(runs: Path, data: Path, tmp_path: Path) -> None:
+    files = (f"input={data}/test.en", f"reference={data}/test.de")
+    to_file = command("generate", f"path={runs}/fconv", *files, f"output={tmp_path}/h.de")
+    to_stdout = command("generate", f"path={runs}/fconv", *files)
+    assert "bleu = " in to_file.out
+    assert "chrf = " in to_file.out
+    assert "exact_match = " in to_file.out
+    assert "version:" in to_file.out
+    assert "sentences/s" in to_file.out
+    assert "bleu = " in to_stdout.err
+    assert to_stdout.out == (tmp_path / "h.de").read_text()
+    scored = command("score", f"hypothesis={tmp_path}/h.de", f"reference={data}/test.de")
+    assert [line for line in to_file.out.splitlines() if " = " in line] == scored.out.splitlines()
+    split = command("generate", f"path={runs}/fconv", f"output={tmp_path}/split.de")
+    assert (tmp_path / "split.de").read_text() == to_stdout.out
+    assert [line for line in split.out.splitlines() if " = " in line] == scored.out.splitlines()
+
+
+def test_json(runs: Path) -> None:
+    outcome = command(
+        "generate",
+        f"path=[{runs}/fconv,{runs}/transformer]",
+        "input=-",
+        "format=json",
+        "generation.nbest=3",
+        "generation.beam=4",
+        stdin=b"the dog sees a man\n\nthe tree has a ball\n",
+    )
+    assert outcome.code == 0, outcome.err
+    records = [json.loads(line) for line in outcome.out.splitlines()]
+    assert [record["id"] for record in records] == [0, 1, 2]
+    assert [len(record["hypotheses"]) for record in records] == [3, 0, 3]
+    for hypothesis in records[0]["hypotheses"]:
+        assert hypothesis["tokens"][-1] == 2
+        assert len(hypothesis["tokens"]) == len(hypothesis["positional_scores"])
+        mean = sum(hypothesis["positional_scores"]) / len(hypothesis["tokens"])
+        assert hypothesis["score"] == pytest.approx(mean, abs=1e-5)
+    scores = [hypothesis["score"] for hypothesis in records[0]["hypotheses"]]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_fairseq_format(runs: Path, data: Path) -> None:
+    files = (f"path={runs}/fconv", f"input={data}/test.en", f"reference={data}/test.de")
+    out = command("generate", *files, "format=fairseq").out.splitlines()
+    record = json.loads(command("generate", *files, "format=json").out.splitlines()[0])["hypotheses"][0]
+    assert [line.split("-")[0] for line in out[:5]] == ["S", "T", "H", "D", "P"]
+    number, score, text = out[3].split("\t")
+    assert (number, text) == ("D-0", record["text"])
+    assert float(score) == pytest.approx(record["score"] / math.log(2))
+    assert out[1] == "T-0\t" + sentences(400, 1)[0][1]
+
+
+def test_the_scorer_command_gives_the_generators_scores(runs: Path, data: Path, tmp_path: Path) -> None:
+    path = f"path=[{runs}/fconv,{runs}/transformer]"
+    found = command("generate", path, f"input={data}/test.en", "format=json").out.splitlines()
+    best = [json.loads(line)["hypotheses"][0] for line in found]
+    (tmp_path / "h.de").write_text("".join(f"{h['text']}\n" for h in best))
+    outcome = command("score", path, f"source={data}/test.en", f"reference={tmp_path}/h.de")
+    assert outcome.code == 0, outcome.err
+    for record, hypothesis in zip(map(json.loads, outcome.out.splitlines()), best, strict=True):
+        if record["tokens"] == hypothesis["tokens"]:  # the tokenizer may segment the text differently from the model
+            assert record["score"] == pytest.approx(hypothesis["score"], abs=1e-5)
+
+
+def test_average(runs: Path, data: Path) -> None:
+    outcome = command("convert", "format=average", f"path={runs}/fconv", "last=3")
+    assert outcome.code == 0, outcome.err
+    averaged = command("generate", f"path={runs}/fconv/checkpoints/average", f"input={data}/test.en")
+    assert averaged.code == 0, averaged.err
+    assert len(averaged.out.splitlines()) == 20
+    refused(command("convert", "format=average", f"path={runs}/fconv", "last=50"), "50", "keep_last_epochs")
+
+
+def test_average_looks_for_checkpoints_when_it_has_the_lock(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs / "fconv", run)
+
+    @contextlib.contextmanager
+    def training_ends_meanwhile(folder: Path) -> Iterator[None]:
+        newest = numbered(folder / "checkpoints", "epoch")[-1]
+        weights, state = read_weights(newest), read_training_state(newest)
+        Checkpoints(folder).save(["epoch_99"], weights, {**state, "update": 1000})
+        Checkpoints(folder).prune("epoch", 2)
+        with run_lock(folder):
+            yield
+
+    monkeypatch.setattr("seqgen.training.averaging.run_lock", training_ends_meanwhile)
+    outcome = command("convert", "format=average", f"path={run}", "last=2")
+    assert outcome.code == 0, outcome.err
+    assert "epoch_99" in outcome.out
+    with run_lock(run):
+        monkeypatch.undo()
+        refused(command("convert", "format=average", f"path={run}", "last=2"), "in use by another process")
+
+
+@pytest.mark.parametrize("name", ["", ".", "last", "best", "epoch_1", "update_30", "a/b", "..\\x", ".hidden"])
+def test_average_replaces_no_checkpoint_of_training(runs: Path, name: str) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (runs / "fconv").rglob("*")}
+    refused(
+        command("convert", "format=average", f"path={runs}/fconv", "last=2", f"name={name}"),
+        "cannot be the name of an average",
+    )
+    assert {path: path.stat().st_mtime_ns for path in (runs / "fconv").rglob("*")} == before
+
+
+def test_average_writes_into_runs_alone(runs: Path, tmp_path: Path) -> None:
+    refused(
+        command("convert", "format=average", f"path={tmp_path}/none", "last=2"), f"{tmp_path}/none", "not a run folder"
+    )
+    refused(command("convert", "format=average", f"path={tmp_path}/none"), f"{tmp_path}/none", "no such")
+    assert not list(tmp_path.iterdir())
+
+
+def test_preparing_then_training_encodes_nothing_again(data: Path, tmp_path: Path) -> None:
+    arguments = [*training_arguments(data, tmp_path / "run"), *SMALL_FCONV]
+    outcome = command("train", "prepare_only=true", *arguments)
+    assert outcome.code == 0, outcome.err
+    assert "train: 300 pairs" in outcome.out
+    assert "prepare_only" not in (tmp_path / "run" / "config.yaml").read_text()
+    refused(command("train", "prepare_only=true", *SMALL_FCONV), "run_dir is missing: give run_dir=FOLDER")
+    stores = {file: file.stat().st_mtime_ns for file in (tmp_path / "run" / "cache").rglob("*") if file.is_file()}
+    assert stores
+    assert command("train", *arguments, "optimization.max_update=2").code == 0
+    assert all(file.stat().st_mtime_ns == time for file, time in stores.items())
+
+
+def test_a_folder_that_is_prepared_in_another_way_is_refused(data: Path, tmp_path: Path) -> None:
+    arguments = [*training_arguments(data, tmp_path / "run"), *SMALL_FCONV, "optimization.max_update=1"]
+    assert command("train", "prepare_only=true", *arguments).code == 0
+    refused(command("train", *arguments, "task.vocab_size=40"), "task.vocab_size")
+    assert command("train", *arguments, "optimization.lr=[1e-2]").code == 0
+
+
+def test_training_again_resumes_and_refuses_another_configuration(data: Path, tmp_path: Path) -> None:
+    arguments = [*training_arguments(data, tmp_path / "run"), *SMALL_FCONV]
+    assert command("train", *arguments, "optimization.max_update=3").code == 0
+    refused(command("train", *arguments, "optimization.max_update=6", "optimization.lr=[1e-2]"), "optimization.lr")
+    assert command("train", *arguments, "optimization.max_update=6").code == 0
+    assert (
+        command("train", *training_arguments(data, tmp_path / "one"), *SMALL_FCONV, "optimization.max_update=6").code
+        == 0
+    )
+    for name in ("run", "one"):
+        shutil.copy(tmp_path / name / "checkpoints" / "last" / "model.safetensors", tmp_path / f"{name}.safetensors")
+    assert (tmp_path / "run.safetensors").read_bytes() == (tmp_path / "one.safetensors").read_bytes()
+
+
+def test_a_run_gives_its_model_its_tokenizer_and_its_task_to_a_new_one(runs: Path, tmp_path: Path) -> None:
+    """The new text is too small for a vocabulary of its own."""
+    for language, text in (("en", "the dog sees a man\n"), ("de", "der Hund sieht einen Mann\n")):
+        (tmp_path / f"few.{language}").write_text(text)
+    keys = [f"task.train={tmp_path}/few", f"task.valid={tmp_path}/few", "optimization.max_update=1", "common.threads=1"]
+    keys += [f"checkpoint.finetune_from={runs}/fconv", "model.dropout=0.3"]
+    old = load_model(runs / "fconv")
+    for name, further in (("new", []), ("config", [f"config={runs}/fconv/config.yaml"])):
+        outcome = command("train", f"run_dir={tmp_path / name}", *keys, *further)
+        assert outcome.code == 0, outcome.err
+        new = load_model(tmp_path / name)
+        assert new.config.model == replace(old.config.model, dropout=0.3)
+        assert new.task.target_tokenizer.fingerprint() == old.task.target_tokenizer.fingerprint()
+        assert new.config.task.source_lang == "en"
+    refused(command("train", f"run_dir={tmp_path / 'x'}", *keys, "model=transformer_tiny"),
+            "these are the weights of a model=fconv, and the model here is a TransformerModel")  # fmt: skip
+
+
+def test_sweep_trains_the_product(data: Path, tmp_path: Path) -> None:
+    base = [*training_arguments(data, tmp_path / "sweep"), *SMALL_FCONV, "optimization.max_update=1"]
+    outcome = command("train", "-m", *base, "common.seed=1,2")
+    assert outcome.code == 0, outcome.err
+    assert sorted(path.name for path in (tmp_path / "sweep").iterdir()) == ["common.seed=1", "common.seed=2"]
+    head, *rows = outcome.out.splitlines()
+    assert head.split() == ["best", "loss", "update", "seconds", "run"]
+    assert sorted(row.split()[-1] for row in rows) == ["common.seed=1", "common.seed=2"]
+    losses = [float(row.split()[0]) for row in rows]
+    assert losses == sorted(losses)
+    assert {row.split()[1] for row in rows} == {"1"}
+
+
+def test_no_folder_but_the_run_appears(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = [*training_arguments(data, Path("here")), *SMALL_FCONV, "optimization.max_update=1"]
+    assert command("train", *arguments).code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
+
+
+@pytest.mark.parametrize("name", ["train", "generate", "score", "convert", "tune"])
+def test_help_lists_every_key(name: str) -> None:
+    outcome = command(name, "--help", "all")
+    assert outcome.code == 0
+    assert "Keys" in outcome.out
+    if name == "train":
+        for words in ("model=fconv (presets: fconv_iwslt_de_en", "optimization.max_update=null", "model.dropout="):
+            assert words in outcome.out
+    lines = outcome.out.partition("Keys")[2].splitlines()
+    for line, following in itertools.pairwise([*lines, ""]):
+        assert len(line) <= 80, line
+        if line.startswith("  ") and not line.startswith("   "):
+            assert len(line.split(None, 1)) > 1 or following.startswith(" " * 30), f"no help text: {line}"
+
+
+def test_a_plugin_is_trained_decoded_and_listed(tmp_path: Path) -> None:
+    examples = Path(__file__).parent.parent.parent / "examples"
+    listed = command("train", "--help", "all", f"common.user_dir={examples}/lstm.py").out
+    assert "model=lstm (presets: lstm_tiny)" in listed
+    plugin = f"common.user_dir={examples}/dates.py"
+    outcome = command(
+        "train", f"run_dir={tmp_path}/dates", "task=dates", plugin, *SMALL_FCONV, UPDATES, "common.threads=1"
+    )
+    assert outcome.code == 0, outcome.err
+    decoded = command("generate", f"path={tmp_path}/dates", plugin, "input=-", stdin=b"the 3rd\n")
+    assert decoded.code == 0, decoded.err
+    assert decoded.out.count("\n") == 1
+
+
+def test_each_file_of_a_folder_is_a_plugin(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.py").write_text(
+            "from seqgen.registry import register_criterion\nfrom seqgen.training.criteria import Criterion\n\n"
+            f"@register_criterion('of_file_{name}')\nclass Plugin(Criterion):\n    pass\n"
+        )
+    listed = command("train", "--help", "all", f"common.user_dir={tmp_path}").out
+    assert "criterion=of_file_one" in listed
+    assert "criterion=of_file_two" in listed
+
+
+class TestRefused:
+    """Input that cannot be used gives one sentence and exit code 2."""
+
+    @pytest.fixture
+    def run(self, runs: Path, tmp_path: Path) -> Path:
+        return Path(shutil.copytree(runs / "fconv", tmp_path / "run"))
+
+    def test_keys_and_values(self, runs: Path) -> None:
+        refused(command("train", "optimization.max_updates=3"), "did you mean 'optimization.max_update'")
+        refused(command("train", "model=fconv_tinny"), "did you mean 'fconv_tiny'")
+        refused(command("train", "--hepl"), "--hepl")
+        refused(command("generate", "generation.beam=0", f"path={runs}/fconv"), "generation.beam=0")
+        refused(command("generate", "generation.nbest=9", f"path={runs}/fconv"), "nbest=9")
+        refused(command("generate", "dataset.max_tokens=9", f"path={runs}/fconv"), "dataset.max_tokens")
+        refused(command("generate"), "path is missing")
+        refused(command("score"), "reference is missing")
+        refused(command("convert", "format=average"), "path is missing")
+        refused(command("train", "common.user_dir=/no/such.py"), "/no/such.py")
+
+    def test_a_plugin_that_fails(self, tmp_path: Path) -> None:
+        (tmp_path / "broken.py").write_text("import no_such_module\n")
+        refused(command("train", f"common.user_dir={tmp_path}/broken.py"), "broken.py", "no_such_module")
+
+    def test_files(self, data: Path, runs: Path, tmp_path: Path) -> None:
+        arguments = training_arguments(data, tmp_path / "run")
+        refused(command("train", *arguments, f"task.train={data}/nothere"), "nothere")
+        refused(command("generate", f"path={runs}/fconv", "input=nothere.en"), "nothere.en")
+        refused(command("generate", f"path={tmp_path}/nothere"), "nothere")
+        for language, lines in (("en", 3), ("de", 2)):
+            (tmp_path / f"short.{language}").write_text("a\n" * lines)
+            (tmp_path / f"empty.{language}").write_text("")
+        refused(command("train", *arguments, f"task.train={tmp_path}/short"), "3 lines", "2")
+        refused(command("train", *arguments, f"task.train={tmp_path}/empty"), "empty.en", "empty")
+        (tmp_path / "bad.en").write_bytes(b"good\nb\xffd\n")
+        (tmp_path / "bad.de").write_bytes(b"gut\nschlecht\n")
+        refused(command("train", *arguments, f"task.train={tmp_path}/bad"), "bad.en", "line 2", "UTF-8")
+        same = f"{tmp_path}/short.en"
+        refused(command("generate", f"path={runs}/fconv", f"input={same}", f"output={same}"), "overwrite")
+        refused(command("score", f"hypothesis={tmp_path}/short.en", f"reference={tmp_path}/short.de"), "3 lines", "2")
+
+    def test_an_output_whose_folder_does_not_exist(self, runs: Path, data: Path, tmp_path: Path) -> None:
+        missing = tmp_path / "no" / "such" / "out"
+        files = (f"source={data}/test.en", f"reference={data}/test.de")
+        model = f"path={runs}/fconv"
+        for outcome in (
+            command("generate", model, f"input={data}/test.en", f"output={missing}"),
+            command("score", model, *files, f"output={missing}"),
+        ):
+            refused(outcome, f"output={missing}", f"the folder {missing.parent} does not exist", "create it")
+        refused(
+            command("convert", "format=huggingface", model, f"output={missing}"),
+            "output=",
+            f"the folder {missing.parent} does not exist",
+        )
+        assert not list(tmp_path.iterdir())
+        refused(command("generate", model, f"input={data}/test.en", f"output={tmp_path}"), f"{tmp_path} is a folder")
+
+    def test_an_output_that_would_overwrite_what_is_read(self, runs: Path, data: Path, tmp_path: Path) -> None:
+        shutil.copytree(data, tmp_path, dirs_exist_ok=True)
+        source, reference = f"{tmp_path}/test.en", f"{tmp_path}/test.de"
+        generate = ("generate", f"path={runs}/fconv", f"input={source}", f"reference={reference}")
+        score = ("score", f"path={runs}/fconv", f"source={source}", f"reference={reference}")
+        for output in (source, reference, f"{tmp_path}/../{tmp_path.name}/test.de"):
+            refused(command(*generate, f"output={output}"), "overwrite", output)
+            refused(command(*score, f"output={output}"), "overwrite", output)
+        refused(command(*generate, f"prefix={data}/val.de", f"output={data}/val.de"), "overwrite")
+        assert Path(source).read_bytes() == (data / "test.en").read_bytes()
+        assert Path(reference).read_bytes() == (data / "test.de").read_bytes()
+
+    def test_what_is_wrong_with_a_file_is_found_before_decoding(self, runs: Path, data: Path, tmp_path: Path) -> None:
+        common = (f"path={runs}/fconv", f"output={tmp_path}/out.de")
+        (tmp_path / "bad.en").write_bytes(b"good\nb\xffd\n")
+        refused(command("generate", *common, f"input={tmp_path}/bad.en"), "bad.en", "line 2", "UTF-8")
+        pair = (f"input={data}/test.en", f"reference={data}/val.de.gz")
+        refused(command("generate", *common, *pair), "20 lines", "30")
+        assert not (tmp_path / "out.de").exists()
+
+    def test_a_full_disk(self, runs: Path, data: Path) -> None:
+        outcome = command("generate", f"path={runs}/fconv", f"input={data}/test.en", "output=/dev/full")
+        refused(outcome, "No space left", "free some space")
+
+    def test_a_line_too_long_to_be_scored(self, runs: Path, tmp_path: Path) -> None:
+        (tmp_path / "long.en").write_text("a dog\n" + "dog " * 2000 + "\n")
+        (tmp_path / "long.de").write_text("ein Hund\nHund\n")
+        files = (f"source={tmp_path}/long.en", f"reference={tmp_path}/long.de")
+        refused(command("score", f"path={runs}/fconv", *files), "source, line 2")
+
+    def test_what_was_decoded_before_a_bad_line_is_kept(self, runs: Path, tmp_path: Path) -> None:
+        text = b"the dog sees a man\nthe tree has a ball\nb\xffd\n"
+        common = (f"path={runs}/fconv", f"output={tmp_path}/out.de", "generation.buffer_size=1")
+        refused(command("generate", *common, "input=-", stdin=text), "line 3", "UTF-8")
+        assert len((tmp_path / "out.de").read_text().splitlines()) == 2
+
+    def test_damaged_checkpoints(self, run: Path) -> None:
+        weights = run / "checkpoints" / "best" / "model.safetensors"
+        content = weights.read_bytes()
+        weights.write_bytes(content[: len(content) // 2])
+        refused(command("generate", f"path={run}", "input=-"), "model.safetensors")
+        weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        refused(command("generate", f"path={run}", "input=-"), "model.safetensors")
+
+    def test_a_checkpoint_with_code_is_never_run(self, run: Path) -> None:
+        import pickle
+
+        class Harm:
+            def __reduce__(self) -> tuple[object, tuple[str]]:
+                return Path.touch, (run / "harm",)  # type: ignore[return-value]
+
+        evil = run / "checkpoints" / "best" / "model.pt"
+        evil.write_bytes(pickle.dumps(Harm()))
+        refused(command("generate", f"path={evil}", "input=-"))
+        assert not (run / "harm").exists()
+
+    def test_a_vocabulary_that_does_not_fit(self, run: Path, data: Path, tmp_path: Path) -> None:
+        other = training_arguments(data, tmp_path / "other")
+        assert command("train", "prepare_only=true", *other, "task.vocab_size=40").code == 0
+        shutil.rmtree(run / "tokenizer")
+        shutil.copytree(tmp_path / "other" / "tokenizer", run / "tokenizer")
+        refused(command("generate", f"path={run}", "input=-"), "vocabulary")
+
+    def test_ensemble_members_with_other_vocabularies_and_another_search(
+        self, runs: Path, data: Path, tmp_path: Path
+    ) -> None:
+        other = [*training_arguments(data, tmp_path / "other"), "task.vocab_size=40", *SMALL_FCONV]
+        assert command("train", *other, "optimization.max_update=1").code == 0
+        path = f"path=[{runs}/fconv,{tmp_path}/other]"
+        refused(command("generate", path, "input=-", "generation.sampling=true"), "generation.sampling", "vocabularies")
+
+    def test_a_damaged_configuration(self, run: Path) -> None:
+        config = run / "config.yaml"
+        content = yaml.safe_load(config.read_text())
+        content["model"]["nothere"] = 1
+        config.write_text(yaml.safe_dump(content))
+        refused(command("generate", f"path={run}", "input=-"), "config.yaml", "nothere")
+        config.write_text("a: [")
+        refused(command("generate", f"path={run}", "input=-"), "config.yaml")
+        config.write_text("!!python/object/apply:os.system ['true']")
+        refused(command("generate", f"path={run}", "input=-"), "config.yaml")
+
+    def test_a_run_in_use(self, run: Path, data: Path) -> None:
+        with run_lock(run):
+            refused(command("train", *training_arguments(data, run), *SMALL_FCONV), str(run))
+
+
+def test_long_and_strange_lines_are_answered_and_reported(runs: Path) -> None:
+    long = "the dog sees a man and " * 5000
+    outcome = command(
+        "generate",
+        f"path={runs}/fconv",
+        "input=-",
+        "generation.max_len_b=20",
+        stdin=f"{long}\nthe 🐕 sees\n\x00\n".encode(),
+    )
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.count("\n") == 3
+    assert "line 1: of " in outcome.err
+    assert "only the first" in outcome.err
+    assert "line 2: the vocabulary lacks 🐕" in outcome.err
+
+
+def test_an_installed_plugin_is_found_by_its_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib.metadata import EntryPoint
+
+    import seqgen.cli.command
+
+    (tmp_path / "installed_plugin.py").write_text(
+        "from seqgen.registry import register_criterion\nfrom seqgen.training.criteria import Criterion\n\n"
+        "@register_criterion('of_an_installed_plugin')\nclass Plugin(Criterion):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    plugin = EntryPoint("good", "installed_plugin", "seqgen.plugins")
+    broken = EntryPoint("broken", "no_such_module", "seqgen.plugins")
+    monkeypatch.setattr(seqgen.cli.command, "entry_points", lambda group: [plugin] if group == "seqgen.plugins" else [])
+    assert "criterion=of_an_installed_plugin" in command("train", "--help", "all").out
+    monkeypatch.setattr(seqgen.cli.command, "entry_points", lambda group: [broken])
+    refused(command("train", "--help"), "'broken'", "no_such_module")

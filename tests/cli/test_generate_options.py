@@ -1,0 +1,238 @@
+"""``seqgen-generate``: prefixes, streams, what JSON and fairseq's format show, and a model's own settings."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import seqgen
+from seqgen.config import GenerationConfig
+from seqgen.errors import ConfigError
+from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, Outcome, command, corpus, training_arguments
+from tests.huggingface_t5 import tiny_folder, tiny_model, tiny_tokenizer
+
+SOURCES = ["the dog sees a man", "the tree has a ball and the man finds a boat", "", "the man has a dog"]
+STDIN = "".join(line + "\n" for line in SOURCES).encode()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two trained runs, ``fconv`` and ``transformer``, over one vocabulary."""
+    folder = tmp_path_factory.mktemp("runs")
+    data = corpus(folder / "data")
+    for name, model in (("fconv", SMALL_FCONV), ("transformer", SMALL_TRANSFORMER)):
+        arguments = (*training_arguments(data, folder / name), *model, "optimization.lr=[1e-2]")
+        outcome = command("train", *arguments, "optimization.max_update=30")
+        assert outcome.code == 0, outcome.err
+    return folder
+
+
+def generate(path: object, *arguments: str, stdin: bytes = STDIN) -> Outcome:
+    outcome = command("generate", f"path={path}", "input=-", "generation.max_len_b=12", *arguments, stdin=stdin)
+    assert "Traceback" not in outcome.err, outcome.err
+    return outcome
+
+
+def records(outcome: Outcome) -> list[dict[str, Any]]:
+    assert outcome.code == 0, outcome.err
+    return [json.loads(line) for line in outcome.out.splitlines()]
+
+
+def refused(outcome: Outcome, *words: str) -> None:
+    assert outcome.code == 2, (outcome.code, outcome.err)
+    for word in words:
+        assert word in outcome.err.strip().splitlines()[-1], outcome.err
+
+
+def test_prefixes(runs: Path, tmp_path: Path) -> None:
+    prefix = tmp_path / "prefix.de"
+    prefix.write_text("einen Hund\n\nder\nder Mann\n", encoding="utf-8")
+    found = records(generate(runs / "fconv", f"prefix={prefix}", "format=json", "generation.nbest=2"))
+    free = records(generate(runs / "fconv", "format=json", "generation.nbest=2"))
+    assert all(h["text"].startswith("einen Hund") for h in found[0]["hypotheses"])
+    assert all(h["text"].startswith("der Mann") for h in found[3]["hypotheses"])
+    assert found[1]["hypotheses"] == free[1]["hypotheses"], "an empty one asks for nothing"
+    assert found[0]["prefix"] == "einen Hund"
+    assert "prefix" not in found[1]
+    source = tmp_path / "source.en"
+    source.write_bytes(STDIN)
+    command("generate", f"path={runs}/fconv", f"input={source}", f"prefix={prefix}", f"output={tmp_path}/out")
+    assert (tmp_path / "out").read_text().splitlines()[0].startswith("einen Hund")
+    long = tmp_path / "long.de"
+    long.write_text("der Hund sieht einen Mann und der Hund sieht einen Mann\n\n\n\n", encoding="utf-8")
+    outcome = generate(runs / "fconv", f"prefix={long}")
+    assert "line 1: of " in outcome.err
+    assert "prefix tokens only the first 12 fit" in outcome.err
+
+
+def test_prefixes_that_do_not_belong(runs: Path, tmp_path: Path) -> None:
+    short = tmp_path / "short.de"
+    short.write_text("der\n\n")
+    refused(generate(runs / "fconv", f"prefix={short}"), "line 3 has no prefix")
+    source = tmp_path / "source.en"
+    source.write_bytes(STDIN)
+    outcome = command("generate", f"path={runs}/fconv", f"input={source}", f"prefix={short}", f"output={tmp_path}/out")
+    refused(outcome, "4 lines", "has 2")
+    assert not (tmp_path / "out").exists(), "known before anything is decoded"
+    refused(generate(runs / "fconv", f"prefix={tmp_path}/nothere"), "nothere")
+
+
+@pytest.mark.parametrize("further", [(), ("generation.sampling=true",), ("generation.buffer_size=4",)])
+def test_a_stream_is_the_text(runs: Path, further: tuple[str, ...]) -> None:
+    plain = generate(runs / "transformer", "generation.beam=1", *further)
+    streamed = generate(runs / "transformer", "stream=true", *further)
+    assert (streamed.code, streamed.out) == (0, plain.out)
+    assert "line 3: the line is empty" in streamed.err
+
+
+def test_what_a_stream_cannot_be(runs: Path) -> None:
+    refused(generate(runs / "fconv", "stream=true", "generation.beam=3"), "generation.beam=3 cannot be streamed")
+    refused(generate(runs / "fconv", "stream=true", "format=json"), "stream=true", "format=json")
+    refused(generate(runs / "fconv", "print_alignment=true"), "print_alignment=true", "format=fairseq")
+
+
+def test_json_tells_how_and_what_each_member_says(runs: Path) -> None:
+    members = f"[{runs}/fconv,{runs}/transformer]"
+    first = records(generate(members, "format=json"))[0]
+    assert first["semantics"] == "fairseq"
+    assert "seed" not in first
+    best = first["hypotheses"][0]
+    assert [len(scores) for scores in best["member_scores"]] == [len(best["tokens"])] * 2
+    assert best["model_score"] == pytest.approx(best["score"], abs=1e-5)
+    sampled = records(generate(runs / "fconv", "format=json", "generation.sampling=true", "generation.seed=7"))[0]
+    assert sampled["seed"] == 7
+    assert "member_scores" not in sampled["hypotheses"][0]
+    plain = records(generate(runs / "fconv", "format=json"))[0]["hypotheses"][0]
+    assert not {"model_score", "member_scores", "utility"} & set(plain), "they would say nothing new"
+    sharp = records(generate(runs / "fconv", "format=json", "generation.temperature=0.5"))[0]["hypotheses"][0]
+    assert abs(sharp["model_score"] - sharp["score"]) > 1e-3
+
+
+def test_a_draft_changes_nothing(runs: Path) -> None:
+    plain = generate(runs / "transformer", "generation.beam=1")
+    drafted = generate(runs / "transformer", "generation.beam=1", f"generation.draft={runs}/fconv")
+    assert (drafted.code, drafted.out) == (0, plain.out)
+    refused(generate(runs / "transformer", "generation.beam=1", "generation.draft=nothere"), "nothere")
+
+
+def test_dtypes(runs: Path) -> None:
+    plain = records(generate(runs / "fconv", "format=json"))
+    half = records(generate(runs / "fconv", "format=json", "generation.dtype=bfloat16"))
+    for one, two in zip(plain, half, strict=True):
+        for first, second in zip(one["hypotheses"], two["hypotheses"], strict=True):
+            assert first["score"] == pytest.approx(second["score"], abs=0.2)
+            assert first["score"] != second["score"]
+
+
+def test_minimum_bayes_risk(runs: Path) -> None:
+    arguments = ("generation.sampling=true", "generation.beam=6", "generation.nbest=3", "generation.mbr=chrf")
+    for record in records(generate(runs / "fconv", "format=json", *arguments)):
+        utilities = [hypothesis["utility"] for hypothesis in record["hypotheses"]]
+        assert utilities == sorted(utilities, reverse=True)
+        assert all(0 <= utility <= 100 for utility in utilities)
+
+
+def test_alignments(runs: Path) -> None:
+    plain = generate(runs / "fconv", "format=fairseq").out.splitlines()
+    with_them = generate(runs / "fconv", "format=fairseq", "print_alignment=true").out.splitlines()
+    assert [line for line in with_them if not line.startswith("A-")] == plain
+    record = records(generate(runs / "fconv", "format=json"))[0]
+    aligned = next(line for line in with_them if line.startswith("A-0")).split("\t")[1]
+    wanted = [f"{source}-{target}" for target, source in enumerate(record["hypotheses"][0]["alignment"][:-1])]
+    assert aligned.split() == wanted
+    pieces = next(line for line in plain if line.startswith("S-0")).split("\t")[1].split()
+    assert all(0 <= int(pair.split("-")[0]) < len(pieces) for pair in aligned.split())
+
+
+def test_unknown_words(runs: Path) -> None:
+    outcome = generate(runs / "fconv", "generation.replace_unknown=source")
+    assert outcome.code == 0, outcome.err
+    refused(generate(runs / "fconv", "generation.replace_unknown=nothere.tsv"), "nothere.tsv")
+
+
+def test_a_run_says_how_it_is_decoded(runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs / "fconv", run)
+    seqgen.save_generation(run, GenerationConfig(beam=2, lenpen=0.3, max_tokens=50))
+    loaded = seqgen.load_model(run)
+    assert loaded.generation == {"beam": 2, "lenpen": 0.3}, "how many tokens in a batch is nothing to the model"
+    own = generate(run)
+    assert "keys you do not set come from the model: generation.beam=2, lenpen=0.3" in own.err
+    asked = ("generation.beam=2", "generation.lenpen=0.3")
+    assert own.out == generate(runs / "fconv", *asked).out
+    plain = generate(run, "generation.beam=5", "generation.lenpen=1.0")
+    assert "decoded as" not in plain.err
+    assert plain.out == generate(runs / "fconv").out, "what is given counts, also where it is the default"
+    (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("  lenpen:", "  lenpem:"))
+    with pytest.raises(ConfigError, match="did you mean 'lenpen'"):
+        seqgen.load_model(run)
+    refused(generate(run), "lenpem", "did you mean 'lenpen'")
+
+
+def test_what_a_run_cannot_be_decoded_by_is_not_saved(runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs / "fconv", run)
+    before = (run / "config.yaml").read_text()
+    for cfg, message in (
+        (GenerationConfig(nbest=9), "nbest=9 is more than"),
+        (GenerationConfig(early_stopping="never"), "belongs to Hugging Face's rules"),
+        (GenerationConfig(beam=0), "below its minimum"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            seqgen.save_generation(run, cfg)
+    assert (run / "config.yaml").read_text() == before
+    seqgen.save_generation(run, GenerationConfig(semantics="huggingface"))
+    seqgen.save_generation(run, GenerationConfig(early_stopping="never"))
+    assert seqgen.load_model(run).generation == {"semantics": "huggingface", "early_stopping": "never"}
+    seqgen.save_generation(run, GenerationConfig(semantics="fairseq"))
+    assert seqgen.load_model(run).generation == {"semantics": "fairseq"}
+
+
+def test_a_dtype_by_its_name(runs: Path) -> None:
+    parameters = seqgen.load_model(runs / "fconv", dtype="bfloat16").model.parameters()
+    assert {parameter.dtype for parameter in parameters} == {torch.bfloat16}
+
+
+def test_the_python_that_the_documentation_shows_runs(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, run in (("a", "fconv"), ("b", "transformer")):
+        shutil.copytree(runs / run, tmp_path / "runs" / name)
+    monkeypatch.chdir(tmp_path)
+    page = Path(__file__).parent.parent.parent / "docs" / "python.md"
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, str(page), "exec"), names)
+    assert "beam=4, nbest=1" in capsys.readouterr().out
+
+
+def test_a_hugging_face_folder(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "t5", "t5", generation={"num_beams": 3, "max_new_tokens": 8})
+    outcome = generate(folder, "format=json", "generation.max_len=12")
+    found = records(outcome)
+    assert "semantics=huggingface" in outcome.err
+    assert "max_len_b" not in outcome.err
+    assert "min_len" not in outcome.err
+    assert "model_score" not in found[0]["hypotheses"][0], "it would say nothing new"
+    records(generate(folder, "format=json", "generation.max_len=12", "generation.early_stopping=never"))
+    assert all(record["semantics"] == "huggingface" for record in found)
+    translator = seqgen.Translator(folder)
+    settings = translator.settings()
+    assert (settings.beam, settings.max_len, settings.semantics) == (3, 8, "huggingface")
+    assert [t.text for t in translator.translate(SOURCES, max_len=12, max_len_b=12)] == [
+        record["hypotheses"][0]["text"] if record["hypotheses"] else "" for record in found
+    ]
+    original, tokenizer = tiny_model("t5"), tiny_tokenizer()
+    for text, record in zip(SOURCES, found, strict=True):
+        if text:
+            ids = original.generate(**tokenizer(text, return_tensors="pt"), num_beams=3, max_new_tokens=12)
+            assert record["hypotheses"][0]["text"] == tokenizer.decode(ids[0], skip_special_tokens=True)
+    command("convert", f"path={folder}", f"output={tmp_path}/run")
+    assert seqgen.Translator(tmp_path / "run").settings() == settings, "the run is decoded as the folder is"

@@ -1,0 +1,261 @@
+"""``common.user_dir``: several files, the run's record of them, and the message when one is missing."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from seqgen.checkpoints.loading import load_model
+from seqgen.config import CommonConfig, GenerateConfig, TrainConfig
+from seqgen.config.compose import compose
+from seqgen.config.user_files import _USER_FILES, import_modules, import_user_dir, user_modules
+from seqgen.config.values import from_dict, text_list, text_values
+from seqgen.errors import ConfigError
+from seqgen.registry import DECODING_COMPONENTS, GROUPS, MODELS
+from tests.commands import Outcome, command
+from tests.training_runs import TINY
+
+OWN = ("seqgen_user_net", "seqgen_user_a_net", "seqgen_user_user_search", "a_net", "net_config")
+"""Names of the modules that the files of this test become."""
+
+COMPONENTS = Path(__file__).parent.parent / "user_search.py"
+MODEL = """
+from dataclasses import dataclass
+from seqgen.models.transformer import TransformerConfig, TransformerModel
+from seqgen.registry import register_model
+
+@dataclass
+class OwnConfig(TransformerConfig):
+    pass
+
+@register_model("own_net", config=OwnConfig, presets={"own_net_tiny": OwnConfig()})
+class OwnModel(TransformerModel):
+    pass
+"""
+
+
+def forget() -> None:
+    """Unregister the user's components, so that this process is like a new one."""
+    for registry in (*GROUPS.values(), *(registry for registry, _ in DECODING_COMPONENTS.values())):
+        own = [entry for entry in registry._entries.values() if entry.component.__module__.startswith(OWN)]
+        for entry in own:
+            for name in (entry.name, *entry.presets):
+                registry._entries.pop(name, None)
+                registry._presets.pop(name, None)
+        registry._recorded.clear()
+    for name in [name for name in sys.modules if name.startswith(OWN)]:
+        del sys.modules[name]
+    _USER_FILES.files.clear()
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    forget()
+    yield
+    forget()
+
+
+def arguments(run: Path, *user_dirs: Path) -> list[str]:
+    changed = [item.replace("transformer_tiny", "own_net") for item in TINY]
+    return [
+        *(f"run_dir={run}", f"common.user_dir={text_list([str(path) for path in user_dirs])}"),
+        *(*changed, "optimization.max_update=2", "common.threads=1", "common.device=cpu"),
+        *("generation.search=pruning", "search.delta=2.5", "dataset.validate_decode=2", "generation.max_len_b=5"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A run whose model and search are the user's own, and the folder of the file that has the model."""
+    forget()
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "nets").mkdir()
+    (folder / "nets" / "net.py").write_text(MODEL)
+    outcome = command("train", *arguments(folder / "run", folder / "nets", COMPONENTS))
+    assert outcome.code == 0, outcome.err
+    return folder / "run", folder / "nets"
+
+
+def refused(outcome: Outcome, *words: str) -> None:
+    assert outcome.code == 2, (outcome.code, outcome.err)
+    assert "Traceback" not in outcome.err
+    for word in words:
+        assert word in outcome.err.strip().splitlines()[-1], outcome.err
+
+
+def common(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((run / "config.yaml").read_text())["common"]
+    return found
+
+
+def decode(run: Path, *more: str) -> Outcome:
+    return command("generate", f"path={run}", "input=-", "common.device=cpu", *more, stdin=b"12\n7\n")
+
+
+def test_a_run_records_the_files_as_they_were_given(trained: tuple[Path, Path]) -> None:
+    run, nets = trained
+    assert common(run)["user_dir"] == [str(nets), str(COMPONENTS)]
+    assert common(run)["user_files"] == {"model.own_net": str(nets / "net.py"), "search.pruning": str(COMPONENTS)}
+
+
+def test_decoding_uses_the_record_only_where_it_is_asked_to(trained: tuple[Path, Path]) -> None:
+    run, nets = trained
+    missing = decode(run)
+    refused(
+        missing, f"there is no model 'own_net'; it was registered in {nets / 'net.py'} when the run was made; to run"
+    )
+    refused(missing, f"common.user_dir={nets / 'net.py'} or common.user_dir=run")
+    half = decode(run, f"common.user_dir={nets}")
+    refused(half, f"there is no search strategy 'pruning'; it was registered in {COMPONENTS} when the run was made")
+    whole = decode(run, f"common.user_dir=[{nets},{COMPONENTS}]")
+    assert whole.code == 0, whole.err
+    forget()
+    recorded = decode(run, "common.user_dir=run")
+    assert (recorded.code, recorded.out) == (0, whole.out), recorded.err
+    assert whole.out.count("\n") == 2
+
+
+def test_python_is_told_too(trained: tuple[Path, Path]) -> None:
+    with pytest.raises(ConfigError, match="'own_net'; it was registered in"):
+        load_model(trained[0])
+    import_user_dir(trained[1])
+    assert type(load_model(trained[0]).model).__name__ == "OwnModel"
+
+
+def test_a_run_is_resumed_with_its_record(trained: tuple[Path, Path], tmp_path: Path) -> None:
+    run = Path(shutil.copytree(trained[0], tmp_path / "run"))
+    options = arguments(run, Path("run"))
+    resumed = command("train", *options, "optimization.max_update=3")
+    assert resumed.code == 0, resumed.err
+    assert common(run) == common(trained[0])
+
+
+def test_what_is_recorded_may_be_gone(trained: tuple[Path, Path], tmp_path: Path) -> None:
+    """A run whose files were moved, or whose record was edited or deleted, loads with the files that the user gives."""
+    run = Path(shutil.copytree(trained[0], tmp_path / "run"))
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["common"]["user_dir"] = "nowhere/net.py"  # one text, as older runs have it
+    del config["common"]["user_files"]
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    refused(decode(run, "common.user_dir=run"), "config.yaml records nowhere/net.py, which does not exist")
+    refused(decode(run), "there is no model 'own_net'", "common.user_dir=PATH")
+    assert decode(run, f"common.user_dir=[{trained[1]},{COMPONENTS}]").code == 0
+
+
+def test_the_record_needs_a_run(tmp_path: Path) -> None:
+    refused(command("generate", "common.user_dir=run"), "neither path nor run_dir names a run")
+    refused(command("generate", f"path={tmp_path}/none", "common.user_dir=run"), "neither path nor run_dir names a run")
+
+
+def test_old_runs_have_one_text() -> None:
+    assert from_dict(TrainConfig, {"common": {"user_dir": ""}}, "old").common.user_dir == []
+    assert from_dict(TrainConfig, {"common": {"user_dir": "a.py"}}, "old").common.user_dir == ["a.py"]
+    with pytest.raises(ConfigError, match="user_dir=3 should be"):
+        from_dict(CommonConfig, {"user_dir": 3}, "damaged")
+
+
+@pytest.mark.parametrize("recorded", [3, None, [], {"model.x": 3}, {"nothing": "a.py"}, {"": "a.py"}])
+def test_a_damaged_record_is_refused_or_unused(recorded: Any) -> None:
+    with pytest.raises(ConfigError, match=r"damaged: (there is no model 'x'|user_files=)"):
+        from_dict(TrainConfig, {"common": {"user_files": recorded}, "model": {"_name": "x"}}, "damaged")
+
+
+def test_one_path_and_several() -> None:
+    assert compose(GenerateConfig, ["common.user_dir=a.py"]).common.user_dir == ["a.py"]
+    assert compose(GenerateConfig, ["common.user_dir=[a.py, b]"]).common.user_dir == ["a.py", "b"]
+    odd = ["a,b.py", 'say "x".py', "back\\slash", "two\nlines", " s "]
+    assert text_values([f"common.user_dir={text_list(odd)}"], "common.user_dir") == odd
+
+
+def test_the_record_cannot_be_set() -> None:
+    with pytest.raises(ConfigError, match=r"'common\.user_files' cannot be set as a whole"):
+        compose(TrainConfig, ["common.user_files={a: b}"])
+    with pytest.raises(ConfigError, match=r"'generation\.components' cannot be set as a whole"):
+        compose(TrainConfig, ["generation.components={search.groups: 3}"])
+
+
+def test_files_of_one_name_in_two_folders(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "same.py").write_text(f"NAME = {name!r}\n")
+        import_user_dir(tmp_path / name)
+        import_user_dir(tmp_path / name / "same.py")  # once is enough
+    modules = [sys.modules[name] for name in sys.modules if name.startswith("seqgen_user_same")]
+    assert [module.NAME for module in modules] == ["one", "two"]
+
+
+def files_that_import_one_another(folder: Path) -> list[Path]:
+    """The model of ``MODEL`` in two files, of which the first in the order of the alphabet imports the second."""
+    folder.mkdir()
+    head, body = MODEL.split("@dataclass")
+    (folder / "a_net.py").write_text(f"{head}from net_config import OwnConfig\n" + body[body.index("@register") - 1 :])
+    (folder / "net_config.py").write_text(f"{head}import a_net\n@dataclass{body[: body.index('@register')]}")
+    return [folder / "a_net.py", folder / "net_config.py"]
+
+
+@pytest.mark.parametrize("given", ["folder", "files", "package"])
+def test_files_import_one_another(tmp_path: Path, given: str) -> None:
+    """Each is one module, whatever imports it, also in another process; files that were not given are not found."""
+    files = files_that_import_one_another(tmp_path / "net")
+    with pytest.raises(ConfigError, match=r"a_net\.py fails to import: ModuleNotFoundError: .*'net_config'"):
+        import_user_dir(files[0])
+    if given == "package":
+        (tmp_path / "net" / "__init__.py").write_text("from . import a_net\n")
+        files[0].write_text(files[0].read_text().replace("from net_config", "from .net_config"))
+        files[1].write_text(files[1].read_text().replace("import a_net\n", ""))
+    import_user_dir(*(files if given == "files" else [tmp_path / "net"]))
+    modules = user_modules()
+    registered = MODELS.entry("own_net").component.__module__
+    assert registered == ("seqgen_user_net.a_net" if given == "package" else "seqgen_user_a_net")
+    forget()
+    import_modules(modules)
+    assert MODELS.entry("own_net").component.__module__ == registered
+
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+GALLERY = [
+    *(file for folder in ("", "extending", "papers") for file in sorted((EXAMPLES / folder).glob("[a-z]*.py"))),
+    *sorted(file.parent for file in (EXAMPLES / "papers").glob("*/__init__.py")),
+]
+"""Each file or folder that a user can copy."""
+
+
+def test_examples_import_nothing_of_the_checkout() -> None:
+    files = [file for path in GALLERY for file in ([path] if path.is_file() else path.glob("*.py"))]
+    imports = [line for file in files for line in re.findall(r"^\s*(?:from|import) .*", file.read_text(), re.MULTILINE)]
+    assert len(files) > 45
+    assert [line for line in imports if re.match(r"\s*(from|import) (examples|tests|benchmarks)\b", line)] == []
+
+
+@pytest.mark.slow
+def test_examples_work_alone_outside_the_checkout(tmp_path: Path) -> None:
+    """Each is copied into a folder of its own; ``-P`` keeps the working directory off Python's path."""
+    for path in GALLERY:
+        (tmp_path / path.stem).mkdir()
+        (shutil.copytree if path.is_dir() else shutil.copy)(path, tmp_path / path.stem / path.name)
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom seqgen.config.user_files import _USER_FILES, import_user_dir\n"
+        "for path in sys.argv[1:]:\n    _USER_FILES.files.clear()\n    import_user_dir(Path(path))\n"
+        "assert 'examples' not in sys.modules"
+    )
+    copies = [str(tmp_path / path.stem / path.name) for path in GALLERY]
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", code, *copies], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.slow
+def test_spawned_processes_import_the_same_files(trained: tuple[Path, Path], tmp_path: Path) -> None:
+    world = "distributed_training.distributed_world_size=2"
+    outcome = command("train", *arguments(tmp_path / "two", trained[1], COMPONENTS), world)
+    assert outcome.code == 0, outcome.err
+    assert common(tmp_path / "two")["user_files"] == common(trained[0])["user_files"]

@@ -1,0 +1,233 @@
+"""Encoded text on disk: built once, in any number of processes, keyed by content, and never trusted blindly."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from seqgen.data import store_builder
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.store_builder import LineError, TextEncoder, TokenEncoder, build_store
+from seqgen.data.token_store import META, OFFSETS, VALUES, DamagedStoreError, TokenStore
+from seqgen.data.tokenizers.base import WhitespaceTokenizer
+from seqgen.errors import DataError, UserError
+
+TOKENIZER = WhitespaceTokenizer(Dictionary.from_counts({"a": 3, "b": 2, "c": 1}))
+LINES = ["a b", "", "c x a y", "b", "x"]
+
+
+def write(path: Path, lines: list[str]) -> Path:
+    path.write_bytes("".join(f"{line}\n" for line in lines).encode())
+    return path
+
+
+def ids(store: TokenStore) -> list[list[int]]:
+    return [store[i].tolist() for i in range(len(store))]
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    return write(tmp_path / "text", LINES)
+
+
+def test_content(tmp_path: Path, text: Path) -> None:
+    more = write(tmp_path / "more", ["x a"])
+    store = build_store(tmp_path / "cache", "train", [text, more], TokenEncoder(TOKENIZER))
+    assert ids(store) == [[4, 5], [], [6, 3, 4, 3], [5], [3], [3, 4]]
+    assert store.lengths().tolist() == [2, 0, 4, 1, 1, 2]
+    assert store.values.dtype == np.uint16
+    assert (store.meta.unknown_values, store.meta.unknown_lines, store.meta.unknown_examples) == (4, 3, [2, 4, 5])
+    assert [store.where(i) for i in (0, 4, 5)] == ["text, line 1", "text, line 5", "more, line 1"]
+    with pytest.raises(IndexError):
+        store[6]
+
+
+def test_text_store_keeps_the_text(tmp_path: Path) -> None:
+    lines = ["a\u2028b", "", "é 👩‍👩‍👧"]
+    store = build_store(tmp_path / "cache", "t", [write(tmp_path / "text", lines)], TextEncoder())
+    assert [store[i].tobytes().decode() for i in range(3)] == lines
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 7, 1 << 20])
+def test_workers_and_chunks_change_nothing(tmp_path: Path, chunk_bytes: int) -> None:
+    rng = np.random.default_rng(0)
+    files = [
+        write(tmp_path / f"{n}", [" ".join(rng.choice(list("abcx"), n)) for n in rng.integers(0, 9, 60)]) for n in "pq"
+    ]
+    stores = [
+        build_store(
+            tmp_path / str(workers), "t", files, TokenEncoder(TOKENIZER), workers=workers, chunk_bytes=chunk_bytes
+        )
+        for workers in (1, 3)
+    ]
+    for name in (VALUES, OFFSETS, META):
+        assert (stores[0].folder / name).read_bytes() == (stores[1].folder / name).read_bytes()
+
+
+def test_second_time_nothing_is_encoded(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = build_store(tmp_path / "cache", "t", [text], TokenEncoder(TOKENIZER))
+    (tmp_path / "moved").mkdir()
+    text = text.rename(tmp_path / "moved" / "other")
+    os.utime(text, (1, 1))
+    monkeypatch.setattr(store_builder, "_encode", lambda *_: pytest.fail("encoded again"))
+    second = build_store(tmp_path / "cache", "t", [text], TokenEncoder(TOKENIZER))
+    assert second.folder == first.folder
+    assert ids(second) == ids(first)
+
+
+def test_other_text_or_vocabulary_gives_another_store(tmp_path: Path, text: Path) -> None:
+    folders = {build_store(tmp_path / "cache", "t", [text], TokenEncoder(TOKENIZER)).folder}
+    other = WhitespaceTokenizer(Dictionary.from_counts({"a": 3, "c": 2, "b": 1}))
+    folders.add(build_store(tmp_path / "cache", "t", [text], TokenEncoder(other)).folder)
+    times = text.stat()
+    write(text, [line.replace("b", "c") for line in LINES])
+    os.utime(text, ns=(times.st_atime_ns, times.st_mtime_ns))  # same size, same time
+    changed = build_store(tmp_path / "cache", "t", [text], TokenEncoder(TOKENIZER))
+    assert ids(changed)[0] == [4, 6]
+    assert len(folders | {changed.folder}) == 3
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", [VALUES, OFFSETS, META])
+@pytest.mark.parametrize("damage", [truncate, flip, Path.unlink])
+def test_damaged_store_is_built_again(tmp_path: Path, text: Path, name: str, damage) -> None:  # type: ignore[no-untyped-def]
+    store = build_store(tmp_path / "cache", "t", [text], TokenEncoder(TOKENIZER))
+    expected = ids(store)
+    damage(store.folder / name)
+    if not (name == META and damage is flip):  # a flipped bit may be in a note that is only for people
+        with pytest.raises(DamagedStoreError):
+            TokenStore(store.folder)
+    assert ids(build_store(tmp_path / "cache", "t", [text], TokenEncoder(TOKENIZER))) == expected
+
+
+def test_failure_leaves_nothing_behind(tmp_path: Path, text: Path) -> None:
+    bad = tmp_path / "bad"
+    bad.write_bytes(b"a\n" * 9 + b"\xff\n" + b"a\n" * 9)
+    for workers in (1, 2):
+        with pytest.raises(DataError, match=r"bad, line 10: byte 1 \(0xff\) is not valid UTF-8"):
+            build_store(tmp_path / "cache", "t", [text, bad], TokenEncoder(TOKENIZER), workers=workers, chunk_bytes=4)
+    (tmp_path / "empty").touch()
+    with pytest.raises(DataError, match="empty is empty"):
+        build_store(tmp_path / "cache", "t", [text, tmp_path / "empty"], TokenEncoder(TOKENIZER))
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+class Strict(TokenEncoder):
+    """Wants no ``x``."""
+
+    def encode_lines(self, lines):  # type: ignore[no-untyped-def]
+        for index, line in enumerate(lines):
+            if "x" in line:
+                raise LineError(index, "there is an x; remove it")
+        return super().encode_lines(lines)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("chunk_bytes", [1, 6, 1 << 20])
+def test_error_of_an_encoder_names_the_line(tmp_path: Path, text: Path, workers: int, chunk_bytes: int) -> None:
+    with pytest.raises(DataError, match="text, line 3: there is an x; remove it"):
+        build_store(tmp_path / "c", "t", [text], Strict(TOKENIZER), workers=workers, chunk_bytes=chunk_bytes)
+
+
+def test_built_by_two_processes_at_the_same_time(tmp_path: Path, text: Path) -> None:
+    """The one who comes last finds the other's store and takes it."""
+
+    class Slow(TokenEncoder):
+        def encode_lines(self, lines):  # type: ignore[no-untyped-def]
+            if not other:
+                other.append(build_store(tmp_path / "cache", "t", [text], TokenEncoder(TOKENIZER)))
+            return super().encode_lines(lines)
+
+    other: list[TokenStore] = []
+    store = build_store(tmp_path / "cache", "t", [text], Slow(TOKENIZER))
+    assert store.folder == other[0].folder
+    assert ids(store) == ids(other[0])
+    assert list((tmp_path / "cache").iterdir()) == [store.folder]
+
+
+def test_files_of_killed_processes_are_removed(tmp_path: Path, text: Path) -> None:
+    name = build_store(tmp_path / "other", "t", [text], TokenEncoder(TOKENIZER)).folder.name
+    old, young = (tmp_path / "cache" / f".{name}.{word}.tmp" for word in ("aaaaaaaa", "bbbbbbb_"))
+    for folder in (old, young):
+        folder.mkdir(parents=True)
+        (folder / VALUES).write_bytes(b"half")
+    for path in (old / VALUES, old, young):
+        os.utime(path, (time.time() - 10,) * 2)
+    build_store(tmp_path / "cache", "t", [text], TokenEncoder(TOKENIZER))
+    assert {path.name for path in (tmp_path / "cache").iterdir()} == {name, young.name}
+
+
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from tests.data.test_store import TOKENIZER, TokenEncoder, build_store
+
+class Sleepy(TokenEncoder):
+    def encode_lines(self, lines):
+        print(os.getpid(), flush=True)
+        time.sleep(60)
+
+build_store(Path({folder!r}) / "cache", "t", [Path({folder!r}) / "text"], Sleepy(TOKENIZER), workers=2, chunk_bytes=1)
+"""
+
+
+def test_workers_end_with_a_killed_parent(tmp_path: Path, text: Path) -> None:
+    script = SCRIPT.format(root=str(Path(__file__).resolve().parent.parent.parent), folder=str(tmp_path))
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    parent.stdout.readline()  # the workers are at work
+    parent.kill()
+    parent.communicate(timeout=10)  # the pipe has an end only when no worker holds it any more
+
+
+class Killed(TokenEncoder):
+    """Ends its process as the system does that runs out of memory."""
+
+    def encode_lines(self, lines):  # type: ignore[no-untyped-def]
+        os.kill(os.getpid(), 9)
+
+
+def test_killed_worker(tmp_path: Path, text: Path) -> None:
+    with pytest.raises(DataError, match="a process that encodes text was killed"):
+        build_store(tmp_path / "cache", "t", [text], Killed(TOKENIZER), workers=2, chunk_bytes=1)
+
+
+def test_full_disk(tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full")
+    from seqgen.system.files import write_atomically
+
+    (tmp_path / "folder").touch()
+    with pytest.raises(UserError, match="cannot write"):
+        write_atomically(tmp_path / "folder" / "file", b"x")
+    with pytest.raises(UserError, match="cannot write"):
+        build_store(tmp_path / "folder", "t", [write(tmp_path / "t", LINES)], TokenEncoder(TOKENIZER))
+
+
+def test_large_text_is_not_kept_in_memory(tmp_path: Path) -> None:
+    """20 MB of text are encoded with a small peak of allocations."""
+    import tracemalloc
+
+    path = tmp_path / "large"
+    path.write_bytes(b"a b c a b c a b c\n" * 600_000)
+    tracemalloc.start()
+    start = time.perf_counter()
+    store = build_store(tmp_path / "cache", "t", [path], TextEncoder())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(store) == 600_000
+    assert peak < 40e6, f"{peak / 1e6:.0f} MB after {time.perf_counter() - start:.1f} s"

@@ -1,0 +1,383 @@
+"""T5's tokenizers: sentinels, training, run folders, Hugging Face's layout, and what is said of damaged folders."""
+
+import itertools
+import json
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer, load_tokenizer, save_tokenizer
+from seqgen.data.tokenizers.pipelines import fields
+from seqgen.data.tokenizers.pretrained import (
+    byte_files,
+    load_pretrained_tokenizer,
+    make_tokenizer,
+    save_pretrained_tokenizer,
+    t5_files,
+)
+from seqgen.data.tokenizers.sentencepiece_tokenizer import T5_IDS, SentencePieceTokenizer, train_sentencepiece
+from seqgen.data.tokenizers.setup import TokenizerConfig, prepare_tokenizers
+from seqgen.data.tokenizers.special_tokens import AddedToken, AddedVocabulary
+from seqgen.errors import ConfigError, DataError
+
+TEXT = [f"{a} {b} {c}." for a in ("one", "two", "three") for b in ("red", "green", "blue") for c in ("cats", "dogs")]
+PIECES = 23
+SETTINGS = {"slow": {"tokenizer_class": "T5Tokenizer"}, "bytes": {"tokenizer_class": "ByT5Tokenizer"}}
+SETTINGS["new"] = {"tokenizer_class": "T5Tokenizer", "legacy": False}  # type: ignore[dict-item]
+SETTINGS["fast"] = {"tokenizer_class": "T5TokenizerFast"}
+
+
+@pytest.fixture(scope="module")
+def model() -> bytes:
+    return train_sentencepiece(TEXT, vocab_size=PIECES, special_ids=T5_IDS)
+
+
+@pytest.fixture
+def write(model: bytes, tmp_path: Path) -> Callable[..., Path]:
+    """Writes a tokenizer's folder."""
+
+    def writer(settings: dict[str, Any] | None, name: str = "tokenizer", **files: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "spiece.model").write_bytes(model)
+        if settings is not None:
+            (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        for file, content in files.items():
+            (folder / f"{file}.json").write_text(content)
+        return folder
+
+    return writer
+
+
+def tokens(tokenizer: Tokenizer, text: str) -> list[str]:
+    return [tokenizer.dictionary[i] for i in tokenizer.encode(text)]
+
+
+# ids
+
+
+def test_ids_of_t5(model: bytes) -> None:
+    tokenizer = make_tokenizer(t5_files(model))
+    assert tokenizer.dictionary.special_ids == {"pad": 0, "eos": 1, "unk": 2, "bos": None}
+    assert tokenizer.dictionary.symbols[:3] == ["<pad>", "</s>", "<unk>"]
+    assert len(tokenizer.dictionary) == PIECES + 100
+    assert tokenizer.num_sentinels == 100
+    assert [tokenizer.sentinel(i) for i in (0, 1, 99)] == [PIECES + 99, PIECES + 98, PIECES]
+    assert tokenizer.dictionary[PIECES + 99] == "<extra_id_0>"
+    with pytest.raises(DataError, match=r"no <extra_id_100>, only 100 sentinels"):
+        tokenizer.sentinel(100)
+
+
+def test_ids_of_byt5() -> None:
+    tokenizer = make_tokenizer(byte_files(), vocab_size=384)
+    assert tokenizer.encode("aé😀") == [100, 198, 172, 243, 162, 155, 131]
+    assert [tokenizer.sentinel(i) for i in (0, 124)] == [259, 383]
+    assert tokenizer.num_sentinels == 125
+    assert tokenizer.encode("a <extra_id_1>") == [100, 35, 260]
+    assert tokenizer.decode([100, 198, 172, 260, 198, 1, 0]) == "aé", "an incomplete character is left out"
+    assert tokenizer.decode([100, 260, 101], skip_special_tokens=False) == "a <extra_id_1> b"
+    assert tokenizer.dictionary.special_ids == {"pad": 0, "eos": 1, "unk": 2, "bos": None}
+    assert tokenizer.unknown("anything 😀") == []
+
+
+def test_sentinels_among_the_pieces() -> None:
+    names = ["<pad>", "</s>", "<unk>", "▁<extra_id_1>", "▁<extra_id_0>", "<extra_id_3>"]
+    tokenizer = WhitespaceTokenizer(Dictionary(names, pad=0, eos=1, unk=2, bos=None))
+    assert [tokenizer.sentinel(i) for i in range(tokenizer.num_sentinels)] == [4, 3], "as mT5's model has them"
+
+
+def test_a_sentinel_in_each_of_the_three_tokenizers(write: Callable[..., Path], model: bytes) -> None:
+    kinds = {name: load_pretrained_tokenizer(write(SETTINGS[name], name)) for name in ("slow", "new", "fast")}
+    text = "red <extra_id_0>."
+    got = {name: tokens(tokenizer, text)[len(tokenizer.encode("red")) :] for name, tokenizer in kinds.items()}
+    assert got["slow"] == got["fast"] == ["<extra_id_0>", "▁", "."], "the text has no space before the full stop"
+    assert got["new"] == ["<extra_id_0>", "."]
+    assert tokens(kinds["new"], "red <extra_id_0> cats")[-1] != "▁cats", "the sentinel removes the space"
+    own = make_tokenizer(t5_files(model))
+    red, cats = own.encode("red"), own.encode("cats")
+    assert own.encode("red <extra_id_0> cats") == [*red, own.sentinel(0), *cats], "the same ids as span corruption"
+
+
+def test_table_of_the_documentation(write: Callable[..., Path]) -> None:
+    words = ["A", "dog", "on", "upon", "two"]
+    text = [" ".join(order) + "." for order in itertools.permutations(words, 4)] + ["onon on d o g dg od"]
+    model = train_sentencepiece(text, vocab_size=22, special_ids=T5_IDS)
+    tokenizers = []
+    for name in ("slow", "new", "fast"):
+        folder = write(SETTINGS[name], name)
+        (folder / "spiece.model").write_bytes(model)
+        tokenizers.append(load_pretrained_tokenizer(folder))
+    tokenizers.append(make_tokenizer(t5_files(model)))
+    page = (Path(__file__).parent.parent.parent / "docs" / "tokenizers.md").read_text(encoding="utf-8")
+    table = page.split("| text |")[1].split("\n\n")[0]
+    rows = [re.findall(r"`([^`]+)`", line) for line in table.splitlines()[2:]]
+    assert len(rows) == 6
+    for line, *cells in rows:
+        real = line.replace("X", "<extra_id_0>").replace("N", "\x85")
+        for tokenizer, cell in zip(tokenizers, cells, strict=True):
+            assert " ".join(tokens(tokenizer, real)).replace("<extra_id_0>", "X") == cell, line
+    decoded = [tokenizer.decode(tokenizer.encode("A dog <extra_id_0> on"), False) for tokenizer in tokenizers]
+    assert decoded == [
+        "A dog <extra_id_0> on",
+        "A dog <extra_id_0> on",
+        "A dog<extra_id_0> on",
+        "A dog <extra_id_0> on",
+    ]
+
+
+def test_text_that_ends_with_end_of_sentence(write: Callable[..., Path]) -> None:
+    kinds = {name: load_pretrained_tokenizer(write(SETTINGS[name], name)) for name in ("slow", "new", "fast")}
+    for name, tokenizer in kinds.items():
+        assert (tokenizer.encode("cats </s>")[-1] == 1) == (name == "fast"), (
+            "the slow tokenizers do not add another one"
+        )
+
+
+def test_vocabulary_is_filled_up(write: Callable[..., Path]) -> None:
+    for name, config in SETTINGS.items():
+        folder = write(config, name)
+        size = len(load_pretrained_tokenizer(folder).dictionary)
+        tokenizer = load_pretrained_tokenizer(folder, size + 28)
+        assert len(tokenizer.dictionary) == size + 28
+        ids = tokenizer.encode("two cats")
+        assert tokenizer.decode([*ids, size, size + 27]) == "two cats"
+        with pytest.raises(DataError, match=rf"has {size} ids but the model's vocabulary only {size - 1}; give the"):
+            load_pretrained_tokenizer(folder, size - 1)
+    (folder / "config.json").write_text(json.dumps({"vocab_size": size + 5}))
+    assert len(load_pretrained_tokenizer(folder).dictionary) == size + 5, (
+        "the vocabulary size of the model in the same folder"
+    )
+
+
+def test_class_if_none_is_named(write: Callable[..., Path]) -> None:
+    names = {}
+    for name, content in {"t5": '{"model_type": "t5"}', "byt5": '{"tokenizer_class": "ByT5Tokenizer"}'}.items():
+        names[name] = type(load_pretrained_tokenizer(write(None, name, config=content))).__name__
+    names["alone"] = type(load_pretrained_tokenizer(write(None, "alone"))).__name__
+    assert names == {"t5": "FastT5Tokenizer", "byt5": "ByteTokenizer", "alone": "FastT5Tokenizer"}
+
+
+def test_unknown_characters(write: Callable[..., Path]) -> None:
+    for name in ("slow", "new", "fast"):
+        tokenizer = load_pretrained_tokenizer(write(SETTINGS[name], name))
+        assert tokenizer.unknown("two 😀 dogs é") == ["😀", "é"], name
+        assert tokenizer.unknown("two dogs <unk>") == [], name
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=20))
+def test_bytes_lose_nothing(text: str) -> None:
+    tokenizer = BYTES
+    if "<" not in text:
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+BYTES = make_tokenizer(byte_files())
+
+
+def test_added_tokens_and_their_spaces() -> None:
+    tokens = [AddedToken("<x>", lstrip=True), AddedToken("<y>", rstrip=True), AddedToken("do", single_word=True)]
+    vocabulary = AddedVocabulary(dict(enumerate([*tokens, AddedToken("<xy")])))
+    assert vocabulary.split("a <x> b <y>\tc") == ["a", "<x>", " b ", "<y>", "c"]
+    assert vocabulary.split("<xy><x>") == ["<xy", ">", "<x>"]
+    assert vocabulary.split("") == []
+    assert AddedVocabulary({}).split("a <x>") == ["a <x>"]
+
+
+def test_fields_of_a_protocol_buffer() -> None:
+    # field 1: varint 300, field 2: the bytes "ab", field 3: four bytes
+    message = b"\x08\xac\x02" + b"\x12\x02ab" + b"\x1d\x00\x00\x80\x3f"
+    assert list(fields(message)) == [(1, 300), (2, b"ab"), (3, b"\x00\x00\x80\x3f")]
+    for damaged in (message[:2], message[:5], message[:-1], b"\x0b"):
+        with pytest.raises(ValueError, match=r"is truncated|no wire type"):
+            list(fields(damaged))
+
+
+# run folders and Hugging Face's layout
+
+
+@pytest.mark.parametrize("name", ["slow", "new", "fast", "bytes"])
+def test_run_folder_and_layout(write: Callable[..., Path], tmp_path: Path, name: str) -> None:
+    tokenizer = load_pretrained_tokenizer(write(SETTINGS[name]), 500)
+    save_tokenizer(tokenizer, tmp_path / "run" / "tokenizer")
+    save_pretrained_tokenizer(tokenizer, tmp_path / "saved" / "here")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    text = "two  <extra_id_0>cats 😀 </s>"
+    for other in (
+        load_tokenizer(tmp_path / "moved" / "tokenizer"),
+        load_pretrained_tokenizer(tmp_path / "saved" / "here", 500),
+        pickle.loads(pickle.dumps(tokenizer)),
+    ):
+        assert type(other) is type(tokenizer)
+        assert other.dictionary == tokenizer.dictionary
+        assert other.fingerprint() == tokenizer.fingerprint()
+        assert other.encode(text) == tokenizer.encode(text)
+        assert other.encode_lines([text, ""]) == [tokenizer.encode(text), []]
+
+
+def test_a_model_with_its_own_ids_is_written_too(tmp_path: Path) -> None:
+    tokenizer = SentencePieceTokenizer(train_sentencepiece(TEXT, vocab_size=24))
+    save_pretrained_tokenizer(tokenizer, tmp_path / "t")
+    other = load_pretrained_tokenizer(tmp_path / "t")
+    assert other.encode("two green dogs") == tokenizer.encode("two green dogs")
+    assert other.dictionary.symbols == tokenizer.dictionary.symbols
+    assert other.dictionary.eos() == tokenizer.dictionary.eos() == 2
+    (tmp_path / "t" / "tokenizer.json").write_text("{}")
+    with pytest.raises(DataError, match=r"t/tokenizer\.json belongs to another tokenizer; give a new folder"):
+        save_pretrained_tokenizer(tokenizer, tmp_path / "t")
+    with pytest.raises(DataError, match="WhitespaceTokenizer cannot be written in Hugging Face's layout"):
+        save_pretrained_tokenizer(WhitespaceTokenizer(tokenizer.dictionary), tmp_path / "w")
+
+
+# configuration
+
+
+def prepare(folder: Path, **options: Any) -> tuple[Tokenizer, Tokenizer]:
+    class Files:
+        source = target = [folder / "text"]
+
+        def check(self) -> None:
+            pass
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "text").write_text("\n".join(TEXT))
+    return prepare_tokenizers(TokenizerConfig(**options), folder, Files)  # type: ignore[arg-type]
+
+
+def test_trained_by_a_task(tmp_path: Path, model: bytes) -> None:
+    source, target = prepare(tmp_path / "t5", tokenizer="t5", vocab_size=23, extra_ids=7)
+    assert source is target
+    assert len(source.dictionary) == 30
+    assert source.num_sentinels == 7
+    assert source.sentinel(0) == 29
+    assert source.decode(source.encode("two red cats.")) == "two red cats."
+    with pytest.raises(DataError, match=r"too small for a vocabulary of 8000 pieces; set task\.vocab_size to at most"):
+        prepare(tmp_path / "large", tokenizer="t5")
+    soft, _ = prepare(tmp_path / "soft", tokenizer="t5", hard_vocab_limit=False)
+    assert soft.num_sentinels == 100
+    (tmp_path / "own.model").write_bytes(model)
+    given, _ = prepare(tmp_path / "given", tokenizer="t5", spm_model=str(tmp_path / "own.model"))
+    assert len(given.dictionary) == PIECES + 100
+
+
+def test_bytes_and_pretrained_by_a_task(write: Callable[..., Path], tmp_path: Path) -> None:
+    source, _ = prepare(tmp_path / "bytes", tokenizer="bytes")
+    assert len(source.dictionary) == 384
+    folder = write(SETTINGS["slow"])
+    options = {"tokenizer": "pretrained", "pretrained_tokenizer": str(folder)}
+    source, _ = prepare(tmp_path / "run", **options)
+    folder.rename(tmp_path / "gone")
+    again, _ = prepare(tmp_path / "run", **options)
+    assert again.fingerprint() == source.fingerprint(), "the run folder has all that it needs"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokenizer": "pretrained"}, r"task\.pretrained_tokenizer is missing; give the folder"),
+        ({"tokenizer": "t5", "pretrained_tokenizer": "x"}, r"task\.pretrained_tokenizer needs task\.tokenizer=pre"),
+        (
+            {"tokenizer": "t5", "subword_sampling": True},
+            r"task\.subword_sampling needs task\.tokenizer=sentencep",
+        ),
+        ({"tokenizer": "bytes", "spm_model": "x"}, r"task\.spm_model needs task\.tokenizer=sentencepiece or t5"),
+        ({"tokenizer": "bytes", "srcdict": "x"}, r"task\.srcdict needs task\.tokenizer=sentencepiece or whitespace"),
+    ],
+)
+def test_settings_that_contradict(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        prepare(tmp_path, **options)
+
+
+# damaged folders
+
+
+def test_missing_files(write: Callable[..., Path], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"there is no folder .*nowhere; give the folder of a tokenizer"):
+        load_pretrained_tokenizer(tmp_path / "nowhere")
+    folder = write(SETTINGS["slow"])
+    (folder / "spiece.model").unlink()
+    with pytest.raises(DataError, match=r"has neither spiece\.model nor tokenizer\.json"):
+        load_pretrained_tokenizer(folder)
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "T5TokenizerFast", "add_prefix_space": true}')
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(DataError, match=r"has no spiece\.model; copy it"):
+        load_pretrained_tokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"tokenizer_class": "T5Tokeniser"}, r"names the class 'T5Tokeniser' \(did you mean 'T5Tokenizer'\?\)"),
+        ({"tokenizer_class": "BertTokenizer"}, r"'BertTokenizer'.*which seqgen cannot read; it reads T5Tokenizer, "),
+        ({"tokenizer_class": ["T5Tokenizer"]}, "which seqgen cannot read"),
+        ({"pad_token": None}, r"has no pad_token; name it in its tokenizer_config\.json"),
+        ({"pad_token": 7}, r"tokenizer_config\.json: pad_token is '7', which is not a token"),
+        ({"extra_ids": "many"}, r"extra_ids is 'many'; it must be a whole number from 0 to"),
+        ({"extra_ids": -1}, r"extra_ids is -1; it must be a whole number from 0 to"),
+        ({"extra_ids": 10**12}, "it must be a whole number from 0 to"),
+        ({"additional_special_tokens": "<a>"}, "additional_special_tokens is not a list"),
+        ({"additional_special_tokens": [3]}, "additional_special_tokens is '3', which is not a token"),
+        ({"additional_special_tokens": ["<extra_id_0>"]}, "extra_ids 100 but 1 sentinels among its additional"),
+        ({"added_tokens_decoder": []}, "added_tokens_decoder is not an object"),
+        ({"added_tokens_decoder": {"x": {"content": "<a>"}}}, "'x' is not the id of an added token"),
+        ({"added_tokens_decoder": {"5": "<a>"}}, "the added token '5' has no flags"),
+        ({"sp_model_kwargs": {"enable_sampling": True}}, "has sp_model_kwargs, which seqgen does not support"),
+    ],
+)
+def test_damaged_configuration(write: Callable[..., Path], config: dict[str, Any], message: str) -> None:
+    folder = write({"tokenizer_class": "T5Tokenizer", **config})
+    with pytest.raises(DataError, match=message) as error:
+        load_pretrained_tokenizer(folder)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", "[" * 100_000, '{"version": "1.0"}', '{"added_tokens": 3}'])
+def test_damaged_fast_file(write: Callable[..., Path], content: str) -> None:
+    folder = write({"tokenizer_class": "T5TokenizerFast"}, tokenizer=content)
+    with pytest.raises(DataError, match=r"tokenizer\.json"):
+        load_pretrained_tokenizer(folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config", "special_tokens_map", "added_tokens", "config"])
+def test_files_that_are_not_json(write: Callable[..., Path], name: str) -> None:
+    folder = write(SETTINGS["slow"])
+    (folder / f"{name}.json").write_bytes(b"\xff{")
+    with pytest.raises(DataError, match=rf"{name}\.json is not JSON, or is damaged \(.*\); copy it again"):
+        load_pretrained_tokenizer(folder)
+
+
+@pytest.mark.parametrize("name", ["slow", "new", "fast"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "other"])
+def test_damaged_model(write: Callable[..., Path], name: str, damage: str) -> None:
+    folder = write(SETTINGS[name])
+    model = folder / "spiece.model"
+    model.write_bytes({"cut": model.read_bytes()[:-7], "empty": b"", "other": b"{}" * 50}[damage])
+    with pytest.raises(DataError, match=r"spiece\.model is not a SentencePiece model, or is damaged"):
+        load_pretrained_tokenizer(folder)
+
+
+def test_fast_tokenizer_of_a_bpe_model(write: Callable[..., Path]) -> None:
+    folder = write(SETTINGS["fast"])
+    (folder / "spiece.model").write_bytes(train_sentencepiece(TEXT, vocab_size=23, model_type="bpe"))
+    with pytest.raises(
+        DataError, match=r"spiece\.model is not a unigram model, which the fast tokenizer needs; add its"
+    ):
+        load_pretrained_tokenizer(folder)
+
+
+def test_damaged_run_folder(write: Callable[..., Path], tmp_path: Path) -> None:
+    save_tokenizer(load_pretrained_tokenizer(write(SETTINGS["slow"])), tmp_path / "t")
+    (tmp_path / "t" / "tokenizer.json").write_text('{"tokenizer": "pretrained", "vocab_size": "x"}')
+    with pytest.raises(DataError, match=r"tokenizer\.json is damaged"):
+        load_tokenizer(tmp_path / "t")
+    (tmp_path / "t" / "tokenizer.json").write_text('{"tokenizer": "pretrained"}')
+    (tmp_path / "t" / "pretrained" / "spiece.model").unlink()
+    with pytest.raises(DataError, match=r"has neither spiece\.model nor tokenizer\.json"):
+        load_tokenizer(tmp_path / "t")

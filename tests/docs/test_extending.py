@@ -1,0 +1,397 @@
+"""The examples of docs/extending.md: each runs by command and from Python, and has the documented effect."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+import seqgen.extend
+from examples.extending import cache
+from examples.extending.combination import PowerMean
+from examples.extending.command import UnknownWordsConfig, main
+from examples.extending.criterion import FocalConfig, FocalCriterion
+from examples.extending.logits_processor import WordReward
+from examples.extending.member import Blind, decode
+from examples.extending.reranker import LengthRatio
+from examples.extending.search_strategy import ThresholdSearch
+from examples.extending.stateful_processor import FrequencyPenalty
+from examples.extending.stopping_rule import LoopRule
+from examples.extending.tokenizer import CAPITAL, CasedWordTokenizer
+from examples.extending.utility import WordF1
+from seqgen.cli.command import run
+from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.tokenizers.base import load_tokenizer, save_tokenizer
+from seqgen.generation.context import StepContext
+from seqgen.generation.ensemble.member import Member
+from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.generation.session import Session
+from seqgen.structures import DecoderOut
+from seqgen.text.reranking import by_expected_utility, expected_utilities
+from seqgen.text.results import Translation
+from seqgen.text.translator import Translator
+from seqgen.training.criteria import CrossEntropyConfig, CrossEntropyCriterion
+from tests import hooks
+from tests.commands import SMALL_FCONV, command, corpus, training_arguments
+from tests.model_zoo import VOCAB, TinyTask, build
+from tests.scripted_model import ScriptedModel, batch_of, random_rule
+from tests.text_models import TEXTS, text_model
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "extending"
+SETTINGS: dict[str, Any] = {"beam": 4, "nbest": 4, "max_len_b": 10}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the runs ``a`` and ``b``, of a few updates each, and the file ``input``."""
+    folder = tmp_path_factory.mktemp("extending")
+    corpus(folder / "DATA")
+    for name in ("a", "b"):
+        arguments = [*training_arguments(folder / "DATA", folder / name), f"common.seed={len(name) + ord(name)}"]
+        outcome = command("train", *arguments, *SMALL_FCONV, "optimization.max_update=60", "optimization.lr=[0.05]")
+        assert outcome.code == 0, outcome.err
+    lines = (folder / "DATA" / "test.en").read_text(encoding="utf-8").splitlines()[:6]
+    (folder / "input").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return folder
+
+
+def by_command(runs: Path, example: str, *keys: str, path: str = "a", code: int = 0) -> list[dict[str, Any]]:
+    """The JSON lines of ``seqgen-generate`` with an example as ``common.user_dir``; after an error, its message."""
+    paths = ",".join(str(runs / name) for name in path)
+    outcome = command(
+        "generate", f"common.user_dir={EXAMPLES / example}.py", f"path=[{paths}]", f"input={runs / 'input'}",
+        "format=json", "common.threads=1", "generation.max_len_b=12", *keys,
+    )  # fmt: skip
+    assert outcome.code == code, outcome.err
+    return [json.loads(line) for line in outcome.out.splitlines()] if code == 0 else [{"error": outcome.err}]
+
+
+def by_object(runs: Path, path: str = "a", **settings: Any) -> list[Translation]:
+    """The translations of ``Translator`` for the same input."""
+    lines = (runs / "input").read_text(encoding="utf-8").splitlines()
+    return Translator([str(runs / name) for name in path], max_len_b=12).translate(lines, **settings)
+
+
+def outputs(found: list[dict[str, Any]]) -> list[list[tuple[str, float]]]:
+    return [[(item["text"], round(item["score"], 3)) for item in line["hypotheses"]] for line in found]
+
+
+def shown(found: list[Translation]) -> list[list[tuple[str, float]]]:
+    return [[(item.text, round(item.score, 3)) for item in line.hypotheses] for line in found]
+
+
+def tokens(found: list[Translation]) -> list[list[list[int]]]:
+    return [[item.tokens.tolist() for item in line.hypotheses] for line in found]
+
+
+def test_search_strategy(runs: Path) -> None:
+    translator = Translator(text_model(), **SETTINGS)
+    plain = translator.translate(TEXTS)
+    assert shown(translator.translate(TEXTS, search=ThresholdSearch(1e9))) == shown(plain)
+    (one,) = translator.translate(TEXTS[:1], search=ThresholdSearch(0.0), nbest=1)
+    assert len(one.hypotheses) == 1
+    narrow = translator.translate(TEXTS, search=ThresholdSearch(0.0))
+    greedy = translator.translate(TEXTS, beam=1, nbest=1)
+    assert [line[:1] for line in tokens(narrow)] == tokens(greedy)
+    assert shown(narrow) != shown(plain)
+
+    keys = ("generation.search=threshold", "generation.beam=4", "generation.nbest=3")
+    found = outputs(by_command(runs, "search_strategy", *keys, "search.delta=0.05"))
+    assert found == shown(by_object(runs, search=ThresholdSearch(0.05), beam=4, nbest=3))
+    assert found != outputs(by_command(runs, "search_strategy", *keys, "search.delta=90"))
+    (failed,) = by_command(runs, "search_strategy", *keys, "search.detla=1", code=2)
+    assert "search.detla" in failed["error"]
+    assert "search.delta" in failed["error"]
+
+
+def test_strategy_and_its_flags_agree() -> None:
+    """By its flags it may be given logits, and sentences may join the batch; without both, the result is the same."""
+    settings = {**SETTINGS, "search": ThresholdSearch(0.7), "batch_size": 2}
+    one = text_model()
+    found = shown(Translator(one, **{k: v for k, v in settings.items() if k != "search"}).translate(TEXTS, **settings))
+    for switch in ("skip_log_softmax", "continuous_batching"):
+        generator = one.task.build_generator(
+            [one.model], GenerationConfig(beam=4, max_len_b=10, nbest=4), search_strategy=ThresholdSearch(0.7),
+            debug=DebugConfig(**{switch: False}),
+        )  # fmt: skip
+        batch = one.task.collate([(i, one.task.encode_source(text), None) for i, text in enumerate(TEXTS)], one.model)
+        without = generator.generate(batch)
+        assert [[(one.task.decode(h.tokens), round(h.score, 3)) for h in line] for line in without] == found
+
+
+def test_logits_processor(runs: Path) -> None:
+    translator = Translator(text_model(), unnormalized=True, **SETTINGS)
+    reward = 0.3
+    longer = translator.translate(TEXTS, processors=[WordReward(2, reward)], return_scores=True)
+    for line in longer:
+        for item in line.hypotheses:
+            assert item.model_score is not None
+            assert item.score - item.model_score == pytest.approx(reward * (len(item.tokens) - 1))
+    assert all(len(h.tokens) == 11 for h in _all(translator.translate(TEXTS, processors=[WordReward(2, 9.0)])))
+
+    keys = ("generation.processors=[word_reward]", "generation.beam=3", "processor.word_reward.reward=2.0")
+    found = outputs(by_command(runs, "logits_processor", *keys))
+    eos = 2
+    assert found == shown(by_object(runs, processors=[WordReward(eos, 2.0)], beam=3))
+    assert found != shown(by_object(runs, beam=3))
+
+
+class CountedTokens(LogitsProcessor):
+    """The frequency penalty without state: it counts all tokens at every step."""
+
+    def __init__(self, penalty: float):
+        self.penalty = penalty
+
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
+        for row, generated in enumerate(context.tokens.tolist()):
+            for token, times in Counter(generated).items():
+                lprobs[row, token] -= self.penalty * times
+        return lprobs
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 64])
+def test_stateful_processor(batch_size: int) -> None:
+    """Its counts are correct after reordering, and when sentences leave or join the batch."""
+    translator = Translator(text_model(), batch_size=batch_size, **SETTINGS)
+    size = len(translator.task.target_dictionary)
+    found = translator.translate(TEXTS, processors=[FrequencyPenalty(size, 0.8)])
+    assert shown(found) == shown(translator.translate(TEXTS, processors=[CountedTokens(0.8)]))
+    assert shown(found) != shown(translator.translate(TEXTS))
+    joined = translator.prepare(processors=[FrequencyPenalty(size, 0.8)]).generator.can_merge
+    assert joined, "sentences join the running batch, so that this is tested"
+
+
+def test_stateful_processor_by_its_keys(runs: Path) -> None:
+    keys = ("generation.processors=[frequency_penalty]", "processor.frequency_penalty.penalty=3")
+    assert outputs(by_command(runs, "stateful_processor", *keys)) == shown(
+        by_object(runs, processors=[CountedTokens(3.0)])
+    )
+    (failed,) = by_command(runs, "stateful_processor", keys[0], "processor.frequency_penalty.penalty=-1", code=2)
+    assert "below its minimum" in failed["error"]
+
+
+def test_combination(runs: Path) -> None:
+    members = [text_model(seed=seed) for seed in (0, 1, 2)]
+    translator = Translator(members, **SETTINGS)
+    assert shown(translator.translate(TEXTS, combination=PowerMean(1.0))) == shown(translator.translate(TEXTS))
+    for line in translator.translate(TEXTS, combination=PowerMean(-4.0), return_scores=True):
+        for item in line.hypotheses:
+            assert item.member_scores is not None
+            each = torch.stack(list(item.member_scores))
+            wanted = ((-4.0 * each).exp().mean(0)).log() / -4.0
+            torch.testing.assert_close(item.positional_scores, wanted, atol=1e-8, rtol=0)
+
+    keys = ("generation.combination=power_mean", "combination.power=-4.0", "generation.beam=3")
+    found = outputs(by_command(runs, "combination", *keys, path="ab"))
+    assert found == shown(by_object(runs, "ab", combination=PowerMean(-4.0), beam=3))
+    assert found != shown(by_object(runs, "ab", beam=3))
+    (failed,) = by_command(runs, "combination", keys[0], "combination.power=0", path="ab", code=2)
+    assert "combination.power=0 has no power mean" in failed["error"]
+
+
+def test_member() -> None:
+    """The score is that with the whole source, plus the (negative) weight times that with the words hidden."""
+    loaded = text_model()
+    weight, text, words = -0.4, "w1 w5 w8 w5", ["w5"]
+    found = decode(loaded, text, words, weight, beam=3)
+    unk = loaded.task.source_dictionary.symbol(3)
+    references = [loaded.task.decode(hypothesis.tokens) for hypothesis in found]
+    translator = Translator(loaded)
+    seen = translator.score([text] * len(found), references)
+    blind = translator.score([f"w1 {unk} w8 {unk}"] * len(found), references)
+    for hypothesis, one, other in zip(found, seen, blind, strict=True):
+        wanted = one.positional_scores + weight * other.positional_scores
+        torch.testing.assert_close(hypothesis.positional_scores, wanted, atol=1e-8, rtol=0)
+    plain = loaded.task.build_generator([loaded.model], GenerationConfig(beam=3)).generate(
+        loaded.task.collate([(0, loaded.task.encode_source(text), None)], loaded.model)
+    )[0]
+    assert [h.tokens.tolist() for h in found] != [h.tokens.tolist() for h in plain]
+    assert Blind(loaded.model).source == "blind"
+
+
+def test_stopping_rule(runs: Path) -> None:
+    translator = Translator(text_model(), beam=1, max_len_b=20, unkpen=99.0)
+    plain = [line[0] for line in tokens(translator.translate(TEXTS))]
+    ended = [line[0] for line in tokens(translator.translate(TEXTS, stopping_rules=[LoopRule(1, 2)]))]
+    wanted = []
+    for generated in plain:
+        loops = [end + 1 for end in range(1, len(generated)) if generated[end] == generated[end - 1]]
+        wanted.append(generated[: min(loops, default=len(generated))])
+    assert ended == wanted
+    assert ended != plain, "some output has a loop"
+
+    keys = ("generation.stopping_rules=[loop]", "stopping.loop.times=2", "generation.beam=1")
+    found = outputs(by_command(runs, "stopping_rule", *keys))
+    assert found == shown(by_object(runs, stopping_rules=[LoopRule(1, 2)], beam=1))
+    assert found != shown(by_object(runs, beam=1))
+
+
+def test_utility(runs: Path) -> None:
+    assert WordF1()(["a b", "B c d"]).tolist() == [[1.0, pytest.approx(0.4)], [pytest.approx(0.4), 1.0]]
+    assert WordF1(ignore_case=False)(["a b", "B c d"])[0, 1] == 0.0
+    settings = {"sampling": True, "beam": 8}
+    plain = by_object(runs, nbest=8, **settings)
+    keys = ("generation.sampling=true", "generation.beam=8", "generation.mbr=word_f1", "utility.ignore_case=false")
+    for before, after in zip(plain, by_command(runs, "utility", *keys), strict=True):
+        texts = [item.text for item in before.hypotheses]
+        order = by_expected_utility(expected_utilities(texts, WordF1(ignore_case=False)))
+        assert after["hypotheses"][0]["text"] == texts[order[0]]
+    assert shown(by_object(runs, mbr=WordF1(), **settings)) != shown(by_object(runs, **settings))
+
+
+def test_reranker(runs: Path) -> None:
+    keys = ("generation.beam=5", "generation.rerank=length_ratio", "reranker.weight=9.0")
+    found = outputs(by_command(runs, "reranker", *keys))
+    assert found == shown(by_object(runs, rerank=LengthRatio(weight=9.0), beam=5))
+    assert found != shown(by_object(runs, beam=5))
+
+
+def test_observer(runs: Path, tmp_path: Path) -> None:
+    beam = 3
+    keys = (f"generation.beam={beam}", "generation.nbest=3", "generation.suppress=[e]")
+    plain = by_command(runs, "observer", *keys)
+    watch = ("generation.observers=[outcomes]", f"observer.outcomes.file={tmp_path / 'out.jsonl'}")
+    assert outputs(by_command(runs, "observer", *keys, *watch)) == outputs(plain)
+    records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+    for sentence in range(len(plain)):
+        own = [record for record in records if record["sentence"] == sentence]
+        assert [record["step"] for record in own] == list(range(len(own)))
+        assert sum(record.get("finished", 0) for record in own) == beam
+        for record in own:
+            outcomes = {name: n for name, n in record.items() if name not in ("step", "sentence", "forbidden_by")}
+            assert sum(outcomes.values()) == 2 * beam
+    forbidden = sum((Counter(record["forbidden_by"]) for record in records), Counter())
+    assert forbidden["Forbid"], "the tokens that generation.suppress forbids are among the most probable ones"
+
+
+def test_cache() -> None:
+    """Greedy and beam search use the cache: rounding changes scores slightly; without rounding they are equal."""
+    for beam in (1, 4):
+        settings = {**SETTINGS, "beam": beam, "nbest": beam}
+        one, other = text_model(), text_model()
+        cache.use(other.model)
+        exact, rounded = (Translator(model, **settings).translate(TEXTS) for model in (one, other))
+        differences = [
+            abs(a.score - b.score)
+            for left, right in zip(exact, rounded, strict=True)
+            for a, b in zip(left.hypotheses, right.hypotheses, strict=True)
+        ]
+        assert 0 < max(differences) < 0.05
+        generator = other.task.build_generator([other.model], GenerationConfig(**settings))
+        batch = other.task.collate([(0, other.task.encode_source(TEXTS[0]), None)], other.model)
+        with mock.patch.object(torch.Tensor, "bfloat16", lambda tensor: tensor):  # without rounding
+            (hypotheses,) = generator.generate(batch)
+        assert [h.score for h in hypotheses] == pytest.approx([h.score for h in exact[0].hypotheses], abs=1e-10)
+
+
+def test_tokenizer(tmp_path: Path) -> None:
+    words = Dictionary()
+    for token in (CAPITAL, "der", "hund"):
+        words.add_symbol(token)
+    tokenizer = CasedWordTokenizer(words)
+    assert tokenizer.encode("Der Hund der") == [4, 5, 4, 6, 5]
+    save_tokenizer(tokenizer, tmp_path / "tokenizer")
+    again = load_tokenizer(tmp_path / "tokenizer")
+    assert again.decode(again.encode("Der Hund der")) == "Der Hund der"
+    assert again.fingerprint() == tokenizer.fingerprint()
+
+    arguments = training_arguments(corpus(tmp_path / "DATA"), tmp_path / "run")
+    arguments = [argument for argument in arguments if argument != "task=translation"]
+    outcome = command(
+        "train", f"common.user_dir={EXAMPLES / 'tokenizer.py'}", "task=cased_translation", *arguments, *SMALL_FCONV,
+        "optimization.max_update=60", "optimization.lr=[0.02]",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    (translation,) = Translator(str(tmp_path / "run")).translate(["the dog sees a man"])
+    assert CAPITAL not in translation.text
+    known = load_tokenizer(tmp_path / "run" / "tokenizer").dictionary
+    assert {CAPITAL, "hund", "the"} <= set(known.symbols)
+    assert any(word[0].isupper() for word in translation.text.split())
+
+
+def test_criterion(tmp_path: Path) -> None:
+    """With ``gamma=0`` it is cross-entropy; its loss and its gradient are finite where ``p = 1``."""
+    model, task = build("transformer_tiny"), TinyTask()
+    words = torch.tensor([[5, 6, 2], [7, 2, 1]])
+    previous = torch.tensor([[2, 5, 6], [2, 7, 1]])
+    batch = replace(batch_of([(4, 5, 2), (6, 2)]), target=words, prev_output_tokens=previous)
+    focal, plain = FocalCriterion(FocalConfig(0.0), task), CrossEntropyCriterion(CrossEntropyConfig(), task)
+    torch.testing.assert_close(focal(model, batch).loss, plain(model, batch).loss)
+    assert {name: float(value) for name, value in focal(model, batch).logging.items()} == pytest.approx(
+        {name: float(value) for name, value in plain(model, batch).logging.items()}
+    )
+    lprobs = model(batch.source.src_tokens, batch.source.src_lengths, previous).logits.log_softmax(-1)
+    own = lprobs.gather(2, words.unsqueeze(2)).squeeze(2)[words != 1]
+    wanted = -((1 - own.exp()) ** 1.5 * own).sum()
+    torch.testing.assert_close(FocalCriterion(FocalConfig(1.5), task)(model, batch).loss, wanted)
+
+    logits = (torch.nn.functional.one_hot(words, VOCAB) * 1e4).requires_grad_()
+    sure = ScriptedModel(random_rule(VOCAB, seed=0))
+    with mock.patch.object(sure, "forward", return_value=DecoderOut(logits, None)):
+        FocalCriterion(FocalConfig(0.5), task)(sure, batch).loss.backward()
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()
+
+    outcome = command(
+        "train", f"common.user_dir={EXAMPLES / 'criterion.py'}", "criterion=focal", "criterion.gamma=1.0",
+        *training_arguments(corpus(tmp_path / "DATA"), tmp_path / "run"), *SMALL_FCONV, "optimization.max_update=2",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+
+
+def test_command(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text").write_text("the dog\nthe ☃ dog ☃☃\n", encoding="utf-8")
+    text, path = f"input={tmp_path / 'text'}", f"path={runs / 'a'}"
+    for arguments, code, shown in (
+        ([path, text], 1, "line 2: ☃ ☃☃\n"),
+        ([path, f"input={runs / 'input'}"], 0, ""),
+        ([text], 2, "give path=RUN input=FILE\n"),
+        ([path, text, "inptu=x"], 2, "did you mean 'input'?"),
+        (["--help", "input"], 0, "text file"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            run(UnknownWordsConfig, main, "", arguments)
+        printed = capsys.readouterr()
+        assert ended.value.code == code
+        assert shown in printed.out + printed.err
+
+
+def _all(found: list[Translation]) -> list[Any]:
+    return [item for line in found for item in line.hypotheses]
+
+
+def test_the_reference_is_that_of_the_code() -> None:
+    assert hooks.PAGE.read_text(encoding="utf-8") == hooks.page(), "run python -m tests.hooks"
+    for cls in (Session, Member):
+        set_by_init = {
+            *re.findall(r"self\.([a-z]\w*)(?=(?:, self\.\w+)*(?:: .+?)? = )", inspect.getsource(cls.__init__))
+        }
+        assert set_by_init <= {*re.findall(r"^        (\w+): ", cls.__doc__ or "", re.MULTILINE)}
+
+
+def test_methods_that_a_subclass_implements_are_explained() -> None:
+    text = "".join((hooks.PAGE.parent / page).read_text(encoding="utf-8") for page in ("extending.md", "papers.md"))
+    for cls in (getattr(seqgen.extend, name) for name in chain.from_iterable(hooks.CLASSES.values())):
+        methods = [node for node in hooks.definition(cls)[0].body if isinstance(node, ast.FunctionDef)]
+        abstract = [
+            node for node in methods if re.search("abstractmethod|raise NotImplementedError", ast.unparse(node))
+        ]
+        assert [node.name for node in abstract if f"`{node.name}" not in text] == [], cls.__name__
+
+
+def test_examples_are_short() -> None:
+    for path in EXAMPLES.glob("*.py"):
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        assert 20 <= len(lines) <= 70, f"{path} has {len(lines)} lines"

@@ -1,0 +1,253 @@
+"""Runs every command in the documentation, on a small corpus and with few updates."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.commands import SMALL_FCONV, command, corpus, training_arguments
+from tests.fairseq_checkpoints import FCONV, in_args, options_of, random_model, write
+from tests.hub_server import serve
+from tests.huggingface_t5 import tiny_folder
+from tests.pretrained_folders import write_model
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = sorted({page.relative_to(ROOT).as_posix() for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]})
+COMMANDS = ("seqgen-", "python examples/", "python -m benchmarks.scaling", "torchrun --standalone")
+QUICK = [
+    "optimization.max_update=3",
+    "checkpoint.save_interval_updates=1",
+    "checkpoint.keep_interval_updates=3",
+    "common.threads=1",
+]
+"""Appended to each training command of a page."""
+
+
+def shown_commands(page: str) -> list[str]:
+    """The lines of a page's code blocks that are commands of seqgen, continued lines joined."""
+    text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
+    fenced = re.findall(r"^```bash\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    indented = re.findall(r"^    seqgen-.*$", text, flags=re.MULTILINE)
+    lines = [line for block in fenced for line in block.splitlines()] + indented
+    return [line.strip() for line in lines if line.strip().startswith(COMMANDS)]
+
+
+def run(line: str) -> None:
+    """Run one shell line of a page, and check its exit code."""
+    words = shlex.split(line.replace("examples/", f"{ROOT}/examples/"), comments=True)
+    stdin = b"the dog sees a man\n"
+    if "<" in words:
+        stdin = Path(words[words.index("<") + 1]).read_bytes()
+        words = words[: words.index("<")]
+    if ">" in words:  # the commands of a test write to standard output
+        words = words[: words.index(">")]
+    if words[0] in ("python", "torchrun"):
+        environment = {**os.environ, **({"PYTHONPATH": str(ROOT)} if "benchmarks.scaling" in words else {})}
+        python = [sys.executable, *(["-m", "torch.distributed.run"] if words[0] == "torchrun" else []), *words[1:]]
+        if "seqgen.cli.train" in words:
+            python += [*QUICK, "task.train_size=200"]
+        if {"train", "decode"} & {*words}:
+            python += ["--rounds", "1", "--updates", "2", "--examples", "300", "--lines", "40"]
+        shown = subprocess.run(python, check=False, capture_output=True, env=environment, input=stdin)
+        assert shown.returncode == 0, f"{line}\n{shown.stderr.decode()}"
+        return
+    name, arguments = words[0].removeprefix("seqgen-"), words[1:]
+    if name == "train":
+        translates = {"task=translation", "task=multilingual_translation"} & {*arguments}
+        arguments += [*QUICK, "task.vocab_size=44" if translates else "task.workers=1"]
+        if not any(argument.startswith(("task=", "config=", "checkpoint.", "--")) for argument in arguments):
+            arguments.append("task.train_size=200")
+    outcome = command(name, *arguments, stdin=stdin)
+    allowed = (0, 1) if name == "check" else (0,)  # seqgen-check exits with 1 if it finds a difference
+    assert outcome.code in allowed, f"{line}\n{outcome.err}"
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files that the pages name: ``DATA``, ``test.en``, two runs, two checkpoints of fairseq, ..."""
+    folder = tmp_path_factory.mktemp("docs")
+    corpus(folder / "DATA")
+    corpus(folder / "NEWS")
+    for language in ("en", "de"):
+        (folder / f"test.{language}").write_bytes((folder / "DATA" / f"test.{language}").read_bytes())
+        (folder / f"val.{language}").write_bytes((folder / "DATA" / f"test.{language}").read_bytes())
+    (folder / "distilled.en").write_bytes((folder / "DATA" / "train.en").read_bytes())
+    lines = (folder / "test.en").read_text(encoding="utf-8").splitlines()
+    answers = (folder / "test.de").read_text(encoding="utf-8").splitlines()
+    (folder / "two_languages.tsv").write_text("".join(f"{line}\t{line}\n" for line in lines), encoding="utf-8")
+    for name in ("articles.article", "articles.summary"):  # which the page cuts out of a table
+        (folder / name).write_bytes((folder / "test.en").read_bytes())
+    (folder / "phrases.en").write_text("".join(f"{line}\tder\n" for line in lines), encoding="utf-8")
+    (folder / "beginnings.de").write_text("".join(f"{line.split()[0]}\n" for line in answers), encoding="utf-8")
+    (folder / "decoding.yaml").write_text("generation: {beam: 3}\n")
+    (folder / "prompts.de").write_text("der Hund\n\nder Mann sieht einen\n", encoding="utf-8")
+    (yaml,) = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs/text-to-text.md").read_text(), re.MULTILINE | re.DOTALL)
+    (folder / "mixture.yaml").write_text(yaml)
+    (folder / "DATA" / "reviews.tsv").write_text("text\tsize\n" + "".join(f"{x}\t{len(x.split())}\n" for x in lines))
+    articles = [{"title": x.split()[1], "body": x, "subject": "a dog"} for x in lines]
+    (folder / "DATA" / "articles1.jsonl").write_text("".join(json.dumps(article) + "\n" for article in articles))
+    for name in ("a", "b"):
+        outcome = command("train", *training_arguments(folder / "DATA", folder / "runs" / name), *SMALL_FCONV, *QUICK)
+        assert outcome.code == 0, outcome.err
+    write_model(folder / "nllb", "NllbTokenizer")
+    write_model(folder / "flan-t5", "PegasusTokenizer")
+    (folder / "to_many.tsv").write_text("the dog sees a man\tdeu_Latn\nthe dog sees a man\tfra_Latn\n")
+    for name in ("model.pt", "other.pt"):
+        write(folder, random_model(FCONV), in_args(options_of(FCONV)), name=name)
+    return folder
+
+
+COMPONENT = re.compile(r"^seqgen-check .*\b(search|processor|combination|stopping|observer|task|criterion)=")
+"""The check of a component, which takes some seconds; a test of its own runs these commands."""
+
+FIRST = ["README.md"]
+"""The page that a new user reads first; the others are run by the slow tests."""
+
+LONG = ["docs/papers.md", "docs/scaling.md"]
+"""Pages whose commands take minutes; the nightly tests run them."""
+
+SHOWN = [
+    page if page in FIRST else pytest.param(page, marks=pytest.mark.nightly if page in LONG else pytest.mark.slow)
+    for page in PAGES
+    if shown_commands(page)
+]
+
+
+@pytest.mark.parametrize("page", SHOWN)
+def test_shown_commands_run(page: str, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in workplace.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    commands = [line for line in shown_commands(page) if not COMPONENT.match(line)]
+    if importlib.util.find_spec("ray") is None:
+        commands = [line for line in commands if "engine=ray" not in line]
+    if any(line.startswith("seqgen-convert format=export") for line in commands):
+        pytest.importorskip("onnxruntime", reason="ONNX is not installed")
+    trained = {match for line in commands for match in re.findall(r"run_dir=(\S+)", line)}
+    if trained:  # the page trains these runs itself
+        (tmp_path / "runs").unlink()
+        (tmp_path / "runs").mkdir()
+        for run_ in (workplace / "runs").iterdir():
+            if f"runs/{run_.name}" not in trained:
+                (tmp_path / "runs" / run_.name).symlink_to(run_)
+    named = {name for line in commands for name in re.findall(r"hf:([^@\s]+)", line)}
+    hub = serve(tmp_path / "cache", monkeypatch) if named else None
+    for name in named:
+        hub.add(name, workplace / "nllb")
+        hub.add(name, workplace / "nllb", "v1.0")
+    for line in commands:
+        run(line)
+    if hub is not None:
+        hub.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_shown_checks_of_components_pass(
+    page: str, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("DATA", "runs"):
+        (tmp_path / name).symlink_to(workplace / name)
+    for line in filter(COMPONENT.match, shown_commands(page)):
+        words = shlex.split(line.replace("examples/", f"{ROOT}/examples/"))
+        outcome = command("check", *words[1:], "common.threads=1")
+        assert outcome.code == 0, f"{line}\n{outcome.out}{outcome.err}"
+
+
+def test_shown_python_runs(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(workplace)
+    text = (ROOT / "docs" / "generation.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    exec(compile(code, "docs/generation.md", "exec"), {})
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_shown_python_of_languages_runs(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workplace)
+    text = (ROOT / "docs" / "multilingual.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    exec(compile(code, "docs/multilingual.md", "exec"), {})
+
+
+def test_shown_python_of_inspection_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny_folder(tmp_path / "T5", "t5_v1_1")
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    text = (ROOT / "docs" / "inspection.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 7
+    exec(compile("".join(blocks), "docs/inspection.md", "exec"), {})
+    assert len(capsys.readouterr().out.splitlines()) == 13
+
+
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text(encoding="utf-8")):
+            assert (ROOT / page).parent.joinpath(target).exists(), f"{page} links to {target}"
+
+
+NAMED = re.compile(
+    r"\b(?:benchmarks|cli|docs|examples|models|seqgen|tasks|tests)/[a-z0-9_/.-]+\.(?:py|md|yaml|js|svg)\b"
+)
+"""A file of the repository that a text names."""
+
+
+OTHER_PROJECT = re.compile(r"pip install[^\n]*\bseqgen|\bseqgen\[")
+"""What installs the package index's ``seqgen``, which is another project."""
+
+
+def test_named_files_exist_and_no_package_of_another_project_is_named() -> None:
+    folders = ("benchmarks", "cli", "docs", "examples", "models", "seqgen", "tasks", "tests")
+    files = [ROOT / "README.md", *(file for folder in folders for file in (ROOT / folder).rglob("*.*"))]
+    texts = {file: file.read_text(encoding="utf-8") for file in files if file.suffix in (".md", ".py", ".yaml", ".js")}
+    named = [(str(file), name) for file, text in texts.items() for name in NAMED.findall(text)]
+    assert [(file, name) for file, name in named if not (ROOT / name).exists()] == []
+    assert [(str(file), found[0]) for file, text in texts.items() if (found := OTHER_PROJECT.search(text))] == []
+
+
+IN_CHECKOUT = re.compile(r"(?:user_dir=|python )\[?examples/|-m benchmarks")
+"""A command that needs a file that is not installed."""
+
+
+def test_pages_say_which_commands_need_a_checkout() -> None:
+    pages = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
+    assert [page for page, text in pages.items() if IN_CHECKOUT.search(text) and " checkout of " not in text] == []
+    modules = "".join(pages.values()) + "".join(file.read_text() for file in (ROOT / "examples").rglob("*.py"))
+    assert "python -m examples" not in modules, "a file also runs where the repository is not on Python's path"
+
+
+def test_every_picture_is_shown_or_linked() -> None:
+    text = "".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
+    pictures = [path.name for pattern in ("*.svg", "plots/*.png") for path in (ROOT / "docs").glob(pattern)]
+    assert [name for name in pictures if name not in text] == []
+
+
+def test_the_targets_of_make_that_are_named_exist() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    for page in PAGES:
+        named = re.findall(r"^ *make ([\w-]+)", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE)
+        assert set(named) <= targets, page
+
+
+@pytest.mark.slow
+def test_shown_python_of_traces_runs(workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    of_files = (f"path={workplace}/runs/a", f"input={workplace}/test.en")
+    assert command("generate", *of_files, "trace=trace.jsonl.gz", "output=o.txt").code == 0
+    text = (ROOT / "docs" / "trace.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    exec(compile(code, "docs/trace.md", "exec"), {})

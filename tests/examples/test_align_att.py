@@ -1,0 +1,212 @@
+"""examples/papers/align_att.py against the paper's policy as plain loops, and against greedy search."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from examples.papers.align_att import AlignAtt
+from seqgen.errors import ConfigError
+from seqgen.generation.search.beam import Greedy
+from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.structures import DecoderOut, EncoderOut
+from seqgen.text.translator import Translator
+from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
+from tests.generators import make_generator
+from tests.hypotheses import Pairs, as_pairs, assert_same, assert_same_pairs
+from tests.model_zoo import VOCAB, ZOO, TinyDictionary
+from tests.reference_search import EOS, Settings, next_scores
+from tests.scripted_model import Rule, ScriptedDecoder, ScriptedModel, batch_of, dictionary, random_rule
+from tests.text_models import TEXTS, task_of, text_model
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parent.parent.parent
+SOURCES = [
+    (4, 5, 2),
+    (6, 2),
+    (4, 8, 7, 4, 6, 2),
+    (2,),
+    (5, 6, 7, 2),
+    (8, 8, 5, 4, 7, 6, 4, 5, 2),
+    (7, 5, 8, 6, 6, 4, 7, 2),
+]
+RULES = [random_rule(vocab=9, seed=seed) for seed in (4, 5)]
+
+
+def weights_of(rule: Rule, source: tuple[int, ...], history: tuple[int, ...]) -> Tensor:
+    """Attention ``(S,)`` by the source read so far and the generated tokens; larger at the beginning."""
+    logits = rule((*source, 0), (*history, 0))[: len(source)]
+    return (logits - 0.3 * torch.arange(len(source))).softmax(0)
+
+
+class AligningDecoder(ScriptedDecoder):
+    """A scripted decoder with the attention of ``weights_of`` at the newest position."""
+
+    def forward(
+        self, prev_output_tokens: Tensor, encoder_out: EncoderOut, *arguments: Any, **options: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        logits, attention = super().forward(prev_output_tokens, encoder_out, *arguments, **options)
+        if attention is not None:
+            attention = torch.zeros_like(attention)
+            mask = encoder_out.encoder_padding_mask
+            for row, tokens in enumerate(prev_output_tokens.tolist()):
+                size = attention.size(2) if mask is None else int((~mask[row]).sum())
+                source = tuple(encoder_out.encoder_out[row, :size, 0].tolist())
+                attention[row, -1, :size] = weights_of(self.rule, source, tuple(tokens[1:]))
+        return DecoderOut(logits, attention)
+
+
+def aligning_model(rule: Rule) -> ScriptedModel:
+    model = ScriptedModel(rule)
+    model.decoder = AligningDecoder(rule, 1000)
+    return model
+
+
+def generator(rules: list[Rule], search: Greedy, **options: Any) -> SequenceGenerator:
+    values = {"max_len_b": 5, "min_len": 0, "beam_size": 3, **options}
+    return make_generator([aligning_model(rule) for rule in rules], dictionary(5), search_strategy=search, **values)
+
+
+def plain(source: tuple[int, ...], f: int) -> tuple[Pairs, list[int]]:
+    """Read a token, decode to the end, keep the tokens before the first one that must wait; and again."""
+    cfg, words, emitted, total = Settings(max_len=5, min_len=0), len(source) - 1, (), 0.0
+    delays: list[int] = []
+    for g in range(min(1, words), words + 1):
+        read = source if g == words else source[:g]
+        hypothesis, aligned = [], []
+        while not hypothesis or hypothesis[-1][0] != EOS:
+            history = (*emitted, *(token for token, _ in hypothesis))
+            scores = next_scores(RULES[0], read, history, cfg)
+            hypothesis.append((scores.index(max(scores)), max(scores)))
+            aligned.append(1 + int(weights_of(RULES[0], read, history).argmax()))
+        for (token, score), position in zip(hypothesis, aligned, strict=True):
+            if g < words and (position > g - f or token == EOS):
+                break
+            emitted, total, delays = (*emitted, token), total + score, [*delays, g]
+    return [(emitted, total / len(emitted))], delays[:-1]
+
+
+@pytest.mark.parametrize("f", [1, 2, 3])
+def test_search(f: int, tmp_path: Path) -> None:
+    file = tmp_path / "latency.jsonl"
+    found = generator(RULES[:1], AlignAtt(f, str(file))).generate(batch_of(SOURCES))
+    lines = {line["line"]: line for line in map(json.loads, file.read_text().splitlines())}
+    assert len(lines) == len(SOURCES)
+    early = 0
+    for number, (source, hypotheses) in enumerate(zip(SOURCES, found, strict=True)):
+        pairs, delays = plain(source, f)
+        assert_same_pairs(as_pairs(hypotheses), pairs)
+        assert (lines[number]["source"], lines[number]["delays"]) == (len(source) - 1, delays)
+        early += sum(delay < len(source) - 1 for delay in delays)
+    assert early > 1  # tokens are emitted before the source is complete
+
+
+def test_all_tokens_are_read_first() -> None:
+    for semantics in ("fairseq", "huggingface"):
+        one, two, three = (
+            generator(RULES[:1], search, semantics=semantics, need_attention=True).generate(batch_of(SOURCES))
+            for search in (AlignAtt(10), Greedy(), AlignAtt(1))
+        )
+        assert_same(one, two)
+        assert [as_pairs(line) for line in three] != [as_pairs(line) for line in two]
+
+
+def test_alone_in_a_batch_and_in_an_ensemble() -> None:
+    for rules in (RULES[:1], RULES):
+        own = generator(rules, AlignAtt(1), max_len_a=1.0, max_len_b=3)
+        together = own.generate(batch_of(SOURCES))
+        for row, source in enumerate(SOURCES):
+            assert_same_pairs(as_pairs(own.generate(batch_of([source]))[0]), as_pairs(together[row]))
+
+
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [
+        ("transformer_tiny", False),
+        ("transformer_tiny", True),
+        ("fconv_tiny", False),
+        ("fconv_tiny", True),
+        ("lstm_tiny", False),
+    ],
+)
+def test_models(name: str, left: bool) -> None:
+    """Sources padded on either side: the batch does not matter, and a large f is greedy search."""
+    torch.manual_seed(1)
+    model = ZOO[name].build().double().eval()
+    model.left_pad_source = left
+    with torch.no_grad():  # sharper attention, which is not always on the newest token
+        for parameter in model.parameters():
+            parameter.mul_(2.0)
+    sources = [[VOCAB - 1, 5, 6, 7, 9, 5, 2], [8, 9, 2], [5, 7, 6, 8, 2], [6, 5, 9, 2]]
+    options: dict[str, Any] = {"beam_size": 1, "max_len_b": 6, "need_attention": True}
+    own, offline, greedy = (
+        make_generator([model], TinyDictionary(), search_strategy=search, **options)
+        for search in (AlignAtt(1), AlignAtt(9), Greedy())
+    )
+    found, wanted = (one.generate(batch_of(sources, left=left)) for one in (offline, greedy))
+    assert_same(found, wanted, tolerance=1e-8)  # the scores are sums of large logits
+    together = own.generate(batch_of(sources, left=left))
+    for row, source in enumerate(sources):
+        alone = own.generate(batch_of([source], left=left))[0]
+        assert_same_pairs(as_pairs(alone), as_pairs(together[row]))
+        weights = together[row][0].attention
+        assert weights is not None
+        own_part = weights[:, -len(source) :] if left else weights[:, : len(source)]
+        torch.testing.assert_close(own_part, alone[0].attention)
+
+
+def test_by_its_keys() -> None:
+    translator = Translator(text_model(), max_len_b=8)
+    texts = []
+    for arguments in (
+        {"search": "align_att", "search.f": 1},
+        {"search": AlignAtt(1), "batch_size": 1},
+        {"search": "align_att", "search.f": 99},
+        {"search": "greedy"},
+    ):
+        found = translator.translate(TEXTS, **arguments)
+        texts.append([[(item.text, pytest.approx(item.score)) for item in line.hypotheses] for line in found])
+    assert texts[0] == texts[1] != texts[2] == texts[3]
+    with pytest.raises(ConfigError, match="below its minimum"):
+        translator.translate(TEXTS, search="align_att", **{"search.f": 0})
+
+
+def test_refusals() -> None:
+    with pytest.raises(ConfigError, match="models with encoders"):
+        generator(RULES[:1], AlignAtt(1), guidance_scale=2.0).generate(batch_of(SOURCES))
+    with pytest.raises(ConfigError, match="models with encoders"):
+        Translator(text_model("transformer_lm_tiny", task=task_of()), max_len_b=8).translate(TEXTS, search=AlignAtt(1))
+
+
+def test_commands(tmp_path: Path) -> None:
+    """One command decodes and writes the delays."""
+    data, run, file = corpus(tmp_path / "DATA"), tmp_path / "run", tmp_path / "latency.jsonl"
+    arguments = [*training_arguments(data, run), *SMALL_TRANSFORMER, "optimization.max_update=1"]
+    assert command("train", *arguments).code == 0
+    outcome = command(
+        "generate",
+        f"common.user_dir={ROOT / 'examples' / 'papers' / 'align_att.py'}",
+        f"path={run}",
+        f"input={data}/test.en",
+        "common.threads=1",
+        "generation.max_len_b=9",
+        "generation.search=align_att",
+        "search.f=1",
+        f"search.latency={file}",
+    )
+    assert outcome.code == 0, outcome.err
+    lines = {line["line"]: line for line in map(json.loads, file.read_text().splitlines())}
+    tokenizer = Translator(str(run)).task
+    sources = (data / "test.en").read_text(encoding="utf-8").splitlines()
+    assert sorted(lines) == list(range(len(sources)))
+    for number, source in enumerate(sources):
+        size, delays = len(tokenizer.encode_source(source)) - 1, lines[number]["delays"]
+        assert lines[number]["source"] == size
+        assert delays == sorted(delays)
+        assert all(1 <= delay <= size for delay in delays)

@@ -1,0 +1,117 @@
+"""Bi-level beam search (examples/papers/bilevel.py) against the algorithm on lists of hypotheses."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from examples.papers.bilevel import BilevelSearch
+from seqgen.errors import ConfigError
+from seqgen.generation.ensemble.combinations import LogProbabilityMean, ProbabilityMean
+from seqgen.text.translator import Translator
+from tests.commands import command
+from tests.generators import make_generator
+from tests.hypotheses import Pairs, as_pairs, assert_same, assert_same_pairs
+from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
+from tests.text_models import TEXTS, text_model
+
+pytestmark = pytest.mark.slow
+
+WORDS = dictionary(5)
+VOCAB, PAD, EOS = len(WORDS), 1, 2
+SOURCES = [(4, 5, 2), (6, 2), (7, 8, 4, 5, 2)]
+LONGEST = 5
+
+
+def rules(count: int, seed: int) -> list[Rule]:
+    return [random_rule(VOCAB, 10 * seed + number) for number in range(count)]
+
+
+def reference(members: list[Rule], weights: list[float], source: tuple[int, ...], beam: int, lower: int) -> Pairs:
+    """Algorithm 1 with dicts from hypotheses to scores; the score of a finished hypothesis is divided by its length."""
+    shared, finished = {(): 0.0}, []
+    for step in range(LONGEST + 1):
+        votes: dict[tuple[int, ...], float] = {}
+        for weight, rule in zip(weights, members, strict=True):
+            own = {}
+            for prefix, score in shared.items():
+                lprobs = rule(source, prefix).log_softmax(-1).tolist()
+                for token in [EOS] if step == LONGEST else range(VOCAB):
+                    if token != PAD and (step > 0 or token != EOS):
+                        own[(*prefix, token)] = score + lprobs[token]
+            for hypothesis in sorted(own, key=lambda key: own[key], reverse=True)[: lower or beam]:
+                votes[hypothesis] = votes.get(hypothesis, 0.0) + weight * math.exp(own[hypothesis])
+        best = sorted(votes, key=lambda key: votes[key], reverse=True)[:beam]
+        finished += [(one, math.log(votes[one]) / len(one)) for one in best if one[-1] == EOS]
+        shared = {one: math.log(votes[one]) for one in best if one[-1] != EOS}
+        if len(finished) >= beam or not shared:
+            break
+    return sorted(finished[:beam], key=lambda pair: pair[1], reverse=True)
+
+
+@pytest.mark.parametrize(("beam", "lower"), [(1, 1), (3, 0), (3, 2), (4, 7)])
+@pytest.mark.parametrize("weights", [[1 / 3, 1 / 3, 1 / 3], [0.2, 0.7, 0.1]])
+def test_it_is_algorithm_1(beam: int, lower: int, weights: list[float]) -> None:
+    for seed in range(6):
+        members = rules(3, seed)
+        generator = make_generator(
+            [ScriptedModel(rule) for rule in members], WORDS, beam_size=beam, max_len_b=LONGEST,
+            search_strategy=BilevelSearch(lower), combination=ProbabilityMean(weights),
+        )  # fmt: skip
+        for source, found in zip(SOURCES, generator.generate(batch_of(SOURCES)), strict=True):
+            assert_same_pairs(as_pairs(found), reference(members, weights, source, beam, lower))
+
+
+def test_lower_beams_change_the_result_and_large_ones_are_the_mean() -> None:
+    """With lower-level beams of the whole vocabulary and beam 1, it is greedy search with the mean of probabilities."""
+    differ = 0
+    for seed in range(3):
+        models = [ScriptedModel(rule) for rule in rules(3, seed)]
+        options = {"beam_size": 1, "max_len_b": LONGEST}
+        mean = make_generator(models, WORDS, **options).generate(batch_of(SOURCES))
+        whole = make_generator(models, WORDS, search_strategy=BilevelSearch(VOCAB), **options)
+        assert_same(whole.generate(batch_of(SOURCES)), mean)
+        narrow = make_generator(models, WORDS, search_strategy=BilevelSearch(1), **options).generate(batch_of(SOURCES))
+        pairs = zip(narrow, mean, strict=True)
+        differ += sum(one[0].tokens.tolist() != two[0].tokens.tolist() for one, two in pairs)
+    assert differ
+
+
+@pytest.mark.slow
+def test_alone_as_in_a_batch_and_in_any_order_of_members() -> None:
+    members = [text_model(seed=seed) for seed in (0, 1, 2)]
+    options = {"search": "bilevel", "beam": 4, "nbest": 4, "max_len_b": 10}
+    hypotheses = [
+        [translation.hypotheses for translation in Translator(models, **options).translate(TEXTS, batch_size=size)]
+        for models, size in ((members, 64), (members, 1), (members[::-1], 64))
+    ]
+    assert_same(hypotheses[1], hypotheses[0])
+    assert_same(hypotheses[2], hypotheses[0])
+    narrow = Translator(members, **options, **{"search.lower_beam": 1}).translate(TEXTS)
+    assert [[h.text for h in t.hypotheses] for t in narrow] != [[h.text for h in t] for t in hypotheses[0]]
+
+
+def test_a_forbidden_token_gets_no_vote() -> None:
+    """At the minimum length and at the maximum length each member chooses among the tokens that are allowed."""
+    members = [text_model(seed=seed) for seed in (0, 1)]
+    options = {"search": "bilevel", "beam": 3, "nbest": 3, "min_len": 4, "max_len_b": 5}
+    for translation in Translator(members, **options).translate(TEXTS):
+        assert len(translation.hypotheses) == 3
+        assert all(5 <= len(hypothesis.tokens) <= 6 for hypothesis in translation.hypotheses)
+
+
+def test_keys_and_refusals(tmp_path: Path) -> None:
+    members = [text_model(seed=seed) for seed in (0, 1)]
+    translator = Translator(members, search="bilevel", beam=3)
+    with pytest.raises(ConfigError, match=r"search=bilevel combines the members by votes, which LogProbabilityMean"):
+        translator.translate(TEXTS, combination=LogProbabilityMean())
+    with pytest.raises(ConfigError, match="below its minimum"):
+        translator.translate(TEXTS, **{"search.lower_beam": -1})
+    file = Path(__file__).parent.parent.parent / "examples" / "papers" / "bilevel.py"
+    outcome = command(
+        "generate", f"common.user_dir={file}", f"path={tmp_path}", "generation.search=bilevel", "search.lower=3"
+    )
+    assert outcome.code == 2
+    assert "search.lower_beam" in outcome.err

@@ -1,0 +1,294 @@
+"""Context-free grammars (examples/papers/automata) against enumeration of their languages, and against re."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from examples.dates import LetterTokenizer
+from examples.papers.automata.characters import Terminal
+from examples.papers.automata.earley import Earley
+from examples.papers.automata.gbnf import GrammarFile, Rules
+from examples.papers.automata.processor import GrammarConfig, GrammarProcessor, check
+from seqgen.data.dictionary import Dictionary
+from seqgen.errors import ConfigError, DataError
+from seqgen.generation.component import Resources
+from seqgen.text.translator import Translator
+from tests.commands import command
+from tests.generators import make_generator
+from tests.hostile import work
+from tests.hypotheses import assert_same
+from tests.scripted_model import ScriptedModel, batch_of, random_rule
+from tests.text_models import TEXTS, task_of, text_model
+
+pytestmark = pytest.mark.slow
+
+EOS = 2
+SOURCES = [(4, 5, 2), (6, 2), (5, 5, 4, 2)]
+GRAMMARS = {
+    "brackets": 'root ::= "" | "a" root "b" root',
+    "left recursion": 'root ::= root "a" | root "b" root | "c"',
+    "right recursion": 'root ::= "a" root | "b"',
+    "ambiguity": 'root ::= root root | "a" | "bc" | "b" | "c"',
+    "palindromes": 'root ::= "a" root "a" | "b" root "b" | "a"? | "b"',
+    "mutual recursion": 'root ::= x "a" | "b"\nx ::= y "b" | "c"\ny ::= root | x "c" | ""',
+    "cycles": 'root ::= x | "a"\nx ::= root | y | x y\ny ::= root? "b" | ""',
+    "hidden left recursion": 'root ::= e root "a" | "b"\ne ::= "" | "c"',
+    "nullable ends": 'root ::= x e e\nx ::= "a" x e | "b" e\ne ::= "c"*',
+    "not regular": 'root ::= x "c"*\nx ::= "a" x "b" | "ab"',
+}
+
+
+def grammar_of(text: str, folder: Path) -> GrammarFile:
+    path = folder / "grammar.gbnf"
+    path.write_text(text, encoding="utf-8")
+    return GrammarFile(path)
+
+
+@pytest.mark.parametrize("rule", ["r{} ::= r{}", 'r{} ::= r{} "x"', 'r{} ::= "a" r{}'])
+def test_a_chain_of_rules_costs_in_proportion_to_its_length(rule: str, tmp_path: Path) -> None:
+    def read(length: int) -> None:
+        chain = [rule.format(i, i + 1) for i in range(length)]
+        grammar = grammar_of("\n".join(["root ::= r0", *chain, f'r{length} ::= "a"']), tmp_path)
+        check(grammar, "root", {"a", "x"})
+        parser = Earley(grammar.rules, "root")
+        after = parser.step(parser.start, "a")
+        assert after is not None
+        assert parser.remaining(after) == (0 if '"' not in rule else length)
+
+    read(2)  # compiles regular expressions
+    assert work(lambda: read(60)) < 2.3 * work(lambda: read(30))
+
+
+def language(rules: Rules, longest: int, alphabet: str = "abc") -> set[str]:
+    """All texts of the rule ``root`` up to a length, by adding texts until nothing is new."""
+    texts: dict[str, set[str]] = {name: set() for name in rules}
+    changed = True
+    while changed:
+        changed = False
+        for name, alternatives in rules.items():
+            for sequence in alternatives:
+                found = {""}
+                for symbol in sequence:
+                    parts = {c for c in alphabet if symbol.reads(c)} if isinstance(symbol, Terminal) else texts[symbol]
+                    by_length = [[part for part in parts if len(part) == length] for length in range(longest + 1)]
+                    found = {a + b for a in found for same in by_length[: longest + 1 - len(a)] for b in same}
+                changed |= not found <= texts[name]
+                texts[name] |= found
+    return texts["root"]
+
+
+def state_after(automaton: Earley, text: str) -> int | None:
+    state: int | None = automaton.start
+    for character in text:
+        state = None if state is None else automaton.step(state, character)
+    return state
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_prefixes_and_texts_are_those_of_the_language(name: str, tmp_path: Path) -> None:
+    """A text has a state if some text of the language begins with it, and the state knows the shortest completion."""
+    rules = grammar_of(GRAMMARS[name], tmp_path).rules
+    automaton, texts = Earley(rules, "root"), language(rules, 9)
+    assert len(texts) > 5
+    shortest: dict[str, int] = {}
+    for text in texts:
+        for length in range(len(text) + 1):
+            shortest[text[:length]] = min(shortest.get(text[:length], 99), len(text) - length)
+    seen = 0
+    for length in range(5):
+        for prefix in map("".join, itertools.product("abc", repeat=length)):
+            state = state_after(automaton, prefix)
+            assert (state is not None) == (prefix in shortest), prefix
+            if state is not None:
+                assert automaton.accepts(state) == (prefix in texts), prefix
+                assert automaton.remaining(state) == shortest[prefix], prefix
+                seen += 1
+    assert seen > 3
+
+
+@pytest.mark.parametrize(
+    ("written", "pattern"),
+    [
+        ('"a"{2}', "a{2}"),
+        ('"ab"{1,3}', "(ab){1,3}"),
+        ('"ab"{2,} "c"?', "(ab){2,}c?"),
+        ('("a" | "bc")+ [bc]*', "(a|bc)+[bc]*"),
+        ('[^a] . "a"{0,2}', "[^a].a{0,2}"),
+        ('("a"? "b"){2}{1,2}', "((a?b){2}){1,2}"),
+        ('"" | "a" # a comment "c"\n | "\\x62" [\\u0062-c]', "|a|b[b-c]"),
+        ("[a-b-]{3}", "[a-b-]{3}"),
+    ],
+)
+def test_repetitions_and_sets_are_those_of_re(written: str, pattern: str, tmp_path: Path) -> None:
+    automaton = Earley(grammar_of(f"root ::= {written}", tmp_path).rules, "root")
+    for length in range(6):
+        for text in map("".join, itertools.product("abc-"[: 3 + ("-" in written)], repeat=length)):
+            state = state_after(automaton, text)
+            accepted = state is not None and automaton.accepts(state)
+            assert accepted == (re.fullmatch(pattern, text) is not None), text
+
+
+def test_loops_have_few_states(tmp_path: Path) -> None:
+    """A repetition and a rule that ends with itself return to the same state; open brackets need new ones."""
+    for text in ('root ::= [a-c]* "d"', 'root ::= "a" root | "b" root | "d"', 'root ::= root "a" | root "b" | ""'):
+        automaton = Earley(grammar_of(text, tmp_path).rules, "root")
+        for number in range(2, 40):
+            assert state_after(automaton, "ab" * number) is not None
+        assert len(automaton.items) < 7
+    automaton = Earley(grammar_of(GRAMMARS["palindromes"], tmp_path).rules, "root")
+    state_after(automaton, "ab" * 5)
+    assert len(automaton.items) == 12
+
+
+def letters(symbols: list[str]) -> tuple[Dictionary, Resources]:
+    words = Dictionary()
+    for symbol in symbols:
+        words.add_symbol(symbol)
+    tokenizer = LetterTokenizer(words)
+    return words, Resources(words, tokenizer.encode, tokenizer.decode)
+
+
+def processor_of(text: str, resources: Resources, folder: Path) -> GrammarProcessor:
+    path = folder / "grammar.gbnf"
+    path.write_text(text, encoding="utf-8")
+    return GrammarProcessor.build(GrammarConfig(str(path)), resources)
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_the_allowed_tokens_are_those_that_continue_a_text_of_the_language(name: str, tmp_path: Path) -> None:
+    """With tokens of several characters, and enough tokens left for every completion."""
+    words, resources = letters(["a", "b", "c", "ab", "bc", "bab", "caa"])
+    processor = processor_of(GRAMMARS[name], resources, tmp_path)
+    texts = language(grammar_of(GRAMMARS[name], tmp_path).rules, 8)
+    prefixes = {text[:length] for text in texts for length in range(len(text) + 1)}
+    waiting = [(1, "")]
+    for number, prefix in waiting:  # which grows
+        targets, needed = processor._row(number)
+        for token in range(4, len(words)):
+            longer = prefix + words.symbol(token)  # of 5 characters at most: `texts` has its shortest completion
+            assert (int(needed[token]) < 100) == (longer in prefixes), longer
+            if longer in prefixes and len(longer) < 3:
+                waiting.append((int(targets[token]), longer))
+        assert (int(needed[EOS]) < 100) == (prefix in texts), prefix
+    assert len(waiting) > 3
+
+
+@pytest.mark.parametrize("semantics", ["", "huggingface"])
+@pytest.mark.parametrize("name", ["brackets", "left recursion", "ambiguity", "palindromes", "cycles"])
+def test_the_hypotheses_are_the_best_of_all_texts_of_the_language(name: str, semantics: str, tmp_path: Path) -> None:
+    """With a beam that keeps everything, the search finds exactly the language up to the maximum length."""
+    words, resources = letters(["a", "b", "c"])
+    rule, limit = random_rule(len(words), 3), 4
+    processor = processor_of(GRAMMARS[name], resources, tmp_path)
+    options = {"processors": [processor], "semantics": semantics, "normalize_scores": False, "min_len": 0}
+    generator = make_generator([ScriptedModel(rule)], words, beam_size=130, max_len=limit + 1, **options)
+    texts = language(grammar_of(GRAMMARS[name], tmp_path).rules, limit)
+    for source, found in zip(SOURCES, generator.generate(batch_of(SOURCES)), strict=True):
+        wanted = {}
+        for text in texts:
+            output = (*(words.index(letter) for letter in text), EOS)
+            steps = [rule(source, output[:n]).log_softmax(0)[token] for n, token in enumerate(output)]
+            wanted[output] = float(sum(steps))
+        assert {tuple(h.tokens.tolist()): pytest.approx(h.score) for h in found if h.score > -1e9} == wanted
+
+
+@pytest.mark.parametrize("limit", [2, 3, 6, 15])
+def test_every_output_is_in_the_language_at_every_maximum_length(limit: int, tmp_path: Path) -> None:
+    words, resources = letters(["a", "b", "c", "ab", "bc", "bab", "caa"])
+    for name in ("left recursion", "palindromes", "mutual recursion"):
+        processor = processor_of(GRAMMARS[name], resources, tmp_path)
+        automaton = Earley(grammar_of(GRAMMARS[name], tmp_path).rules, "root")
+        model = ScriptedModel(random_rule(len(words), 5, sharpness=3.0))
+        generator = make_generator([model], words, processors=[processor], max_len=limit + 1, beam_size=4)
+        for hypotheses in generator.generate(batch_of(SOURCES)):
+            possible = [h.tokens.tolist() for h in hypotheses if h.score > -1e9]
+            assert possible
+            for tokens in possible:
+                state = state_after(automaton, "".join(words.symbol(token) for token in tokens if token != EOS))
+                assert len(tokens) <= limit + 1
+                assert state is not None
+                assert automaton.accepts(state)
+
+
+@pytest.mark.parametrize("options", [{"beam": 3, "nbest": 3}, {"sampling": True, "beam": 3, "seed": 4}])
+@pytest.mark.slow
+def test_alone_as_in_a_batch_and_in_ensembles(options: dict[str, Any], tmp_path: Path) -> None:
+    words, _ = letters([*" 0123456789()+*-w", "12", "(1", ")*"])
+    task = task_of(LetterTokenizer(words))
+    models = [text_model(seed=seed, task=task) for seed in (0, 1)]
+    path = Path(__file__).parent.parent.parent / "examples" / "papers" / "automata" / "arithmetic.gbnf"
+    keys = {"processors": ["grammar"], "processor.grammar.file": str(path), "max_len_b": 9, **options}
+    for members in (models[:1], models):
+        together = Translator(members).translate(TEXTS, **keys)
+        for size in (1, 2):
+            alone = Translator(members).translate(TEXTS, batch_size=size, **keys)
+            assert_same([t.hypotheses for t in alone], [t.hypotheses for t in together], 1e-6)
+        found = [hypothesis.text for t in together for hypothesis in t.hypotheses]
+        assert len(found) >= len(TEXTS)
+        assert any(len(text) > 4 for text in found)
+        for text in found:
+            assert isinstance(eval(text), int)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("", "has no rule 'root'"),
+        ('rot ::= "a"', r"has no rule 'root' \(did you mean 'rot'\?\)"),
+        ('root ::= "a"\n"b" "c"\n\nroot ::= "b"', "line 4 of .* has a second rule 'root'; the first one is in line 1"),
+        ('root ::= x\n  | nmae\nname ::= x\nx ::= "a"', r"line 2 of .* 'nmae', .*no rule \(did you mean 'name'\?\)"),
+        ('root ::= "a"\n | "b', "line 2 of .* cannot be read from '\"b' on"),
+        ('root ::= "a"\n | [b-', "line 2 of .* cannot be read"),
+        ('root ::= "\\q"', "line 1 of .* cannot be read"),
+        ('root ::= ("a"\n\nx ::= "b"', r"line 1 of .* has '\(' without '\)'"),
+        ('root ::= "a")', r"line 1 of .* has an unexpected '\)'"),
+        ('\nroot ::= * "a"', r"line 2 of .* has an unexpected '\*'"),
+        ("\nroot ::= {2}", "line 2 of .* has an unexpected '2'"),
+        ('root ::= "a"{3,2}', r"line 1 of .* repeats \{3,2\} times"),
+        ('root ::= "a"{99999999999999999}', "line 1 of .* times"),
+        ("root ::= [c-a]", "line 1 of .* empty range c-a"),
+        ('root ::= "\\UFFFFFFFF"', "line 1 of .* no character"),
+        ('root root ::= "a"', "line 1 of .* has 'root' where a rule"),
+        ("root ::= " + "(" * 5000 + '"a"' + ")" * 5000, "line 1 of .* more than 100 groups"),
+        ('root ::= "a"\nx ::= "b" x | x "c"', "line 2 of .* has the rule 'x', which never ends"),
+        ('root ::= x\n | "ae"\nx ::= "a"', "line 2 of .* needs a character that is no token"),
+        ('root ::= "a" | [^a-c]', "line 1 of .* needs a character that is no token"),
+    ],
+)
+def test_wrong_grammars_are_refused_with_the_line(text: str, wanted: str, tmp_path: Path) -> None:
+    _, resources = letters(["a", "b", "c", "ae"])
+    with pytest.raises((ConfigError, DataError), match=wanted) as caught:
+        processor_of(text, resources, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_rules_that_are_not_used_may_need_other_characters(tmp_path: Path) -> None:
+    processor = processor_of('root ::= "a"\nx ::= "z"', letters(["a"])[1], tmp_path)
+    assert torch.is_tensor(processor._row(1)[0])
+
+
+def test_many_repetitions_of_repetitions_stay_small(tmp_path: Path) -> None:
+    grammar = grammar_of('root ::= ("a"{1000}){1000}{1000}{0,1000} "b"', tmp_path)
+    assert sum(len(sequence) for alternatives in grammar.rules.values() for sequence in alternatives) < 10_000
+    automaton = Earley(grammar.rules, "root")
+    assert automaton.accepts(automaton.step(automaton.start, "b") or 0)
+    assert automaton.remaining(state_after(automaton, "aa") or 0) == 10**9 - 1
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    folder = Path(__file__).parent.parent.parent / "examples" / "papers" / "automata"
+    arguments = (f"common.user_dir={folder}", f"path={tmp_path}", "generation.processors=[grammar]")
+    outcome = command("generate", *arguments, "processor.grammar.fil=x")
+    assert outcome.code == 2
+    assert "file" in outcome.err
+    translator = Translator(text_model(task=task_of(LetterTokenizer(letters(["a"])[0]))))
+    with pytest.raises(ConfigError, match=r"needs processor\.grammar\.file=FILE"):
+        translator.translate(["a"], processors=["grammar"])
+    with pytest.raises(DataError, match=r"none\.gbnf"):
+        translator.translate(["a"], processors=["grammar"], **{"processor.grammar.file": str(tmp_path / "none.gbnf")})

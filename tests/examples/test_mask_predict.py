@@ -1,0 +1,262 @@
+"""Mask-predict (examples/papers/mask_predict*.py) against its algorithm, one sentence and one length at a time."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from examples.papers.mask_predict import MaskPredict
+from examples.papers.mask_predict_model import (
+    MaskedDecoder,
+    MaskPredictCriterion,
+    MaskPredictCriterionConfig,
+    MaskPredictModel,
+    MaskPredictModelConfig,
+    choose_hidden,
+)
+from seqgen.errors import ConfigError
+from seqgen.generation.processors.repetition import NoRepeatNgram
+from seqgen.generation.search.sampling import uniform
+from seqgen.text.translator import ModelInMemory, Translator
+from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
+from tests.generators import make_generator
+from tests.hypotheses import assert_same
+from tests.scripted_model import batch_of, dictionary
+from tests.text_models import TEXTS, task_of, text_model
+
+pytestmark = pytest.mark.slow
+
+PAPERS = Path(__file__).parent.parent.parent / "examples" / "papers"
+SOURCES = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2), (2,), (7, 8, 9, 2)]
+WORDS = 19
+SPECIAL = [0, 1, 2]  # begin-of-sentence, which is the mask; padding; end-of-sentence
+
+
+def new_model(words: int = WORDS, **values: Any) -> MaskPredictModel:
+    """A model with one layer, newly initialized."""
+    torch.manual_seed(0)
+    sides = {"embed_dim": 16, "ffn_embed_dim": 32, "attention_heads": 2, "layers": 1}
+    sizes = {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in sides.items()}
+    cfg = MaskPredictModelConfig(**{"max_target_positions": 12, "share_all_embeddings": True, **sizes, **values})
+    return MaskPredictModel.build_model(cfg, task_of(words=dictionary(words)))
+
+
+def small_model(scale: float = 2.0) -> MaskPredictModel:
+    """The same in float64, with scaled weights so that predictions differ."""
+    model = new_model().double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(scale)
+    return model
+
+
+def decode(model: MaskPredictModel, sources: list[tuple[int, ...]], iterations: int = 3, **options: Any) -> Any:
+    options = {"min_len": 0, "max_len_b": 9, **options}
+    search = MaskPredict(iterations)
+    return make_generator([model], dictionary(WORDS), search_strategy=search, **options).generate(batch_of(sources))
+
+
+def probabilities(model: MaskPredictModel, source: tuple[int, ...], tokens: list[int]) -> Tensor:
+    """``(T, V)`` of one sentence, from the layers of the model, without tokens that are never generated."""
+    encoder_out = model.encoder(torch.tensor([source]), torch.tensor([len(source)]))
+    logits = model.decoder.output_layer(model.decoder.extract_features(torch.tensor([tokens]), encoder_out)[0])[0]
+    distribution = logits.softmax(-1)
+    distribution[:, SPECIAL] = 0.0
+    return distribution
+
+
+def lengths_of(model: MaskPredictModel, source: tuple[int, ...], count: int, longest: int) -> list[int]:
+    logits = model.encoder(torch.tensor([source]), torch.tensor([len(source)])).length_logits[0]
+    return sorted(range(longest + 1), key=lambda length: -float(logits[length]))[:count]
+
+
+def by_hand(model: MaskPredictModel, source: tuple[int, ...], length: int, iterations: int) -> tuple[list[int], float]:
+    """The tokens and the mean log-probability of one sentence with one length, by loops over its positions."""
+    tokens, certainty = [0] * length, [0.0] * length
+    for iteration in range(iterations if length else 0):
+        count = math.floor(length * (iterations - iteration) / iterations + 1e-9)
+        masked = sorted(range(length), key=lambda i: certainty[i])[:count]
+        distribution = probabilities(model, source, [0 if i in masked else token for i, token in enumerate(tokens)])
+        for i in masked:
+            tokens[i], certainty[i] = int(distribution[i].argmax()), float(distribution[i].max())
+    return tokens, sum(math.log(p) for p in certainty) / max(1, length)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("iterations", "beam"), [(1, 1), (1, 3), (2, 2), (4, 3), (10, 1)])
+def test_tokens_and_scores_are_those_of_the_algorithm(iterations: int, beam: int) -> None:
+    model = small_model()
+    found = decode(model, SOURCES, iterations, beam_size=beam)
+    for source, hypotheses in zip(SOURCES, found, strict=True):
+        lengths = lengths_of(model, source, beam, longest=9)
+        wanted = [by_hand(model, source, length, iterations) for length in lengths]
+        wanted.sort(key=lambda one: -one[1])
+        assert [h.tokens.tolist() for h in hypotheses] == [[*tokens, 2] for tokens, _ in wanted]
+        assert [h.score for h in hypotheses] == pytest.approx([score for _, score in wanted], abs=1e-10)
+        for h in hypotheses:
+            assert float(h.positional_scores.sum()) / max(1, len(h.tokens) - 1) == pytest.approx(h.score, abs=1e-10)
+
+
+@torch.no_grad()
+def test_one_iteration_is_the_argmax_where_everything_is_masked() -> None:
+    model = small_model(3.0)
+    for source, (h,) in zip(SOURCES, decode(model, SOURCES, 1), strict=True):
+        length = len(h.tokens) - 1
+        assert h.tokens[:-1].tolist() == (
+            probabilities(model, source, [0] * length).argmax(1).tolist() if length else []
+        )
+
+
+def test_the_number_of_masks_falls_as_in_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of N = 9 tokens, 4 iterations mask 9 (4 - t) / 4: 9, 6, 4 and 2."""
+    counts = []
+    extract_features = MaskedDecoder.extract_features
+
+    def counting(self: MaskedDecoder, tokens: Tensor, *rest: Any, **named: Any) -> Any:
+        counts.append((tokens == 0).sum(1).tolist())
+        return extract_features(self, tokens, *rest, **named)
+
+    monkeypatch.setattr(MaskedDecoder, "extract_features", counting)
+    decode(small_model(), [(4, 5, 6, 7, 2), (4, 2)], 4, min_len=9, max_len_b=9)
+    assert counts == [[9, 9], [6, 6], [4, 4], [2, 2]]
+
+
+@pytest.mark.parametrize("options", [{}, {"beam_size": 3, "len_penalty": 0.5}, {"match_source_len": True}], ids=str)
+def test_alone_as_in_a_batch_and_in_an_ensemble(options: dict[str, Any]) -> None:
+    model, together = small_model(), decode(small_model(), SOURCES, **options)
+    for source, hypotheses in zip(SOURCES, together, strict=True):
+        assert_same(decode(model, [source], **options), [hypotheses])
+    generator = make_generator(
+        [model, model], dictionary(WORDS), search_strategy=MaskPredict(3), **{"min_len": 0, "max_len_b": 9, **options}
+    )
+    assert_same(generator.generate(batch_of(SOURCES)), together)
+
+
+def test_an_ensemble_predicts_from_the_mean_of_its_members() -> None:
+    one, other = small_model(1.5), small_model(2.5)
+    generator = make_generator([one, other], dictionary(WORDS), search_strategy=MaskPredict(1), max_len=6, min_len=5)
+    with torch.no_grad():
+        for source, (h,) in zip(SOURCES, generator.generate(batch_of(SOURCES)), strict=True):
+            each = [probabilities(model, source, [0] * 5) for model in (one, other)]
+            assert h.tokens[:-1].tolist() == (each[0] + each[1]).argmax(1).tolist()
+
+
+def test_limits_and_forbidden_tokens() -> None:
+    model = small_model()
+
+    def lengths(**options: Any) -> list[list[int]]:
+        return [sorted(len(h.tokens) - 1 for h in hypotheses) for hypotheses in decode(model, SOURCES, **options)]
+
+    assert lengths(match_source_len=True) == [[len(source) - 1] for source in SOURCES]
+    assert lengths(beam_size=3, max_len_b=2) == [[0, 1, 2]] * 5
+    assert lengths(beam_size=4, min_len=3, max_len_b=4) == [[3, 4]] * 5  # there are only two
+    assert lengths(min_len=5, max_len_b=4) == [[4]] * 5
+    generated = {token for ((h, *_),) in zip(decode(model, SOURCES), strict=True) for token in h.tokens.tolist()}
+    names = [f"w{token - 4}" for token in generated if token >= 4]
+    without = decode(model, SOURCES, tokens_to_suppress=names)
+    assert not generated & {token for (h,) in without for token in h.tokens.tolist()} - {2, 3}
+
+
+def test_the_decoder_reads_both_sides_and_no_padding() -> None:
+    model = small_model()
+    encoder_out = model.encoder(torch.tensor([[5, 6, 2]]), torch.tensor([3]))
+    features = [model.decoder.extract_features(torch.tensor([row]), encoder_out)[0][0] for row in ([0, 7], [0, 8])]
+    assert not torch.allclose(features[0][0], features[1][0])
+    padded = model.decoder.extract_features(torch.tensor([[0, 7, 1, 1]]), encoder_out)[0][0, :2]
+    torch.testing.assert_close(padded, features[0])
+
+
+@torch.no_grad()
+def test_the_loss_is_that_of_hidden_tokens_and_lengths() -> None:
+    model, task = small_model(), task_of(words=dictionary(WORDS))
+    pairs = [((4, 5, 2), (6, 7, 8, 2)), ((9, 2), (10, 2)), ((5, 2), (2,))]
+    batch = task.collate([(i, torch.tensor(s), torch.tensor(t)) for i, (s, t) in enumerate(pairs)], model)
+    criterion = MaskPredictCriterion(MaskPredictCriterionConfig(label_smoothing=0.0, length_weight=0.7), task)
+    found, again = criterion(model, batch), criterion(model, batch)
+    assert found.loss == again.loss  # in evaluation mode
+    hidden = choose_hidden(torch.tensor([3, 1, 0]), uniform(1, torch.arange(3).unsqueeze(1), torch.arange(5)))
+    wanted = 0.0
+    for row, (source, target) in enumerate(pairs):
+        tokens, encoder_out = list(target[:-1]), model.encoder(torch.tensor([source]), torch.tensor([len(source)]))
+        wanted -= 0.7 * float(encoder_out.length_logits[0].log_softmax(-1)[len(tokens)])
+        if tokens:
+            read = [0 if hidden[row, i] else token for i, token in enumerate(tokens)]
+            features = model.decoder.extract_features(torch.tensor([read]), encoder_out)[0][0]
+            lprobs = model.decoder.output_layer(features).log_softmax(-1)
+            wanted -= sum(float(lprobs[i, token]) for i, token in enumerate(tokens) if hidden[row, i])
+    assert float(found.loss) == pytest.approx(wanted, abs=1e-9)
+    assert found.sample_size == int(hidden.sum())
+
+
+def test_each_number_of_hidden_tokens_is_equally_frequent() -> None:
+    lengths = torch.tensor([3, 1, 0, 2] * 3000)
+    hidden = choose_hidden(lengths, torch.rand(len(lengths), 6, generator=torch.Generator().manual_seed(0)))
+    assert not (hidden & (torch.arange(5) >= lengths.unsqueeze(1))).any()
+    counts = hidden.sum(1)
+    assert counts[lengths == 1].unique().tolist() == [1]
+    assert counts[lengths == 3].bincount(minlength=4).tolist()[1:] == pytest.approx([1000] * 3, rel=0.1)
+    single = hidden[(lengths == 3) & (counts == 1)].sum(0)[:3]
+    assert single.tolist() == pytest.approx([int(single.sum()) / 3] * 3, rel=0.15)
+
+
+@pytest.mark.slow
+def test_it_learns_to_copy() -> None:
+    numbers, task = random.Random(0), task_of(words=dictionary(6))
+    positions = {"encoder_learned_pos": True, "decoder_learned_pos": True, "no_scale_embedding": True}
+    model = new_model(6, dropout=0.0, encoder_embed_dim=32, decoder_embed_dim=32, **positions)
+    criterion = MaskPredictCriterion(MaskPredictCriterionConfig(), task)
+
+    def examples(count: int) -> list[tuple[int, Tensor, Tensor]]:
+        lines = [[numbers.randrange(4, 10) for _ in range(numbers.randint(1, 4))] for _ in range(count)]
+        return [(i, torch.tensor([*line, 2]), torch.tensor([*line, 2])) for i, line in enumerate(lines)]
+
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
+    for _ in range(120):
+        out = criterion(model.train(), task.collate(examples(48), model))
+        optimizer.zero_grad()
+        (out.loss / out.sample_size).backward()
+        optimizer.step()
+    test = examples(100)
+    generator = make_generator([model], dictionary(6), search_strategy=MaskPredict(3))
+    found = generator.generate(task.collate(test, model))
+    assert sum(h.tokens.tolist() == target.tolist() for (h,), (_, _, target) in zip(found, test, strict=True)) > 90
+
+
+def test_refusals() -> None:
+    model, words = small_model(), dictionary(WORDS)
+    for options in ({"beam_size": 2}, {"use_cache": False}):
+        with pytest.raises(ConfigError, match="has no left-to-right pass"):
+            make_generator([model], words, **options).generate(batch_of(SOURCES))
+    with pytest.raises(ConfigError, match="has no left-to-right pass"):
+        list(Translator(ModelInMemory(task_of(), model)).score(TEXTS, TEXTS))
+    with pytest.raises(ConfigError, match="trained as model=mask_predict"):
+        Translator(text_model(), search="mask_predict").translate(TEXTS)
+    with pytest.raises(ConfigError, match="leave out NoRepeatNgram, attention"):
+        decode(model, SOURCES, processors=[NoRepeatNgram(2)], need_attention=True)
+    generator = make_generator([model], words, search_strategy=MaskPredict())
+    with pytest.raises(ConfigError, match="leave out a prefix"):
+        generator.generate(batch_of(SOURCES), prefix_tokens=torch.tensor([[5]] * 5))
+    with pytest.raises(ConfigError, match="more than the 12 lengths"):
+        decode(model, SOURCES, beam_size=13)
+    with pytest.raises(ConfigError, match="below its minimum"):
+        Translator(ModelInMemory(task_of(), model), search="mask_predict", **{"search.iterations": 0}).translate(TEXTS)
+
+
+@pytest.mark.slow
+def test_commands(tmp_path: Path) -> None:
+    """One command trains, with validation by mask-predict, and another one decodes with the recorded files."""
+    data, run = corpus(tmp_path / "DATA"), tmp_path / "run"
+    files = f"common.user_dir=[{PAPERS}/mask_predict_model.py,{PAPERS}/mask_predict.py]"
+    model = ["model=mask_predict", *SMALL_TRANSFORMER[1:], "criterion=mask_predict", "optimization.max_update=3"]
+    arguments = [*training_arguments(data, run), *model, files, "generation.search=mask_predict"]
+    assert command("train", *arguments, "dataset.validate_decode=4").code == 0
+    decoding = ["common.user_dir=run", f"path={run}", f"input={data}/test.en", "generation.max_len=6"]
+    outcome = command("generate", *decoding, "search.iterations=4")
+    assert outcome.code == 0, outcome.err
+    assert len(outcome.out.splitlines()) == 20

@@ -1,0 +1,394 @@
+"""Minimum Bayes risk with pseudo-references and its estimators: against sacreBLEU and the formulas computed plainly."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy
+import pytest
+import torch
+from sacrebleu.metrics import BLEU, CHRF, TER
+
+from examples.papers.mbr.aggregation import AggregatedMbr
+from examples.papers.mbr.exact import Mbr, UtilityMatrix
+from examples.papers.mbr.low_rank import LowRankMbr, complete
+from examples.papers.mbr.pruning import PrunedMbr
+from examples.papers.mbr.references import PseudoReferences
+from examples.papers.mbr.utilities import Embedding, EmbeddingConfig, Ter, similarity
+from seqgen.errors import ConfigError
+from seqgen.generation.component import Resources
+from seqgen.registry import UTILITIES
+from seqgen.text.reranking import Bleu, Chrf, Matrix, Utility
+from seqgen.text.results import Translation
+from seqgen.text.translator import Translator
+from tests.commands import SMALL_FCONV, command, corpus, training_arguments
+from tests.scripted_model import dictionary
+from tests.text_models import TEXTS, text_model
+
+pytestmark = pytest.mark.slow
+
+FOLDER = Path(__file__).parent.parent.parent / "examples" / "papers" / "mbr"
+HYPOTHESES = ["the dog runs", "a cat", "the dogs run fast", "the dog ran", ""]
+REFERENCES = ["the dog runs", "the dog", "a dog runs fast", "the dog runs", "dogs, they run"]
+SETTINGS: dict[str, Any] = {"beam": 5, "max_len_b": 8}
+SAMPLES = {"sampling": True, "beam": 12, "max_len_b": 8, "seed": 7}
+ESTIMATORS: dict[str, dict[str, Any]] = {
+    "mbr": {},
+    "mbr_pruned": {"reranker.first": 4, "reranker.samples": 50},
+    "mbr_aggregated": {"reranker.parts": 2},
+    "mbr_low_rank": {"reranker.reduction": 2.0, "reranker.rank": 2},
+}
+
+
+class Given(Utility):
+    """The utility of the text ``h3`` with the reference ``r5`` is ``matrix[3, 5]``."""
+
+    def __init__(self, matrix: Matrix):
+        self.matrix = matrix
+
+    def compare(self, texts: Any, references: Any) -> Matrix:
+        return self.matrix[numpy.ix_([int(text[1:]) for text in texts], [int(text[1:]) for text in references])]
+
+    def of_line(self) -> UtilityMatrix:
+        rows, columns = self.matrix.shape
+        return UtilityMatrix(self, [f"h{i}" for i in range(rows)], [f"r{i}" for i in range(columns)])
+
+
+@pytest.mark.parametrize(
+    ("utility", "metric", "sign"),
+    [(Chrf(), CHRF(), 1), (Bleu(), BLEU(effective_order=True), 1), (Ter(), TER(), -1)],
+)
+def test_utilities_are_sacrebleus_sentence_scores(utility: Utility, metric: Any, sign: int) -> None:
+    wanted = [[sign * metric.sentence_score(own, [other]).score for other in REFERENCES] for own in HYPOTHESES]
+    assert utility.compare(HYPOTHESES, REFERENCES) == pytest.approx(numpy.array(wanted))
+
+
+def test_a_function_is_a_utility_and_pairs_default_to_the_square() -> None:
+    found: Utility = UTILITIES.entry("similarity").component()
+    wanted = numpy.array([[similarity(own, other) for other in REFERENCES] for own in HYPOTHESES])
+    assert found.compare(HYPOTHESES, REFERENCES) == pytest.approx(wanted)
+
+    class Square(Utility):
+        def __call__(self, texts: Any) -> Matrix:
+            return numpy.array([[similarity(own, other) for other in texts] for own in texts])
+
+    assert Square().compare(HYPOTHESES, REFERENCES) == pytest.approx(wanted)
+
+
+def test_utilities_are_computed_once() -> None:
+    matrix = UtilityMatrix(Chrf(), HYPOTHESES, REFERENCES)  # 4 of the 5 references are distinct
+    wanted = Chrf().compare(HYPOTHESES, REFERENCES)
+    for rows, columns, computed in (([1, 3], [0, 2], 4), ([1], [3], 4), ([0, 1], [0], 5), (range(5), range(5), 20)):
+        assert matrix[rows, columns] == pytest.approx(wanted[numpy.ix_(rows, columns)])
+        assert matrix.computed == computed or (computed == 20 and matrix.computed >= 20)
+
+
+def test_exact_is_the_double_loop_over_pseudo_references() -> None:
+    translator = Translator(text_model(sharpness=1.2))
+    plain = translator.translate(TEXTS, nbest=5, **SETTINGS)
+    samples = translator.translate(TEXTS, nbest=12, **SAMPLES)
+    keys = {"reranker.utility_keys": {"beta": 3.0}, "reranker.references": SAMPLES}
+    found = translator.translate(TEXTS, nbest=5, rerank="mbr", **SETTINGS, **keys)
+    metric, changed = CHRF(beta=3), 0
+    for before, drawn, after in zip(plain, samples, found, strict=True):
+        texts = [item.text for item in drawn.hypotheses]
+        assert len(texts) == 12
+        mean = {
+            item.text: sum(metric.sentence_score(item.text, [other]).score for other in texts) / 12
+            for item in before.hypotheses
+        }
+        wanted = sorted((mean[item.text] for item in before.hypotheses), reverse=True)
+        assert [item.rerank_score for item in after.hypotheses] == pytest.approx(wanted)
+        assert [mean[item.text] for item in after.hypotheses] == pytest.approx(wanted)
+        changed += before.hypotheses[0].text != after.hypotheses[0].text
+    assert changed
+
+
+def test_without_pseudo_references_it_is_the_built_in_method() -> None:
+    translator = Translator(text_model(sharpness=1.2), sampling=True, nbest=8, beam=8, max_len_b=8)
+    built_in, found = (
+        translator.translate(TEXTS, **{key: value}) for key, value in (("mbr", "bleu"), ("rerank", "mbr"))
+    )
+    chrf = translator.translate(TEXTS, mbr="chrf")
+    bleu = translator.translate(TEXTS, rerank="mbr", **{"reranker.utility": "bleu"})
+    for one, two in ((built_in, bleu), (chrf, found)):
+        for first, second in zip(one, two, strict=True):
+            assert [(h.text, pytest.approx(h.utility)) for h in first.hypotheses] == [
+                (h.text, h.rerank_score) for h in second.hypotheses
+            ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("references", [{}, {**SAMPLES, "beam": 5, "max_len_b": 4}], ids=["candidates", "samples"])
+def test_alone_is_batched(references: dict[str, Any]) -> None:
+    translator = Translator(text_model(sharpness=1.2), **{**SETTINGS, "max_len_b": 4})
+    for estimator, keys in ESTIMATORS.items():
+        found = [
+            [
+                [(item.text, pytest.approx(item.rerank_score)) for item in line.hypotheses]
+                for line in translator.translate(
+                    TEXTS[:3], nbest=5, batch_size=size, rerank=estimator, **{"reranker.references": references}, **keys
+                )
+            ]
+            for size in (64, 1, 2)  # 2: the third line joins
+        ]
+        assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 64])
+def test_pseudo_references_of_lines_together_are_those_of_each_line(batch_size: int) -> None:
+    """The lines are decoded in one call, also an empty one; their numbers do not begin at 0."""
+    texts = ["w1 w5 w8 w2 w2", "", *TEXTS[:3]]
+    lines = [Translation(5 + n, text, torch.empty(0), prefix="w3" if n == 3 else "") for n, text in enumerate(texts)]
+    keys = {**SAMPLES, "beam": 6, "max_len_b": 6, "batch_size": batch_size}
+    together, alone = PseudoReferences([text_model()], keys), PseudoReferences([text_model()], keys)
+    together.prepare(lines)
+    known, together.known = together.known, {}
+    assert len({tuple(found) for found in known.values()}) == 5
+    for line in lines:
+        assert known[line.id, line.source, line.prefix] == alone(line)
+
+
+def test_pseudo_references_are_decoded_once_for_all_lines_with_the_ensemble_of_the_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are the outputs of the same ensemble: sources and weights included."""
+    models, calls = [text_model(sharpness=1.2), text_model(seed=1, sharpness=1.2)], []
+    prepare = PseudoReferences.prepare
+    monkeypatch.setattr(PseudoReferences, "prepare", lambda own, lines: (calls.append(own), prepare(own, lines))[1])
+    lines = [f"{text}\tw7 w2" for text in TEXTS]
+    ensemble = {"members": ["field1", "field2"], "ensemble_weights": [4.0, 1.0]}
+    translator = Translator(models, beam=4, max_len_b=6, **ensemble)
+    references = {**SAMPLES, "beam": 6, "max_len_b": 6}
+    translator.translate(lines, rerank="mbr", **{"reranker.references": references})
+    assert len(calls) == 1
+    wanted = Translator(models, **ensemble, **references).translate(lines, nbest=6)
+    assert list(calls[0].known.values()) == [[item.text for item in line.hypotheses] for line in wanted]
+
+
+def test_ensemble_and_prefix_reach_the_pseudo_references() -> None:
+    models = [text_model(), text_model(seed=1)]
+    both = PseudoReferences(models, SAMPLES)
+    (line,) = Translator(models).translate(["w1 w5"], prefixes=["w3 w4"], nbest=12, **SAMPLES)
+    assert both(Translation(0, "w1 w5", torch.empty(0), prefix="w3 w4")) == [item.text for item in line.hypotheses]
+    assert all(text.startswith("w3 w4") for text in both(Translation(0, "w1 w5", torch.empty(0), prefix="w3 w4")))
+
+
+def test_pruning_returns_the_exact_winner_with_few_utilities() -> None:
+    """Means of 0.5 and 0.6 with deviations of 0.1: 64 references separate them."""
+    saved = 0
+    for line in range(20):
+        random = numpy.random.default_rng(line)
+        means = numpy.full(16, 0.5)
+        means[random.integers(16)] = 0.6
+        matrix = Given(means[:, None] + 0.1 * random.normal(size=(16, 64))).of_line()
+        found = PrunedMbr(matrix.utility).expected(matrix, line)
+        assert found.argmax() == means.argmax()
+        saved += 16 * 64 - matrix.computed
+    assert saved > 20 * 16 * 64 / 3
+
+
+def test_pruning_is_the_algorithm_with_bootstrap_by_loops() -> None:
+    random = numpy.random.default_rng(4)
+    utilities = random.normal(size=(6, 8)) + numpy.arange(6)[:, None] * 0.2
+    matrix = Given(utilities).of_line()
+    found = PrunedMbr(matrix.utility, alpha=0.9, first=4, samples=40, seed=5).expected(matrix, 2)
+    rng = numpy.random.default_rng((5, 2))
+    order = list(rng.permutation(8))
+    active = list(range(6))
+    times = rng.multinomial(4, [1 / 4] * 4, size=40)
+    best = max(active, key=lambda row: sum(utilities[row, c] for c in order[:4]))
+    wins = {
+        row: sum(
+            sum(n * (utilities[row, c] - utilities[best, c]) for n, c in zip(draw, order[:4], strict=True)) >= -1e-9
+            for draw in times
+        )
+        for row in active
+    }
+    active = [row for row in active if wins[row] / 40 > 1 - 0.9]
+    assert 1 < len(active) < 6
+    assert matrix.computed == 6 * 4 + len(active) * 4
+    assert found.argmax() == max(active, key=lambda row: utilities[row].sum())
+    assert found[active] == pytest.approx(utilities[active].mean(1))
+
+
+@pytest.mark.parametrize("references", [REFERENCES, REFERENCES[:1]])
+def test_aggregated_chrf_is_the_formula(references: list[str]) -> None:
+    matrix = UtilityMatrix(Chrf(), HYPOTHESES, references)
+    found = AggregatedMbr(matrix.utility).expected(matrix, 0)
+    assert matrix.computed == len(HYPOTHESES)
+    for value, text in zip(found, HYPOTHESES, strict=True):
+        precisions, recalls = [], []
+        for n in range(1, 7):
+            own = _grams(list(text.replace(" ", "")), n)
+            mean: dict[Any, float] = {}
+            for other in references:
+                for gram, count in _grams(list(other.replace(" ", "")), n).items():
+                    mean[gram] = mean.get(gram, 0) + count / len(references)
+            if own and mean:
+                common = sum(min(count, mean.get(gram, 0)) for gram, count in own.items())
+                precisions.append(common / sum(own.values()))
+                recalls.append(common / sum(mean.values()))
+        p, r = (sum(values) / max(1, len(values)) for values in (precisions, recalls))
+        assert value == pytest.approx(100 * 5 * p * r / (4 * p + r) if p + r else 0)
+
+
+def test_aggregated_bleu_is_the_formula() -> None:
+    texts, references = ["a b c d e", "a b x c", "a"], ["a b c d f", "a b c", "a b c d e f g"]
+    matrix = UtilityMatrix(Bleu(), texts, references)
+    found = AggregatedMbr(matrix.utility).expected(matrix, 0)
+    for value, text in zip(found, texts, strict=True):
+        logs, misses = [], 0
+        for n in range(1, min(4, len(text.split())) + 1):
+            own = _grams(text.split(), n)
+            means = {gram: sum(_grams(other.split(), n)[gram] for other in references) / 3 for gram in own}
+            common = sum(min(count, means[gram]) for gram, count in own.items())
+            misses += common == 0
+            logs.append(math.log((common or 2.0**-misses) / sum(own.values())))
+        length = sum(len(other.split()) for other in references) / 3
+        brevity = min(0, 1 - length / len(text.split()))
+        assert value == pytest.approx(100 * math.exp(brevity + sum(logs) / len(logs)))
+
+
+def _grams(units: list[str], n: int) -> Counter[tuple[str, ...]]:
+    return Counter(tuple(units[i : i + n]) for i in range(len(units) - n + 1))
+
+
+def test_aggregation_in_parts_and_with_finalists() -> None:
+    """With as many parts as references, or with all candidates as finalists, it is exact."""
+    exact = Chrf().compare(HYPOTHESES, REFERENCES).mean(1)
+    for keys in ({"parts": 5}, {"parts": 50}, {"finalists": 5}):
+        matrix = UtilityMatrix(Chrf(), HYPOTHESES, REFERENCES)
+        assert AggregatedMbr(matrix.utility, **keys).expected(matrix, 0) == pytest.approx(exact)
+    matrix = UtilityMatrix(Chrf(), HYPOTHESES, REFERENCES)
+    rough = AggregatedMbr(matrix.utility).expected(matrix, 0)
+    best = numpy.argsort(-rough)[:2]
+    found = AggregatedMbr(matrix.utility, finalists=2).expected(matrix, 0)
+    assert set(numpy.argsort(-found)[:2]) == set(best)
+    assert found[best] == pytest.approx(exact[best])
+
+
+def test_low_rank_reconstructs_a_low_rank_matrix() -> None:
+    random = numpy.random.default_rng(0)
+    utilities = random.normal(size=(24, 2)) @ random.normal(size=(2, 30))
+    seen = numpy.where(random.random(utilities.shape) < 0.5, utilities, numpy.nan)
+    assert complete(seen, 2, 0.0, 200, random) == pytest.approx(utilities, abs=1e-6)
+    matrix = Given(utilities).of_line()
+    found = LowRankMbr(matrix.utility, reduction=2.0, rank=2, penalty=0.0, iterations=200).expected(matrix, 0)
+    assert matrix.computed == 24 * 30 / 2
+    assert found == pytest.approx(utilities.mean(1), abs=1e-6)
+
+
+def test_low_rank_minimizes_the_objective() -> None:
+    """No factors near the result have a smaller squared error plus penalty."""
+    random = numpy.random.default_rng(1)
+    seen = numpy.where(random.random((7, 9)) < 0.6, random.random((7, 9)), numpy.nan)
+    seen /= math.sqrt(numpy.nanmean(seen**2))  # the scale at which the penalty applies
+
+    def objective(product: Matrix) -> float:
+        """The smallest |X|^2 + |Y|^2 with a given product X Y' is twice the sum of its singular values."""
+        sizes = numpy.linalg.svd(product, compute_uv=False)
+        return float(numpy.nansum((product - seen) ** 2) + 0.1 * 2 * sizes.sum())
+
+    found = complete(seen, 3, 0.1, 3000, random)
+    left, sizes, right = numpy.linalg.svd(found, full_matrices=False)
+    x, y = left[:, :3] * sizes[:3] ** 0.5, right[:3].T * sizes[:3] ** 0.5
+    assert x @ y.T == pytest.approx(found)
+    for _ in range(20):
+        nudged = (x + 1e-3 * random.normal(size=x.shape)) @ (y + 1e-3 * random.normal(size=y.shape)).T
+        assert objective(nudged) > objective(found)
+
+
+def test_embedding_is_the_cosine_of_mean_states() -> None:
+    """With an encoder whose states are rows of a table, and a tokenizer that pads on the right."""
+    table = torch.randn(30, 6, generator=torch.Generator().manual_seed(0))
+
+    class Inputs(dict[str, torch.Tensor]):
+        def to(self, device: Any) -> Inputs:
+            return self
+
+    def tokenizer(texts: list[str], **keys: Any) -> Inputs:
+        words = [[1 + ord(word) - ord("a") for word in text.split()] for text in texts]
+        longest = max(map(len, words))
+        rows = torch.tensor([row + [0] * (longest - len(row)) for row in words])
+        return Inputs(input_ids=rows, attention_mask=(rows > 0).long())
+
+    encoder = mock.Mock(side_effect=lambda input_ids, attention_mask: mock.Mock(last_hidden_state=table[input_ids]))
+    texts, references = ["a b", "c"], ["c", "a b c a"]
+    found = Embedding(tokenizer, encoder).compare(texts, references)
+    for i, own in enumerate(texts):
+        for j, other in enumerate(references):
+            one, two = (
+                torch.stack([table[1 + ord(word) - ord("a")] for word in text.split()]).mean(0) for text in (own, other)
+            )
+            assert found[i, j] == pytest.approx(float(torch.cosine_similarity(one, two, dim=0)), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_embedding_reads_a_hugging_face_folder(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c"]))
+    transformers.BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    model = transformers.BertModel(transformers.BertConfig(vocab_size=8, **sizes)).eval()
+    model.save_pretrained(tmp_path)
+    found = Embedding.build(EmbeddingConfig(str(tmp_path)), Resources(dictionary(3))).compare(["a b"], ["c"])
+    with torch.no_grad():
+        one, two = (model(torch.tensor([ids]))[0][0].mean(0) for ids in ([2, 5, 6, 3], [2, 7, 3]))
+    assert found[0, 0] == pytest.approx(float(torch.cosine_similarity(one, two, dim=0)), abs=1e-5)
+    with pytest.raises(ConfigError, match="the encoder /none cannot be loaded"):
+        Embedding.build(EmbeddingConfig("/none"), Resources(dictionary(3)))
+
+
+def test_on_the_command_line(tmp_path: Path) -> None:
+    corpus(tmp_path / "DATA")
+    arguments = training_arguments(tmp_path / "DATA", tmp_path / "run")
+    trained = command("train", *arguments, *SMALL_FCONV, "optimization.max_update=2")
+    assert trained.code == 0, trained.err
+    outcome = command(
+        *("generate", f"path={tmp_path / 'run'}", "input=-", "generation.beam=6", "generation.max_len_b=8"),
+        *("format=json", "common.device=cpu", "common.threads=1", f"common.user_dir={FOLDER}"),
+        *("generation.rerank=mbr_pruned", "reranker.first=2", "reranker.utility=ter"),
+        "reranker.utility_keys={case_sensitive:true}",
+        "reranker.references={sampling:true,epsilon_cutoff:0.02,beam:10,seed:3,max_len_b:8}",
+        stdin=b"the dog sees the man\nthe tree\n",
+    )
+    assert outcome.code == 0, outcome.err
+    lines = [json.loads(line) for line in outcome.out.splitlines()]
+    assert len(lines) == 2
+    assert all(line["hypotheses"][0]["rerank_score"] <= 0 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rerank": "mbr", "reranker.utility": "chfr"}, "no utility 'chfr'"),
+        ({"rerank": "mbr", "reranker.utility_keys": {"bet": 3}}, "bet"),
+        ({"rerank": "mbr", "reranker.references": {"samplin": True}}, "samplin"),
+        ({"rerank": "mbr", "reranker.references": {"epsilon_cutoff": 0.1}}, "epsilon_cutoff"),
+        ({"rerank": "mbr_aggregated", "reranker.utility": "ter"}, "n-gram counts"),
+        ({"rerank": "mbr_pruned", "reranker.alpha": 1.5}, "alpha"),
+        ({"rerank": "mbr", "reranker.utility": "embedding"}, "needs an encoder"),
+    ],
+)
+def test_refuses_in_one_sentence(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Translator(text_model()).translate(["w1"], **SETTINGS, **settings)
+
+
+def test_help_lists_keys_whose_values_are_keys() -> None:
+    outcome = command("generate", f"common.user_dir={FOLDER}", "--help", "all")
+    assert "reranker.references={} " in outcome.out
+    assert "components=" not in outcome.out
+
+
+def test_object_in_python() -> None:
+    reranker = Mbr(Chrf(), lambda translation: REFERENCES)
+    (found,) = Translator(text_model()).translate(["w1 w2"], rerank=reranker, **SETTINGS)
+    assert found.hypotheses[0].rerank_score is not None
+    assert reranker.computed == 5 * 4

@@ -1,0 +1,181 @@
+"""examples/papers/simultaneous.py and latency.py against plain loops over one sentence, and against beam search."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.papers.latency import LatencyConfig, average_lagging, report
+from examples.papers.simultaneous import WaitK
+from seqgen.cli.command import run as run_command
+from seqgen.errors import ConfigError
+from seqgen.generation.search.base import Search
+from seqgen.generation.search.beam import BeamSearch
+from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.text.translator import Translator
+from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
+from tests.generators import make_generator
+from tests.hypotheses import Pairs, as_pairs, assert_same, assert_same_pairs
+from tests.model_zoo import VOCAB, ZOO, TinyDictionary
+from tests.reference_search import EOS, Settings, next_scores
+from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
+from tests.text_models import TEXTS, text_model
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parent.parent.parent
+SOURCES = [(4, 5, 2), (6, 2), (4, 4, 4, 4, 6, 2), (2,), (5, 6, 7, 2)]
+RULE = random_rule(vocab=9, seed=4)
+
+
+def generator(rules: list[Rule], search: Search, beam: int = 3, **options: Any) -> SequenceGenerator:
+    values = {"max_len_b": 5, "min_len": 0, **options}
+    return make_generator(
+        [ScriptedModel(rule) for rule in rules], dictionary(5), search_strategy=search, beam_size=beam, **values
+    )
+
+
+def plain(source: tuple[int, ...], k: int, beam: int) -> Pairs:
+    """Beam search by fairseq's rules over prefixes, as loops over one sentence."""
+    cfg, beams, finished = Settings(max_len=5, min_len=0), [(0.0, ())], []
+    for step in range(cfg.max_len + 1):
+        read = source if k + step >= len(source) - 1 else source[: k + step]
+        found = sorted(
+            ((total + score, (*past, token)) for total, past in beams
+             for token, score in enumerate(next_scores(RULE, read, past, cfg))
+             if score > -math.inf and (token != EOS or read == source or step == cfg.max_len)),
+            reverse=True,
+        )[: 2 * beam]  # fmt: skip
+        for total, output in found[:beam]:
+            if output[-1] == EOS and len(finished) < beam:
+                finished.append((output, total / len(output)))
+        beams = [pair for pair in found if pair[1][-1] != EOS][:beam]
+        if len(finished) == beam or not beams:
+            break
+    return sorted(finished, key=lambda pair: -pair[1])
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_search(k: int, beam: int) -> None:
+    found = generator([RULE], WaitK(k), beam).generate(batch_of(SOURCES))
+    for source, hypotheses in zip(SOURCES, found, strict=True):
+        assert_same_pairs(as_pairs(hypotheses), plain(source, k, beam))
+
+
+def test_all_tokens_are_read_first() -> None:
+    for semantics in ("fairseq", "huggingface"):
+        one, two, three = (
+            generator([RULE], search, semantics=semantics).generate(batch_of(SOURCES))
+            for search in (WaitK(5), BeamSearch(), WaitK(1))
+        )
+        assert_same(one, two)
+        assert [as_pairs(line) for line in three] != [as_pairs(line) for line in two]
+
+
+def test_alone_in_a_batch_and_in_an_ensemble() -> None:
+    for rules in ([RULE], [RULE, random_rule(vocab=9, seed=5)]):
+        own = generator(rules, WaitK(2), max_len_a=1.0, max_len_b=3)
+        together = own.generate(batch_of(SOURCES))
+        for row, source in enumerate(SOURCES):
+            assert_same(own.generate(batch_of([source])), together[row : row + 1])
+
+
+def test_attention_is_over_the_whole_source() -> None:
+    """With sources padded on either side; weights of tokens that are not read are 0."""
+    for left in (False, True):
+        model = ZOO["transformer_tiny"].build().double().eval()
+        model.left_pad_source = left
+        own = make_generator(
+            [model], TinyDictionary(), search_strategy=WaitK(1), beam_size=2, need_attention=True, max_len_b=5
+        )  # fmt: skip
+        sources = [[VOCAB - 1, 5, 6, 7, 2], [8, 9, 2]]
+        together = own.generate(batch_of(sources, left=left))
+        for row, source in enumerate(sources):
+            alone = own.generate(batch_of([source], left=left))[0]
+            for one, two in zip(alone, together[row], strict=True):
+                assert one.tokens.tolist() == two.tokens.tolist()
+                weights = one.attention
+                assert weights is not None
+                assert (weights[0, 1:] == 0).all()
+                assert weights.sum(1).tolist() == pytest.approx([1.0] * len(weights))
+                own_part = two.attention[:, -len(source) :] if left else two.attention[:, : len(source)]
+                assert own_part.tolist() == [pytest.approx(line) for line in weights.tolist()]
+
+
+def lagging(delays: list[int], source: int, target: int) -> float:
+    """Equations 6 to 8 of Ma et al., with t from 1."""
+    total, t = 0.0, 0
+    while t < len(delays):
+        t += 1
+        total += delays[t - 1] - (t - 1) / (target / source)
+        if delays[t - 1] == source:
+            break
+    return total / t
+
+
+def test_average_lagging() -> None:
+    for source in range(1, 7):
+        for size in range(1, 8):
+            for k in range(1, 8):
+                delays = [min(k + t, source) for t in range(size)]
+                assert average_lagging(delays, source, size) == pytest.approx(lagging(delays, source, size))
+                assert average_lagging(delays, source, 9) == pytest.approx(lagging(delays, source, 9))
+    assert average_lagging([3, 4, 5, 6, 6, 6], 6, 6) == 3  # equally long: wait-k lags k tokens behind
+    assert average_lagging([6] * 4, 6, 4) == 6
+    assert average_lagging([], 6, 0) == 6
+
+
+def test_by_its_keys() -> None:
+    translator = Translator(text_model(), beam=3, nbest=3, max_len_b=8)
+    texts = []
+    for arguments in (
+        {"search": "wait_k", "search.k": 1},
+        {"search": WaitK(1), "batch_size": 1},
+        {"search": "wait_k", "search.k": 99},
+        {},
+    ):
+        found = translator.translate(TEXTS, **arguments)
+        texts.append([[(item.text, pytest.approx(item.score)) for item in line.hypotheses] for line in found])
+    assert texts[0] == texts[1] != texts[2] == texts[3]
+    with pytest.raises(ConfigError, match="below its minimum"):
+        translator.translate(TEXTS, search="wait_k", **{"search.k": 0})
+
+
+@pytest.mark.slow
+def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One command decodes and writes the delays, and another one prints the average lagging."""
+    data, run, file = corpus(tmp_path / "DATA"), tmp_path / "run", tmp_path / "latency.jsonl"
+    arguments = [*training_arguments(data, run), *SMALL_TRANSFORMER, "optimization.max_update=1"]
+    assert command("train", *arguments).code == 0
+    user_file = ROOT / "examples" / "papers" / "simultaneous.py"
+    decode = (
+        f"common.user_dir={user_file}",
+        f"path={run}",
+        f"input={data}/test.en",
+        "common.threads=1",
+        "generation.max_len_b=9",
+    )
+    outcome = command("generate", *decode, "generation.search=wait_k", "search.k=2", f"search.latency={file}")
+    assert outcome.code == 0, outcome.err
+    lines = {line["line"]: line for line in map(json.loads, file.read_text().splitlines())}
+    tokenizer = Translator(str(run)).task
+    sources = (data / "test.en").read_text(encoding="utf-8").splitlines()
+    references = (data / "test.de").read_text(encoding="utf-8").splitlines()
+    assert sorted(lines) == list(range(len(sources)))
+    plain_, adaptive = [], []
+    for number, (source, reference) in enumerate(zip(sources, references, strict=True)):
+        size, delays = len(tokenizer.encode_source(source)) - 1, lines[number]["delays"]
+        assert (lines[number]["source"], delays) == (size, [min(2 + t, size) for t in range(len(delays))])
+        plain_.append(lagging(delays, size, len(delays)))
+        adaptive.append(lagging(delays, size, max(len(delays), len(tokenizer.encode_target(reference)) - 1)))
+    with pytest.raises(SystemExit) as exit_:
+        run_command(LatencyConfig, report, "", [f"path={run}", f"latency={file}", f"reference={data}/test.de"])
+    assert exit_.value.code == 0
+    count = len(sources)
+    wanted = f"{count} lines, AL {sum(plain_) / count:.2f}, LAAL {sum(adaptive) / count:.2f} source tokens"
+    assert wanted in capsys.readouterr().out

@@ -1,0 +1,180 @@
+"""The uncertainty of ensembles (examples/papers/uncertainty.py) against its definitions and by enumeration."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from examples.papers.uncertainty import JOINT, MEASURES, UncertaintyObserver
+from seqgen.errors import ConfigError
+from seqgen.structures import Hypothesis
+from seqgen.text.translator import Translator
+from tests.commands import command
+from tests.generators import make_generator
+from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
+from tests.text_models import TEXTS, task_of, text_model
+
+pytestmark = pytest.mark.slow
+
+WORDS = dictionary(3)
+VOCAB, EOS, WORD_IDS = len(WORDS), 2, (4, 5, 6)
+LENGTH = 3
+SOURCES = [(4, 5, 2), (6, 2)]
+
+
+def rule_of(seed: int) -> Rule:
+    """Random words; the output has at most ``LENGTH`` tokens, and padding and special tokens are impossible."""
+    plain = random_rule(VOCAB, seed)
+
+    def rule(source: tuple[int, ...], history: tuple[int, ...]) -> torch.Tensor:
+        logits = plain(source, history)
+        allowed = [EOS] if len(history) == LENGTH - 1 else [*WORD_IDS] if not history else [EOS, *WORD_IDS]
+        forbidden = [token for token in range(VOCAB) if token not in allowed]
+        logits[forbidden] = -torch.inf
+        return logits
+
+    return rule
+
+
+def decode(file: Path, rules: list[Rule], beam: int) -> tuple[list[dict[str, Any]], list[list[Hypothesis]]]:
+    observer = UncertaintyObserver(str(file), 2.0, WORDS.symbols)
+    models = [ScriptedModel(rule) for rule in rules]
+    generator = make_generator(models, WORDS, beam_size=beam, max_len_b=LENGTH, observers=[observer])
+    hypotheses = generator.generate(batch_of(SOURCES))
+    lines = sorted(read(file), key=lambda line: line["sentence"])
+    return lines, hypotheses
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def entropy(probabilities: list[float]) -> float:
+    return -sum(p * math.log(p) for p in probabilities if p > 0)
+
+
+def measures_after(rules: list[Rule], source: tuple[int, ...], history: tuple[int, ...]) -> list[float]:
+    """The four measures, computed token by token."""
+    each = [rule(source, history).softmax(0).tolist() for rule in rules]
+    mean = [sum(p) / len(rules) for p in zip(*each, strict=True)]
+    total, data = entropy(mean), sum(map(entropy, each)) / len(rules)
+    divergences = [sum(p * math.log(p / q) for p, q in zip(mean, own, strict=True) if p > 0) for own in each]
+    return [total, data, total - data, sum(divergences) / len(rules)]
+
+
+def test_the_measures_of_each_token_are_the_definitions(tmp_path: Path) -> None:
+    """Beams are reordered, and sentences leave the batch at different steps: each token has those of its own prefix."""
+    rules = [rule_of(seed) for seed in (1, 2, 3)]
+    lines, results = decode(tmp_path / "out.jsonl", rules, beam=4)
+    for source, line, hypotheses in zip(SOURCES, lines, results, strict=True):
+        assert len(line["hypotheses"]) == len(hypotheses) == 4
+        log_probabilities = []
+        for output, hypothesis in zip(line["hypotheses"], hypotheses, strict=True):
+            tokens = hypothesis.tokens.tolist()
+            assert output["tokens"] == [WORDS.symbols[token] for token in tokens]
+            wanted = [measures_after(rules, source, tuple(tokens[:length])) for length in range(len(tokens))]
+            for name, values in zip(MEASURES, zip(*wanted, strict=True), strict=True):
+                assert output[f"token_{name}"] == pytest.approx(values, abs=1e-9)
+                assert output[name] == pytest.approx(sum(values) / len(tokens), abs=1e-9)
+            log_probabilities.append(float(hypothesis.positional_scores.sum()))
+            assert output["sequence_total"] == pytest.approx(-log_probabilities[-1] / len(tokens), abs=1e-9)
+        weights = [math.exp(value / 2.0) for value in log_probabilities]
+        for name in (*MEASURES, *JOINT):
+            wanted_mean = sum(w * output[name] for w, output in zip(weights, line["hypotheses"], strict=True))
+            assert line[name] == pytest.approx(wanted_mean / sum(weights), abs=1e-9)
+
+
+def test_over_all_outputs_the_chain_rule_gives_the_measures_of_sequences(tmp_path: Path) -> None:
+    """The expected sum over tokens is the entropy of sequences, and the reverse mutual information of sequences."""
+    rules = [rule_of(seed) for seed in (4, 5)]
+    outputs = 3 + 3 * 3
+    lines, results = decode(tmp_path / "out.jsonl", rules, beam=outputs)
+    for source, line, hypotheses in zip(SOURCES, lines, results, strict=True):
+        assert len(hypotheses) == outputs
+        sums = dict.fromkeys((*MEASURES, *JOINT), 0.0)
+        entropy_of_sequences = reverse_of_sequences = mass = 0.0
+        for output, hypothesis in zip(line["hypotheses"], hypotheses, strict=True):
+            tokens = tuple(hypothesis.tokens.tolist())
+            steps = [[rule(source, tokens[:i]).softmax(0)[tokens[i]] for rule in rules] for i in range(len(tokens))]
+            probability = math.prod(float(sum(step)) / len(rules) for step in steps)
+            of_members = [math.prod(map(float, own)) for own in zip(*steps, strict=True)]
+            mass += probability
+            entropy_of_sequences -= probability * math.log(probability)
+            reverse_of_sequences += probability * sum(math.log(probability / own) for own in of_members) / len(rules)
+            for name in sums:
+                sums[name] += probability * output[name] * len(tokens)
+        assert mass == pytest.approx(1.0)
+        for name in ("total", "sequence_total"):
+            assert sums[name] == pytest.approx(entropy_of_sequences, abs=1e-9)
+        assert sums["reverse"] == pytest.approx(reverse_of_sequences, abs=1e-9)
+        assert sums["sequence_reverse"] == pytest.approx(reverse_of_sequences, abs=1e-9)
+        assert sums["knowledge"] == pytest.approx(sums["total"] - sums["data"], abs=1e-9)
+
+
+def sorted_lines(file: Path) -> list[dict[str, Any]]:
+    return sorted(read(file), key=lambda line: line["sentence"])
+
+
+def assert_close(one: Any, two: Any) -> None:
+    """Two JSON values are equal up to rounding."""
+    if isinstance(one, dict):
+        assert one.keys() == two.keys()
+        for key in one:
+            assert_close(one[key], two[key])
+    elif isinstance(one, list):
+        assert len(one) == len(two)
+        for first, second in zip(one, two, strict=True):
+            assert_close(first, second)
+    else:
+        assert one == (pytest.approx(two, abs=1e-8) if isinstance(one, float) else two)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [{"beam": 4, "nbest": 2}, {"sampling": True, "beam": 3, "seed": 5}, {"semantics": "huggingface", "beam": 3}],
+    ids=["beam", "sampling", "huggingface"],
+)
+def test_alone_as_in_a_batch(tmp_path: Path, options: dict[str, Any]) -> None:
+    task = task_of()
+    translator = Translator([text_model(seed=seed, task=task) for seed in (0, 1)], max_len_b=8, **options)
+    plain = translator.translate(TEXTS)
+    lines = []
+    for size in (1, 2, 64):
+        keys = {"observers": ["uncertainty"], "observer.uncertainty.file": str(tmp_path / f"{size}.jsonl")}
+        found = translator.translate(TEXTS, batch_size=size, **keys)
+        assert [t.text for t in found] == [t.text for t in plain]
+        lines.append(sorted_lines(tmp_path / f"{size}.jsonl"))
+        assert [line["sentence"] for line in lines[-1]] == list(range(len(TEXTS)))
+    assert_close(lines[0], lines[2])
+    assert_close(lines[1], lines[2])
+    assert all(0 <= line["knowledge"] <= line["total"] for line in lines[0])
+    assert max(line["knowledge"] for line in lines[0]) > 1e-3
+
+
+def test_equal_members_have_no_knowledge_uncertainty(tmp_path: Path) -> None:
+    task = task_of()
+    keys = {"observers": ["uncertainty"], "observer.uncertainty.file": str(tmp_path / "out.jsonl")}
+    Translator([text_model(task=task), text_model(task=task)], beam=3, max_len_b=8).translate(TEXTS, **keys)
+    for line in read(tmp_path / "out.jsonl"):
+        assert line["knowledge"] == pytest.approx(0, abs=1e-9)
+        assert line["reverse"] == pytest.approx(0, abs=1e-9)
+        assert line["total"] == pytest.approx(line["data"])
+
+
+def test_keys_and_refusals(tmp_path: Path) -> None:
+    keys = {"observers": ["uncertainty"], "observer.uncertainty.file": str(tmp_path / "out.jsonl")}
+    with pytest.raises(ConfigError, match="compares the members of an ensemble"):
+        Translator(text_model()).translate(TEXTS, **keys)
+    with pytest.raises(ConfigError, match="below its minimum"):
+        Translator(text_model()).translate(TEXTS, **keys, **{"observer.uncertainty.temperature": 0.0})
+    file = Path(__file__).parent.parent.parent / "examples" / "papers" / "uncertainty.py"
+    arguments = (f"common.user_dir={file}", f"path={tmp_path}", "generation.observers=[uncertainty]")
+    outcome = command("generate", *arguments, "observer.uncertainty.fil=x")
+    assert outcome.code == 2
+    assert "observer.uncertainty.file" in outcome.err

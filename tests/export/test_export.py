@@ -1,0 +1,211 @@
+"""An exported model computes the logits of the model, step by step, and decodes to the same text."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from seqgen.checkpoints.loading import load_model
+from seqgen.errors import ConfigError
+from seqgen.export.folder import PACKAGES, Sentences, largest_difference, load_onnx, write_onnx
+from seqgen.export.graphs import EncoderGraph, Graph, StepGraph, export_graphs
+from seqgen.model import EncoderDecoderModel
+from seqgen.system.switches import INPUT_CHOICES
+from tests.commands import SMALL_TRANSFORMER, Outcome, command, corpus, training_arguments
+from tests.docs.test_pages import ROOT
+from tests.huggingface_bart import tiny_folder as bart_folder
+from tests.huggingface_t5 import tiny_folder as t5_folder
+from tests.model_zoo import ZOO, build, inputs
+
+EXPORTED = [name for name in ZOO if name.startswith(("transformer", "t5", "fconv")) and "_lm" not in name]
+needs_onnx = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in PACKAGES), reason="ONNX is not installed"
+)
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_steps_with_named_tensors_give_the_logits_of_the_parallel_pass(name: str) -> None:
+    model, given = build(name), inputs(name, [6, 1, 4], 5)
+    expected, _ = model(given.src_tokens, given.src_lengths, given.prev_output_tokens)
+    with torch.no_grad(), INPUT_CHOICES.off():
+        step = StepGraph(model, type(model.encoder(given.src_tokens, given.src_lengths)))
+        encoder = EncoderGraph(model, ZOO[name].pad)
+        order = torch.tensor([2, 0, 0])  # rows may be dropped and repeated between two steps
+        for rows in (torch.arange(3), torch.tensor([1]), order):
+            source = {key: value[rows] for key, value in encoder(given.src_tokens).items()}
+            state = _initial(step, len(rows))
+            for seen in range(5):
+                logits, state = step(given.prev_output_tokens[rows, : seen + 1], source, state)
+                torch.testing.assert_close(logits, expected[rows, seen], rtol=0, atol=1e-10)
+
+
+def _initial(step: StepGraph, rows: int) -> dict[str, Tensor]:
+    sizes = {"rows": rows, "seen": 0}
+    return {
+        tensor.name: torch.zeros([sizes.get(size, size) for size in tensor.shape], dtype=tensor.dtype)  # type: ignore[call-overload]
+        for tensor in step.flat.tensors
+    }
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Writes a model as ONNX files, and returns functions that run them."""
+
+    def save(model: EncoderDecoderModel, pad: int) -> tuple[Any, Any, Graph]:
+        folder = tmp_path_factory.mktemp("onnx")
+        encoder, step = export_graphs(model, pad)
+        runs = []
+        for name, graph in (("encoder", encoder), ("step", step)):
+            write_onnx(graph, folder / f"{name}.onnx", 20)
+            runs.append(load_onnx(folder / f"{name}.onnx", graph))
+        return *runs, step
+
+    return save
+
+
+def _model(name: str, folder: Path) -> EncoderDecoderModel:
+    if name in ZOO:
+        return build(name, torch.float32)
+    make = t5_folder if name.startswith("t5") else bart_folder
+    return load_model(make(folder, name.removeprefix("t5:")), dtype=torch.float32).model
+
+
+SLOW = ["transformer_narrow_decoder", "t5_gated_untied", "fconv_uneven"]
+NIGHTLY = ["bart", "marian", "t5:t5_v1_1"]
+
+
+@needs_onnx
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.nightly if name in NIGHTLY else pytest.mark.slow) for name in SLOW + NIGHTLY],
+)
+def test_onnx_files_give_the_logits_of_the_model_alone_and_batched(name: str, saved: Any, tmp_path: Path) -> None:
+    model = _model(name, tmp_path)
+    vocab = model.decoder.embed_tokens.num_embeddings
+    pad = model.padding_idx if "t5" in name else model.encoder.embed_tokens.padding_idx
+    encoder, step, graph = saved(model, pad)
+    words = {"pad": pad, "source_size": vocab, "target_size": vocab}
+    for lengths, steps in (([9, 3, 1, 17], 12), ([8], 3), ([1], 1), ([21, 21], 24)):
+        sentences = Sentences.random(lengths, steps, **words)
+        assert largest_difference(model, encoder, step, graph, sentences) < 1e-4
+        for row, length in enumerate(lengths):
+            alone = Sentences(
+                sentences.src_tokens[row : row + 1, :length],
+                sentences.src_lengths[row : row + 1],
+                sentences.prev_output_tokens[row : row + 1],
+            )
+            assert largest_difference(model, encoder, step, graph, alone) < 1e-4
+    with torch.no_grad():
+        for parameter in model.decoder.parameters():
+            parameter.mul_(1.1)
+    sentences = Sentences.random([9, 3], 4, **words)
+    assert largest_difference(model, encoder, step, graph, sentences) > 1e-3  # the comparison can fail
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained run whose outputs end, and ``data`` beside it."""
+    folder = tmp_path_factory.mktemp("export")
+    corpus(folder / "data")
+    outcome = command(
+        "train",
+        *training_arguments(folder / "data", folder / "run"),
+        *SMALL_TRANSFORMER,
+        "model.encoder_normalize_before=true",
+        "model.decoder_normalize_before=true",
+        "optimization.max_update=400",
+        "optimization.lr=[1e-2]",
+        "lr_scheduler.warmup_updates=40",
+        "dataset.validate_interval=20",
+    )
+    assert outcome.code == 0, outcome.err
+    return folder / "run"
+
+
+@needs_onnx
+@pytest.mark.slow
+def test_the_example_decodes_as_seqgen_does(run: Path, tmp_path: Path) -> None:
+    source, output = run.parent / "data" / "test.en", tmp_path / "out"
+    outcome = command("convert", "format=export", f"path={run}", f"output={output}")
+    assert outcome.code == 0, outcome.err
+    assert "logits differ by at most" in outcome.out
+    decoded = command("generate", f"path={run}", f"input={source}", "generation.beam=1", "format=json")
+    hypotheses = [json.loads(line)["hypotheses"][0] for line in decoded.out.splitlines()]
+    assert len({len(hypothesis["tokens"]) for hypothesis in hypotheses}) > 2  # the outputs end at different steps
+    code = (
+        "import sys, json\nfrom pathlib import Path\nfrom examples.onnx_greedy import ExportedModel\n"
+        f"model = ExportedModel(Path({str(output)!r}))\nids = model.greedy(sys.stdin.read().splitlines())\n"
+        "assert 'torch' not in sys.modules\nprint(json.dumps(ids))"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, input=source.read_bytes(), capture_output=True, check=False
+    )
+    assert shown.returncode == 0, shown.stderr.decode()
+    eos = json.loads((output / "export.json").read_text())["eos"]
+    wanted = [[token for token in hypothesis["tokens"] if token != eos] for hypothesis in hypotheses]
+    assert json.loads(shown.stdout) == wanted
+    texts = [json.loads(line)["hypotheses"][0]["text"] for line in decoded.out.splitlines()]
+    lines = source.read_text().splitlines()[:2]
+    for given, code, answer in (
+        (f"{lines[0]}\n\n{lines[1]}", 0, f"{texts[0]}\n\n{texts[1]}\n"),
+        ("", 0, ""),
+        ("dog " * 3000, 1, "but the model reads at most 1024; split the line\n"),
+    ):
+        shown = subprocess.run(
+            [sys.executable, str(ROOT / "examples" / "onnx_greedy.py"), str(output)],
+            input=given.encode(),
+            capture_output=True,
+            check=False,
+        )
+        assert (shown.returncode, (shown.stderr or shown.stdout).decode()[-len(answer) :]) == (code, answer)
+        assert b"Traceback" not in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("lstm_tiny", "torch.export cannot export"), ("transformer_lm_tiny", "only encoder-decoder")]
+)
+@pytest.mark.slow
+def test_other_models_are_refused(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        export_graphs(build(name, torch.float32), ZOO[name].pad)
+
+
+def _refused(outcome: Outcome, *words: str) -> None:
+    assert outcome.code == 2, (outcome.code, outcome.err)
+    assert "Traceback" not in outcome.err
+    for word in words:
+        assert word in outcome.err.strip().splitlines()[-1], outcome.err
+
+
+@pytest.mark.slow
+def test_wrong_input_is_answered_by_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exported = functools.partial(command, "convert", "format=export")
+    path, output = f"path={tmp_path / 'none'}", f"output={tmp_path / 'out'}"
+    (tmp_path / "there").mkdir()
+    _refused(exported(path), "output=FOLDER")
+    _refused(exported(output), "path=MODEL")
+    _refused(exported(path, f"output={tmp_path / 'there'}"), "already exists")
+    _refused(exported(path, f"output={tmp_path / 'no' / 'out'}"), "does not exist")
+    _refused(exported(path, output, "formats=[tflite]"), "tflite", "onnx, torch")
+    _refused(exported(path, output, "formats=[]"), "onnx, torch")
+    _refused(exported("path=org/name", output, "formats=[torch]"), "is written hf:org/name")
+    _refused(command("generate", "path=https://hf.co/org/name"), "is an address; a model of the Hugging Face Hub")
+    _refused(
+        exported("path=[a,b]", output, "formats=[torch]"),
+        "path names 2 models",
+        "give one, such as path=a",
+    )
+    _refused(exported(path, output, "opset=7"), "opset=7")
+    _refused(exported(path, output, "formats=[torch]"), "none")
+    monkeypatch.setattr("seqgen.export.folder.find_spec", lambda name: None)
+    _refused(exported(path, output), "pip install onnx onnxscript onnxruntime;", "formats=[torch]")
+    assert not (tmp_path / "out").exists()

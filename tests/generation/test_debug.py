@@ -1,0 +1,179 @@
+"""The ``debug.*`` keys: each switches its optimization off, and none changes an output."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from seqgen.config import DebugConfig
+from seqgen.errors import ConfigError
+from seqgen.generation.ensemble.member import Member
+from seqgen.generation.observers import Observer, StepRecord
+from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.generation.setup import DecodingSetup
+from seqgen.system.switches import PREPACKED_WEIGHTS, TWO_STAGE_CANDIDATES
+from seqgen.text.translator import Translator
+from tests.commands import command
+from tests.covering import covering
+from tests.generation.test_keys import STRATEGIES
+from tests.text_models import TEXTS, text_model
+from tests.training_runs import TINY
+
+OFF = vars(DebugConfig.off())
+VALUES = [*OFF.items(), ("beam_table", "on")]
+
+
+class Spy(Observer):
+    """Records the switches, and the number of finished sentences that are still in the batch."""
+
+    def __init__(self) -> None:
+        self.prepacked: set[bool] = set()
+        self.two_stage: set[bool] = set()
+        self.done: set[int] = set()
+
+    def observe(self, record: StepRecord) -> None:
+        self.prepacked.add(PREPACKED_WEIGHTS.is_on())
+        self.two_stage.add(TWO_STAGE_CANDIDATES.is_on())
+        self.done.add(int(record.was_done.sum()))
+
+
+@pytest.fixture(name="members")
+def _members() -> Iterator[list[Member]]:
+    """The members of all sessions."""
+    made: list[Member] = []
+    begin = Member.__init__
+
+    def note(self: Member, *arguments: Any) -> None:
+        begin(self, *arguments)
+        made.append(self)
+
+    with mock.patch.object(Member, "__init__", note):
+        yield made
+
+
+def decode(spy: Spy, debug: dict[str, Any]) -> SequenceGenerator:
+    translator = Translator(text_model())
+    settings: dict[str, Any] = {"beam": 3, "max_len_b": 12, **{f"debug.{key}": value for key, value in debug.items()}}
+    lines = [" ".join(f"w{(7 * line + 5 * word) % 19}" for word in range(1 + line % 5)) for line in range(24)]
+    translator.translate(lines, observers=[spy], **settings)
+    return translator.prepare(**settings).generator
+
+
+def test_the_page_has_a_switch_for_each_optimization() -> None:
+    page = (Path(__file__).parent.parent.parent / "docs" / "fast-decoding.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[3] for line in page.splitlines() if line.startswith("|")][2:]
+    assert [row for row in rows if re.search(r"`(debug|common|generation)\.", row) is None] == []
+    assert {field.name for field in fields(DebugConfig)} == {*re.findall(r"`debug\.(\w+)", "".join(rows))}
+
+
+def test_every_switch_is_tried() -> None:
+    assert set(OFF) == {field.name for field in fields(DebugConfig)}
+    assert vars(DebugConfig.off("use_cache", "beam_table")).items() - vars(DebugConfig()).items() == {
+        ("use_cache", False),
+        ("beam_table", "off"),
+    }
+    assert all(value != getattr(DebugConfig(), key) for key, value in VALUES)
+
+
+@pytest.mark.parametrize("key", ["", *OFF])
+def test_each_switch_is_honoured(key: str, members: list[Member]) -> None:
+    spy = Spy()
+    generator = decode(spy, {key: OFF[key]} if key else {})
+    assert members
+    for member in members:
+        assert (member.state is None) == (key == "use_cache")
+        assert member.shares_encoder_output == (key not in ("use_cache", "share_encoder_output"))
+        if member.state is not None:
+            assert member.state.beam_table is (False if key == "beam_table" else None)
+            assert ("indirection_table" in member.state.shared) == (key != "beam_table")
+    assert generator.setup.adds_logits == (key != "skip_log_softmax")
+    assert spy.two_stage == {key != "two_stage_candidates"}
+    assert spy.prepacked == {key != "prepacked_weights"}
+    assert (max(spy.done) > 0) == (key != "lazy_compaction")
+    assert generator.can_merge == (key not in ("use_cache", "continuous_batching"))
+
+
+@pytest.mark.parametrize(("name", "semantics"), covering(list(STRATEGIES), ["fairseq", "huggingface"]))
+def test_no_switch_changes_an_output(name: str, semantics: str) -> None:
+    translator = Translator(text_model(seed=2), semantics=semantics, **{"max_len_b": 6, **STRATEGIES[name]})
+    lines = [line + "\tw3" for line in TEXTS] if name == "constrained" else TEXTS
+    first, *others = [
+        [
+            [(hypothesis.tokens.tolist(), pytest.approx(hypothesis.score)) for hypothesis in line.hypotheses]
+            for line in translator.translate(lines, **settings)
+        ]
+        for settings in ({}, *({f"debug.{key}": value} for key, value in VALUES))
+    ]
+    for (key, value), other in zip(VALUES, others, strict=True):
+        assert other == first, (key, value)
+
+
+@pytest.mark.parametrize("more", [{"prompt_lookup": 2}, {"prompt_lookup": 2, "sampling": True}])
+def test_no_switch_changes_a_speculative_output(more: dict[str, Any]) -> None:
+    translator = Translator(text_model(seed=2), beam=1, max_len_b=6, **more)
+    outputs = [
+        [line.text for line in translator.translate(TEXTS, **settings)]
+        for settings in ({}, *({f"debug.{key}": value} for key, value in VALUES))
+    ]
+    assert outputs == [outputs[0]] * len(outputs)
+
+
+def test_switches_of_the_constructor_and_of_a_call() -> None:
+    translator = Translator(text_model(), **{"debug.use_cache": False, "debug.beam_table": "on"})
+    assert translator.prepare().generator.setup.debug == DebugConfig(use_cache=False, beam_table="on")
+    changed = translator.prepare(**{"debug.use_cache": True}).generator.setup.debug
+    assert changed == DebugConfig(use_cache=True, beam_table="on")
+    with pytest.raises(ConfigError, match="debug: unknown key 'use_cach'"):
+        Translator(text_model(), **{"debug.use_cach": False})
+    with pytest.raises(ConfigError, match="debug: beam_table=maybe is none of: auto, on, off"):
+        translator.translate(["w1"], **{"debug.beam_table": "maybe"})
+
+
+def test_a_switch_is_off_only_while_its_own_decode_computes() -> None:
+    """The caller may decode with other switches between two results of continuous batching."""
+    member = text_model()
+    generator = Translator(member).prepare(**{"debug.prepacked_weights": False}).generator
+    examples = [(number, member.task.encode_source(text), None) for number, text in enumerate(TEXTS)]
+    batches = [member.task.collate(examples, member.model)]
+    results = generator.generate_continuously(lambda running, width: batches.pop() if batches else None)
+    assert generator.can_merge
+    next(results)
+    assert PREPACKED_WEIGHTS.is_on()
+    assert len(list(results)) == len(TEXTS) - 1
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("debug") / "run"
+    outcome = command("train", f"run_dir={folder}", *TINY, "optimization.max_update=1", "common.device=cpu")
+    assert outcome.code == 0, outcome.err
+    return folder
+
+
+@pytest.mark.parametrize(("key", "value"), VALUES)
+def test_the_command_hands_each_switch_to_the_generator(run: Path, key: str, value: Any) -> None:
+    setups = []
+    keep = SequenceGenerator._set_up
+
+    def note(self: SequenceGenerator, setup: DecodingSetup) -> None:
+        setups.append(setup)
+        keep(self, setup)
+
+    switch = f"debug.{key}={str(value).lower()}"
+    with mock.patch.object(SequenceGenerator, "_set_up", note):
+        outcome = command("generate", f"path={run}", switch, "input=-", "common.device=cpu", stdin=b"7\n")
+    assert outcome.code == 0, outcome.err
+    assert [setup.debug for setup in setups] == [DebugConfig(**{key: value})]
+
+
+def test_the_command_refuses_what_is_no_switch(run: Path) -> None:
+    for word, said in (("use_cach=false", "did you mean 'debug.use_cache'"), ("beam_table=maybe", "none of: auto")):
+        outcome = command("generate", f"path={run}", f"debug.{word}", "input=-", stdin=b"7\n")
+        assert outcome.code == 2
+        assert said in outcome.err

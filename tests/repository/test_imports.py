@@ -1,0 +1,200 @@
+"""Imports point one way: cli to tasks and models to the engine, and inside the engine from the top to the bottom."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import graphlib
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+LAYERS = [
+    {"errors", "structures", "system", "metrics"},
+    {"registry", "config"},
+    {"data"},
+    {"incremental_state", "encoder", "decoder", "model"},
+    {"modules", "language_model"},
+    {"generation"},
+    {"task"},
+    {"checkpoints"},
+    {"text", "export"},
+    {"training", "jobs"},
+    {"lab"},
+    {"models", "tasks"},
+    {"cli"},
+    {"extend"},
+]
+"""The parts of seqgen; each imports only from its own set and from those before it."""
+
+RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
+
+
+def modules() -> list[tuple[str, Path]]:
+    found = []
+    for folder, prefix in (("seqgen", ""), ("models", "models."), ("tasks", "tasks."), ("cli", "cli.")):
+        for path in (ROOT / folder).rglob("*.py"):
+            found.append((prefix + ".".join(path.relative_to(ROOT / folder).with_suffix("").parts), path))
+    return [(name, path) for name, path in found if name != "__init__"]
+
+
+@functools.cache
+def names() -> frozenset[str]:
+    """The names of all modules and packages."""
+    return frozenset(name.removesuffix(".__init__") for name, _ in modules())
+
+
+def imports(path: Path) -> set[str]:
+    """The seqgen modules that a file imports, also inside functions, for type checkers only, and by ``import_module``.
+
+    The names of modules in a registry's table are data, which a user's file can add to; they do not count.
+    """
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = imported_by_name(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path} has a relative import"
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    files = names()
+    inside = (name.removeprefix("seqgen.") for name in found if name.startswith("seqgen."))
+    return {name if name in files else name.rpartition(".")[0] for name in inside} - {""}
+
+
+def imported_by_name(tree: ast.Module) -> set[str]:
+    """The modules that a file which calls ``import_module`` names: whole, as ``MODULE:CLASS``, or after a prefix.
+
+    A prefix is the constant beginning of an f-string; what follows it may be any text of the file. Names that are
+    constants of the file are replaced by their values. The name of a package alone does not count.
+    """
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    if not any(ast.unparse(call.func).endswith("import_module") for call in calls):
+        return set()
+    declared = {node for call in calls if ast.unparse(call.func).endswith("declare") for node in ast.walk(call)}
+    nodes = [node for node in ast.walk(tree) if node not in declared]
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)]
+    constants = {ast.unparse(node.targets[0]): str(ast.literal_eval(node.value)) for node in assigned}
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    prefixes = {beginning(node, constants) for node in nodes if isinstance(node, ast.JoinedStr)}
+    named = {prefix + text.partition(":")[0] for prefix in {"", *prefixes} for text in texts}
+    return {f"seqgen.{name}" for name, _ in modules()} & (named | prefixes)
+
+
+def beginning(text: ast.JoinedStr, constants: Mapping[str, str]) -> str:
+    """The beginning of an f-string up to the first value that is no constant of the file."""
+    found = ""
+    for part in text.values:
+        value = part.value if isinstance(part, ast.Constant) else constants.get(ast.unparse(part.value))
+        if value is None:
+            break
+        found += value
+    return found
+
+
+def cycle(graph: Mapping[str, set[str]]) -> list[str]:
+    """The modules of one import cycle; none where there is no cycle."""
+    try:
+        list(graphlib.TopologicalSorter(graph).static_order())
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_modules_import_each_other() -> None:
+    files = {name.removesuffix(".__init__"): path for name, path in modules()}
+    graph = {name: imports(path) - {name} for name, path in files.items()}
+    assert cycle(graph) == []
+    assert cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) != []
+
+
+def test_imports_point_one_way() -> None:
+    for name, path in modules():
+        part = name.split(".")[0]
+        for imported in imports(path):
+            other = imported.split(".")[0]
+            assert RANK[other] <= RANK[part], f"{name} imports {imported}"
+            assert {part, other} != {"models", "tasks"}, f"{name} imports {imported}"
+            assert other != "lab" or part in ("lab", "cli"), f"{name} imports {imported}"
+
+
+def test_the_check_can_fail(tmp_path: Path) -> None:
+    (tmp_path / "hidden.py").write_text("def f():\n    return importlib.import_module('seqgen.data.text')\n")
+    assert imports(tmp_path / "hidden.py") == {"data.text"}
+    for code in (
+        "TABLE = {'a': 'seqgen.data.text'}\ndef f(name):\n    return import_module(TABLE[name])\n",
+        "TABLE = {'a': 'text:Class'}\nPACKAGE = 'seqgen.data'\n"
+        "def f(name):\n    return import_module(f'{PACKAGE}.{TABLE[name][:4]}')\n",
+        "PACKAGE = 'seqgen.data'\ndef f():\n    return import_module(f'{PACKAGE}.text')\n",
+    ):
+        (tmp_path / "hidden.py").write_text(code)
+        assert imports(tmp_path / "hidden.py") == {"data.text"}, code
+    assert "modules.attention" in imports(ROOT / "models" / "fconv.py")
+    assert RANK["models"] > RANK["generation"] > RANK["data"]
+
+
+SURFACES = {"seqgen", "seqgen.extend", "seqgen.lab"}
+"""What users import from; every other module may move."""
+
+
+def shown_code() -> list[tuple[str, str]]:
+    """The Python code of the examples and of the documentation, with the file's name."""
+    examples = [(str(path), path.read_text(encoding="utf-8")) for path in (ROOT / "examples").rglob("*.py")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    texts = [(str(page), page.read_text(encoding="utf-8")) for page in pages]
+    blocks = [(page, block) for page, text in texts for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL)]
+    return [*examples, *blocks]
+
+
+def test_examples_and_pages_import_the_documented_modules_only() -> None:
+    for file, code in shown_code():
+        found = re.findall(r"^\s*(?:from|import) (seqgen(?:\.\w+)*)", code, re.MULTILINE)
+        if file.endswith("onnx_greedy.py"):
+            found.remove("seqgen.data.tokenizers.base")  # seqgen.extend would import PyTorch
+        assert set(found) <= SURFACES, f"{file} imports {set(found) - SURFACES}"
+
+
+def test_every_name_of_extend_is_used_by_an_example_or_described() -> None:
+    """A name that nobody shows is not part of the surface."""
+    import seqgen.extend
+
+    names = [name for name in vars(seqgen.extend) if not name.startswith("_")]
+    shown = "".join(code for _, code in shown_code())
+    reference = (ROOT / "docs" / "extending-reference.md").read_text(encoding="utf-8")
+    pages = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    assert [name for name in names if not re.search(rf"\b{name}\b", shown + reference + pages)] == []
+
+
+@pytest.mark.parametrize("name", ["models.fconv", "seqgen.seqgen", "tasks", "cli.train"])
+def test_other_spellings_are_refused(name: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", f"import {name}"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert result.returncode != 0
+    assert "register twice" in result.stderr
+
+
+def test_only_what_is_needed_is_imported() -> None:
+    code = (
+        "import sys, seqgen.models\nfrom seqgen.registry import MODELS\nMODELS.entry('fconv_tiny')\n"
+        "print('seqgen.models.fconv' in sys.modules, 'seqgen.models.transformer' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["True", "False"]
+
+
+def test_decoding_starts_without_what_only_sharded_training_needs() -> None:
+    """A command that decodes imports every component that the run's configuration names, also those of training."""
+    code = (
+        "import sys, seqgen.cli.generate\nfrom seqgen.registry import GROUPS\n"
+        "for group in GROUPS.values():\n    for name in group.names():\n        group.entry(name)\n"
+        "print([name for name in ('torch.distributed.tensor', 'sympy') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

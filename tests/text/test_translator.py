@@ -1,0 +1,356 @@
+"""Decoding text from Python: what comes back, how models' own settings count, and what wrong input gets."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import seqgen
+from seqgen.config import GenerationConfig
+from seqgen.data.tokenizers.base import WhitespaceTokenizer
+from seqgen.errors import CheckpointError, ConfigError, DataError
+from seqgen.generation.model_settings import OF_THE_COMMAND, changes_scores, own_settings, resolve_settings
+from seqgen.text.translator import ModelInMemory, Translator
+from tests.generators import make_generator
+from tests.scripted_model import batch_of, dictionary
+from tests.text_models import TEXTS, task_of, text_model
+
+ARCHITECTURES = ("transformer_tiny", "fconv_tiny", "t5_tiny")
+SHORT = {"max_len_b": 12}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_translations_are_those_of_the_generator(name: str) -> None:
+    one = text_model(name)
+    found = Translator(one).translate(TEXTS, beam=4, nbest=3, **SHORT)
+    batch = batch_of([one.task.encode_source(text).tolist() for text in TEXTS])
+    wanted = make_generator([one.model], dictionary(19), beam_size=4, max_len_b=12).generate(batch)
+    assert [translation.source for translation in found] == TEXTS
+    for translation, hypotheses in zip(found, wanted, strict=True):
+        assert [h.tokens.tolist() for h in translation.hypotheses] == [h.tokens.tolist() for h in hypotheses[:3]]
+        assert [h.score for h in translation.hypotheses] == pytest.approx([h.score for h in hypotheses[:3]], abs=1e-10)
+        assert translation.text == one.task.decode(hypotheses[0].tokens)
+        assert translation.score == translation.hypotheses[0].score
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_attention_is_over_the_line_alone(name: str) -> None:
+    translator = Translator(text_model(name), beam=3, **SHORT)
+    together = translator.translate(TEXTS, return_attention=True)
+    for text, translation in zip(TEXTS, together, strict=True):
+        best = translation.hypotheses[0]
+        assert best.attention is not None
+        assert best.attention.shape == (len(best.tokens), len(text.split()) + 1)
+        torch.testing.assert_close(best.attention.sum(1), torch.ones(len(best.tokens), dtype=torch.float64))
+        assert best.alignment is not None
+        assert best.alignment.tolist() == best.attention[:, : len(text.split())].argmax(1).tolist()
+        (alone,) = translator.translate([text], return_attention=True)
+        torch.testing.assert_close(alone.hypotheses[0].attention, best.attention, atol=1e-10, rtol=0)
+    assert translator.translate(TEXTS)[0].hypotheses[0].attention is None
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_hidden_features_give_the_scores(name: str) -> None:
+    one = text_model(name)
+    for translation in Translator(one).translate(TEXTS, beam=3, nbest=2, return_hidden=True, **SHORT):
+        for hypothesis in translation.hypotheses:
+            assert hypothesis.hidden is not None
+            (hidden,) = hypothesis.hidden
+            with torch.no_grad():
+                lprobs = one.model.decoder.output_layer(hidden).log_softmax(-1)
+            own = lprobs.gather(1, hypothesis.tokens.unsqueeze(1)).squeeze(1)
+            torch.testing.assert_close(own, hypothesis.positional_scores, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("average", ["probability", "log"])
+def test_members_say_what_they_would_have_given(average: str) -> None:
+    members = [text_model("transformer_tiny", 1), text_model("fconv_tiny", 2)]
+    cfg: dict[str, Any] = {"beam": 3, "nbest": 2, "ensemble_average": average, "ensemble_weights": [1, 3], **SHORT}
+    found = Translator(members).translate(TEXTS, return_scores=True, **cfg)
+    for translation in found:
+        for hypothesis in translation.hypotheses:
+            assert hypothesis.member_scores is not None
+            first, second = hypothesis.member_scores
+            assert hypothesis.model_score == pytest.approx(hypothesis.score, abs=1e-10)
+            if average == "probability":
+                mixed = (first.exp() / 4 + second.exp() * 3 / 4).log()
+                torch.testing.assert_close(mixed, hypothesis.positional_scores, atol=1e-10, rtol=0)
+            for member, scores in zip(members, (first, second), strict=True):
+                (alone,) = Translator(member).score([translation.source], [hypothesis.text])
+                if alone.tokens.tolist() == hypothesis.tokens.tolist():
+                    torch.testing.assert_close(scores, alone.positional_scores, atol=1e-10, rtol=0)
+
+
+def test_the_models_own_score_stands_beside_a_search_that_changes_scores() -> None:
+    translator = Translator(text_model(), beam=3, lenpen=0.7, **SHORT)
+    for translation in translator.translate(TEXTS, temperature=0.6, return_scores=True):
+        best = translation.hypotheses[0]
+        (known,) = translator.score([translation.source], [best.text])
+        total = float(known.positional_scores.sum())
+        assert best.model_score == pytest.approx(total / len(best.tokens) ** 0.7, abs=1e-10)
+        assert abs(best.model_score - best.score) > 1e-3
+
+
+def test_a_long_batch_is_rescored_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Translator(text_model()).translate(TEXTS, beam=4, nbest=4, return_scores=True, **SHORT)
+    monkeypatch.setattr("seqgen.text.text_decoding.RESCORED_TOKENS", 20)
+    parts = Translator(text_model()).translate(TEXTS, beam=4, nbest=4, return_scores=True, **SHORT)
+    for one, two in zip(whole, parts, strict=True):
+        assert [h.model_score for h in one.hypotheses] == pytest.approx([h.model_score for h in two.hypotheses])
+
+
+def test_lines_of_any_kind_are_answered_in_order() -> None:
+    texts = ["w1", "", "w2 w3", "   ", " ".join(["w4"] * 33_333)]
+    found = Translator(text_model(), beam=2, **SHORT).translate(texts)
+    assert [translation.id for translation in found] == [0, 1, 2, 3, 4]
+    assert [bool(translation.text) for translation in found] == [True, False, True, False, True]
+    assert "empty" in found[1].notes[0]
+    assert found[1].score == float("-inf")
+    assert "33334 source tokens" in found[4].notes[0]
+    assert Translator(text_model()).translate([]) == []
+
+
+@pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
+def test_prefixes_are_continued(semantics: str) -> None:
+    translator = Translator(text_model(), beam=3, semantics=semantics, **SHORT)
+    prefixes = ["w7 w7", "", "w1", "", "w2 w3 w4"]
+    found = translator.translate(TEXTS, prefixes=prefixes, nbest=2)
+    free = translator.translate(TEXTS, nbest=2)
+    for translation, prefix, without in zip(found, prefixes, free, strict=True):
+        assert all(h.text.startswith(prefix) for h in translation.hypotheses)
+        assert translation.prefix == prefix
+        if not prefix:
+            assert [h.text for h in translation.hypotheses] == [h.text for h in without.hypotheses]
+        (alone,) = translator.translate([translation.source], prefixes=[prefix], nbest=2)
+        assert [h.text for h in alone.hypotheses] == [h.text for h in translation.hypotheses]
+
+
+def test_prefixes_that_do_not_fit() -> None:
+    translator = Translator(text_model(), beam=2, max_len_b=3)
+    (found,) = translator.translate(["w1"], prefixes=["w1 w2 w3 w4 w5"])
+    assert found.text == "w1 w2 w3"
+    assert found.notes == [
+        "of 5 prefix tokens only the first 3 fit into the longest output",
+        "the output has the maximum length of 4 tokens and may be cut off",
+    ]
+    (found,) = translator.translate(["w1"], prefixes=["w1 nothere"])
+    assert "nothere" in found.notes[0]
+    for prefixes in (["w1"], ["w1", "w2", "w3"]):
+        with pytest.raises(DataError, match="one prefix for each line"):
+            translator.translate(["w1", "w2"], prefixes=prefixes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"beem": 3}, "did you mean 'beam'"),
+        ({"beam": "five"}, "beam='five' should be a whole number"),
+        ({"beam": 0}, "below its minimum"),
+        ({"nbest": 7, "beam": 2}, "nbest"),
+        ({"semantics": "opus"}, "none of"),
+        ({"sampling_topk": 5}, "sampling"),
+    ],
+)
+def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Translator(text_model()).translate(["w1"], **settings)
+
+
+def test_misuse_is_said_in_a_sentence() -> None:
+    translator = Translator(text_model())
+    with pytest.raises(DataError, match="must be a list of texts"):
+        translator.translate("w1 w2")
+    with pytest.raises(DataError, match="must be a list of texts"):
+        translator.stream("w1 w2")
+    with pytest.raises(DataError, match="line 2 is of type int"):
+        translator.translate(["w1", 7])
+    with pytest.raises(DataError, match=r"^line 2 contains half of a surrogate pair, '\\ud800'"):
+        translator.translate(["w1", "w2 \ud800"])
+    with pytest.raises(DataError, match=r"^the prefix of line 1 contains half of a surrogate pair"):
+        translator.translate(["w1"], prefixes=["\udfff"])
+    for sources, references, message in (
+        (None, ["w1"], "^sources must be a list of texts"),
+        (["w1"], None, "^references must be a list of texts"),
+        (["w1", None], ["w1", "w1"], "^source, line 2 is of type NoneType"),
+        (["w1", "w1"], ["w1", "\ud800"], "^reference, line 2 contains half of a surrogate pair"),
+    ):
+        with pytest.raises(DataError, match=message):
+            next(translator.score(sources, references))
+    with pytest.raises(ConfigError, match="no model"):
+        Translator([])
+    with pytest.raises(CheckpointError, match="nothere"):
+        Translator("nothere")
+    with pytest.raises(ConfigError, match="did you mean 'beam'"):
+        Translator("nothere", beem=3)
+    with pytest.raises(DataError, match="2 sources"):
+        list(translator.score(["w1", "w2"], ["w1"]))
+    for sources, references in (("w1", ["w1", "w2"]), (["w1", "w2"], "w1"), ("w1", "w2")):
+        with pytest.raises(DataError, match="must be a list of texts"):
+            list(translator.score(sources, references))
+
+
+@pytest.mark.parametrize("device", ["foo", "", "cuda:99", None])
+def test_a_device_that_is_not_there(device: Any) -> None:
+    with pytest.raises(ConfigError, match=r"device=.* is not available; available devices: .*cpu"):
+        seqgen.load_model("nothere", device)
+    with pytest.raises(ConfigError, match="is not available"):
+        Translator("nothere", device=device)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bf16", torch.int8, 16])
+def test_weights_have_floating_numbers(dtype: Any) -> None:
+    with pytest.raises(ConfigError, match=r"is not a dtype that weights can have; choose one of: float64, float32"):
+        seqgen.load_model("nothere", dtype=dtype)
+
+
+def test_what_compares_source_and_output_needs_one_vocabulary() -> None:
+    task = task_of()
+    task.source_tokenizer = WhitespaceTokenizer(dictionary(25))
+    translator = Translator(text_model(task=task), beam=1, **SHORT)
+    for key, value in (("prompt_lookup", 2), ("encoder_no_repeat_ngram_size", 2), ("encoder_repetition_penalty", 1.5)):
+        with pytest.raises(ConfigError, match=f"{key}={value} compares target ids with source ids"):
+            translator.translate(["w1"], **{key: value})
+    plain = Translator(text_model(), beam=1, **SHORT)
+    assert [t.text for t in plain.translate(TEXTS, prompt_lookup=2)] == [t.text for t in plain.translate(TEXTS)]
+
+
+def test_dtypes() -> None:
+    scores = [t.score for t in Translator(text_model(), **SHORT).translate(TEXTS)]
+    one = text_model()
+    translator = Translator(one, dtype="float32", **SHORT)
+    assert next(one.model.parameters()).dtype == torch.float32
+    assert [t.score for t in translator.translate(TEXTS)] == pytest.approx(scores, abs=1e-5)
+    half = Translator(text_model(), dtype="bfloat16", **SHORT).translate(TEXTS)
+    assert [t.score for t in half] == pytest.approx(scores, abs=0.1)
+    with pytest.raises(ConfigError, match=r"generation\.dtype=bfloat16 applies to all.*constructor"):
+        translator.translate(TEXTS, dtype="bfloat16")
+    with pytest.raises(ConfigError, match="none of"):
+        Translator(text_model(), dtype="float7")
+
+
+def with_settings(**generation: Any) -> ModelInMemory:
+    one = text_model()
+    return ModelInMemory(one.task, one.model, generation)
+
+
+def test_the_models_own_settings_are_under_the_users() -> None:
+    translator = Translator(with_settings(beam=3, lenpen=0.5, semantics="huggingface"), nbest=2)
+    assert translator.settings() == GenerationConfig(beam=3, lenpen=0.5, semantics="huggingface", nbest=2)
+    assert translator.settings(beam=5).beam == 5, "the user's key wins where it is the default, too"
+    assert translator.settings(nbest=1).nbest == 1
+    assert Translator(text_model()).settings() == GenerationConfig(semantics="fairseq")
+    notes = translator.prepare().notes
+    assert notes == ["keys you do not set come from the model: generation.beam=3, lenpen=0.5, semantics=huggingface"]
+    assert Translator(text_model(), beam=3).prepare().notes == []
+
+
+def test_a_models_settings_yield_where_they_mean_nothing_beside_the_users() -> None:
+    own = {"semantics": "huggingface", "sampling": True, "sampling_topk": 50, "early_stopping": "true", "nbest": 3}
+    cfg, notes = resolve_settings([own], {"search": "beam", "beam": 2})
+    assert (cfg.sampling, cfg.sampling_topk, cfg.early_stopping, cfg.nbest) == (False, 0, "true", 1)
+    assert "sampling" not in notes[0]
+    cfg, _ = resolve_settings([own], {"semantics": "fairseq"})
+    assert (cfg.sampling, cfg.sampling_topk, cfg.early_stopping) == (True, 50, "false")
+    with pytest.raises(ConfigError, match="sampling_topk"):
+        resolve_settings([own], {"search": "beam", "sampling_topk": 5})
+
+
+@pytest.mark.parametrize(
+    ("own", "given"),
+    [
+        ({"semantics": "huggingface"}, {"early_stopping": "never"}),
+        ({"semantics": "huggingface"}, {"forced_last": "w1"}),
+        ({"sampling": True}, {"sampling_topk": 5}),
+        ({"beam": 12}, {"nbest": 8}),
+    ],
+)
+def test_what_goes_with_the_models_own_settings_is_taken(own: dict[str, Any], given: dict[str, Any]) -> None:
+    assert vars(Translator(with_settings(**own), **given).settings()).items() >= {**own, **given}.items()
+    with pytest.raises(ConfigError, match=next(iter(given))):
+        Translator(text_model(), **given)  # already here, before there is a text
+
+
+def test_limits_that_are_only_lifted_are_not_worth_saying() -> None:
+    lifted = {"semantics": "huggingface", "max_len": 9, "max_len_b": 1 << 20, "min_len": 0}
+    said = "keys you do not set come from the model: generation.semantics=huggingface"
+    assert resolve_settings([lifted], {})[1] == [f"{said}, max_len=9"]
+    assert resolve_settings([{**lifted, "max_len_b": 5, "min_len": 2}], {})[1][0].endswith("max_len_b=5, min_len=2")
+    (note,) = resolve_settings([{**lifted, "max_len": 20}], {})[1]
+    assert note == f"{said}, max_len=20; max_len=20 is the default of transformers for models that set no limit"
+    assert resolve_settings([{**lifted, "max_len": 20}], {"max_len": 20})[1] == [said]
+    assert resolve_settings([{"max_len_b": 50, "min_len": 0}], {"max_len": 9}) == (
+        GenerationConfig(semantics="fairseq", max_len=9, max_len_b=50, min_len=0),
+        [],
+    )
+
+
+def test_which_settings_change_scores() -> None:
+    assert not changes_scores(GenerationConfig(min_len=0, semantics="huggingface", beam=3))
+    assert changes_scores(GenerationConfig(min_len=2))
+    assert changes_scores(GenerationConfig(temperature=0.5))
+
+
+def test_contrastive_search_has_nothing_to_choose_from() -> None:
+    with pytest.raises(ConfigError, match=r"mbr=chrf compares hypotheses.*contrastive"):
+        Translator(text_model(), mbr="chrf", search="contrastive")
+
+
+def test_an_ensemble_is_decoded_as_its_first_member_says() -> None:
+    translator = Translator([with_settings(beam=3), with_settings(beam=2, lenpen=2.0)])
+    assert (translator.settings().beam, translator.settings().lenpen) == (3, 1.0)
+    assert "the own settings of model 2 differ from those of model 1 (beam, lenpen)" in translator.prepare().notes[1]
+    assert len(translator.prepare(beam=3, lenpen=1.0).notes) == 0
+    mixed = Translator([with_settings(), with_settings(semantics="huggingface")])
+    assert mixed.settings().semantics == "fairseq"
+    assert "(semantics); those of model 1 are used" in mixed.prepare().notes[0]
+
+
+def test_what_a_run_takes_from_its_configuration() -> None:
+    cfg = GenerationConfig(beam=2, max_tokens=7, draft="x", lenpen=0.6)
+    assert own_settings(cfg) == {"beam": 2, "lenpen": 0.6}
+    assert set(vars(GenerationConfig())) >= OF_THE_COMMAND
+
+
+def test_a_sampled_line_depends_on_seed_and_place_alone() -> None:
+    translator = Translator(text_model(), sampling=True, beam=3, nbest=3, **SHORT)
+    together = translator.translate(TEXTS)
+    assert [t.text for t in translator.translate(TEXTS, batch_size=2)] == [t.text for t in together]
+    assert [t.text for t in translator.translate(TEXTS, seed=2)] != [t.text for t in together]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_translator_can_be_pickled(name: str) -> None:
+    translator = Translator(text_model(name), beam=2, **SHORT)
+    wanted = [one.hypotheses[0].score for one in translator.translate(TEXTS)]
+    again = pickle.loads(pickle.dumps(translator))
+    assert [one.hypotheses[0].score for one in again.translate(TEXTS)] == wanted
+    assert again.models[0].state_dict().keys() == translator.models[0].state_dict().keys()
+
+
+def test_importing_is_quick_and_the_front_door_is_open() -> None:
+    code = (
+        "import sys, seqgen\nprint('torch' in sys.modules)\n"
+        "print(seqgen.Translator.__name__, seqgen.load_model.__name__)\n"
+        "print('seqgen.models' in sys.modules, 'seqgen.models.fconv' in sys.modules)\n"
+        "try:\n    seqgen.nothing\nexcept AttributeError as error:\n    print(error)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parent.parent.parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout.splitlines() == [
+        "False",
+        "Translator load_model",
+        "True False",
+        "module 'seqgen' has no attribute 'nothing'",
+    ]
+    assert set(seqgen.__all__) == set(seqgen._HOMES)

@@ -1,0 +1,421 @@
+"""Runs of several processes: who holds the lock, and what is said when one of them dies, hangs or is stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from seqgen.checkpoints.run_lock import run_lock
+from seqgen.errors import CheckpointError, ResourceError, UserError
+from seqgen.training.distributed import LostRanksError, ProcessGroup, join
+from seqgen.training.train import StopSignals, _cause
+from tests.commands import SMALL_FCONV, command, corpus, training_arguments
+from tests.training_runs import everything, records
+
+ROOT = Path(__file__).parent.parent.parent
+
+HAND_OVER = """
+import multiprocessing, sys, time
+from pathlib import Path
+from seqgen.checkpoints.run_lock import run_lock
+
+def hold(lock):
+    lock.sign()
+    print(multiprocessing.current_process().pid, flush=True)
+    time.sleep(60)
+
+if __name__ == "__main__":
+    with run_lock(Path(sys.argv[1])) as lock:
+        process = multiprocessing.get_context("spawn").Process(target=hold, args=(lock,))
+        process.start()
+        process.join()
+"""
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def test_the_lock_lives_as_long_as_the_process_that_writes(tmp_path: Path) -> None:
+    """The launcher is killed; the process that it gave the lock to holds it on, and is the one that is named."""
+    script = tmp_path / "hand_over.py"
+    script.write_text(HAND_OVER)
+    run = tmp_path / "run"
+    launcher = subprocess.Popen([sys.executable, str(script), str(run)], stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout is not None
+    writer = int(launcher.stdout.readline())
+    launcher.kill()
+    launcher.wait()
+    try:
+        with pytest.raises(CheckpointError, match=rf"in use by another process \(process {writer}\)"), run_lock(run):
+            pass
+    finally:
+        os.kill(writer, signal.SIGKILL)
+
+    def free() -> bool:
+        try:
+            with run_lock(run):
+                return True
+        except CheckpointError:
+            return False
+
+    wait_until(free, 10)
+
+
+END_WITH = """
+import os, subprocess, sys, time
+from seqgen.system.processes import end_with
+if len(sys.argv) > 1:
+    end_with(int(sys.argv[1]))
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+subprocess.Popen([sys.executable, __file__, str(os.getpid())])
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+def test_a_process_ends_with_its_killed_parent(tmp_path: Path, kernel: bool) -> None:
+    """By the kernel, also where it hangs; where the kernel cannot do it, by the thread that watches."""
+    script = tmp_path / "end_with.py"
+    script.write_text(END_WITH if kernel else END_WITH.replace("if len", "sys.platform = 'other'\nif len"))
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    if kernel:
+        os.kill(child, signal.SIGSTOP)
+    parent.kill()
+    wait_until(lambda: not alive(child), 10)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class TestTheCauseOfAFailure:
+    lost = LostRanksError("lost")
+
+    def test_what_failed_first_rather_than_what_follows_from_it(self) -> None:
+        wrong = UserError("wrong")
+        assert _cause({0: self.lost, 2: wrong, 1: self.lost}, 3) is wrong
+
+    def test_a_process_that_does_not_answer(self) -> None:
+        cause = _cause({0: self.lost, 2: self.lost}, 3)
+        assert isinstance(cause, ResourceError)
+        assert "process 1 of 3 did not answer" in str(cause)
+        assert "distributed_training.timeout" in str(cause)
+
+    def test_a_connection_that_breaks(self) -> None:
+        assert _cause({0: self.lost, 1: self.lost, 2: self.lost}, 3) is self.lost
+
+
+def test_processes_that_do_not_come_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from seqgen.config import DistributedConfig
+    from seqgen.training.train import _free_port
+
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(_free_port()))
+    with pytest.raises(LostRanksError, match=r"process 0 of 2 cannot continue .* distributed_training\.timeout"):
+        join(ProcessGroup(0, 2), DistributedConfig(timeout=1), torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 3000ms for recv",
+        "Connection closed by peer [127.0.0.1]:17023",
+        "Application timeout caused pair closure",  # of operations that wait while another one times out
+    ],
+)
+def test_what_gloo_says_of_a_lost_rank_is_told_from_other_errors(said: str) -> None:
+    lost = pytest.raises(LostRanksError, match="process 1 of 2 cannot continue without the others")
+    with lost, ProcessGroup(1, 2).collective():
+        raise RuntimeError(said)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), ProcessGroup(1, 2).collective():
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+
+class TestStopSignals:
+    def test_hangup_asks_to_stop(self) -> None:
+        with StopSignals() as signals, mock.patch("seqgen.training.train._leave_terminal"):
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signals.received == signal.SIGHUP
+            assert signals.exit_code == 129
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+
+    def test_hangup_stays_ignored_under_nohup(self) -> None:
+        before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        try:
+            with StopSignals() as signals:
+                os.kill(os.getpid(), signal.SIGHUP)
+                assert not signals.received
+        finally:
+            signal.signal(signal.SIGHUP, before)
+
+    def test_a_request_that_arrives_twice_is_one(self) -> None:
+        with StopSignals(second_ends=False) as signals:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert signals.received == signal.SIGINT
+
+    def test_training_survives_the_terminal(self) -> None:
+        """Whoever writes to a terminal that was closed gets an error; after SIGHUP nothing is written there."""
+        program = (
+            "import sys, time\nfrom seqgen.training.train import StopSignals\n"
+            "with StopSignals() as signals:\n"
+            "    print('ready', flush=True)\n    while not signals.received:\n        time.sleep(0.05)\n"
+            "    print('more', flush=True)\n"
+            "    print('more', file=sys.stderr, flush=True)\n    sys.exit(signals.exit_code)\n"
+        )
+        ours, theirs = os.openpty()
+        process = subprocess.Popen([sys.executable, "-c", program], stdout=theirs, stderr=theirs)
+        os.close(theirs)
+        assert os.read(ours, 100).startswith(b"ready")
+        os.close(ours)  # the terminal is gone
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(20) == 129
+
+
+# -- whole runs ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return corpus(tmp_path_factory.mktemp("corpus"))
+
+
+class Run:
+    """``seqgen-train`` with two processes, in a process group of its own; ``torchrun`` starts them if it shall."""
+
+    def __init__(self, data: Path, folder: Path, *overrides: str, torchrun: bool = False, restarts: int = 0):
+        self.folder = folder
+        self.arguments = [*training_arguments(data, folder), *SMALL_FCONV, "common.tensorboard=false"]
+        self.arguments += ["common.log_interval=1", *overrides]
+        self.mark = b"spawn_main"
+        program = [sys.executable, "-m"]
+        if torchrun:
+            self.mark = b"seqgen.cli.train"
+            program += ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+            program += ["--max-restarts", str(restarts), "-m"]
+        else:
+            self.arguments += ["distributed_training.distributed_world_size=2"]
+        program += ["seqgen.cli.train", *self.arguments, "optimization.max_update=100000"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.launcher = subprocess.Popen(
+            program, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, process_group=0
+        )
+
+    def workers(self) -> list[int]:
+        """The started processes, in the order of their ranks."""
+        found = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                parent = int(stat.read_text().rpartition(")")[2].split()[1])
+                if parent == self.launcher.pid and self.mark in (stat.parent / "cmdline").read_bytes():
+                    found.append(int(stat.parent.name))
+            except OSError:
+                continue
+        return sorted(found)
+
+    def wait_for_updates(self) -> list[int]:
+        log = self.folder / "log.jsonl"
+        wait_until(lambda: log.exists() and len(records(self.folder)) > 3)
+        return self.workers()
+
+    def end(self) -> tuple[int, str]:
+        """The exit code and what was said, once nothing of the run is left."""
+        workers = self.workers()
+        _, said = self.launcher.communicate(timeout=60)
+        assert not any(map(alive, workers))
+        assert "Traceback" not in said, said
+        return self.launcher.returncode, said
+
+
+@pytest.fixture
+def start(data: Path, tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    runs: list[Run] = []
+
+    def begin(*overrides: str, **how: Any) -> Run:
+        runs.append(Run(data, tmp_path / "run", *overrides, **how))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        if run.launcher.poll() is None:
+            os.killpg(run.launcher.pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_the_workers_of_a_killed_launcher_end(start: Callable[..., Run]) -> None:
+    run = start("checkpoint.save_interval_updates=2")
+    workers = run.wait_for_updates()
+    assert len(workers) == 2
+    run.launcher.kill()
+    run.launcher.wait()
+    wait_until(lambda: not any(map(alive, workers)), 10)
+    update = everything(run.folder)["state"]["update"]
+    again = command(
+        "train", *run.arguments, f"optimization.max_update={update + 2}", "checkpoint.save_interval_updates=2"
+    )
+    assert again.code == 0, again.err
+    assert everything(run.folder)["state"]["update"] == update + 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_that_dies_ends_the_run_with_a_sentence(start: Callable[..., Run], rank: int) -> None:
+    run = start()
+    os.kill(run.wait_for_updates()[rank], signal.SIGKILL)
+    code, said = run.end()
+    assert code == 2
+    assert f"seqgen-train: training process {rank} of 2 was ended by SIGKILL" in said.splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.nightly)])
+def test_a_worker_that_hangs_ends_the_run_with_a_sentence(start: Callable[..., Run], rank: int) -> None:
+    run = start("distributed_training.timeout=3")
+    os.kill(run.wait_for_updates()[rank], signal.SIGSTOP)
+    code, said = run.end()
+    assert code == 2
+    assert f"seqgen-train: training process {rank} of 2 did not answer" in said.splitlines()[-1]
+
+
+FAILING = """
+from dataclasses import dataclass
+from pathlib import Path
+import torch
+from seqgen.errors import UserError
+from seqgen.registry import register_criterion
+from seqgen.training.criteria import CrossEntropyConfig, CrossEntropyCriterion
+
+@dataclass
+class FailingConfig(CrossEntropyConfig):
+    pass
+
+@register_criterion("failing", config=FailingConfig)
+class Failing(CrossEntropyCriterion):
+    calls = 0
+
+    def __call__(self, model, batch):
+        Failing.calls += 1
+        if Failing.calls == 6 and torch.distributed.get_rank() == 1:
+            Path(__file__).with_name("failed").touch()
+            raise UserError("the sixth batch is bad")
+        return super().__call__(model, batch)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("torchrun", [False, True])
+def test_an_error_of_one_rank_is_shown_once_and_ends_all(
+    start: Callable[..., Run], tmp_path: Path, torchrun: bool
+) -> None:
+    (tmp_path / "failing.py").write_text(FAILING)
+    run = start(f"common.user_dir={tmp_path / 'failing.py'}", "criterion=failing", torchrun=torchrun)
+    wait_until((tmp_path / "failed").exists)
+    begin = time.monotonic()
+    _, said = run.launcher.communicate(timeout=60)
+    assert time.monotonic() - begin < 10
+    assert not run.workers()
+    assert run.launcher.returncode != 0
+    assert said.count("seqgen-train: ") == said.count("seqgen-train: the sixth batch is bad") == 1, said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rank", "torchrun"), [(0, False), (1, True)])
+def test_a_killed_rank_ends_all_within_ten_seconds(start: Callable[..., Run], rank: int, torchrun: bool) -> None:
+    run = start(torchrun=torchrun)
+    workers = run.wait_for_updates()
+    os.kill(workers[rank], signal.SIGKILL)
+    begin = time.monotonic()
+    _, said = run.launcher.communicate(timeout=60)
+    assert time.monotonic() - begin < 10
+    assert not any(map(alive, workers))
+    assert "SIGKILL" in said
+    assert "cannot continue without the others" not in said
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+def test_torchrun_restarts_from_the_newest_checkpoint(start: Callable[..., Run], sharding: str) -> None:
+    """Each rank is killed once; the run continues by itself."""
+    saving = "checkpoint.save_interval_updates=2"
+    run = start(saving, f"distributed_training.sharding={sharding}", torchrun=True, restarts=2)
+    last = run.folder / "checkpoints" / "last"
+    for kills in (1, 2):
+        wait_until(last.exists)
+        workers = run.workers()
+        os.kill(workers[kills - 1], signal.SIGKILL)
+        wait_until(lambda number=kills: len(records(run.folder, "resume")) == number)
+        resumed = records(run.folder, "resume")[-1]["update"]
+        assert resumed > 0
+        wait_until(lambda update=resumed: records(run.folder) and records(run.folder)[-1]["update"] > update + 3)
+        assert not any(map(alive, workers))
+    os.killpg(run.launcher.pid, signal.SIGTERM)
+    run.launcher.communicate(timeout=60)
+    assert records(run.folder, "stop")[-1]["reason"] == "interrupted"
+    assert everything(run.folder)["state"]["update"] == records(run.folder, "stop")[-1]["update"]
+
+
+@pytest.mark.nightly
+def test_processes_of_a_killed_torchrun_end(start: Callable[..., Run]) -> None:
+    run = start(torchrun=True)
+    workers = run.wait_for_updates()
+    assert len(workers) == 2
+    run.launcher.kill()
+    wait_until(lambda: not any(map(alive, workers)), 10)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_torchrun_and_its_processes_saves(start: Callable[..., Run], number: signal.Signals) -> None:
+    """torchrun sends its processes once more what the terminal has sent them."""
+    run = start(torchrun=True)
+    workers = run.wait_for_updates()
+    os.killpg(run.launcher.pid, number)
+    run.launcher.communicate(timeout=60)
+    assert not any(map(alive, workers))
+    assert records(run.folder, "stop")[-1]["reason"] == "interrupted"
+    assert everything(run.folder)["state"]["update"] == records(run.folder, "stop")[-1]["update"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.nightly) for n in (signal.SIGINT, signal.SIGHUP))]
+)
+def test_a_signal_to_all_processes_of_a_run_saves(start: Callable[..., Run], number: signal.Signals) -> None:
+    """As a terminal sends Ctrl-C, and a job scheduler SIGTERM: to the launcher and to each process that it started."""
+    run = start()
+    run.wait_for_updates()
+    os.killpg(run.launcher.pid, number)
+    code, _ = run.end()
+    assert code == 128 + number
+    assert records(run.folder, "stop")[-1]["reason"] == "interrupted"
+    assert everything(run.folder)["state"]["update"] == records(run.folder, "stop")[-1]["update"]
+
+
+@pytest.mark.slow
+def test_a_signal_while_the_processes_start_ends_them_without_a_traceback(start: Callable[..., Run]) -> None:
+    run = start()
+    wait_until(run.workers)
+    os.killpg(run.launcher.pid, signal.SIGINT)
+    code, _ = run.end()
+    assert code == 130
