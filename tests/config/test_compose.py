@@ -182,7 +182,7 @@ def test_registry_refuses_a_second_owner_of_a_name_or_configuration() -> None:
             @registry.register(name, config=config)
             class Second: ...
 
-        assert str(caught.value).count("test_config.py:") == 2  # both places are named
+        assert str(caught.value).count("test_compose.py:") == 2  # both places are named
     assert registry.of(FirstConfig(3)).component is First
     assert registry.config("first_big") == FirstConfig(9)
     registry.config("first_big").size = 5

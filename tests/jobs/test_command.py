@@ -182,7 +182,7 @@ def _group_exists(group: int) -> bool:
 
 @pytest.mark.slow
 def test_a_reader_that_closes_early(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "in.txt").write_text("".join(line + "\n" for line in texts(5000)))
+    (tmp_path / "in.txt").write_text("".join(line + "\n" for line in texts(12_000)))
     first = start(folder, tmp_path, "generation.max_len_b=3", "generation.beam=1")
     assert first.wait() == 0
     keys = ("generation.max_len_b=3", "generation.beam=1", "output=-", f"job.folder={tmp_path}/out.txt.parts")
