@@ -34,7 +34,7 @@ from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
 from seqgen.data.iterator import EpochIterator
 from seqgen.registry import TASKS
-from seqgen.tasks.number_names import names
+from seqgen.tasks.number_names import number_names
 
 ROOT = Path(__file__).parent.parent
 COUNTS = (1, 8, 64, 1024)
@@ -225,7 +225,7 @@ def untrained_run(lines: int, folder: Path) -> tuple[Path, Path]:
     train([], 1, 100, folder)
     (run,) = folder.glob("run-*")
     text = folder / "lines"
-    text.write_text("".join(name + "\n" for name in names(list(range(10_000, 10_000 + lines)), "en")))
+    text.write_text("".join(name + "\n" for name in number_names(list(range(10_000, 10_000 + lines)), "en")))
     return run, text
 
 

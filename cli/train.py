@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from seqgen.checkpoints.run_checkpoints import run_lock
+from seqgen.checkpoints.run_lock import run_lock
 from seqgen.cli.checkpoint_arguments import with_checkpoint
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.config_file import Arguments

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.checkpoints.loading import LoadedModel, load_models
-from seqgen.checkpoints.run_checkpoints import run_lock
+from seqgen.checkpoints.run_lock import run_lock
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.config_file import Arguments
 from seqgen.cli.generate import input_lines, prefix_lines, reference_lines

@@ -25,7 +25,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from seqgen.extend import ParallelFiles, find_parallel, names, read_lines, split_numbers
+from seqgen.extend import ParallelFiles, find_parallel, number_names, read_lines, split_numbers
 
 LANGUAGES = {"en": "English", "de": "German"}
 SPLITS = ("train", "valid", "test")
@@ -62,7 +62,7 @@ def parallel_files(arguments: argparse.Namespace) -> dict[str, ParallelFiles]:
         prefixes = {split: f"{arguments.folder}/text/{split}" for split in SPLITS}
         for split, language in itertools.product(SPLITS, LANGUAGES):
             numbers = split_numbers(split, 20_000)
-            write(Path(f"{prefixes[split]}.{language}"), names(numbers, language))
+            write(Path(f"{prefixes[split]}.{language}"), number_names(numbers, language))
     return {split: find_parallel(prefix, *LANGUAGES, key="--data") for split, prefix in prefixes.items()}
 
 

@@ -155,7 +155,7 @@ from seqgen.data.tokenizers.pretrained import (
 from seqgen.data.vocabulary_map import VocabularyMap as VocabularyMap, ibm_model_1 as ibm_model_1
 from seqgen.system.files import new_folder as new_folder
 from seqgen.task import Task as Task
-from seqgen.tasks.number_names import names as names, split_numbers as split_numbers
+from seqgen.tasks.number_names import number_names as number_names, split_numbers as split_numbers
 from seqgen.tasks.raw_text import cache_folder as cache_folder, check_split as check_split
 from seqgen.tasks.translation import (
     ParallelTextConfig as ParallelTextConfig,

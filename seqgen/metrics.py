@@ -1,6 +1,6 @@
 """Scores of decoded text against references: BLEU and chrF by sacreBLEU, and exact match.
 
-A registry of metrics of a whole text: those of sacreBLEU, ROUGE and COMET, by name.
+Metrics of a whole text are registered by name: those of sacreBLEU, ROUGE and COMET.
 """
 
 from __future__ import annotations

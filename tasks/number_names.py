@@ -87,7 +87,7 @@ class NumberNamesTask(ParallelTextTask):
         if not home.is_dir():
             with new_folder(home) as temporary:
                 for language in languages:
-                    text = "".join(f"{name}\n" for name in names(split_numbers(split, cfg.train_size), language))
+                    text = "".join(f"{name}\n" for name in number_names(split_numbers(split, cfg.train_size), language))
                     (temporary / f"{split}.{language}").write_bytes(text.encode())
         source, target = (home / f"{split}.{language}" for language in languages)
         return ParallelFiles([source], [target])
@@ -117,7 +117,7 @@ def split_numbers(split: str, train_size: int) -> list[int]:
     return [*range(ALWAYS_TRAIN), *numbers[held_out : held_out + train_size - ALWAYS_TRAIN]]
 
 
-def names(numbers: list[int], language: str) -> list[str]:
+def number_names(numbers: list[int], language: str) -> list[str]:
     """The names of numbers, without commas.
 
     Args:

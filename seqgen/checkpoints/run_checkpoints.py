@@ -26,7 +26,6 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from seqgen.checkpoints.run_lock import run_lock as run_lock
 from seqgen.checkpoints.serialization import (
     CHECKSUMS,
     pack,

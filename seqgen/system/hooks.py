@@ -1,7 +1,4 @@
-"""Names of hooks: methods and class attributes that seqgen calls or reads in the user's own classes.
-
-Class flags that state properties of the methods of a class.
-"""
+"""What the body of a user's class says: hooks, which seqgen calls or reads, and flags that describe methods."""
 
 from __future__ import annotations
 

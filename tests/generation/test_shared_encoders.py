@@ -136,7 +136,10 @@ def test_continuous_batching_shares_and_gives_what_each_sentence_gets_alone(name
     take, asked = queue(rows, 4, left=model.left_pad_source)
     found = dict(decoder.generate_continuously(take))
     assert len([running for running in asked if 0 < running < 4]) > 1
-    assert len(runs) <= len(asked)  # once for each batch of sentences that join
+    joined = len(runs)
+    take, _ = queue(rows, 4, left=model.left_pad_source)
+    dict(generator(decoder.models, OFF, max_len_a=1.0, max_len_b=3).generate_continuously(take))
+    assert len(runs) == 3 * joined  # the members share one run for each batch that joins, or have one each
     for number, row in enumerate(rows):
         assert_same([found[number]], decoder.generate(batch_of([row])))
 

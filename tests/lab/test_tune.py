@@ -14,7 +14,7 @@ import pytest
 import sacrebleu
 from hypothesis import given, strategies as st
 
-from seqgen.checkpoints.run_checkpoints import run_lock
+from seqgen.checkpoints.run_lock import run_lock
 from seqgen.errors import ConfigError
 from seqgen.lab.tuning.space import Dimension, arguments, dimensions, grid, search_coordinates
 from seqgen.metrics import score_with_interval, text_scores

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqgen.modules import linear as matrix_product
+from seqgen.modules import linear as linear_module
 from seqgen.modules.linear import linear
 from seqgen.training.cross_entropy import cross_entropy
 
@@ -22,7 +22,7 @@ def inputs(*shape: int, out_features: int = 11, bias: bool = True) -> list[Tenso
 
 @pytest.fixture(autouse=True)
 def _always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix_product, "_LARGE_PRODUCT", 0)
+    monkeypatch.setattr(linear_module, "_LARGE_PRODUCT", 0)
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (3, 4, 6), (1, 1), (130, 70)])

@@ -9,7 +9,7 @@ from num2words import num2words
 import seqgen.tasks  # noqa: F401
 from seqgen.errors import ConfigError
 from seqgen.registry import TASKS
-from seqgen.tasks.number_names import LANGUAGES, LIMIT, NumberNamesConfig, NumberNamesTask, names, split_numbers
+from seqgen.tasks.number_names import LANGUAGES, LIMIT, NumberNamesConfig, NumberNamesTask, number_names, split_numbers
 
 SPLITS = ("train", "valid", "test")
 
@@ -19,18 +19,18 @@ def test_registered() -> None:
 
 
 def test_names() -> None:
-    assert names([4217, 99_999, 0], "en") == [
+    assert number_names([4217, 99_999, 0], "en") == [
         "four thousand two hundred and seventeen",
         "ninety-nine thousand nine hundred and ninety-nine",
         "zero",
     ]
-    assert names([4217, 1001], "de") == ["viertausendzweihundertsiebzehn", "eintausendeins"]
+    assert number_names([4217, 1001], "de") == ["viertausendzweihundertsiebzehn", "eintausendeins"]
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_fast_names_are_the_library_s(language: str) -> None:
     numbers = [*range(0, 130, 3), *range(131, LIMIT, 4999), 1000, 1001, 2000, 21_000, LIMIT - 1]
-    assert names(numbers, language) == [num2words(n, lang=language).replace(",", "") for n in numbers]
+    assert number_names(numbers, language) == [num2words(n, lang=language).replace(",", "") for n in numbers]
 
 
 def test_splits_are_disjoint_and_fixed() -> None:

@@ -25,8 +25,8 @@ from seqgen.checkpoints.run_checkpoints import (
     read_training_state,
     read_weights,
     resolve,
-    run_lock,
 )
+from seqgen.checkpoints.run_lock import run_lock
 from seqgen.checkpoints.serialization import pack, read_tensors, unpack, write_tensors
 from seqgen.errors import CheckpointError, UserError
 from seqgen.system.files import write_atomically

@@ -4,7 +4,7 @@ PyTorch computes most elements of a tensor in vectors, and the last few, and tho
 one by one. For some functions the two ways give different last bits. The functions here are composed of those that give
 the same bits: arithmetic, ``exp``, ``log``, ``log1p`` and ``tanh``.
 
-The LSTM, with exact products and gates.
+The LSTM is here too, because its gates are such functions.
 """
 
 from __future__ import annotations
