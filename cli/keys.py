@@ -19,7 +19,7 @@ HIDDEN = ("components", "user_files")
 INPUTS = (
     "config", "path", "other", "input", "reference", "hypothesis", "source", "target", "prefix", "replay",
     "common.user_dir", "checkpoint.finetune_from", "generation.draft", "generation.prefix_trie", "generation.shortlist",
-    "generation.replace_unknown", "processor.prefix_trie.file", "task.train", "task.valid", "task.test", "task.mixture",
+    "generation.replace_unknown", "task.train", "task.valid", "task.test", "task.mixture",
     "task.pretrained_tokenizer", "task.spm_model", "task.source_spm_model", "task.target_spm_model", "task.srcdict",
     "task.tgtdict", "reading.dictionary", "reading.source_dictionary", "reading.target_dictionary",
     "reading.sentencepiece", "reading.source_sentencepiece", "reading.target_sentencepiece", "reading.lang_dict",

@@ -284,17 +284,6 @@ SEARCHES.declare("beam_sampling", "seqgen.generation.search.sampling")
 SEARCHES.declare("stochastic", "seqgen.generation.search.stochastic_beam")
 SEARCHES.declare("contrastive", "seqgen.generation.search.contrastive")
 SEARCHES.declare("exact", "seqgen.generation.search.exact")
-for _prefix, _module in {
-    "": "base",
-    **dict.fromkeys(("forbid", "unknown"), "tokens"),
-    **dict.fromkeys(("minimum", "force", "exponential"), "length"),
-    **dict.fromkeys(("sequence_bias", "bad_words"), "bias"),
-    "prefix_trie": "prefix_trie",
-    **dict.fromkeys(("no_repeat", "repetition", "encoder"), "repetition"),
-    **dict.fromkeys(("temperature", "renormalize", "remove_invalid"), "warpers"),
-    **dict.fromkeys(("top_", "min_p", "typical", "epsilon", "eta"), "warpers"),
-}.items():
-    LOGITS_PROCESSORS.declare(_prefix, f"seqgen.generation.processors.{_module}")
 COMBINATIONS.declare("", "seqgen.generation.ensemble.combinations")
 STOPPING_RULES.declare("", "seqgen.generation.stopping")
 UTILITIES.declare("", "seqgen.text.reranking")

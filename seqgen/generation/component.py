@@ -139,6 +139,10 @@ class Resources:
             raise ConfigError(f"{token!r} is not in the target vocabulary{near}")
         return self.dictionary.index(token)
 
+    def tokens(self, tokens: Sequence[str]) -> list[int]:
+        """The ids of some tokens; see ``token``."""
+        return [self.token(token) for token in tokens]
+
     def ids(self, text: str) -> tuple[int, ...]:
         """The ids of a text; without a tokenizer, its words are tokens of the vocabulary."""
         if self.encode is not None:

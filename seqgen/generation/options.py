@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from seqgen.config import DebugConfig, GenerationConfig
@@ -21,6 +22,27 @@ from seqgen.generation.ensemble.member import EMPTY, MemberSpec, field_of, input
 from seqgen.generation.finished import Ranking
 from seqgen.generation.observers import Observer
 from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.generation.processors.bias import BadWords, SequenceBias, biases_of_texts
+from seqgen.generation.processors.length import ExponentialDecay, ForceFirst, ForceLast, MinimumLength
+from seqgen.generation.processors.prefix_trie import TrieConstraint, trie_of_file
+from seqgen.generation.processors.repetition import (
+    EncoderNoRepeatNgram,
+    EncoderRepetitionPenalty,
+    NoRepeatNgram,
+    RepetitionPenalty,
+)
+from seqgen.generation.processors.tokens import Forbid, ForbidFirst, UnknownPenalty
+from seqgen.generation.processors.warpers import (
+    Epsilon,
+    Eta,
+    MinP,
+    RemoveInvalid,
+    Renormalize,
+    Temperature,
+    TopK,
+    TopP,
+    Typical,
+)
 from seqgen.generation.rules import Rules, draws, rules_named
 from seqgen.generation.search.base import Search
 from seqgen.generation.setup import DecodingSetup, Limits, longest_output
@@ -30,35 +52,6 @@ from seqgen.generation.speculative.verification import SpeculativeSearch
 from seqgen.generation.stopping import StoppingRule, stopping_from_config
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import COMBINATIONS, LOGITS_PROCESSORS, OBSERVERS, SEARCHES
-
-FLAT_KEYS = {
-    "unkpen": "unknown_penalty.penalty",
-    "sequence_bias": "sequence_bias.biases",
-    "encoder_repetition_penalty": "encoder_repetition_penalty.penalty",
-    "repetition_penalty": "repetition_penalty.penalty",
-    "no_repeat_ngram_size": "no_repeat_ngram.size",
-    "encoder_no_repeat_ngram_size": "encoder_no_repeat_ngram.size",
-    "bad_words": "bad_words.texts",
-    "min_len": "minimum_length.min_len",
-    "min_total_len": "minimum_length.min_len",
-    "match_source_len": "minimum_length",
-    "prefix_trie": "prefix_trie.file",
-    "forced_first": "force_first.token",
-    "forced_last": "force_last.token",
-    "remove_invalid": "remove_invalid",
-    "exponential_decay_factor": "exponential_decay.factor",
-    "suppress": "forbid.tokens",
-    "suppress_at_begin": "forbid_first.tokens",
-    "temperature": "temperature.temperature",
-    "sampling_topk": "top_k.k",
-    "sampling_topp": "top_p.p",
-    "min_p": "min_p.p",
-    "typical_p": "typical.mass",
-    "epsilon_cutoff": "epsilon.epsilon",
-    "eta_cutoff": "eta.epsilon",
-    "renormalize": "renormalize",
-}
-"""Keys of the ``generation`` group that select a processor: its name, and the field of its configuration."""
 
 FLAT_SEARCH_KEYS: dict[str, dict[str, str]] = {
     "diverse_beam": {"groups": "diverse_beam_groups", "strength": "diverse_beam_strength"},
@@ -174,31 +167,26 @@ def processors_from_config(cfg: GenerationConfig, rules: Rules, resources: Resou
         resources: the target vocabulary and its tokenizer.
 
     Returns:
-        The processors of ``FLAT_KEYS``, and those that ``generation.processors`` names.
+        The processors of the keys of ``processor_makers``, and those that ``generation.processors`` names.
 
     Raises:
         ConfigError: a token or text is not in the vocabulary, a bias is not a number, or a name is not registered.
         DataError: the file of allowed outputs cannot be used.
     """
-    defaults = _defaults(cfg, rules, resources)
-    without_keys, neutral = replace(cfg, components={}), {**NEUTRAL, "min_len": 0}
+    makers, neutral = processor_makers(cfg, rules, resources), {**NEUTRAL, "min_len": 0}
 
     def make(keys: Sequence[str]) -> list[LogitsProcessor]:
         found = []
         for key in keys:
             if (value := getattr(cfg, key)) != neutral[key]:
-                name, _, field = FLAT_KEYS[key].partition(".")
-                flat = {**defaults.get(name, {}), **({field: value} if field else {}), **_further(cfg, key)}
                 with naming(f"generation.{key}"):
-                    found.append(build(LOGITS_PROCESSORS, name, LogitsProcessor, without_keys, resources, **flat))
+                    found.append(makers[key](value))
         return found
 
     registered = []
     for name in cfg.processors:
-        entry = LOGITS_PROCESSORS.entry(name)
         with naming(f"processor.{name}"):
-            flat = defaults.get(entry.name, {})
-            registered.append(build(LOGITS_PROCESSORS, name, LogitsProcessor, cfg, resources, **flat))
+            registered.append(build(LOGITS_PROCESSORS, name, LogitsProcessor, cfg, resources))
     words = resources.dictionary
     processors = rules.order(make, cfg, registered, None if words.pad() == words.eos() else words.pad())
     if not draws(cfg):
@@ -207,26 +195,40 @@ def processors_from_config(cfg: GenerationConfig, rules: Rules, resources: Resou
     return [*processors, *make((*temperature, *WARPERS, "renormalize"))]
 
 
-def _further(cfg: GenerationConfig, key: str) -> dict[str, Any]:
-    """Values of a processor that follow from the key that selects it, or from other keys."""
-    if key == "min_total_len":
-        return {"counts_prompt": True}
-    if key == "match_source_len":
-        return {"min_len": sys.maxsize, "yields": True}
-    if key == "exponential_decay_factor":
-        return {"start": cfg.exponential_decay_start}
-    return {"step": 1 if cfg.forced_first else 0} if key == "suppress_at_begin" else {}
-
-
-def _defaults(cfg: GenerationConfig, rules: Rules, resources: Resources) -> dict[str, dict[str, Any]]:
-    """Configuration values whose defaults depend on the rules or on the strategy, by name of the processor."""
+def processor_makers(
+    cfg: GenerationConfig, rules: Rules, resources: Resources
+) -> dict[str, Callable[[Any], LogitsProcessor]]:
+    """For each key of the ``generation`` group that stands for a processor, what makes it from the key's value."""
+    ends, tokens = resources.extra_end_tokens, resources.tokens
     # if the beams of a sentence compete, a warper must keep one token besides all end tokens
-    competing = cfg.beam > 1 and cfg.search not in ("", "sampling")
-    keep = {"keep": 2 + len(resources.extra_end_tokens) if competing else 1}
+    keep = 2 + len(ends) if cfg.beam > 1 and cfg.search not in ("", "sampling") else 1
+    yields = rules.minimum_yields
     return {
-        "minimum_length": {"yields": rules.minimum_yields},
-        "force_first": {"keep_score": rules.keeps_forced_score},
-        **{FLAT_KEYS[key].partition(".")[0]: keep for key in WARPERS},
+        "unkpen": lambda penalty: UnknownPenalty(resources.dictionary.unk(), penalty),
+        "sequence_bias": lambda entries: SequenceBias(biases_of_texts(entries, resources)),
+        "encoder_repetition_penalty": EncoderRepetitionPenalty,
+        "repetition_penalty": RepetitionPenalty,
+        "no_repeat_ngram_size": NoRepeatNgram,
+        "encoder_no_repeat_ngram_size": EncoderNoRepeatNgram,
+        "bad_words": lambda texts: BadWords(list(map(resources.sequence, texts)), [resources.dictionary.eos(), *ends]),
+        "min_len": lambda length: MinimumLength(length, ends, yields),
+        "min_total_len": lambda length: MinimumLength(length, ends, yields, counts_prompt=True),
+        "match_source_len": lambda _: MinimumLength(sys.maxsize, ends),
+        "prefix_trie": lambda file: TrieConstraint(trie_of_file(Path(file), resources)),
+        "forced_first": lambda token: ForceFirst(resources.token(token), rules.keeps_forced_score),
+        "forced_last": lambda token: ForceLast(resources.token(token)),
+        "remove_invalid": lambda _: RemoveInvalid(),
+        "exponential_decay_factor": lambda factor: ExponentialDecay(cfg.exponential_decay_start, factor, ends),
+        "suppress": lambda names: Forbid(tokens(names)),
+        "suppress_at_begin": lambda names: ForbidFirst(tokens(names), step=1 if cfg.forced_first else 0),
+        "temperature": Temperature,
+        "sampling_topk": lambda k: TopK(k, keep),
+        "sampling_topp": lambda p: TopP(p, keep),
+        "min_p": lambda p: MinP(p, keep),
+        "typical_p": lambda mass: Typical(mass, keep),
+        "epsilon_cutoff": lambda epsilon: Epsilon(epsilon, keep),
+        "eta_cutoff": lambda epsilon: Eta(epsilon, keep),
+        "renormalize": lambda _: Renormalize(),
     }
 
 
@@ -241,8 +243,7 @@ def end_tokens_from_config(cfg: GenerationConfig, dictionary: Dictionary) -> lis
         ConfigError: a token is not in the vocabulary.
     """
     with naming("generation.end_symbols"):
-        further = map(Resources(dictionary).token, cfg.end_symbols)
-        return list(dict.fromkeys([dictionary.eos(), *further]))
+        return list(dict.fromkeys([dictionary.eos(), *Resources(dictionary).tokens(cfg.end_symbols)]))
 
 
 def search_name(cfg: GenerationConfig, rules: Rules) -> str:

@@ -161,7 +161,7 @@ class FairseqRules(Rules):
         """See ``Rules.objection``."""
         if key == "early_stopping":
             return "belongs to Hugging Face's rules; give generation.semantics=huggingface, or leave it out"
-        if key == "forced_last" or (key == "processors" and "force_last" in cfg.processors):
+        if key == "forced_last":
             return (
                 "belongs to Hugging Face's rules, and by fairseq's every output ends with end-of-sentence; give "
                 "generation.semantics=huggingface, or leave it out"

@@ -15,25 +15,18 @@ from seqgen.config import GenerationConfig
 from seqgen.lab.checks.components import SHARED, changes_nothing
 from seqgen.lab.checks.kinds import KINDS, DecodingCheckConfig, component_subject
 from seqgen.lab.checks.strategies import STRATEGY
-from seqgen.registry import COMBINATIONS, CRITERIA, LOGITS_PROCESSORS, SEARCHES, STOPPING_RULES, TASKS, Registry
+from seqgen.registry import COMBINATIONS, CRITERIA, SEARCHES, STOPPING_RULES, TASKS, Registry
+from tests import registered_processors
 from tests.commands import Outcome, command, corpus
 from tests.training_runs import TINY
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
+PENALTY = f"common.user_dir={EXAMPLES}/extending/stateful_processor.py"
+"""Registers the processor ``frequency_penalty``."""
+
 KEYS = {
     "search=exact": ["beam=2"],
-    "processor=force_first": ["processor.force_first.token=w3"],
-    "processor=force_last": ["processor.force_last.token=w3"],
-    "processor=forbid": ["processor.forbid.tokens=[w2]"],
-    "processor=forbid_first": ["processor.forbid_first.tokens=[w2]"],
-    "processor=sequence_bias": ["processor.sequence_bias.biases=['w1 w2=1.5','w3=-0.5']"],
-    "processor=bad_words": ["processor.bad_words.texts=['w1 w2']"],
-    "processor=exponential_decay": ["processor.exponential_decay.start=2"],
-    "processor=minimum_length": ["processor.minimum_length.min_len=3"],
-    "processor=prefix_trie": ["processor.prefix_trie.file=allowed.txt"],
-    "processor=no_repeat_ngram": ["processor.no_repeat_ngram.size=2"],
-    "processor=encoder_no_repeat_ngram": ["processor.encoder_no_repeat_ngram.size=1"],
     "criterion=label_smoothed_cross_entropy": ["criterion.z_loss=0.1"],
 }
 """Keys that a component needs, or with which more happens."""
@@ -47,7 +40,6 @@ BUILT_IN = [
     f"{kind}={name}"
     for kind, registry in {
         "search": SEARCHES,
-        "processor": LOGITS_PROCESSORS,
         "combination": COMBINATIONS,
         "stopping": STOPPING_RULES,
         "criterion": CRITERIA,
@@ -108,12 +100,12 @@ def test_a_component_that_fails(tmp_path: Path) -> None:
 
 
 def test_components_with_a_run_and_other_components(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor is checked with a trained model, another processor and another search."""
+    """A processor is checked with a trained model and another search."""
     monkeypatch.chdir(tmp_path)
     assert command("train", "run_dir=run", *TINY, "optimization.max_update=2", "common.threads=1").code == 0
     outcome = assert_passes(
-        *("processor=no_repeat_ngram", "processor.no_repeat_ngram.size=1", "path=run", "semantics=fairseq"),
-        *("generation.search=diverse_beam", "search.groups=2", "generation.processors=[top_k]", "processor.top_k.k=9"),
+        *(PENALTY, "processor=frequency_penalty", "processor.frequency_penalty.penalty=1", "path=run"),
+        *("semantics=fairseq", "generation.search=diverse_beam", "search.groups=2"),
     )
     assert "not run: a trained model has one vocabulary" in outcome.out
     assert "changes nothing" not in outcome.out
@@ -129,8 +121,8 @@ def test_components_with_a_run_and_other_components(tmp_path: Path, monkeypatch:
     [
         ("search", {"search": "beam"}, False),  # there is nothing that it could change
         ("search", {"search": "diverse_beam", "components": {"search.strength": 0.0, "search.groups": 1}}, True),
-        ("processor", {"processors": ["top_k"], "components": {"processor.top_k.k": 13}}, True),
-        ("processor", {"processors": ["minimum_length", "top_k"], "components": {"processor.top_k.k": 3}}, False),
+        ("processor", {"processors": ["checked_whole_vocabulary"]}, True),
+        ("processor", {"processors": ["checked_minimum_length", "checked_top_k"]}, False),
         ("combination", {"combination": "fusion", "components": {"combination.weight": 0.0}}, False),
         ("stopping", {"stopping_rules": ["time_limit"]}, True),
     ],
@@ -149,8 +141,13 @@ def test_the_check_says_that_a_component_changes_nothing() -> None:
 @pytest.mark.parametrize("chosen", BUILT_IN)
 def test_every_built_in_component(chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("allowed.txt").write_text("w1 w2\nw1 w3 w4\nw5\nw2 w2 w2\n")
     assert_passes(chosen, *KEYS.get(chosen, []))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", registered_processors.PROCESSORS)
+def test_every_built_in_processor(name: str) -> None:
+    assert_passes(f"processor=checked_{name}")
 
 
 @pytest.mark.slow
@@ -194,14 +191,22 @@ def test_a_vacuous_check_is_visible() -> None:
         (["search=beem"], "did you mean 'beam'?"),
         (["search=beam", "search.delta=1"], "the keys are: none"),
         (["search=diverse_beam", "search.groups=3"], "generation.beam=4 cannot be divided into"),
-        (["processor=top_k", "processor.k=2"], "its keys begin with 'processor.top_k.'"),
-        (["processor=top_k", "processor.top_k.k=0"], "below its minimum"),
-        (["processor=top_k", "search=beam"], "search and processor are two components; check them one at a time"),
-        (["processor=forbid", "processor.forbid.tokens=[hello]"], "'hello' is not in the target vocabulary"),
+        (
+            [PENALTY, "processor=frequency_penalty", "processor.k=2"],
+            "its keys begin with 'processor.frequency_penalty.'",
+        ),
+        (
+            [PENALTY, "processor=frequency_penalty", "processor.frequency_penalty.penalty=-1"],
+            "below its minimum",
+        ),
+        (
+            ["processor=checked_top_k", "search=beam"],
+            "search and processor are two components; check them one at a time",
+        ),
         (["search=beam", "path=runs/a"], "runs/a: there is no such file or folder"),
         (["search=beam", "generation.beam=3"], "generation.beam: the check sets this key itself"),
         (["search=beam", "generation.search=greedy"], "generation.search: the check sets this key itself"),
-        (["search=beam", "processor.top_k.k=2"], "generation.processors does not name its logits processor"),
+        (["search=beam", "processor.variety.weight=2"], "generation.processors does not name its logits processor"),
         (["search=beam", "semantics=marian"], "semantics"),
         (["search=beam", "common.device=cuda"], "the checks run on the CPU"),
         (["criterion=cross_entropi"], "did you mean 'cross_entropy'?"),
@@ -223,7 +228,7 @@ def test_wrong_input(arguments: list[str], message: str, tmp_path: Path, monkeyp
 def test_help() -> None:
     overview = command("check", "--help").out
     assert all(f"{kind}=NAME" in overview for kind in [*KINDS, "task", "criterion"])
-    shown = command("check", "processor=top_k", "--help", "all").out
+    shown = command("check", PENALTY, "processor=frequency_penalty", "--help", "all").out
     assert "\n  processor=" in shown
-    assert "Keys with generation.processors=top_k\n" in shown
-    assert "  processor.top_k.k=" in shown
+    assert "Keys with generation.processors=frequency_penalty\n" in shown
+    assert "  processor.frequency_penalty.penalty=" in shown

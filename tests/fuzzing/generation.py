@@ -15,7 +15,7 @@ import torch
 from seqgen.config import GenerateConfig, GenerationConfig
 from seqgen.config.values import from_dict
 from seqgen.generation.compatibility import incompatible
-from seqgen.registry import COMBINATIONS, DECODING_COMPONENTS, LOGITS_PROCESSORS, SEARCHES, UTILITIES, Registry
+from seqgen.registry import COMBINATIONS, DECODING_COMPONENTS, SEARCHES, UTILITIES, Registry
 from seqgen.text.output_formats import FORMATS, wanted_details
 from seqgen.text.results import Translation
 from seqgen.text.translator import ModelInMemory, Translator
@@ -127,8 +127,6 @@ class Generation(Reader):
         settings: dict[str, Any] = {"max_len_b": 6}
         for key in rng.sample(sorted(KEYS), rng.choice([1, 2, 3, 5, 8])):
             settings[key] = rng.choice(KEYS[key])
-        if rng.random() < 0.4:
-            settings["processors"] = rng.sample(own_components(LOGITS_PROCESSORS), rng.choice([1, 2]))
         if rng.random() < 0.85:  # mostly without what contradicts the rest
             while refused := {key for key, _ in incompatible(from_dict(GenerationConfig, settings, ""))} & set(
                 settings

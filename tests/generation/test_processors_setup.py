@@ -17,7 +17,7 @@ from seqgen.errors import ConfigError, DataError
 from seqgen.generation.compatibility import NEEDS, WARPERS, check_compatible
 from seqgen.generation.component import Resources
 from seqgen.generation.context import StepContext
-from seqgen.generation.options import end_tokens_from_config, processors_from_config
+from seqgen.generation.options import end_tokens_from_config, processor_makers, processors_from_config
 from seqgen.generation.processors.base import LogitsProcessor, ProcessorList, apply_all
 from seqgen.generation.rules import FAIRSEQ, HUGGINGFACE, Rules, rules_named
 from seqgen.generation.sequence_generator import SequenceGenerator
@@ -49,29 +49,30 @@ EVERY_KEY: dict[str, Any] = {
     **{"min_total_len": 2, "match_source_len": True, "forced_first": "a", "forced_last": "b", "remove_invalid": True},
     **{"exponential_decay_factor": 1.1, "suppress": ["c"], "suppress_at_begin": ["d"], "temperature": 0.5},
     **{"sampling_topk": 5, "sampling_topp": 0.9, "min_p": 0.1, "typical_p": 0.9, "epsilon_cutoff": 0.1},
-    **{"eta_cutoff": 0.1, "renormalize": True, "processors": ["top_k"]},
+    **{"eta_cutoff": 0.1, "renormalize": True, "processors": ["louder"]},
 }
 DRAWN = "TopK TopP MinP Typical Epsilon Eta Renormalize"
 ORDERS = {
     FAIRSEQ: (
         "Forbid RemoveInvalid UnknownPenalty ForceEndAtMaximum ForcePrefix( MinimumLength MinimumLength MinimumLength "
         "Forbid ForbidFirst SequenceBias EncoderRepetitionPenalty RepetitionPenalty EncoderNoRepeatNgram BadWords "
-        "TrieConstraint ForceFirst ExponentialDecay ) NoRepeatNgram TopK",
+        "TrieConstraint ForceFirst ExponentialDecay ) NoRepeatNgram Louder",
         "",
     ),
     HUGGINGFACE: (
         "ForcePrefix( UnknownPenalty SequenceBias EncoderRepetitionPenalty RepetitionPenalty NoRepeatNgram "
         "EncoderNoRepeatNgram BadWords MinimumLength MinimumLength MinimumLength TrieConstraint ForceFirst ForceLast "
-        "RemoveInvalid ExponentialDecay Forbid ForbidFirst ForceEndAtMaximum TopK )",
+        "RemoveInvalid ExponentialDecay Forbid ForbidFirst ForceEndAtMaximum Louder )",
         "Temperature ",
     ),
 }
 
 
 @pytest.mark.parametrize("rules", ORDERS, ids=lambda rules: rules.name)
-def test_the_order_of_all_processors(rules: Rules, tmp_path: Path) -> None:
+def test_the_order_of_all_processors(registered: None, rules: Rules, tmp_path: Path) -> None:
     (tmp_path / "outputs").write_text("ab\n")
     cfg = GenerationConfig(**EVERY_KEY, prefix_trie=str(tmp_path / "outputs"))
+    assert set(processor_makers(cfg, rules, Resources(words()))) == {*EVERY_KEY, "prefix_trie"} - {"processors"}
     order, first_drawn = ORDERS[rules]
     assert names_of(processors_of(cfg, rules)) == f"{order} Renormalize"
     assert names_of(processors_of(dataclasses.replace(cfg, sampling=True), rules)) == f"{order} {first_drawn}{DRAWN}"

@@ -85,8 +85,7 @@ def test_outputs_of_the_longest_length(semantics: str, tmp_path: Path) -> None:
     said = "the output has the maximum length of 4 tokens and may be cut off"
     assert [translation.notes for translation in translator.translate(TEXTS)] == [[said]] * len(TEXTS)
     if semantics == "huggingface":
-        for forcing in ({"forced_last": "</s>"}, {"processors": ["force_last"], "processor.force_last.token": "</s>"}):
-            assert [line.notes for line in translator.translate(TEXTS, **forcing)] == [[said]] * len(TEXTS)
+        assert [line.notes for line in translator.translate(TEXTS, forced_last="</s>")] == [[said]] * len(TEXTS)
     (tmp_path / "trie").write_text("w1 w2\n")
     short = Translator(text_model(), beam=1, semantics=semantics).translate(["w1"], prefix_trie=f"{tmp_path}/trie")
     assert (short[0].text, short[0].notes) == ("w1 w2", [])

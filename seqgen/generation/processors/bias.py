@@ -4,33 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
 
-from seqgen.config import option
 from seqgen.errors import ConfigError
 from seqgen.generation.component import Resources
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.registry import register_logits_processor
 
 _ANY, _NOTHING = -1, -2
 """An id that matches every token, and an id that no sequence has."""
 
 
-@dataclass
-class SequenceBiasConfig:
-    """Configuration of the logits processor sequence_bias."""
-
-    biases: list[str] = option(
-        [], "TEXT=BIAS, or ids:ID ID=BIAS: value added to the score of a token that would complete the text"
-    )
-
-
-@register_logits_processor("sequence_bias", config=SequenceBiasConfig)
 class SequenceBias(LogitsProcessor):
     """Adds a bias to a token that would complete a sequence; the biases of several sequences are summed.
 
@@ -58,15 +44,6 @@ class SequenceBias(LogitsProcessor):
         """See ``can_merge``."""
         return ("_last",) if self.longest == 1 else None
 
-    @classmethod
-    def build(cls, cfg: SequenceBiasConfig, resources: Resources) -> Self:
-        """See ``Component.build``; the biases of a text that is given twice are added."""
-        found: dict[tuple[int, ...], float] = {}
-        for text, bias in map(_text_and_bias, _at_least_one(cfg.biases)):
-            ids = resources.sequence(text)
-            found[ids] = found.get(ids, 0.0) + bias
-        return cls(found)
-
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         gains = self._biases.to(lprobs)
@@ -89,14 +66,6 @@ class SequenceBias(LogitsProcessor):
         return ((tail == wanted) | (wanted == _ANY)).all(-1)
 
 
-@dataclass
-class BadWordsConfig:
-    """Configuration of the logits processor bad_words."""
-
-    texts: list[str] = option([], "strings, or ids:ID ID, that are never generated")
-
-
-@register_logits_processor("bad_words", config=BadWordsConfig)
 class BadWords(SequenceBias):
     """Forbids sequences of tokens. A sequence that consists of one end token is ignored, so that outputs can end.
 
@@ -109,11 +78,14 @@ class BadWords(SequenceBias):
         ends = {(token,) for token in end_tokens}
         super().__init__({tuple(sequence): -torch.inf for sequence in sequences if tuple(sequence) not in ends})
 
-    @classmethod
-    def build(cls, cfg: BadWordsConfig, resources: Resources) -> Self:  # type: ignore[override]
-        """See ``Component.build``."""
-        ends = [resources.dictionary.eos(), *resources.extra_end_tokens]
-        return cls([resources.sequence(text) for text in _at_least_one(cfg.texts)], ends)
+
+def biases_of_texts(entries: Sequence[str], resources: Resources) -> dict[tuple[int, ...], float]:
+    """Read entries ``TEXT=BIAS`` for ``SequenceBias``; the biases of a text that is given twice are added."""
+    found: dict[tuple[int, ...], float] = {}
+    for text, bias in map(_text_and_bias, entries):
+        ids = resources.sequence(text)
+        found[ids] = found.get(ids, 0.0) + bias
+    return found
 
 
 def _text_and_bias(entry: str) -> tuple[str, float]:
@@ -128,9 +100,3 @@ def _text_and_bias(entry: str) -> tuple[str, float]:
             f"{entry!r} is not TEXT=BIAS with a finite number; to forbid a text, add it to generation.bad_words"
         )
     return text, bias
-
-
-def _at_least_one(texts: Sequence[str]) -> Sequence[str]:
-    if not texts:
-        raise ConfigError("no texts are given; give at least one, or remove the processor")
-    return texts

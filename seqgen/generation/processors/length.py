@@ -4,31 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from seqgen.config import option
-from seqgen.generation.component import BatchInfo, Resources
+from seqgen.generation.component import BatchInfo
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.registry import register_logits_processor
 
 
-@dataclass
-class MinimumLengthConfig:
-    """Configuration of the logits processor minimum_length."""
-
-    min_len: int = option(1, "minimum output length, in tokens without end-of-sentence", minimum=0)
-    yields: bool = option(
-        True, "allow an output to end at its maximum length if that is below min_len; default by generation.semantics"
-    )
-    counts_prompt: bool = option(False, "language models: count the tokens of the prompt, too")
-
-
-@register_logits_processor("minimum_length", config=MinimumLengthConfig)
 class MinimumLength(LogitsProcessor):
     """Forbids end tokens before an output has ``min_len`` tokens.
 
@@ -46,11 +31,6 @@ class MinimumLength(LogitsProcessor):
     def __init__(self, min_len: int, end_tokens: Sequence[int] = (), yields: bool = True, counts_prompt: bool = False):
         self.min_len, self.end_tokens, self.yields = min_len, list(end_tokens), yields
         self.counts_prompt = counts_prompt
-
-    @classmethod
-    def build(cls, cfg: MinimumLengthConfig, resources: Resources) -> Self:
-        """See ``Component.build``."""
-        return cls(cfg.min_len, resources.extra_end_tokens, cfg.yields, cfg.counts_prompt)
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
@@ -71,7 +51,6 @@ class MinimumLength(LogitsProcessor):
         return prompts.size(1) if padding is None else (~padding).sum(1)
 
 
-@register_logits_processor("force_end_at_maximum")
 class ForceEndAtMaximum(LogitsProcessor):
     """At the maximum length of a sentence, forbids all tokens but end-of-sentence, which keeps its score."""
 
@@ -90,17 +69,6 @@ class ForceEndAtMaximum(LogitsProcessor):
         return lprobs
 
 
-@dataclass
-class ForceFirstConfig:
-    """Configuration of the logits processor force_first."""
-
-    token: str = option("", "token that every output begins with")
-    keep_score: bool = option(
-        False, "give the token the model's log-probability instead of a score of 0; default by generation.semantics"
-    )
-
-
-@register_logits_processor("force_first", config=ForceFirstConfig)
 class ForceFirst(LogitsProcessor):
     """Forces the first token of every output.
 
@@ -116,11 +84,6 @@ class ForceFirst(LogitsProcessor):
     def __init__(self, token: int, keep_score: bool = False):
         self.token, self.keep_score = token, keep_score
         self.tokens: Tensor | None = None
-
-    @classmethod
-    def build(cls, cfg: ForceFirstConfig, resources: Resources) -> Self:
-        """See ``Component.build``."""
-        return cls(resources.token(cfg.token), cfg.keep_score)
 
     @property
     def shift_invariant(self) -> bool:  # type: ignore[override]
@@ -145,14 +108,6 @@ class ForceFirst(LogitsProcessor):
         return lprobs.fill_(-torch.inf).scatter_(1, tokens, scores)
 
 
-@dataclass
-class ForceLastConfig:
-    """Configuration of the logits processor force_last."""
-
-    token: str = option("", "token that is forced when an output reaches its maximum length")
-
-
-@register_logits_processor("force_last", config=ForceLastConfig)
 class ForceLast(LogitsProcessor):
     """At the maximum length of a sentence, forces one token, with a score of 0.
 
@@ -165,11 +120,6 @@ class ForceLast(LogitsProcessor):
     def __init__(self, token: int):
         self.token = token
 
-    @classmethod
-    def build(cls, cfg: ForceLastConfig, resources: Resources) -> Self:
-        """See ``Component.build``."""
-        return cls(resources.token(cfg.token))
-
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         if context.step < context.first_end:
@@ -180,15 +130,6 @@ class ForceLast(LogitsProcessor):
         return lprobs
 
 
-@dataclass
-class ExponentialDecayConfig:
-    """Configuration of the logits processor exponential_decay."""
-
-    start: int = option(0, "output length after which the score of end-of-sentence grows exponentially", minimum=0)
-    factor: float = option(1.1, "base of that exponential growth", minimum=1e-6)
-
-
-@register_logits_processor("exponential_decay", config=ExponentialDecayConfig)
 class ExponentialDecay(LogitsProcessor):
     """Raises the scores of end tokens exponentially with the length of the output.
 
@@ -202,11 +143,6 @@ class ExponentialDecay(LogitsProcessor):
 
     def __init__(self, start: int, factor: float, end_tokens: Sequence[int] = ()):
         self.start, self.factor, self.end_tokens = start, factor, list(end_tokens)
-
-    @classmethod
-    def build(cls, cfg: ExponentialDecayConfig, resources: Resources) -> Self:
-        """See ``Component.build``."""
-        return cls(cfg.start, cfg.factor, resources.extra_end_tokens)
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""

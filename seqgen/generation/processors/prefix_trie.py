@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -11,13 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seqgen.config import option
 from seqgen.data.text import read_lines
-from seqgen.errors import ConfigError, DataError
+from seqgen.errors import DataError
 from seqgen.generation.component import Resources
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.registry import register_logits_processor
 
 _NOWHERE = -1
 """The node of a hypothesis that no sequence of the trie begins with."""
@@ -147,14 +144,6 @@ class PrefixTrie:
         return found
 
 
-@dataclass
-class TrieConstraintConfig:
-    """Configuration of the logits processor prefix_trie."""
-
-    file: str = option("", "file with the allowed outputs, one per line")
-
-
-@register_logits_processor("prefix_trie", config=TrieConstraintConfig)
 class TrieConstraint(LogitsProcessor):
     """Allows only outputs that are sequences of a trie.
 
@@ -167,17 +156,6 @@ class TrieConstraint(LogitsProcessor):
     def __init__(self, trie: PrefixTrie):
         self.trie = trie
 
-    @classmethod
-    def build(cls, cfg: TrieConstraintConfig, resources: Resources) -> Self:
-        """See ``Component.build``; reads the file."""
-        if not cfg.file:
-            raise ConfigError("no file is given; give the file with the allowed outputs, or remove the processor")
-        path = Path(cfg.file)
-        trie = PrefixTrie.from_lines(_allowed(path, resources), resources.ids, resources.dictionary.eos())
-        if not trie.following(()):
-            raise DataError(f"{path} is empty; each of its lines must be an allowed output")
-        return cls(trie)
-
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         trie = self.trie.to(lprobs.device)
@@ -185,6 +163,18 @@ class TrieConstraint(LogitsProcessor):
         scores = torch.full_like(lprobs, -torch.inf)
         scores[rows, tokens] = lprobs[rows, tokens]
         return scores
+
+
+def trie_of_file(path: Path, resources: Resources) -> PrefixTrie:
+    """Read the allowed outputs, one per line.
+
+    Raises:
+        DataError: the file is empty, or a line has words or characters that are not in the target vocabulary.
+    """
+    trie = PrefixTrie.from_lines(_allowed(path, resources), resources.ids, resources.dictionary.eos())
+    if not trie.following(()):
+        raise DataError(f"{path} is empty; each of its lines must be an allowed output")
+    return trie
 
 
 def _allowed(path: Path, resources: Resources) -> Iterator[str]:

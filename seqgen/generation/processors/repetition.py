@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from seqgen.config import option
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.registry import register_logits_processor
 
 
-@dataclass
-class NoRepeatNgramConfig:
-    """Configuration of the logits processor no_repeat_ngram."""
-
-    size: int = option(3, "n-grams of this size occur at most once", minimum=1)
-
-
-@register_logits_processor("no_repeat_ngram", config=NoRepeatNgramConfig)
 class NoRepeatNgram(LogitsProcessor):
     """Forbids tokens that would complete an n-gram that already occurs in the hypothesis.
 
@@ -39,14 +27,6 @@ class NoRepeatNgram(LogitsProcessor):
         return forbid_completions(lprobs, generated, generated, self.size, context.generated_padding)
 
 
-@dataclass
-class EncoderNoRepeatNgramConfig:
-    """Configuration of the logits processor encoder_no_repeat_ngram."""
-
-    size: int = option(3, "n-grams of this size that occur in the source are not generated", minimum=1)
-
-
-@register_logits_processor("encoder_no_repeat_ngram", config=EncoderNoRepeatNgramConfig)
 class EncoderNoRepeatNgram(LogitsProcessor):
     """Forbids tokens that would complete an n-gram of the source.
 
@@ -66,16 +46,6 @@ class EncoderNoRepeatNgram(LogitsProcessor):
         return forbid_completions(lprobs, context.src_tokens, context.generated, self.size, context.src_padding)
 
 
-@dataclass
-class RepetitionPenaltyConfig:
-    """Configuration of the logits processor repetition_penalty."""
-
-    penalty: float = option(
-        1.2, "factor that lowers the scores of generated tokens; above 1 avoids repetitions", minimum=1e-6
-    )
-
-
-@register_logits_processor("repetition_penalty", config=RepetitionPenaltyConfig)
 class RepetitionPenalty(LogitsProcessor):
     """Lowers the scores of tokens that were generated before (Keskar et al. 2019, section 4.1).
 
@@ -93,16 +63,6 @@ class RepetitionPenalty(LogitsProcessor):
         return _shrink(lprobs, context.generated, self.penalty, context.generated_padding)
 
 
-@dataclass
-class EncoderRepetitionPenaltyConfig:
-    """Configuration of the logits processor encoder_repetition_penalty."""
-
-    penalty: float = option(
-        1.2, "factor that raises the scores of tokens of the source; below 1 it lowers them", minimum=1e-6
-    )
-
-
-@register_logits_processor("encoder_repetition_penalty", config=EncoderRepetitionPenaltyConfig)
 class EncoderRepetitionPenalty(LogitsProcessor):
     """Raises the scores of the source's tokens: ``RepetitionPenalty`` with the inverse of the penalty.
 

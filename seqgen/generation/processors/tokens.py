@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
 
-from seqgen.config import option
-from seqgen.errors import ConfigError
-from seqgen.generation.component import Resources
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor, ProcessorList, apply_all
-from seqgen.registry import register_logits_processor
 
 _FEW = 4
 
 
-@dataclass
-class ForbidConfig:
-    """Configuration of the logits processor forbid."""
-
-    tokens: list[str] = option([], "tokens of the target vocabulary that are never generated")
-
-
-@register_logits_processor("forbid", config=ForbidConfig)
 class Forbid(LogitsProcessor):
     """Forbids tokens at every step.
 
@@ -41,11 +27,6 @@ class Forbid(LogitsProcessor):
     def __init__(self, tokens: Sequence[int]):
         self.tokens = list(tokens)
 
-    @classmethod
-    def build(cls, cfg: ForbidConfig, resources: Resources) -> Self:
-        """See ``Component.build``."""
-        return cls(_ids(cfg.tokens, resources))
-
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         for token in self.tokens[:_FEW]:  # a list index would first be copied to the device
@@ -55,15 +36,6 @@ class Forbid(LogitsProcessor):
         return lprobs
 
 
-@dataclass
-class ForbidFirstConfig:
-    """Configuration of the logits processor forbid_first."""
-
-    tokens: list[str] = option([], "tokens of the target vocabulary that are not generated at step")
-    step: int = option(0, "step at which the tokens are forbidden; 0 for the first token", minimum=0)
-
-
-@register_logits_processor("forbid_first", config=ForbidFirstConfig)
 class ForbidFirst(LogitsProcessor):
     """Forbids tokens at one step.
 
@@ -78,11 +50,6 @@ class ForbidFirst(LogitsProcessor):
     def __init__(self, tokens: Sequence[int], step: int = 0):
         self.tokens, self.step = list(tokens), step
 
-    @classmethod
-    def build(cls, cfg: ForbidFirstConfig, resources: Resources) -> Self:
-        """See ``Component.build``."""
-        return cls(_ids(cfg.tokens, resources), cfg.step)
-
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         if context.step == self.step:
@@ -90,14 +57,6 @@ class ForbidFirst(LogitsProcessor):
         return lprobs
 
 
-@dataclass
-class UnknownPenaltyConfig:
-    """Configuration of the logits processor unknown_penalty."""
-
-    penalty: float = option(1.0, "subtracted from the score of the unknown token; negative values reward it")
-
-
-@register_logits_processor("unknown_penalty", config=UnknownPenaltyConfig)
 class UnknownPenalty(LogitsProcessor):
     """Subtracts a constant from the score of the unknown token.
 
@@ -113,21 +72,10 @@ class UnknownPenalty(LogitsProcessor):
     def __init__(self, unk: int, penalty: float):
         self.unk, self.penalty = unk, penalty
 
-    @classmethod
-    def build(cls, cfg: UnknownPenaltyConfig, resources: Resources) -> Self:
-        """See ``Component.build``."""
-        return cls(resources.dictionary.unk(), cfg.penalty)
-
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         lprobs[:, self.unk] -= self.penalty
         return lprobs
-
-
-def _ids(tokens: Sequence[str], resources: Resources) -> list[int]:
-    if not tokens:
-        raise ConfigError("no tokens are given; give at least one, or remove the processor")
-    return [resources.token(token) for token in tokens]
 
 
 class ForcePrefix(ProcessorList):

@@ -6,26 +6,16 @@ A warper forbids improbable tokens and keeps at least ``keep`` tokens.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from seqgen.config import option
 from seqgen.generation.candidates import best_continuations
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.registry import register_logits_processor
 
 _FEW = 512
 """Number of tokens that are sorted first; the whole vocabulary is sorted only if these are not enough."""
-
-
-@dataclass
-class WarperConfig:
-    """Base class of the configurations of warpers."""
-
-    keep: int = option(1, "minimum number of tokens that are kept; use at least 2 in beam search", minimum=1)
 
 
 class Warper(LogitsProcessor):
@@ -63,14 +53,6 @@ class Warper(LogitsProcessor):
         return scores < best.scores[:, -1:]
 
 
-@dataclass
-class TopKConfig(WarperConfig):
-    """Configuration of the logits processor top_k."""
-
-    k: int = option(50, "number of most probable tokens that are kept", minimum=1)
-
-
-@register_logits_processor("top_k", config=TopKConfig)
 class TopK(Warper):
     """Keeps the k most probable tokens, and those that tie with the k-th (Fan et al. 2018).
 
@@ -88,14 +70,6 @@ class TopK(Warper):
         return self._below_best(scores, max(self.k, self.keep))
 
 
-@dataclass
-class TopPConfig(WarperConfig):
-    """Configuration of the logits processor top_p."""
-
-    p: float = option(0.9, "total probability of the tokens that are kept", minimum=0, maximum=1)
-
-
-@register_logits_processor("top_p", config=TopPConfig)
 class TopP(Warper):
     """Keeps the smallest set of most probable tokens whose total probability is at least p (Holtzman et al. 2020).
 
@@ -122,14 +96,6 @@ class TopP(Warper):
         return lprobs < best.gather(1, needed.clamp(max=scores.size(1) - 1))
 
 
-@dataclass
-class MinPConfig(WarperConfig):
-    """Configuration of the logits processor min_p."""
-
-    p: float = option(0.1, "keep tokens with at least p times the highest probability", minimum=0, maximum=1)
-
-
-@register_logits_processor("min_p", config=MinPConfig)
 class MinP(Warper):
     """Keeps tokens whose probability is at least p times the highest one (Nguyen et al. 2024).
 
@@ -148,16 +114,6 @@ class MinP(Warper):
         return (scores < threshold) & self._below_best(scores, self.keep)
 
 
-@dataclass
-class TypicalConfig(WarperConfig):
-    """Configuration of the logits processor typical."""
-
-    mass: float = option(
-        0.9, "total probability of the tokens that are kept, the most typical first", minimum=1e-6, maximum=1
-    )
-
-
-@register_logits_processor("typical", config=TypicalConfig)
 class Typical(Warper):
     """Keeps the tokens whose information content, ``-log p``, is closest to the entropy (Meister et al. 2023).
 
@@ -184,14 +140,6 @@ class Typical(Warper):
         return distance > nearest.gather(1, needed.clamp(max=scores.size(1) - 1))
 
 
-@dataclass
-class EpsilonConfig(WarperConfig):
-    """Configuration of the logits processor epsilon."""
-
-    epsilon: float = option(0.001, "keep tokens with at least this probability", minimum=0, maximum=1)
-
-
-@register_logits_processor("epsilon", config=EpsilonConfig)
 class Epsilon(Warper):
     """Keeps tokens with a probability of at least epsilon (Hewitt et al. 2022).
 
@@ -209,16 +157,6 @@ class Epsilon(Warper):
         return (scores.softmax(1) < self.epsilon) & self._below_best(scores, self.keep)
 
 
-@dataclass
-class EtaConfig(WarperConfig):
-    """Configuration of the logits processor eta."""
-
-    epsilon: float = option(
-        0.001, "highest threshold of the probability; lower where the entropy is high", minimum=0, maximum=1
-    )
-
-
-@register_logits_processor("eta", config=EtaConfig)
 class Eta(Warper):
     """Keeps tokens with a probability of at least ``min(epsilon, sqrt(epsilon) * exp(-entropy))`` (Hewitt et al. 2022).
 
@@ -247,14 +185,6 @@ def _counts(vocab: int) -> tuple[int, int]:
     return min(_FEW, vocab), vocab
 
 
-@dataclass
-class TemperatureConfig:
-    """Configuration of the logits processor temperature."""
-
-    temperature: float = option(1.0, "scores are divided by this", minimum=1e-6)
-
-
-@register_logits_processor("temperature", config=TemperatureConfig)
 class Temperature(LogitsProcessor):
     """Divides the scores by the temperature.
 
@@ -270,7 +200,6 @@ class Temperature(LogitsProcessor):
         return lprobs / self.temperature
 
 
-@register_logits_processor("renormalize")
 class Renormalize(LogitsProcessor):
     """Renormalizes the scores with a log-softmax. A row in which all tokens are forbidden stays ``-inf``."""
 
@@ -280,7 +209,6 @@ class Renormalize(LogitsProcessor):
         return lprobs.log_softmax(-1).masked_fill_(nothing, -torch.inf)
 
 
-@register_logits_processor("remove_invalid")
 class RemoveInvalid(LogitsProcessor):
     """Replaces NaN by 0 and ``inf`` by the largest finite value; ``-inf`` stays, since it marks forbidden tokens."""
 
