@@ -21,28 +21,8 @@ from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.ensemble.member import EMPTY, MemberSpec, field_of, input_of
 from seqgen.generation.finished import Ranking
 from seqgen.generation.observers import Observer
+from seqgen.generation.processors import bias, length, prefix_trie, repetition, tokens, warpers
 from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.generation.processors.bias import BadWords, SequenceBias, biases_of_texts
-from seqgen.generation.processors.length import ExponentialDecay, ForceFirst, ForceLast, MinimumLength
-from seqgen.generation.processors.prefix_trie import TrieConstraint, trie_of_file
-from seqgen.generation.processors.repetition import (
-    EncoderNoRepeatNgram,
-    EncoderRepetitionPenalty,
-    NoRepeatNgram,
-    RepetitionPenalty,
-)
-from seqgen.generation.processors.tokens import Forbid, ForbidFirst, UnknownPenalty
-from seqgen.generation.processors.warpers import (
-    Epsilon,
-    Eta,
-    MinP,
-    RemoveInvalid,
-    Renormalize,
-    Temperature,
-    TopK,
-    TopP,
-    Typical,
-)
 from seqgen.generation.rules import Rules, draws, rules_named
 from seqgen.generation.search.base import Search
 from seqgen.generation.setup import DecodingSetup, Limits, longest_output
@@ -199,36 +179,36 @@ def processor_makers(
     cfg: GenerationConfig, rules: Rules, resources: Resources
 ) -> dict[str, Callable[[Any], LogitsProcessor]]:
     """For each key of the ``generation`` group that stands for a processor, what makes it from the key's value."""
-    ends, tokens = resources.extra_end_tokens, resources.tokens
+    ends, eos, unk = resources.extra_end_tokens, resources.dictionary.eos(), resources.dictionary.unk()
+    yields = rules.minimum_yields
     # if the beams of a sentence compete, a warper must keep one token besides all end tokens
     keep = 2 + len(ends) if cfg.beam > 1 and cfg.search not in ("", "sampling") else 1
-    yields = rules.minimum_yields
     return {
-        "unkpen": lambda penalty: UnknownPenalty(resources.dictionary.unk(), penalty),
-        "sequence_bias": lambda entries: SequenceBias(biases_of_texts(entries, resources)),
-        "encoder_repetition_penalty": EncoderRepetitionPenalty,
-        "repetition_penalty": RepetitionPenalty,
-        "no_repeat_ngram_size": NoRepeatNgram,
-        "encoder_no_repeat_ngram_size": EncoderNoRepeatNgram,
-        "bad_words": lambda texts: BadWords(list(map(resources.sequence, texts)), [resources.dictionary.eos(), *ends]),
-        "min_len": lambda length: MinimumLength(length, ends, yields),
-        "min_total_len": lambda length: MinimumLength(length, ends, yields, counts_prompt=True),
-        "match_source_len": lambda _: MinimumLength(sys.maxsize, ends),
-        "prefix_trie": lambda file: TrieConstraint(trie_of_file(Path(file), resources)),
-        "forced_first": lambda token: ForceFirst(resources.token(token), rules.keeps_forced_score),
-        "forced_last": lambda token: ForceLast(resources.token(token)),
-        "remove_invalid": lambda _: RemoveInvalid(),
-        "exponential_decay_factor": lambda factor: ExponentialDecay(cfg.exponential_decay_start, factor, ends),
-        "suppress": lambda names: Forbid(tokens(names)),
-        "suppress_at_begin": lambda names: ForbidFirst(tokens(names), step=1 if cfg.forced_first else 0),
-        "temperature": Temperature,
-        "sampling_topk": lambda k: TopK(k, keep),
-        "sampling_topp": lambda p: TopP(p, keep),
-        "min_p": lambda p: MinP(p, keep),
-        "typical_p": lambda mass: Typical(mass, keep),
-        "epsilon_cutoff": lambda epsilon: Epsilon(epsilon, keep),
-        "eta_cutoff": lambda epsilon: Eta(epsilon, keep),
-        "renormalize": lambda _: Renormalize(),
+        "unkpen": lambda penalty: tokens.UnknownPenalty(unk, penalty),
+        "sequence_bias": lambda entries: bias.SequenceBias(bias.biases_of_texts(entries, resources)),
+        "encoder_repetition_penalty": repetition.EncoderRepetitionPenalty,
+        "repetition_penalty": repetition.RepetitionPenalty,
+        "no_repeat_ngram_size": repetition.NoRepeatNgram,
+        "encoder_no_repeat_ngram_size": repetition.EncoderNoRepeatNgram,
+        "bad_words": lambda texts: bias.BadWords(list(map(resources.sequence, texts)), [eos, *ends]),
+        "min_len": lambda least: length.MinimumLength(least, ends, yields),
+        "min_total_len": lambda least: length.MinimumLength(least, ends, yields, counts_prompt=True),
+        "match_source_len": lambda _: length.MinimumLength(sys.maxsize, ends),
+        "prefix_trie": lambda file: prefix_trie.TrieConstraint(prefix_trie.trie_of_file(Path(file), resources)),
+        "forced_first": lambda token: length.ForceFirst(resources.token(token), rules.keeps_forced_score),
+        "forced_last": lambda token: length.ForceLast(resources.token(token)),
+        "remove_invalid": lambda _: warpers.RemoveInvalid(),
+        "exponential_decay_factor": lambda factor: length.ExponentialDecay(cfg.exponential_decay_start, factor, ends),
+        "suppress": lambda names: tokens.Forbid(resources.tokens(names)),
+        "suppress_at_begin": lambda names: tokens.ForbidFirst(resources.tokens(names), 1 if cfg.forced_first else 0),
+        "temperature": warpers.Temperature,
+        "sampling_topk": lambda k: warpers.TopK(k, keep),
+        "sampling_topp": lambda p: warpers.TopP(p, keep),
+        "min_p": lambda p: warpers.MinP(p, keep),
+        "typical_p": lambda mass: warpers.Typical(mass, keep),
+        "epsilon_cutoff": lambda epsilon: warpers.Epsilon(epsilon, keep),
+        "eta_cutoff": lambda epsilon: warpers.Eta(epsilon, keep),
+        "renormalize": lambda _: warpers.Renormalize(),
     }
 
 
@@ -339,17 +319,17 @@ def members_from_config(
         raise ConfigError(
             f"generation.members has {len(cfg.members)} entries for {len(models)} models; give one for each of them"
         )
+    members = []
     for model, source in zip(models, cfg.members, strict=True):
         field_of(source)  # raises ``ConfigError`` if this is not a source
-        if isinstance(model, MemberSpec) and input_of(model) != source:
+        member = model if isinstance(model, MemberSpec) else MemberSpec(model, source)
+        if input_of(member) != source:
             raise ConfigError(
-                f"generation.members gives the source {source} to a MemberSpec whose source is {model.source}; give "
+                f"generation.members gives the source {source} to a MemberSpec whose source is {member.source}; give "
                 "the source in one place only"
             )
-    return [
-        model if isinstance(model, MemberSpec) else MemberSpec(model, source)
-        for model, source in zip(models, cfg.members, strict=True)
-    ]
+        members.append(member)
+    return members
 
 
 def with_guidance(

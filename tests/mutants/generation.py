@@ -279,8 +279,8 @@ COMPONENTS = [
     ),
     Fault(
         "seqgen/generation/processors/warpers.py",
-        "distance = (-lprobs - entropy).abs()",
-        "distance = (lprobs - entropy).abs()",
+        "(-lprobs - _entropy(lprobs)).abs()",
+        "(lprobs - _entropy(lprobs)).abs()",
         "typical sampling compares with the negative information content",
         ("tests/generation/test_processors.py::test_equals_transformers",),
     ),

@@ -27,7 +27,7 @@ class NoRepeatNgram(LogitsProcessor):
         return forbid_completions(lprobs, generated, generated, self.size, context.generated_padding)
 
 
-class EncoderNoRepeatNgram(LogitsProcessor):
+class EncoderNoRepeatNgram(NoRepeatNgram):
     """Forbids tokens that would complete an n-gram of the source.
 
     Args:
@@ -35,9 +35,6 @@ class EncoderNoRepeatNgram(LogitsProcessor):
     """
 
     shift_invariant = True
-
-    def __init__(self, size: int):
-        self.size = size
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
@@ -63,7 +60,7 @@ class RepetitionPenalty(LogitsProcessor):
         return _shrink(lprobs, context.generated, self.penalty, context.generated_padding)
 
 
-class EncoderRepetitionPenalty(LogitsProcessor):
+class EncoderRepetitionPenalty(RepetitionPenalty):
     """Raises the scores of the source's tokens: ``RepetitionPenalty`` with the inverse of the penalty.
 
     Padding of the source is ignored, so that an output does not depend on the other sentences of the batch.
@@ -71,9 +68,6 @@ class EncoderRepetitionPenalty(LogitsProcessor):
     Args:
         penalty: values above 1 prefer tokens of the source, values below 1 avoid them.
     """
-
-    def __init__(self, penalty: float):
-        self.penalty = penalty
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""

@@ -22,13 +22,14 @@ class Warper(LogitsProcessor):
     """Forbids improbable tokens; a subclass implements ``improbable``.
 
     Args:
-        keep: minimum number of tokens that are kept.
+        threshold: the number or probability that decides how many tokens are kept.
+        keep: minimum number of tokens that are kept; at least 2 in beam search.
     """
 
     shift_invariant = True
 
-    def __init__(self, keep: int = 1):
-        self.keep = keep
+    def __init__(self, threshold: float, keep: int = 1):
+        self.threshold, self.keep = threshold, keep
 
     def improbable(self, scores: Tensor) -> Tensor:
         """Find the tokens to forbid.
@@ -52,22 +53,37 @@ class Warper(LogitsProcessor):
         best = best_continuations(scores.unsqueeze(1), scores.new_zeros(len(scores), 1), min(count, scores.size(1)))
         return scores < best.scores[:, -1:]
 
+    def _beyond_mass(self, lprobs: Tensor, distances: Tensor) -> Tensor:
+        """Which tokens are not needed for a total probability of ``threshold``, nearest first: ``(rows, V)`` bool.
+
+        Tokens that tie with the last needed one are needed, too.
+
+        Args:
+            lprobs: ``(rows, V)`` log-probabilities.
+            distances: ``(rows, V)``, by which the tokens are sorted.
+        """
+        vocab = lprobs.size(1)
+        for count in (min(_FEW, vocab), vocab):
+            nearest, order = distances.topk(count, dim=1, largest=False)
+            # probabilities .4 .3 .2 .1 have the cumulative sums .4 .7 .9 1.; for .6, one sum is below: two are needed
+            sums = lprobs.gather(1, order).exp().cumsum(1)
+            needed = (sums < self.threshold).sum(1, keepdim=True).clamp(min=self.keep - 1)
+            if bool((needed < count).all()):
+                break
+        return distances > nearest.gather(1, needed.clamp(max=vocab - 1))
+
 
 class TopK(Warper):
     """Keeps the k most probable tokens, and those that tie with the k-th (Fan et al. 2018).
 
     Args:
-        k: number of tokens that are kept; ``keep`` if that is larger.
+        threshold: k, the number of tokens that are kept; ``keep`` if that is larger.
         keep: see ``Warper``.
     """
 
-    def __init__(self, k: int, keep: int = 1):
-        super().__init__(keep)
-        self.k = k
-
     def improbable(self, scores: Tensor) -> Tensor:
         """See ``Warper.improbable``."""
-        return self._below_best(scores, max(self.k, self.keep))
+        return self._below_best(scores, max(int(self.threshold), self.keep))
 
 
 class TopP(Warper):
@@ -76,85 +92,55 @@ class TopP(Warper):
     Tokens that tie with the least probable one of the set are kept too.
 
     Args:
-        p: total probability, between 0 and 1.
+        threshold: p, the total probability, between 0 and 1.
         keep: see ``Warper``.
     """
-
-    def __init__(self, p: float, keep: int = 1):
-        super().__init__(keep)
-        self.p = p
 
     def improbable(self, scores: Tensor) -> Tensor:
         """See ``Warper.improbable``."""
         lprobs = scores.log_softmax(1)
-        for count in _counts(scores.size(1)):
-            best = lprobs.topk(count, dim=1).values
-            # probabilities .4 .3 .2 .1 have the cumulative sums .4 .7 .9 1.; for p = .6, one sum is below p: keep two
-            needed = (best.exp().cumsum(1) < self.p).sum(1, keepdim=True).clamp(min=self.keep - 1)
-            if bool((needed < count).all()):
-                break
-        return lprobs < best.gather(1, needed.clamp(max=scores.size(1) - 1))
+        return self._beyond_mass(lprobs, -lprobs)
 
 
 class MinP(Warper):
     """Keeps tokens whose probability is at least p times the highest one (Nguyen et al. 2024).
 
     Args:
-        p: threshold as a share of the highest probability, between 0 and 1.
+        threshold: p, a share of the highest probability, between 0 and 1.
         keep: see ``Warper``.
     """
 
-    def __init__(self, p: float, keep: int = 1):
-        super().__init__(keep)
-        self.p = p
-
     def improbable(self, scores: Tensor) -> Tensor:
         """See ``Warper.improbable``."""
-        threshold = scores.amax(1, keepdim=True) + (math.log(self.p) if self.p > 0 else -math.inf)
-        return (scores < threshold) & self._below_best(scores, self.keep)
+        least = scores.amax(1, keepdim=True) + (math.log(self.threshold) if self.threshold > 0 else -math.inf)
+        return (scores < least) & self._below_best(scores, self.keep)
 
 
 class Typical(Warper):
     """Keeps the tokens whose information content, ``-log p``, is closest to the entropy (Meister et al. 2023).
 
     Args:
-        mass: total probability of the smallest set of most typical tokens that is kept.
+        threshold: total probability of the smallest set of most typical tokens that is kept.
         keep: see ``Warper``; here the most typical tokens are kept.
     """
-
-    def __init__(self, mass: float, keep: int = 1):
-        super().__init__(keep)
-        self.mass = mass
 
     def improbable(self, scores: Tensor) -> Tensor:
         """See ``Warper.improbable``."""
         lprobs = scores.log_softmax(1)
-        entropy = -(lprobs * lprobs.exp()).nansum(1, keepdim=True)  # 0 * -inf counts as 0
-        distance = (-lprobs - entropy).abs()
-        for count in _counts(scores.size(1)):
-            nearest, order = distance.topk(count, dim=1, largest=False)
-            # as in ``TopP``, but sorted by typicality
-            needed = (lprobs.gather(1, order).exp().cumsum(1) < self.mass).sum(1, keepdim=True).clamp(min=self.keep - 1)
-            if bool((needed < count).all()):
-                break
-        return distance > nearest.gather(1, needed.clamp(max=scores.size(1) - 1))
+        return self._beyond_mass(lprobs, (-lprobs - _entropy(lprobs)).abs())
 
 
 class Epsilon(Warper):
     """Keeps tokens with a probability of at least epsilon (Hewitt et al. 2022).
 
     Args:
-        epsilon: between 0 and 1.
+        threshold: epsilon, between 0 and 1.
         keep: see ``Warper``.
     """
 
-    def __init__(self, epsilon: float, keep: int = 1):
-        super().__init__(keep)
-        self.epsilon = epsilon
-
     def improbable(self, scores: Tensor) -> Tensor:
         """See ``Warper.improbable``."""
-        return (scores.softmax(1) < self.epsilon) & self._below_best(scores, self.keep)
+        return (scores.softmax(1) < self.threshold) & self._below_best(scores, self.keep)
 
 
 class Eta(Warper):
@@ -163,26 +149,20 @@ class Eta(Warper):
     The entropy is that of the distribution, in nats: the threshold is lower where the entropy is high.
 
     Args:
-        epsilon: between 0 and 1.
+        threshold: epsilon, between 0 and 1.
         keep: see ``Warper``.
     """
-
-    def __init__(self, epsilon: float, keep: int = 1):
-        super().__init__(keep)
-        self.epsilon = epsilon
 
     def improbable(self, scores: Tensor) -> Tensor:
         """See ``Warper.improbable``."""
         lprobs = scores.log_softmax(1)
-        probabilities = lprobs.exp()
-        entropy = -(lprobs * probabilities).nansum(1, keepdim=True)
-        threshold = (math.sqrt(self.epsilon) * (-entropy).exp()).clamp(max=self.epsilon)
-        return (probabilities < threshold) & self._below_best(scores, self.keep)
+        least = (math.sqrt(self.threshold) * (-_entropy(lprobs)).exp()).clamp(max=self.threshold)
+        return (lprobs.exp() < least) & self._below_best(scores, self.keep)
 
 
-def _counts(vocab: int) -> tuple[int, int]:
-    """Numbers of tokens to sort, tried in this order: ``_FEW``, then the whole vocabulary."""
-    return min(_FEW, vocab), vocab
+def _entropy(lprobs: Tensor) -> Tensor:
+    """The entropy of each row in nats, ``(rows, 1)``."""
+    return -(lprobs * lprobs.exp()).nansum(1, keepdim=True)  # 0 * -inf counts as 0
 
 
 class Temperature(LogitsProcessor):
