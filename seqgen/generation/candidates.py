@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,6 +43,20 @@ class Candidates:
     def gather(self, columns: Tensor) -> Candidates:
         """The candidates in ``columns``, ``(sentences, k)`` int64, of each sentence."""
         return Candidates(*(tensor.gather(1, columns) for tensor in (self.scores, self.tokens, self.beams)))
+
+    @staticmethod
+    def joined(parts: Sequence[Candidates], interleaved: bool = False) -> Candidates:
+        """Several candidates of each sentence as one.
+
+        Args:
+            parts: all with the same number of sentences.
+            interleaved: whether the first ones of all parts come first, then the second ones, and so on; all parts then
+                have equally many. Otherwise the candidates of each part stay together.
+        """
+        columns = zip(*((part.scores, part.tokens, part.beams) for part in parts), strict=True)
+        if interleaved:  # a0 a1 and b0 b1 become a0 b0 a1 b1
+            return Candidates(*(torch.stack(values, dim=2).flatten(1) for values in columns))
+        return Candidates(*(torch.cat(values, dim=1) for values in columns))
 
     def padded(self, size: int) -> Candidates:
         """Padded to ``size`` with candidates of score ``-inf``; a small vocabulary can give fewer."""

@@ -319,7 +319,7 @@ def members_from_config(
         raise ConfigError(
             f"generation.members has {len(cfg.members)} entries for {len(models)} models; give one for each of them"
         )
-    members = []
+    members: list[EncoderDecoderModel | MemberSpec] = []
     for model, source in zip(models, cfg.members, strict=True):
         field_of(source)  # raises ``ConfigError`` if this is not a source
         member = model if isinstance(model, MemberSpec) else MemberSpec(model, source)

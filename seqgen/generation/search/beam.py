@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Self
 
 import torch
@@ -28,7 +27,7 @@ class BeamSearch(Search):
 
     def begin(self, batch: BatchInfo) -> Self:
         """See ``Search.begin``."""
-        search = copy.copy(super().begin(batch))
+        search = super().begin(batch)
         search.candidates_per_beam = batch.num_candidates // batch.beam_size
         return search
 

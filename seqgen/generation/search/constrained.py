@@ -15,7 +15,7 @@ from seqgen.generation.context import StepContext
 from seqgen.generation.finished import FinishedHypotheses, FirstFinished, Ranking
 from seqgen.generation.search.base import Search
 from seqgen.generation.search.beam import BeamSearch
-from seqgen.generation.search.lexical_constraints import NONE, LexicalConstraints, allocate, repeated
+from seqgen.generation.search.lexical_constraints import NONE, LexicalConstraints, Progress, allocate, repeated
 from seqgen.registry import register_search
 
 
@@ -46,24 +46,27 @@ class ConstrainedSearch(Search):
 
     def begin(self, batch: BatchInfo) -> Any:
         """See ``Search.begin``; without constraints this is beam search."""
-        if batch.constraints is None:
-            return BeamSearch().begin(batch)
-        return _ConstrainedBatch(batch, self.ordered)
+        return BeamSearch().begin(batch) if batch.constraints is None else self.for_batch(batch)
+
+    def for_batch(self, batch: BatchInfo) -> ConstrainedBatch:
+        """The search over a batch with constraints."""
+        return _BankedBatch(batch, LexicalConstraints, self.ordered)
 
 
-class _ConstrainedBatch(Search):
-    """The search over one batch: its phrases, and the progress of each beam."""
+class ConstrainedBatch(Search):
+    """The search over one batch: its phrases, and the progress of each beam; a subclass implements ``step``.
 
-    def __init__(self, batch: BatchInfo, ordered: bool):
+    Args:
+        batch: the batch.
+        rules: the class of the constraints.
+        ordered: see ``ConstrainedSearch``.
+    """
+
+    def __init__(self, batch: BatchInfo, rules: type[LexicalConstraints], ordered: bool):
         assert batch.constraints is not None
         self.batch = batch
-        self.constraints = LexicalConstraints(batch.constraints, ordered, batch.device)
+        self.constraints = rules(batch.constraints, ordered, batch.device)
         self.progress = self.constraints.start(batch.beam_size)
-        self._beam_search = BeamSearch().begin(replace(batch, constraints=None))
-
-    def finished(self, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:
-        """See ``Search.finished``."""
-        return _CompleteFinished(self, ranking)
 
     def select_sentences(self, keep: Tensor) -> None:
         """See ``Search.select_sentences``."""
@@ -72,7 +75,23 @@ class _ConstrainedBatch(Search):
 
     def advance(self, active: Candidates) -> None:
         """See ``Search.advance``."""
-        self.progress = self.constraints.advance(self.progress.gather(active.beams), active.tokens)
+        self.progress = self.reached(active)
+
+    def reached(self, candidates: Candidates) -> Progress:
+        """The progress of candidates."""
+        return self.constraints.advance(self.progress.gather(candidates.beams), candidates.tokens)
+
+
+class _BankedBatch(ConstrainedBatch):
+    """The search over one batch by fairseq's rules."""
+
+    def __init__(self, batch: BatchInfo, rules: type[LexicalConstraints], ordered: bool):
+        super().__init__(batch, rules, ordered)
+        self._beam_search = BeamSearch().begin(replace(batch, constraints=None))
+
+    def finished(self, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:
+        """See ``Search.finished``."""
+        return _CompleteFinished(self, ranking)
 
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """See ``Search.step``."""
@@ -80,14 +99,12 @@ class _ConstrainedBatch(Search):
         for token in self.batch.end_tokens or [self.batch.eos]:
             lprobs[..., token].masked_fill_(unmet, -torch.inf)
         candidates = self._candidates(context, lprobs, scores)
-        reached = self.constraints.advance(self.progress.gather(candidates.beams), candidates.tokens)
-        columns = allocate(self.constraints.bank(reached), candidates.scores)
+        columns = allocate(self.constraints.bank(self.reached(candidates)), candidates.scores)
         return candidates.gather(columns[:, : self.batch.num_candidates])
 
     def lacking(self, candidates: Candidates) -> Tensor:
         """Which candidates lack a phrase: ``(sentences, K)`` bool."""
-        reached = self.constraints.advance(self.progress.gather(candidates.beams), candidates.tokens)
-        return self.constraints.unmet(reached)
+        return self.constraints.unmet(self.reached(candidates))
 
     def _candidates(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """The best of the sentence, the best of each beam, and those that match a further token, without duplicates."""
@@ -109,7 +126,7 @@ class _ConstrainedBatch(Search):
 class _CompleteFinished(FirstFinished):
     """fairseq's rule, restricted to hypotheses with every phrase; one that ends without a phrase is dropped."""
 
-    def __init__(self, search: _ConstrainedBatch, ranking: Ranking):
+    def __init__(self, search: _BankedBatch, ranking: Ranking):
         super().__init__(search.batch.num_sentences, search.batch.beam_size, ranking, search.batch.device)
         self.search = search
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Self
 
@@ -14,7 +13,6 @@ from seqgen.errors import ConfigError
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import BatchInfo
 from seqgen.generation.context import StepContext
-from seqgen.generation.search.base import Search
 from seqgen.generation.search.beam import BeamSearch
 from seqgen.registry import register_search
 
@@ -30,7 +28,7 @@ class DiverseBeamConfig:
 
 
 @register_search("diverse_beam", config=DiverseBeamConfig)
-class DiverseBeamSearch(Search):
+class DiverseBeamSearch(BeamSearch):
     """Groups of beams, each of which avoids the tokens of the groups before it (Vijayakumar et al. 2018, section 4).
 
     The groups choose one after the other, at every step. The score of a token is lowered by ``strength`` for each time
@@ -49,36 +47,28 @@ class DiverseBeamSearch(Search):
     adjusts_scores = True
 
     def __init__(self, groups: int = 2, strength: float = 0.5):
-        self.groups = groups
-        self.strength = strength
-        self._beam_search: Search = BeamSearch()
+        super().__init__()
+        self.groups, self.strength = groups, strength
 
     def begin(self, batch: BatchInfo) -> Self:
         """See ``Search.begin``."""
         check_groups(batch.beam_size, self.groups)
-        search = copy.copy(super().begin(batch))
-        search._beam_search = self._beam_search.begin(batch)
-        return search
+        return super().begin(batch)
 
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """See ``Search.step``."""
         if self.groups == 1:
-            return self._beam_search.step(context, lprobs, scores)
+            return super().step(context, lprobs, scores)
         used = torch.zeros_like(lprobs[:, 0])  # (sentences, V), how often earlier groups have each token
         chosen = []
         for group in range(self.groups):
             members = slice(group, None, self.groups)
             penalized = lprobs[:, members] - self.strength * used.unsqueeze(1)
-            own = self._beam_search.step(context, penalized, scores[:, members])
+            own = super().step(context, penalized, scores[:, members])
             used.scatter_add_(1, own.tokens, (own.scores > -torch.inf).to(used.dtype))
             # with 3 groups, beams 0 and 1 of group 2 are beams 2 and 5 of the sentence
             chosen.append(Candidates(own.scores, own.tokens, own.beams * self.groups + group))
-        # candidates a0 a1 of group 0 and b0 b1 of group 1 are interleaved to a0 b0 a1 b1
-        return Candidates(
-            torch.stack([own.scores for own in chosen], dim=2).flatten(1),
-            torch.stack([own.tokens for own in chosen], dim=2).flatten(1),
-            torch.stack([own.beams for own in chosen], dim=2).flatten(1),
-        )
+        return Candidates.joined(chosen, interleaved=True)
 
 
 @dataclass
@@ -89,7 +79,7 @@ class DiverseSiblingsConfig:
 
 
 @register_search("diverse_siblings", config=DiverseSiblingsConfig)
-class DiverseSiblingsSearch(Search):
+class DiverseSiblingsSearch(BeamSearch):
     """Beam search that penalizes continuations of the same beam (Li, Monroe and Jurafsky 2016, section 3.2).
 
     The score of the i-th best continuation of a beam is lowered by ``i * rate``, and the cumulative scores include this
@@ -103,23 +93,15 @@ class DiverseSiblingsSearch(Search):
     adjusts_scores = True
 
     def __init__(self, rate: float = 0.5):
+        super().__init__()
         self.rate = rate
-        self._beam_search: Search = BeamSearch()
-        self._each = 2
-
-    def begin(self, batch: BatchInfo) -> Self:
-        """See ``Search.begin``."""
-        search = copy.copy(super().begin(batch))
-        search._beam_search = self._beam_search.begin(batch)
-        search._each = batch.num_candidates // batch.beam_size
-        return search
 
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """See ``Search.step``."""
         if context.step == 0:
-            return self._beam_search.step(context, lprobs, scores)
+            return super().step(context, lprobs, scores)
         beam, vocab = lprobs.shape[1:]
-        count = self._each * beam
+        count = self.candidates_per_beam * beam
         siblings = min(count, vocab)
         children, tokens = (lprobs + scores.unsqueeze(-1)).topk(siblings, dim=2)
         children = children - self.rate * torch.arange(1, siblings + 1, device=lprobs.device)

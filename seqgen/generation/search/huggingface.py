@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -14,9 +12,9 @@ from seqgen.generation.component import BatchInfo
 from seqgen.generation.context import StepContext
 from seqgen.generation.finished import FinishedHypotheses, Ranking
 from seqgen.generation.search.base import Search
-from seqgen.generation.search.beam import BeamSearch
+from seqgen.generation.search.constrained import ConstrainedBatch, ConstrainedSearch
 from seqgen.generation.search.diverse import check_groups
-from seqgen.generation.search.lexical_constraints import NONE, OneAtATime, repeated, take_turns
+from seqgen.generation.search.lexical_constraints import NONE, LexicalConstraints, OneAtATime, repeated, take_turns
 
 
 class GroupedHypotheses(FinishedHypotheses):
@@ -30,32 +28,20 @@ class GroupedHypotheses(FinishedHypotheses):
     are the first group.
 
     Args:
-        sentences: number of sentences of the batch.
-        beam: finished hypotheses of each sentence.
+        batch: the batch, whose ``beam_size`` is the number of hypotheses of each sentence.
         ranking: how they are scored.
-        device: device of the tensors.
         early_stopping: see ``BestFinished``.
-        end_tokens: ids that end an output.
         groups: number of groups.
     """
 
-    def __init__(
-        self,
-        sentences: int,
-        beam: int,
-        ranking: Ranking,
-        device: torch.device,
-        early_stopping: str,
-        end_tokens: Sequence[int],
-        groups: int = 1,
-    ):
-        super().__init__(sentences, beam, ranking, device)
+    def __init__(self, batch: BatchInfo, ranking: Ranking, early_stopping: str, groups: int = 1):
+        super().__init__(batch.num_sentences, batch.beam_size, ranking, batch.device)
         self.early_stopping = early_stopping
-        self.end_tokens = torch.tensor(end_tokens, device=device)
+        self.end_tokens = torch.tensor(batch.end_tokens, device=batch.device)
         self.groups = groups
-        self.group_done = torch.zeros(sentences, groups, dtype=torch.bool, device=device)
+        self._best = torch.full((batch.num_sentences, groups), -torch.inf, device=batch.device)
+        self.group_done = torch.zeros_like(self._best, dtype=torch.bool)
         """``(live, groups)`` bool, which groups are done."""
-        self._best = torch.full((sentences, groups), -torch.inf, device=device)
 
     def finalize(
         self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
@@ -141,27 +127,22 @@ class HuggingFaceDiverseBeam(Search):
     adjusts_scores = True
     processes_itself = True
 
+    batch: BatchInfo
+    hypotheses: GroupedHypotheses
+
     def __init__(self, groups: int, strength: float):
-        self.groups = groups
-        self.strength = strength
-        self.batch = BatchInfo(0, groups, 0, torch.device("cpu"))
-        self.end_tokens = torch.zeros(0, dtype=torch.int64)
-        self.hypotheses: GroupedHypotheses | None = None
+        self.groups, self.strength = groups, strength
 
     def begin(self, batch: BatchInfo) -> Self:
         """See ``Search.begin``."""
         check_groups(batch.beam_size, self.groups)
-        search = copy.copy(super().begin(batch))
+        search = super().begin(batch)
         search.batch = batch
-        search.end_tokens = torch.tensor(batch.end_tokens, device=batch.device)
         return search
 
     def finished(self, ranking: Ranking, early_stopping: str) -> GroupedHypotheses:
         """See ``Search.finished``."""
-        batch = self.batch
-        self.hypotheses = GroupedHypotheses(
-            batch.num_sentences, batch.beam_size, ranking, batch.device, early_stopping, batch.end_tokens, self.groups
-        )
+        self.hypotheses = GroupedHypotheses(self.batch, ranking, early_stopping, self.groups)
         return self.hypotheses
 
     def processed(self, context: StepContext, lprobs: Tensor, rows: slice, penalty: Tensor) -> Tensor:
@@ -173,7 +154,6 @@ class HuggingFaceDiverseBeam(Search):
 
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """See ``Search.step``; the candidates are in the order of the groups."""
-        assert self.hypotheses is not None
         size = lprobs.size(1) // self.groups
         used = torch.zeros_like(lprobs[:, 0])  # (sentences, V), beams of earlier groups that continue with each token
         chosen = []
@@ -183,20 +163,16 @@ class HuggingFaceDiverseBeam(Search):
             rows = slice(group * size, group * size + (size if context.step else 1))
             penalized = self.processed(context, lprobs, rows, self.strength * used.unsqueeze(1))
             own = best_continuations(penalized, scores[:, rows], self.batch.num_candidates // self.groups)
-            ends = torch.isin(own.tokens, self.end_tokens)
+            ends = torch.isin(own.tokens, self.hypotheses.end_tokens)
             active = own.tokens.gather(1, ends.to(torch.int8).argsort(dim=1, stable=True)[:, :size])
             written = active.masked_fill(done, self.batch.pad)
             used.scatter_add_(1, written, torch.ones_like(written, dtype=used.dtype))
             # with groups of 3, beams 0 and 1 of group 2 are beams 6 and 7 of the sentence
             chosen.append(Candidates(own.scores.masked_fill(done, -torch.inf), own.tokens, own.beams + group * size))
-        return Candidates(
-            torch.cat([own.scores for own in chosen], dim=1),
-            torch.cat([own.tokens for own in chosen], dim=1),
-            torch.cat([own.beams for own in chosen], dim=1),
-        )
+        return Candidates.joined(chosen)
 
 
-class HuggingFaceConstrainedBeam(Search):
+class HuggingFaceConstrainedBeam(ConstrainedSearch):
     """Beam search that divides its beams among banks of hypotheses with equally many constraint tokens.
 
     The candidates are the beams with which beam search would continue and all continuations that match a further
@@ -211,37 +187,22 @@ class HuggingFaceConstrainedBeam(Search):
 
     takes_constraints = True
 
-    def __init__(self, ordered: bool):
-        self.ordered = ordered
-
-    def begin(self, batch: BatchInfo) -> Any:
-        """See ``Search.begin``; without constraints this is beam search."""
-        return BeamSearch().begin(batch) if batch.constraints is None else _ConstrainedBatch(batch, self.ordered)
+    def for_batch(self, batch: BatchInfo) -> ConstrainedBatch:
+        """See ``ConstrainedSearch.for_batch``."""
+        return _AllocatedBatch(batch, OneAtATime, self.ordered)
 
 
-class _ConstrainedBatch(Search):
-    """The search over one batch."""
+class _AllocatedBatch(ConstrainedBatch):
+    """The search over one batch by Hugging Face's rules."""
 
-    def __init__(self, batch: BatchInfo, ordered: bool):
-        assert batch.constraints is not None
-        self.batch = batch
-        self.constraints = OneAtATime(batch.constraints, ordered, batch.device)
-        self.progress = self.constraints.start(batch.beam_size)
-        self.reached = self.progress
+    def __init__(self, batch: BatchInfo, rules: type[LexicalConstraints], ordered: bool):
+        super().__init__(batch, rules, ordered)
+        self.newest = self.progress
         """Progress of the candidates of the newest step."""
 
     def finished(self, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:
         """See ``Search.finished``."""
         return _AllocatedHypotheses(self, ranking, early_stopping)
-
-    def select_sentences(self, keep: Tensor) -> None:
-        """See ``Search.select_sentences``."""
-        self.constraints.select(keep)
-        self.progress = self.progress.select(keep)
-
-    def advance(self, active: Candidates) -> None:
-        """See ``Search.advance``."""
-        self.progress = self.constraints.advance(self.progress.gather(active.beams), active.tokens)
 
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """See ``Search.step``; candidates that match a further token follow the best candidates."""
@@ -251,26 +212,22 @@ class _ConstrainedBatch(Search):
         further = self.constraints.next_tokens(self.progress)[:, :beam]  # (sentences, beam, W)
         gains = totals.gather(-1, further.clamp(min=0)).masked_fill(further == NONE, -torch.inf)
         beams = torch.arange(beam, device=lprobs.device).view(1, -1, 1).expand_as(further)
-        candidates = Candidates(
-            torch.cat([best.scores, gains.flatten(1)], dim=1),
-            torch.cat([best.tokens, further.clamp(min=0).flatten(1)], dim=1),
-            torch.cat([best.beams, beams.flatten(1)], dim=1),
-        )
-        self.reached = self.constraints.advance(self.progress.gather(candidates.beams), candidates.tokens)
+        matching = Candidates(gains.flatten(1), further.clamp(min=0).flatten(1), beams.flatten(1))
+        candidates = Candidates.joined([best, matching])
+        self.newest = self.reached(candidates)
         return candidates
 
 
 class _AllocatedHypotheses(GroupedHypotheses):
     """The finished hypotheses of a constrained beam search, which also divide the beam among the banks."""
 
-    def __init__(self, search: _ConstrainedBatch, ranking: Ranking, early_stopping: str):
-        batch = search.batch
-        super().__init__(batch.num_sentences, batch.beam_size, ranking, batch.device, early_stopping, batch.end_tokens)
+    def __init__(self, search: _AllocatedBatch, ranking: Ranking, early_stopping: str):
+        super().__init__(search.batch, ranking, early_stopping)
         self.search = search
 
     def complete(self, candidates: Candidates) -> Tensor:
         """Those that are not forbidden and have every phrase."""
-        return super().complete(candidates) & ~self.search.constraints.unmet(self.search.reached)
+        return super().complete(candidates) & ~self.search.constraints.unmet(self.search.newest)
 
     def choose(self, candidates: Candidates, ended: Tensor) -> tuple[Tensor, Tensor]:
         """The best of each bank in turn, of beam search's choice and of those that match a further token."""
@@ -282,7 +239,7 @@ class _AllocatedHypotheses(GroupedHypotheses):
         scores = torch.cat([kept, candidates.scores.masked_fill(ended, -torch.inf)[:, plain:]], dim=1)
         entries = (candidates.tokens * self.beam + candidates.beams).gather(1, columns)
         scores = scores.masked_fill(repeated(entries), -torch.inf)
-        banks = self.search.constraints.bank(self.search.reached).gather(1, columns)
+        banks = self.search.constraints.bank(self.search.newest).gather(1, columns)
         # as in the original, a constraint token counts 100 nats
         order = (banks * 100 + scores).argsort(dim=1, descending=True, stable=True)
         impossible = scores.gather(1, order) == -torch.inf

@@ -197,10 +197,8 @@ class Sampling(RandomSearch):
 
 
 @dataclass
-class BeamSamplingConfig:
+class BeamSamplingConfig(SamplingConfig):
     """Configuration of beam sampling."""
-
-    seed: int = option(1, "seed of the random numbers", minimum=0)
 
 
 @register_search("beam_sampling", config=BeamSamplingConfig)

@@ -8,20 +8,17 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from seqgen.config import option
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import BatchInfo
 from seqgen.generation.context import StepContext
 from seqgen.generation.finished import FinishedHypotheses, Ranking
-from seqgen.generation.search.sampling import PERTURBATION, TOKEN, RandomSearch, draw, drawn_scores
+from seqgen.generation.search.sampling import PERTURBATION, TOKEN, RandomSearch, SamplingConfig, draw, drawn_scores
 from seqgen.registry import register_search
 
 
 @dataclass
-class StochasticBeamConfig:
+class StochasticBeamConfig(SamplingConfig):
     """Configuration of stochastic beam search."""
-
-    seed: int = option(1, "seed of the random numbers", minimum=0)
 
 
 @register_search("stochastic_beam", config=StochasticBeamConfig)
