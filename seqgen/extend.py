@@ -94,8 +94,13 @@ from seqgen.generation.scorer import SequenceScorer as SequenceScorer
 from seqgen.generation.search.exact import Branch as Branch, ExactSearch as ExactSearch, ExactSession as ExactSession
 from seqgen.generation.session import Session as Session, StepScores as StepScores
 from seqgen.generation.setup import DecodingRequest as DecodingRequest, DecodingSetup as DecodingSetup
-from seqgen.generation.speculative.drafters import Drafts as Drafts, DraftTarget as DraftTarget
-from seqgen.generation.speculative.verification import SpeculativeSearch as SpeculativeSearch
+from seqgen.generation.speculative.verification import (
+    Draft as Draft,
+    Drafter as Drafter,
+    Drafts as Drafts,
+    SpeculativeSearch as SpeculativeSearch,
+    SpeculativeSession as SpeculativeSession,
+)
 
 # isort: split
 # From lines to lines

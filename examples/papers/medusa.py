@@ -24,8 +24,7 @@ with k. In an ensemble, the heads are those of the first model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,13 +40,15 @@ from seqgen.extend import (
     Batch,
     CommonConfig,
     ConfigError,
+    Draft,
+    Drafter,
     Drafts,
-    DraftTarget,
     EncoderDecoderModel,
     Greedy,
     ReadingConfig,
     Source,
     SpeculativeSearch,
+    SpeculativeSession,
     TextModel,
     check_features,
     log,
@@ -75,7 +76,7 @@ class Heads(nn.Module):
         return torch.stack([features + b(functional.silu(a(features))) for a, b in layers], dim=-2)
 
 
-class MedusaDrafter:
+class MedusaDrafter(Drafter):
     """Drafts with heads; see ``Drafter``."""
 
     needs = frozenset({FEATURES})
@@ -83,21 +84,16 @@ class MedusaDrafter:
     def __init__(self, heads: Heads):
         self.heads = heads
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Heads have no evaluation mode."""
-        yield
-
-    def begin(self, target: DraftTarget, source: Source) -> MedusaDraft:
+    def begin(self, target: SpeculativeSession, source: Source) -> MedusaDraft:
         """Start a batch, with the heads on the device and in the dtype of the first model."""
         self.heads.to(next(target.setup.ensemble.models[0].parameters()))
         return MedusaDraft(self.heads, target)
 
 
-class MedusaDraft:
+class MedusaDraft(Draft):
     """Drafts for one batch; see ``Draft``."""
 
-    def __init__(self, heads: Heads, target: DraftTarget):
+    def __init__(self, heads: Heads, target: SpeculativeSession):
         self.heads, self.target = heads, target
 
     def propose(self, step: int, generated: Tensor, count: int) -> Drafts:
@@ -109,9 +105,6 @@ class MedusaDraft:
             raise ConfigError("search.heads has heads for features of another size; train them with this model")
         logits = self.target.setup.ensemble.models[0].decoder.output_layer(self.heads(features))  # (rows, heads, V)
         return Drafts(logits.argmax(-1).view(*generated.shape[:2], -1)[..., :count], [])
-
-    def select_sentences(self, keep: Tensor) -> None:
-        """Nothing to do, because the session has the features."""
 
 
 @dataclass

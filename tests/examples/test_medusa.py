@@ -16,7 +16,7 @@ from seqgen.errors import ConfigError
 from seqgen.generation.component import FEATURES
 from seqgen.generation.observers import Observer
 from seqgen.generation.search.beam import Greedy
-from seqgen.generation.speculative.drafters import Drafts
+from seqgen.generation.speculative.verification import Drafts
 from seqgen.text.translator import Translator
 from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.generators import make_generator

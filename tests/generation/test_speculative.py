@@ -20,8 +20,8 @@ from seqgen.generation.search.beam import Greedy
 from seqgen.generation.search.exact import ExactSearch
 from seqgen.generation.search.sampling import Sampling
 from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.generation.speculative.drafters import NOTHING, ModelDrafter, NgramDraft, PromptLookup
-from seqgen.generation.speculative.verification import SpeculativeSearch, SpeculativeSession
+from seqgen.generation.speculative.drafters import ModelDrafter, NgramDraft, PromptLookup
+from seqgen.generation.speculative.verification import NOTHING, SpeculativeSearch, SpeculativeSession
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis, Source
 from seqgen.task import Task

@@ -2,128 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Protocol
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
 from seqgen.errors import ConfigError, DecodingError
-from seqgen.generation.backpointers import BackPointers
 from seqgen.generation.component import FEATURES
-from seqgen.generation.context import Sentences, StepContext
 from seqgen.generation.ensemble.ensemble import Ensemble
-from seqgen.generation.processors.base import LogitsProcessor, apply_all
-from seqgen.generation.setup import DecodingSetup
+from seqgen.generation.processors.base import apply_all
 from seqgen.generation.speculative.look_ahead import LookAhead
+from seqgen.generation.speculative.verification import (
+    DRAFTED,
+    NOTHING,
+    Draft,
+    Drafter,
+    Drafts,
+    SpeculativeSession,
+    other_vocabulary,
+)
 from seqgen.language_model import LanguageModel
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Source
 
-DRAFTED, ACCEPTANCE, REPLACEMENT = 3, 4, 5
-"""Counters of independent random numbers, as in ``search.sampling``: for drafting a token, for accepting it, and for
-replacing it."""
 
-NOTHING = -1
-"""Marks a position without a drafted token."""
-
-
-@dataclass(frozen=True)
-class Drafts:
-    """Drafted tokens for some steps.
-
-    Attributes:
-        tokens: ``(live, beam, D)`` int64, for ``D`` steps; ``NOTHING`` at positions without a token.
-        lprobs: for each step the log-probabilities ``(live, beam, V)`` of the distribution from which the token was
-            drawn; empty if tokens were not drawn at random.
-    """
-
-    tokens: Tensor
-    lprobs: list[Tensor]
-
-    def select(self, keep: Tensor) -> Drafts:
-        """The drafts of the sentences ``keep``, ``(kept,)`` int64."""
-        return Drafts(self.tokens.index_select(0, keep), [lprobs.index_select(0, keep) for lprobs in self.lprobs])
-
-
-class DraftTarget(Protocol):
-    """The part of the verifying session that drafters use."""
-
-    setup: DecodingSetup
-    processors: list[LogitsProcessor]
-    backpointers: BackPointers
-    sentences: Sentences
-    beam: int
-    reach: int
-
-    @property
-    def newest_features(self) -> Tensor | None:
-        """``(live * beam, C)``, the features from which the first model predicted the newest token; ``None`` before the
-        first step, and if neither the drafter nor a component has ``FEATURES`` in its ``needs``."""
-        ...
-
-    @property
-    def draws(self) -> bool:
-        """Whether drafts are drawn at random."""
-        ...
-
-    def draw(self, purpose: int, step: int, lprobs: Tensor) -> Tensor:
-        """Draw a token for each row: ``(live, beam, V)`` log-probabilities give ``(live, beam)`` int64."""
-        ...
-
-    def context(self, step: int, rows: int, tokens: Tensor | None = None) -> StepContext:
-        """The context of one step; see ``Session.context``."""
-        ...
-
-
-class Draft(Protocol):
-    """Drafts tokens for one batch."""
-
-    def propose(self, step: int, generated: Tensor, count: int) -> Drafts:
-        """Draft the next tokens of all rows.
-
-        Args:
-            step: number of tokens that each row has generated.
-            generated: ``(live, beam, 1 + step)`` int64, the start token and the generated tokens.
-            count: the largest number of steps to draft for.
-
-        Returns:
-            Drafts for ``count`` steps or fewer.
-        """
-        ...
-
-    def select_sentences(self, keep: Tensor) -> None:
-        """Drop all sentences except ``keep``, ``(kept,)`` int64."""
-        ...
-
-
-class Drafter(Protocol):
-    """Drafts tokens; it has no state of a batch.
-
-    A drafter that reads ``DraftTarget.newest_features`` also has an attribute ``needs = frozenset({FEATURES})``.
-    """
-
-    def begin(self, target: DraftTarget, source: Source) -> Draft:
-        """Start a batch.
-
-        Args:
-            target: the session that verifies the drafts.
-            source: the sentences of the batch, encoded for the drafter.
-
-        Returns:
-            The object that drafts for this batch.
-        """
-        ...
-
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """A context in which decoding runs, for example with the draft model in evaluation mode."""
-        ...
-
-
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """Drafts with a smaller model of the same target vocabulary (Leviathan et al. 2023, Chen et al. 2023).
 
     Args:
@@ -133,13 +36,11 @@ class ModelDrafter:
     def __init__(self, model: EncoderDecoderModel):
         self.model = model
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
+    def evaluating(self) -> AbstractContextManager[None]:
         """See ``Drafter.evaluating``; the model is in evaluation mode in this context."""
-        with Ensemble([self.model]).evaluating():
-            yield
+        return Ensemble([self.model]).evaluating()
 
-    def begin(self, target: DraftTarget, source: Source) -> Draft:
+    def begin(self, target: SpeculativeSession, source: Source) -> Draft:
         """See ``Drafter.begin``.
 
         Raises:
@@ -159,7 +60,7 @@ class ModelDrafter:
         return ModelDraft(self.model, target, source)
 
 
-class ModelDraft:
+class ModelDraft(Draft):
     """Drafts for one batch with a model; see ``Draft``.
 
     The logits processors of the verifying session are applied to the draft model's scores. If the verifying session
@@ -171,7 +72,7 @@ class ModelDraft:
         source: the sentences of the batch, encoded for the draft model.
     """
 
-    def __init__(self, model: EncoderDecoderModel, target: DraftTarget, source: Source):
+    def __init__(self, model: EncoderDecoderModel, target: SpeculativeSession, source: Source):
         self.target = target
         start = model.start_token(target.setup.eos)
         self.member = LookAhead(
@@ -234,7 +135,7 @@ class ModelDraft:
         self.member.select_sentences(keep)
 
 
-class PromptLookup:
+class PromptLookup(Drafter):
     """Drafts the tokens that followed an earlier occurrence of the newest n-gram, in the source or in the output.
 
     It suits outputs that repeat much of their source, such as corrections and summaries. Source and target must have
@@ -251,18 +152,13 @@ class PromptLookup:
             raise ConfigError(f"prompt_lookup={longest} must be at least 1")
         self.longest = longest
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """See ``Drafter.evaluating``."""
-        yield
-
-    def begin(self, target: DraftTarget, source: Source) -> Draft:
+    def begin(self, target: SpeculativeSession, source: Source) -> Draft:
         """See ``Drafter.begin``."""
         has_prompts = isinstance(target.setup.ensemble.members[0].model, LanguageModel)
         return NgramDraft(self.longest, target, has_prompts)
 
 
-class NgramDraft:
+class NgramDraft(Draft):
     """Drafts for one batch with n-grams; see ``Draft``.
 
     Args:
@@ -271,7 +167,7 @@ class NgramDraft:
         has_prompts: whether outputs continue their sources, as those of language models do.
     """
 
-    def __init__(self, longest: int, target: DraftTarget, has_prompts: bool = False):
+    def __init__(self, longest: int, target: SpeculativeSession, has_prompts: bool = False):
         self.longest = longest
         self.target = target
         self.has_prompts = has_prompts
@@ -311,17 +207,6 @@ class NgramDraft:
         gap = 0 if self.has_prompts else 1
         tokens = torch.nn.functional.pad(tokens.masked_fill(hidden, NOTHING), (0, gap), value=NOTHING)
         return tokens.repeat_interleave(beam, dim=0)
-
-    def select_sentences(self, keep: Tensor) -> None:
-        """See ``Draft.select_sentences``; nothing to do, because the session holds the sources."""
-
-
-def other_vocabulary(draft: int, wanted: int) -> ConfigError:
-    """The error for a draft model whose target vocabulary has another size than that of the decoded models."""
-    return ConfigError(
-        f"the target vocabulary of the draft model has {draft} tokens, and that of the models that it drafts for "
-        f"{wanted}; choose a draft model with the same vocabulary"
-    )
 
 
 def normalized(scores: Tensor) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,16 +19,76 @@ from seqgen.generation.search.beam import BeamSearch, own_beams
 from seqgen.generation.search.sampling import Sampling, draw
 from seqgen.generation.session import Session, StepScores
 from seqgen.generation.setup import DecodingRequest, DecodingSetup
-from seqgen.generation.speculative.drafters import (
-    ACCEPTANCE,
-    NOTHING,
-    REPLACEMENT,
-    Drafter,
-    Drafts,
-    other_vocabulary,
-)
 from seqgen.generation.speculative.look_ahead import LookAhead
 from seqgen.structures import Hypothesis, Source
+
+DRAFTED, ACCEPTANCE, REPLACEMENT = 3, 4, 5
+"""Counters of independent random numbers, as in ``search.sampling``: for drafting a token, for accepting it, and for
+replacing it."""
+
+NOTHING = -1
+"""Marks a position without a drafted token."""
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """Drafted tokens for some steps.
+
+    Attributes:
+        tokens: ``(live, beam, D)`` int64, for ``D`` steps; ``NOTHING`` at positions without a token.
+        lprobs: for each step the log-probabilities ``(live, beam, V)`` of the distribution from which the token was
+            drawn; empty if tokens were not drawn at random.
+    """
+
+    tokens: Tensor
+    lprobs: list[Tensor]
+
+    def select(self, keep: Tensor) -> Drafts:
+        """The drafts of the sentences ``keep``, ``(kept,)`` int64."""
+        return Drafts(self.tokens.index_select(0, keep), [lprobs.index_select(0, keep) for lprobs in self.lprobs])
+
+
+class Draft:
+    """Drafts tokens for one batch; a subclass implements ``propose``."""
+
+    def propose(self, step: int, generated: Tensor, count: int) -> Drafts:
+        """Draft the next tokens of all rows.
+
+        Args:
+            step: number of tokens that each row has generated.
+            generated: ``(live, beam, 1 + step)`` int64, the start token and the generated tokens.
+            count: the largest number of steps to draft for.
+
+        Returns:
+            Drafts for ``count`` steps or fewer.
+        """
+        raise NotImplementedError
+
+    def select_sentences(self, keep: Tensor) -> None:
+        """Drop all sentences except ``keep``, ``(kept,)`` int64; needed by drafts with state."""
+
+
+class Drafter:
+    """Drafts tokens; it has no state of a batch. A subclass implements ``begin``."""
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    """``frozenset({FEATURES})`` if its drafts read ``SpeculativeSession.newest_features``."""
+
+    def begin(self, target: SpeculativeSession, source: Source) -> Draft:
+        """Start a batch.
+
+        Args:
+            target: the session that verifies the drafts.
+            source: the sentences of the batch, encoded for the drafter.
+
+        Returns:
+            The object that drafts for this batch.
+        """
+        raise NotImplementedError
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """A context in which decoding runs, for example with the draft model in evaluation mode."""
+        return nullcontext()
 
 
 class SpeculativeSession(Session):
@@ -77,7 +138,10 @@ class SpeculativeSession(Session):
 
     @property
     def newest_features(self) -> Tensor | None:
-        """See ``DraftTarget.newest_features``."""
+        """``(live * beam, C)``, the features from which the first model predicted the newest token.
+
+        ``None`` before the first step, and if neither the drafter nor a component has ``FEATURES`` in its ``needs``.
+        """
         first, step = self.members[0], self.backpointers.length
         assert isinstance(first, LookAhead)
         # the newest token is in column `step`; the column before it has the features from which it was predicted
@@ -226,7 +290,7 @@ class SpeculativeSearch(Search):
         self.drafter = drafter
         self.draft_tokens = draft_tokens
         self.additive, self.independent_rows = self.inner.additive, self.inner.independent_rows
-        self.needs = self.inner.needs | getattr(drafter, "needs", frozenset())  # type: ignore[misc]
+        self.needs = self.inner.needs | drafter.needs  # type: ignore[misc]
         self.verified = 0
         """Number of verified tokens of drafts, over all batches."""
         self.accepted = 0
@@ -260,3 +324,11 @@ class SpeculativeSearch(Search):
     def begin(self, batch: BatchInfo) -> Any:
         """See ``Search.begin``; returns what ``begin`` of the inner strategy returns."""
         return self.inner.begin(batch)
+
+
+def other_vocabulary(draft: int, wanted: int) -> ConfigError:
+    """The error for a draft model whose target vocabulary has another size than that of the decoded models."""
+    return ConfigError(
+        f"the target vocabulary of the draft model has {draft} tokens, and that of the models that it drafts for "
+        f"{wanted}; choose a draft model with the same vocabulary"
+    )
