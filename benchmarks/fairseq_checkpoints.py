@@ -32,8 +32,8 @@ WORK = [
     ("fconv", "beam 5", {}, "263"),
     ("transformer", "beam 5", {}, "150-186"),
     ("fconv:transformer", "beam 5", {}, "83-95"),
-    ("fconv", "3 groups, beam 6", {"beam": 6, "diverse_beam_groups": 3}, ""),
-    ("fconv", "siblings, beam 5", {"diversity_rate": 0.5}, ""),
+    ("fconv", "3 groups, beam 6", {"beam": 6, "search": "diverse_beam", "components": {"search.groups": 3}}, ""),
+    ("fconv", "siblings, beam 5", {"search": "diverse_siblings", "components": {"search.rate": 0.5}}, ""),
     ("fconv", "one constraint, beam 5", {"constraints": "unordered"}, "66-88"),
 ]
 

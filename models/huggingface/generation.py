@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.config import GenerationConfig, TrainConfig
+from seqgen.config.component_keys import component_config
 from seqgen.config.values import from_dict
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, ConfigError, shown
@@ -19,6 +20,7 @@ from seqgen.generation.component import IDS, Resources
 from seqgen.generation.model_settings import TOOLKIT_LENGTH
 from seqgen.generation.rules import HUGGINGFACE
 from seqgen.models.huggingface.config import LARGEST, JSONConfig
+from seqgen.registry import SEARCHES
 
 FILE = "generation_config.json"
 
@@ -106,9 +108,10 @@ def read_generation(
     values |= reader.tokens() | reader.texts() | reader.ends()
     reader.note_differences()
     try:
-        from_dict(
-            TrainConfig, {"generation": values}, str(config.path)
-        )  # only to check that all values are in their ranges
+        # only to check that all values are in their ranges
+        cfg = from_dict(TrainConfig, {"generation": values}, str(config.path)).generation
+        if cfg.search:
+            component_config(SEARCHES, cfg.search, cfg)
     except ConfigError as error:
         raise CheckpointError(f"{config.path}: {str(error).removeprefix(f'{config.path}: ')}") from None
     if has_file:
@@ -175,11 +178,12 @@ class _Reader:
             if beams > 1:
                 values["search"] = "beam_sampling"
         elif beams == 1 and self.config.number("penalty_alpha", 0.0) > 0 and self.config.integer("top_k", 50) > 1:
-            values |= {"search": "contrastive", "penalty_alpha": self.config.number("penalty_alpha", 0.0)}
-            values["contrastive_topk"] = self.config.integer("top_k", 50)
-        if self.config.integer("num_beam_groups", 1) > 1:
-            values["diverse_beam_groups"] = self.config.integer("num_beam_groups", 1)
-            values["diverse_beam_strength"] = self.config.number("diversity_penalty", 0.0)
+            alpha, topk = self.config.number("penalty_alpha", 0.0), self.config.integer("top_k", 50)
+            own = {"search.penalty_alpha": alpha, "search.contrastive_topk": topk}
+            values |= {"search": "contrastive", "components": own}
+        elif (groups := self.config.integer("num_beam_groups", 1)) > 1:
+            own = {"search.groups": groups, "search.strength": self.config.number("diversity_penalty", 0.0)}
+            values |= {"search": "diverse_beam", "components": own}
         if drafted := self.config.integer("prompt_lookup_num_tokens", 0):
             if beams > 1 or "search" in values:
                 self.notes.append(
@@ -332,9 +336,11 @@ def write_generation(cfg: GenerationConfig, tokenizer: Tokenizer | None, decoder
     if cfg.sampling:
         values["do_sample"] = True
     if cfg.search == "contrastive":
-        values |= {"penalty_alpha": cfg.penalty_alpha, "top_k": cfg.contrastive_topk}
-    if cfg.diverse_beam_groups > 1:
-        values |= {"num_beam_groups": cfg.diverse_beam_groups, "diversity_penalty": cfg.diverse_beam_strength}
+        contrastive = component_config(SEARCHES, "contrastive", cfg)
+        values |= {"penalty_alpha": contrastive.penalty_alpha, "top_k": contrastive.contrastive_topk}
+    if cfg.search == "diverse_beam":
+        diverse = component_config(SEARCHES, "diverse_beam", cfg)
+        values |= {"num_beam_groups": diverse.groups, "diversity_penalty": diverse.strength}
     if cfg.prompt_lookup:
         values |= {"prompt_lookup_num_tokens": cfg.draft_tokens, "max_matching_ngram_size": cfg.prompt_lookup}
     if cfg.exponential_decay_factor != 1:

@@ -23,7 +23,7 @@ class UnparsedText(str):
 def component_config(registry: Registry, name: str, generation: GenerationConfig, group: str = "", **flat: Any) -> Any:
     """Make the configuration of a decoding component.
 
-    Its own keys (``search.groups``) override flat keys (``generation.diverse_beam_groups``), which override its preset
+    Its own keys (``search.groups``) override flat keys (``generation.seed``), which override its preset
     or defaults.
 
     Args:

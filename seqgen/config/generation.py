@@ -120,17 +120,7 @@ class GenerationConfig:
     # decoding strategy
     search: str = option(
         "",
-        "search strategy, by name; empty for the one selected by diverse_beam_groups, diversity_rate, constraints or "
-        "sampling, else beam search",
-    )
-    diverse_beam_groups: int = option(
-        -1, "diverse beam search: number of groups that the beam is split into; -1 for off", minimum=-1
-    )
-    diverse_beam_strength: float = option(
-        0.5, "diverse beam search: penalty on a token for each earlier group that chose it at this step", minimum=0
-    )
-    diversity_rate: float = option(
-        -1.0, "diverse siblings: penalty per rank of a candidate among the continuations of its beam; -1 for off"
+        "search strategy, by name; empty for the one selected by constraints or sampling, else beam search",
     )
     constraints: str = option(
         "",
@@ -164,8 +154,6 @@ class GenerationConfig:
     seed: int = option(
         1, "seed of sampling; random numbers depend only on the seed, the line number and the step", minimum=0
     )
-    penalty_alpha: float = option(0.6, "contrastive search: weight of the similarity penalty", minimum=0, maximum=1)
-    contrastive_topk: int = option(4, "contrastive search: number of candidates per step", minimum=1)
     draft: str = option(
         "", "speculative decoding: run or checkpoint of a smaller model that drafts tokens for this one"
     )

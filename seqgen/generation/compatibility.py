@@ -78,34 +78,13 @@ NEEDS = (
     ),
     Need(
         ("sampling",),
-        lambda cfg: cfg.diverse_beam_groups < 1 and cfg.diversity_rate <= 0 and not cfg.constraints,
-        "is one search strategy, and generation.diverse_beam_groups, diversity_rate and constraints are others; "
-        "choose one",
-    ),
-    Need(
-        ("diverse_beam_groups",),
-        lambda cfg: cfg.search in ("", "diverse_beam") or cfg.diverse_beam_groups < 1,
-        "is diverse beam search, and generation.search names another strategy; choose one",
-    ),
-    Need(
-        ("diversity_rate",),
-        lambda cfg: cfg.search in ("", "diverse_siblings") or cfg.diversity_rate <= 0,
-        "is the search diverse_siblings, and generation.search names another strategy; choose one",
+        lambda cfg: not cfg.constraints,
+        "is one search strategy, and generation.constraints is another; choose one",
     ),
     Need(
         ("constraints",),
         lambda cfg: cfg.search in ("", "constrained"),
         "is constrained search, and generation.search names another strategy; choose one",
-    ),
-    Need(
-        ("diverse_beam_strength",),
-        lambda cfg: cfg.diverse_beam_groups > 0,
-        "has no effect without generation.diverse_beam_groups; give both or neither",
-    ),
-    Need(
-        ("penalty_alpha", "contrastive_topk"),
-        lambda cfg: cfg.search == "contrastive",
-        "belongs to contrastive search; give generation.search=contrastive, or leave it out",
     ),
     Need(
         ("draft_tokens",),
@@ -130,11 +109,6 @@ NEEDS = (
         lambda cfg: cfg.beam == 1 or not writes_one(cfg),
         "has no effect, because greedy and contrastive search generate one output whatever the beam; leave it out, or "
         "choose another search",
-    ),
-    Need(
-        ("diversity_rate",),
-        lambda cfg: cfg.diversity_rate >= 0,
-        "is below 0 and has no effect; give a rate above 0, or leave it out",
     ),
     Need(
         ("exponential_decay_start",),

@@ -23,7 +23,7 @@ from seqgen.generation.finished import Ranking
 from seqgen.generation.observers import Observer
 from seqgen.generation.processors import bias, length, prefix_trie, repetition, tokens, warpers
 from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.generation.rules import Rules, draws, rules_named
+from seqgen.generation.rules import DRAWING, Rules, draws, rules_named
 from seqgen.generation.search.base import Search
 from seqgen.generation.setup import DecodingSetup, Limits, longest_output
 from seqgen.generation.shortlist import Shortlist
@@ -33,17 +33,7 @@ from seqgen.generation.stopping import StoppingRule, stopping_from_config
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import COMBINATIONS, LOGITS_PROCESSORS, OBSERVERS, SEARCHES
 
-FLAT_SEARCH_KEYS: dict[str, dict[str, str]] = {
-    "diverse_beam": {"groups": "diverse_beam_groups", "strength": "diverse_beam_strength"},
-    "diverse_siblings": {"rate": "diversity_rate"},
-    "sampling": {"seed": "seed"},
-    "beam_sampling": {"seed": "seed"},
-    "stochastic_beam": {"seed": "seed"},
-    "contrastive": {"penalty_alpha": "penalty_alpha", "contrastive_topk": "contrastive_topk"},
-}
-"""For each strategy, the fields of its configuration that flat keys of the ``generation`` group set."""
-
-SEARCH_KEYS = frozenset({key for fields in FLAT_SEARCH_KEYS.values() for key in fields.values()} | {"constraints"})
+SEARCH_KEYS = ("constraints", "seed")
 """Keys of the ``generation`` group that choose or configure a strategy."""
 
 
@@ -227,22 +217,8 @@ def end_tokens_from_config(cfg: GenerationConfig, dictionary: Dictionary) -> lis
 
 
 def search_name(cfg: GenerationConfig, rules: Rules) -> str:
-    """The name of the strategy that a configuration asks for.
-
-    Raises:
-        ConfigError: it asks for two different strategies.
-    """
-    wanted = {
-        "search": cfg.search,
-        "diverse_beam_groups": "diverse_beam" if cfg.diverse_beam_groups > 0 else "",
-        "diversity_rate": "diverse_siblings" if cfg.diversity_rate > 0 else "",
-        "constraints": "constrained" if cfg.constraints else "",
-    }
-    names = {key: name for key, name in wanted.items() if name}
-    if len(set(names.values())) > 1:
-        first, second, *_ = names
-        raise ConfigError(f"generation.{first} and generation.{second} are two search strategies; choose one")
-    return next(iter(names.values())) if names else rules.default_search(cfg)
+    """The name of the strategy that a configuration asks for."""
+    return cfg.search or ("constrained" if cfg.constraints else rules.default_search(cfg))
 
 
 def _check_search_keys(cfg: GenerationConfig, search: Search) -> None:
@@ -255,8 +231,8 @@ def _check_search_keys(cfg: GenerationConfig, search: Search) -> None:
     """
     ordered = getattr(search, "ordered", None)
     agrees = search.takes_constraints and ordered in (None, cfg.constraints == "ordered")
-    for key in sorted(SEARCH_KEYS - ({"constraints"} if agrees else set())):
-        if (value := getattr(cfg, key)) != NEUTRAL[key]:
+    for key in SEARCH_KEYS:
+        if (value := getattr(cfg, key)) != NEUTRAL[key] and not (key == "constraints" and agrees):
             raise ConfigError(
                 f"generation.{key}={value} does not apply to the search object {type(search).__name__}; set the value "
                 "in the object, or give the strategy's name instead"
@@ -266,13 +242,12 @@ def _check_search_keys(cfg: GenerationConfig, search: Search) -> None:
 def search_from_config(cfg: GenerationConfig, resources: Resources) -> Search:
     """Make the strategy that ``cfg.search`` names.
 
-    A flat key sets a field if its value is not the default. ``search.KEY`` sets the same field directly.
+    ``generation.seed`` and ``generation.constraints`` set a field; ``search.KEY`` sets the same field directly.
 
     Raises:
         ConfigError: it is not registered.
     """
-    fields = FLAT_SEARCH_KEYS.get(cfg.search, {})
-    flat = {field: getattr(cfg, key) for field, key in fields.items() if getattr(cfg, key) != NEUTRAL[key]}
+    flat: dict[str, Any] = {"seed": cfg.seed} if cfg.search in DRAWING else {}
     if cfg.search == "constrained" and cfg.constraints:
         flat["ordered"] = cfg.constraints == "ordered"
     return build(SEARCHES, cfg.search, Search, cfg, resources, **flat)

@@ -273,7 +273,7 @@ def test_lines_with_several_languages_are_decoded_as_if_alone(folders: dict[str,
     strategies: list[dict[str, Any]] = [
         {"beam": 1, "prompt_lookup": 2},
         {"beam": 1, "draft": str(folders[name])},
-        {"beam": 4, "diverse_beam_groups": 2},
+        {"beam": 4, "search": "diverse_beam", "search.groups": 2},
         {"beam": 1, "search": "contrastive"},
         {"beam": 2, "semantics": "fairseq", "debug.use_cache": False},
     ]

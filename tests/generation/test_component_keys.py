@@ -25,8 +25,6 @@ def outputs(translations: list[Translation]) -> list[list[tuple[list[int], float
 @pytest.mark.parametrize(
     ("flat", "own"),
     [
-        ({"diverse_beam_groups": 2, "diverse_beam_strength": 0.9}, {"search": "diverse_beam", "search.strength": 0.9}),
-        ({"diversity_rate": 0.4}, {"search": "diverse_siblings", "search.rate": 0.4}),
         ({"constraints": ""}, {"search": "beam"}),
         ({"sampling": True, "seed": 7}, {"search": "sampling", "search.seed": 7}),
     ],

@@ -52,8 +52,7 @@ def test_equals_transformers(variant: str, alpha: float, topk: int) -> None:
     cfg = GenerationConfig(
         semantics="huggingface",
         search="contrastive",
-        penalty_alpha=alpha,
-        contrastive_topk=topk,
+        components={"search.penalty_alpha": alpha, "search.contrastive_topk": topk},
         max_len=15,
         repetition_penalty=1.1,
     )
@@ -233,7 +232,7 @@ def test_what_it_cannot_do_is_refused_with_the_reason() -> None:
 
 
 def test_configuration() -> None:
-    cfg = GenerationConfig(search="contrastive", penalty_alpha=0.3, contrastive_topk=7)
+    cfg = GenerationConfig(search="contrastive", components={"search.penalty_alpha": 0.3, "search.contrastive_topk": 7})
     generator = SequenceGenerator.from_config([sharp("fconv_tiny")], dictionary(VOCAB - 4), cfg)
     assert isinstance(generator.setup.search, ContrastiveSearch)
     assert (generator.setup.search.penalty_alpha, generator.setup.search.contrastive_topk) == (0.3, 7)

@@ -361,13 +361,7 @@ REFUSED = [
     ({"min_p": 0.1, "search": "beam"}, "generation.min_p=0.1 truncates"),
     ({"sampling": True, "search": "diverse_beam"}, "generation.sampling=true draws at random, and the strategy"),
     ({"sampling": True, "constraints": "ordered"}, "generation.sampling=true is one search strategy"),
-    ({"sampling": True, "diverse_beam_groups": 2}, "generation.sampling=true is one search strategy"),
-    ({"search": "beam", "diverse_beam_groups": 2}, "is diverse beam search, and generation.search names another"),
-    ({"search": "beam", "diversity_rate": 0.5}, "is the search diverse_siblings, and generation.search names another"),
     ({"search": "beam", "constraints": "ordered"}, "is constrained search, and generation.search names another"),
-    ({"diverse_beam_strength": 0.7}, "has no effect without generation.diverse_beam_groups"),
-    ({"penalty_alpha": 0.3}, "belongs to contrastive search"),
-    ({"contrastive_topk": 3, "search": "beam"}, "belongs to contrastive search"),
     ({"draft_tokens": 3}, "has no effect without a draft"),
     ({"draft": "runs/x", "prompt_lookup": 2}, "both draft; choose one"),
     ({"shortlist": "FILE", "prefix_trie": "FILE"}, "generation.shortlist=FILE and generation.prefix_trie both limit"),
@@ -386,11 +380,9 @@ REFUSED = [
     ({"seed": 7, "search": "exact"}, "generation.seed=7 has no effect"),
     ({"seed": 7, "search": "a_users_own", "sampling": True}, "generation.seed=7 has no effect"),
     ({"sampling_topk": 5, "search": "a_users_own"}, "generation.sampling_topk=5 truncates the distribution"),
-    ({"penalty_alpha": 0.3, "search": "a_users_own"}, "belongs to contrastive search"),
     ({"temperature": 2.0, "search": "a_users_own", "semantics": "huggingface"}, "has an effect on sampling alone"),
     ({"beam": 3, "search": "greedy"}, "generation.beam=3 has no effect, because greedy and contrastive search"),
     ({"beam": 3, "search": "contrastive"}, "generation.beam=3 has no effect"),
-    ({"diversity_rate": -2.0}, "generation.diversity_rate=-2.0 is below 0 and has no effect"),
     *(
         ({"early_stopping": "true", "semantics": "huggingface", **search}, "determines when enough competing")
         for search in ({"beam": 1}, {"search": "greedy"}, {"search": "exact"}, {"search": "stochastic_beam"})

@@ -354,10 +354,10 @@ def search_of(**values: object) -> Search:
 
 def test_keys_choose_the_strategy() -> None:
     assert type(search_of()) is BeamSearch
-    groups = search_of(diverse_beam_groups=3, diverse_beam_strength=0.7)
+    groups = search_of(search="diverse_beam", components={"search.groups": 3, "search.strength": 0.7})
     assert isinstance(groups, DiverseBeamSearch)
     assert (groups.groups, groups.strength) == (3, 0.7)
-    siblings = search_of(diversity_rate=0.3)
+    siblings = search_of(search="diverse_siblings", components={"search.rate": 0.3})
     assert isinstance(siblings, DiverseSiblingsSearch)
     assert siblings.rate == 0.3
     constrained = search_of(constraints="ordered")
@@ -368,8 +368,7 @@ def test_keys_choose_the_strategy() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"diverse_beam_groups": 2, "diversity_rate": 0.5}, "diverse_beam_groups and generation.diversity_rate"),
-        ({"diverse_beam_strength": 0.7}, "diverse_beam_strength=0.7 has no effect"),
+        ({"search": "diverse_beam", "constraints": "ordered"}, "is constrained search, and generation.search names"),
         ({"search": "beem"}, "did you mean 'beam'"),
     ],
 )

@@ -226,7 +226,7 @@ def test_an_output_is_cut_off_where_a_member_is_full(members: list[Any]) -> None
     [
         ({"sampling": True}, "generation.sampling=true"),
         ({"search": "exact"}, "generation.search=exact"),
-        ({"diverse_beam_groups": 2, "beam": 4}, "generation.diverse_beam_groups=2"),
+        ({"search": "diverse_beam", "beam": 4}, "generation.search=diverse_beam"),
         ({"constraints": "ordered"}, "generation.constraints=ordered"),
         ({"no_repeat_ngram_size": 2}, "generation.no_repeat_ngram_size=2"),
         ({"prompt_lookup": 2, "beam": 1}, "generation.prompt_lookup=2"),

@@ -103,7 +103,7 @@ def test_objects_in_the_constructor_are_used_until_a_call_replaces_them() -> Non
     assert outputs(translator.translate(LINES)) == diverse != outputs(plain.translate(LINES))
     assert outputs(translator.translate(LINES, search="beam")) == outputs(plain.translate(LINES))
     with pytest.raises(ConfigError, match="does not apply to the search object DiverseBeamSearch"):
-        translator.translate(LINES, diverse_beam_groups=2)
+        translator.translate(LINES, sampling=True, seed=2)
 
 
 def test_what_members_cannot_be() -> None:

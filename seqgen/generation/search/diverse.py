@@ -119,6 +119,6 @@ def check_groups(beam: int, groups: int) -> None:
     """
     if beam % groups:
         raise ConfigError(
-            f"generation.beam={beam} cannot be divided into generation.diverse_beam_groups={groups} groups of equal "
-            "size; give a beam that is a multiple of it"
+            f"generation.beam={beam} cannot be divided into search.groups={groups} groups of equal size; give "
+            "a beam that is a multiple of it"
         )

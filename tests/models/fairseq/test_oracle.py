@@ -37,7 +37,7 @@ pytestmark = [
 
 SCORE, POSITIONAL, FORWARD = 1e-5, 5e-5, 1e-4
 # flags that g2 has no command-line options for: they turn fairseq's own search into plain Hamming diversity
-G2 = {"diverse_beam_groups": 3, "diverse_beam_strength": 0.5, "beam": 6}
+G2 = {"search": "diverse_beam", "components": {"search.groups": 3, "search.strength": 0.5}, "beam": 6}
 
 
 @functools.cache
@@ -59,6 +59,8 @@ def generation_config(setting: str) -> GenerationConfig:
     cfg = GenerationConfig(**{key: value for key, value in theirs.items() if key in ours})
     for key, value in (G2 if "g2_" in setting else {}).items():
         setattr(cfg, key, value)
+    if theirs["diversity_rate"] > 0:
+        cfg.search, cfg.components = "diverse_siblings", {"search.rate": theirs["diversity_rate"]}
     cfg.constraints = "unordered" if "i_" in setting else ""
     return cfg
 
@@ -124,8 +126,9 @@ def test_through_the_command(setting: str, tmp_path: Path) -> None:
     source, output = tmp_path / "source", tmp_path / "output"
     source.write_text("".join(row["source"] + "\n" for row in rows), encoding="utf-8")
     cfg = generation_config(setting)
-    keys = ["beam", "diverse_beam_groups", "diversity_rate"]
-    arguments = [f"generation.{key}={getattr(cfg, key)}" for key in keys] + [f"generation.nbest={cfg.beam}"]
+    arguments = [f"generation.{key}={value}" for key, value in {"beam": cfg.beam, "nbest": cfg.beam}.items()]
+    if cfg.search:
+        arguments += [f"generation.search={cfg.search}", *(f"{key}={value}" for key, value in cfg.components.items())]
     path = ORACLES / f"{setting.split('.')[0]}.pt"
     with pytest.raises(SystemExit) as ended:
         generate(

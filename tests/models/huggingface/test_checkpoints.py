@@ -261,10 +261,13 @@ def test_defaults_of_decoding(tmp_path: Path) -> None:
         ),
         ({"do_sample": True, "num_beams": 3}, {"search": "beam_sampling", "beam": 3}),
         ({"do_sample": True, "min_p": 0.1, "epsilon_cutoff": 1e-3, "eta_cutoff": 2e-3}, {"min_p": 0.1}),
-        ({"penalty_alpha": 0.6, "top_k": 4}, {"search": "contrastive", "penalty_alpha": 0.6, "contrastive_topk": 4}),
+        (
+            {"penalty_alpha": 0.6, "top_k": 4},
+            {"search": "contrastive", "components": {"search.penalty_alpha": 0.6, "search.contrastive_topk": 4}},
+        ),
         (
             {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.3},
-            {"diverse_beam_groups": 2, "diverse_beam_strength": 0.3},
+            {"search": "diverse_beam", "components": {"search.groups": 2, "search.strength": 0.3}},
         ),
         ({"repetition_penalty": 1.2, "no_repeat_ngram_size": 3}, {"repetition_penalty": 1.2}),
         ({"encoder_no_repeat_ngram_size": 2, "encoder_repetition_penalty": 1.3}, {"encoder_no_repeat_ngram_size": 2}),

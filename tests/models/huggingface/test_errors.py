@@ -88,7 +88,12 @@ def test_groups_return_the_token_that_ended_a_hypothesis() -> None:
     """transformers writes the first of the end tokens in place of the others; the scores are those of the others."""
     ends, differing, strength = (EOS, 5, 7, 9, 4), 0, 1e-6
     model = sharp_model("t5", 4)
-    keys = {"beam": 4, "nbest": 4, "diverse_beam_groups": 2, "diverse_beam_strength": strength}
+    keys = {
+        "beam": 4,
+        "nbest": 4,
+        "search": "diverse_beam",
+        "components": {"search.groups": 2, "search.strength": strength},
+    }
     groups = {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": strength}
     ours = decode(seqgen_model(model), SOURCES, ends=ends, **keys)
     for source, found in zip(SOURCES, ours, strict=True):

@@ -124,7 +124,7 @@ KEYS: dict[str, Keys] = {
     "min_new_tokens": ({"min_len": 5}, {"min_new_tokens": 5}),
     "min_new_tokens in beams": ({"beam": 3, "min_len": 9}, {"num_beams": 3, "min_new_tokens": 9}),
     "groups": (
-        {"beam": 4, "diverse_beam_groups": 2, "diverse_beam_strength": 0.5},
+        {"beam": 4, "search": "diverse_beam", "components": {"search.groups": 2, "search.strength": 0.5}},
         {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
     ),
     "forced_eos": ({"forced_last": f"w{EOS}"}, {"forced_eos_token_id": EOS}),
@@ -183,7 +183,7 @@ def test_each_prompt_of_a_batch(name: str, seed: int) -> None:
 @pytest.mark.parametrize(("alpha", "topk"), [(0.6, 4), (0.3, 3), (0.9, 5)])
 def test_contrastive_search_looks_at_the_prompt(alpha: float, topk: int) -> None:
     """Batches with padding on the left, token for token; the generated tokens alone give other outputs."""
-    keys = {"search": "contrastive", "penalty_alpha": alpha, "contrastive_topk": topk}
+    keys = {"search": "contrastive", "components": {"search.penalty_alpha": alpha, "search.contrastive_topk": topk}}
     without = mock.patch.object(ContrastiveSession, "_prompt_features", lambda own: own._features()[:, :1])
     differences = 0
     for seed in range(6):

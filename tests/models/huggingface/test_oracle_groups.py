@@ -65,7 +65,12 @@ def test_group_beam_search(
         values = {"num_beams": beam, "num_beam_groups": groups, "diversity_penalty": strength, **theirs}
         batches = [[source] for source in SOURCES] if alone else [SOURCES]
         wanted = [hypotheses for batch in batches for hypotheses in original(model, batch, **values)]
-        keys = {"beam": beam, "diverse_beam_groups": groups, "diverse_beam_strength": strength, **ours}
+        keys = {
+            "beam": beam,
+            "search": "diverse_beam",
+            "components": {"search.groups": groups, "search.strength": strength},
+            **ours,
+        }
         for decoded in (WrappedModel(model), seqgen_model(model)):
             for got, hypotheses in zip(decode(decoded, SOURCES, **keys), wanted, strict=True):
                 assert_same(got, hypotheses)

@@ -66,7 +66,11 @@ def test_a_function_of_the_sentence(groups: int) -> None:
 
     model = sharp("t5", 1)
     theirs = {"num_beam_groups": 2, "diversity_penalty": 0.4} if groups > 1 else {"early_stopping": True}
-    ours = {"diverse_beam_groups": 2, "diverse_beam_strength": 0.4} if groups > 1 else {"early_stopping": "true"}
+    ours = (
+        {"search": "diverse_beam", "components": {"search.groups": 2, "search.strength": 0.4}}
+        if groups > 1
+        else {"early_stopping": "true"}
+    )
     wanted = original(model, SOURCES, num_beams=4, prefix_allowed_tokens_fn=follows, **theirs)
     got = decode(seqgen_model(model), SOURCES, processors=[PrefixConstraint(follows)], beam=4, **ours)
     for sentence, (mine, hypotheses) in enumerate(zip(got, wanted, strict=True)):
