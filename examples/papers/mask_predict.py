@@ -60,7 +60,7 @@ class MaskPredictSession(Session):
         self.min_len, self.forbidden = 0, {setup.eos, setup.pad, self.mask}
         refused = [type(part).__name__ for part in (*setup.stopping, *setup.observers)]
         for processor in setup.processors:
-            for part in processor.processors if isinstance(processor, ForcePrefix) else [processor]:
+            for part in processor.parts if isinstance(processor, ForcePrefix) else [processor]:
                 if isinstance(part, MinimumLength):
                     self.min_len = max(self.min_len, part.min_len)
                 elif isinstance(part, Forbid):

@@ -111,6 +111,12 @@ def best_continuations(lprobs: Tensor, scores: Tensor, count: int) -> Candidates
     return Candidates(best, tokens, torch.where(is_inside, beams.gather(1, winner), rest // width))
 
 
+def normalized(scores: Tensor) -> Tensor:
+    """Normalize scores ``(..., V)`` to log-probabilities; rows that are minus infinity everywhere are not changed."""
+    nothing = scores.amax(-1, keepdim=True) == -torch.inf
+    return scores.log_softmax(-1).masked_fill_(nothing, -torch.inf)
+
+
 def log_sum_exp(logits: Tensor) -> Tensor:
     """The logarithm of the sum of the exponentials of each row.
 

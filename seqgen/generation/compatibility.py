@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from seqgen.config import GenerationConfig
 from seqgen.config.values import to_dict
@@ -18,6 +18,16 @@ NOT_DRAWING = (
 
 NEUTRAL = to_dict(GenerationConfig())
 """The defaults."""
+
+
+def restricting(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that are not the defaults, without a ``min_len`` of 0: it only forbids less than the default."""
+    return {key: value for key, value in values.items() if value != NEUTRAL[key] and (key, value) != ("min_len", 0)}
+
+
+def text_of(value: Any) -> str:
+    """A value as it is written on the command line."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def takes_seed(cfg: GenerationConfig) -> bool:
@@ -47,7 +57,7 @@ class Need(NamedTuple):
     """A requirement of some keys on the other keys.
 
     Attributes:
-        keys: names of fields; a key counts as given if its value is not the default.
+        keys: names of fields; a key counts as given if ``restricting`` has it.
         met: whether a configuration meets the requirement.
         sentence: the error message without its beginning "generation.KEY=VALUE ".
     """
@@ -126,13 +136,8 @@ NEEDS = (
         "has no effect with generation.unnormalized=true; leave one out",
     ),
     Need(
-        ("max_len_a", "max_len_b", "min_total_len"),
+        ("max_len_a", "max_len_b", "min_total_len", "min_len"),
         lambda cfg: not cfg.match_source_len,
-        "has no effect with generation.match_source_len=true; leave one out",
-    ),
-    Need(
-        ("min_len",),
-        lambda cfg: cfg.min_len < 2 or not cfg.match_source_len,
         "has no effect with generation.match_source_len=true; leave one out",
     ),
     Need(
@@ -169,9 +174,7 @@ def check_compatible(cfg: GenerationConfig) -> None:
         ConfigError: names the first such key, the reason and what to do.
     """
     for key, reason in incompatible(cfg):
-        value = getattr(cfg, key)
-        shown = str(value).lower() if isinstance(value, bool) else value
-        raise ConfigError(f"generation.{key}={shown} {reason}")
+        raise ConfigError(f"generation.{key}={text_of(getattr(cfg, key))} {reason}")
 
 
 def incompatible(cfg: GenerationConfig) -> Iterator[tuple[str, str]]:
@@ -183,7 +186,7 @@ def incompatible(cfg: GenerationConfig) -> Iterator[tuple[str, str]]:
     Yields:
         Pairs of a key and the reason.
     """
-    given = [key for key, value in NEUTRAL.items() if getattr(cfg, key) != value]
+    given = restricting(vars(cfg))
     for need in NEEDS:
         for key in need.keys:
             if key in given and not need.met(cfg):

@@ -15,7 +15,7 @@ from seqgen.config import GenerationConfig
 from seqgen.config.component_keys import parse_components
 from seqgen.config.values import from_dict, to_dict
 from seqgen.errors import ConfigError, shown
-from seqgen.generation.compatibility import NEUTRAL, check_compatible, incompatible
+from seqgen.generation.compatibility import NEUTRAL, check_compatible, incompatible, restricting, text_of
 from seqgen.generation.rules import HUGGINGFACE, draws, with_semantics
 from seqgen.registry import DECODING_COMPONENTS
 
@@ -69,7 +69,7 @@ def resolve_settings(own: Sequence[Mapping[str, Any]], given: Mapping[str, Any])
     wanted = _made({**taken, **given})
     if "min_len" in taken and 0 < wanted.max_len < wanted.min_len:  # then every output has the maximum length
         taken["min_len"] = wanted.max_len
-    while refused := _refused(_made({**taken, **given})) & set(taken):
+    while refused := {key for key, _ in incompatible(_made({**taken, **given}))} & set(taken):
         taken = {key: value for key, value in taken.items() if key not in refused}
     cfg = _made({**taken, **given})
     if kept := kept_components(own[0], vars(cfg)):
@@ -77,11 +77,11 @@ def resolve_settings(own: Sequence[Mapping[str, Any]], given: Mapping[str, Any])
         cfg = dataclasses.replace(cfg, components={**kept, **cfg.components})
     cfg = dataclasses.replace(cfg, components=parse_components(cfg))
     check_compatible(cfg)
-    notable = {
-        key: value for key, value in taken.items() if value != NEUTRAL[key] and not _only_removes_limit(cfg, key)
-    }
+    notable = restricting(taken)
+    if 0 < cfg.max_len <= cfg.max_len_b:  # the value only removes a default limit
+        notable.pop("max_len_b", None)
     notable |= notable.pop("components", {})
-    listed = ", ".join(f"{key}={_text(value)}" for key, value in notable.items())
+    listed = ", ".join(f"{key}={text_of(value)}" for key, value in notable.items())
     notes = [f"keys you do not set come from the model: generation.{listed}"] if listed else []
     if notable.get("max_len") == TOOLKIT_LENGTH and own[0].get("semantics") == HUGGINGFACE.name:
         notes[0] += f"; max_len={TOOLKIT_LENGTH} is the default of transformers for models that set no limit"
@@ -119,26 +119,11 @@ def _made(values: Mapping[str, Any]) -> GenerationConfig:
     return with_semantics(from_dict(GenerationConfig, values, "generation"))
 
 
-def _refused(cfg: GenerationConfig) -> set[str]:
-    """The keys that ``check_compatible`` would refuse."""
-    return {key for key, _ in incompatible(cfg)}
-
-
-def _only_removes_limit(cfg: GenerationConfig, key: str) -> bool:
-    """Whether a value only removes a default limit, which needs no note."""
-    return (key == "max_len_b" and 0 < cfg.max_len <= cfg.max_len_b) or (key == "min_len" and cfg.min_len == 0)
-
-
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
     """The keys whose values differ between the own settings of two models."""
     return {key for key in {*one, *other} if one.get(key, NEUTRAL[key]) != other.get(key, NEUTRAL[key])}
 
 
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def changes_scores(cfg: GenerationConfig) -> bool:
     """Whether the scores of an output may differ from the log-probabilities of the models; true if unknown."""
-    plain = {**to_dict(cfg), "min_len": max(cfg.min_len, NEUTRAL["min_len"])}  # a smaller one forbids nothing more
-    return draws(cfg) or any(value != NEUTRAL[key] for key, value in plain.items() if key not in SCORES_STAY)
+    return draws(cfg) or bool(restricting(vars(cfg)).keys() - SCORES_STAY)

@@ -144,8 +144,9 @@ def processors_from_config(cfg: GenerationConfig, rules: Rules, resources: Resou
         DataError: the file of allowed outputs cannot be used.
     """
     makers, neutral = processor_makers(cfg, rules, resources), {**NEUTRAL, "min_len": 0}
+    usual = [key for key in makers if key not in ("temperature", *WARPERS, "renormalize")]
 
-    def make(keys: Sequence[str]) -> list[LogitsProcessor]:
+    def make(keys: Sequence[str] = usual) -> list[LogitsProcessor]:
         found = []
         for key in keys:
             if (value := getattr(cfg, key)) != neutral[key]:
@@ -168,7 +169,10 @@ def processors_from_config(cfg: GenerationConfig, rules: Rules, resources: Resou
 def processor_makers(
     cfg: GenerationConfig, rules: Rules, resources: Resources
 ) -> dict[str, Callable[[Any], LogitsProcessor]]:
-    """For each key of the ``generation`` group that stands for a processor, what makes it from the key's value."""
+    """For each key of the ``generation`` group that stands for a processor, what makes it from the key's value.
+
+    The keys are in the order in which transformers' ``generate`` applies their processors.
+    """
     ends, eos, unk = resources.extra_end_tokens, resources.dictionary.eos(), resources.dictionary.unk()
     yields = rules.minimum_yields
     # if the beams of a sentence compete, a warper must keep one token besides all end tokens

@@ -18,8 +18,12 @@ from seqgen.generation.search.constrained import ConstrainedSearch
 from seqgen.generation.search.diverse import DiverseBeamSearch
 from seqgen.generation.search.huggingface import HuggingFaceConstrainedBeam, HuggingFaceDiverseBeam
 
-Make = Callable[[Sequence[str]], list[LogitsProcessor]]
-"""Builds the processors that some keys of the ``generation`` group select, in their order; unset keys are skipped."""
+Make = Callable[..., list[LogitsProcessor]]
+"""Builds the processors that some keys of the ``generation`` group select, in their order; unset keys are skipped.
+
+Without an argument, those of all keys that are independent of sampling, in the order in which transformers applies
+them.
+"""
 
 
 DRAWING = ("sampling", "beam_sampling", "stochastic_beam")
@@ -69,7 +73,7 @@ class Rules:
         """The logits processors of a configuration in the order in which they are applied, without warpers.
 
         Args:
-            make: builds the processors of some flat keys.
+            make: see ``Make``.
             cfg: the configuration.
             registered: the processors that ``generation.processors`` names.
             pad: id of padding; ``None`` if padding is end-of-sentence.
@@ -169,28 +173,6 @@ class FairseqRules(Rules):
         return ""
 
 
-ORDER = (
-    "unkpen",  # not in transformers
-    "sequence_bias",
-    "encoder_repetition_penalty",
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-    "encoder_no_repeat_ngram_size",
-    "bad_words",
-    "min_len",
-    "min_total_len",
-    "match_source_len",
-    "prefix_trie",
-    "forced_first",
-    "forced_last",
-    "remove_invalid",
-    "exponential_decay_factor",
-    "suppress",
-    "suppress_at_begin",
-)
-"""Keys in the order in which transformers' ``generate`` applies their processors."""
-
-
 class HuggingFaceRules(Rules):
     """A better hypothesis replaces the worst finished one, and an output is cut at the maximum length.
 
@@ -222,8 +204,8 @@ class HuggingFaceRules(Rules):
         self, make: Make, cfg: GenerationConfig, registered: Sequence[LogitsProcessor], pad: int | None
     ) -> list[LogitsProcessor]:
         """See ``Rules.order``."""
-        exact: list[LogitsProcessor] = [ForceEndAtMaximum()] if cfg.match_source_len else []
-        return [ForcePrefix([*make(ORDER), *exact, *registered])]
+        exact = [ForceEndAtMaximum()] if cfg.match_source_len else []
+        return [ForcePrefix([*make(), *exact, *registered])]
 
     def finished(
         self, sentences: int, beam: int, ranking: Ranking, device: torch.device, early_stopping: str

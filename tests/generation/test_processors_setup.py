@@ -18,7 +18,8 @@ from seqgen.generation.compatibility import NEEDS, WARPERS, check_compatible
 from seqgen.generation.component import Resources
 from seqgen.generation.context import StepContext
 from seqgen.generation.options import end_tokens_from_config, processor_makers, processors_from_config
-from seqgen.generation.processors.base import LogitsProcessor, ProcessorList, apply_all
+from seqgen.generation.processors.base import LogitsProcessor, apply_all
+from seqgen.generation.processors.tokens import ForcePrefix
 from seqgen.generation.rules import FAIRSEQ, HUGGINGFACE, Rules, rules_named
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.registry import LOGITS_PROCESSORS, register_logits_processor
@@ -81,7 +82,7 @@ def test_the_order_of_all_processors(registered: None, rules: Rules, tmp_path: P
 def names_of(processors: list[LogitsProcessor]) -> str:
     """The classes of processors, those inside others in brackets."""
     return " ".join(
-        type(one).__name__ + (f"( {names_of(one.parts)} )" if isinstance(one, ProcessorList) else "")
+        type(one).__name__ + (f"( {names_of(one.parts)} )" if isinstance(one, ForcePrefix) else "")
         for one in processors
     )
 
@@ -196,7 +197,7 @@ def test_order_by_fairseqs_rules() -> None:
     assert names(found) == [
         "Forbid", "UnknownPenalty", "ForceEndAtMaximum", "ForcePrefix", "NoRepeatNgram", "Renormalize",
     ]  # fmt: skip
-    assert names(found[3].processors) == ["MinimumLength", "Forbid", "BadWords"]
+    assert names(found[3].parts) == ["MinimumLength", "Forbid", "BadWords"]
     now, given = context(0, 0, 1), torch.zeros(2, VOCAB)
     assert apply_all(chain(forced_first="c"), given, now)[0].isfinite().nonzero().flatten().tolist() == [5]
 

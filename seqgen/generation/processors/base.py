@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from seqgen.generation.component import Component, Composite
+from seqgen.generation.component import Component
 from seqgen.generation.context import StepContext
 from seqgen.system.hooks import Flags
 
@@ -62,35 +62,3 @@ def apply_all(processors: Sequence[LogitsProcessor], lprobs: Tensor, context: St
         if context.watch is not None:
             context.watch(processor, lprobs)
     return lprobs
-
-
-class ProcessorList(Composite, LogitsProcessor):
-    """A sequence of processors as one processor.
-
-    Args:
-        processors: in the order in which they are applied.
-    """
-
-    def __init__(self, processors: Sequence[LogitsProcessor] = ()):
-        self.parts: list[LogitsProcessor] = list(processors)
-
-    @property
-    def processors(self) -> list[LogitsProcessor]:
-        """The processors, in their order."""
-        return self.parts
-
-    @property
-    def shift_invariant(self) -> bool:  # type: ignore[override]
-        """Whether all processors are shift invariant."""
-        return all(processor.shift_invariant for processor in self.processors)
-
-    @property
-    def can_merge(self) -> bool:  # type: ignore[override]
-        """Whether all processors support merged batches."""
-        return all(processor.can_merge for processor in self.processors)
-
-    token_attributes = ()
-
-    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
-        """See ``LogitsProcessor``."""
-        return apply_all(self.processors, lprobs, context)

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from seqgen.generation.candidates import best_continuations
+from seqgen.generation.candidates import best_continuations, normalized
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
 
@@ -185,8 +185,7 @@ class Renormalize(LogitsProcessor):
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
-        nothing = lprobs.amax(1, keepdim=True) == -torch.inf
-        return lprobs.log_softmax(-1).masked_fill_(nothing, -torch.inf)
+        return normalized(lprobs)
 
 
 class RemoveInvalid(LogitsProcessor):

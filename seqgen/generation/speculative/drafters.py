@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from seqgen.errors import ConfigError, DecodingError
+from seqgen.generation.candidates import normalized
 from seqgen.generation.component import FEATURES
 from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.processors.base import apply_all
@@ -207,9 +208,3 @@ class NgramDraft(Draft):
         gap = 0 if self.has_prompts else 1
         tokens = torch.nn.functional.pad(tokens.masked_fill(hidden, NOTHING), (0, gap), value=NOTHING)
         return tokens.repeat_interleave(beam, dim=0)
-
-
-def normalized(scores: Tensor) -> Tensor:
-    """Normalize scores ``(..., V)`` to log-probabilities; rows that are minus infinity everywhere are not changed."""
-    nothing = scores.amax(-1, keepdim=True) == -torch.inf
-    return scores.log_softmax(-1).masked_fill(nothing, -torch.inf)
