@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from seqgen.decoder import IncrementalDecoder
 from seqgen.generation.ensemble.member import Member, MemberOutput
 from seqgen.incremental_state import IncrementalState, rows_of_sentences
 from seqgen.model import EncoderDecoderModel
-from seqgen.structures import DecoderOut, Source
+from seqgen.structures import Source, map_tensors
 
 
 class LookAhead(Member):
@@ -50,10 +51,8 @@ class LookAhead(Member):
         """Number of columns of the decoder's input that have been read."""
         self.first = 0
         """The first column of the newest pass."""
-        self.out = DecoderOut(torch.empty(0))
-        """The decoder's output for the columns of the newest pass."""
-        self.features: Tensor | None = None
-        """``(rows, new, C)`` the decoder's last hidden features in the newest pass; ``None`` if not needed."""
+        self.out = MemberOutput(torch.empty(0, 0), None)
+        """The output for all columns of the newest pass, ``(rows, new, ...)``."""
         self.mark: tuple[int, IncrementalState] | None = None
         """``seen`` and a copy of the state at the last ``rewind``, if the decoder cannot roll back."""
 
@@ -95,9 +94,8 @@ class LookAhead(Member):
         else:
             features = None
             logits, attention = decoder(tokens, self.encoder_out, **arguments)
-        new = slice(self.seen if self.state is None else 0, None)  # without a state, all columns are computed
-        self.out = DecoderOut(logits[:, new], None if attention is None else attention[:, new])
-        self.features = None if features is None else features[:, new]
+        first = self.seen if self.state is None else 0  # without a state, all columns are computed
+        self.out = map_tensors(MemberOutput(logits, attention, features), lambda tensor: tensor[:, first:])
         self.first, self.seen = self.seen, tokens.size(1)
 
     def next_output(
@@ -105,18 +103,12 @@ class LookAhead(Member):
     ) -> MemberOutput:
         """The output for the last column of ``tokens``, which the newest pass has read; see ``Member``."""
         column = tokens.size(1) - 1 - self.first
-        logits = self.model.adjust_logits_during_generation(self.out.logits[:, column], tokens.size(1) - 1)
-        attention = None if self.out.attention is None else self.out.attention[:, column]
-        return MemberOutput(logits, attention, None if self.features is None else self.features[:, column])
+        newest: MemberOutput = map_tensors(self.out, lambda tensor: tensor[:, column])
+        return replace(newest, logits=self.model.adjust_logits_during_generation(newest.logits, tokens.size(1) - 1))
 
     def select_sentences(self, keep: Tensor) -> None:
         """Drop all sentences except ``keep``, ``(kept,)`` int64."""
         super().select_sentences(keep)
         if self.mark is not None:
             self.model.decoder.select_sentences(self.mark[1], keep)  # type: ignore[operator]
-        rows = rows_of_sentences(keep, self.beam_size)
-        logits, attention = self.out
-        self.out = DecoderOut(
-            logits.index_select(0, rows), None if attention is None else attention.index_select(0, rows)
-        )
-        self.features = None if self.features is None else self.features.index_select(0, rows)
+        self.out = self.out.select(rows_of_sentences(keep, self.beam_size))

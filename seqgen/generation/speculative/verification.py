@@ -145,7 +145,8 @@ class SpeculativeSession(Session):
         first, step = self.members[0], self.backpointers.length
         assert isinstance(first, LookAhead)
         # the newest token is in column `step`; the column before it has the features from which it was predicted
-        return None if first.features is None else first.features[:, step - 1 - first.first]
+        features = first.out.features
+        return None if features is None else features[:, step - 1 - first.first]
 
     def new_member(self, spec: MemberSpec, source: Source, start_token: int | None) -> LookAhead:
         """A model that can read several tokens and roll back; see ``Session.new_member``."""
