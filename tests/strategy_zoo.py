@@ -14,7 +14,7 @@ from seqgen.generation.search.base import Search
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import SEARCHES
 from seqgen.structures import Batch, Hypothesis
-from tests.generators import make_generator, resources
+from tests.generators import make_generator
 from tests.scripted_model import Rule, ScriptedDecoder, ScriptedEncoder, batch_of, dictionary
 
 EOS = 2
@@ -83,7 +83,7 @@ class Readable(EncoderDecoderModel):
 
 def strategy(name: str) -> Search:
     entry = SEARCHES.entry(name)
-    search: Search = entry.component.build(entry.config(**STRATEGIES[name].values), resources(dictionary(5)))  # type: ignore[attr-defined]
+    search: Search = entry.component(**STRATEGIES[name].values)  # type: ignore[attr-defined]
     return search
 
 

@@ -25,6 +25,8 @@ from seqgen.generation.processors import bias, length, prefix_trie, repetition, 
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.rules import DRAWING, Rules, draws, rules_named
 from seqgen.generation.search.base import Search
+from seqgen.generation.search.constrained import ConstrainedSearch
+from seqgen.generation.search.sampling import RandomSearch
 from seqgen.generation.setup import DecodingSetup, Limits, longest_output
 from seqgen.generation.shortlist import Shortlist
 from seqgen.generation.speculative.drafters import ModelDrafter, PromptLookup
@@ -246,15 +248,17 @@ def _check_search_keys(cfg: GenerationConfig, search: Search) -> None:
 def search_from_config(cfg: GenerationConfig, resources: Resources) -> Search:
     """Make the strategy that ``cfg.search`` names.
 
-    ``generation.seed`` and ``generation.constraints`` set a field; ``search.KEY`` sets the same field directly.
+    Built-in strategies have the seed and the order of constraints from the keys of the ``generation`` group.
 
     Raises:
         ConfigError: it is not registered.
     """
-    flat: dict[str, Any] = {"seed": cfg.seed} if cfg.search in DRAWING else {}
-    if cfg.search == "constrained" and cfg.constraints:
-        flat["ordered"] = cfg.constraints == "ordered"
-    return build(SEARCHES, cfg.search, Search, cfg, resources, **flat)
+    search = build(SEARCHES, cfg.search, Search, cfg, resources)
+    if cfg.search in DRAWING and isinstance(search, RandomSearch):
+        search.seed = cfg.seed
+    elif cfg.search == "constrained" and isinstance(search, ConstrainedSearch):
+        search.ordered = cfg.constraints == "ordered"
+    return search
 
 
 def combination_from_config(

@@ -26,7 +26,7 @@ def outputs(translations: list[Translation]) -> list[list[tuple[list[int], float
     ("flat", "own"),
     [
         ({"constraints": ""}, {"search": "beam"}),
-        ({"sampling": True, "seed": 7}, {"search": "sampling", "search.seed": 7}),
+        ({"sampling": True, "seed": 7}, {"search": "sampling", "seed": 7}),
     ],
 )
 def test_flat_keys_and_own_keys_are_the_same(flat: dict[str, Any], own: dict[str, Any]) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from seqgen.config import option
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import BatchInfo
 from seqgen.generation.context import StepContext
@@ -19,14 +18,7 @@ from seqgen.generation.search.lexical_constraints import NONE, LexicalConstraint
 from seqgen.registry import register_search
 
 
-@dataclass
-class ConstrainedConfig:
-    """Configuration of lexically constrained search."""
-
-    ordered: bool = option(False, "whether phrases must occur in the order given")
-
-
-@register_search("constrained", config=ConstrainedConfig)
+@register_search("constrained")
 class ConstrainedSearch(Search):
     """Beam search with dynamic beam allocation (Post and Vilar 2018; Hu et al. 2019 for phrases in any order).
 

@@ -8,13 +8,11 @@ every device.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from seqgen.config import option
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import BatchInfo
 from seqgen.generation.context import StepContext
@@ -171,14 +169,7 @@ class RandomSearch(Search):
         return uniform(self.seed, purpose, step, self.ids.view(-1, *shape), *spread)
 
 
-@dataclass
-class SamplingConfig:
-    """Configuration of sampling."""
-
-    seed: int = option(1, "seed of the random numbers", minimum=0)
-
-
-@register_search("sampling", config=SamplingConfig)
+@register_search("sampling")
 class Sampling(RandomSearch):
     """Samples each beam independently, token by token (ancestral sampling).
 
@@ -196,12 +187,7 @@ class Sampling(RandomSearch):
         return Candidates(scores + drawn, tokens.view_as(scores), own_beams(scores))
 
 
-@dataclass
-class BeamSamplingConfig(SamplingConfig):
-    """Configuration of beam sampling."""
-
-
-@register_search("beam_sampling", config=BeamSamplingConfig)
+@register_search("beam_sampling")
 class BeamSampling(RandomSearch):
     """Beam search whose candidates are drawn without replacement from the softmax of their cumulative scores.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -12,16 +11,11 @@ from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import BatchInfo
 from seqgen.generation.context import StepContext
 from seqgen.generation.finished import FinishedHypotheses, Ranking
-from seqgen.generation.search.sampling import PERTURBATION, TOKEN, RandomSearch, SamplingConfig, draw, drawn_scores
+from seqgen.generation.search.sampling import PERTURBATION, TOKEN, RandomSearch, draw, drawn_scores
 from seqgen.registry import register_search
 
 
-@dataclass
-class StochasticBeamConfig(SamplingConfig):
-    """Configuration of stochastic beam search."""
-
-
-@register_search("stochastic_beam", config=StochasticBeamConfig)
+@register_search("stochastic_beam")
 class StochasticBeam(RandomSearch):
     """Samples ``beam`` different sequences without replacement (Kool, van Hoof and Welling 2019).
 
