@@ -9,7 +9,7 @@ from torch import Tensor
 
 from seqgen.config import option
 from seqgen.errors import ConfigError
-from seqgen.generation.candidates import Candidates
+from seqgen.generation.candidates import Candidates, gather_beams
 from seqgen.generation.component import ATTENTION
 from seqgen.generation.context import StepContext
 from seqgen.generation.ensemble.member import Member, MemberOutput, MemberSpec, check_features
@@ -104,7 +104,7 @@ class ContrastiveSession(Session):
             # both terms in one dtype; forbidden tokens are masked, since only their probability is 0
             gains = (1 - self.alpha) * probabilities - self.alpha * similarity.to(probabilities.dtype)
             self.chosen = gains.masked_fill(~possible, -torch.inf).argmax(1, keepdim=True)
-            self.features = torch.cat([self.features, _pick(features, self.chosen)], dim=1)
+            self.features = torch.cat([self.features, gather_beams(features, self.chosen)], dim=1)
         else:
             self.chosen = torch.zeros_like(self.chosen)
         return candidates.gather(self.chosen)
@@ -166,11 +166,5 @@ class ContrastiveSearch(Search):
 
 def _normalized(features: Tensor) -> Tensor:
     """Features divided by their norm, in float32 or wider, so that dot products are cosines."""
-    features = features.to(torch.promote_types(features.dtype, torch.float32))
-    norms: Tensor = torch.linalg.vector_norm(features, dim=-1, keepdim=True)
-    return features / norms
-
-
-def _pick(values: Tensor, rows: Tensor) -> Tensor:
-    """The row of each sentence: ``values`` ``(live, k, X)``, ``rows`` ``(live, 1)``, giving ``(live, 1, X)``."""
-    return values.gather(1, rows.unsqueeze(-1).expand(-1, -1, values.size(-1)))
+    wide = features.to(torch.promote_types(features.dtype, torch.float32))
+    return torch.nn.functional.normalize(wide, dim=-1, eps=0.0)

@@ -6,13 +6,14 @@ With dynamic beam allocation, the beam is divided among banks of hypotheses with
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
 from seqgen.errors import ConfigError
+from seqgen.generation.candidates import gather_beams
 from seqgen.generation.component import Phrase, Phrases
 
 NONE = -1
@@ -83,12 +84,11 @@ class Progress:
 
     def gather(self, beams: Tensor) -> Progress:
         """The progress of other beams, ``beams`` being ``(sentences, k)`` int64."""
-        index = beams.unsqueeze(-1).expand(-1, -1, self.met.size(-1))
-        return Progress(*(getattr(self, field.name).gather(1, index) for field in fields(self)))
+        return Progress(*(gather_beams(values, beams) for values in (self.met, self.matched, self.turns)))
 
     def select(self, keep: Tensor) -> Progress:
         """The progress of some sentences, ``keep`` being ``(kept,)`` int64."""
-        return Progress(*(getattr(self, field.name).index_select(0, keep) for field in fields(self)))
+        return Progress(*(values.index_select(0, keep) for values in (self.met, self.matched, self.turns)))
 
 
 class LexicalConstraints:
@@ -368,10 +368,8 @@ def _at(values: Tensor, nodes: Tensor) -> Tensor:
     Returns:
         ``(sentences, k, P, ...)``.
     """
-    further = values.shape[3:]
-    index = nodes.unsqueeze(-1).view(*nodes.shape, 1, *[1] * len(further)).expand(*nodes.shape, 1, *further)
-    spread = values.unsqueeze(1).expand(-1, nodes.size(1), *[-1] * (values.dim() - 1))
-    return spread.gather(3, index).squeeze(3)
+    index = nodes.reshape(*nodes.shape, *[1] * (values.dim() - 2))  # (sentences, k, P, 1, ...)
+    return values.unsqueeze(1).take_along_dim(index, dim=3).squeeze(3)
 
 
 def _pad(values: Sequence[int], size: int, fill: int) -> list[int]:
