@@ -6,19 +6,18 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Self, TypeAlias
 
 import torch
 from torch import Tensor
 
-from seqgen.config import GenerationConfig, option
+from seqgen.config import GenerationConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError, DecodingError
 from seqgen.generation.component import BatchInfo, Component, Resources, build
 from seqgen.generation.context import StepContext
-from seqgen.registry import STOPPING_RULES, register_stopping_rule
+from seqgen.registry import STOPPING_RULES
 
 
 class StoppingRule(Component):
@@ -44,14 +43,6 @@ Rule: TypeAlias = StoppingRule | Callable[[Tensor, StepContext], Tensor] | str
 """A rule, a function with the same signature, or the name of a registered rule."""
 
 
-@dataclass
-class TimeLimitConfig:
-    """Configuration of the stopping rule time_limit."""
-
-    seconds: float = option(60.0, "seconds that a batch may take", minimum=0)
-
-
-@register_stopping_rule("time_limit", config=TimeLimitConfig)
 class TimeLimit(StoppingRule):
     """Ends all outputs of a batch after some time.
 

@@ -15,8 +15,8 @@ from seqgen.config import GenerationConfig
 from seqgen.lab.checks.components import SHARED, changes_nothing
 from seqgen.lab.checks.kinds import KINDS, DecodingCheckConfig, component_subject
 from seqgen.lab.checks.strategies import STRATEGY
-from seqgen.registry import COMBINATIONS, CRITERIA, SEARCHES, STOPPING_RULES, TASKS, Registry
-from tests import registered_processors
+from seqgen.registry import COMBINATIONS, CRITERIA, SEARCHES, TASKS, Registry
+from tests import registered_components
 from tests.commands import Outcome, command, corpus
 from tests.training_runs import TINY
 
@@ -41,7 +41,6 @@ BUILT_IN = [
     for kind, registry in {
         "search": SEARCHES,
         "combination": COMBINATIONS,
-        "stopping": STOPPING_RULES,
         "criterion": CRITERIA,
     }.items()
     for name in built_in(registry)
@@ -124,7 +123,7 @@ def test_components_with_a_run_and_other_components(tmp_path: Path, monkeypatch:
         ("processor", {"processors": ["checked_whole_vocabulary"]}, True),
         ("processor", {"processors": ["checked_minimum_length", "checked_top_k"]}, False),
         ("combination", {"combination": "fusion", "components": {"combination.weight": 0.0}}, False),
-        ("stopping", {"stopping_rules": ["time_limit"]}, True),
+        ("stopping", {"stopping_rules": ["checked_never"]}, True),
     ],
 )
 def test_a_component_that_changes_nothing(group: str, values: dict[str, Any], nothing: bool) -> None:
@@ -133,7 +132,7 @@ def test_a_component_that_changes_nothing(group: str, values: dict[str, Any], no
 
 
 def test_the_check_says_that_a_component_changes_nothing() -> None:
-    outcome = assert_passes("stopping=time_limit", "semantics=fairseq", "beam=2")
+    outcome = assert_passes("stopping=checked_never", "semantics=fairseq", "beam=2")
     assert outcome.out.endswith("\nthe stopping rule changes nothing: all decodes are those without it\n")
 
 
@@ -145,7 +144,7 @@ def test_every_built_in_component(chosen: str, tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", registered_processors.PROCESSORS)
+@pytest.mark.parametrize("name", registered_components.PROCESSORS)
 def test_every_built_in_processor(name: str) -> None:
     assert_passes(f"processor=checked_{name}")
 

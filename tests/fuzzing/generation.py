@@ -47,7 +47,7 @@ KEYS: dict[str, list[Any]] = {
     "early_stopping": ["false", "true", "never"],
     "end_symbols": [["w3"], ["w3", "</s>"], ["nothing"]],
     "stop_strings": [["w1 w"], ["w2", "5"], [""]],
-    "stopping_rules": [["time_limit"], ["nothing"]],
+    "stopping_rules": [[], ["nothing"]],
     "max_time": [0.0, 1e-9, 100.0],
     "lenpen": [0.0, 0.6, 1.0, 3.0, -1.0, 10.0, -10.0],
     "length_penalty": ["power", "wu"],

@@ -12,7 +12,7 @@ from seqgen.config import option
 from seqgen.errors import ConfigError
 from seqgen.generation.component import Resources
 from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.registry import COMBINATIONS, LOGITS_PROCESSORS, SEARCHES, STOPPING_RULES, register_logits_processor
+from seqgen.registry import COMBINATIONS, LOGITS_PROCESSORS, SEARCHES, register_logits_processor
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
 from tests.text_models import TEXTS, text_model
@@ -73,7 +73,6 @@ def test_values_of_processors_are_checked(picky: None, values: dict[str, Any], w
 def test_what_is_built_in_is_registered() -> None:
     assert {"beam", "greedy", "sampling", "exact"} <= set(SEARCHES.names())
     assert {"probability", "log", "product", "fusion"} <= set(COMBINATIONS.names())
-    assert "time_limit" in STOPPING_RULES.names()
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ class BeamSearch(Search):
     can_merge = True
     takes_columns = True
 
-    def __init__(self) -> None:
-        self.candidates_per_beam = 2
+    candidates_per_beam = 2
+    """Candidates of which at least one continues; more if there are further end tokens."""
 
     def begin(self, batch: BatchInfo) -> Self:
         """See ``Search.begin``."""

@@ -47,7 +47,6 @@ class DiverseBeamSearch(BeamSearch):
     adjusts_scores = True
 
     def __init__(self, groups: int = 2, strength: float = 0.5):
-        super().__init__()
         self.groups, self.strength = groups, strength
 
     def begin(self, batch: BatchInfo) -> Self:
@@ -93,7 +92,6 @@ class DiverseSiblingsSearch(BeamSearch):
     adjusts_scores = True
 
     def __init__(self, rate: float = 0.5):
-        super().__init__()
         self.rate = rate
 
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:

@@ -53,7 +53,8 @@ class GroupedHypotheses(FinishedHypotheses):
         scores = self.ranking.score(candidates.scores, step + 1)
         scores = scores if bonus is None else scores + bonus
         scores = scores.masked_fill(~self.complete(candidates), -torch.inf)
-        finished = ended & self.preferred(candidates)
+        ranks = torch.arange(ends.size(1) // self.groups, device=ends.device).repeat(self.groups)
+        finished = ended & (ranks < self.beam // self.groups)
         self._keep_best(candidates, scores.masked_fill(~finished, -torch.inf), step, self.groups)
         self._best = candidates.scores.unflatten(1, (self.groups, -1)).amax(-1)
         columns, alive = self.choose(candidates, ended)
@@ -62,12 +63,6 @@ class GroupedHypotheses(FinishedHypotheses):
         last = all_end & ~closed & (alive > -torch.inf)
         self._keep_best(chosen, scores.gather(1, columns).masked_fill(~last, -torch.inf), step, self.groups)
         return Candidates(alive.masked_fill(all_end, -torch.inf), chosen.tokens, chosen.beams)
-
-    def preferred(self, candidates: Candidates) -> Tensor:
-        """Which candidates finish a hypothesis if they end: the first of each group, ``(live, K)`` bool."""
-        each = candidates.tokens.size(1) // self.groups
-        ranks = torch.arange(each, device=candidates.tokens.device).repeat(self.groups)
-        return (ranks < self.beam // self.groups).expand_as(candidates.tokens)
 
     def complete(self, candidates: Candidates) -> Tensor:
         """Which candidates may be finalized, ``(live, K)`` bool: those that are not forbidden."""

@@ -1,4 +1,4 @@
-"""A user's file that registers the built-in logits processors, which have no names, so that a check can choose them."""
+"""A user's file that registers built-in components that have no names, so that a check can choose them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ from seqgen.generation.processors.warpers import (
     TopP,
     Typical,
 )
-from seqgen.registry import register_logits_processor
+from seqgen.generation.stopping import StoppingRule, TimeLimit
+from seqgen.registry import register_logits_processor, register_stopping_rule
 
 ALLOWED = ["w1 w2", "w1 w3 w4", "w5", "w2 w2 w2"]
 
@@ -81,3 +82,10 @@ def register(name: str, make: Callable[[Resources], LogitsProcessor]) -> None:
 
 for _name, _make in PROCESSORS.items():
     register(_name, _make)
+
+
+@register_stopping_rule("checked_never")
+class Never(TimeLimit):
+    @classmethod
+    def build(cls, cfg: object, resources: Resources) -> StoppingRule:  # type: ignore[override]
+        return cls(1e9)
