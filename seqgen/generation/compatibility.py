@@ -22,7 +22,8 @@ NEUTRAL = to_dict(GenerationConfig())
 
 def restricting(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values that are not the defaults, without a ``min_len`` of 0: it only forbids less than the default."""
-    return {key: value for key, value in values.items() if value != NEUTRAL[key] and (key, value) != ("min_len", 0)}
+    changed = {key: value for key, value in values.items() if value != NEUTRAL.get(key, value)}
+    return {key: value for key, value in changed.items() if (key, value) != ("min_len", 0)}
 
 
 def text_of(value: Any) -> str:
@@ -186,7 +187,7 @@ def incompatible(cfg: GenerationConfig) -> Iterator[tuple[str, str]]:
     Yields:
         Pairs of a key and the reason.
     """
-    given = restricting(vars(cfg))
+    given = restricting(to_dict(cfg))
     for need in NEEDS:
         for key in need.keys:
             if key in given and not need.met(cfg):

@@ -126,4 +126,4 @@ def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
 
 def changes_scores(cfg: GenerationConfig) -> bool:
     """Whether the scores of an output may differ from the log-probabilities of the models; true if unknown."""
-    return draws(cfg) or bool(restricting(vars(cfg)).keys() - SCORES_STAY)
+    return draws(cfg) or bool(restricting(to_dict(cfg)).keys() - SCORES_STAY)
