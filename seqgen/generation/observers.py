@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -194,6 +194,9 @@ class ForbiddenWatch:
     def result(self) -> Forbidden:
         """The record."""
         return Forbidden(self.tokens, self.best, self.by, self.names)
+
+
+Watch = Callable[[LogitsProcessor, Tensor], None]
 
 
 def _same(candidates: Candidates, beams: Tensor, tokens: Tensor, counts: Tensor) -> Tensor:
