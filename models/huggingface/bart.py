@@ -201,9 +201,7 @@ class BartArchitecture(Architecture):
         optional, ignored = set(), set()
         if shared:
             pieces[_SHARED] = Piece("encoder.embed_tokens.weight")
-            names = tuple(
-                prefix + _embedding(side).removeprefix("model.") for side in SIDES for prefix in ("model.", "")
-            )
+            names = tuple(map(_embedding, SIDES))
             if tied:
                 aliases[_SHARED] = names
             else:
@@ -219,13 +217,10 @@ class BartArchitecture(Architecture):
             optional.add(_BIAS)
         for side in SIDES:
             pieces |= _stack(cfg, side)
-            ignored |= {f"{prefix}{side}.embed_positions.weights" for prefix in ("model.", "")}  # sinusoids of an M2M
+            ignored.add(f"model.{side}.embed_positions.weights")  # sinusoids of an M2M
             if not cfg.encoder_learned_pos:
                 optional.add(f"model.{side}.embed_positions.weight")
-        for name in pieces:
-            if name.startswith("model."):
-                aliases[name] = (*aliases.get(name, ()), name.removeprefix("model."))
-        return Layout(pieces, aliases, frozenset(ignored), ties, frozenset(optional & set(pieces)))
+        return Layout(pieces, aliases, frozenset(ignored), ties, frozenset(optional & set(pieces)), prefix="model.")
 
     def untie(self, model: TransformerModel, weights: Mapping[str, Tensor]) -> None:
         """Untie the output projection, or the embeddings of source and target."""

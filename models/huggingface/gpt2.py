@@ -140,14 +140,12 @@ class GPT2Architecture(Architecture):
         ignored = set()  # causal masks, which old versions saved
         for index in range(cfg.decoder_layers):
             pieces |= _layer(index)
-            ignored |= {
-                f"{prefix}h.{index}.attn.{name}" for prefix in ("", _PREFIX) for name in ("bias", "masked_bias")
-            }
+            ignored |= {f"{_PREFIX}h.{index}.attn.{name}" for name in ("bias", "masked_bias")}
         pieces |= with_bias(f"{_PREFIX}ln_f", "decoder.layer_norm")
-        aliases = {name: (name.removeprefix(_PREFIX),) for name in pieces}
-        if cfg.share_decoder_input_output_embed:
-            return Layout(pieces, aliases, frozenset(ignored), {HEAD: _EMBEDDING})
-        return Layout({**pieces, HEAD: Piece("decoder.output_projection.weight")}, aliases, frozenset(ignored))
+        tied = {HEAD: _EMBEDDING} if cfg.share_decoder_input_output_embed else {}
+        if not tied:
+            pieces[HEAD] = Piece("decoder.output_projection.weight")
+        return Layout(pieces, ignored=frozenset(ignored), tied=tied, prefix=_PREFIX)
 
 
 ARCHITECTURE = GPT2Architecture()

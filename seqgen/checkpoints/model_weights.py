@@ -19,7 +19,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
 from seqgen.checkpoints.run_checkpoints import MODEL, read_weights, unchanged
-from seqgen.checkpoints.serialization import read_tensors, tensor_chunks, verify_checksums
+from seqgen.checkpoints.serialization import read_tensors, verify_checksums
 from seqgen.checkpoints.sharded import is_sharded
 from seqgen.errors import CheckpointError, UserError
 from seqgen.modules.cached_weight import CachedWeight
@@ -33,9 +33,7 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
     """Read a checkpoint's weights into a model.
 
     Parameters of the file's device and dtype use its memory, see ``seqgen.system.mapped_weights``.
-    Of what is copied, a small part is in memory at a time.
-
-    The weights of a sharded checkpoint are all in memory at once.
+    Of what is copied, a small part is in memory at a time; of a sharded checkpoint, all weights.
 
     Args:
         model: a model of the architecture that the checkpoint was trained with.
@@ -53,22 +51,18 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
     def stream() -> None:
         verify_checksums(checkpoint, [MODEL])
         fit(model, read_tensors(checkpoint / MODEL, values=False), str(checkpoint))
-        if MAPPED_WEIGHTS.is_on():
-            _map_weights(model, checkpoint / MODEL)
-            return
-        for chunk in tensor_chunks(checkpoint / MODEL):
-            model.load_state_dict(chunk, strict=False)
+        _stream(model, checkpoint / MODEL)
 
     unchanged(checkpoint, stream)
 
 
-def _map_weights(model: nn.Module, path: Path) -> None:
-    file, parameters = MappedFile(model, path), _plain_parameters(model)
-    others = {}
+def _stream(model: nn.Module, path: Path) -> None:
+    file = MappedFile(model, path) if MAPPED_WEIGHTS.is_on() else None
+    parameters, others = _plain_parameters(model), {}
     for name, tensor in read_tensors(path).items():
         if name not in parameters:
             others[name] = tensor
-        elif not file.lend(parameters[name], tensor):
+        elif not (file and file.lend(parameters[name], tensor)):
             parameters[name].detach().copy_(tensor)
             give_back(tensor)
     model.load_state_dict(others, strict=False)

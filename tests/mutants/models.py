@@ -115,7 +115,7 @@ FAULTS = [
     ),
     Fault(
         "models/huggingface/weights.py",
-        "                self._place(name).zero_()\n",
+        "                self._place(name).detach().zero_()\n",
         "                pass\n",
         "weights that a folder may lack are not set to zero",
         ("tests/models/huggingface/test_bart.py::test_other_names_of_weights",),
