@@ -37,16 +37,12 @@ RESAMPLED = 5000
 """Maximum number of sentences that are resampled; sacreBLEU holds the counts of all resamples, here 360 MB, at once."""
 
 
-def text_scores(
-    hypotheses: Sequence[str], references: Sequence[str], lowercase: bool = False, tokenize: str | None = None
-) -> dict[str, TextScore]:
+def text_scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, TextScore]:
     """Score text (Post 2018, "A Call for Clarity in Reporting BLEU Scores").
 
     Args:
         hypotheses: one detokenized output for each sentence.
         references: one reference for each sentence, in the same order.
-        lowercase: whether BLEU and chrF ignore case.
-        tokenize: sacreBLEU's tokenizer for BLEU; ``None`` for its default, ``13a``.
 
     Returns:
         ``bleu``, ``chrf``, and ``exact_match``: the percentage of outputs that equal their reference.
@@ -54,12 +50,7 @@ def text_scores(
     Raises:
         ValueError: the numbers of hypotheses and references differ, or there are none.
     """
-    _check_numbers(hypotheses, references)
-    scores = {}
-    for name, metric in _metrics(lowercase, tokenize).items():
-        value = metric.corpus_score(list(hypotheses), [list(references)]).score
-        scores[name] = TextScore(value, str(metric.get_signature()))
-    return {**scores, "exact_match": TextScore(_exact_match(hypotheses, references))}
+    return corpus_scores(METRICS, Texts(hypotheses, references))
 
 
 def score_with_interval(
@@ -75,40 +66,22 @@ def score_with_interval(
         name: one of ``METRICS``.
         hypotheses: one detokenized output for each sentence.
         references: one reference for each sentence, in the same order.
-        lowercase: see ``text_scores``.
-        tokenize: see ``text_scores``.
+        lowercase: whether BLEU and chrF ignore case.
+        tokenize: sacreBLEU's tokenizer for BLEU; ``None`` for its default, ``13a``.
 
     Returns:
-        The score, which equals that of ``text_scores``, and half the width of its 95% confidence interval, from
-        ``RESAMPLES`` resamples of the sentences; ``None`` for ``exact_match`` and for more than ``RESAMPLED``
-        sentences.
+        The score, and half the width of its 95% confidence interval, from ``RESAMPLES`` resamples of the sentences;
+        ``None`` for ``exact_match`` and for more than ``RESAMPLED`` sentences.
 
     Raises:
         ValueError: the numbers of hypotheses and references differ, or there are none.
     """
-    _check_numbers(hypotheses, references)
-    if name == "exact_match":
-        return TextScore(_exact_match(hypotheses, references)), None
-    metric, resamples = _metrics(lowercase, tokenize)[name], RESAMPLES if len(references) <= RESAMPLED else 1
-    score = metric.corpus_score(list(hypotheses), [list(references)], n_bootstrap=resamples)
-    interval = float(score._ci) if resamples > 1 else None  # it has no public name
-    return TextScore(score.score, str(metric.get_signature())), interval
-
-
-def _metrics(lowercase: bool, tokenize: str | None) -> dict[str, Any]:
-    from sacrebleu.metrics import BLEU, CHRF  # slow to import; not needed for --help
-
-    return {"bleu": BLEU(lowercase=lowercase, tokenize=tokenize), "chrf": CHRF(lowercase=lowercase)}
-
-
-def _exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    equal = sum(h.strip() == r.strip() for h, r in zip(hypotheses, references, strict=True))
-    return 100 * equal / len(references)
-
-
-def _check_numbers(hypotheses: Sequence[str], references: Sequence[str]) -> None:
-    if len(hypotheses) != len(references) or not references:
-        raise ValueError(f"{len(hypotheses)} hypotheses cannot be scored against {len(references)} references")
+    texts = Texts(hypotheses, references, lowercase=lowercase, tokenize=tokenize)
+    score, make = corpus_scores([name], texts)[name], corpus_metric(name).sacrebleu
+    if make is None or len(references) > RESAMPLED:
+        return score, None
+    resampled = make(texts).corpus_score(list(hypotheses), None, n_bootstrap=RESAMPLES)
+    return score, float(resampled._ci)  # it has no public name
 
 
 def signatures() -> dict[str, str]:
@@ -234,6 +207,9 @@ def corpus_scores(names: Sequence[str], texts: Texts) -> dict[str, TextScore]:
     for name, metric in metrics.items():
         if metric.needs_sources and not texts.sources:
             raise ConfigError(f"metric {name} reads the sources; give source=FILE")
+    if len(texts.hypotheses) != len(texts.references) or not texts.references:
+        numbers = f"{len(texts.hypotheses)} hypotheses cannot be scored against {len(texts.references)} references"
+        raise ValueError(numbers)
     return {name: metric.score(texts) for name, metric in metrics.items()}
 
 
