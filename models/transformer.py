@@ -84,30 +84,12 @@ class TransformerConfig:
     )
     decoder_start_token_id: int = option(-1, "id of the first decoder input; -1 for end-of-sentence", minimum=-1)
 
-    def encoder_options(self) -> TransformerLayerOptions:
-        """The options of the encoder's layers."""
+    def layer_options(self, side: str) -> TransformerLayerOptions:
+        """The options of the layers of the ``encoder`` or the ``decoder``."""
+        own = ("embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before")
+        shared = ("dropout", "attention_dropout", "activation_dropout", "activation_fn")
         return TransformerLayerOptions(
-            embed_dim=self.encoder_embed_dim,
-            ffn_embed_dim=self.encoder_ffn_embed_dim,
-            attention_heads=self.encoder_attention_heads,
-            dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
-            activation_dropout=self.activation_dropout,
-            activation_fn=self.activation_fn,
-            normalize_before=self.encoder_normalize_before,
-        )
-
-    def decoder_options(self) -> TransformerLayerOptions:
-        """The options of the decoder's layers."""
-        return TransformerLayerOptions(
-            embed_dim=self.decoder_embed_dim,
-            ffn_embed_dim=self.decoder_ffn_embed_dim,
-            attention_heads=self.decoder_attention_heads,
-            dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
-            activation_dropout=self.activation_dropout,
-            activation_fn=self.activation_fn,
-            normalize_before=self.decoder_normalize_before,
+            **{name: getattr(self, f"{side}_{name}") for name in own}, **{name: getattr(self, name) for name in shared}
         )
 
 
@@ -127,7 +109,7 @@ class TransformerEncoder(Encoder):
         self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(dim)
         self.layernorm_embedding = nn.LayerNorm(dim) if cfg.layernorm_embedding else nn.Identity()
         self.dropout = Dropout(cfg.dropout)
-        options = cfg.encoder_options()
+        options = cfg.layer_options("encoder")
         self.layers = LayerDropList(
             cfg.encoder_layerdrop, [TransformerEncoderLayer(options) for _ in range(cfg.encoder_layers)]
         )
@@ -187,7 +169,7 @@ class TransformerDecoder(IncrementalDecoder):
         self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(dim)
         self.layernorm_embedding = nn.LayerNorm(dim) if cfg.layernorm_embedding else nn.Identity()
         self.dropout = Dropout(cfg.dropout)
-        options = cfg.decoder_options()
+        options = cfg.layer_options("decoder")
         self.layers = LayerDropList(
             cfg.decoder_layerdrop, [TransformerDecoderLayer(options, encoder_dim) for _ in range(cfg.decoder_layers)]
         )
