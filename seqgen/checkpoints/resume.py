@@ -9,46 +9,19 @@ from seqgen.errors import ConfigError
 
 _WORLD_SIZE = "distributed_training.distributed_world_size"
 _UPDATE_FREQ = "optimization.update_freq"
-MAY_CHANGE = frozenset(
-    {
-        "run_dir",
-        # length of training
-        "optimization.max_update",
-        "optimization.max_epoch",
-        "optimization.stop_time_hours",
-        "optimization.stop_min_lr",
-        "checkpoint.patience",
-        # files and devices
-        "task.train",
-        "task.valid",
-        "task.test",
-        "task.cache_dir",
-        "task.workers",
-        "common.device",
-        "common.threads",
-        "common.user_dir",
-        "distributed_training.distributed_backend",
-        "distributed_training.sharding",
-        "distributed_training.timeout",
-        "optimization.checkpoint_activations",
-        "optimization.out_of_memory",
-        _WORLD_SIZE,
-        # logging, validation and saving
-        "common.log_interval",
-        "common.log_format",
-        "common.tensorboard",
-        "checkpoint.save_interval",
-        "checkpoint.save_interval_updates",
-        "checkpoint.keep_last_epochs",
-        "checkpoint.keep_interval_updates",
-        "dataset.num_workers",
-        "dataset.max_tokens_valid",
-        "dataset.batch_size_valid",
-        "dataset.validate_interval",
-        "dataset.validate_interval_updates",
-        "dataset.validate_decode",
-    }
-)
+_MAY_CHANGE_IN = {
+    "optimization": "max_update max_epoch stop_time_hours stop_min_lr checkpoint_activations out_of_memory",
+    "checkpoint": "patience save_interval save_interval_updates keep_last_epochs keep_interval_updates",
+    "task": "train valid test cache_dir workers",
+    "common": "device threads user_dir log_interval log_format tensorboard",
+    "distributed_training": "distributed_world_size distributed_backend sharding timeout",
+    "dataset": (
+        "num_workers max_tokens_valid batch_size_valid validate_interval validate_interval_updates validate_decode"
+    ),
+}
+"""By group, keys about the length of training, files, devices, logging, validation and saving."""
+
+MAY_CHANGE = frozenset(f"{group}.{key}" for group, keys in _MAY_CHANGE_IN.items() for key in keys.split()) | {"run_dir"}
 MAY_CHANGE_GROUPS = ("generation.", "common.user_files.")
 _LENGTH = "optimization.max_update"
 _SCHEDULE_LENGTH = {"polynomial": "total_num_update", "cosine": "lr_period_updates"}
