@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from seqgen.checkpoints.model_weights import materialize
 from seqgen.checkpoints.serialization import read_json, read_tensors, write_json, write_tensors
 from seqgen.checkpoints.torch_file import read_torch_file
-from seqgen.errors import CheckpointError
+from seqgen.errors import CheckpointError, listing
 from seqgen.system.mapped_weights import MappedFile, give_back
 from seqgen.system.switches import MAPPED_WEIGHTS
 
@@ -135,7 +135,7 @@ def _shards(index: Path) -> list[Path]:
     if missing:
         raise CheckpointError(
             f"{index.parent} is incomplete: {len(missing)} of {len(names)} files with weights are missing, "
-            f"{_listing(missing)}; download them as well"
+            f"{listing(missing, 10)}; download them as well"
         )
     return [index.parent / name for name in names]
 
@@ -296,7 +296,7 @@ class _Filling:
             ),
         }
         if any(faults.values()):
-            listed = "; ".join(f"{what}: {_listing(names)}" for what, names in faults.items() if names)
+            listed = "; ".join(f"{what}: {listing(names, 10)}" for what, names in faults.items() if names)
             raise CheckpointError(f"{folder}: the weights do not match its config.json: {listed}")
         for name in layout.optional - self.found:
             if isinstance(self.parameters[layout.pieces[name].parameter], nn.Parameter):
@@ -350,8 +350,3 @@ def write_weights(weights: Mapping[str, Tensor], folder: Path, shard_bytes: int 
         places.update(dict.fromkeys(shard, file))
     total = sum(tensor.nbytes for tensor in weights.values())
     write_json(folder / f"{SAFETENSORS}{INDEX}", {"metadata": {"total_size": total}, "weight_map": places})
-
-
-def _listing(names: Sequence[str], limit: int = 10) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return f"{', '.join(names[:limit])}{more}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from seqgen.checkpoints.run_checkpoints import MODEL, read_weights, unchanged
 from seqgen.checkpoints.serialization import read_tensors, verify_checksums
 from seqgen.checkpoints.sharded import is_sharded
-from seqgen.errors import CheckpointError, UserError
+from seqgen.errors import CheckpointError, UserError, listing
 from seqgen.modules.cached_weight import CachedWeight
 from seqgen.modules.inspection import memory_footprint
 from seqgen.structures import map_tensors
@@ -105,14 +105,14 @@ def fit(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
                 f"{where}: the vocabulary does not fit: the checkpoint was trained with {there[0]} tokens, the "
                 f"vocabulary here has {here[0]} ({name}); use the vocabulary and tokenizer of its run"
             )
-    parts = [
-        _listing("missing", missing),
-        _listing("unknown to the model", unexpected),
-        _listing("of another shape", [f"{name} ({there}, here {here})" for name, (there, here) in shapes.items()]),
-    ]
+    faults = {
+        "missing": missing,
+        "unknown to the model": unexpected,
+        "of another shape": [f"{name} ({there}, here {here})" for name, (there, here) in shapes.items()],
+    }
     raise CheckpointError(
         f"{where}: the weights are not those of this model; choose the model and keys with which it was trained: "
-        f"{'; '.join(filter(None, parts))}"
+        + "; ".join(f"{what}: {listing(names)}" for what, names in faults.items() if names)
     )
 
 
@@ -120,11 +120,6 @@ def _is_vocabulary(model: nn.Module, name: str) -> bool:
     """Whether a weight is the token embedding matrix (and not the position embeddings)."""
     module = dict(model.named_modules()).get(name.rpartition(".")[0])
     return isinstance(module, nn.Embedding) and "position" not in name
-
-
-def _listing(what: str, names: Sequence[str], limit: int = 5) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return f"{what}: {', '.join(names[:limit])}{more}" if names else ""
 
 
 MAX_BUFFERS = 1 << 32
@@ -188,17 +183,13 @@ def check_size(
     try:
         with on_meta(), _at_most(4 * len(weights) + 1000, where):
             model = build()
-            upgraded = dict(weights)
-            upgrade = getattr(model, "upgrade_state_dict", None)
-            if upgrade is not None:
-                upgrade(upgraded)
     except UserError:
         raise
     except (RuntimeError, TypeError, ValueError, NotImplementedError, OverflowError) as error:
         if without_memory or "overflow" in str(error).lower():  # the sizes of a tensor, on any device
             raise _impossible(error, where) from error
         return None
-    fit(model, upgraded, where)
+    fit(model, weights, where)
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
     if buffers > MAX_BUFFERS:
         raise CheckpointError(
