@@ -15,7 +15,7 @@ from seqgen.config.values import from_dict
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, ConfigError, shown
 from seqgen.model import EncoderDecoderModel
-from seqgen.models.huggingface.config import NO_EFFECT, READ, JSONConfig, ModelSize
+from seqgen.models.huggingface.config import NO_EFFECT, JSONConfig, ModelSize
 from seqgen.models.huggingface.generation import FILE as GENERATION_FILE, GENERATION_KEYS
 from seqgen.models.huggingface.weights import Layout, weights_of
 
@@ -34,9 +34,9 @@ class Architecture(ABC):
     model_class: type[EncoderDecoderModel]
     """The class of the models."""
 
-    known: frozenset[str]
-    """Keys of ``config.json`` that are read or refused, or have no effect in transformers, besides those of all
-    models."""
+    no_effect: frozenset[str]
+    """Keys of ``config.json`` that have no effect on all models of the architecture, or on some, besides ``NO_EFFECT``.
+    """
 
     decoder_only = False
     """Whether the source is a prompt, so that lengths of the decoding settings count it."""
@@ -117,9 +117,9 @@ class Architecture(ABC):
         """Notes for the user about keys of a ``config.json`` that are not used: by default those that are unknown.
 
         Args:
-            config: the content of ``config.json``.
+            config: the content of ``config.json``, from which everything else has been read.
         """
-        known = self.known | READ | NO_EFFECT | GENERATION_KEYS
+        known = config.asked | self.no_effect | NO_EFFECT | GENERATION_KEYS
         return [
             f"{config.path}: {key}={shown(value)} is unknown and is ignored"
             for key, value in config.values.items()
@@ -184,8 +184,8 @@ def refuse(config: JSONConfig, keys: Collection[str], what: str) -> None:
         CheckpointError: a key is set.
     """
     for key in keys:
-        if config.values.get(key):
-            raise CheckpointError(f"{config.path}: {key}={shown(config.values[key])} is not supported for a {what}")
+        if value := config.value(key):
+            raise CheckpointError(f"{config.path}: {key}={shown(value)} is not supported for a {what}")
 
 
 def activation_of(config: JSONConfig, default: str) -> str:

@@ -29,7 +29,6 @@ from seqgen.models.huggingface.bart_kinds import (
     NO_EFFECT,
     OFF,
     PROBABILITIES,
-    READ,
     SIDES,
     SIZES,
     Kind,
@@ -46,7 +45,7 @@ class BartArchitecture(Architecture):
     """BART and its relatives; see ``Architecture``."""
 
     model_class = TransformerModel
-    known = READ | NO_EFFECT | frozenset(described_structure(KINDS["bart"]))
+    no_effect = NO_EFFECT | frozenset(described_structure(KINDS["bart"]))
 
     def read_config(self, config: JSONConfig) -> TransformerConfig:
         """Turn a folder's ``config.json`` into a configuration."""

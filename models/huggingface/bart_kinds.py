@@ -124,25 +124,14 @@ PROBABILITIES = (("dropout", 0.1), ("attention_dropout", 0.0), ("activation_drop
 OFF = ("is_decoder", "add_cross_attention", "tie_encoder_decoder", "pruned_heads")
 """Keys that change the computation and are not supported."""
 
-READ = frozenset(
-    {
-        *("d_model", "hidden_size", "encoder_attention_heads", "num_attention_heads", "vocab_size"),
-        *("decoder_vocab_size", "max_position_embeddings", "activation_function", "scale_embedding"),
-        *("encoder_layerdrop", "decoder_layerdrop", "tie_word_embeddings", "share_encoder_decoder_embeddings"),
-        *("is_encoder_decoder", "force_bos_token_to_be_generated", *OFF),
-        *(name for name, _, _ in SIZES),
-        *(name for name, _ in PROBABILITIES),
-    }
-)
-"""Keys that are read, besides those of all models and decoding settings."""
-
 NO_EFFECT = frozenset(
     """
     num_hidden_layers init_std classif_dropout extra_pos_embeddings save_step model_max_length max_source_positions
-    max_target_positions
+    max_target_positions decoder_vocab_size share_encoder_decoder_embeddings
     """.split()  # noqa: SIM905
 )
-"""Keys that do not change what transformers 4.53.3 computes, besides those of all models."""
+"""Keys that do not change what transformers 4.53.3 computes, besides those of all models; the last two, unless it is a
+Marian."""
 
 
 def described_structure(kind: Kind) -> dict[str, bool]:

@@ -77,6 +77,8 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
     _check_size(size, path)  # and whether there are weights at all
     tokenizer = load_pretrained_tokenizer(path, size.vocab_size)
     task = architecture.make_task(cfg, path, tokenizer)
+    saved = config.string("dtype", config.string("torch_dtype", "float32"))
+    version, method = str(config.value("transformers_version")), config.value("quantization_config")
     generation, notes = read_generation(
         path, task.target_tokenizer, architecture.decoder_only, architecture.generation_defaults(config)
     )
@@ -91,13 +93,12 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
             model = task.build_model(cfg)
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error}") from None
-    saved = config.string("dtype", config.string("torch_dtype", "float32"))
     if placement.dtype is None and saved not in _DTYPES:
         notes.append(
             f"{path}: its config.json has the dtype {saved}, which is not supported; the weights become float32"
         )
     model.to(placement.dtype or _DTYPES.get(saved, torch.float32))
-    if method := config.values.get("quantization_config"):
+    if method:
         named = method.get("quant_method") if isinstance(method, dict) else method
         notes.append(
             f"{path}: its config.json has a quantization_config (quant_method={named}), which is ignored: the weights "
@@ -106,7 +107,7 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
     untied = fill(model, architecture.layout(cfg), path, placement.device)
     if untied:
         architecture.untie(model, untied)
-        if HEAD in untied and not config.string("transformers_version").startswith("5."):  # which writes all folders so
+        if HEAD in untied and not version.startswith("5."):  # which writes all folders so
             notes.append(
                 f"{path}: its config.json sets tie_word_embeddings, but {HEAD} differs from the embedding "
                 "and is used as the output projection"

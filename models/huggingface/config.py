@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,6 @@ from seqgen.errors import CheckpointError, shown
 LARGEST = 2**31 - 1
 """The largest whole number that a file may have; no size or count of a model is larger."""
 
-
-READ = frozenset({"model_type", "torch_dtype", "dtype", "transformers_version", "quantization_config"})
-"""Keys of a ``config.json`` that are read for every model."""
 
 NO_EFFECT = frozenset(
     """
@@ -53,10 +50,12 @@ class JSONConfig:
     Attributes:
         path: the file, for messages.
         values: its content.
+        asked: the keys that were asked for.
     """
 
     path: Path
     values: Mapping[str, Any]
+    asked: set[str] = field(default_factory=set)
 
     @classmethod
     def read(cls, path: Path) -> JSONConfig:
@@ -72,37 +71,40 @@ class JSONConfig:
 
     def integer(self, name: str, default: int, minimum: int = 0) -> int:
         """A whole number of at least ``minimum``."""
-        value = self._value(name, default)
+        value = self.value(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-            raise self._wrong(name, value, f"a whole number of at least {minimum}")
+            raise self.wrong(name, value, f"a whole number of at least {minimum}")
         if value > LARGEST:
-            raise self._wrong(name, value, f"a whole number of at most {LARGEST}")
+            raise self.wrong(name, value, f"a whole number of at most {LARGEST}")
         return value
 
     def number(self, name: str, default: float) -> float:
         """A number that is not infinite."""
-        value = self._value(name, default)
+        value = self.value(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
-            raise self._wrong(name, value, "a number")
+            raise self.wrong(name, value, "a number")
         return float(value)
 
     def boolean(self, name: str, default: bool) -> bool:
         """True or false."""
-        value = self._value(name, default)
+        value = self.value(name, default)
         if not isinstance(value, bool):
-            raise self._wrong(name, value, "true or false")
+            raise self.wrong(name, value, "true or false")
         return value
 
     def string(self, name: str, default: str = "") -> str:
         """A text."""
-        value = self._value(name, default)
+        value = self.value(name, default)
         if not isinstance(value, str):
-            raise self._wrong(name, value, "a text")
+            raise self.wrong(name, value, "a text")
         return value
 
-    def _value(self, name: str, default: Any) -> Any:
+    def value(self, name: str, default: Any = None) -> Any:
+        """A value of any type."""
+        self.asked.add(name)
         value = self.values.get(name)
         return default if value is None else value
 
-    def _wrong(self, name: str, value: Any, wanted: str) -> CheckpointError:
+    def wrong(self, name: str, value: Any, wanted: str) -> CheckpointError:
+        """The error that a value is not of the wanted type."""
         return CheckpointError(f"{self.path}: {name} is {shown(value)}, not {wanted}")

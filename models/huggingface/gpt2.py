@@ -44,14 +44,6 @@ _FIXED: dict[str, Any] = {
 _OFF = ("add_cross_attention", "is_encoder_decoder", "pruned_heads")
 """Keys that change the computation and are not supported."""
 
-_OTHERS = frozenset(
-    """
-    vocab_size n_inner activation_function resid_pdrop embd_pdrop attn_pdrop layer_norm_epsilon scale_attn_weights
-    scale_attn_by_inverse_layer_idx tie_word_embeddings
-    """.split()  # noqa: SIM905
-)
-"""Further keys that are read, besides those of all models and decoding settings."""
-
 _NO_EFFECT = frozenset(
     """
     is_decoder tie_encoder_decoder initializer_range reorder_and_upcast_attn summary_type summary_use_proj
@@ -66,7 +58,7 @@ class GPT2Architecture(Architecture):
     """GPT-2; see ``Architecture``."""
 
     model_class = TransformerLanguageModel
-    known = _OTHERS | _NO_EFFECT | {*_OFF, *(name for names in _SIZES for name in names[:2])}
+    no_effect = _NO_EFFECT
     decoder_only = True
 
     def read_config(self, config: JSONConfig) -> TransformerLMConfig:

@@ -32,27 +32,29 @@ _ACTIVATIONS |= {"gelu_fast": "gelu_new", "gelu_accurate": "gelu_new", "gelu_pyt
 _ACTIVATIONS |= {"silu": "silu", "swish": "silu"}
 _GATED = {"relu": "gated-relu", "gelu_new": "gated-gelu", "silu": "gated-silu"}
 
+_SAME = """
+    vocab_size d_model d_kv d_ff num_layers num_heads relative_attention_num_buckets relative_attention_max_distance
+    feed_forward_proj dropout_rate layer_norm_epsilon
+    """.split()  # noqa: SIM905
+"""Keys that are written as they are."""
+
 _OFF = ("tie_encoder_decoder", "pruned_heads")
 """Keys that change the computation and are not supported."""
 
-_READ = frozenset(
+_NO_EFFECT = frozenset(
     """
-    vocab_size d_model hidden_size d_kv head_dim d_ff num_layers num_hidden_layers num_decoder_layers num_heads
-    num_attention_heads relative_attention_num_buckets relative_attention_max_distance feed_forward_proj dense_act_fn
-    is_gated_act tie_word_embeddings scale_decoder_outputs dropout_rate layer_norm_epsilon is_encoder_decoder
+    initializer_factor is_decoder add_cross_attention n_positions scalable_attention scale_decoder_outputs
     """.split()  # noqa: SIM905
 )
-"""Further keys that are read, besides those of all models and decoding settings."""
-
-_NO_EFFECT = frozenset({"initializer_factor", "is_decoder", "add_cross_attention", "n_positions", "scalable_attention"})
-"""Keys that do not change what transformers 4.53.3 computes, besides those of all models."""
+"""Keys that do not change what transformers 4.53.3 computes, besides those of all models; the last, unless it is a T5.
+"""
 
 
 class T5Architecture(Architecture):
     """T5; see ``Architecture``."""
 
     model_class = T5Model
-    known = _READ | _NO_EFFECT | frozenset(_OFF)
+    no_effect = _NO_EFFECT
 
     def read_config(self, config: JSONConfig) -> T5Config:
         """Turn a folder's ``config.json`` into a configuration."""
@@ -111,21 +113,11 @@ class T5Architecture(Architecture):
         cfg = model.cfg
         kind = "umt5" if cfg.per_layer_bias else "t5"
         activation = cfg.feed_forward_proj.removeprefix("gated-")
-        names: tuple[str, ...] = (
-            "vocab_size",
-            "d_model",
-            "d_kv",
-            "d_ff",
-            "num_layers",
-            "num_heads",
-            "relative_attention_num_buckets",
-        )
-        names += ("relative_attention_max_distance", "feed_forward_proj", "dropout_rate")
         return {
             "architectures": [f"{kind.upper()}ForConditionalGeneration"],
             "model_type": kind,
             "is_encoder_decoder": True,
-            **{name: getattr(cfg, name) for name in (*names, "layer_norm_epsilon")},
+            **{name: getattr(cfg, name) for name in _SAME},
             "num_decoder_layers": cfg.decoder_layers,
             "tie_word_embeddings": cfg.scales_outputs if cfg.per_layer_bias else _is_plain_tie(cfg),
             "dense_act_fn": "gelu_new" if cfg.feed_forward_proj == "gated-gelu" else activation,
@@ -191,7 +183,7 @@ def _scales(config: JSONConfig, kind: str) -> bool | None:
     """
     if kind == "mt5":
         return None if config.string("transformers_version").startswith("4.") else False
-    given = kind == "t5" and config.values.get("scale_decoder_outputs") is not None
+    given = kind == "t5" and config.value("scale_decoder_outputs") is not None
     return config.boolean("scale_decoder_outputs", True) if given else None
 
 
