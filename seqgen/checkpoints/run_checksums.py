@@ -58,9 +58,8 @@ def update_generation(run: Path, cfg: GenerationConfig) -> None:
     Raises:
         UserError: the file is damaged or cannot be written.
     """
-    content = _read(run)
-    if content is not None:
-        _write(run, {**content, _GENERATION: to_dict(cfg)})
+    if (run / RUN_CHECKSUMS).exists():
+        _write(run, {**_read(run), _GENERATION: to_dict(cfg)})
 
 
 def tokenizer_digests(run: Path) -> dict[str, str]:
@@ -80,7 +79,7 @@ def verify_tokenizers(run: Path, complete: bool = True) -> None:
     Raises:
         CheckpointError: a file is missing or has changed.
     """
-    for name, expected in ((_read(run) or {}).get(_FILES) or {}).items():
+    for name, expected in _read(run)[_FILES].items():
         path = run / name
         if not path.is_file():
             if complete:
@@ -106,14 +105,8 @@ def verify_run(run: Path, plain: Mapping[str, Any]) -> list[str]:
         CheckpointError: a tokenizer or a fixed key has changed.
     """
     verify_tokenizers(run)
-    content = _read(run) or {_FIXED: {}, _GENERATION: {}}
-    now = dict(flatten(plain))
-    for key, expected in content[_FIXED].items():
-        if now.get(key) != expected:
-            raise CheckpointError(
-                f"{run / _CONFIG}: {key} is {json.dumps(now.get(key))}, but the run was trained with "
-                f"{json.dumps(expected)} ({RUN_CHECKSUMS}); set it back"
-            )
+    content, now = _read(run), dict(flatten(plain))
+    _check_unchanged(run / _CONFIG, content[_FIXED], now)
     return [
         f"{run / _CONFIG}: generation.{key} is {json.dumps(now[f'generation.{key}'])}; the run was saved with "
         f"{json.dumps(before)}"
@@ -132,11 +125,14 @@ def verify_task(run: Path, task: Task) -> None:
     Raises:
         CheckpointError: a value has changed.
     """
-    now = task.fixed_values()
-    for key, expected in ((_read(run) or {}).get(_VALUES) or {}).items():
+    _check_unchanged(run, _read(run)[_VALUES], task.fixed_values())
+
+
+def _check_unchanged(where: Path, recorded: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    for key, expected in recorded.items():
         if now.get(key) != expected:
             raise CheckpointError(
-                f"{run}: {key} is {json.dumps(now.get(key))}, but the run was trained with {json.dumps(expected)} "
+                f"{where}: {key} is {json.dumps(now.get(key))}, but the run was trained with {json.dumps(expected)} "
                 f"({RUN_CHECKSUMS}); set it back"
             )
 
@@ -158,15 +154,15 @@ def _write(run: Path, content: Mapping[str, Any]) -> None:
     write_atomically(run / RUN_CHECKSUMS, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 
 
-def _read(run: Path) -> dict[str, Any] | None:
-    """The content of the file; ``None`` where there is none.
+def _read(run: Path) -> dict[str, dict[str, Any]]:
+    """The content of the file; empty parts where there is none.
 
     Raises:
         CheckpointError: it is damaged.
     """
     path = run / RUN_CHECKSUMS
     if not path.exists():
-        return None
+        return {part: {} for part in _PARTS}
     try:
         content = parse_json(read_bytes(path))
         if all(isinstance(content[part], dict) for part in _PARTS):

@@ -79,10 +79,8 @@ class ConcatenatingCache(KeyValueCache):
         return self.seen
 
     def reorder(self, new_order: Tensor) -> Self:
-        """Select rows; see ``KeyValueCache``."""
-        keys, values, _ = self.seen
-        self.seen = KeysAndValues(keys.index_select(0, new_order), values.index_select(0, new_order))
-        return self
+        """Not needed: who calls the graphs selects the rows of the state."""
+        raise NotImplementedError
 
 
 class FlatState:
