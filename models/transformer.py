@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from seqgen.config import option
-from seqgen.decoder import IncrementalDecoder
+from seqgen.decoder import IncrementalDecoder, ProjectedOutput
 from seqgen.encoder import Encoder
 from seqgen.errors import ConfigError
 from seqgen.incremental_state import StateDict
@@ -147,7 +146,7 @@ class TransformerEncoder(Encoder):
         return self.embed_positions.max_positions
 
 
-class TransformerDecoder(IncrementalDecoder):
+class TransformerDecoder(ProjectedOutput, IncrementalDecoder):
     """Transformer decoder: layers of causal self-attention and encoder-decoder attention.
 
     Args:
@@ -233,23 +232,6 @@ class TransformerDecoder(IncrementalDecoder):
             new, K)`` where ``K`` includes the positions seen before; ``None`` for a plain causal mask.
         """
         return None if queries.is_plain_causal else queries.allowed
-
-    def output_layer(self, features: Tensor) -> Tensor:
-        """Project features ``(..., C)`` to logits ``(..., V)``."""
-        logits: Tensor = self.output_projection(features)
-        return logits
-
-    def output_columns(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
-        """Prepare the output layer for the tokens ``ids``; see ``Decoder.output_columns``."""
-        return self.output_projection.columns(ids)
-
-    def early_exit(self, hidden: Tensor) -> Tensor:
-        """Logits ``(..., V)`` of the output ``(..., C)`` of any layer."""
-        return self.output_layer(self.layer_norm(hidden))
-
-    def output_product(self, features: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The features and the weight of an output projection without a bias; see ``Decoder.output_product``."""
-        return None if self.output_projection.bias is not None else (features, self.output_projection.matrix())
 
     def max_positions(self) -> int:
         """The longest target, in tokens with end-of-sentence."""
@@ -352,8 +334,17 @@ def _embedding(dictionary: Any, dim: int) -> nn.Embedding:
     return token_embedding(len(dictionary), dim, dictionary.pad(), std=dim**-0.5)
 
 
-def _check(cfg: TransformerConfig, vocab_size: int) -> None:
-    for side in ("encoder", "decoder"):
+def check_layers(cfg: Any, *sides: str) -> None:
+    """Check the keys of the layers of a transformer.
+
+    Args:
+        cfg: the configuration.
+        sides: ``encoder``, ``decoder`` or both.
+
+    Raises:
+        ConfigError: a hidden size is not a multiple of the number of heads, or the activation is unknown.
+    """
+    for side in sides:
         dim, heads = getattr(cfg, f"{side}_embed_dim"), getattr(cfg, f"{side}_attention_heads")
         if dim % heads:
             raise ConfigError(f"model.{side}_embed_dim={dim} is not a multiple of model.{side}_attention_heads={heads}")
@@ -361,6 +352,10 @@ def _check(cfg: TransformerConfig, vocab_size: int) -> None:
         raise ConfigError(
             f"model.activation_fn: there is no {cfg.activation_fn!r}; choose one of: {', '.join(sorted(ACTIVATIONS))}"
         )
+
+
+def _check(cfg: TransformerConfig, vocab_size: int) -> None:
+    check_layers(cfg, "encoder", "decoder")
     for key in _SHARING:
         if getattr(cfg, key) and cfg.encoder_embed_dim != cfg.decoder_embed_dim:
             raise ConfigError(

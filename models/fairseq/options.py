@@ -302,6 +302,8 @@ def _config(family: str, options: dict[str, Any], path: Path) -> FConvConfig | T
         _fill_in_transformer(options)
     elif family == "transformer_lm":
         _fill_in_language_model(options)
+    if family != "fconv" and "relu_dropout" in options:  # the old name
+        options.setdefault("activation_dropout", options["relu_dropout"])
     known = {field.name: field for field in fields(schema) if field.name not in NOT_FAIRSEQS}
     for key, value in sorted(options.items()):
         if key in {*known, *_MUST_BE} and isinstance(value, int | float) and abs(value) > _LARGEST:
@@ -338,8 +340,6 @@ def _fill_in_transformer(options: dict[str, Any]) -> None:
     for key in ("embed_dim", "ffn_embed_dim"):
         if f"encoder_{key}" in options:
             options.setdefault(f"decoder_{key}", options[f"encoder_{key}"])
-    if "relu_dropout" in options:  # the old name
-        options.setdefault("activation_dropout", options["relu_dropout"])
 
 
 def _fill_in_language_model(options: dict[str, Any]) -> None:
@@ -352,5 +352,3 @@ def _fill_in_language_model(options: dict[str, Any]) -> None:
         options["no_decoder_final_norm"] = not options["decoder_final_norm"]
     if options.get("max_target_positions") is None and options.get("tokens_per_sample") is not None:
         options["max_target_positions"] = options["tokens_per_sample"]
-    if "relu_dropout" in options:  # the old name
-        options.setdefault("activation_dropout", options["relu_dropout"])

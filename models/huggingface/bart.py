@@ -73,10 +73,7 @@ class BartArchitecture(Architecture):
             "activation_fn": activation_of(config, default.get("activation_function", "gelu")),
             "no_scale_embedding": not config.boolean("scale_embedding", default.get("scale_embedding", False)),
             "output_bias": kind.has_bias,
-            **{key: config.number(key, default.get(key, value)) for key, value in PROBABILITIES},
-            **{
-                f"{side}_layerdrop": config.number(f"{side}_layerdrop", default.get("layerdrop", 0.0)) for side in SIDES
-            },
+            **{key: config.number(key, default.get(key, value)) for key, value in PROBABILITIES.items()},
             **_sharing(shared, tied),
         }
         cfg: TransformerConfig = model_config(values, config.path)
@@ -154,8 +151,7 @@ class BartArchitecture(Architecture):
             "max_position_embeddings": cfg.max_source_positions,
             "activation_function": activation_name(cfg.activation_fn),
             "scale_embedding": not cfg.no_scale_embedding,
-            **{key: getattr(cfg, key) for key, _ in PROBABILITIES},
-            **{f"{side}_layerdrop": getattr(cfg, f"{side}_layerdrop") for side in SIDES},
+            **{key: getattr(cfg, key) for key in PROBABILITIES},
             "tie_word_embeddings": tied and (shared or name == "marian"),
             **own,
             "use_cache": True,

@@ -104,7 +104,7 @@ KINDS = {
             "activation_function": "relu",
             "scale_embedding": True,
             "attention_dropout": 0.1,
-            "layerdrop": 0.05,
+            **{f"{side}_layerdrop": 0.05 for side in SIDES},
         },
     ),
 }
@@ -119,7 +119,8 @@ SIZES = (
 )
 """The name in ``config.json``, ours, and the default."""
 
-PROBABILITIES = (("dropout", 0.1), ("attention_dropout", 0.0), ("activation_dropout", 0.0))
+PROBABILITIES = {"dropout": 0.1, "attention_dropout": 0.0, "activation_dropout": 0.0}
+PROBABILITIES |= {f"{side}_layerdrop": 0.0 for side in SIDES}
 
 OFF = ("is_decoder", "add_cross_attention", "tie_encoder_decoder", "pruned_heads")
 """Keys that change the computation and are not supported."""

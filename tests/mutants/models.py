@@ -86,8 +86,8 @@ FAULTS = [
         ("tests/models/test_t5.py::test_logits_and_encoder_are_the_originals",),
     ),
     Fault(
-        "models/t5/model.py",
-        "return lambda features: columns(self._scaled(features))",
+        "seqgen/decoder.py",
+        "return lambda features: columns(self.projected_features(features))",
         "return columns",
         "with a shortlist, outputs are not scaled",
         ("tests/generation/test_shortlist.py::test_columns_of_an_output_layer",),
