@@ -214,9 +214,15 @@ def corpus_scores(names: Sequence[str], texts: Texts) -> dict[str, TextScore]:
 
 
 def _register_sacrebleu(
-    name: str, help: str, make: Callable[[Texts], Any], settings: Sequence[str] = (), lower_is_better: bool = False
+    name: str, help: str, kind: str, settings: Sequence[str] = (), lower_is_better: bool = False, **options: Any
 ) -> None:
-    """Register a metric of sacreBLEU; ``make`` gets the texts, whose references are cached by the metric."""
+    """Register a metric of sacreBLEU: its class ``kind``, with some fields of ``Texts`` and options."""
+
+    def make(texts: Texts) -> Any:
+        from sacrebleu import metrics  # slow to import; not needed for --help
+
+        chosen = {key: getattr(texts, key) for key in settings}
+        return getattr(metrics, kind)(**chosen, **options, references=texts.every_reference)
 
     def score(texts: Texts) -> TextScore:
         metric = make(texts)
@@ -225,27 +231,8 @@ def _register_sacrebleu(
     CORPUS_METRICS[name] = CorpusMetric(score, help, lower_is_better, settings=settings, sacrebleu=make)
 
 
-def _bleu(texts: Texts) -> Any:
-    from sacrebleu.metrics import BLEU  # slow to import
-
-    return BLEU(lowercase=texts.lowercase, tokenize=texts.tokenize, references=texts.every_reference)
-
-
-def _chrf(texts: Texts, word_order: int = 0) -> Any:
-    from sacrebleu.metrics import CHRF  # slow to import
-
-    return CHRF(word_order=word_order, lowercase=texts.lowercase, references=texts.every_reference)
-
-
-def _ter(texts: Texts) -> Any:
-    """TER ignores case, as in the original tool and in sacreBLEU."""
-    from sacrebleu.metrics import TER  # slow to import
-
-    return TER(references=texts.every_reference)
-
-
-_register_sacrebleu("bleu", "BLEU (Papineni et al. 2002), by sacreBLEU", _bleu, ("lowercase", "tokenize"))
-_register_sacrebleu("chrf", "chrF (Popović 2015), by sacreBLEU", _chrf, ("lowercase",))
+_register_sacrebleu("bleu", "BLEU (Papineni et al. 2002), by sacreBLEU", "BLEU", ("lowercase", "tokenize"))
+_register_sacrebleu("chrf", "chrF (Popović 2015), by sacreBLEU", "CHRF", ("lowercase",))
 
 
 def _mean(values: Sequence[float], signature: str = "") -> TextScore:
@@ -259,46 +246,29 @@ def exact_match(texts: Texts) -> TextScore:
     return _mean([100.0 * (output.strip() in {text.strip() for text in wanted}) for output, wanted in pairs])
 
 
-_register_sacrebleu(
-    "chrf++",
-    "chrF++: chrF with words and pairs of words (Popović 2017), by sacreBLEU",
-    partial(_chrf, word_order=2),
-    ("lowercase",),
-)
-_register_sacrebleu(
-    "ter", "TER, the translation edit rate (Snover et al. 2006), by sacreBLEU", _ter, lower_is_better=True
-)
+_CHRF_WORDS = "chrF++: chrF with words and pairs of words (Popović 2017), by sacreBLEU"
+_TER = "TER, the translation edit rate (Snover et al. 2006), by sacreBLEU"
+_register_sacrebleu("chrf++", _CHRF_WORDS, "CHRF", ("lowercase",), word_order=2)
+_register_sacrebleu("ter", _TER, "TER", lower_is_better=True)  # it ignores case, as the original tool does
 
 
-@dataclass(frozen=True)
-class Rouge:
-    """ROUGE (Lin 2004): the mean of the sentences' F-measures, in percent; with several references, the highest one.
-
-    Attributes:
-        variant: ``rouge1``, ``rouge2`` or ``rougeL``.
-        stemmer: whether the Porter stemmer is used, for English.
-    """
-
-    variant: str
-    stemmer: bool = field(default=False)
-
-    def __call__(self, texts: Texts) -> TextScore:
-        """Score a text."""
-        try:
-            from rouge_score.rouge_scorer import RougeScorer
-        except ImportError:
-            raise ConfigError(f"metric {self.variant} needs a package: pip install rouge-score") from None
-        scorer = RougeScorer([self.variant], use_stemmer=self.stemmer)
-        pairs = zip(texts.references_of_sentences(), texts.hypotheses, strict=True)
-        values = [
-            100 * max(scorer.score(reference, output)[self.variant].fmeasure for reference in wanted)
-            for wanted, output in pairs
-        ]
-        return _mean(values, f"rouge-score|stemmer:{'yes' if self.stemmer else 'no'}")
+def _rouge(texts: Texts, variant: str) -> TextScore:
+    """ROUGE (Lin 2004): the mean of the sentences' F-measures, in percent; with several references, the highest one."""
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError:
+        raise ConfigError(f"metric {variant} needs a package: pip install rouge-score") from None
+    scorer = RougeScorer([variant])
+    pairs = zip(texts.references_of_sentences(), texts.hypotheses, strict=True)
+    values = [
+        100 * max(scorer.score(reference, output)[variant].fmeasure for reference in wanted) for wanted, output in pairs
+    ]
+    return _mean(values, "rouge-score|stemmer:no")
 
 
 for _name in ("rouge1", "rouge2", "rougeL"):
-    register_metric(_name, f"ROUGE-{_name[5:]} (Lin 2004), by Google's rouge-score", settings=())(Rouge(_name))
+    _help = f"ROUGE-{_name[5:]} (Lin 2004), by Google's rouge-score"
+    register_metric(_name, _help, settings=())(partial(_rouge, variant=_name))
 
 
 @register_metric(

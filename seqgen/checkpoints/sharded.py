@@ -155,8 +155,7 @@ def _fill(checkpoint: Path, tensors: dict[str, Tensor]) -> None:
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that there is one process
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # that there is one process
             dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(checkpoint)), no_dist=True)
     except (dcp.CheckpointException, Exception) as error:  # the former is no Exception
         raise _unreadable(checkpoint, error) from None

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import _compat_pickle
 import itertools
+import mmap
 import pickle
 import re
 import warnings
@@ -26,7 +27,7 @@ import zipfile
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -96,15 +97,16 @@ class _DryRun(_Unpickler):  # type: ignore[misc]
 
     Args:
         path: the file.
-        content: the pickles.
+        content: the pickles, mapped into memory or in an archive: a buffered file allocates as many bytes as a text in
+            it claims to have.
         packages: see ``read_torch_file``.
 
     Attributes:
         names: full names of what the pickles would import and PyTorch's own reader does not check.
     """
 
-    def __init__(self, path: Path, content: IO[bytes], packages: Sequence[str]):
-        super().__init__(_Bounded(content, path.stat().st_size))
+    def __init__(self, path: Path, content: Any, packages: Sequence[str]):
+        super().__init__(content)
         self.path, self.packages = path, packages
         self.dispatch = _Instructions(self.dispatch, path)  # type: ignore[misc]
         self.names: set[str] = set()
@@ -170,20 +172,6 @@ class _DryRun(_Unpickler):  # type: ignore[misc]
     dispatch[pickle.NEWOBJ[0]] = _Unpickler.load_reduce
 
 
-class _Bounded:
-    """A file that refuses to read more than its size: a text in a pickle can claim to have four gigabytes."""
-
-    def __init__(self, file: IO[bytes], size: int):
-        self.file, self.size = file, size
-        self.readline = file.readline
-
-    def read(self, count: int) -> bytes:
-        """The next bytes."""
-        if count > self.size:
-            raise EOFError(f"{count} bytes are to be read of {self.size}")
-        return self.file.read(count)
-
-
 # What a pickle may name besides tensors: classes of values that hold data and no more ...
 _BUILTINS = (
     *("bool", "bytearray", "bytes", "complex", "dict", "float", "frozenset", "int", "list", "object", "range", "set"),
@@ -241,8 +229,8 @@ def read_torch_file(path: Path, packages: Sequence[str] = ()) -> Any:
     """
     try:
         allowed = [(_stand_in(name), name) for name in _names(path, packages)]
-        with torch.serialization.safe_globals([Namespace, *allowed]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on pickle protocols that PyTorch itself does not write
+        # PyTorch warns of pickle protocols that it does not write itself
+        with torch.serialization.safe_globals([Namespace, *allowed]), warnings.catch_warnings(action="ignore"):
             content = torch.load(path, map_location="cpu", weights_only=True)
         _check_tensors(content, path)
         return content
@@ -318,11 +306,11 @@ def _names(path: Path, packages: Sequence[str]) -> set[str]:
     """The full names of what the pickles of a file would import; see ``_DryRun``."""
     with open_regular(path) as file:
         if file.read(2) != b"PK":
-            file.seek(0)
-            run = _DryRun(path, file, packages)
-            for _ in range(_LEGACY_PICKLES):
-                run.follow()
-            return run.names
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+                run = _DryRun(path, mapped, packages)
+                for _ in range(_LEGACY_PICKLES):
+                    run.follow()
+                return run.names
         with zipfile.ZipFile(file) as archive:
             _check_archive(archive, path)
             entries = [name for name in archive.namelist() if name.split("/")[-1].lower() == "data.pkl"]

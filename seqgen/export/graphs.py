@@ -355,8 +355,7 @@ def _export(graph: nn.Module, dims: Mapping[str, Any], *inputs: NamedTensor | li
 
     shapes = convert(lambda tensor: {i: dims[n] for i, n in enumerate(tensor.shape) if isinstance(n, str)})
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what the tracer warns about is an error later, or harmless
+        with warnings.catch_warnings(action="ignore"):  # what the tracer warns about is an error later, or harmless
             return export(graph, convert(_example), dynamic_shapes=shapes, strict=False)
     except Exception as error:  # its class depends on what in the model cannot be exported
         reason = str(error).strip().partition("\n")[0][:200]
