@@ -18,6 +18,8 @@ from seqgen.errors import CheckpointError, ConfigError, DataError, shown
 from seqgen.models.huggingface.architecture import (
     HEAD,
     Architecture,
+    JSONConfig,
+    ModelSize,
     activation_name,
     activation_of,
     first_decoder_input,
@@ -34,7 +36,6 @@ from seqgen.models.huggingface.bart_kinds import (
     Kind,
     described_structure,
 )
-from seqgen.models.huggingface.config import JSONConfig, ModelSize
 from seqgen.models.huggingface.weights import Layout, Piece, stacked, weights_of, with_bias
 from seqgen.models.transformer import TransformerConfig, TransformerModel
 

@@ -18,9 +18,7 @@ from seqgen.errors import CheckpointError, ConfigError, shown
 from seqgen.generation.component import IDS, Resources
 from seqgen.generation.model_settings import TOOLKIT_LENGTH
 from seqgen.generation.rules import HUGGINGFACE
-from seqgen.models.huggingface.config import LARGEST, JSONConfig
-
-FILE = "generation_config.json"
+from seqgen.models.huggingface.architecture import GENERATION_FILE, LARGEST, JSONConfig
 
 # Their name, ours, and their default, whose type is that of the value.
 _ALWAYS: tuple[tuple[str, str, Any], ...] = (
@@ -90,8 +88,8 @@ def read_generation(
     Raises:
         CheckpointError: a value is of the wrong type, or an id is outside the vocabulary.
     """
-    has_file = (folder / FILE).is_file()
-    config = JSONConfig.read(folder / (FILE if has_file else "config.json"))
+    has_file = (folder / GENERATION_FILE).is_file()
+    config = JSONConfig.read(folder / (GENERATION_FILE if has_file else "config.json"))
     if not has_file:
         config = JSONConfig(config.path, {**(defaults or {}), **config.values})
     reader = _Reader(config, tokenizer, decoder_only)
@@ -214,7 +212,9 @@ class _Reader:
         eos = self.tokenizer.dictionary.eos()
         ids = self._ids("eos_token_id")
         # Without this key in the file, version 4 of transformers has no end-of-sentence, version 5 that of config.json.
-        missing = self.config.path.name == FILE and not self.config.string("transformers_version").startswith("5.")
+        missing = self.config.path.name == GENERATION_FILE and not self.config.string(
+            "transformers_version"
+        ).startswith("5.")
         if eos not in ids and (ids or missing):
             self.note(
                 f"eos_token_id is {ids or 'missing'}; in seqgen, outputs also end at the tokenizer's end-of-sentence, "

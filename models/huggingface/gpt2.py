@@ -11,12 +11,13 @@ from seqgen.errors import ConfigError
 from seqgen.models.huggingface.architecture import (
     HEAD,
     Architecture,
+    JSONConfig,
+    ModelSize,
     activation_name,
     activation_of,
     model_config,
     refuse,
 )
-from seqgen.models.huggingface.config import JSONConfig, ModelSize
 from seqgen.models.huggingface.weights import Layout, Piece, with_bias
 from seqgen.models.transformer_lm import TransformerLanguageModel, TransformerLMConfig
 

@@ -12,8 +12,15 @@ from torch import Tensor, nn
 from seqgen.checkpoints.loading import DecodingTask
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, shown
-from seqgen.models.huggingface.architecture import HEAD, Architecture, first_decoder_input, model_config, refuse
-from seqgen.models.huggingface.config import JSONConfig, ModelSize
+from seqgen.models.huggingface.architecture import (
+    HEAD,
+    Architecture,
+    JSONConfig,
+    ModelSize,
+    first_decoder_input,
+    model_config,
+    refuse,
+)
 from seqgen.models.huggingface.weights import Layout, Piece, stacked, weights_of
 from seqgen.models.t5.layers import T5Config
 from seqgen.models.t5.model import T5Model
