@@ -79,10 +79,7 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
     generation, notes = read_generation(
         path, task.target_tokenizer, architecture.decoder_only, architecture.generation_defaults(config)
     )
-    saved, version = (
-        config.string("dtype", config.string("torch_dtype", "float32")),
-        config.value("transformers_version"),
-    )
+    saved, is_of_5 = config.string("dtype", config.string("torch_dtype", "float32")), config.written_by(5)
     notes += _notes(config, architecture, reading)
     if placement.dtype is None and saved not in _DTYPES:
         notes.append(
@@ -97,7 +94,7 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
     untied = fill(model, architecture.layout(cfg), path, placement.device)
     if untied:
         architecture.untie(model, untied)
-    if HEAD in untied and not str(version).startswith("5."):  # which writes all folders so
+    if HEAD in untied and not is_of_5:  # version 5 writes all folders as tied
         notes.append(
             f"{path}: its config.json sets tie_word_embeddings, but {HEAD} differs from the embedding "
             "and is used as the output projection"

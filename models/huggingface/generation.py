@@ -212,9 +212,7 @@ class _Reader:
         eos = self.tokenizer.dictionary.eos()
         ids = self._ids("eos_token_id")
         # Without this key in the file, version 4 of transformers has no end-of-sentence, version 5 that of config.json.
-        missing = self.config.path.name == GENERATION_FILE and not self.config.string(
-            "transformers_version"
-        ).startswith("5.")
+        missing = self.config.path.name == GENERATION_FILE and not self.config.written_by(5)
         if eos not in ids and (ids or missing):
             self.note(
                 f"eos_token_id is {ids or 'missing'}; in seqgen, outputs also end at the tokenizer's end-of-sentence, "

@@ -189,7 +189,7 @@ def _scales(config: JSONConfig, kind: str) -> bool | None:
     T5, and never scales an mT5. Version 4 scales an mT5 with a tied embedding.
     """
     if kind == "mt5":
-        return None if config.string("transformers_version").startswith("4.") else False
+        return None if config.written_by(4) else False
     given = kind == "t5" and config.value("scale_decoder_outputs") is not None
     return config.boolean("scale_decoder_outputs", True) if given else None
 

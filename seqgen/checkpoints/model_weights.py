@@ -24,7 +24,7 @@ from seqgen.checkpoints.sharded import is_sharded
 from seqgen.errors import CheckpointError, UserError, listing
 from seqgen.modules.cached_weight import CachedWeight
 from seqgen.modules.inspection import memory_footprint
-from seqgen.structures import map_tensors
+from seqgen.structures import tensors_in
 from seqgen.system.mapped_weights import MappedFile, give_back
 from seqgen.system.switches import MAPPED_WEIGHTS
 
@@ -233,13 +233,7 @@ def can_materialize(model: nn.Module) -> bool:
 
 
 def _has_unsaved_values(module: nn.Module) -> bool:
-    found: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    map_tensors({name: value for name, value in vars(module).items() if name not in _REGISTERED}, note)
+    found = tensors_in({name: value for name, value in vars(module).items() if name not in _REGISTERED})
     if not hasattr(module, "reset_buffers"):
         found += [module._buffers[name] for name in module._non_persistent_buffers_set]  # type: ignore[misc]
     return any(tensor is not None and tensor.is_meta for tensor in found)
