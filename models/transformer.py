@@ -83,13 +83,22 @@ class TransformerConfig:
     )
     decoder_start_token_id: int = option(-1, "id of the first decoder input; -1 for end-of-sentence", minimum=-1)
 
-    def layer_options(self, side: str) -> TransformerLayerOptions:
-        """The options of the layers of the ``encoder`` or the ``decoder``."""
-        own = ("embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before")
-        shared = ("dropout", "attention_dropout", "activation_dropout", "activation_fn")
-        return TransformerLayerOptions(
-            **{name: getattr(self, f"{side}_{name}") for name in own}, **{name: getattr(self, name) for name in shared}
-        )
+
+def layer_options(cfg: Any, side: str, **further: Any) -> TransformerLayerOptions:
+    """The options of the layers of the encoder or the decoder.
+
+    Args:
+        cfg: the configuration.
+        side: ``encoder`` or ``decoder``.
+        further: options that the configuration does not have.
+    """
+    own = ("embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before")
+    shared = ("dropout", "attention_dropout", "activation_dropout", "activation_fn")
+    return TransformerLayerOptions(
+        **{name: getattr(cfg, f"{side}_{name}") for name in own},
+        **{name: getattr(cfg, name) for name in shared},
+        **further,
+    )
 
 
 class TransformerEncoder(Encoder):
@@ -108,7 +117,7 @@ class TransformerEncoder(Encoder):
         self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(dim)
         self.layernorm_embedding = nn.LayerNorm(dim) if cfg.layernorm_embedding else nn.Identity()
         self.dropout = Dropout(cfg.dropout)
-        options = cfg.layer_options("encoder")
+        options = layer_options(cfg, "encoder")
         self.layers = LayerDropList(
             cfg.encoder_layerdrop, [TransformerEncoderLayer(options) for _ in range(cfg.encoder_layers)]
         )
@@ -168,7 +177,7 @@ class TransformerDecoder(ProjectedOutput, IncrementalDecoder):
         self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(dim)
         self.layernorm_embedding = nn.LayerNorm(dim) if cfg.layernorm_embedding else nn.Identity()
         self.dropout = Dropout(cfg.dropout)
-        options = cfg.layer_options("decoder")
+        options = layer_options(cfg, "decoder")
         self.layers = LayerDropList(
             cfg.decoder_layerdrop, [TransformerDecoderLayer(options, encoder_dim) for _ in range(cfg.decoder_layers)]
         )
@@ -252,17 +261,9 @@ def _positions(cfg: TransformerConfig, side: str, embed_tokens: nn.Embedding) ->
 
 def _sized(dim: int, ffn_dim: int, heads: int, layers: int, **values: Any) -> TransformerConfig:
     """A configuration with an encoder and a decoder of the same size."""
-    return TransformerConfig(
-        encoder_embed_dim=dim,
-        encoder_ffn_embed_dim=ffn_dim,
-        encoder_attention_heads=heads,
-        encoder_layers=layers,
-        decoder_embed_dim=dim,
-        decoder_ffn_embed_dim=ffn_dim,
-        decoder_attention_heads=heads,
-        decoder_layers=layers,
-        **values,
-    )
+    sizes = {"embed_dim": dim, "ffn_embed_dim": ffn_dim, "attention_heads": heads, "layers": layers}
+    values |= {f"{side}_{key}": size for side in ("encoder", "decoder") for key, size in sizes.items()}
+    return TransformerConfig(**values)
 
 
 @register_model(

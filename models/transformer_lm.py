@@ -14,7 +14,7 @@ from seqgen.decoder import ProjectedOutput
 from seqgen.incremental_state import StateDict
 from seqgen.language_model import LanguageModel, LanguageModelDecoder
 from seqgen.model import Vocabularies
-from seqgen.models.transformer import check_layers
+from seqgen.models.transformer import check_layers, layer_options
 from seqgen.modules.dropout import Dropout, LayerDropList
 from seqgen.modules.linear import Linear
 from seqgen.modules.masks import QueryPositions
@@ -67,15 +67,9 @@ class TransformerLMConfig:
         """The options of one layer, counted from 0."""
         head_dim = self.decoder_embed_dim // self.decoder_attention_heads
         scale = head_dim**-0.5 if self.scale_attn_weights else 1.0
-        return TransformerLayerOptions(
-            embed_dim=self.decoder_embed_dim,
-            ffn_embed_dim=self.decoder_ffn_embed_dim,
-            attention_heads=self.decoder_attention_heads,
-            dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
-            activation_dropout=self.activation_dropout,
-            activation_fn=self.activation_fn,
-            normalize_before=self.decoder_normalize_before,
+        return layer_options(
+            self,
+            "decoder",
             layer_norm_epsilon=self.layer_norm_epsilon,
             attention_scale=scale / (index + 1) if self.scale_attn_by_inverse_layer_idx else scale,
         )

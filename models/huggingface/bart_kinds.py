@@ -19,9 +19,9 @@ class Kind:
         norms_embeddings: whether layer normalization is applied to embeddings.
         positions: ``learned``, or the name of the table of sinusoids.
         position_offset: number of the first position; ``None`` for ``pad_token_id + 1``.
-        has_bias: whether the output projection has a bias.
         ids: the special ids of a model whose ``config.json`` lacks them; -1 for none.
         defaults: other values of such a model, where they differ from those of BART.
+        has_bias: whether the output projection has a bias.
     """
 
     class_name: str
@@ -29,9 +29,9 @@ class Kind:
     norms_embeddings: bool
     positions: str
     position_offset: int | None
-    has_bias: bool
     ids: Mapping[str, int]
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    has_bias: bool = True
 
     def options(self, pad: int) -> dict[str, Any]:
         """The values of the model's configuration that all models of this type have.
@@ -53,42 +53,29 @@ def _ids(pad: int, eos: int, bos: int, start: int, forced_eos: int) -> dict[str,
     return dict(zip(names, (pad, eos, bos, start, forced_eos), strict=True))
 
 
+_LEARNED: dict[str, Any] = {"positions": "learned", "position_offset": 2}
+_PAPER: dict[str, Any] = {"positions": "paper", "position_offset": 0}
+_M2M_100: dict[str, Any] = {
+    **{"vocab_size": 128112, "activation_function": "relu", "scale_embedding": True, "attention_dropout": 0.1},
+    **{f"{side}_layerdrop": 0.05 for side in SIDES},
+}
+
 KINDS = {
     "bart": Kind(
-        "BartForConditionalGeneration",
-        pre_norm=False,
-        norms_embeddings=True,
-        positions="learned",
-        position_offset=2,
-        has_bias=True,
-        ids=_ids(pad=1, eos=2, bos=0, start=2, forced_eos=2),
+        "BartForConditionalGeneration", pre_norm=False, norms_embeddings=True, **_LEARNED, ids=_ids(1, 2, 0, 2, 2)
     ),
     "mbart": Kind(
-        "MBartForConditionalGeneration",
-        pre_norm=True,
-        norms_embeddings=True,
-        positions="learned",
-        position_offset=2,
-        has_bias=True,
-        ids=_ids(pad=1, eos=2, bos=0, start=-1, forced_eos=2),
+        "MBartForConditionalGeneration", pre_norm=True, norms_embeddings=True, **_LEARNED, ids=_ids(1, 2, 0, -1, 2)
     ),
     "pegasus": Kind(
-        "PegasusForConditionalGeneration",
-        pre_norm=True,
-        norms_embeddings=False,
-        positions="paper",
-        position_offset=0,
-        has_bias=True,
-        ids=_ids(pad=0, eos=1, bos=-1, start=0, forced_eos=1),
+        "PegasusForConditionalGeneration", pre_norm=True, norms_embeddings=False, **_PAPER, ids=_ids(0, 1, -1, 0, 1)
     ),
     "marian": Kind(
         "MarianMTModel",
         pre_norm=False,
         norms_embeddings=False,
-        positions="paper",
-        position_offset=0,
-        has_bias=True,
-        ids=_ids(pad=58100, eos=0, bos=-1, start=58100, forced_eos=0),
+        **_PAPER,
+        ids=_ids(58100, 0, -1, 58100, 0),
         defaults={"vocab_size": 58101},
     ),
     "m2m_100": Kind(
@@ -97,15 +84,9 @@ KINDS = {
         norms_embeddings=False,
         positions="fairseq",
         position_offset=None,
+        ids=_ids(1, 2, 0, 2, -1),
+        defaults=_M2M_100,
         has_bias=False,
-        ids=_ids(pad=1, eos=2, bos=0, start=2, forced_eos=-1),
-        defaults={
-            "vocab_size": 128112,
-            "activation_function": "relu",
-            "scale_embedding": True,
-            "attention_dropout": 0.1,
-            **{f"{side}_layerdrop": 0.05 for side in SIDES},
-        },
     ),
 }
 """The supported values of ``model_type``."""
