@@ -109,6 +109,12 @@ class JSONConfig:
             raise self.wrong(name, value, "a text")
         return value
 
+    def like(self, name: str, default: Any) -> Any:
+        """A value of the type of its default: true or false, a whole number, or a number."""
+        if isinstance(default, bool):
+            return self.boolean(name, default)
+        return self.integer(name, default) if isinstance(default, int) else self.number(name, default)
+
     def value(self, name: str, default: Any = None) -> Any:
         """A value of any type."""
         self.asked.add(name)

@@ -122,12 +122,7 @@ class _Reader:
 
     def plain(self, table: Sequence[tuple[str, str, Any]]) -> dict[str, Any]:
         """Values that differ only in their names."""
-        return {ours: self._typed(theirs, default) for theirs, ours, default in table}
-
-    def _typed(self, name: str, default: Any) -> Any:
-        if isinstance(default, bool):
-            return self.config.boolean(name, default)
-        return self.config.integer(name, default) if isinstance(default, int) else self.config.number(name, default)
+        return {ours: self.config.like(theirs, default) for theirs, ours, default in table}
 
     def lengths(self) -> dict[str, Any]:
         """Limits of the length; in the file, those without ``new_tokens`` in their names count the start token."""

@@ -32,6 +32,17 @@ _SIZES = (
 )
 """GPT-2's name, the general name, which transformers prefers if a file has both, ours, and the default."""
 
+_VALUES: tuple[tuple[str, str, Any], ...] = (
+    ("resid_pdrop", "dropout", 0.1),
+    ("embd_pdrop", "embedding_dropout", 0.1),
+    ("attn_pdrop", "attention_dropout", 0.1),
+    ("layer_norm_epsilon", "layer_norm_epsilon", 1e-5),
+    ("scale_attn_weights", "scale_attn_weights", True),
+    ("scale_attn_by_inverse_layer_idx", "scale_attn_by_inverse_layer_idx", False),
+    ("tie_word_embeddings", "share_decoder_input_output_embed", True),
+)
+"""GPT-2's name, ours, and the default, whose type is that of the value."""
+
 _FIXED: dict[str, Any] = {
     "decoder_normalize_before": True,
     "no_decoder_final_norm": False,
@@ -72,13 +83,7 @@ class GPT2Architecture(Architecture):
         values |= {
             "decoder_ffn_embed_dim": config.integer("n_inner", 4 * width, minimum=1),
             "activation_fn": activation_of(config, "gelu_new"),
-            "dropout": config.number("resid_pdrop", 0.1),
-            "embedding_dropout": config.number("embd_pdrop", 0.1),
-            "attention_dropout": config.number("attn_pdrop", 0.1),
-            "layer_norm_epsilon": config.number("layer_norm_epsilon", 1e-5),
-            "scale_attn_weights": config.boolean("scale_attn_weights", True),
-            "scale_attn_by_inverse_layer_idx": config.boolean("scale_attn_by_inverse_layer_idx", False),
-            "share_decoder_input_output_embed": config.boolean("tie_word_embeddings", True),
+            **{ours: config.like(name, default) for name, ours, default in _VALUES},
         }
         cfg: TransformerLMConfig = model_config(values, config.path)
         return cfg
@@ -109,13 +114,8 @@ class GPT2Architecture(Architecture):
             **{name: getattr(cfg, ours) for name, _, ours, _ in _SIZES},
             "n_inner": cfg.decoder_ffn_embed_dim,
             "activation_function": activation_name(cfg.activation_fn),
-            "resid_pdrop": cfg.dropout,
+            **{name: getattr(cfg, ours) for name, ours, _ in _VALUES},
             "embd_pdrop": cfg.dropout if cfg.embedding_dropout is None else cfg.embedding_dropout,
-            "attn_pdrop": cfg.attention_dropout,
-            "layer_norm_epsilon": cfg.layer_norm_epsilon,
-            "scale_attn_weights": cfg.scale_attn_weights,
-            "scale_attn_by_inverse_layer_idx": cfg.scale_attn_by_inverse_layer_idx,
-            "tie_word_embeddings": cfg.share_decoder_input_output_embed,
             "use_cache": True,
         }
 

@@ -39,11 +39,13 @@ _ACTIVATIONS |= {"gelu_fast": "gelu_new", "gelu_accurate": "gelu_new", "gelu_pyt
 _ACTIVATIONS |= {"silu": "silu", "swish": "silu"}
 _GATED = {"relu": "gated-relu", "gelu_new": "gated-gelu", "silu": "gated-silu"}
 
-_SAME = """
-    vocab_size d_model d_kv d_ff num_layers num_heads relative_attention_num_buckets relative_attention_max_distance
-    feed_forward_proj dropout_rate layer_norm_epsilon
-    """.split()  # noqa: SIM905
-"""Keys that are written as they are."""
+_VALUES: dict[str, Any] = {
+    **{"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128},
+    **{"dropout_rate": 0.1, "layer_norm_epsilon": 1e-6},
+}
+"""Defaults of keys that have the same name here, and one default for all model types."""
+
+_SIZES = ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads")
 
 _OFF = ("tie_encoder_decoder", "pruned_heads")
 """Keys that change the computation and are not supported."""
@@ -81,14 +83,11 @@ class T5Architecture(Architecture):
             "num_layers": config.integer("num_hidden_layers", layers),
             "num_decoder_layers": config.integer("num_decoder_layers", layers, minimum=1),
             "num_heads": config.integer("num_attention_heads", config.integer("num_heads", defaults["num_heads"])),
-            "relative_attention_num_buckets": config.integer("relative_attention_num_buckets", 32),
-            "relative_attention_max_distance": config.integer("relative_attention_max_distance", 128),
+            **{name: config.like(name, default) for name, default in _VALUES.items()},
             "per_layer_bias": kind == "umt5",
             "feed_forward_proj": _feed_forward(config, defaults["feed_forward_proj"]),
             "tie_word_embeddings": config.boolean("tie_word_embeddings", _TIED[kind]),
             "scale_decoder_outputs": _scales(config, kind),
-            "dropout_rate": config.number("dropout_rate", 0.1),
-            "layer_norm_epsilon": config.number("layer_norm_epsilon", 1e-6),
             "decoder_start_token_id": config.integer("decoder_start_token_id", _STARTS[kind], minimum=-1),
         }
         cfg: T5Config = model_config(values, config.path)
@@ -124,7 +123,7 @@ class T5Architecture(Architecture):
             "architectures": [f"{kind.upper()}ForConditionalGeneration"],
             "model_type": kind,
             "is_encoder_decoder": True,
-            **{name: getattr(cfg, name) for name in _SAME},
+            **{name: getattr(cfg, name) for name in (*_SIZES, *_VALUES, "feed_forward_proj")},
             "num_decoder_layers": cfg.decoder_layers,
             "tie_word_embeddings": cfg.scales_outputs if cfg.per_layer_bias else _is_plain_tie(cfg),
             "dense_act_fn": "gelu_new" if cfg.feed_forward_proj == "gated-gelu" else activation,
