@@ -186,6 +186,19 @@ def write_checksums(folder: Path, known: Mapping[str, str] | None = None) -> Non
     sync(folder)
 
 
+def recorded_checksums(folder: Path) -> dict[str, str]:
+    """The checksums in the ``SHA256SUMS`` of a folder, by the file's name.
+
+    Raises:
+        CheckpointError: the file is missing or unreadable.
+    """
+    try:
+        lines = read_bytes(folder / CHECKSUMS).decode().splitlines()
+    except (OSError, ValueError):
+        raise CheckpointError(f"{folder}: {CHECKSUMS} is missing or unreadable; was the folder copied whole?") from None
+    return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+
+
 def verify_checksums(folder: Path, names: Sequence[str]) -> None:
     """Check that files have not changed since they were written.
 
@@ -196,11 +209,7 @@ def verify_checksums(folder: Path, names: Sequence[str]) -> None:
     Raises:
         CheckpointError: a file or the checksums are missing, or a checksum differs.
     """
-    try:
-        lines = read_bytes(folder / CHECKSUMS).decode().splitlines()
-    except (OSError, ValueError):
-        raise CheckpointError(f"{folder}: {CHECKSUMS} is missing or unreadable; was the folder copied whole?") from None
-    expected = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    expected = recorded_checksums(folder)
     for name in names:
         path = folder / name
         if not path.is_file():
