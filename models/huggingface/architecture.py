@@ -125,6 +125,55 @@ class JSONConfig:
         """Whether a version of transformers wrote the file, such as 5."""
         return str(self.value("transformers_version")).startswith(f"{version}.")
 
+    def refuse(self, keys: Collection[str], what: str) -> None:
+        """Refuse keys that change the computation and are not supported.
+
+        Args:
+            keys: the keys, which must be missing or off.
+            what: the architecture, for the message.
+
+        Raises:
+            CheckpointError: a key is set.
+        """
+        for key in keys:
+            if value := self.value(key):
+                raise CheckpointError(f"{self.path}: {key}={shown(value)} is not supported for a {what}")
+
+    def activation(self, default: str) -> str:
+        """The activation that ``activation_function`` names, as a key of ``transformer_layer.ACTIVATIONS``.
+
+        Args:
+            default: the value if the key is missing.
+
+        Raises:
+            CheckpointError: the activation is not supported.
+        """
+        name = self.string("activation_function", default)
+        if name not in ACTIVATIONS:
+            raise CheckpointError(
+                f"{self.path}: activation_function={name!r} is not supported; seqgen supports "
+                f"{', '.join(sorted(ACTIVATIONS))}"
+            )
+        return ACTIVATIONS[name]
+
+    def model(self, values: Mapping[str, Any]) -> Any:
+        """The configuration of the model with some values, which are checked.
+
+        Args:
+            values: the values, and the name of the model as ``_name``.
+
+        Raises:
+            CheckpointError: a value is out of range.
+        """
+        try:
+            cfg = from_dict(TrainConfig, {"model": dict(values)}, str(self.path)).model
+            if hasattr(cfg, "check"):
+                cfg.check()
+        except ConfigError as error:
+            message = str(error).removeprefix(f"{self.path}: ").replace("model.", "")
+            raise CheckpointError(f"{self.path}: {message}") from None
+        return cfg
+
     def wrong(self, name: str, value: Any, wanted: str) -> CheckpointError:
         """The error that a value is not of the wanted type."""
         return CheckpointError(f"{self.path}: {name} is {shown(value)}, not {wanted}")
@@ -213,6 +262,27 @@ class Architecture(ABC):
             cfg: its configuration.
         """
 
+    def first_decoder_input(self, path: Path, start: int, bos: int) -> int:
+        """The id of the first decoder input of a folder.
+
+        It comes from ``generation_config.json``, or else from ``config.json``. In each file, ``bos_token_id`` is used
+        if there is no ``decoder_start_token_id``.
+
+        Args:
+            path: the folder.
+            start: ``decoder_start_token_id`` of ``config.json``; -1 if there is none.
+            bos: ``bos_token_id`` of ``config.json``; -1 if there is none.
+
+        Returns:
+            The id; -1 if no file has one.
+        """
+        starts = [start, bos]
+        if (path / GENERATION_FILE).is_file():
+            generation = JSONConfig.read(path / GENERATION_FILE)
+            names = ("decoder_start_token_id", "bos_token_id")
+            starts = [*(generation.integer(name, -1, minimum=-1) for name in names), *starts]
+        return next((start for start in starts if start >= 0), -1)
+
     def generation_defaults(self, config: JSONConfig) -> dict[str, Any]:
         """Decoding settings that hold if a folder has no ``generation_config.json`` and its ``config.json`` lacks them.
 
@@ -264,60 +334,6 @@ class Architecture(ABC):
         model.decoder.output_projection.weight = nn.Parameter(weights[HEAD])
 
 
-def model_config(values: Mapping[str, Any], path: Path) -> Any:
-    """The configuration of a model with some values, which are checked.
-
-    Args:
-        values: the values, and the name of the model as ``_name``.
-        path: the ``config.json`` that they come from, for messages.
-
-    Raises:
-        CheckpointError: a value is out of range.
-    """
-    try:
-        cfg = from_dict(TrainConfig, {"model": dict(values)}, str(path)).model
-        if hasattr(cfg, "check"):
-            cfg.check()
-    except ConfigError as error:
-        raise CheckpointError(f"{path}: {str(error).removeprefix(f'{path}: ').replace('model.', '')}") from None
-    return cfg
-
-
-def refuse(config: JSONConfig, keys: Collection[str], what: str) -> None:
-    """Refuse keys that change the computation and are not supported.
-
-    Args:
-        config: the content of ``config.json``.
-        keys: the keys, which must be missing or off.
-        what: the architecture, for the message.
-
-    Raises:
-        CheckpointError: a key is set.
-    """
-    for key in keys:
-        if value := config.value(key):
-            raise CheckpointError(f"{config.path}: {key}={shown(value)} is not supported for a {what}")
-
-
-def activation_of(config: JSONConfig, default: str) -> str:
-    """The activation that ``activation_function`` names, as a key of ``transformer_layer.ACTIVATIONS``.
-
-    Args:
-        config: the content of ``config.json``.
-        default: the value if the key is missing.
-
-    Raises:
-        CheckpointError: the activation is not supported.
-    """
-    name = config.string("activation_function", default)
-    if name not in ACTIVATIONS:
-        raise CheckpointError(
-            f"{config.path}: activation_function={name!r} is not supported; seqgen supports "
-            f"{', '.join(sorted(ACTIVATIONS))}"
-        )
-    return ACTIVATIONS[name]
-
-
 def activation_name(activation: str) -> str:
     """The value of ``activation_function`` for a key of ``transformer_layer.ACTIVATIONS``.
 
@@ -326,25 +342,3 @@ def activation_name(activation: str) -> str:
     """
     names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     return names[activation.replace("gelu_fast", "gelu_accurate")]
-
-
-def first_decoder_input(path: Path, start: int, bos: int) -> int:
-    """The id of the first decoder input of a folder.
-
-    It comes from ``generation_config.json``, or else from ``config.json``. In each file, ``bos_token_id`` is used if
-    there is no ``decoder_start_token_id``.
-
-    Args:
-        path: the folder.
-        start: ``decoder_start_token_id`` of ``config.json``; -1 if there is none.
-        bos: ``bos_token_id`` of ``config.json``; -1 if there is none.
-
-    Returns:
-        The id; -1 if no file has one.
-    """
-    starts = [start, bos]
-    if (path / GENERATION_FILE).is_file():
-        generation = JSONConfig.read(path / GENERATION_FILE)
-        names = ("decoder_start_token_id", "bos_token_id")
-        starts = [*(generation.integer(name, -1, minimum=-1) for name in names), *starts]
-    return next((start for start in starts if start >= 0), -1)

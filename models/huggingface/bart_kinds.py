@@ -47,6 +47,17 @@ class Kind:
             "position_offset": pad + 1 if self.position_offset is None else self.position_offset,
         }
 
+    def described_structure(self) -> dict[str, bool]:
+        """Keys of old versions that describe what the type alone determines, with the values that are right for it."""
+        return {
+            "normalize_before": self.pre_norm,
+            "add_final_layer_norm": self.pre_norm,
+            "normalize_embedding": self.norms_embeddings,
+            "static_position_embeddings": self.positions != "learned",
+            "add_bias_logits": False,
+            "do_blenderbot_90_layernorm": False,
+        }
+
 
 def _ids(pad: int, eos: int, bos: int, start: int, forced_eos: int) -> dict[str, int]:
     names = ("pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id", "forced_eos_token_id")
@@ -114,19 +125,3 @@ NO_EFFECT = frozenset(
 )
 """Keys that do not change what transformers 4.53.3 computes, besides those of all models; the last two, unless it is a
 Marian."""
-
-
-def described_structure(kind: Kind) -> dict[str, bool]:
-    """Keys of old versions that describe what the type alone determines, with the values that are right for it.
-
-    Args:
-        kind: the type.
-    """
-    return {
-        "normalize_before": kind.pre_norm,
-        "add_final_layer_norm": kind.pre_norm,
-        "normalize_embedding": kind.norms_embeddings,
-        "static_position_embeddings": kind.positions != "learned",
-        "add_bias_logits": False,
-        "do_blenderbot_90_layernorm": False,
-    }

@@ -8,16 +8,7 @@ from typing import Any
 from seqgen.checkpoints.loading import PromptDecodingConfig, PromptDecodingTask
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError
-from seqgen.models.huggingface.architecture import (
-    HEAD,
-    Architecture,
-    JSONConfig,
-    ModelSize,
-    activation_name,
-    activation_of,
-    model_config,
-    refuse,
-)
+from seqgen.models.huggingface.architecture import HEAD, Architecture, JSONConfig, ModelSize, activation_name
 from seqgen.models.huggingface.weights import Layout, Piece, with_bias
 from seqgen.models.transformer_lm import TransformerLanguageModel, TransformerLMConfig
 
@@ -75,17 +66,17 @@ class GPT2Architecture(Architecture):
 
     def read_config(self, config: JSONConfig) -> TransformerLMConfig:
         """Turn a folder's ``config.json`` into a configuration."""
-        refuse(config, _OFF, "GPT-2")
+        config.refuse(_OFF, "GPT-2")
         values = {"_name": "transformer_lm", **_FIXED}
         for name, general, ours, default in _SIZES:
             values[ours] = config.integer(general, config.integer(name, default, minimum=1), minimum=1)
         width = values["decoder_embed_dim"]
         values |= {
             "decoder_ffn_embed_dim": config.integer("n_inner", 4 * width, minimum=1),
-            "activation_fn": activation_of(config, "gelu_new"),
+            "activation_fn": config.activation("gelu_new"),
             **{ours: config.like(name, default) for name, ours, default in _VALUES},
         }
-        cfg: TransformerLMConfig = model_config(values, config.path)
+        cfg: TransformerLMConfig = config.model(values)
         return cfg
 
     def size(self, cfg: TransformerLMConfig, config: JSONConfig) -> ModelSize:

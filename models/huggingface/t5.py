@@ -12,15 +12,7 @@ from torch import Tensor, nn
 from seqgen.checkpoints.loading import DecodingTask
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, shown
-from seqgen.models.huggingface.architecture import (
-    HEAD,
-    Architecture,
-    JSONConfig,
-    ModelSize,
-    first_decoder_input,
-    model_config,
-    refuse,
-)
+from seqgen.models.huggingface.architecture import HEAD, Architecture, JSONConfig, ModelSize
 from seqgen.models.huggingface.weights import Layout, Piece, stacked, weights_of
 from seqgen.models.t5.layers import T5Config
 from seqgen.models.t5.model import T5Model
@@ -69,7 +61,7 @@ class T5Architecture(Architecture):
         """Turn a folder's ``config.json`` into a configuration."""
         kind = config.string("model_type")
         defaults: Mapping[str, Any] = _DEFAULTS.get(kind, _DEFAULTS["mt5"])
-        refuse(config, _OFF, kind)
+        config.refuse(_OFF, kind)
         if not config.boolean("is_encoder_decoder", True):
             raise CheckpointError(f"{config.path}: a {kind} with is_encoder_decoder=false is not supported")
         # Of two names for a size, transformers prefers the general one; only the encoder has num_hidden_layers.
@@ -90,7 +82,7 @@ class T5Architecture(Architecture):
             "scale_decoder_outputs": _scales(config, kind),
             "decoder_start_token_id": config.integer("decoder_start_token_id", _STARTS[kind], minimum=-1),
         }
-        cfg: T5Config = model_config(values, config.path)
+        cfg: T5Config = config.model(values)
         return cfg
 
     def size(self, cfg: T5Config, config: JSONConfig) -> ModelSize:
@@ -100,7 +92,7 @@ class T5Architecture(Architecture):
     def make_task(self, cfg: T5Config, path: Path, tokenizer: Tokenizer) -> DecodingTask:
         """The task that decodes; the configuration gets the first decoder input."""
         bos = JSONConfig.read(path / "config.json").integer("bos_token_id", -1, minimum=-1)
-        cfg.decoder_start_token_id = first_decoder_input(path, cfg.decoder_start_token_id, bos)
+        cfg.decoder_start_token_id = self.first_decoder_input(path, cfg.decoder_start_token_id, bos)
         if cfg.decoder_start_token_id == tokenizer.dictionary.pad():
             cfg.decoder_start_token_id = -1
         return DecodingTask(None, tokenizer, tokenizer)
