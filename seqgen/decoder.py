@@ -331,11 +331,11 @@ class IncrementalDecoder(StatefulModule, Decoder):
             parents: ``(sentences, beam)`` int64, the beam of the same sentence that each new row continues.
         """
         if type(self).reorder_incremental_state is not IncrementalDecoder.reorder_incremental_state:
-            return self.reorder_incremental_state(incremental_state, rows_of_parents(parents))
+            self.reorder_incremental_state(incremental_state, rows_of_parents(parents))
+            return
         for key, module_state in list(incremental_state.items()):
             owner = _owner(key)
             incremental_state[key] = owner.reorder_state_within_beams(module_state, _moved(parents, owner))
-        return None
 
     def select_sentences(self, incremental_state: StateDict, keep: Tensor) -> None:
         """Keep the rows of some sentences and drop the others, in place.

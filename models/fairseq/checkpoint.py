@@ -24,7 +24,6 @@ from seqgen.checkpoints.loading import (
     DecodingTask,
     LoadedModel,
     Placement,
-    PromptDecodingConfig,
     PromptDecodingTask,
     register_checkpoint_loader,
 )
@@ -112,7 +111,7 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Place
         target = source
     task = DecodingTask(None, source, target)
     if isinstance(options.model, TransformerLMConfig):
-        task = PromptDecodingTask(PromptDecodingConfig(begin_with_eos=True), source, source)
+        task = PromptDecodingTask.of(source, begin_with_eos=True)
         if "decoder.layer_norm.weight" in weights:  # some versions build a pre-norm model whatever the option
             options.model.decoder_normalize_before, options.model.no_decoder_final_norm = True, False
     model = _build(task, options.model, weights, path, placement.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from seqgen.checkpoints.loading import PromptDecodingConfig, PromptDecodingTask
+from seqgen.checkpoints.loading import PromptDecodingTask
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError
 from seqgen.models.huggingface.architecture import HEAD, Architecture, JSONConfig, ModelSize, activation_name
@@ -88,9 +88,7 @@ class GPT2Architecture(Architecture):
 
     def make_task(self, cfg: TransformerLMConfig, path: Path, tokenizer: Tokenizer) -> PromptDecodingTask:
         """The task that decodes: a prompt has the ids that transformers gives it; an empty one is end-of-sentence."""
-        return PromptDecodingTask(
-            PromptDecodingConfig(getattr(tokenizer, "begins_with_eos", False)), tokenizer, tokenizer
-        )
+        return PromptDecodingTask.of(tokenizer, getattr(tokenizer, "begins_with_eos", False))
 
     def write_config(self, model: TransformerLanguageModel) -> dict[str, Any]:
         """The content of a model's ``config.json``."""

@@ -148,6 +148,11 @@ class PromptDecodingTask(DecodingTask):
 
     cfg: PromptDecodingConfig
 
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, begin_with_eos: bool) -> Self:
+        """The task of a tokenizer; see ``PromptDecodingConfig``."""
+        return cls(PromptDecodingConfig(begin_with_eos), tokenizer, tokenizer)
+
     def encode_source(self, text: str) -> Tensor:
         """Turn a prompt into ids.
 
