@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
-from seqgen.checkpoints.gathering import checkpoints_of, gather_run
 from seqgen.checkpoints.hub import PREFIX, local_path
 from seqgen.checkpoints.loading import LoadedModel, PromptDecodingConfig, checkpoint_loader_of, load_model
-from seqgen.checkpoints.run_checkpoints import Checkpoints
-from seqgen.checkpoints.run_checksums import write_run_checksums
+from seqgen.checkpoints.run_checkpoints import Checkpoints, checkpoints_of, gather_run
+from seqgen.checkpoints.run_record import write_run_checksums
 from seqgen.checkpoints.sharded import is_sharded
 from seqgen.cli.command import log, run
 from seqgen.cli.output import check_output

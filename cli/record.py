@@ -30,7 +30,7 @@ import torch
 from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.loading import CONFIG_FILE, LoadedModel, checkpoint_loader_of, run_folder, split_path
 from seqgen.checkpoints.run_checkpoints import resolve
-from seqgen.checkpoints.run_checksums import tokenizer_digests
+from seqgen.checkpoints.run_record import tokenizer_digests
 from seqgen.checkpoints.serialization import digest
 from seqgen.cli.keys import INPUTS
 from seqgen.config.values import split_argument, text_values, to_dict

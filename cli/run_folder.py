@@ -10,9 +10,15 @@ from typing import Any
 import yaml
 
 from seqgen.checkpoints.loading import CONFIG_FILE, read_run_config
-from seqgen.checkpoints.resume import check_resumable, flatten
 from seqgen.checkpoints.run_checkpoints import FOLDER
-from seqgen.checkpoints.run_checksums import verify_run, verify_task, verify_tokenizers, write_run_checksums
+from seqgen.checkpoints.run_record import (
+    check_resumable,
+    flatten,
+    verify_run,
+    verify_task,
+    verify_tokenizers,
+    write_run_checksums,
+)
 from seqgen.cli.config_file import Arguments
 from seqgen.config import TrainConfig
 from seqgen.config.compose import chosen_components

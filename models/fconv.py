@@ -85,33 +85,26 @@ class FConvEncoder(Encoder):
     """Convolutional encoder: layers of gated convolutions.
 
     Args:
+        cfg: the configuration.
         embed_tokens: embedding of the source vocabulary; its ``padding_idx`` is the id of padding.
         layers: the convolutions.
-        dropout: probability of dropping a feature.
-        max_positions: rows of the position table.
         num_attention_layers: number of decoder layers with attention; the gradient is divided by twice this number.
     """
 
     def __init__(
-        self,
-        embed_tokens: nn.Embedding,
-        layers: list[ConvolutionSpec],
-        *,
-        dropout: float,
-        max_positions: int,
-        num_attention_layers: int,
+        self, cfg: FConvConfig, embed_tokens: nn.Embedding, layers: list[ConvolutionSpec], num_attention_layers: int
     ):
         super().__init__()
         dim = embed_tokens.embedding_dim
-        self.dropout = Dropout(dropout)
+        self.dropout = Dropout(cfg.dropout)
         self.num_attention_layers = num_attention_layers
         self.embed_tokens = embed_tokens
-        self.embed_positions = _positions(max_positions, embed_tokens)
-        self.fc1 = weight_norm_linear(dim, layers[0].channels, dropout)
+        self.embed_positions = _positions(cfg.max_source_positions, embed_tokens)
+        self.fc1 = weight_norm_linear(dim, layers[0].channels, cfg.dropout)
         self.residuals = [layer.residual for layer in layers]
         self.projections = _projections(layers)
         self.convolutions = nn.ModuleList(
-            weight_norm_conv(ConvTBC(inputs, 2 * layer.channels, layer.kernel_width), dropout)
+            weight_norm_conv(ConvTBC(inputs, 2 * layer.channels, layer.kernel_width), cfg.dropout)
             for inputs, layer in zip(_input_dims(layers), layers, strict=True)
         )
         self.fc2 = weight_norm_linear(layers[-1].channels, dim)
@@ -144,13 +137,10 @@ class FConvDecoder(IncrementalDecoder):
     """Convolutional decoder: gated causal convolutions, with attention to the source in some layers.
 
     Args:
+        cfg: the configuration.
         embed_tokens: embedding of the target vocabulary.
         layers: the convolutions.
         attention: for each of them, whether it attends to the source.
-        out_embed_dim: dimension of the features before the output projection.
-        dropout: probability of dropping a feature.
-        max_positions: rows of the position table.
-        share_input_output_embed: whether the output projection is the embedding.
     """
 
     shares_encoder_output = True
@@ -159,39 +149,30 @@ class FConvDecoder(IncrementalDecoder):
     can_merge = True
 
     def __init__(
-        self,
-        embed_tokens: nn.Embedding,
-        layers: list[ConvolutionSpec],
-        attention: list[bool],
-        *,
-        out_embed_dim: int,
-        dropout: float,
-        max_positions: int,
-        share_input_output_embed: bool,
+        self, cfg: FConvConfig, embed_tokens: nn.Embedding, layers: list[ConvolutionSpec], attention: list[bool]
     ):
         super().__init__()
-        dim = embed_tokens.embedding_dim
-        self.dropout = Dropout(dropout)
-        self.num_attention_layers = sum(attention)
+        dim, out_dim = embed_tokens.embedding_dim, cfg.decoder_out_embed_dim
+        self.dropout = Dropout(cfg.dropout)
         self.embed_tokens = embed_tokens
-        self.embed_positions = _positions(max_positions, embed_tokens)
-        self.fc1 = weight_norm_linear(dim, layers[0].channels, dropout)
+        self.embed_positions = _positions(cfg.max_target_positions, embed_tokens)
+        self.fc1 = weight_norm_linear(dim, layers[0].channels, cfg.dropout)
         self.residuals = [layer.residual for layer in layers]
         self.projections = _projections(layers)
         self.convolutions = nn.ModuleList(
-            weight_norm_conv(LinearizedConvolution(inputs, 2 * layer.channels, layer.kernel_width), dropout)
+            weight_norm_conv(LinearizedConvolution(inputs, 2 * layer.channels, layer.kernel_width), cfg.dropout)
             for inputs, layer in zip(_input_dims(layers), layers, strict=True)
         )
         self.attention = nn.ModuleList(
             MultiStepAttention(layer.channels, dim) if attends else None  # type: ignore[misc]  # a ModuleList may have gaps
             for layer, attends in zip(layers, attention, strict=True)
         )
-        self.fc2 = weight_norm_linear(layers[-1].channels, out_embed_dim)
-        if share_input_output_embed:
-            self.fc3 = Linear(out_embed_dim, embed_tokens.num_embeddings)
+        self.fc2 = weight_norm_linear(layers[-1].channels, out_dim)
+        if cfg.share_input_output_embed:
+            self.fc3 = Linear(out_dim, embed_tokens.num_embeddings)
             self.fc3.weight = embed_tokens.weight
         else:
-            self.fc3 = weight_norm_linear(out_embed_dim, embed_tokens.num_embeddings, dropout)
+            self.fc3 = weight_norm_linear(out_dim, embed_tokens.num_embeddings, cfg.dropout)
 
     def extract_features(  # type: ignore[override]  # needs the output of its own encoder
         self,
@@ -336,23 +317,10 @@ class FConvModel(EncoderDecoderModel):
         decoder_layers = parse_convolutions("model.decoder_layers", cfg.decoder_layers)
         attention = parse_choices("model.decoder_attention", cfg.decoder_attention, len(decoder_layers))
         _check(cfg, attention)
-        encoder = FConvEncoder(
-            _embedding(task.source_dictionary, cfg.encoder_embed_dim),
-            encoder_layers,
-            dropout=cfg.dropout,
-            max_positions=cfg.max_source_positions,
-            num_attention_layers=sum(attention),
-        )
-        decoder = FConvDecoder(
-            _embedding(task.target_dictionary, cfg.decoder_embed_dim),
-            decoder_layers,
-            attention,
-            out_embed_dim=cfg.decoder_out_embed_dim,
-            dropout=cfg.dropout,
-            max_positions=cfg.max_target_positions,
-            share_input_output_embed=cfg.share_input_output_embed,
-        )
-        return cls(encoder, decoder)
+        source_embedding = _embedding(task.source_dictionary, cfg.encoder_embed_dim)
+        encoder = FConvEncoder(cfg, source_embedding, encoder_layers, sum(attention))
+        target_embedding = _embedding(task.target_dictionary, cfg.decoder_embed_dim)
+        return cls(encoder, FConvDecoder(cfg, target_embedding, decoder_layers, attention))
 
 
 def _embedding(dictionary: Any, dim: int) -> nn.Embedding:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from seqgen.config import option
-from seqgen.decoder import IncrementalDecoder
+from seqgen.decoder import IncrementalDecoder, ProjectedOutput
 from seqgen.encoder import Encoder
 from seqgen.errors import ConfigError
 from seqgen.incremental_state import StateDict
@@ -84,31 +83,22 @@ class TransformerConfig:
     )
     decoder_start_token_id: int = option(-1, "id of the first decoder input; -1 for end-of-sentence", minimum=-1)
 
-    def encoder_options(self) -> TransformerLayerOptions:
-        """The options of the encoder's layers."""
-        return TransformerLayerOptions(
-            embed_dim=self.encoder_embed_dim,
-            ffn_embed_dim=self.encoder_ffn_embed_dim,
-            attention_heads=self.encoder_attention_heads,
-            dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
-            activation_dropout=self.activation_dropout,
-            activation_fn=self.activation_fn,
-            normalize_before=self.encoder_normalize_before,
-        )
 
-    def decoder_options(self) -> TransformerLayerOptions:
-        """The options of the decoder's layers."""
-        return TransformerLayerOptions(
-            embed_dim=self.decoder_embed_dim,
-            ffn_embed_dim=self.decoder_ffn_embed_dim,
-            attention_heads=self.decoder_attention_heads,
-            dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
-            activation_dropout=self.activation_dropout,
-            activation_fn=self.activation_fn,
-            normalize_before=self.decoder_normalize_before,
-        )
+def layer_options(cfg: Any, side: str, **further: Any) -> TransformerLayerOptions:
+    """The options of the layers of the encoder or the decoder.
+
+    Args:
+        cfg: the configuration.
+        side: ``encoder`` or ``decoder``.
+        further: options that the configuration does not have.
+    """
+    own = ("embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before")
+    shared = ("dropout", "attention_dropout", "activation_dropout", "activation_fn")
+    return TransformerLayerOptions(
+        **{name: getattr(cfg, f"{side}_{name}") for name in own},
+        **{name: getattr(cfg, name) for name in shared},
+        **further,
+    )
 
 
 class TransformerEncoder(Encoder):
@@ -127,7 +117,7 @@ class TransformerEncoder(Encoder):
         self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(dim)
         self.layernorm_embedding = nn.LayerNorm(dim) if cfg.layernorm_embedding else nn.Identity()
         self.dropout = Dropout(cfg.dropout)
-        options = cfg.encoder_options()
+        options = layer_options(cfg, "encoder")
         self.layers = LayerDropList(
             cfg.encoder_layerdrop, [TransformerEncoderLayer(options) for _ in range(cfg.encoder_layers)]
         )
@@ -165,7 +155,7 @@ class TransformerEncoder(Encoder):
         return self.embed_positions.max_positions
 
 
-class TransformerDecoder(IncrementalDecoder):
+class TransformerDecoder(ProjectedOutput, IncrementalDecoder):
     """Transformer decoder: layers of causal self-attention and encoder-decoder attention.
 
     Args:
@@ -187,7 +177,7 @@ class TransformerDecoder(IncrementalDecoder):
         self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(dim)
         self.layernorm_embedding = nn.LayerNorm(dim) if cfg.layernorm_embedding else nn.Identity()
         self.dropout = Dropout(cfg.dropout)
-        options = cfg.decoder_options()
+        options = layer_options(cfg, "decoder")
         self.layers = LayerDropList(
             cfg.decoder_layerdrop, [TransformerDecoderLayer(options, encoder_dim) for _ in range(cfg.decoder_layers)]
         )
@@ -252,23 +242,6 @@ class TransformerDecoder(IncrementalDecoder):
         """
         return None if queries.is_plain_causal else queries.allowed
 
-    def output_layer(self, features: Tensor) -> Tensor:
-        """Project features ``(..., C)`` to logits ``(..., V)``."""
-        logits: Tensor = self.output_projection(features)
-        return logits
-
-    def output_columns(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
-        """Prepare the output layer for the tokens ``ids``; see ``Decoder.output_columns``."""
-        return self.output_projection.columns(ids)
-
-    def early_exit(self, hidden: Tensor) -> Tensor:
-        """Logits ``(..., V)`` of the output ``(..., C)`` of any layer."""
-        return self.output_layer(self.layer_norm(hidden))
-
-    def output_product(self, features: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The features and the weight of an output projection without a bias; see ``Decoder.output_product``."""
-        return None if self.output_projection.bias is not None else (features, self.output_projection.matrix())
-
     def max_positions(self) -> int:
         """The longest target, in tokens with end-of-sentence."""
         return self.embed_positions.max_positions
@@ -288,17 +261,9 @@ def _positions(cfg: TransformerConfig, side: str, embed_tokens: nn.Embedding) ->
 
 def _sized(dim: int, ffn_dim: int, heads: int, layers: int, **values: Any) -> TransformerConfig:
     """A configuration with an encoder and a decoder of the same size."""
-    return TransformerConfig(
-        encoder_embed_dim=dim,
-        encoder_ffn_embed_dim=ffn_dim,
-        encoder_attention_heads=heads,
-        encoder_layers=layers,
-        decoder_embed_dim=dim,
-        decoder_ffn_embed_dim=ffn_dim,
-        decoder_attention_heads=heads,
-        decoder_layers=layers,
-        **values,
-    )
+    sizes = {"embed_dim": dim, "ffn_embed_dim": ffn_dim, "attention_heads": heads, "layers": layers}
+    values |= {f"{side}_{key}": size for side in ("encoder", "decoder") for key, size in sizes.items()}
+    return TransformerConfig(**values)
 
 
 @register_model(
@@ -370,8 +335,17 @@ def _embedding(dictionary: Any, dim: int) -> nn.Embedding:
     return token_embedding(len(dictionary), dim, dictionary.pad(), std=dim**-0.5)
 
 
-def _check(cfg: TransformerConfig, vocab_size: int) -> None:
-    for side in ("encoder", "decoder"):
+def check_layers(cfg: Any, *sides: str) -> None:
+    """Check the keys of the layers of a transformer.
+
+    Args:
+        cfg: the configuration.
+        sides: ``encoder``, ``decoder`` or both.
+
+    Raises:
+        ConfigError: a hidden size is not a multiple of the number of heads, or the activation is unknown.
+    """
+    for side in sides:
         dim, heads = getattr(cfg, f"{side}_embed_dim"), getattr(cfg, f"{side}_attention_heads")
         if dim % heads:
             raise ConfigError(f"model.{side}_embed_dim={dim} is not a multiple of model.{side}_attention_heads={heads}")
@@ -379,6 +353,10 @@ def _check(cfg: TransformerConfig, vocab_size: int) -> None:
         raise ConfigError(
             f"model.activation_fn: there is no {cfg.activation_fn!r}; choose one of: {', '.join(sorted(ACTIVATIONS))}"
         )
+
+
+def _check(cfg: TransformerConfig, vocab_size: int) -> None:
+    check_layers(cfg, "encoder", "decoder")
     for key in _SHARING:
         if getattr(cfg, key) and cfg.encoder_embed_dim != cfg.decoder_embed_dim:
             raise ConfigError(

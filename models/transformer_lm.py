@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -11,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from seqgen.config import option
-from seqgen.errors import ConfigError
+from seqgen.decoder import ProjectedOutput
 from seqgen.incremental_state import StateDict
 from seqgen.language_model import LanguageModel, LanguageModelDecoder
 from seqgen.model import Vocabularies
+from seqgen.models.transformer import check_layers, layer_options
 from seqgen.modules.dropout import Dropout, LayerDropList
 from seqgen.modules.linear import Linear
 from seqgen.modules.masks import QueryPositions
@@ -67,21 +67,15 @@ class TransformerLMConfig:
         """The options of one layer, counted from 0."""
         head_dim = self.decoder_embed_dim // self.decoder_attention_heads
         scale = head_dim**-0.5 if self.scale_attn_weights else 1.0
-        return TransformerLayerOptions(
-            embed_dim=self.decoder_embed_dim,
-            ffn_embed_dim=self.decoder_ffn_embed_dim,
-            attention_heads=self.decoder_attention_heads,
-            dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
-            activation_dropout=self.activation_dropout,
-            activation_fn=self.activation_fn,
-            normalize_before=self.decoder_normalize_before,
+        return layer_options(
+            self,
+            "decoder",
             layer_norm_epsilon=self.layer_norm_epsilon,
             attention_scale=scale / (index + 1) if self.scale_attn_by_inverse_layer_idx else scale,
         )
 
 
-class TransformerLMDecoder(LanguageModelDecoder):
+class TransformerLMDecoder(ProjectedOutput, LanguageModelDecoder):
     """Layers of causal self-attention.
 
     Args:
@@ -127,23 +121,6 @@ class TransformerLMDecoder(LanguageModelDecoder):
     def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor | None:
         """The mask of self-attention in one layer; see ``TransformerDecoder.self_attention_mask``."""
         return None if queries.is_plain_causal else queries.allowed
-
-    def output_layer(self, features: Tensor) -> Tensor:
-        """Project features ``(..., C)`` to logits ``(..., V)``."""
-        logits: Tensor = self.output_projection(features)
-        return logits
-
-    def output_columns(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
-        """Prepare the output layer for the tokens ``ids``; see ``Decoder.output_columns``."""
-        return self.output_projection.columns(ids)
-
-    def early_exit(self, hidden: Tensor) -> Tensor:
-        """Logits ``(..., V)`` of the output ``(..., C)`` of any layer."""
-        return self.output_layer(self.layer_norm(hidden))
-
-    def output_product(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """The features and the output matrix; see ``Decoder.output_product``."""
-        return features, self.output_projection.matrix()
 
     def max_positions(self) -> int:
         """The longest prompt and output together, in tokens."""
@@ -199,17 +176,8 @@ class TransformerLanguageModel(LanguageModel):
         Raises:
             ConfigError: the hidden size is not a multiple of the number of heads, or the activation is unknown.
         """
-        dim, heads = cfg.decoder_embed_dim, cfg.decoder_attention_heads
-        if dim % heads:
-            raise ConfigError(
-                f"model.decoder_embed_dim={dim} is not a multiple of model.decoder_attention_heads={heads}"
-            )
-        if cfg.activation_fn not in ACTIVATIONS:
-            raise ConfigError(
-                f"model.activation_fn: there is no {cfg.activation_fn!r}; choose one of: "
-                f"{', '.join(sorted(ACTIVATIONS))}"
-            )
-        dictionary = task.target_dictionary
+        check_layers(cfg, "decoder")
+        dim, dictionary = cfg.decoder_embed_dim, task.target_dictionary
         padding_idx = dictionary.pad()
         # padding is masked by length: it may be end-of-sentence (GPT-2), whose embedding is trained
         frozen = None if padding_idx == dictionary.eos() else padding_idx

@@ -20,26 +20,14 @@ if TYPE_CHECKING:
     from seqgen.text.translator import Translator
     from seqgen.text.word_streaming import IteratorStreamer, TextStreamer
 
-__all__ = [
-    "GenerationConfig",
-    "IteratorStreamer",
-    "LoadedModel",
-    "TextStreamer",
-    "Translator",
-    "load_model",
-    "load_models",
-    "save_generation",
-]
+__all__ = ["GenerationConfig", "IteratorStreamer", "LoadedModel", "TextStreamer", "Translator"]
+__all__ += ["load_model", "load_models", "save_generation"]
 
 _HOMES = {
+    **dict.fromkeys(("LoadedModel", "load_model", "load_models", "save_generation"), "seqgen.checkpoints.loading"),
     "GenerationConfig": "seqgen.config",
-    "IteratorStreamer": "seqgen.text.word_streaming",
-    "LoadedModel": "seqgen.checkpoints.loading",
-    "TextStreamer": "seqgen.text.word_streaming",
     "Translator": "seqgen.text.translator",
-    "load_model": "seqgen.checkpoints.loading",
-    "load_models": "seqgen.checkpoints.loading",
-    "save_generation": "seqgen.checkpoints.loading",
+    **dict.fromkeys(("IteratorStreamer", "TextStreamer"), "seqgen.text.word_streaming"),
 }
 
 

@@ -131,6 +131,36 @@ class Decoder(nn.Module, Hooked):
         raise NotImplementedError
 
 
+class ProjectedOutput(Decoder):
+    """A decoder whose output layer is a matrix; it has an ``output_projection`` (``Linear``) and a ``layer_norm``."""
+
+    output_projection: Any
+    layer_norm: nn.Module
+
+    def projected_features(self, features: Tensor) -> Tensor:
+        """The features ``(..., C)`` that are projected: by default those of the last layer, unchanged."""
+        return features
+
+    def output_layer(self, features: Tensor) -> Tensor:
+        """Project features ``(..., C)`` to logits ``(..., V)``."""
+        logits: Tensor = self.output_projection(self.projected_features(features))
+        return logits
+
+    def output_columns(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
+        """Prepare the output layer for the tokens ``ids``; see ``Decoder.output_columns``."""
+        columns = self.output_projection.columns(ids)
+        return lambda features: columns(self.projected_features(features))
+
+    def early_exit(self, hidden: Tensor) -> Tensor:
+        """Logits ``(..., V)`` of the output ``(..., C)`` of any layer."""
+        return self.output_layer(self.layer_norm(hidden))
+
+    def output_product(self, features: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The features and the weight of a projection without a bias; see ``Decoder.output_product``."""
+        projection = self.output_projection
+        return (self.projected_features(features), projection.matrix()) if projection.bias is None else None
+
+
 _STEPPING = ("forward", "extract_features", "new_incremental_state", "positions_seen", "advance")
 _MOVING = (
     *("reorder_incremental_state", "reorder_beams", "select_sentences"),
@@ -301,11 +331,11 @@ class IncrementalDecoder(StatefulModule, Decoder):
             parents: ``(sentences, beam)`` int64, the beam of the same sentence that each new row continues.
         """
         if type(self).reorder_incremental_state is not IncrementalDecoder.reorder_incremental_state:
-            return self.reorder_incremental_state(incremental_state, rows_of_parents(parents))
+            self.reorder_incremental_state(incremental_state, rows_of_parents(parents))
+            return
         for key, module_state in list(incremental_state.items()):
             owner = _owner(key)
             incremental_state[key] = owner.reorder_state_within_beams(module_state, _moved(parents, owner))
-        return None
 
     def select_sentences(self, incremental_state: StateDict, keep: Tensor) -> None:
         """Keep the rows of some sentences and drop the others, in place.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _SHORT = reprlib.Repr()
@@ -68,6 +68,12 @@ def shown(value: Any) -> str:
         return _SHORT.repr(value)
     except ValueError:  # Python does not print numbers of thousands of digits
         return f"a {type(value).__name__} that is too long to be shown"
+
+
+def listing(names: Sequence[str], limit: int = 5) -> str:
+    """The first names of a list for a message, and how many more there are: ``a, b and 3 more``."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return f"{', '.join(names[:limit])}{more}"
 
 
 def printable(message: str) -> str:

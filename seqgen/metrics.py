@@ -37,16 +37,12 @@ RESAMPLED = 5000
 """Maximum number of sentences that are resampled; sacreBLEU holds the counts of all resamples, here 360 MB, at once."""
 
 
-def text_scores(
-    hypotheses: Sequence[str], references: Sequence[str], lowercase: bool = False, tokenize: str | None = None
-) -> dict[str, TextScore]:
+def text_scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, TextScore]:
     """Score text (Post 2018, "A Call for Clarity in Reporting BLEU Scores").
 
     Args:
         hypotheses: one detokenized output for each sentence.
         references: one reference for each sentence, in the same order.
-        lowercase: whether BLEU and chrF ignore case.
-        tokenize: sacreBLEU's tokenizer for BLEU; ``None`` for its default, ``13a``.
 
     Returns:
         ``bleu``, ``chrf``, and ``exact_match``: the percentage of outputs that equal their reference.
@@ -54,12 +50,7 @@ def text_scores(
     Raises:
         ValueError: the numbers of hypotheses and references differ, or there are none.
     """
-    _check_numbers(hypotheses, references)
-    scores = {}
-    for name, metric in _metrics(lowercase, tokenize).items():
-        value = metric.corpus_score(list(hypotheses), [list(references)]).score
-        scores[name] = TextScore(value, str(metric.get_signature()))
-    return {**scores, "exact_match": TextScore(_exact_match(hypotheses, references))}
+    return corpus_scores(METRICS, Texts(hypotheses, references))
 
 
 def score_with_interval(
@@ -75,40 +66,22 @@ def score_with_interval(
         name: one of ``METRICS``.
         hypotheses: one detokenized output for each sentence.
         references: one reference for each sentence, in the same order.
-        lowercase: see ``text_scores``.
-        tokenize: see ``text_scores``.
+        lowercase: whether BLEU and chrF ignore case.
+        tokenize: sacreBLEU's tokenizer for BLEU; ``None`` for its default, ``13a``.
 
     Returns:
-        The score, which equals that of ``text_scores``, and half the width of its 95% confidence interval, from
-        ``RESAMPLES`` resamples of the sentences; ``None`` for ``exact_match`` and for more than ``RESAMPLED``
-        sentences.
+        The score, and half the width of its 95% confidence interval, from ``RESAMPLES`` resamples of the sentences;
+        ``None`` for ``exact_match`` and for more than ``RESAMPLED`` sentences.
 
     Raises:
         ValueError: the numbers of hypotheses and references differ, or there are none.
     """
-    _check_numbers(hypotheses, references)
-    if name == "exact_match":
-        return TextScore(_exact_match(hypotheses, references)), None
-    metric, resamples = _metrics(lowercase, tokenize)[name], RESAMPLES if len(references) <= RESAMPLED else 1
-    score = metric.corpus_score(list(hypotheses), [list(references)], n_bootstrap=resamples)
-    interval = float(score._ci) if resamples > 1 else None  # it has no public name
-    return TextScore(score.score, str(metric.get_signature())), interval
-
-
-def _metrics(lowercase: bool, tokenize: str | None) -> dict[str, Any]:
-    from sacrebleu.metrics import BLEU, CHRF  # slow to import; not needed for --help
-
-    return {"bleu": BLEU(lowercase=lowercase, tokenize=tokenize), "chrf": CHRF(lowercase=lowercase)}
-
-
-def _exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    equal = sum(h.strip() == r.strip() for h, r in zip(hypotheses, references, strict=True))
-    return 100 * equal / len(references)
-
-
-def _check_numbers(hypotheses: Sequence[str], references: Sequence[str]) -> None:
-    if len(hypotheses) != len(references) or not references:
-        raise ValueError(f"{len(hypotheses)} hypotheses cannot be scored against {len(references)} references")
+    texts = Texts(hypotheses, references, lowercase=lowercase, tokenize=tokenize)
+    score, make = corpus_scores([name], texts)[name], corpus_metric(name).sacrebleu
+    if make is None or len(references) > RESAMPLED:
+        return score, None
+    resampled = make(texts).corpus_score(list(hypotheses), None, n_bootstrap=RESAMPLES)
+    return score, float(resampled._ci)  # it has no public name
 
 
 def signatures() -> dict[str, str]:
@@ -234,13 +207,22 @@ def corpus_scores(names: Sequence[str], texts: Texts) -> dict[str, TextScore]:
     for name, metric in metrics.items():
         if metric.needs_sources and not texts.sources:
             raise ConfigError(f"metric {name} reads the sources; give source=FILE")
+    if len(texts.hypotheses) != len(texts.references) or not texts.references:
+        numbers = f"{len(texts.hypotheses)} hypotheses cannot be scored against {len(texts.references)} references"
+        raise ValueError(numbers)
     return {name: metric.score(texts) for name, metric in metrics.items()}
 
 
 def _register_sacrebleu(
-    name: str, help: str, make: Callable[[Texts], Any], settings: Sequence[str] = (), lower_is_better: bool = False
+    name: str, help: str, kind: str, settings: Sequence[str] = (), lower_is_better: bool = False, **options: Any
 ) -> None:
-    """Register a metric of sacreBLEU; ``make`` gets the texts, whose references are cached by the metric."""
+    """Register a metric of sacreBLEU: its class ``kind``, with some fields of ``Texts`` and options."""
+
+    def make(texts: Texts) -> Any:
+        from sacrebleu import metrics  # slow to import; not needed for --help
+
+        chosen = {key: getattr(texts, key) for key in settings}
+        return getattr(metrics, kind)(**chosen, **options, references=texts.every_reference)
 
     def score(texts: Texts) -> TextScore:
         metric = make(texts)
@@ -249,27 +231,8 @@ def _register_sacrebleu(
     CORPUS_METRICS[name] = CorpusMetric(score, help, lower_is_better, settings=settings, sacrebleu=make)
 
 
-def _bleu(texts: Texts) -> Any:
-    from sacrebleu.metrics import BLEU  # slow to import
-
-    return BLEU(lowercase=texts.lowercase, tokenize=texts.tokenize, references=texts.every_reference)
-
-
-def _chrf(texts: Texts, word_order: int = 0) -> Any:
-    from sacrebleu.metrics import CHRF  # slow to import
-
-    return CHRF(word_order=word_order, lowercase=texts.lowercase, references=texts.every_reference)
-
-
-def _ter(texts: Texts) -> Any:
-    """TER ignores case, as in the original tool and in sacreBLEU."""
-    from sacrebleu.metrics import TER  # slow to import
-
-    return TER(references=texts.every_reference)
-
-
-_register_sacrebleu("bleu", "BLEU (Papineni et al. 2002), by sacreBLEU", _bleu, ("lowercase", "tokenize"))
-_register_sacrebleu("chrf", "chrF (Popović 2015), by sacreBLEU", _chrf, ("lowercase",))
+_register_sacrebleu("bleu", "BLEU (Papineni et al. 2002), by sacreBLEU", "BLEU", ("lowercase", "tokenize"))
+_register_sacrebleu("chrf", "chrF (Popović 2015), by sacreBLEU", "CHRF", ("lowercase",))
 
 
 def _mean(values: Sequence[float], signature: str = "") -> TextScore:
@@ -283,46 +246,29 @@ def exact_match(texts: Texts) -> TextScore:
     return _mean([100.0 * (output.strip() in {text.strip() for text in wanted}) for output, wanted in pairs])
 
 
-_register_sacrebleu(
-    "chrf++",
-    "chrF++: chrF with words and pairs of words (Popović 2017), by sacreBLEU",
-    partial(_chrf, word_order=2),
-    ("lowercase",),
-)
-_register_sacrebleu(
-    "ter", "TER, the translation edit rate (Snover et al. 2006), by sacreBLEU", _ter, lower_is_better=True
-)
+_CHRF_WORDS = "chrF++: chrF with words and pairs of words (Popović 2017), by sacreBLEU"
+_TER = "TER, the translation edit rate (Snover et al. 2006), by sacreBLEU"
+_register_sacrebleu("chrf++", _CHRF_WORDS, "CHRF", ("lowercase",), word_order=2)
+_register_sacrebleu("ter", _TER, "TER", lower_is_better=True)  # it ignores case, as the original tool does
 
 
-@dataclass(frozen=True)
-class Rouge:
-    """ROUGE (Lin 2004): the mean of the sentences' F-measures, in percent; with several references, the highest one.
-
-    Attributes:
-        variant: ``rouge1``, ``rouge2`` or ``rougeL``.
-        stemmer: whether the Porter stemmer is used, for English.
-    """
-
-    variant: str
-    stemmer: bool = field(default=False)
-
-    def __call__(self, texts: Texts) -> TextScore:
-        """Score a text."""
-        try:
-            from rouge_score.rouge_scorer import RougeScorer
-        except ImportError:
-            raise ConfigError(f"metric {self.variant} needs a package: pip install rouge-score") from None
-        scorer = RougeScorer([self.variant], use_stemmer=self.stemmer)
-        pairs = zip(texts.references_of_sentences(), texts.hypotheses, strict=True)
-        values = [
-            100 * max(scorer.score(reference, output)[self.variant].fmeasure for reference in wanted)
-            for wanted, output in pairs
-        ]
-        return _mean(values, f"rouge-score|stemmer:{'yes' if self.stemmer else 'no'}")
+def _rouge(texts: Texts, variant: str) -> TextScore:
+    """ROUGE (Lin 2004): the mean of the sentences' F-measures, in percent; with several references, the highest one."""
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError:
+        raise ConfigError(f"metric {variant} needs a package: pip install rouge-score") from None
+    scorer = RougeScorer([variant])
+    pairs = zip(texts.references_of_sentences(), texts.hypotheses, strict=True)
+    values = [
+        100 * max(scorer.score(reference, output)[variant].fmeasure for reference in wanted) for wanted, output in pairs
+    ]
+    return _mean(values, "rouge-score|stemmer:no")
 
 
 for _name in ("rouge1", "rouge2", "rougeL"):
-    register_metric(_name, f"ROUGE-{_name[5:]} (Lin 2004), by Google's rouge-score", settings=())(Rouge(_name))
+    _help = f"ROUGE-{_name[5:]} (Lin 2004), by Google's rouge-score"
+    register_metric(_name, _help, settings=())(partial(_rouge, variant=_name))
 
 
 @register_metric(

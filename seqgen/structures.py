@@ -38,6 +38,18 @@ def map_tensors(value: Any, fn: Callable[[Tensor], Tensor]) -> Any:
     return value
 
 
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors in nested dataclasses, dicts, lists and tuples, in the order of ``map_tensors``."""
+    tensors: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        tensors.append(tensor)
+        return tensor
+
+    map_tensors(value, note)
+    return tensors
+
+
 @dataclass(frozen=True)
 class EncoderOut:
     """What an encoder returns to its decoder; the first dimension of every tensor is the row.
@@ -91,25 +103,13 @@ class EncoderOut:
             first, second = (
                 replace(one, encoder_padding_mask=_padding_mask_of(one, max(widths))) for one in (self, other)
             )
-        theirs = iter(_tensors_of(second))
+        theirs = iter(tensors_in(second))
         return first.map(lambda tensor: merge_tensors(tensor, next(theirs)))
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Self:
         """Apply ``fn`` to every tensor and return a new value."""
         mapped: Self = map_tensors(self, fn)
         return mapped
-
-
-def _tensors_of(value: EncoderOut) -> list[Tensor]:
-    """The tensors of an encoder's output, in the order of ``map``."""
-    tensors: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        tensors.append(tensor)
-        return tensor
-
-    value.map(note)
-    return tensors
 
 
 def _padded(tensor: Tensor, width: int) -> Tensor:

@@ -20,7 +20,7 @@ from seqgen.generation.component import Phrases
 from seqgen.generation.ensemble.member import MemberSpec
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import Streamer
-from seqgen.metrics import text_scores
+from seqgen.metrics import signatures, text_scores
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MODELS
 from seqgen.structures import Batch, Hypothesis
@@ -341,8 +341,6 @@ class Task(Hooked):
 
     def metric_signatures(self) -> dict[str, str]:
         """sacreBLEU's signatures of the scores of ``metrics``, by name; empty for other scores."""
-        from seqgen.metrics import signatures
-
         return signatures() if type(self).metrics is Task.metrics else {}
 
 

@@ -17,7 +17,7 @@ import sentencepiece
 import torch
 from torch import Tensor
 
-from seqgen.models.huggingface.config import JSONConfig
+from seqgen.models.huggingface.architecture import JSONConfig
 from seqgen.models.huggingface.t5 import ARCHITECTURE
 from seqgen.models.t5.model import T5Model
 from tests.commands import command, sentences

@@ -24,11 +24,10 @@ from seqgen.checkpoints.loading import (
     DecodingTask,
     LoadedModel,
     Placement,
-    PromptDecodingConfig,
     PromptDecodingTask,
     register_checkpoint_loader,
 )
-from seqgen.checkpoints.model_weights import build_real, check_size, fit
+from seqgen.checkpoints.model_weights import check_size, materialize
 from seqgen.checkpoints.torch_file import plain, read_torch_file
 from seqgen.config import ReadingConfig, TrainConfig
 from seqgen.data.dictionary import Dictionary
@@ -59,7 +58,7 @@ _RENAMED = [
     (r"\.weight_v$", ".parametrizations.weight.original1"),
 ]
 
-_PACKAGES = ("omegaconf.", "fairseq.")
+_PACKAGES = ("omegaconf.", "fairseq.")  # whose objects become inert: options (in some versions) and training meters
 _MAX_POSITIONS = 1_000_000
 _SENTENCEPIECE_NAMES = ("sentencepiece.bpe.model", "spm.model", "sentencepiece.model", "spm.128k.model")
 _M2M_DICTIONARY = "model_dict.128k.txt"
@@ -82,7 +81,7 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Place
     Args:
         path: the checkpoint.
         reading: files that are not in its folder, and values that are not in its options.
-        placement: ignored; such checkpoints are small.
+        placement: where the weights are put; their dtype is float32.
 
     Returns:
         The model, with a task that decodes.
@@ -103,55 +102,40 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Place
     if reading.lang_dict and options.languages is None:
         raise ConfigError(f"reading.lang_dict={reading.lang_dict}: {path} is not a multilingual checkpoint; remove it")
     weights = convert_weights(content["model"], path, _ties(options.model))
-    if isinstance(options.model, TransformerLMConfig):
-        return _language_model(path, options, reading, weights)
-    sides = [_find_side(path, side, options, reading) for side in ("source", "target")]
-    _check_sizes(path, sides, weights)
-    source, target = (_tokenizer(side, options.languages) for side in sides)
+    continues = isinstance(options.model, TransformerLMConfig)
+    names = ("target",) if continues else ("source", "target")
+    sides = [_find_side(path, name, options, reading) for name in names]
+    _check_sizes(path, [sides[0], sides[-1]], weights)
+    source, target = (_tokenizer(side, options.languages) for side in (sides[0], sides[-1]))
     if source.fingerprint() == target.fingerprint():  # a joined dictionary is saved under both languages
         target = source
     task = DecodingTask(None, source, target)
-    model = _build(task, options.model, weights, path)
-    model.load_state_dict(weights)
+    if isinstance(options.model, TransformerLMConfig):
+        task = PromptDecodingTask.of(source, begin_with_eos=True)
+        if "decoder.layer_norm.weight" in weights:  # some versions build a pre-norm model whatever the option
+            options.model.decoder_normalize_before, options.model.no_decoder_final_norm = True, False
+    model = _build(task, options.model, weights, path, placement.device)
+    values = task.as_values()
+    if not continues and options.languages is None:
+        values = _task_values(options, source is target, any(side.sentencepiece for side in sides), model)
     return LoadedModel(
-        model,
-        task,
-        TrainConfig(model=options.model),
-        path,
-        task_values=_task_values(options, source is target, any(side.sentencepiece for side in sides), model),
-        notes=_notes(path, sides),
+        model, task, TrainConfig(model=options.model), path, task_values=values, notes=_notes(path, sides)
     )
 
 
-def _language_model(
-    path: Path, options: FairseqOptions, reading: ReadingConfig, weights: dict[str, Tensor]
-) -> LoadedModel:
-    """Make a language model and the task that continues prompts, which begin with end-of-sentence."""
-    config = options.model
-    assert isinstance(config, TransformerLMConfig)
-    if "decoder.layer_norm.weight" in weights:  # some versions build a pre-norm model whatever the option
-        config.decoder_normalize_before, config.no_decoder_final_norm = True, False
-    side = _find_side(path, "target", options, reading)
-    _check_sizes(path, [side, side], weights)
-    tokenizer = _tokenizer(side)
-    task = PromptDecodingTask(PromptDecodingConfig(begin_with_eos=True), tokenizer, tokenizer)
-    model = _build(task, config, weights, path)
-    model.load_state_dict(weights)
-    return LoadedModel(
-        model, task, TrainConfig(model=config), path, task_values=task.as_values(), notes=_notes(path, [side])
-    )
-
-
-def _build(task: DecodingTask, config: Any, weights: dict[str, Tensor], path: Path) -> EncoderDecoderModel:
-    """Build the model, after checking on the ``meta`` device that the checkpoint has weights of its sizes."""
+def _build(
+    task: DecodingTask, config: Any, weights: dict[str, Tensor], path: Path, device: torch.device
+) -> EncoderDecoderModel:
+    """Build the model with its weights, after checking on the ``meta`` device that they are those of its sizes."""
     if not isinstance(config, FConvConfig):
         _check_counts(config, weights, path)
     try:
-        check_size(lambda: task.build_model(config), weights, str(path), without_memory=True)
-        model: EncoderDecoderModel = build_real(lambda: task.build_model(config), str(path))
+        model = check_size(lambda: task.build_model(config), weights, str(path), without_memory=True)
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error}") from None
-    fit(model, weights, str(path))
+    assert model is not None  # it can be built without memory
+    materialize(model, device)
+    model.load_state_dict(weights)
     return model
 
 
@@ -173,17 +157,13 @@ def _check_counts(config: TransformerConfig | TransformerLMConfig, weights: dict
 
 def _ties(config: Any) -> dict[str, str]:
     """The names of tied weights."""
-    embedding = "decoder.embed_tokens.weight"
     if isinstance(config, FConvConfig):
-        return {"decoder.fc3.weight": embedding} if config.share_input_output_embed else {}
-    ties = {}
-    if isinstance(config, TransformerLMConfig):
-        return {"decoder.output_projection.weight": embedding} if config.share_decoder_input_output_embed else {}
-    if config.share_all_embeddings or config.share_decoder_input_output_embed:
-        ties["decoder.output_projection.weight"] = embedding
-    if config.share_all_embeddings:
-        ties["encoder.embed_tokens.weight"] = embedding
-    return ties
+        tied = ["decoder.fc3.weight"] * config.share_input_output_embed
+    elif getattr(config, "share_all_embeddings", False):
+        tied = ["decoder.output_projection.weight", "encoder.embed_tokens.weight"]
+    else:
+        tied = ["decoder.output_projection.weight"] * config.share_decoder_input_output_embed
+    return dict.fromkeys(tied, "decoder.embed_tokens.weight")
 
 
 def _find_side(path: Path, side: str, options: FairseqOptions, reading: ReadingConfig) -> _Side:
@@ -236,9 +216,7 @@ def _tokenizer(side: _Side, languages: FairseqLanguages | None = None) -> Tokeni
 def _task_values(
     options: FairseqOptions, joined: bool, sentencepiece: bool, model: EncoderDecoderModel
 ) -> dict[str, Any]:
-    """The task values of a run that is made from the checkpoint; its tokenizers are in the run's folder."""
-    if options.languages is not None:
-        return {"_name": "decoding"}
+    """The task values of a run that is made from a checkpoint of two languages; its tokenizers are in its folder."""
     longest_source, longest_target = model.max_positions()
     return {
         "_name": "translation",
@@ -324,6 +302,3 @@ def _normalize_over_outputs(weights: dict[str, Tensor]) -> None:
             continue
         weight = other * (scale / other.norm(dim=(1, 2), keepdim=True))
         weights[name], weights[direction] = weight.norm(dim=(0, 1), keepdim=True), weight
-
-
-# Objects of these packages become inert: options (in some versions) and training meters.

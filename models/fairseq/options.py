@@ -94,48 +94,26 @@ ARCHITECTURES: dict[str, dict[str, dict[str, Any]]] = {
 }
 """For each model, its architectures with the values that differ from the model's defaults."""
 
+_SWITCHES = """
+    adaptive_input add_bos_token char_inputs character_embeddings cross_self_attention decoder_add_adapters
+    embedding_only encoder_add_adapters full_context_alignment merge_src_tgt_embed no_cross_attention
+    no_dec_token_positional_embeddings no_decoder_final_norm no_enc_token_positional_embeddings
+    no_token_positional_embeddings past_target scale_attn scale_fc scale_heads scale_resids self_target
+    tie_adaptive_proj tie_adaptive_weights use_factorized_embedding
+    """
+_TEXTS = """
+    adaptive_softmax_cutoff decoder_layers_to_keep decoder_xformers_att_config encoder_layers_to_keep
+    encoder_xformers_att_config
+    """
+_NUMBERS = {
+    **{"bos": 0, "pad": 1, "eos": 2, "unk": 3, "alignment_heads": 0, "alignment_layer": -1, "base_layers": 0},
+    **{"decoder_recurrent_stacking": 1, "encoder_recurrent_stacking": 1, "output_dictionary_size": -1},
+    **{"quant_noise_pq": 0, "quant_noise_scalar": 0},
+}
 _MUST_BE: dict[str, tuple[Any, ...]] = {
-    "pad": (1,),
-    "eos": (2,),
-    "unk": (3,),
-    "bos": (0,),
-    "adaptive_input": (False,),
-    "add_bos_token": (False,),
-    "adaptive_softmax_cutoff": (),
-    "alignment_heads": (0,),
-    "alignment_layer": (-1,),
-    "base_layers": (0,),
-    "char_inputs": (False,),
-    "character_embeddings": (False,),
-    "cross_self_attention": (False,),
-    "decoder_add_adapters": (False,),
-    "decoder_layers_to_keep": (),
-    "decoder_recurrent_stacking": (1,),
-    "decoder_xformers_att_config": (),
-    "embedding_only": (False,),
-    "encoder_add_adapters": (False,),
-    "encoder_layers_to_keep": (),
-    "encoder_recurrent_stacking": (1,),
-    "encoder_xformers_att_config": (),
-    "full_context_alignment": (False,),
-    "merge_src_tgt_embed": (False,),
-    "no_cross_attention": (False,),
-    "no_dec_token_positional_embeddings": (False,),
-    "no_decoder_final_norm": (False,),
-    "no_enc_token_positional_embeddings": (False,),
-    "no_token_positional_embeddings": (False,),
-    "output_dictionary_size": (-1,),
-    "past_target": (False,),
-    "quant_noise_pq": (0,),
-    "quant_noise_scalar": (0,),
-    "scale_attn": (False,),
-    "scale_fc": (False,),
-    "scale_heads": (False,),
-    "scale_resids": (False,),
-    "self_target": (False,),
-    "tie_adaptive_proj": (False,),
-    "tie_adaptive_weights": (False,),
-    "use_factorized_embedding": (False,),
+    **dict.fromkeys(_SWITCHES.split(), (False,)),
+    **dict.fromkeys(_TEXTS.split(), ()),
+    **{key: (value,) for key, value in _NUMBERS.items()},
 }
 """Options that change the computation in ways that seqgen does not support, and the values, besides ``None``, that
 leave them off."""
@@ -324,6 +302,8 @@ def _config(family: str, options: dict[str, Any], path: Path) -> FConvConfig | T
         _fill_in_transformer(options)
     elif family == "transformer_lm":
         _fill_in_language_model(options)
+    if family != "fconv" and "relu_dropout" in options:  # the old name
+        options.setdefault("activation_dropout", options["relu_dropout"])
     known = {field.name: field for field in fields(schema) if field.name not in NOT_FAIRSEQS}
     for key, value in sorted(options.items()):
         if key in {*known, *_MUST_BE} and isinstance(value, int | float) and abs(value) > _LARGEST:
@@ -360,8 +340,6 @@ def _fill_in_transformer(options: dict[str, Any]) -> None:
     for key in ("embed_dim", "ffn_embed_dim"):
         if f"encoder_{key}" in options:
             options.setdefault(f"decoder_{key}", options[f"encoder_{key}"])
-    if "relu_dropout" in options:  # the old name
-        options.setdefault("activation_dropout", options["relu_dropout"])
 
 
 def _fill_in_language_model(options: dict[str, Any]) -> None:
@@ -374,5 +352,3 @@ def _fill_in_language_model(options: dict[str, Any]) -> None:
         options["no_decoder_final_norm"] = not options["decoder_final_norm"]
     if options.get("max_target_positions") is None and options.get("tokens_per_sample") is not None:
         options["max_target_positions"] = options["tokens_per_sample"]
-    if "relu_dropout" in options:  # the old name
-        options.setdefault("activation_dropout", options["relu_dropout"])

@@ -1,23 +1,183 @@
-"""Architectures in Hugging Face's layout: their base class, and what their ``config.json`` files have in common."""
+"""Architectures in Hugging Face's layout: their ``config.json`` files, and the base class of what converts them."""
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from seqgen.checkpoints.loading import DecodingTask
+from seqgen.checkpoints.serialization import read_json
 from seqgen.config import TrainConfig
 from seqgen.config.values import from_dict
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, ConfigError, shown
 from seqgen.model import EncoderDecoderModel
-from seqgen.models.huggingface.config import NO_EFFECT, READ, JSONConfig, ModelSize
-from seqgen.models.huggingface.generation import FILE as GENERATION_FILE, GENERATION_KEYS
 from seqgen.models.huggingface.weights import Layout, weights_of
+
+GENERATION_FILE = "generation_config.json"
+
+LARGEST = 2**31 - 1
+"""The largest whole number that a file may have; no size or count of a model is larger."""
+
+NO_EFFECT = frozenset(
+    """
+    architectures use_cache num_labels id2label label2id problem_type finetuning_task task_specific_params
+    tokenizer_class prefix torchscript output_past return_dict use_bfloat16 gradient_checkpointing attn_implementation
+    chunk_size_feed_forward cross_attention_hidden_size sep_token_id tf_legacy_loss classifier_dropout auto_map
+    name_or_path adapters tokenizer_type
+    """.split()  # noqa: SIM905
+)
+"""Keys of a ``config.json`` that do not change what transformers 4.53.3 computes, whatever the model."""
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """What a configuration describes, to compare with the size of the files before anything is built.
+
+    Attributes:
+        vocab_size: rows of the embedding.
+        layers: layers of all stacks together.
+        parameters: parameters of the weight matrices; norms and biases, which are few, are not counted.
+        buffers: values of tables that are computed, of which the files have none.
+    """
+
+    vocab_size: int
+    layers: int
+    parameters: int
+    buffers: int = 0
+
+
+@dataclass(frozen=True)
+class JSONConfig:
+    """A ``config.json`` or its like; a value that is ``null`` counts as not given.
+
+    Attributes:
+        path: the file, for messages.
+        values: its content.
+        asked: the keys that were asked for.
+    """
+
+    path: Path
+    values: Mapping[str, Any]
+    asked: set[str] = field(default_factory=set)
+
+    @classmethod
+    def read(cls, path: Path) -> JSONConfig:
+        """Read a file.
+
+        Raises:
+            CheckpointError: it is missing, no JSON, or holds no keys and values.
+        """
+        values = read_json(path)
+        if not isinstance(values, dict):
+            raise CheckpointError(f"{path} is damaged: it must contain keys and values")
+        return cls(path, values)
+
+    def integer(self, name: str, default: int, minimum: int = 0) -> int:
+        """A whole number of at least ``minimum``."""
+        value = self.value(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise self.wrong(name, value, f"a whole number of at least {minimum}")
+        if value > LARGEST:
+            raise self.wrong(name, value, f"a whole number of at most {LARGEST}")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        """A number that is not infinite."""
+        value = self.value(name, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
+            raise self.wrong(name, value, "a number")
+        return float(value)
+
+    def boolean(self, name: str, default: bool) -> bool:
+        """True or false."""
+        value = self.value(name, default)
+        if not isinstance(value, bool):
+            raise self.wrong(name, value, "true or false")
+        return value
+
+    def string(self, name: str, default: str = "") -> str:
+        """A text."""
+        value = self.value(name, default)
+        if not isinstance(value, str):
+            raise self.wrong(name, value, "a text")
+        return value
+
+    def like(self, name: str, default: Any) -> Any:
+        """A value of the type of its default: true or false, a whole number, or a number."""
+        if isinstance(default, bool):
+            return self.boolean(name, default)
+        return self.integer(name, default) if isinstance(default, int) else self.number(name, default)
+
+    def value(self, name: str, default: Any = None) -> Any:
+        """A value of any type."""
+        self.asked.add(name)
+        value = self.values.get(name)
+        return default if value is None else value
+
+    def written_by(self, version: int) -> bool:
+        """Whether a version of transformers wrote the file, such as 5."""
+        return str(self.value("transformers_version")).startswith(f"{version}.")
+
+    def refuse(self, keys: Collection[str], what: str) -> None:
+        """Refuse keys that change the computation and are not supported.
+
+        Args:
+            keys: the keys, which must be missing or off.
+            what: the architecture, for the message.
+
+        Raises:
+            CheckpointError: a key is set.
+        """
+        for key in keys:
+            if value := self.value(key):
+                raise CheckpointError(f"{self.path}: {key}={shown(value)} is not supported for a {what}")
+
+    def activation(self, default: str) -> str:
+        """The activation that ``activation_function`` names, as a key of ``transformer_layer.ACTIVATIONS``.
+
+        Args:
+            default: the value if the key is missing.
+
+        Raises:
+            CheckpointError: the activation is not supported.
+        """
+        name = self.string("activation_function", default)
+        if name not in ACTIVATIONS:
+            raise CheckpointError(
+                f"{self.path}: activation_function={name!r} is not supported; seqgen supports "
+                f"{', '.join(sorted(ACTIVATIONS))}"
+            )
+        return ACTIVATIONS[name]
+
+    def model(self, values: Mapping[str, Any]) -> Any:
+        """The configuration of the model with some values, which are checked.
+
+        Args:
+            values: the values, and the name of the model as ``_name``.
+
+        Raises:
+            CheckpointError: a value is out of range.
+        """
+        try:
+            cfg = from_dict(TrainConfig, {"model": dict(values)}, str(self.path)).model
+            if hasattr(cfg, "check"):
+                cfg.check()
+        except ConfigError as error:
+            message = str(error).removeprefix(f"{self.path}: ").replace("model.", "")
+            raise CheckpointError(f"{self.path}: {message}") from None
+        return cfg
+
+    def wrong(self, name: str, value: Any, wanted: str) -> CheckpointError:
+        """The error that a value is not of the wanted type."""
+        return CheckpointError(f"{self.path}: {name} is {shown(value)}, not {wanted}")
+
 
 HEAD = "lm_head.weight"
 """The name of the output projection in a folder."""
@@ -34,9 +194,9 @@ class Architecture(ABC):
     model_class: type[EncoderDecoderModel]
     """The class of the models."""
 
-    known: frozenset[str]
-    """Keys of ``config.json`` that are read or refused, or have no effect in transformers, besides those of all
-    models."""
+    no_effect: frozenset[str]
+    """Keys of ``config.json`` that have no effect on all models of the architecture, or on some, besides ``NO_EFFECT``.
+    """
 
     decoder_only = False
     """Whether the source is a prompt, so that lengths of the decoding settings count it."""
@@ -102,6 +262,27 @@ class Architecture(ABC):
             cfg: its configuration.
         """
 
+    def first_decoder_input(self, path: Path, start: int, bos: int) -> int:
+        """The id of the first decoder input of a folder.
+
+        It comes from ``generation_config.json``, or else from ``config.json``. In each file, ``bos_token_id`` is used
+        if there is no ``decoder_start_token_id``.
+
+        Args:
+            path: the folder.
+            start: ``decoder_start_token_id`` of ``config.json``; -1 if there is none.
+            bos: ``bos_token_id`` of ``config.json``; -1 if there is none.
+
+        Returns:
+            The id; -1 if no file has one.
+        """
+        starts = [start, bos]
+        if (path / GENERATION_FILE).is_file():
+            generation = JSONConfig.read(path / GENERATION_FILE)
+            names = ("decoder_start_token_id", "bos_token_id")
+            starts = [*(generation.integer(name, -1, minimum=-1) for name in names), *starts]
+        return next((start for start in starts if start >= 0), -1)
+
     def generation_defaults(self, config: JSONConfig) -> dict[str, Any]:
         """Decoding settings that hold if a folder has no ``generation_config.json`` and its ``config.json`` lacks them.
 
@@ -117,9 +298,9 @@ class Architecture(ABC):
         """Notes for the user about keys of a ``config.json`` that are not used: by default those that are unknown.
 
         Args:
-            config: the content of ``config.json``.
+            config: the content of ``config.json``, from which everything else has been read.
         """
-        known = self.known | READ | NO_EFFECT | GENERATION_KEYS
+        known = config.asked | self.no_effect | NO_EFFECT
         return [
             f"{config.path}: {key}={shown(value)} is unknown and is ignored"
             for key, value in config.values.items()
@@ -153,60 +334,6 @@ class Architecture(ABC):
         model.decoder.output_projection.weight = nn.Parameter(weights[HEAD])
 
 
-def model_config(values: Mapping[str, Any], path: Path) -> Any:
-    """The configuration of a model with some values, which are checked.
-
-    Args:
-        values: the values, and the name of the model as ``_name``.
-        path: the ``config.json`` that they come from, for messages.
-
-    Raises:
-        CheckpointError: a value is out of range.
-    """
-    try:
-        cfg = from_dict(TrainConfig, {"model": dict(values)}, str(path)).model
-        if hasattr(cfg, "check"):
-            cfg.check()
-    except ConfigError as error:
-        raise CheckpointError(f"{path}: {str(error).removeprefix(f'{path}: ').replace('model.', '')}") from None
-    return cfg
-
-
-def refuse(config: JSONConfig, keys: Collection[str], what: str) -> None:
-    """Refuse keys that change the computation and are not supported.
-
-    Args:
-        config: the content of ``config.json``.
-        keys: the keys, which must be missing or off.
-        what: the architecture, for the message.
-
-    Raises:
-        CheckpointError: a key is set.
-    """
-    for key in keys:
-        if config.values.get(key):
-            raise CheckpointError(f"{config.path}: {key}={shown(config.values[key])} is not supported for a {what}")
-
-
-def activation_of(config: JSONConfig, default: str) -> str:
-    """The activation that ``activation_function`` names, as a key of ``transformer_layer.ACTIVATIONS``.
-
-    Args:
-        config: the content of ``config.json``.
-        default: the value if the key is missing.
-
-    Raises:
-        CheckpointError: the activation is not supported.
-    """
-    name = config.string("activation_function", default)
-    if name not in ACTIVATIONS:
-        raise CheckpointError(
-            f"{config.path}: activation_function={name!r} is not supported; seqgen supports "
-            f"{', '.join(sorted(ACTIVATIONS))}"
-        )
-    return ACTIVATIONS[name]
-
-
 def activation_name(activation: str) -> str:
     """The value of ``activation_function`` for a key of ``transformer_layer.ACTIVATIONS``.
 
@@ -215,25 +342,3 @@ def activation_name(activation: str) -> str:
     """
     names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     return names[activation.replace("gelu_fast", "gelu_accurate")]
-
-
-def first_decoder_input(path: Path, start: int, bos: int) -> int:
-    """The id of the first decoder input of a folder.
-
-    It comes from ``generation_config.json``, or else from ``config.json``. In each file, ``bos_token_id`` is used if
-    there is no ``decoder_start_token_id``.
-
-    Args:
-        path: the folder.
-        start: ``decoder_start_token_id`` of ``config.json``; -1 if there is none.
-        bos: ``bos_token_id`` of ``config.json``; -1 if there is none.
-
-    Returns:
-        The id; -1 if no file has one.
-    """
-    starts = [start, bos]
-    if (path / GENERATION_FILE).is_file():
-        generation = JSONConfig.read(path / GENERATION_FILE)
-        names = ("decoder_start_token_id", "bos_token_id")
-        starts = [*(generation.integer(name, -1, minimum=-1) for name in names), *starts]
-    return next((start for start in starts if start >= 0), -1)

@@ -15,27 +15,8 @@ from seqgen.checkpoints.loading import DecodingTask
 from seqgen.config.values import value_text
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, ConfigError, DataError, shown
-from seqgen.models.huggingface.architecture import (
-    HEAD,
-    Architecture,
-    activation_name,
-    activation_of,
-    first_decoder_input,
-    model_config,
-    refuse,
-)
-from seqgen.models.huggingface.bart_kinds import (
-    KINDS,
-    NO_EFFECT,
-    OFF,
-    PROBABILITIES,
-    READ,
-    SIDES,
-    SIZES,
-    Kind,
-    described_structure,
-)
-from seqgen.models.huggingface.config import JSONConfig, ModelSize
+from seqgen.models.huggingface.architecture import HEAD, Architecture, JSONConfig, ModelSize, activation_name
+from seqgen.models.huggingface.bart_kinds import KINDS, NO_EFFECT, OFF, PROBABILITIES, SIDES, SIZES, Kind
 from seqgen.models.huggingface.weights import Layout, Piece, stacked, weights_of, with_bias
 from seqgen.models.transformer import TransformerConfig, TransformerModel
 
@@ -46,13 +27,13 @@ class BartArchitecture(Architecture):
     """BART and its relatives; see ``Architecture``."""
 
     model_class = TransformerModel
-    known = READ | NO_EFFECT | frozenset(described_structure(KINDS["bart"]))
+    no_effect = NO_EFFECT | frozenset(KINDS["bart"].described_structure())
 
     def read_config(self, config: JSONConfig) -> TransformerConfig:
         """Turn a folder's ``config.json`` into a configuration."""
         name = config.string("model_type")
         kind = KINDS[name]
-        refuse(config, OFF, name)
+        config.refuse(OFF, name)
         if not config.boolean("is_encoder_decoder", True):
             raise CheckpointError(f"{config.path}: a {name} with is_encoder_decoder=false is not supported")
         default = kind.defaults
@@ -71,16 +52,13 @@ class BartArchitecture(Architecture):
             "encoder_attention_heads": heads,
             "max_source_positions": longest,
             "max_target_positions": longest,
-            "activation_fn": activation_of(config, default.get("activation_function", "gelu")),
+            "activation_fn": config.activation(default.get("activation_function", "gelu")),
             "no_scale_embedding": not config.boolean("scale_embedding", default.get("scale_embedding", False)),
             "output_bias": kind.has_bias,
-            **{key: config.number(key, default.get(key, value)) for key, value in PROBABILITIES},
-            **{
-                f"{side}_layerdrop": config.number(f"{side}_layerdrop", default.get("layerdrop", 0.0)) for side in SIDES
-            },
+            **{key: config.number(key, default.get(key, value)) for key, value in PROBABILITIES.items()},
             **_sharing(shared, tied),
         }
-        cfg: TransformerConfig = model_config(values, config.path)
+        cfg: TransformerConfig = config.model(values)
         return cfg
 
     def size(self, cfg: TransformerConfig, config: JSONConfig) -> ModelSize:
@@ -113,7 +91,8 @@ class BartArchitecture(Architecture):
             raise DataError(
                 f"{path}: the target's tokenizer has {len(target.dictionary)} ids but the decoder's vocabulary {wanted}"
             )
-        start = first_decoder_input(path, *(_id(config, kind, f"{name}_token_id") for name in ("decoder_start", "bos")))
+        ids = (_id(config, kind, f"{name}_token_id") for name in ("decoder_start", "bos"))
+        start = self.first_decoder_input(path, *ids)
         cfg.decoder_start_token_id = -1 if start == target.dictionary.eos() else start
         return DecodingTask(None, tokenizer, target)
 
@@ -128,7 +107,7 @@ class BartArchitecture(Architecture):
     def reading_notes(self, config: JSONConfig) -> list[str]:
         """Notes about keys that contradict the type, or are unknown."""
         name = config.string("model_type")
-        fixed = described_structure(KINDS[name])
+        fixed = KINDS[name].described_structure()
         notes = [
             f"{config.path}: {key}={shown(value)} has no effect on a {name}, as in transformers"
             for key, value in config.values.items()
@@ -155,8 +134,7 @@ class BartArchitecture(Architecture):
             "max_position_embeddings": cfg.max_source_positions,
             "activation_function": activation_name(cfg.activation_fn),
             "scale_embedding": not cfg.no_scale_embedding,
-            **{key: getattr(cfg, key) for key, _ in PROBABILITIES},
-            **{f"{side}_layerdrop": getattr(cfg, f"{side}_layerdrop") for side in SIDES},
+            **{key: getattr(cfg, key) for key in PROBABILITIES},
             "tie_word_embeddings": tied and (shared or name == "marian"),
             **own,
             "use_cache": True,
@@ -201,9 +179,7 @@ class BartArchitecture(Architecture):
         optional, ignored = set(), set()
         if shared:
             pieces[_SHARED] = Piece("encoder.embed_tokens.weight")
-            names = tuple(
-                prefix + _embedding(side).removeprefix("model.") for side in SIDES for prefix in ("model.", "")
-            )
+            names = tuple(map(_embedding, SIDES))
             if tied:
                 aliases[_SHARED] = names
             else:
@@ -219,13 +195,10 @@ class BartArchitecture(Architecture):
             optional.add(_BIAS)
         for side in SIDES:
             pieces |= _stack(cfg, side)
-            ignored |= {f"{prefix}{side}.embed_positions.weights" for prefix in ("model.", "")}  # sinusoids of an M2M
+            ignored.add(f"model.{side}.embed_positions.weights")  # sinusoids of an M2M
             if not cfg.encoder_learned_pos:
                 optional.add(f"model.{side}.embed_positions.weight")
-        for name in pieces:
-            if name.startswith("model."):
-                aliases[name] = (*aliases.get(name, ()), name.removeprefix("model."))
-        return Layout(pieces, aliases, frozenset(ignored), ties, frozenset(optional & set(pieces)))
+        return Layout(pieces, aliases, frozenset(ignored), ties, frozenset(optional & set(pieces)), prefix="model.")
 
     def untie(self, model: TransformerModel, weights: Mapping[str, Tensor]) -> None:
         """Untie the output projection, or the embeddings of source and target."""

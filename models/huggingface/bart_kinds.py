@@ -19,9 +19,9 @@ class Kind:
         norms_embeddings: whether layer normalization is applied to embeddings.
         positions: ``learned``, or the name of the table of sinusoids.
         position_offset: number of the first position; ``None`` for ``pad_token_id + 1``.
-        has_bias: whether the output projection has a bias.
         ids: the special ids of a model whose ``config.json`` lacks them; -1 for none.
         defaults: other values of such a model, where they differ from those of BART.
+        has_bias: whether the output projection has a bias.
     """
 
     class_name: str
@@ -29,9 +29,9 @@ class Kind:
     norms_embeddings: bool
     positions: str
     position_offset: int | None
-    has_bias: bool
     ids: Mapping[str, int]
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    has_bias: bool = True
 
     def options(self, pad: int) -> dict[str, Any]:
         """The values of the model's configuration that all models of this type have.
@@ -47,48 +47,46 @@ class Kind:
             "position_offset": pad + 1 if self.position_offset is None else self.position_offset,
         }
 
+    def described_structure(self) -> dict[str, bool]:
+        """Keys of old versions that describe what the type alone determines, with the values that are right for it."""
+        return {
+            "normalize_before": self.pre_norm,
+            "add_final_layer_norm": self.pre_norm,
+            "normalize_embedding": self.norms_embeddings,
+            "static_position_embeddings": self.positions != "learned",
+            "add_bias_logits": False,
+            "do_blenderbot_90_layernorm": False,
+        }
+
 
 def _ids(pad: int, eos: int, bos: int, start: int, forced_eos: int) -> dict[str, int]:
     names = ("pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id", "forced_eos_token_id")
     return dict(zip(names, (pad, eos, bos, start, forced_eos), strict=True))
 
 
+_LEARNED: dict[str, Any] = {"positions": "learned", "position_offset": 2}
+_PAPER: dict[str, Any] = {"positions": "paper", "position_offset": 0}
+_M2M_100: dict[str, Any] = {
+    **{"vocab_size": 128112, "activation_function": "relu", "scale_embedding": True, "attention_dropout": 0.1},
+    **{f"{side}_layerdrop": 0.05 for side in SIDES},
+}
+
 KINDS = {
     "bart": Kind(
-        "BartForConditionalGeneration",
-        pre_norm=False,
-        norms_embeddings=True,
-        positions="learned",
-        position_offset=2,
-        has_bias=True,
-        ids=_ids(pad=1, eos=2, bos=0, start=2, forced_eos=2),
+        "BartForConditionalGeneration", pre_norm=False, norms_embeddings=True, **_LEARNED, ids=_ids(1, 2, 0, 2, 2)
     ),
     "mbart": Kind(
-        "MBartForConditionalGeneration",
-        pre_norm=True,
-        norms_embeddings=True,
-        positions="learned",
-        position_offset=2,
-        has_bias=True,
-        ids=_ids(pad=1, eos=2, bos=0, start=-1, forced_eos=2),
+        "MBartForConditionalGeneration", pre_norm=True, norms_embeddings=True, **_LEARNED, ids=_ids(1, 2, 0, -1, 2)
     ),
     "pegasus": Kind(
-        "PegasusForConditionalGeneration",
-        pre_norm=True,
-        norms_embeddings=False,
-        positions="paper",
-        position_offset=0,
-        has_bias=True,
-        ids=_ids(pad=0, eos=1, bos=-1, start=0, forced_eos=1),
+        "PegasusForConditionalGeneration", pre_norm=True, norms_embeddings=False, **_PAPER, ids=_ids(0, 1, -1, 0, 1)
     ),
     "marian": Kind(
         "MarianMTModel",
         pre_norm=False,
         norms_embeddings=False,
-        positions="paper",
-        position_offset=0,
-        has_bias=True,
-        ids=_ids(pad=58100, eos=0, bos=-1, start=58100, forced_eos=0),
+        **_PAPER,
+        ids=_ids(58100, 0, -1, 58100, 0),
         defaults={"vocab_size": 58101},
     ),
     "m2m_100": Kind(
@@ -97,15 +95,9 @@ KINDS = {
         norms_embeddings=False,
         positions="fairseq",
         position_offset=None,
+        ids=_ids(1, 2, 0, 2, -1),
+        defaults=_M2M_100,
         has_bias=False,
-        ids=_ids(pad=1, eos=2, bos=0, start=2, forced_eos=-1),
-        defaults={
-            "vocab_size": 128112,
-            "activation_function": "relu",
-            "scale_embedding": True,
-            "attention_dropout": 0.1,
-            "layerdrop": 0.05,
-        },
     ),
 }
 """The supported values of ``model_type``."""
@@ -119,43 +111,17 @@ SIZES = (
 )
 """The name in ``config.json``, ours, and the default."""
 
-PROBABILITIES = (("dropout", 0.1), ("attention_dropout", 0.0), ("activation_dropout", 0.0))
+PROBABILITIES = {"dropout": 0.1, "attention_dropout": 0.0, "activation_dropout": 0.0}
+PROBABILITIES |= {f"{side}_layerdrop": 0.0 for side in SIDES}
 
 OFF = ("is_decoder", "add_cross_attention", "tie_encoder_decoder", "pruned_heads")
 """Keys that change the computation and are not supported."""
 
-READ = frozenset(
-    {
-        *("d_model", "hidden_size", "encoder_attention_heads", "num_attention_heads", "vocab_size"),
-        *("decoder_vocab_size", "max_position_embeddings", "activation_function", "scale_embedding"),
-        *("encoder_layerdrop", "decoder_layerdrop", "tie_word_embeddings", "share_encoder_decoder_embeddings"),
-        *("is_encoder_decoder", "force_bos_token_to_be_generated", *OFF),
-        *(name for name, _, _ in SIZES),
-        *(name for name, _ in PROBABILITIES),
-    }
-)
-"""Keys that are read, besides those of all models and decoding settings."""
-
 NO_EFFECT = frozenset(
     """
     num_hidden_layers init_std classif_dropout extra_pos_embeddings save_step model_max_length max_source_positions
-    max_target_positions
+    max_target_positions decoder_vocab_size share_encoder_decoder_embeddings
     """.split()  # noqa: SIM905
 )
-"""Keys that do not change what transformers 4.53.3 computes, besides those of all models."""
-
-
-def described_structure(kind: Kind) -> dict[str, bool]:
-    """Keys of old versions that describe what the type alone determines, with the values that are right for it.
-
-    Args:
-        kind: the type.
-    """
-    return {
-        "normalize_before": kind.pre_norm,
-        "add_final_layer_norm": kind.pre_norm,
-        "normalize_embedding": kind.norms_embeddings,
-        "static_position_embeddings": kind.positions != "learned",
-        "add_bias_logits": False,
-        "do_blenderbot_90_layernorm": False,
-    }
+"""Keys that do not change what transformers 4.53.3 computes, besides those of all models; the last two, unless it is a
+Marian."""

@@ -26,9 +26,8 @@ from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
 from seqgen.errors import CheckpointError, ConfigError, shown
 from seqgen.model import EncoderDecoderModel
-from seqgen.models.huggingface.architecture import HEAD, Architecture
-from seqgen.models.huggingface.config import JSONConfig, ModelSize
-from seqgen.models.huggingface.generation import FILE as GENERATION_FILE, read_generation, write_generation
+from seqgen.models.huggingface.architecture import GENERATION_FILE, HEAD, Architecture, JSONConfig, ModelSize
+from seqgen.models.huggingface.generation import GENERATION_KEYS, read_generation, write_generation
 from seqgen.models.huggingface.weights import SHARD_BYTES, fill, weight_files, write_weights
 from seqgen.system.files import new_folder
 
@@ -80,46 +79,47 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
     generation, notes = read_generation(
         path, task.target_tokenizer, architecture.decoder_only, architecture.generation_defaults(config)
     )
-    notes += architecture.reading_notes(config)
-    given = [key for key, value in to_dict(reading).items() if value]
-    notes += [
-        f"{path}: reading.{key} has no effect: a Hugging Face folder contains everything that is needed"
-        for key in given
-    ]
+    saved, is_of_5 = config.string("dtype", config.string("torch_dtype", "float32")), config.written_by(5)
+    notes += _notes(config, architecture, reading)
+    if placement.dtype is None and saved not in _DTYPES:
+        notes.append(
+            f"{path}: its config.json has the dtype {saved}, which is not supported; the weights become float32"
+        )
     try:
         with on_meta():
             model = task.build_model(cfg)
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error}") from None
-    saved = config.string("dtype", config.string("torch_dtype", "float32"))
-    if placement.dtype is None and saved not in _DTYPES:
-        notes.append(
-            f"{path}: its config.json has the dtype {saved}, which is not supported; the weights become float32"
-        )
     model.to(placement.dtype or _DTYPES.get(saved, torch.float32))
-    if method := config.values.get("quantization_config"):
+    untied = fill(model, architecture.layout(cfg), path, placement.device)
+    if untied:
+        architecture.untie(model, untied)
+    if HEAD in untied and not is_of_5:  # version 5 writes all folders as tied
+        notes.append(
+            f"{path}: its config.json sets tie_word_embeddings, but {HEAD} differs from the embedding "
+            "and is used as the output projection"
+        )
+    config_of_run = TrainConfig(model=getattr(model, "cfg", cfg))
+    return LoadedModel(model, task, config_of_run, path, task.as_values(), notes, generation)
+
+
+def _notes(config: JSONConfig, architecture: Architecture, reading: ReadingConfig) -> list[str]:
+    """Notes about keys that have no effect, in the folder or given by the user."""
+    path, method = config.path.parent, config.value("quantization_config")
+    config.asked.update(GENERATION_KEYS)  # old versions wrote the decoding settings into config.json
+    notes = architecture.reading_notes(config)
+    notes += [
+        f"{path}: reading.{key} has no effect: a Hugging Face folder contains everything that is needed"
+        for key, value in to_dict(reading).items()
+        if value
+    ]
+    if method:
         named = method.get("quant_method") if isinstance(method, dict) else method
         notes.append(
             f"{path}: its config.json has a quantization_config (quant_method={named}), which is ignored: the weights "
             "are floating-point numbers and are used as they are"
         )
-    untied = fill(model, architecture.layout(cfg), path, placement.device)
-    if untied:
-        architecture.untie(model, untied)
-        if HEAD in untied and not config.string("transformers_version").startswith("5."):  # which writes all folders so
-            notes.append(
-                f"{path}: its config.json sets tie_word_embeddings, but {HEAD} differs from the embedding "
-                "and is used as the output projection"
-            )
-    return LoadedModel(
-        model,
-        task,
-        TrainConfig(model=getattr(model, "cfg", cfg)),
-        path,
-        task_values=task.as_values(),
-        notes=notes,
-        generation=generation,
-    )
+    return notes
 
 
 def _check_size(described: ModelSize, path: Path) -> None:

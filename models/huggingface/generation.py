@@ -19,10 +19,8 @@ from seqgen.errors import CheckpointError, ConfigError, shown
 from seqgen.generation.component import IDS, Resources
 from seqgen.generation.model_settings import TOOLKIT_LENGTH
 from seqgen.generation.rules import HUGGINGFACE
-from seqgen.models.huggingface.config import LARGEST, JSONConfig
+from seqgen.models.huggingface.architecture import GENERATION_FILE, LARGEST, JSONConfig
 from seqgen.registry import SEARCHES
-
-FILE = "generation_config.json"
 
 # Their name, ours, and their default, whose type is that of the value.
 _ALWAYS: tuple[tuple[str, str, Any], ...] = (
@@ -47,27 +45,20 @@ _SAMPLING: tuple[tuple[str, str, Any], ...] = (
     ("epsilon_cutoff", "epsilon_cutoff", 0.0),
     ("eta_cutoff", "eta_cutoff", 0.0),
 )
-_ELSEWHERE = frozenset(
-    {
-        *("max_length", "max_new_tokens", "min_length", "min_new_tokens", "early_stopping", "stop_strings"),
-        *("do_sample", "num_beam_groups", "diversity_penalty", "penalty_alpha", "exponential_decay_length_penalty"),
-        *("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids"),
-        *("sequence_bias", "prompt_lookup_num_tokens", "max_matching_ngram_size", "eos_token_id", "pad_token_id"),
-        *("bos_token_id", "decoder_start_token_id", "temperature", "top_k", "top_p", "min_p", "typical_p"),
-        *("epsilon_cutoff", "eta_cutoff"),
-    }
-)
-"""Keys that are read by name below, or that have no effect without sampling."""
+_ELSEWHERE = """
+    max_length max_new_tokens min_length min_new_tokens early_stopping stop_strings do_sample num_beam_groups
+    diversity_penalty penalty_alpha exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
+    forced_bos_token_id forced_eos_token_id bad_words_ids sequence_bias prompt_lookup_num_tokens
+    max_matching_ngram_size eos_token_id pad_token_id bos_token_id decoder_start_token_id
+    """
+"""Keys that are read by name below, or of ``config.json``."""
 
-_NO_PART = frozenset(
-    {
-        *("use_cache", "cache_implementation", "cache_config", "return_legacy_cache", "prefill_chunk_size"),
-        *("output_attentions", "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate"),
-        *("transformers_version", "low_memory", "compile_config", "disable_compile", "is_assistant"),
-        *("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"),
-        *("assistant_lookbehind", "target_lookbehind", "assistant_early_exit", "assistant_temperature"),
-    }
-)
+_NO_PART = """
+    use_cache cache_implementation cache_config return_legacy_cache prefill_chunk_size output_attentions
+    output_hidden_states output_scores output_logits return_dict_in_generate transformers_version low_memory
+    compile_config disable_compile is_assistant num_assistant_tokens num_assistant_tokens_schedule
+    assistant_confidence_threshold assistant_lookbehind target_lookbehind assistant_early_exit assistant_temperature
+    """
 """Keys that do not change outputs."""
 
 _EXACT_CACHES = (None, "dynamic", "static", "offloaded", "offloaded_static")
@@ -77,7 +68,7 @@ _UNLIMITED = 1 << 20
 """Value of ``max_len_b`` for which only ``max_len`` limits the length."""
 
 
-GENERATION_KEYS = frozenset({name for name, _, _ in _ALWAYS} | _ELSEWHERE | _NO_PART)
+GENERATION_KEYS = frozenset([*(key for key, _, _ in _ALWAYS + _SAMPLING), *_ELSEWHERE.split(), *_NO_PART.split()])
 """All keys that are read or known not to change outputs."""
 
 
@@ -99,8 +90,8 @@ def read_generation(
     Raises:
         CheckpointError: a value is of the wrong type, or an id is outside the vocabulary.
     """
-    has_file = (folder / FILE).is_file()
-    config = JSONConfig.read(folder / (FILE if has_file else "config.json"))
+    has_file = (folder / GENERATION_FILE).is_file()
+    config = JSONConfig.read(folder / (GENERATION_FILE if has_file else "config.json"))
     if not has_file:
         config = JSONConfig(config.path, {**(defaults or {}), **config.values})
     reader = _Reader(config, tokenizer, decoder_only)
@@ -117,7 +108,7 @@ def read_generation(
     if has_file:
         for name, value in config.values.items():
             if name not in GENERATION_KEYS and not name.startswith("_") and value not in (None, False, 0, [], ""):
-                reader.notes.append(f"{config.path}: {name}={shown(value)} is not supported and is ignored")
+                reader.note(f"{name}={shown(value)} is not supported and is ignored")
     return values, reader.notes
 
 
@@ -130,14 +121,13 @@ class _Reader:
         self.decoder_only = decoder_only
         self.notes: list[str] = []
 
+    def note(self, text: str) -> None:
+        """Add a note about the file."""
+        self.notes.append(f"{self.config.path}: {text}")
+
     def plain(self, table: Sequence[tuple[str, str, Any]]) -> dict[str, Any]:
         """Values that differ only in their names."""
-        return {ours: self._typed(theirs, default) for theirs, ours, default in table}
-
-    def _typed(self, name: str, default: Any) -> Any:
-        if isinstance(default, bool):
-            return self.config.boolean(name, default)
-        return self.config.integer(name, default) if isinstance(default, int) else self.config.number(name, default)
+        return {ours: self.config.like(theirs, default) for theirs, ours, default in table}
 
     def lengths(self) -> dict[str, Any]:
         """Limits of the length; in the file, those without ``new_tokens`` in their names count the start token."""
@@ -168,9 +158,9 @@ class _Reader:
 
     def strategy(self) -> dict[str, Any]:
         """The search strategy and its values."""
-        early = self.config.values.get("early_stopping") or False
+        early = self.config.value("early_stopping") or False
         if early not in (True, False, "never"):
-            raise CheckpointError(f"{self.config.path}: early_stopping is {shown(early)}, not true, false or 'never'")
+            raise self.config.wrong("early_stopping", early, "true, false or 'never'")
         values: dict[str, Any] = {"early_stopping": str(early).lower()}
         beams = self.config.integer("num_beams", 1)
         if self.config.boolean("do_sample", False):
@@ -186,23 +176,19 @@ class _Reader:
             values |= {"search": "diverse_beam", "components": own}
         if drafted := self.config.integer("prompt_lookup_num_tokens", 0):
             if beams > 1 or "search" in values:
-                self.notes.append(
-                    f"{self.config.path}: prompt_lookup_num_tokens={drafted} has no effect on this search"
-                )
+                self.note(f"prompt_lookup_num_tokens={drafted} has no effect on this search")
             else:
                 values |= {"draft_tokens": drafted, "prompt_lookup": self.config.integer("max_matching_ngram_size", 2)}
         return values
 
     def note_differences(self) -> None:
         """Add notes about values that give other outputs than in transformers."""
-        cache = self.config.values.get("cache_implementation")
+        cache = self.config.value("cache_implementation")
         if cache not in _EXACT_CACHES:
-            self.notes.append(
-                f"{self.config.path}: cache_implementation={shown(cache)} is not supported and is ignored"
-            )
+            self.note(f"cache_implementation={shown(cache)} is not supported and is ignored")
         if (scale := self.config.number("guidance_scale", 1.0)) != 1:
-            self.notes.append(
-                f"{self.config.path}: guidance_scale={scale} contrasts with the scores for an empty source, which "
+            self.note(
+                f"guidance_scale={scale} contrasts with the scores for an empty source, which "
                 "transformers does not do; outputs differ from its outputs"
             )
 
@@ -215,11 +201,11 @@ class _Reader:
         for theirs, ours in (("forced_bos_token_id", "forced_first"), ("forced_eos_token_id", "forced_last")):
             ids = self._ids(theirs)
             if ids and ours == "forced_first" and self.decoder_only:
-                self.notes.append(f"{self.config.path}: {theirs}={ids[0]} is ignored, because outputs follow a prompt")
+                self.note(f"{theirs}={ids[0]} is ignored, because outputs follow a prompt")
             elif ids:
                 values[ours] = self._token(theirs, ids[0])
                 if len(ids) > 1:
-                    self.notes.append(f"{self.config.path}: only the first id of {theirs}, {ids[0]}, is forced")
+                    self.note(f"only the first id of {theirs}, {ids[0]}, is forced")
         return values
 
     def ends(self) -> dict[str, Any]:
@@ -227,11 +213,11 @@ class _Reader:
         eos = self.tokenizer.dictionary.eos()
         ids = self._ids("eos_token_id")
         # Without this key in the file, version 4 of transformers has no end-of-sentence, version 5 that of config.json.
-        missing = self.config.path.name == FILE and not self.config.string("transformers_version").startswith("5.")
+        missing = self.config.path.name == GENERATION_FILE and not self.config.written_by(5)
         if eos not in ids and (ids or missing):
-            self.notes.append(
-                f"{self.config.path}: eos_token_id is {ids or 'missing'}; in seqgen, outputs also end at the "
-                f"tokenizer's end-of-sentence, {eos}"
+            self.note(
+                f"eos_token_id is {ids or 'missing'}; in seqgen, outputs also end at the tokenizer's end-of-sentence, "
+                f"{eos}"
             )
         others = [self._token("eos_token_id", index) for index in ids if index != eos]
         return {"end_symbols": others} if others else {}
@@ -239,11 +225,9 @@ class _Reader:
     def texts(self) -> dict[str, Any]:
         """Texts that end an output, are forbidden, or are more or less likely."""
         values: dict[str, Any] = {}
-        stops = self.config.values.get("stop_strings")
+        stops = self.config.value("stop_strings")
         if stops:
-            values["stop_strings"] = (
-                [stops] if isinstance(stops, str) else [str(stop) for stop in self._list("stop_strings")]
-            )
+            values["stop_strings"] = [stops] if isinstance(stops, str) else list(map(str, self._list("stop_strings")))
         if forbidden := self._sequences("bad_words_ids", self._list("bad_words_ids")):
             values["bad_words"] = forbidden
         biased = []
@@ -287,25 +271,25 @@ class _Reader:
         return isinstance(ids, list) and bool(ids) and all(type(i) is int and 0 <= i < size for i in ids)
 
     def _list(self, name: str) -> list[Any]:
-        value = self.config.values.get(name)
-        if value is not None and not isinstance(value, list):
-            raise CheckpointError(f"{self.config.path}: {name} is {shown(value)}, not a list")
-        return value or []
+        value = self.config.value(name, [])
+        if not isinstance(value, list):
+            raise self.config.wrong(name, value, "a list")
+        return value
 
     def _ids(self, name: str) -> list[int]:
-        value = self.config.values.get(name)
-        ids = [] if value is None else value if isinstance(value, list) else [value]
-        if not all(isinstance(index, int) and not isinstance(index, bool) for index in ids):
-            raise CheckpointError(f"{self.config.path}: {name} is {shown(value)}, not an id or a list of ids")
+        value = self.config.value(name, [])
+        ids = value if isinstance(value, list) else [value]
+        if not all(type(index) is int for index in ids):
+            raise self.config.wrong(name, value, "an id or a list of ids")
         return ids
 
     def _token(self, name: str, index: int) -> str:
-        if not 0 <= index < len(self.tokenizer.dictionary):
-            size = len(self.tokenizer.dictionary)
+        words = self.tokenizer.dictionary
+        if not 0 <= index < len(words):
             raise CheckpointError(
-                f"{self.config.path}: {name} has the id {index}, but the vocabulary has only {size} ids"
+                f"{self.config.path}: {name} has the id {index}, but the vocabulary has only {len(words)} ids"
             )
-        return self.tokenizer.dictionary.symbol(index)
+        return words.symbol(index)
 
 
 def write_generation(cfg: GenerationConfig, tokenizer: Tokenizer | None, decoder_only: bool = False) -> dict[str, Any]:

@@ -5,18 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from seqgen.checkpoints.loading import PromptDecodingConfig, PromptDecodingTask
+from seqgen.checkpoints.loading import PromptDecodingTask
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError
-from seqgen.models.huggingface.architecture import (
-    HEAD,
-    Architecture,
-    activation_name,
-    activation_of,
-    model_config,
-    refuse,
-)
-from seqgen.models.huggingface.config import JSONConfig, ModelSize
+from seqgen.models.huggingface.architecture import HEAD, Architecture, JSONConfig, ModelSize, activation_name
 from seqgen.models.huggingface.weights import Layout, Piece, with_bias
 from seqgen.models.transformer_lm import TransformerLanguageModel, TransformerLMConfig
 
@@ -31,6 +23,17 @@ _SIZES = (
 )
 """GPT-2's name, the general name, which transformers prefers if a file has both, ours, and the default."""
 
+_VALUES: tuple[tuple[str, str, Any], ...] = (
+    ("resid_pdrop", "dropout", 0.1),
+    ("embd_pdrop", "embedding_dropout", 0.1),
+    ("attn_pdrop", "attention_dropout", 0.1),
+    ("layer_norm_epsilon", "layer_norm_epsilon", 1e-5),
+    ("scale_attn_weights", "scale_attn_weights", True),
+    ("scale_attn_by_inverse_layer_idx", "scale_attn_by_inverse_layer_idx", False),
+    ("tie_word_embeddings", "share_decoder_input_output_embed", True),
+)
+"""GPT-2's name, ours, and the default, whose type is that of the value."""
+
 _FIXED: dict[str, Any] = {
     "decoder_normalize_before": True,
     "no_decoder_final_norm": False,
@@ -43,14 +46,6 @@ _FIXED: dict[str, Any] = {
 
 _OFF = ("add_cross_attention", "is_encoder_decoder", "pruned_heads")
 """Keys that change the computation and are not supported."""
-
-_OTHERS = frozenset(
-    """
-    vocab_size n_inner activation_function resid_pdrop embd_pdrop attn_pdrop layer_norm_epsilon scale_attn_weights
-    scale_attn_by_inverse_layer_idx tie_word_embeddings
-    """.split()  # noqa: SIM905
-)
-"""Further keys that are read, besides those of all models and decoding settings."""
 
 _NO_EFFECT = frozenset(
     """
@@ -66,28 +61,22 @@ class GPT2Architecture(Architecture):
     """GPT-2; see ``Architecture``."""
 
     model_class = TransformerLanguageModel
-    known = _OTHERS | _NO_EFFECT | {*_OFF, *(name for names in _SIZES for name in names[:2])}
+    no_effect = _NO_EFFECT
     decoder_only = True
 
     def read_config(self, config: JSONConfig) -> TransformerLMConfig:
         """Turn a folder's ``config.json`` into a configuration."""
-        refuse(config, _OFF, "GPT-2")
+        config.refuse(_OFF, "GPT-2")
         values = {"_name": "transformer_lm", **_FIXED}
         for name, general, ours, default in _SIZES:
             values[ours] = config.integer(general, config.integer(name, default, minimum=1), minimum=1)
         width = values["decoder_embed_dim"]
         values |= {
             "decoder_ffn_embed_dim": config.integer("n_inner", 4 * width, minimum=1),
-            "activation_fn": activation_of(config, "gelu_new"),
-            "dropout": config.number("resid_pdrop", 0.1),
-            "embedding_dropout": config.number("embd_pdrop", 0.1),
-            "attention_dropout": config.number("attn_pdrop", 0.1),
-            "layer_norm_epsilon": config.number("layer_norm_epsilon", 1e-5),
-            "scale_attn_weights": config.boolean("scale_attn_weights", True),
-            "scale_attn_by_inverse_layer_idx": config.boolean("scale_attn_by_inverse_layer_idx", False),
-            "share_decoder_input_output_embed": config.boolean("tie_word_embeddings", True),
+            "activation_fn": config.activation("gelu_new"),
+            **{ours: config.like(name, default) for name, ours, default in _VALUES},
         }
-        cfg: TransformerLMConfig = model_config(values, config.path)
+        cfg: TransformerLMConfig = config.model(values)
         return cfg
 
     def size(self, cfg: TransformerLMConfig, config: JSONConfig) -> ModelSize:
@@ -99,9 +88,7 @@ class GPT2Architecture(Architecture):
 
     def make_task(self, cfg: TransformerLMConfig, path: Path, tokenizer: Tokenizer) -> PromptDecodingTask:
         """The task that decodes: a prompt has the ids that transformers gives it; an empty one is end-of-sentence."""
-        return PromptDecodingTask(
-            PromptDecodingConfig(getattr(tokenizer, "begins_with_eos", False)), tokenizer, tokenizer
-        )
+        return PromptDecodingTask.of(tokenizer, getattr(tokenizer, "begins_with_eos", False))
 
     def write_config(self, model: TransformerLanguageModel) -> dict[str, Any]:
         """The content of a model's ``config.json``."""
@@ -116,13 +103,8 @@ class GPT2Architecture(Architecture):
             **{name: getattr(cfg, ours) for name, _, ours, _ in _SIZES},
             "n_inner": cfg.decoder_ffn_embed_dim,
             "activation_function": activation_name(cfg.activation_fn),
-            "resid_pdrop": cfg.dropout,
+            **{name: getattr(cfg, ours) for name, ours, _ in _VALUES},
             "embd_pdrop": cfg.dropout if cfg.embedding_dropout is None else cfg.embedding_dropout,
-            "attn_pdrop": cfg.attention_dropout,
-            "layer_norm_epsilon": cfg.layer_norm_epsilon,
-            "scale_attn_weights": cfg.scale_attn_weights,
-            "scale_attn_by_inverse_layer_idx": cfg.scale_attn_by_inverse_layer_idx,
-            "tie_word_embeddings": cfg.share_decoder_input_output_embed,
             "use_cache": True,
         }
 
@@ -140,14 +122,12 @@ class GPT2Architecture(Architecture):
         ignored = set()  # causal masks, which old versions saved
         for index in range(cfg.decoder_layers):
             pieces |= _layer(index)
-            ignored |= {
-                f"{prefix}h.{index}.attn.{name}" for prefix in ("", _PREFIX) for name in ("bias", "masked_bias")
-            }
+            ignored |= {f"{_PREFIX}h.{index}.attn.{name}" for name in ("bias", "masked_bias")}
         pieces |= with_bias(f"{_PREFIX}ln_f", "decoder.layer_norm")
-        aliases = {name: (name.removeprefix(_PREFIX),) for name in pieces}
-        if cfg.share_decoder_input_output_embed:
-            return Layout(pieces, aliases, frozenset(ignored), {HEAD: _EMBEDDING})
-        return Layout({**pieces, HEAD: Piece("decoder.output_projection.weight")}, aliases, frozenset(ignored))
+        tied = {HEAD: _EMBEDDING} if cfg.share_decoder_input_output_embed else {}
+        if not tied:
+            pieces[HEAD] = Piece("decoder.output_projection.weight")
+        return Layout(pieces, ignored=frozenset(ignored), tied=tied, prefix=_PREFIX)
 
 
 ARCHITECTURE = GPT2Architecture()

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from seqgen.checkpoints.loading import DecodingTask
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, shown
-from seqgen.models.huggingface.architecture import HEAD, Architecture, first_decoder_input, model_config, refuse
-from seqgen.models.huggingface.config import JSONConfig, ModelSize
+from seqgen.models.huggingface.architecture import HEAD, Architecture, JSONConfig, ModelSize
 from seqgen.models.huggingface.weights import Layout, Piece, stacked, weights_of
 from seqgen.models.t5.layers import T5Config
 from seqgen.models.t5.model import T5Model
@@ -32,33 +31,37 @@ _ACTIVATIONS |= {"gelu_fast": "gelu_new", "gelu_accurate": "gelu_new", "gelu_pyt
 _ACTIVATIONS |= {"silu": "silu", "swish": "silu"}
 _GATED = {"relu": "gated-relu", "gelu_new": "gated-gelu", "silu": "gated-silu"}
 
+_VALUES: dict[str, Any] = {
+    **{"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128},
+    **{"dropout_rate": 0.1, "layer_norm_epsilon": 1e-6},
+}
+"""Defaults of keys that have the same name here, and one default for all model types."""
+
+_SIZES = ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads")
+
 _OFF = ("tie_encoder_decoder", "pruned_heads")
 """Keys that change the computation and are not supported."""
 
-_READ = frozenset(
+_NO_EFFECT = frozenset(
     """
-    vocab_size d_model hidden_size d_kv head_dim d_ff num_layers num_hidden_layers num_decoder_layers num_heads
-    num_attention_heads relative_attention_num_buckets relative_attention_max_distance feed_forward_proj dense_act_fn
-    is_gated_act tie_word_embeddings scale_decoder_outputs dropout_rate layer_norm_epsilon is_encoder_decoder
+    initializer_factor is_decoder add_cross_attention n_positions scalable_attention scale_decoder_outputs
     """.split()  # noqa: SIM905
 )
-"""Further keys that are read, besides those of all models and decoding settings."""
-
-_NO_EFFECT = frozenset({"initializer_factor", "is_decoder", "add_cross_attention", "n_positions", "scalable_attention"})
-"""Keys that do not change what transformers 4.53.3 computes, besides those of all models."""
+"""Keys that do not change what transformers 4.53.3 computes, besides those of all models; the last, unless it is a T5.
+"""
 
 
 class T5Architecture(Architecture):
     """T5; see ``Architecture``."""
 
     model_class = T5Model
-    known = _READ | _NO_EFFECT | frozenset(_OFF)
+    no_effect = _NO_EFFECT
 
     def read_config(self, config: JSONConfig) -> T5Config:
         """Turn a folder's ``config.json`` into a configuration."""
         kind = config.string("model_type")
         defaults: Mapping[str, Any] = _DEFAULTS.get(kind, _DEFAULTS["mt5"])
-        refuse(config, _OFF, kind)
+        config.refuse(_OFF, kind)
         if not config.boolean("is_encoder_decoder", True):
             raise CheckpointError(f"{config.path}: a {kind} with is_encoder_decoder=false is not supported")
         # Of two names for a size, transformers prefers the general one; only the encoder has num_hidden_layers.
@@ -72,17 +75,14 @@ class T5Architecture(Architecture):
             "num_layers": config.integer("num_hidden_layers", layers),
             "num_decoder_layers": config.integer("num_decoder_layers", layers, minimum=1),
             "num_heads": config.integer("num_attention_heads", config.integer("num_heads", defaults["num_heads"])),
-            "relative_attention_num_buckets": config.integer("relative_attention_num_buckets", 32),
-            "relative_attention_max_distance": config.integer("relative_attention_max_distance", 128),
+            **{name: config.like(name, default) for name, default in _VALUES.items()},
             "per_layer_bias": kind == "umt5",
             "feed_forward_proj": _feed_forward(config, defaults["feed_forward_proj"]),
             "tie_word_embeddings": config.boolean("tie_word_embeddings", _TIED[kind]),
             "scale_decoder_outputs": _scales(config, kind),
-            "dropout_rate": config.number("dropout_rate", 0.1),
-            "layer_norm_epsilon": config.number("layer_norm_epsilon", 1e-6),
             "decoder_start_token_id": config.integer("decoder_start_token_id", _STARTS[kind], minimum=-1),
         }
-        cfg: T5Config = model_config(values, config.path)
+        cfg: T5Config = config.model(values)
         return cfg
 
     def size(self, cfg: T5Config, config: JSONConfig) -> ModelSize:
@@ -92,7 +92,7 @@ class T5Architecture(Architecture):
     def make_task(self, cfg: T5Config, path: Path, tokenizer: Tokenizer) -> DecodingTask:
         """The task that decodes; the configuration gets the first decoder input."""
         bos = JSONConfig.read(path / "config.json").integer("bos_token_id", -1, minimum=-1)
-        cfg.decoder_start_token_id = first_decoder_input(path, cfg.decoder_start_token_id, bos)
+        cfg.decoder_start_token_id = self.first_decoder_input(path, cfg.decoder_start_token_id, bos)
         if cfg.decoder_start_token_id == tokenizer.dictionary.pad():
             cfg.decoder_start_token_id = -1
         return DecodingTask(None, tokenizer, tokenizer)
@@ -111,21 +111,11 @@ class T5Architecture(Architecture):
         cfg = model.cfg
         kind = "umt5" if cfg.per_layer_bias else "t5"
         activation = cfg.feed_forward_proj.removeprefix("gated-")
-        names: tuple[str, ...] = (
-            "vocab_size",
-            "d_model",
-            "d_kv",
-            "d_ff",
-            "num_layers",
-            "num_heads",
-            "relative_attention_num_buckets",
-        )
-        names += ("relative_attention_max_distance", "feed_forward_proj", "dropout_rate")
         return {
             "architectures": [f"{kind.upper()}ForConditionalGeneration"],
             "model_type": kind,
             "is_encoder_decoder": True,
-            **{name: getattr(cfg, name) for name in (*names, "layer_norm_epsilon")},
+            **{name: getattr(cfg, name) for name in (*_SIZES, *_VALUES, "feed_forward_proj")},
             "num_decoder_layers": cfg.decoder_layers,
             "tie_word_embeddings": cfg.scales_outputs if cfg.per_layer_bias else _is_plain_tie(cfg),
             "dense_act_fn": "gelu_new" if cfg.feed_forward_proj == "gated-gelu" else activation,
@@ -190,8 +180,8 @@ def _scales(config: JSONConfig, kind: str) -> bool | None:
     T5, and never scales an mT5. Version 4 scales an mT5 with a tied embedding.
     """
     if kind == "mt5":
-        return None if config.string("transformers_version").startswith("4.") else False
-    given = kind == "t5" and config.values.get("scale_decoder_outputs") is not None
+        return None if config.written_by(4) else False
+    given = kind == "t5" and config.value("scale_decoder_outputs") is not None
     return config.boolean("scale_decoder_outputs", True) if given else None
 
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from seqgen.checkpoints.model_weights import materialize
-from seqgen.checkpoints.serialization import read_json, read_tensors, tensor_chunks, write_json, write_tensors
+from seqgen.checkpoints.serialization import read_json, read_tensors, write_json, write_tensors
 from seqgen.checkpoints.torch_file import read_torch_file
-from seqgen.errors import CheckpointError
+from seqgen.errors import CheckpointError, listing
 from seqgen.system.mapped_weights import MappedFile, give_back
 from seqgen.system.switches import MAPPED_WEIGHTS
 
@@ -46,13 +46,8 @@ class Piece:
     transposed: bool = False
     is_row: bool = False
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is the parameter as it is."""
-        return self.rows is None and not self.transposed and not self.is_row
-
     def of(self, parameter: Tensor) -> Tensor:
-        """The part of the parameter in the folder's shape, as a view."""
+        """The part of the parameter in the folder's shape, as a view; the parameter itself if it is all of it."""
         part = parameter if self.rows is None else parameter[self.rows[0] : self.rows[1]]
         if self.is_row:
             return part.unsqueeze(0)
@@ -88,12 +83,14 @@ class Layout:
 
     Attributes:
         pieces: the place in the model of each name in a folder.
-        aliases: further names of the same tensors, by the name in ``pieces``; an alias is used if that name is missing.
+        aliases: further names of the same tensors, by the name in ``pieces``; the first of these in the folder is used
+            if that name is missing.
         ignored: names in some folders whose tensors are not used.
         tied: names in some folders for tensors that the model's configuration ties to a name in ``pieces``; see
             ``fill``.
         optional: names in ``pieces`` that a folder may lack: a parameter is then zero, and a buffer has the values that
             the model computes.
+        prefix: what all names of some folders lack at their beginning.
     """
 
     pieces: Mapping[str, Piece]
@@ -101,6 +98,7 @@ class Layout:
     ignored: frozenset[str] = frozenset()
     tied: Mapping[str, str] = field(default_factory=dict)
     optional: frozenset[str] = frozenset()
+    prefix: str = ""
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -137,7 +135,7 @@ def _shards(index: Path) -> list[Path]:
     if missing:
         raise CheckpointError(
             f"{index.parent} is incomplete: {len(missing)} of {len(names)} files with weights are missing, "
-            f"{_listing(missing)}; download them as well"
+            f"{listing(missing, 10)}; download them as well"
         )
     return [index.parent / name for name in names]
 
@@ -146,24 +144,26 @@ def tensors_of(path: Path) -> Iterator[tuple[str, Tensor]]:
     """The tensors of one file by name, one after another.
 
     Args:
-        path: a ``safetensors`` file, which is mapped or of which a small part at a time is in memory, or a file of
-            ``torch.save``.
+        path: a ``safetensors`` file, which is mapped into memory, or a file of ``torch.save``. What has been yielded is
+            freed, unless it is still used.
 
     Raises:
         CheckpointError: the file is damaged, holds code or something else than tensors.
     """
     if path.suffix == ".safetensors":
         try:
-            for chunk in [read_tensors(path)] if MAPPED_WEIGHTS.is_on() else tensor_chunks(path):
-                yield from chunk.items()
+            tensors = read_tensors(path)
         except CheckpointError as error:
             raise CheckpointError(f"{error}: download it again") from None
+        for name, tensor in tensors.items():
+            yield name, tensor
+            give_back(tensor)
         return
     content = read_torch_file(path)
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path} holds no weights by name")
     content = dict(content)
-    while content:  # what has been yielded is freed
+    while content:
         name = next(iter(content))
         tensor = content.pop(name)
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
@@ -204,7 +204,8 @@ def fill(model: nn.Module, layout: Layout, folder: Path, device: torch.device) -
 class _Filling:
     """Puts the tensors of a folder into a model's parameters, one after another.
 
-    A tensor may be in the folder under several names. The one in ``layout.pieces`` replaces one of another name.
+    A tensor may be in the folder under several names. The one in ``layout.pieces`` is used; those of other names wait
+    until the end, since the file may have them first.
 
     Args:
         model: the model.
@@ -214,11 +215,11 @@ class _Filling:
     def __init__(self, model: nn.Module, layout: Layout):
         self.layout = layout
         self.parameters = _tensors(model)
-        self.first_names = {alias: name for name, aliases in layout.aliases.items() for alias in aliases} | dict(
-            layout.tied
-        )
-        self.used: dict[str, str] = {}  # the name whose tensor was used for each name in layout.pieces
-        self.different: dict[str, Tensor] = {}
+        self.targets = {name: name for name in layout.pieces} | dict(layout.tied)
+        self.targets |= {alias: name for name, aliases in layout.aliases.items() for alias in aliases}
+        self.found: set[str] = set()  # names in layout.pieces whose tensor the folder has, under any name
+        self.filled: set[str] = set()  # names in layout.pieces whose tensor has been used
+        self.further: dict[str, tuple[Tensor, MappedFile | None]] = {}
         self.unknown: list[str] = []
         self.misshapen: list[str] = []
 
@@ -229,52 +230,46 @@ class _Filling:
             name: its name.
             tensor: the tensor.
             path: its file.
-            mapped: the file if it is mapped into memory.
+            mapped: the file if parameters may use its memory.
 
         Raises:
             CheckpointError: the tensor is quantized.
         """
-        target = self.first_names.get(name, name)
-        if target not in self.layout.pieces:
-            self.unknown += [name] * (name not in self.layout.ignored)
+        full = self._full(name)
+        if full not in self.targets:
+            self.unknown += [name] * (full not in self.layout.ignored)
             return
+        target = self.targets[full]
+        self.found.add(target)
         place = self._place(target)
         if tensor.shape != place.shape:
             self.misshapen.append(f"{name} ({tuple(tensor.shape)}, expected {tuple(place.shape)})")
         elif not tensor.is_floating_point():
             raise CheckpointError(f"{path}: {name} is quantized ({tensor.dtype}), which cannot be read")
-        elif target not in self.used:
+        elif full == target and target not in self.filled:
             self._put(target, tensor, mapped)
-        elif not _same(tensor, place):
-            self._replace(name, target, tensor)
-        if name == target or target not in self.used:
-            self.used[target] = name
-        if mapped:
-            give_back(tensor)
+        else:
+            self.further[name] = tensor, mapped
 
-    def _parameter(self, target: str) -> Tensor:
-        return self.parameters[self.layout.pieces[target].parameter]
+    def _full(self, name: str) -> str:
+        """A name with the prefix that it may lack."""
+        full = self.layout.prefix + name
+        return full if full in self.targets or full in self.layout.ignored else name
 
     def _place(self, target: str) -> Tensor:
-        return self.layout.pieces[target].of(self._parameter(target)).detach()
+        piece = self.layout.pieces[target]
+        return piece.of(self.parameters[piece.parameter])
 
     def _put(self, target: str, tensor: Tensor, mapped: MappedFile | None) -> None:
         """Use the memory of a mapped tensor if possible; otherwise copy its values."""
-        is_whole = self.layout.pieces[target].is_whole
-        if not (mapped and is_whole and mapped.lend(self._parameter(target), tensor)):
-            self._place(target).copy_(tensor)
-
-    def _replace(self, name: str, target: str, tensor: Tensor) -> None:
-        """Of two different tensors for one place, use the one whose name is in ``layout.pieces``; keep the other."""
         place = self._place(target)
-        if name == target:
-            self.different[self.used[target]] = place.clone()
-            place.copy_(tensor)
-        else:
-            self.different[name] = tensor.to(place)
+        is_whole = place is self.parameters[self.layout.pieces[target].parameter]
+        if not (mapped and is_whole and mapped.lend(place, tensor)):
+            place.detach().copy_(tensor)
+        self.filled.add(target)
 
     def finish(self, folder: Path) -> dict[str, Tensor]:
-        """Check that all weights were found, and set optional ones that are missing.
+        """Use tensors of other names, check that all weights were found, and set optional ones that are missing.
 
         Args:
             folder: the folder, for messages.
@@ -285,24 +280,27 @@ class _Filling:
         Raises:
             CheckpointError: see ``fill``.
         """
-        layout = self.layout
-        different = {
-            name: tensor
-            for name, tensor in self.different.items()
-            if name in self.first_names and not _same(tensor, self._parameter(self.first_names[name]))
-        }
+        layout, different = self.layout, {}
+        for name, (tensor, mapped) in self.further.items():
+            target = self.targets[self._full(name)]
+            if target not in self.filled:
+                self._put(target, tensor, mapped)
+            elif not _same(tensor, self._place(target)):
+                different[name] = tensor.to(self._place(target))
         faults = {
-            "missing": sorted(set(layout.pieces) - set(self.used) - layout.optional),
+            "missing": sorted(set(layout.pieces) - self.found - layout.optional),
             "unknown to the model": sorted(self.unknown),
             "of another shape": self.misshapen,
-            "different from the tensors to which they should be tied": sorted(set(different) - set(layout.tied)),
+            "different from the tensors to which they should be tied": sorted(
+                name for name in different if self._full(name) not in layout.tied
+            ),
         }
         if any(faults.values()):
-            listed = "; ".join(f"{what}: {_listing(names)}" for what, names in faults.items() if names)
+            listed = "; ".join(f"{what}: {listing(names, 10)}" for what, names in faults.items() if names)
             raise CheckpointError(f"{folder}: the weights do not match its config.json: {listed}")
-        for name in layout.optional - set(self.used):
-            if isinstance(self._parameter(name), nn.Parameter):
-                self._place(name).zero_()
+        for name in layout.optional - self.found:
+            if isinstance(self.parameters[layout.pieces[name].parameter], nn.Parameter):
+                self._place(name).detach().zero_()
         return different
 
 
@@ -352,8 +350,3 @@ def write_weights(weights: Mapping[str, Tensor], folder: Path, shard_bytes: int 
         places.update(dict.fromkeys(shard, file))
     total = sum(tensor.nbytes for tensor in weights.values())
     write_json(folder / f"{SAFETENSORS}{INDEX}", {"metadata": {"total_size": total}, "weight_map": places})
-
-
-def _listing(names: Sequence[str], limit: int = 10) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return f"{', '.join(names[:limit])}{more}"

@@ -5,14 +5,13 @@ One class implements all variants: T5 1.0 and 1.1, Flan-T5, mT5, ByT5 and umT5 d
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from seqgen.decoder import IncrementalDecoder
+from seqgen.decoder import IncrementalDecoder, ProjectedOutput
 from seqgen.encoder import Encoder
 from seqgen.errors import ConfigError
 from seqgen.incremental_state import StateDict
@@ -74,7 +73,7 @@ class T5Encoder(Encoder):
         return self.cfg.max_source_positions
 
 
-class T5Decoder(IncrementalDecoder):
+class T5Decoder(ProjectedOutput, IncrementalDecoder):
     """T5 decoder: layers of causal self-attention and encoder-decoder attention.
 
     Padding among the target tokens is not masked, since padding is the start token.
@@ -145,26 +144,8 @@ class T5Decoder(IncrementalDecoder):
         """
         return _biased(self.position_biases, queries, layer)
 
-    def output_layer(self, features: Tensor) -> Tensor:
-        """Project features ``(..., C)`` to logits ``(..., V)``."""
-        logits: Tensor = self.output_projection(self._scaled(features))
-        return logits
-
-    def output_columns(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
-        """Prepare the output layer for the tokens ``ids``; see ``Decoder.output_columns``."""
-        columns = self.output_projection.columns(ids)
-        return lambda features: columns(self._scaled(features))
-
-    def early_exit(self, hidden: Tensor) -> Tensor:
-        """Logits ``(..., V)`` of the output ``(..., C)`` of any layer."""
-        return self.output_layer(self.layer_norm(hidden))
-
-    def output_product(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """The scaled features and the weight of the output projection; see ``Decoder.output_product``."""
-        return self._scaled(features), self.output_projection.matrix()
-
-    def _scaled(self, features: Tensor) -> Tensor:
-        # The tied embedding has values of variance 1; without the scale, logits would have variance d_model.
+    def projected_features(self, features: Tensor) -> Tensor:
+        """Scale the features: a tied embedding has values of variance 1, so logits would have variance d_model."""
         return features * self.cfg.d_model**-0.5 if self.cfg.scales_outputs else features
 
     def max_positions(self) -> int:

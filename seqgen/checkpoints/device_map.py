@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -135,14 +136,12 @@ def place(model: nn.Module, main: torch.device, device_map: str) -> None:
     layers = layers_of(model)
     devices = {name: placed.get(name, main) for name in layers}
     transfers = {device: Transfer(device) for device in {main, *devices.values()}}
-    names = list(layers)
-    for index, name in enumerate(names):
-        device = devices[name]
-        layers[name].to(device)
-        following = names[index + 1] if index + 1 < len(names) else ""
-        goes_on = following.partition(".")[0] == name.partition(".")[0]
-        _hook(layers[name], transfers[device], transfers[devices[following] if goes_on else main])
-        for module in layers[name].modules():
+    for name, following in pairwise([*layers, ""]):
+        layer, device = layers[name], devices[name]
+        layer.to(device)
+        is_last = following.partition(".")[0] != name.partition(".")[0]
+        _hook(layer, transfers[device], transfers[main if is_last else devices[following]])
+        for module in layer.modules():
             if isinstance(module, StatefulModule) and device != main:
                 module.state_device = device
     inside = {id(tensor) for layer in layers.values() for tensor in (*layer.parameters(), *layer.buffers())}

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 import threading
 import time
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from seqgen.data.tokenizers import files as tokenizer_files
@@ -96,22 +96,19 @@ def local_path(path: str | Path) -> Path:
 
 def _watched(repository: str, revision: str | None) -> Path:
     """Download a model in a thread that is left alone when it makes no progress; see ``_download``."""
-    results: SimpleQueue[Path | BaseException] = SimpleQueue()
+    download: Future[Path] = Future()
 
     def work() -> None:
         try:
-            results.put(_download(repository, revision))
+            download.set_result(_download(repository, revision))
         except BaseException as error:
-            results.put(error)
+            download.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
     written, since = 0, time.monotonic()
     while time.monotonic() - since < STALL_SECONDS:
-        with suppress(Empty):
-            result = results.get(timeout=min(1.0, STALL_SECONDS))
-            if isinstance(result, BaseException):
-                raise result
-            return result
+        if wait([download], timeout=min(1.0, STALL_SECONDS)).done:
+            return download.result()
         if (now := _size_in_cache(repository)) != written:
             written, since = now, time.monotonic()
     raise TimeoutError(

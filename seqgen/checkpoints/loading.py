@@ -26,8 +26,8 @@ from seqgen.checkpoints.device_map import place
 from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.model_weights import build_real, can_materialize, check_size, load_weights, materialize
 from seqgen.checkpoints.run_checkpoints import resolve, weight_shapes
-from seqgen.checkpoints.run_checksums import update_generation, verify_run, verify_task
 from seqgen.checkpoints.run_lock import run_lock
+from seqgen.checkpoints.run_record import update_generation, verify_run, verify_task
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig, option
 from seqgen.config.values import from_dict, to_dict
 from seqgen.data.pair_dataset import PairDataset
@@ -147,6 +147,11 @@ class PromptDecodingTask(DecodingTask):
     """The task of a decoder-only model without data: its source is a prompt."""
 
     cfg: PromptDecodingConfig
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, begin_with_eos: bool) -> Self:
+        """The task of a tokenizer; see ``PromptDecodingConfig``."""
+        return cls(PromptDecodingConfig(begin_with_eos), tokenizer, tokenizer)
 
     def encode_source(self, text: str) -> Tensor:
         """Turn a prompt into ids.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,12 +19,12 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
 from seqgen.checkpoints.run_checkpoints import MODEL, read_weights, unchanged
-from seqgen.checkpoints.serialization import read_tensors, tensor_chunks, verify_checksums
+from seqgen.checkpoints.serialization import read_tensors, verify_checksums
 from seqgen.checkpoints.sharded import is_sharded
-from seqgen.errors import CheckpointError, UserError
+from seqgen.errors import CheckpointError, UserError, listing
 from seqgen.modules.cached_weight import CachedWeight
 from seqgen.modules.inspection import memory_footprint
-from seqgen.structures import map_tensors
+from seqgen.structures import tensors_in
 from seqgen.system.mapped_weights import MappedFile, give_back
 from seqgen.system.switches import MAPPED_WEIGHTS
 
@@ -33,9 +33,7 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
     """Read a checkpoint's weights into a model.
 
     Parameters of the file's device and dtype use its memory, see ``seqgen.system.mapped_weights``.
-    Of what is copied, a small part is in memory at a time.
-
-    The weights of a sharded checkpoint are all in memory at once.
+    Of what is copied, a small part is in memory at a time; of a sharded checkpoint, all weights.
 
     Args:
         model: a model of the architecture that the checkpoint was trained with.
@@ -53,22 +51,18 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
     def stream() -> None:
         verify_checksums(checkpoint, [MODEL])
         fit(model, read_tensors(checkpoint / MODEL, values=False), str(checkpoint))
-        if MAPPED_WEIGHTS.is_on():
-            _map_weights(model, checkpoint / MODEL)
-            return
-        for chunk in tensor_chunks(checkpoint / MODEL):
-            model.load_state_dict(chunk, strict=False)
+        _stream(model, checkpoint / MODEL)
 
     unchanged(checkpoint, stream)
 
 
-def _map_weights(model: nn.Module, path: Path) -> None:
-    file, parameters = MappedFile(model, path), _plain_parameters(model)
-    others = {}
+def _stream(model: nn.Module, path: Path) -> None:
+    file = MappedFile(model, path) if MAPPED_WEIGHTS.is_on() else None
+    parameters, others = _plain_parameters(model), {}
     for name, tensor in read_tensors(path).items():
         if name not in parameters:
             others[name] = tensor
-        elif not file.lend(parameters[name], tensor):
+        elif not (file and file.lend(parameters[name], tensor)):
             parameters[name].detach().copy_(tensor)
             give_back(tensor)
     model.load_state_dict(others, strict=False)
@@ -111,14 +105,14 @@ def fit(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
                 f"{where}: the vocabulary does not fit: the checkpoint was trained with {there[0]} tokens, the "
                 f"vocabulary here has {here[0]} ({name}); use the vocabulary and tokenizer of its run"
             )
-    parts = [
-        _listing("missing", missing),
-        _listing("unknown to the model", unexpected),
-        _listing("of another shape", [f"{name} ({there}, here {here})" for name, (there, here) in shapes.items()]),
-    ]
+    faults = {
+        "missing": missing,
+        "unknown to the model": unexpected,
+        "of another shape": [f"{name} ({there}, here {here})" for name, (there, here) in shapes.items()],
+    }
     raise CheckpointError(
         f"{where}: the weights are not those of this model; choose the model and keys with which it was trained: "
-        f"{'; '.join(filter(None, parts))}"
+        + "; ".join(f"{what}: {listing(names)}" for what, names in faults.items() if names)
     )
 
 
@@ -126,11 +120,6 @@ def _is_vocabulary(model: nn.Module, name: str) -> bool:
     """Whether a weight is the token embedding matrix (and not the position embeddings)."""
     module = dict(model.named_modules()).get(name.rpartition(".")[0])
     return isinstance(module, nn.Embedding) and "position" not in name
-
-
-def _listing(what: str, names: Sequence[str], limit: int = 5) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return f"{what}: {', '.join(names[:limit])}{more}" if names else ""
 
 
 MAX_BUFFERS = 1 << 32
@@ -194,17 +183,13 @@ def check_size(
     try:
         with on_meta(), _at_most(4 * len(weights) + 1000, where):
             model = build()
-            upgraded = dict(weights)
-            upgrade = getattr(model, "upgrade_state_dict", None)
-            if upgrade is not None:
-                upgrade(upgraded)
     except UserError:
         raise
     except (RuntimeError, TypeError, ValueError, NotImplementedError, OverflowError) as error:
         if without_memory or "overflow" in str(error).lower():  # the sizes of a tensor, on any device
             raise _impossible(error, where) from error
         return None
-    fit(model, upgraded, where)
+    fit(model, weights, where)
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
     if buffers > MAX_BUFFERS:
         raise CheckpointError(
@@ -248,13 +233,7 @@ def can_materialize(model: nn.Module) -> bool:
 
 
 def _has_unsaved_values(module: nn.Module) -> bool:
-    found: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    map_tensors({name: value for name, value in vars(module).items() if name not in _REGISTERED}, note)
+    found = tensors_in({name: value for name, value in vars(module).items() if name not in _REGISTERED})
     if not hasattr(module, "reset_buffers"):
         found += [module._buffers[name] for name in module._non_persistent_buffers_set]  # type: ignore[misc]
     return any(tensor is not None and tensor.is_meta for tensor in found)

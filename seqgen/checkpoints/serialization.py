@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,6 @@ from seqgen.system.reading import open_regular, parse_json, read_bytes
 CHECKSUMS = "SHA256SUMS"
 _TENSOR = "$tensor"
 _ALIAS = "alias:"  # prefix of metadata keys, which list names of the state dict that share memory with another name
-
-_CHUNK_BYTES = 16 << 20
-"""The smallest size of a chunk of ``tensor_chunks``."""
 
 
 def pack(tree: Any, prefix: str = "") -> tuple[Any, dict[str, Tensor]]:
@@ -144,68 +141,16 @@ def read_tensors(path: Path, values: bool = True) -> dict[str, Tensor]:
                 shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
                 tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     except (safetensors.SafetensorError, OSError) as error:
-        raise _unreadable(path, error) from None
-    for name, aliases in _aliases(metadata).items():
+        raise CheckpointError(f"{path}: not a readable safetensors file ({error}); it may be truncated") from None
+    for alias, name in metadata.items():
+        if not alias.startswith(_ALIAS):
+            continue
         if name not in tensors:
             raise CheckpointError(
-                f"{path} is damaged: its metadata has {shown(_ALIAS + aliases[0])} for tensor {shown(name)}, which is "
-                "missing"
+                f"{path} is damaged: its metadata has {shown(alias)} for tensor {shown(name)}, which is missing"
             )
-        tensors |= dict.fromkeys(aliases, tensors[name])
+        tensors[alias.removeprefix(_ALIAS)] = tensors[name]
     return tensors
-
-
-def tensor_chunks(path: Path) -> Iterator[dict[str, Tensor]]:
-    """Read a ``safetensors`` file in parts, so that only a small part of it is in memory.
-
-    The file is mapped into memory, and what has been read of it counts as memory of the process until it is closed. So
-    it is opened again for each chunk.
-
-    Args:
-        path: the file.
-
-    Yields:
-        Some tensors by name, on the CPU: about a thirty-second of the file, but at least 16 MiB, or one larger tensor.
-        A tensor with several names is in the chunk under each of them.
-
-    Raises:
-        CheckpointError: the file cannot be read.
-    """
-    try:
-        open_regular(path).close()
-        limit = max(_CHUNK_BYTES, path.stat().st_size // 32)
-        names: list[str] = []
-        done = 0
-        while done < len(names) or not names:
-            chunk: dict[str, Tensor] = {}
-            with safetensors.safe_open(path, framework="pt") as file:
-                aliases = _aliases(file.metadata() or {})
-                names = list(file.keys())
-                if not names:
-                    return
-                size = 0
-                while done < len(names) and size < limit:
-                    tensor = file.get_tensor(names[done])
-                    chunk |= dict.fromkeys((names[done], *aliases.get(names[done], ())), tensor)
-                    size += tensor.nbytes
-                    done += 1
-                del tensor
-            yield chunk
-    except (safetensors.SafetensorError, OSError) as error:
-        raise _unreadable(path, error) from None
-
-
-def _aliases(metadata: Mapping[str, str]) -> dict[str, list[str]]:
-    """The further names of tensors with several names, by the name under which the file has the tensor."""
-    found: dict[str, list[str]] = {}
-    for key, name in metadata.items():
-        if key.startswith(_ALIAS):
-            found.setdefault(name, []).append(key.removeprefix(_ALIAS))
-    return found
-
-
-def _unreadable(path: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(f"{path}: not a readable safetensors file ({error}); it may be truncated")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -241,6 +186,19 @@ def write_checksums(folder: Path, known: Mapping[str, str] | None = None) -> Non
     sync(folder)
 
 
+def recorded_checksums(folder: Path) -> dict[str, str]:
+    """The checksums in the ``SHA256SUMS`` of a folder, by the file's name.
+
+    Raises:
+        CheckpointError: the file is missing or unreadable.
+    """
+    try:
+        lines = read_bytes(folder / CHECKSUMS).decode().splitlines()
+    except (OSError, ValueError):
+        raise CheckpointError(f"{folder}: {CHECKSUMS} is missing or unreadable; was the folder copied whole?") from None
+    return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+
+
 def verify_checksums(folder: Path, names: Sequence[str]) -> None:
     """Check that files have not changed since they were written.
 
@@ -251,11 +209,7 @@ def verify_checksums(folder: Path, names: Sequence[str]) -> None:
     Raises:
         CheckpointError: a file or the checksums are missing, or a checksum differs.
     """
-    try:
-        lines = read_bytes(folder / CHECKSUMS).decode().splitlines()
-    except (OSError, ValueError):
-        raise CheckpointError(f"{folder}: {CHECKSUMS} is missing or unreadable; was the folder copied whole?") from None
-    expected = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    expected = recorded_checksums(folder)
     for name in names:
         path = folder / name
         if not path.is_file():

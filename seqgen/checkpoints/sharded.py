@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqgen.checkpoints.serialization import CHECKSUMS, pack, read_json, unpack, verify_checksums
+from seqgen.checkpoints.serialization import pack, read_json, recorded_checksums, unpack, verify_checksums
 from seqgen.errors import CheckpointError
-from seqgen.system.reading import open_regular, read_bytes
+from seqgen.system.reading import open_regular
 
 STATE = "training_state.json"
 WEIGHTS = "weights"
@@ -65,10 +65,7 @@ def file_numbers(names: Sequence[str]) -> dict[str, int]:
 
 def shard_files(checkpoint: Path, only_weights: bool) -> list[str]:
     """The names of the files that a sharded checkpoint must have: those in its checksums, and those in the folder."""
-    names = {path.name for path in checkpoint.glob(_PATTERN)}
-    if (checkpoint / CHECKSUMS).is_file():
-        lines = read_bytes(checkpoint / CHECKSUMS).decode(errors="replace").splitlines()
-        names |= {Path(line.partition("  ")[2]).name for line in lines}
+    names = {path.name for path in checkpoint.glob(_PATTERN)} | set(recorded_checksums(checkpoint))
     wanted = _WEIGHT_FILES if only_weights else _PATTERN
     return [STATE, *sorted(name for name in names if Path(name).match(wanted))]
 
@@ -155,8 +152,7 @@ def _fill(checkpoint: Path, tensors: dict[str, Tensor]) -> None:
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that there is one process
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # that there is one process
             dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(checkpoint)), no_dist=True)
     except (dcp.CheckpointException, Exception) as error:  # the former is no Exception
         raise _unreadable(checkpoint, error) from None

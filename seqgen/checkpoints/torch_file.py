@@ -11,23 +11,23 @@ a billion objects::
     t0 = (); t1 = (t0, t0); t2 = (t1, t1); ... t40        41 tuples, and 2 ** 40 steps to hash the last of them
 
 Creating and sharing objects takes time in proportion to the file. Two operations can take longer: hashing an object,
-as a key of a dict, and calling a function with one, which may copy it. The instructions are therefore simulated with
-objects that store only their parts, and the objects in every key and every call are counted once for each reference.
+as a key of a dict, and calling a function with one, which may copy it. The instructions are therefore followed once
+without hashing and calling, and the objects in every key and every call are counted once for each reference.
 """
 
 from __future__ import annotations
 
 import _compat_pickle
 import itertools
+import mmap
 import pickle
-import pickletools
 import re
 import warnings
 import zipfile
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -40,129 +40,136 @@ MAX_OPCODES = 5_000_000
 MAX_WORK = 4_000_000
 """The largest number of objects and bytes of text that are hashed or passed to functions."""
 
-_MARK = -1
-_CALLS = frozenset({"REDUCE", "NEWOBJ", "NEWOBJ_EX", "OBJ", "INST"})
-_INTO = frozenset({"APPEND", "APPENDS", "ADDITEMS", "SETITEM", "SETITEMS"})
-_KEYS = frozenset({"SETITEM", "SETITEMS", "DICT"})
+_Unpickler: Any = pickle._Unpickler  # the one in Python, whose instructions can be replaced
+
+_NOT_FOLLOWED = b"\x82\x83\x84\x92\x96\x97\x98"
+"""Codes of instructions that PyTorch's reader does not have: extensions, calls with names, and buffers."""
 
 
-class Objects:
-    """Simulates the instructions of the pickles of one file.
-
-    On its stack, a text is represented by its number of bytes, another value by 1, a tuple by a tuple, and an object
-    that can be changed by a list of its parts.
+class _Parts(list[Any]):
+    """Replaces a dict, a set, or the result of a call: it stores the parts, and counts what would be hashed or copied.
 
     Args:
+        run: counts.
+        parts: its parts.
+    """
+
+    def __init__(self, run: _DryRun, parts: Iterable[Any] = ()):
+        super().__init__(parts)
+        self.run = run
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.add(key)
+        self.append(value)
+
+    def add(self, item: Any) -> None:
+        """Add an item of a set."""
+        self.run.count([item])
+        self.append(item)
+
+    def __setstate__(self, state: Any) -> None:
+        self.run.call(*(state if isinstance(state, tuple) else [state]))
+
+
+class _Instructions(dict[int, Any]):
+    """The functions that follow instructions, by code; it counts how often one is looked up.
+
+    Args:
+        known: the functions.
         path: the file, for messages.
     """
 
-    def __init__(self, path: Path):
-        self.path = path
-        self.opcodes = 0
-        self.work = 0
-        self.begin()
+    def __init__(self, known: Mapping[int, Any], path: Path):
+        super().__init__(known)
+        self.path, self.used = path, 0
 
-    def begin(self) -> None:
-        """Begin a pickle: its stack and memo are empty."""
-        self.stack: list[Any] = []
-        self.memo: dict[int, Any] = {}
-
-    def follow(self, opcode: pickletools.OpcodeInfo, argument: Any) -> None:
-        """Simulate one instruction.
-
-        Args:
-            opcode: the instruction.
-            argument: its argument.
-
-        Raises:
-            CheckpointError: the file exceeds a limit.
-            IndexError: the instruction pops from an empty stack.
-        """
-        self.opcodes += 1
-        if self.opcodes > MAX_OPCODES:
+    def __getitem__(self, code: int) -> Any:
+        self.used += 1
+        if self.used > MAX_OPCODES:
             raise CheckpointError(
                 f"{self.path} has more than {MAX_OPCODES} pickle instructions, more than any checkpoint needs"
             )
-        name, stack = opcode.name, self.stack
-        if name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            self.memo[len(self.memo) if argument is None else argument] = stack[-1]
-        elif name in ("GET", "BINGET", "LONG_BINGET"):
-            stack.append(self.memo.get(argument, 1))
-        elif name == "DUP":
-            stack.append(stack[-1])
-        elif name == "MARK":
-            stack.append(_MARK)
-        elif name in _INTO:
-            items = self._pop(opcode)
-            if name in _KEYS:
-                self._count(items[0::2])
-            elif name == "ADDITEMS":
-                self._count(items)
-            if isinstance(stack[-1], list):
-                stack[-1].extend(items)
-        else:
-            self._make(opcode, argument)
+        return super().__getitem__(code)
 
-    def _make(self, opcode: pickletools.OpcodeInfo, argument: Any) -> None:
-        """Pop the operands of an instruction and push its result."""
-        name, items = opcode.name, self._pop(opcode)
-        if name in _CALLS:
-            items = self._held(items[1:])
-            self._count(items)
-        elif name == "BUILD":
-            self._count(self._held(items[1:]))
-        elif name in ("DICT", "FROZENSET"):
-            self._count(items[0::2] if name == "DICT" else items)
-        if not opcode.stack_after:
-            return
-        if name in _CALLS:
-            self.stack.append(items)
-        elif "TUPLE" in name:
-            self.stack.append(tuple(items))
-        elif name.endswith(("LIST", "DICT", "SET")):
-            self.stack.append(list(items))
-        elif name == "BUILD":
-            self.stack.append(items[0])
-        else:
-            self.stack.append(len(argument) if isinstance(argument, str | bytes) and "GLOBAL" not in name else 1)
 
-    def _pop(self, opcode: pickletools.OpcodeInfo) -> list[Any]:
-        """Pop the operands of an instruction: all down to the last mark, or a fixed number; not the object it fills."""
-        before = [item.name for item in opcode.stack_before]
-        if opcode.name in _INTO:
-            before = before[1:]
-        if "mark" not in before:
-            count = len(before)
-            if count > len(self.stack):
-                raise IndexError("the stack is empty")
-            items = self.stack[len(self.stack) - count :]
-            del self.stack[len(self.stack) - count :]
-            return items
-        items = []
-        while (item := self.stack.pop()) is not _MARK:
-            items.append(item)
-        items.reverse()
-        return items
+class _DryRun(_Unpickler):  # type: ignore[misc]
+    """Follows the instructions of the pickles of one file; nothing that they name is imported or called.
 
-    @staticmethod
-    def _held(items: list[Any]) -> list[Any]:
-        """The parts of the arguments of a call, which it may copy; the arguments are a tuple, or a dict by name."""
-        arguments = [below for item in items for below in (item if isinstance(item, tuple) else [item])]
-        return [below for item in arguments for below in (item if isinstance(item, list) else [item])]
+    Args:
+        path: the file.
+        content: the pickles, mapped into memory or in an archive: a buffered file allocates as many bytes as a text in
+            it claims to have.
+        packages: see ``read_torch_file``.
 
-    def _count(self, items: Any) -> None:
+    Attributes:
+        names: full names of what the pickles would import and PyTorch's own reader does not check.
+    """
+
+    def __init__(self, path: Path, content: Any, packages: Sequence[str]):
+        super().__init__(content)
+        self.path, self.packages = path, packages
+        self.dispatch = _Instructions(self.dispatch, path)  # type: ignore[misc]
+        self.names: set[str] = set()
+        self.work = 0
+
+    def follow(self) -> None:
+        """Follow the next pickle.
+
+        Raises:
+            CheckpointError: it names something that would have to be executed, or exceeds a limit.
+        """
+        self.memo: dict[int, Any] = {}
+        try:
+            self.load()
+        except pickle.UnpicklingError as error:
+            raise ValueError(str(error)) from None
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Check the name of a class or function; ``call`` replaces it."""
+        found = _present_name(module, name)
+        if _is_harmless(self.path, found, self.packages):
+            self.names.add(found)
+        return self.call
+
+    def persistent_load(self, pid: Any) -> Any:
+        """Replace the storage of a tensor, or a class, which old files have in this form, too."""
+        return self.call
+
+    def call(self, *args: Any) -> _Parts:
+        """Replace the result of a call; the parts of the arguments are counted, because the call may copy them."""
+        parts = [part for arg in args for part in (arg if isinstance(arg, list) else [arg])]
+        self.count(parts)
+        return _Parts(self, parts)
+
+    def count(self, items: Iterable[Any]) -> None:
         """Count objects as hashing visits them: the parts of tuples and the bytes of texts."""
-        todo = [iter(items)]
-        while todo:
-            item = next(todo[-1], None)
-            if item is None:
-                todo.pop()
-                continue
-            self.work += item if isinstance(item, int) and item > 0 else 1
+        for item in items:
+            self.work += max(len(item), 1) if isinstance(item, str | bytes) else 1
             if self.work > MAX_WORK:
                 raise CheckpointError(f"{self.path}: its shared objects expand to more than {MAX_WORK} values")
             if isinstance(item, tuple):
-                todo.append(iter(item))
+                self.count(item)
+
+    dispatch: ClassVar[Any] = {c: step for c, step in _Unpickler.dispatch.items() if c not in _NOT_FOLLOWED}
+
+    def load_empty(self) -> None:
+        """Make an empty dict or set."""
+        self.append(_Parts(self))
+
+    def load_dict(self) -> None:
+        """Make a dict of keys and values."""
+        items = self.pop_mark()
+        self.count(items[::2])
+        self.append(_Parts(self, items))
+
+    def load_frozenset(self) -> None:
+        """Make a set of items."""
+        self.append(self.call(*self.pop_mark()))
+
+    dispatch[pickle.EMPTY_DICT[0]] = dispatch[pickle.EMPTY_SET[0]] = load_empty
+    dispatch[pickle.DICT[0]] = load_dict
+    dispatch[pickle.FROZENSET[0]] = load_frozenset
+    dispatch[pickle.NEWOBJ[0]] = _Unpickler.load_reduce
 
 
 # What a pickle may name besides tensors: classes of values that hold data and no more ...
@@ -221,11 +228,9 @@ def read_torch_file(path: Path, packages: Sequence[str] = ()) -> Any:
         CheckpointError: the file is damaged, or contains something that would have to be executed.
     """
     try:
-        # Each name is checked when it is found, so that code is detected even in a truncated file.
-        stand_ins = {name: _stand_in(name) for name in _names(path) if _is_harmless(path, name, packages)}
-        allowed = [(stand_in, name) for name, stand_in in stand_ins.items()]
-        with torch.serialization.safe_globals([Namespace, *allowed]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on pickle protocols that PyTorch itself does not write
+        allowed = [(_stand_in(name), name) for name in _names(path, packages)]
+        # PyTorch warns of pickle protocols that it does not write itself
+        with torch.serialization.safe_globals([Namespace, *allowed]), warnings.catch_warnings(action="ignore"):
             content = torch.load(path, map_location="cpu", weights_only=True)
         _check_tensors(content, path)
         return content
@@ -297,22 +302,24 @@ def _check_tensors(content: Any, path: Path) -> None:
             raise CheckpointError(f"{path} is damaged: its weight {shown(name)} is larger than the file")
 
 
-def _names(path: Path) -> Iterator[str]:
-    """The full names of everything that the pickles of a file would import, found without running them."""
+def _names(path: Path, packages: Sequence[str]) -> set[str]:
+    """The full names of what the pickles of a file would import; see ``_DryRun``."""
     with open_regular(path) as file:
-        objects = Objects(path)
-        if file.read(2) == b"PK":
-            with zipfile.ZipFile(file) as archive:
-                _check_archive(archive, path)
-                entries = [name for name in archive.namelist() if name.split("/")[-1].lower() == "data.pkl"]
-                if len(entries) != 1:
-                    raise CheckpointError(f"{path} is a zip archive that torch.save did not write")
-                with archive.open(entries[0]) as content:
-                    yield from _names_in_pickle(content, path, objects)
-        else:
-            file.seek(0)
-            for _ in range(_LEGACY_PICKLES):
-                yield from _names_in_pickle(file, path, objects)
+        if file.read(2) != b"PK":
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+                run = _DryRun(path, mapped, packages)
+                for _ in range(_LEGACY_PICKLES):
+                    run.follow()
+                return run.names
+        with zipfile.ZipFile(file) as archive:
+            _check_archive(archive, path)
+            entries = [name for name in archive.namelist() if name.split("/")[-1].lower() == "data.pkl"]
+            if len(entries) != 1:
+                raise CheckpointError(f"{path} is a zip archive that torch.save did not write")
+            with archive.open(entries[0]) as content:
+                run = _DryRun(path, content, packages)
+                run.follow()
+                return run.names
 
 
 def _check_archive(archive: zipfile.ZipFile, path: Path) -> None:
@@ -326,46 +333,6 @@ def _check_archive(archive: zipfile.ZipFile, path: Path) -> None:
     damaged = archive.testzip()
     if damaged is not None:
         raise CheckpointError(f"{path} is damaged: the checksum of {damaged} differs; copy it again")
-
-
-class _Bounded:
-    """A file that refuses to read more than its size: a text in a pickle can claim to have four gigabytes."""
-
-    def __init__(self, file: IO[bytes], size: int):
-        self.file, self.size = file, size
-        self.readline = file.readline
-
-    def read(self, count: int) -> bytes:
-        """The next bytes."""
-        if count > self.size:
-            raise EOFError(f"{count} bytes are to be read of {self.size}")
-        return self.file.read(count)
-
-
-def _names_in_pickle(file: IO[bytes], path: Path, objects: Objects) -> Iterator[str]:
-    """Read the instructions of one pickle and yield the names that it imports.
-
-    Args:
-        file: the pickle.
-        path: the whole file, for its size.
-        objects: follows the instructions.
-    """
-    recent = ["?", "?"]  # strings on the stack: STACK_GLOBAL takes the last two
-    memo: list[str] = []
-    objects.begin()
-    bounded: Any = _Bounded(file, path.stat().st_size)
-    for opcode, argument, _ in pickletools.genops(bounded):
-        if opcode.name in ("GLOBAL", "INST"):
-            yield _present_name(*str(argument).split(" ", 1))
-        elif opcode.name == "STACK_GLOBAL":
-            yield _present_name(*recent[-2:])
-        elif "UNICODE" in opcode.name or "STRING" in opcode.name:
-            recent = [recent[-1], str(argument)]
-        elif opcode.name == "MEMOIZE":
-            memo.append(recent[-1])
-        elif opcode.name in ("BINGET", "LONG_BINGET") and isinstance(argument, int) and argument < len(memo):
-            recent = [recent[-1], memo[argument]]
-        objects.follow(opcode, argument)
 
 
 def _present_name(module: str, name: str) -> str:

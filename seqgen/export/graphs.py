@@ -26,7 +26,7 @@ from seqgen.incremental_state import StateDict, StatefulModule
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.convolution import LinearizedConvolution
 from seqgen.modules.kv_cache.growing import StaticCache
-from seqgen.modules.kv_cache.protocol import KeysAndValues, KeyValueCache
+from seqgen.modules.kv_cache.protocol import KeysAndValues
 from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.structures import EncoderOut
 from seqgen.system.switches import INPUT_CHOICES, PREPACKED_WEIGHTS
@@ -57,32 +57,13 @@ class NamedTensor:
         return {index: size for index, size in enumerate(self.shape) if isinstance(size, str)}
 
 
-class ConcatenatingCache(KeyValueCache):
-    """Keys and values of self-attention, concatenated at each step into new tensors.
-
-    Args:
-        keys: ``(N, H, K, D)``.
-        values: likewise.
-    """
-
-    def __init__(self, keys: Tensor, values: Tensor):
-        self.seen = KeysAndValues(keys, values)
+class ConcatenatingCache(StaticCache):
+    """Keys and values of self-attention, concatenated at each step into new tensors."""
 
     def append(self, new: KeysAndValues, rows: int) -> Self:
         """Append new keys and values; see ``KeyValueCache``."""
-        pairs = zip(self.seen[:2], new[:2], strict=True)
-        self.seen = KeysAndValues(*(torch.cat(pair, dim=2) for pair in pairs))
-        return self
-
-    def view(self) -> KeysAndValues:
-        """All positions; see ``KeyValueCache``."""
-        return self.seen
-
-    def reorder(self, new_order: Tensor) -> Self:
-        """Select rows; see ``KeyValueCache``."""
-        keys, values, _ = self.seen
-        self.seen = KeysAndValues(keys.index_select(0, new_order), values.index_select(0, new_order))
-        return self
+        pairs = zip(self.view()[:2], new[:2], strict=True)
+        return replace(self, seen=KeysAndValues(*(torch.cat(pair, dim=2) for pair in pairs)))
 
 
 class FlatState:
@@ -140,8 +121,8 @@ class FlatState:
         for name, attention in self.cross_attentions.items():
             state[attention.state_key] = {"cache": StaticCache(source[name])}
         for name, attention in self._self_attentions.items():
-            cache = ConcatenatingCache(tensors[f"{name}.{KEYS}"], tensors[f"{name}.{VALUES}"])
-            state[attention.state_key] = {"cache": cache}
+            earlier = KeysAndValues(tensors[f"{name}.{KEYS}"], tensors[f"{name}.{VALUES}"])
+            state[attention.state_key] = {"cache": ConcatenatingCache(earlier)}
         for name, convolution in self._convolutions.items():
             state[convolution.state_key] = {"input_buffer": tensors[f"{name}.{INPUTS}"]}
         return state
@@ -357,8 +338,7 @@ def _export(graph: nn.Module, dims: Mapping[str, Any], *inputs: NamedTensor | li
 
     shapes = convert(lambda tensor: {i: dims[n] for i, n in enumerate(tensor.shape) if isinstance(n, str)})
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what the tracer warns about is an error later, or harmless
+        with warnings.catch_warnings(action="ignore"):  # what the tracer warns about is an error later, or harmless
             return export(graph, convert(_example), dynamic_shapes=shapes, strict=False)
     except Exception as error:  # its class depends on what in the model cannot be exported
         reason = str(error).strip().partition("\n")[0][:200]

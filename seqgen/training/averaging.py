@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from seqgen.checkpoints.loading import CONFIG_FILE, read_yaml, run_folder_of
-from seqgen.checkpoints.resume import flatten
 from seqgen.checkpoints.run_checkpoints import FOLDER, Checkpoints, numbered, read_weights, resolve, update_of
-from seqgen.checkpoints.run_checksums import tokenizer_digests, verify_run
 from seqgen.checkpoints.run_lock import run_lock
+from seqgen.checkpoints.run_record import flatten, tokenizer_digests, verify_run
 from seqgen.errors import CheckpointError
 from seqgen.system.files import CACHE, new_folder
 from seqgen.training.run_log import EVENTS, LOG

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from seqgen.checkpoints.resume import flatten
+from seqgen.checkpoints.run_record import flatten
 from seqgen.data.dictionary import Dictionary
 from seqgen.system.files import disk_errors, open_own, write_atomically
 from seqgen.system.reading import open_regular, parse_json

@@ -12,7 +12,7 @@ import yaml
 
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks
-from seqgen.checkpoints.resume import flatten
+from seqgen.checkpoints.run_record import flatten
 from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
 from seqgen.config.values import to_dict

@@ -86,8 +86,8 @@ FAULTS = [
         ("tests/models/test_t5.py::test_logits_and_encoder_are_the_originals",),
     ),
     Fault(
-        "models/t5/model.py",
-        "return lambda features: columns(self._scaled(features))",
+        "seqgen/decoder.py",
+        "return lambda features: columns(self.projected_features(features))",
         "return columns",
         "with a shortlist, outputs are not scaled",
         ("tests/generation/test_shortlist.py::test_columns_of_an_output_layer",),
@@ -115,7 +115,7 @@ FAULTS = [
     ),
     Fault(
         "models/huggingface/weights.py",
-        "                self._place(name).zero_()\n",
+        "                self._place(name).detach().zero_()\n",
         "                pass\n",
         "weights that a folder may lack are not set to zero",
         ("tests/models/huggingface/test_bart.py::test_other_names_of_weights",),

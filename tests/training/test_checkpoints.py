@@ -469,18 +469,3 @@ def test_write_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["config.yaml"]
-
-
-def test_chunks_are_the_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serialization, "_CHUNK_BYTES", 100)
-    tensors = {f"w{number}": torch.randn(number + 1, 5) for number in range(12)}
-    tensors |= {"tied": tensors["w3"], "empty": torch.zeros(0), "half": torch.ones(2, dtype=torch.bfloat16)}
-    serialization.write_tensors(tmp_path / "file.safetensors", tensors)
-    chunks = list(serialization.tensor_chunks(tmp_path / "file.safetensors"))
-    assert len(chunks) > 5
-    assert next(chunk for chunk in chunks if "w3" in chunk).keys() >= {"w3", "tied"}
-    read = {name: tensor for chunk in chunks for name, tensor in chunk.items()}
-    assert read.keys() == tensors.keys()
-    assert all(torch.equal(read[name], tensors[name]) for name in tensors)
-    serialization.write_tensors(tmp_path / "none.safetensors", {})
-    assert list(serialization.tensor_chunks(tmp_path / "none.safetensors")) == []

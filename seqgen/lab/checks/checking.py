@@ -14,7 +14,6 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from seqgen.structures import map_tensors
 from seqgen.system.hooks import missing
 
 
@@ -271,15 +270,3 @@ def diagnose(outcomes: Sequence[Outcome], advice: Advice[S], subject: S) -> Diag
             if (found := cause(own, wrong)) is not None:
                 return found
     return Diagnosis(CommonCause.UNKNOWN)
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors in nested dataclasses, dicts, lists and tuples."""
-    found: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    map_tensors(value, note)
-    return found

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad as pad_columns
 
-from seqgen.lab.checks.checking import Compared, Invariants, Violation, tensors_in
+from seqgen.lab.checks.checking import Compared, Invariants, Violation
 from seqgen.lab.checks.subject import Ids
 from seqgen.model import EncoderDecoderModel
-from seqgen.structures import Batch, Source
+from seqgen.structures import Batch, Source, tensors_in
 
 LENGTHS, TARGETS = [5, 2, 8, 1], [3, 6, 1, 4]
 """The length of each source and each target, end-of-sentence included."""

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from seqgen.decoder import IncrementalDecoder
 from seqgen.incremental_state import StatefulModule, rows_of_parents
-from seqgen.lab.checks.checking import Advice, Diagnosis, Wrong, tensors_in
+from seqgen.lab.checks.checking import Advice, Diagnosis, Wrong
 from seqgen.lab.checks.models import WEIGHTS, without_cached_weights
 from seqgen.lab.checks.stepping import Decode
 from seqgen.lab.checks.subject import BEAM, LENGTHS, Inputs, Subject, expand
 from seqgen.model import EncoderDecoderModel
-from seqgen.structures import EncoderOut
+from seqgen.structures import EncoderOut, tensors_in
 
 
 class Cause(Enum):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from seqgen import __version__
 from seqgen.checkpoints.loading import LoadedModel
-from seqgen.checkpoints.resume import flatten
+from seqgen.checkpoints.run_record import flatten
 from seqgen.checkpoints.serialization import digest
 from seqgen.config import GenerationConfig
 from seqgen.config.values import to_dict

@@ -22,9 +22,9 @@ from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.models.huggingface.architecture import JSONConfig
 from seqgen.models.huggingface.bart import ARCHITECTURE
 from seqgen.models.huggingface.checkpoint import save_pretrained
-from seqgen.models.huggingface.config import JSONConfig
 from seqgen.models.transformer import TransformerModel
 from tests.commands import command
 from tests.huggingface_bart import KINDS, VARIANTS, VOCAB, tiny_folder, tiny_model, write_tokenizer

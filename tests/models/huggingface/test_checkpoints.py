@@ -18,8 +18,8 @@ import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import load_model, load_models
 from seqgen.config import GenerationConfig, ReadingConfig
 from seqgen.errors import CheckpointError
+from seqgen.models.huggingface.architecture import JSONConfig
 from seqgen.models.huggingface.checkpoint import save_pretrained
-from seqgen.models.huggingface.config import JSONConfig
 from seqgen.models.huggingface.generation import write_generation
 from seqgen.models.huggingface.t5 import ARCHITECTURE
 from seqgen.models.t5.model import T5Model

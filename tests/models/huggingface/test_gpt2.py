@@ -18,8 +18,8 @@ from seqgen.checkpoints.loading import load_model
 from seqgen.config import GenerationConfig
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
 from seqgen.errors import ConfigError, DataError
+from seqgen.models.huggingface.architecture import JSONConfig
 from seqgen.models.huggingface.checkpoint import save_pretrained
-from seqgen.models.huggingface.config import JSONConfig
 from seqgen.models.huggingface.gpt2 import ARCHITECTURE
 from seqgen.models.transformer_lm import TransformerLanguageModel
 from seqgen.text.translator import Translator

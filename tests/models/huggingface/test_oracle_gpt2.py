@@ -22,7 +22,7 @@ from seqgen.generation.processors.bias import SequenceBias
 from seqgen.generation.search.contrastive import ContrastiveSession
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import Limits
-from seqgen.models.huggingface.config import JSONConfig
+from seqgen.models.huggingface.architecture import JSONConfig
 from seqgen.models.huggingface.gpt2 import ARCHITECTURE
 from seqgen.models.huggingface.weights import fill
 from seqgen.models.transformer_lm import TransformerLanguageModel

@@ -15,8 +15,8 @@ import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import LoadedModel, load_model
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError
+from seqgen.models.huggingface.architecture import JSONConfig
 from seqgen.models.huggingface.checkpoint import save_pretrained
-from seqgen.models.huggingface.config import JSONConfig
 from seqgen.models.huggingface.t5 import ARCHITECTURE
 from seqgen.models.t5.layers import T5Config
 from seqgen.models.t5.model import T5Model

@@ -1,4 +1,4 @@
-"""Records of a run's tokenizers and configuration, which detect later changes that would change its outputs.
+"""What may change in a run: the keys that may differ when it is continued, and a record that detects other changes.
 
 ``checksums.json`` in the run folder has their state at the time of training::
 
@@ -13,19 +13,98 @@ All other keys of ``config.yaml`` can be edited. An older run folder without the
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from seqgen.checkpoints.resume import MAY_CHANGE, flatten
 from seqgen.checkpoints.serialization import digest
 from seqgen.config import GenerationConfig, TrainConfig
 from seqgen.config.keys import known_keys
 from seqgen.config.values import to_dict
-from seqgen.errors import CheckpointError
+from seqgen.errors import CheckpointError, ConfigError
 from seqgen.system.files import write_atomically
 from seqgen.system.reading import parse_json, read_bytes
 from seqgen.task import Task
+
+_WORLD_SIZE = "distributed_training.distributed_world_size"
+_UPDATE_FREQ = "optimization.update_freq"
+_MAY_CHANGE_IN = {
+    "optimization": "max_update max_epoch stop_time_hours stop_min_lr checkpoint_activations out_of_memory",
+    "checkpoint": "patience save_interval save_interval_updates keep_last_epochs keep_interval_updates",
+    "task": "train valid test cache_dir workers",
+    "common": "device threads user_dir log_interval log_format tensorboard",
+    "distributed_training": "distributed_world_size distributed_backend sharding timeout",
+    "dataset": (
+        "num_workers max_tokens_valid batch_size_valid validate_interval validate_interval_updates validate_decode"
+    ),
+}
+"""By group, keys about the length of training, files, devices, logging, validation and saving."""
+
+MAY_CHANGE = frozenset(f"{group}.{key}" for group, keys in _MAY_CHANGE_IN.items() for key in keys.split()) | {"run_dir"}
+MAY_CHANGE_GROUPS = ("generation.", "common.user_files.")
+_LENGTH = "optimization.max_update"
+_SCHEDULE_LENGTH = {"polynomial": "total_num_update", "cosine": "lr_period_updates"}
+_MISSING = "(not set)"
+
+
+def check_resumable(old: Mapping[str, Any], new: Mapping[str, Any], otherwise: str = "") -> None:
+    """Check that a run can be continued with another configuration.
+
+    Args:
+        old: the run's configuration as nested plain values, as in its ``config.yaml``.
+        new: the configuration to continue with, likewise.
+        otherwise: what else the user can do, for the message.
+
+    Raises:
+        ConfigError: keys that influence training differ; the message lists them with both values.
+    """
+    before, after = dict(flatten(old)), dict(flatten(new))
+    keys = [*before, *(key for key in after if key not in before)]
+    differing = [key for key in keys if before.get(key, _MISSING) != after.get(key, _MISSING)]
+    refused = [key for key in differing if not _may_change(key, before)]
+    if _UPDATE_FREQ in refused and _batches_in_update(before) == _batches_in_update(after):
+        refused.remove(_UPDATE_FREQ)
+    if refused:
+        lines = [f"  {key}: {before.get(key, _MISSING)} -> {after.get(key, _MISSING)}" for key in refused]
+        hint = f"\n({_LENGTH} determines the length of this run's learning-rate schedule)" if _LENGTH in refused else ""
+        if _UPDATE_FREQ in refused and _WORLD_SIZE in differing:
+            hint += (
+                f"\n({_UPDATE_FREQ} may change together with the number of processes, if their product stays the same)"
+            )
+        raise ConfigError(
+            "this run was started with another configuration and cannot be continued with this one; set these "
+            f"keys to their old values, or choose another run_dir{otherwise}:\n" + "\n".join(lines) + hint
+        )
+
+
+def _batches_in_update(config: Mapping[str, Any]) -> list[int]:
+    """For each epoch, the number of batches of all processes in one update."""
+    return [freq * config.get(_WORLD_SIZE, 1) for freq in config.get(_UPDATE_FREQ) or [1]]
+
+
+def _may_change(key: str, before: Mapping[str, Any]) -> bool:
+    if key == _LENGTH:
+        length = _SCHEDULE_LENGTH.get(str(before.get("lr_scheduler._name")))
+        return length is None or bool(before.get(f"lr_scheduler.{length}"))
+    return key in MAY_CHANGE or key.startswith(MAY_CHANGE_GROUPS)
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Walk through the leaves of nested mappings.
+
+    Args:
+        tree: nested mappings with string keys.
+        prefix: what the names of all leaves begin with.
+
+    Yields:
+        The name of each leaf, which is its keys joined by dots, and its value.
+    """
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
 
 RUN_CHECKSUMS = "checksums.json"
 _CONFIG = "config.yaml"
@@ -58,9 +137,8 @@ def update_generation(run: Path, cfg: GenerationConfig) -> None:
     Raises:
         UserError: the file is damaged or cannot be written.
     """
-    content = _read(run)
-    if content is not None:
-        _write(run, {**content, _GENERATION: to_dict(cfg)})
+    if (run / RUN_CHECKSUMS).exists():
+        _write(run, {**_read(run), _GENERATION: to_dict(cfg)})
 
 
 def tokenizer_digests(run: Path) -> dict[str, str]:
@@ -80,7 +158,7 @@ def verify_tokenizers(run: Path, complete: bool = True) -> None:
     Raises:
         CheckpointError: a file is missing or has changed.
     """
-    for name, expected in ((_read(run) or {}).get(_FILES) or {}).items():
+    for name, expected in _read(run)[_FILES].items():
         path = run / name
         if not path.is_file():
             if complete:
@@ -106,14 +184,8 @@ def verify_run(run: Path, plain: Mapping[str, Any]) -> list[str]:
         CheckpointError: a tokenizer or a fixed key has changed.
     """
     verify_tokenizers(run)
-    content = _read(run) or {_FIXED: {}, _GENERATION: {}}
-    now = dict(flatten(plain))
-    for key, expected in content[_FIXED].items():
-        if now.get(key) != expected:
-            raise CheckpointError(
-                f"{run / _CONFIG}: {key} is {json.dumps(now.get(key))}, but the run was trained with "
-                f"{json.dumps(expected)} ({RUN_CHECKSUMS}); set it back"
-            )
+    content, now = _read(run), dict(flatten(plain))
+    _check_unchanged(run / _CONFIG, content[_FIXED], now)
     return [
         f"{run / _CONFIG}: generation.{key} is {json.dumps(now[f'generation.{key}'])}; the run was saved with "
         f"{json.dumps(before)}"
@@ -132,11 +204,14 @@ def verify_task(run: Path, task: Task) -> None:
     Raises:
         CheckpointError: a value has changed.
     """
-    now = task.fixed_values()
-    for key, expected in ((_read(run) or {}).get(_VALUES) or {}).items():
+    _check_unchanged(run, _read(run)[_VALUES], task.fixed_values())
+
+
+def _check_unchanged(where: Path, recorded: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    for key, expected in recorded.items():
         if now.get(key) != expected:
             raise CheckpointError(
-                f"{run}: {key} is {json.dumps(now.get(key))}, but the run was trained with {json.dumps(expected)} "
+                f"{where}: {key} is {json.dumps(now.get(key))}, but the run was trained with {json.dumps(expected)} "
                 f"({RUN_CHECKSUMS}); set it back"
             )
 
@@ -158,15 +233,15 @@ def _write(run: Path, content: Mapping[str, Any]) -> None:
     write_atomically(run / RUN_CHECKSUMS, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 
 
-def _read(run: Path) -> dict[str, Any] | None:
-    """The content of the file; ``None`` where there is none.
+def _read(run: Path) -> dict[str, dict[str, Any]]:
+    """The content of the file; empty parts where there is none.
 
     Raises:
         CheckpointError: it is damaged.
     """
     path = run / RUN_CHECKSUMS
     if not path.exists():
-        return None
+        return {part: {} for part in _PARTS}
     try:
         content = parse_json(read_bytes(path))
         if all(isinstance(content[part], dict) for part in _PARTS):
