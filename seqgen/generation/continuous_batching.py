@@ -49,7 +49,6 @@ class RollingSession(Session):
         self.ids = torch.cat([self.ids, other.ids])
         self.results += other.results
         self.scores = torch.cat([self.scores, other.scores])
-        self.finished.merge(other.finished)
         for mine, theirs in zip(self.components, other.components, strict=True):
             mine.merge(theirs)
         for mine_, theirs_ in zip(self.members, other.members, strict=True):
@@ -75,9 +74,8 @@ class RollingSession(Session):
     def drop_done(self) -> None:
         """Collect the results of done sentences and drop their rows, between two steps."""
         if self.num_done:
-            self.compact(
-                Candidates(self.scores, self.backpointers.last_tokens(), self.backpointers.last_tokens()), None
-            )
+            newest = self.backpointers.last_tokens()
+            self.compact(Candidates(self.scores, newest, newest))
 
     def new_results(self) -> Iterator[tuple[int, list[Hypothesis]]]:
         """The results collected since the last call: the number of each sentence in ``ids``, and its hypotheses."""

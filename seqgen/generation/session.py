@@ -152,7 +152,7 @@ class Session:
         self.num_done = 0
         self.first_end = int(last_steps.min())
         self.scores = torch.zeros(count, self.beam, device=device)
-        self.coverage = Coverage(setup.ranking.coverage)
+        self.coverage = Coverage(setup.ranking.coverage, count, self.beam, device)
         self.backpointers = BackPointers(count, self.beam, start, device)
         self.finished = self._finished_hypotheses(count, device)
         self.results: list[list[Hypothesis]] = [[] for _ in range(count)]
@@ -218,15 +218,15 @@ class Session:
         ended = self.ended(candidates, context)
         # (4) Those that end may become finished hypotheses; of the others, the best continue.
         self.backpointers.attend(scored.attention)
+        self.coverage.attend(scored.attention)
         active = self.finalize(context, candidates, ended, scored)
         # (5) If enough sentences are done, they leave the batch.
         if not self.needs_another_step(candidates, step):
             return False
-        attention = scored.attention
         if self.num_done * (_LAZY if self.setup.debug.lazy_compaction else len(self.live)) >= len(self.live):
-            active, attention = self.compact(active, attention)
+            active = self.compact(active)
         # (6) Tokens, scores, decoder states and components follow the beams that continue.
-        self.advance(active, attention)
+        self.advance(active)
         return True
 
     def score(self, step: int) -> tuple[StepContext, StepScores]:
@@ -389,7 +389,7 @@ class Session:
         by_candidate = own.unsqueeze(1) if isinstance(own, Tensor) else own
         before = Places.of(self.finished) if self.observers else None
         was_done = self.sentences.done
-        penalty = self.coverage.penalty(candidates, scored.attention, self.sentences.src_padding)
+        penalty = self.coverage.penalty(candidates, self.sentences.src_padding)
         active = self.finished.finalize(candidates, ended, by_candidate, penalty)
         done = was_done | self.finished.done(active, own, self.sentences.own_limits)
         self.sentences = replace(self.sentences, done=done)
@@ -432,9 +432,10 @@ class Session:
     def components(self) -> list[Component]:
         """All components; their state follows the beams."""
         shortlist = [] if self.shortlist is None else [self.shortlist]
-        return [self.search, self.combination, *self.processors, *self.stopping, *self.observers, *shortlist]
+        own = (self.finished, self.coverage, *shortlist)
+        return [self.search, self.combination, *self.processors, *self.stopping, *self.observers, *own]
 
-    def compact(self, active: Candidates, attention: Tensor | None) -> tuple[Candidates, Tensor | None]:
+    def compact(self, active: Candidates) -> Candidates:
         """Collect the results of the sentences that are done, and drop their rows."""
         done = self.sentences.done
         self.collect(done.nonzero().squeeze(1))
@@ -442,24 +443,21 @@ class Session:
         self.select_sentences(keep)
         self.num_done = 0
         self.first_end = int(self.sentences.max_lengths.min()) if len(keep) else 0
-        return active.select(keep), None if attention is None else attention.index_select(0, keep)
+        return active.select(keep)
 
     def select_sentences(self, keep: Tensor) -> None:
         """Keep only the rows of the sentences ``keep``, ``(kept,)`` int64."""
         self.live, self.scores = self.live.index_select(0, keep), self.scores.index_select(0, keep)
         self.sentences = self.sentences.select(keep)
-        self.coverage = self.coverage.select(keep)
         self.timed_out = None if self.timed_out is None else self.timed_out.index_select(0, keep)
         self.backpointers.select(keep)
-        self.finished.select(keep)
         for component in self.components:
             component.select_sentences(keep)
         for member in self.members:
             member.select_sentences(keep)
 
-    def advance(self, active: Candidates, attention: Tensor | None) -> None:
+    def advance(self, active: Candidates) -> None:
         """Let tokens, scores, components and decoder states follow the beams that continue."""
-        self.coverage = self.coverage.advance(active.beams, attention)
         self.backpointers.append(active)
         self.scores = active.scores
         for component in self.components:

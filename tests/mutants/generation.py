@@ -97,8 +97,8 @@ BATCHES = [
     ),
     Fault(
         "seqgen/generation/finished.py",
-        "return replace(self, received=gather_beams(self._after(attention), beams))",
-        "return replace(self, received=self._after(attention))",
+        '    beam_state = ("received",)\n',
+        '    sentence_state = ("received",)\n',
         "coverage does not follow the beams",
         ("tests/generation/test_search.py::test_the_coverage_penalty_is_that_of_the_hypothesis_own_attention",),
     ),
@@ -125,7 +125,7 @@ BATCHES = [
     ),
     Fault(
         "seqgen/generation/finished.py",
-        "        self._all_ended = self._all_ended.index_select(0, keep)\n",
+        '    sentence_state = (*FinishedHypotheses.sentence_state, "_all_ended")\n',
         "",
         "which sentences have only ended candidates is not selected when sentences leave",
         (

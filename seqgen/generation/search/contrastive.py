@@ -115,9 +115,9 @@ class ContrastiveSession(Session):
         self.features, self.chosen = self.features.index_select(0, keep), self.chosen.index_select(0, keep)
         self.out = self.out.select(rows_of_sentences(keep, self.topk))
 
-    def advance(self, active: Candidates, attention: Tensor | None) -> None:
+    def advance(self, active: Candidates) -> None:
         """Let all rows continue from the row that read the chosen token; see ``Session.advance``."""
-        super().advance(active, attention)
+        super().advance(active)
         self.members[0].reorder_beams(self.chosen.expand(-1, self.topk))
 
 

@@ -174,10 +174,10 @@ class SpeculativeSession(Session):
         self.draft.select_sentences(keep)
         self.drafts = self.drafts.select(keep)
 
-    def advance(self, active: Candidates, attention: Tensor | None) -> None:
+    def advance(self, active: Candidates) -> None:
         """Compare the generated tokens with the draft; see ``Session.advance``."""
         step = self.backpointers.length
-        super().advance(active, attention)
+        super().advance(active)
         offset = step - self.start
         if offset >= self.drafts.tokens.size(-1):
             return
