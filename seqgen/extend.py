@@ -52,7 +52,6 @@ from seqgen.generation.component import (
 )
 from seqgen.generation.context import (
     LayerLogits as LayerLogits,
-    Sentences as Sentences,
     StepContext as StepContext,
     StepOutputs as StepOutputs,
 )

@@ -33,7 +33,6 @@ CLASSES = {
         "Resources",
         "BatchInfo",
         "StepContext",
-        "Sentences",
         "StepOutputs",
         "LayerLogits",
         "Candidates",

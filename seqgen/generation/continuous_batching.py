@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from seqgen.generation.candidates import Candidates
-from seqgen.generation.context import Sentences
 from seqgen.generation.session import Session
 from seqgen.generation.setup import DecodingRequest, DecodingSetup
 from seqgen.structures import Batch, Hypothesis
@@ -60,13 +60,20 @@ class RollingSession(Session):
             for member in self.members:
                 member.crop_left(unseen)
         start_offsets = self.backpointers.start_offsets
-        texts = [one.sentences.texts for one in (self, other)]
-        self.sentences = Sentences(  # without source ids and prefixes: no component that reads them can join
+        texts = [one.sentences.source_texts for one in (self, other)]
+        self.sentences = replace(
+            self.sentences,
             ids=torch.cat([self.sentences.ids, other.sentences.ids]),
             max_lengths=own_limits + start_offsets,
             done=torch.cat([self.sentences.done, other.sentences.done]),
             start_offsets=start_offsets,
-            texts=None if None in texts else [text for own in texts for text in own or ()],
+            source_texts=None if None in texts else [text for own in texts for text in own or ()],
+            # components that support merged batches do not read these
+            src_tokens=None,
+            src_padding=None,
+            prefix_tokens=None,
+            first_tokens=None,
+            constraints=None,
         )
         self.first_end = int(self.sentences.max_lengths.min())
         self.choose_columns()

@@ -8,6 +8,7 @@ its length; ``BackPointers`` reads the other tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -73,7 +74,7 @@ class FinishedHypotheses(Component):
         device: device of the tensors.
     """
 
-    sentence_state = ("lengths", "beams", "tokens", "cumulative", "scores")
+    sentence_state: ClassVar[tuple[str, ...]] = ("lengths", "beams", "tokens", "cumulative", "scores")
 
     def __init__(self, sentences: int, beam: int, ranking: Ranking, device: torch.device):
         self.beam = beam

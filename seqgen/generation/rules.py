@@ -90,7 +90,7 @@ class Rules:
         """Whether scores are renormalized after the processors."""
         raise NotImplementedError
 
-    def processes_logits(self, search: Search, members: int) -> bool:
+    def processes_logits(self, search: Search) -> bool:
         """Whether processors see the logits of a single member instead of log-probabilities."""
         return False
 
@@ -235,9 +235,9 @@ class HuggingFaceRules(Rules):
         """In greedy search and sampling."""
         return search.independent_rows
 
-    def processes_logits(self, search: Search, members: int) -> bool:
-        """In greedy search and sampling with one model."""
-        return search.independent_rows and members == 1
+    def processes_logits(self, search: Search) -> bool:
+        """In greedy search and sampling."""
+        return search.independent_rows
 
     def objection(self, cfg: GenerationConfig, key: str) -> str:
         """See ``Rules.objection``."""

@@ -15,7 +15,7 @@ from seqgen.errors import ConfigError, DecodingError
 from seqgen.generation.bit_exact import bit_exact, narrowed, widened
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import ATTENTION, FEATURES, LAYER_LOGITS, MEMBER_LOGITS, BatchInfo
-from seqgen.generation.context import LayerLogits, Sentences, StepContext, StepOutputs
+from seqgen.generation.context import LayerLogits, StepContext, StepOutputs
 from seqgen.generation.ensemble.combinations import Combination
 from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.ensemble.member import (
@@ -199,27 +199,29 @@ class SequenceScorer:
         """
         target, previous = _targets(sample)
         count, device = len(target), target.device
-        sentences = Sentences(
+        model = self.ensemble.members[0].model
+        sentences = BatchInfo(
             ids=sample.ids.to(device),
+            beam_size=1,
+            eos=self.eos,
+            pad=self.pad,
+            end_tokens=[self.eos],
             max_lengths=target.ne(self.pad).sum(1) - 1,
             done=torch.zeros(count, dtype=torch.bool, device=device),
+            continues_source=model.continues_source,
             src_tokens=source.src_tokens,
-            src_padding=source.padding(self.ensemble.members[0].model.left_pad_source),
-            texts=sample.texts,
+            src_padding=source.padding(model.left_pad_source),
+            source_texts=sample.texts,
         )
-        batch = BatchInfo(count, 1, self.eos, device, None, sentences.ids, [self.eos], self.pad, sample.texts)
-        combination = self.ensemble.combination.begin(batch)
+        combination = self.ensemble.combination.begin(sentences)
         total, positional = lprobs[0].new_zeros(count, 1), []
         for step in range(target.size(1)):
             context = StepContext(
                 step=step,
                 sentences=sentences,
                 rows_per_sentence=1,
-                eos=self.eos,
-                pad=self.pad,
                 first_end=0,
                 read_tokens=partial(previous.narrow, 1, 0, 1 + step),
-                continues_source=self.ensemble.members[0].model.continues_source,
                 scores=total.squeeze(1),
                 outputs=self._outputs_at(step, outputs, attention),
             )

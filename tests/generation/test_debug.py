@@ -92,7 +92,7 @@ def test_each_switch_is_honoured(key: str, members: list[Member]) -> None:
         if member.state is not None:
             assert member.state.beam_table is (False if key == "beam_table" else None)
             assert ("indirection_table" in member.state.shared) == (key != "beam_table")
-    assert generator.setup.adds_logits == (key != "skip_log_softmax")
+    assert generator.setup.plan.adds_logits == (key != "skip_log_softmax")
     assert spy.two_stage == {key != "two_stage_candidates"}
     assert spy.prepacked == {key != "prepacked_weights"}
     assert (max(spy.done) > 0) == (key != "lazy_compaction")

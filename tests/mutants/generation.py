@@ -48,8 +48,8 @@ BATCHES = [
     ),
     Fault(
         "seqgen/generation/backpointers.py",
-        "        self.start = self.start.index_select(0, keep) if isinstance(self.start, Tensor) else self.start\n",
-        "",
+        "            if isinstance(value, Tensor):\n",
+        '            if isinstance(value, Tensor) and name != "start":\n',
         "start tokens of each sentence are not selected when sentences leave",
         ("tests/generation/test_backpointers.py::test_start_tokens_follow_the_sentences_that_stay",),
     ),
@@ -68,7 +68,7 @@ BATCHES = [
         ("tests/generation/test_laws_search.py::test_a_beam_larger_than_the_vocabulary[fairseq-beam]",),
     ),
     Fault(
-        "seqgen/generation/context.py",
+        "seqgen/generation/component.py",
         "return self.max_lengths if self.start_offsets is None else self.max_lengths - self.start_offsets",
         "return self.max_lengths",
         "the limit of a sentence that joined later counts from the first step of the batch",
@@ -169,8 +169,8 @@ BATCHES = [
     ),
     Fault(
         "seqgen/generation/session.py",
-        "                lprobs = lprobs.clone()  # processors",
-        "                # processors",
+        "return replace(context, outputs=outputs), lprobs.clone()",
+        "return replace(context, outputs=outputs), lprobs",
         "processors change the members' log-probabilities that components see",
         ("tests/generation/test_context.py::test_processors_do_not_change_what_the_members_computed",),
     ),
@@ -190,8 +190,8 @@ BATCHES = [
     ),
     Fault(
         "seqgen/generation/session.py",
-        "                self.new_member(spec, source, own if own != starts[0] else None)",
-        "                self.new_member(spec, source, own if own == starts[0] else None)",
+        "None if given is not None or start == starts[0] else start",
+        "None if given is not None or start != starts[0] else start",
         "members begin with the start token of the first member",
         ("tests/generation/test_search.py::test_each_member_reads_its_own_start_token_at_every_step",),
     ),

@@ -139,7 +139,7 @@ class HuggingFaceDiverseBeam(Search):
     def __init__(self, groups: int, strength: float):
         self.groups = groups
         self.strength = strength
-        self.batch = BatchInfo(0, groups, 0, torch.device("cpu"))
+        self.batch: BatchInfo
         self.end_tokens = torch.zeros(0, dtype=torch.int64)
         self.hypotheses: GroupedHypotheses | None = None
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from seqgen.errors import ConfigError, DecodingError
 from seqgen.generation.backpointers import BackPointers
-from seqgen.generation.component import FEATURES
-from seqgen.generation.context import Sentences, StepContext
+from seqgen.generation.component import FEATURES, BatchInfo
+from seqgen.generation.context import StepContext
 from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.processors.base import LogitsProcessor, apply_all
 from seqgen.generation.setup import DecodingSetup
@@ -54,7 +54,7 @@ class DraftTarget(Protocol):
     setup: DecodingSetup
     processors: list[LogitsProcessor]
     backpointers: BackPointers
-    sentences: Sentences
+    sentences: BatchInfo
     beam: int
     reach: int
 
@@ -220,7 +220,7 @@ class ModelDraft:
         if logits.size(-1) < setup.vocab_size:
             raise other_vocabulary(logits.size(-1), setup.vocab_size)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / setup.temperature
-        lprobs = logits if setup.processes_logits else self.member.model.get_normalized_probs(logits)
+        lprobs = logits if setup.plan.processes_logits else self.member.model.get_normalized_probs(logits)
         context = target.context(step, target.beam, tokens)
         lprobs = apply_all(target.processors, lprobs, context).view(*tokens.shape[:2], -1)
         if bool(lprobs.isnan().any()):

@@ -299,7 +299,7 @@ def _replayed_hypotheses(sentence: SentenceTrace, header: TraceHeader) -> list[H
     """The hypotheses of a sentence, best first."""
     beam, steps = header.beam, sentence.steps
     finished = _finished(header)
-    backpointers = BackPointers(1, beam, 0, _CPU)
+    backpointers = BackPointers(beam, torch.zeros(1, dtype=torch.int64))
     limits = torch.tensor([steps[0].max_length if steps else 0])
     for number, step in enumerate(steps):
         scores = step.scores.to(header.torch_dtype)
