@@ -289,9 +289,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
         """
         if isinstance(incremental_state, IncrementalState):
             incremental_state.reorder_start_offsets(new_order)
-        for key, module_state in list(incremental_state.items()):
-            owner = _owner(key)
-            incremental_state[key] = owner.reorder_state(module_state, _moved(new_order, owner))
+        _change(incremental_state, lambda owner, own: owner.reorder_state(own, _moved(new_order, owner)))
 
     def reorder_beams(self, incremental_state: StateDict, parents: Tensor) -> None:
         """Reorder rows within each sentence, in place.
@@ -301,11 +299,9 @@ class IncrementalDecoder(StatefulModule, Decoder):
             parents: ``(sentences, beam)`` int64, the beam of the same sentence that each new row continues.
         """
         if type(self).reorder_incremental_state is not IncrementalDecoder.reorder_incremental_state:
-            return self.reorder_incremental_state(incremental_state, rows_of_parents(parents))
-        for key, module_state in list(incremental_state.items()):
-            owner = _owner(key)
-            incremental_state[key] = owner.reorder_state_within_beams(module_state, _moved(parents, owner))
-        return None
+            self.reorder_incremental_state(incremental_state, rows_of_parents(parents))
+        else:
+            _change(incremental_state, lambda owner, own: owner.reorder_state_within_beams(own, _moved(parents, owner)))
 
     def select_sentences(self, incremental_state: StateDict, keep: Tensor) -> None:
         """Keep the rows of some sentences and drop the others, in place.
@@ -319,13 +315,10 @@ class IncrementalDecoder(StatefulModule, Decoder):
         if type(self).reorder_incremental_state is not IncrementalDecoder.reorder_incremental_state:
             self.reorder_incremental_state(incremental_state, rows_of_sentences(keep, beam_size))
         else:
-            for key, module_state in list(incremental_state.items()):
-                owner = _owner(key)
-                incremental_state[key] = owner.select_state(module_state, _moved(keep, owner), beam_size)
+            _change(incremental_state, lambda owner, own: owner.select_state(own, _moved(keep, owner), beam_size))
         if isinstance(incremental_state, IncrementalState) and start_offsets is not None:
-            incremental_state.start_offsets = start_offsets.index_select(
-                0, keep
-            )  # whether an overriding method moved them or not
+            # whether an overriding method moved them or not
+            incremental_state.start_offsets = start_offsets.index_select(0, keep)
 
     def roll_back(self, incremental_state: StateDict, positions: int) -> None:
         """Roll back the last positions of all rows, in place.
@@ -349,8 +342,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
                     f"{positions} of {seen} positions cannot be rolled back: a sentence starts at {latest}"
                 )
         if positions > 0:
-            for key, module_state in list(incremental_state.items()):
-                incremental_state[key] = _owner(key).roll_back_state(module_state, positions)
+            _change(incremental_state, lambda owner, own: owner.roll_back_state(own, positions))
 
     def crop_left(self, incremental_state: IncrementalState, positions: int) -> None:
         """Crop all rows on the left, in place: remove the first positions, which no sentence sees.
@@ -370,10 +362,12 @@ class IncrementalDecoder(StatefulModule, Decoder):
             )
         incremental_state.start_offsets = start_offsets - positions
         columns = self.columns_to_crop(incremental_state, positions)
-        for key, module_state in list(incremental_state.items()):
-            owner = _owner(key)
+
+        def crop(owner: StatefulModule, module_state: ModuleState) -> ModuleState:
             cropped = positions if owner is self.position_counter else columns
-            incremental_state[key] = owner.crop_state(module_state, cropped) if cropped else module_state
+            return owner.crop_state(module_state, cropped) if cropped else module_state
+
+        _change(incremental_state, crop)
 
     def columns_to_crop(self, incremental_state: IncrementalState, positions: int) -> int:
         """How many positions ``crop_left`` removes from the state of modules; fewer if they also contain a prompt.
@@ -426,6 +420,12 @@ def _check_can(decoder: Decoder, can: bool, what: str, attribute: str) -> None:
             f"{type(decoder).__name__} cannot {what} during decoding; if all of its modules can, set "
             f"{attribute} = True in the class"
         )
+
+
+def _change(incremental_state: StateDict, change: Callable[[StatefulModule, ModuleState], ModuleState]) -> None:
+    """Change the state of each module, in place."""
+    for key, module_state in list(incremental_state.items()):
+        incremental_state[key] = change(_owner(key), module_state)
 
 
 def _owner(key: Any) -> StatefulModule:

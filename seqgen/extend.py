@@ -66,7 +66,6 @@ from seqgen.generation.observers import (
     Forbidden as Forbidden,
     Observer as Observer,
     Outcome as Outcome,
-    Places as Places,
     StepRecord as StepRecord,
 )
 from seqgen.generation.processors.base import LogitsProcessor as LogitsProcessor

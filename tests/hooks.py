@@ -38,7 +38,6 @@ CLASSES = {
         "Candidates",
         "StepRecord",
         "Outcome",
-        "Places",
         "Forbidden",
         "Hypothesis",
         "Translation",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -58,29 +58,6 @@ class Forbidden:
 
 
 @dataclass(frozen=True)
-class Places:
-    """A copy of the finished hypotheses of each sentence; all tensors are ``(live, beam)``."""
-
-    lengths: Tensor
-    beams: Tensor
-    tokens: Tensor
-    scores: Tensor
-
-    @classmethod
-    def of(cls, finished: FinishedHypotheses) -> Places:
-        """Copy the finished hypotheses: some classes of ``FinishedHypotheses`` write in place."""
-        values = (finished.lengths, finished.beams, finished.tokens, finished.scores)
-        return cls(*(value.clone() for value in values))
-
-    def lacks(self, other: Places) -> Tensor:
-        """Which hypotheses of ``other`` are not in ``self``: ``(live, beam)`` bool."""
-        same = torch.ones(*self.lengths.shape, other.lengths.size(1), dtype=torch.bool, device=self.lengths.device)
-        for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True):
-            same = same & (mine.unsqueeze(2) == theirs.unsqueeze(1))
-        return (other.lengths > 0) & ~same.any(1)
-
-
-@dataclass(frozen=True)
 class StepRecord:
     """One step, after candidates were chosen and finalized.
 
@@ -104,8 +81,8 @@ class StepRecord:
     active: Candidates
     was_done: Tensor
     now_done: Tensor
-    before: Places
-    after: Places
+    before: FinishedHypotheses
+    after: FinishedHypotheses
     lprobs: Tensor
     scores: Tensor
     forbidden: Forbidden | None = None
@@ -117,7 +94,7 @@ class StepRecord:
         possible = c.scores > -torch.inf
         alive = (active.scores > -torch.inf).unsqueeze(1)
         continues = _same(c, active.beams, active.tokens, alive).any(2) & ~self.ended
-        newly = self.before.lacks(self.after).unsqueeze(1)
+        newly = _new_in(self.after, self.before).unsqueeze(1)
         finished = _same(c, self.after.beams, self.after.tokens, newly).any(2) & self.ended & possible
         outcome = torch.full_like(c.tokens, Outcome.BELOW_BEAM)
         outcome[self.ended] = Outcome.ENDED_TOO_LOW
@@ -130,7 +107,7 @@ class StepRecord:
     @cached_property
     def replaced(self) -> Tensor:
         """Which hypotheses of ``before`` were replaced by better ones in this step: ``(live, beam)`` bool."""
-        return self.after.lacks(self.before) & ~self.was_done.unsqueeze(1)
+        return _new_in(self.before, self.after) & ~self.was_done.unsqueeze(1)
 
 
 class Observer(Component):
@@ -196,7 +173,12 @@ class ForbiddenWatch:
         return Forbidden(self.tokens, self.best, self.by, self.names)
 
 
-Watch = Callable[[LogitsProcessor, Tensor], None]
+def _new_in(one: FinishedHypotheses, other: FinishedHypotheses) -> Tensor:
+    """Which hypotheses of ``one`` are not in ``other``: ``(live, beam)`` bool."""
+    same = torch.ones(*other.lengths.shape, one.lengths.size(1), dtype=torch.bool, device=one.lengths.device)
+    for name in ("lengths", "beams", "tokens", "scores"):
+        same = same & (getattr(other, name).unsqueeze(2) == getattr(one, name).unsqueeze(1))
+    return (one.lengths > 0) & ~same.any(1)
 
 
 def _same(candidates: Candidates, beams: Tensor, tokens: Tensor, counts: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from seqgen.config import GenerationConfig
-from seqgen.generation.finished import BestFinished, EachRow, FinishedHypotheses, FirstFinished, Ranking
+from seqgen.generation.finished import BestFinished, FinishedHypotheses, FirstFinished, Ranking
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.processors.length import ForceEndAtMaximum
 from seqgen.generation.processors.tokens import Forbid, ForcePrefix
@@ -81,10 +81,6 @@ class Rules:
     ) -> FinishedHypotheses:
         """Make the finished hypotheses of a beam search."""
         raise NotImplementedError
-
-    def finished_rows(self, sentences: int, beam: int, ranking: Ranking, device: torch.device) -> FinishedHypotheses:
-        """Make the finished hypotheses of a strategy whose beams are independent."""
-        return EachRow(sentences, beam, ranking, device)
 
     def renormalizes(self, search: Search) -> bool:
         """Whether scores are renormalized after the processors."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -24,8 +23,8 @@ from seqgen.generation.ensemble.member import (
     MemberSpec,
     check_features,
     check_layers,
+    decoded,
     encode,
-    recorded_layers,
 )
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.internals import Internals, Recording, recorded
@@ -126,7 +125,7 @@ class SequenceScorer:
             sources = self.ensemble.sources(sample)
             alike = self.ensemble.read_alike(sources)
             outputs = [
-                self._output(spec.model, source, sample, number == 0)
+                self._output(spec.model, source, sample, FEATURES in self.needs and number == 0)
                 for number, (spec, source) in enumerate(zip(self.ensemble.members, sources, strict=True))
             ]
             weights = [out.attention if same else None for out, same in zip(outputs, alike, strict=True)]
@@ -159,23 +158,15 @@ class SequenceScorer:
             results.append(ScoredTarget(hypothesis, [member[row, :length] for member in members]))
         return results
 
-    def _output(self, model: EncoderDecoderModel, source: Source, sample: Batch, first: bool) -> MemberOutput:
-        """What a member computes at all positions: see ``MemberOutput``, with ``(N, T, ...)`` for ``(rows, ...)``."""
-        decoder_input, need_attention = (
-            self._decoder_input(model, sample),
-            self.need_attention or ATTENTION in self.needs,
-        )
-        with recorded_layers(model.decoder) if LAYER_LOGITS in self.needs else nullcontext() as layers:
-            if not (first and FEATURES in self.needs) and source.encoder_out is None:
-                out = model(source.src_tokens, source.src_lengths, decoder_input, need_attention=need_attention)
-                return MemberOutput(out.logits, out.attention, None, layers)
+    def _output(self, model: EncoderDecoderModel, source: Source, sample: Batch, features: bool) -> MemberOutput:
+        """What a member computes at all positions, ``(N, T, ...)``, with its features if they are needed."""
+        decoder_input, layers = self._decoder_input(model, sample), LAYER_LOGITS in self.needs
+        need_attention = self.need_attention or ATTENTION in self.needs
+        if features or layers or source.encoder_out is not None:
             encoder_out = encode(model.encoder, source)
-            decoder: Any = model.decoder
-            if not (first and FEATURES in self.needs):
-                out = decoder(decoder_input, encoder_out, need_attention=need_attention)
-                return MemberOutput(out.logits, out.attention, None, layers)
-            features, attention = decoder.extract_features(decoder_input, encoder_out, need_attention=need_attention)
-            return MemberOutput(decoder.output_layer(features), attention, features, layers)
+            return decoded(model.decoder, decoder_input, encoder_out, features, layers, need_attention=need_attention)
+        out = model(source.src_tokens, source.src_lengths, decoder_input, need_attention=need_attention)
+        return MemberOutput(out.logits, out.attention)
 
     def _step_by_step(
         self,
@@ -233,14 +224,13 @@ class SequenceScorer:
 
     def _outputs_at(self, step: int, outputs: Sequence[MemberOutput], attention: Tensor | None) -> StepOutputs:
         """What the combination needs of one position."""
-        first, logits, exits = outputs[0], None, None
+        first, logits, exits = outputs[0].at(step), None, None
         if MEMBER_LOGITS in self.needs:
             logits = [out.logits[:, step].to(torch.promote_types(out.logits.dtype, torch.float32)) for out in outputs]
         if first.layers is not None:
             decoder: Any = self.ensemble.members[0].model.decoder
-            exits = LayerLogits([hidden[:, step] for hidden in first.layers], decoder.early_exit)
-        features = None if first.features is None else first.features[:, step]
-        return StepOutputs(features, None if attention is None else attention[:, step], logits, exits)
+            exits = LayerLogits(first.layers, decoder.early_exit)
+        return StepOutputs(first.features, None if attention is None else attention[:, step], logits, exits)
 
     @torch.inference_mode()
     def features(self, sample: Batch) -> list[Tensor]:

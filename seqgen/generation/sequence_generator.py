@@ -118,31 +118,26 @@ class SequenceGenerator:
             suppress=list(tokens_to_suppress),
         )
         of_keys = processors_from_config(keys, rules, Resources(tgt_dict, extra_end_tokens=ends[1:]))
-        self._set_up(
-            DecodingSetup(
-                ensemble=ensemble,
-                rules=rules,
-                search=search,
-                processors=[*of_keys, *processors],
-                stopping=list(stopping),
-                observers=list(observers),
-                ranking=ranking or Ranking(normalize_scores, len_penalty),
-                limits=limits,
-                beam_size=search.rows(beam_size),
-                temperature=temperature,
-                early_stopping=early_stopping,
-                eos=tgt_dict.eos(),
-                pad=tgt_dict.pad(),
-                end_tokens=ends,
-                vocab_size=len(tgt_dict),
-                need_attention=need_attention,
-                debug=debug or DebugConfig(),
-                bit_exact=bit_exact,
-            )
+        self.setup = DecodingSetup(
+            ensemble=ensemble,
+            rules=rules,
+            search=search,
+            processors=[*of_keys, *processors],
+            stopping=list(stopping),
+            observers=list(observers),
+            ranking=ranking or Ranking(normalize_scores, len_penalty),
+            limits=limits,
+            beam_size=search.rows(beam_size),
+            temperature=temperature,
+            early_stopping=early_stopping,
+            eos=tgt_dict.eos(),
+            pad=tgt_dict.pad(),
+            end_tokens=ends,
+            vocab_size=len(tgt_dict),
+            need_attention=need_attention,
+            debug=debug or DebugConfig(),
+            bit_exact=bit_exact,
         )
-
-    def _set_up(self, setup: DecodingSetup) -> None:
-        self.setup = setup
 
     @classmethod
     def from_config(
@@ -170,7 +165,7 @@ class SequenceGenerator:
             ConfigError: two keys contradict each other, or a component is not registered.
         """
         generator = cls.__new__(cls)
-        generator._set_up(setup_from_config(models, tgt_dict, cfg, tokenizer, draft, **objects))
+        generator.setup = setup_from_config(models, tgt_dict, cfg, tokenizer, draft, **objects)
         return generator
 
     @property

@@ -23,8 +23,8 @@ from seqgen.generation.component import (
 )
 from seqgen.generation.context import LayerLogits, StepContext, StepOutputs
 from seqgen.generation.ensemble.member import Member, MemberOutput, MemberSpec, check_features, check_layers
-from seqgen.generation.finished import Coverage, FinishedHypotheses
-from seqgen.generation.observers import FORBIDDEN, ForbiddenWatch, Places, StepRecord
+from seqgen.generation.finished import Coverage, EachRow, FinishedHypotheses
+from seqgen.generation.observers import FORBIDDEN, ForbiddenWatch, StepRecord
 from seqgen.generation.processors.base import apply_all
 from seqgen.generation.setup import DecodingRequest, DecodingSetup
 from seqgen.generation.shortlist import OutputColumns
@@ -183,7 +183,7 @@ class Session:
         if (own := self.search.finished(setup.ranking, setup.early_stopping)) is not None:
             return own
         if self.search.independent_rows:
-            return setup.rules.finished_rows(count, self.beam, setup.ranking, device)
+            return EachRow(count, self.beam, setup.ranking, device)
         return setup.rules.finished(count, self.beam, setup.ranking, device, setup.early_stopping)
 
     def run(self) -> list[list[Hypothesis]]:
@@ -382,7 +382,7 @@ class Session:
         """
         own = context.step if self.sentences.start_offsets is None else context.step - self.sentences.start_offsets
         by_candidate = own.unsqueeze(1) if isinstance(own, Tensor) else own
-        before = Places.of(self.finished) if self.observers else None
+        before = self.finished.fork() if self.observers else None  # a copy: some classes write in place
         was_done = self.sentences.done
         penalty = self.coverage.penalty(candidates, self.sentences.src_padding)
         active = self.finished.finalize(candidates, ended, by_candidate, penalty)
@@ -390,8 +390,7 @@ class Session:
         self.sentences = replace(self.sentences, done=done)
         if before is not None:
             watch = context.watch.result if isinstance(context.watch, ForbiddenWatch) else None
-            after = Places.of(self.finished)
-            of_sentences = ended, active, was_done, done, before, after
+            of_sentences = ended, active, was_done, done, before, self.finished.fork()
             record = StepRecord(context, candidates, *of_sentences, scored.lprobs, scored.scores, watch)
             for observer in self.observers:
                 observer.observe(record)

@@ -145,9 +145,9 @@ def test_refusals() -> None:
 def test_what_a_table_remembers() -> None:
     """The example of the module: three beams, two steps, then a collection."""
     table = IndirectionTable(1, 3, torch.device("cpu"))
-    table.append(0, 1)
-    table.reorder(1, torch.tensor([[1, 1, 2]]))
-    table.append(2, 1)
+    table.append(1)
+    table.reorder(torch.tensor([[1, 1, 2]]))
+    table.append(1)
     assert table.table[0, :, :2].tolist() == [[1, 3], [1, 4], [2, 5]]
     assert (table.mask(None, 1, torch.float32)[0, 0] == 0).int().tolist() == [
         [0, 1, 0, 1, 0, 0],
@@ -165,13 +165,13 @@ def test_one_change_is_made_once() -> None:
     """Two layers bring the same changes; a layer that misses one is noticed."""
     table = IndirectionTable(1, 2, torch.device("cpu"))
     for _ in range(2):
-        table.append(0, 1)
+        assert table.request(0, table.append, 1) == 1
     for _ in range(2):
-        table.reorder(1, torch.tensor([[1, 0]]))
+        assert table.request(1, table.reorder, torch.tensor([[1, 0]])) == 2
     assert table.table[0, :, 0].tolist() == [1, 0]
-    table.append(2, 1)
+    assert table.request(2, table.append, 1) == 3
     with pytest.raises(RuntimeError, match="must see the same positions"):
-        table.append(1, 1)
+        table.request(1, table.append, 1)
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -186,8 +186,8 @@ CACHES = [
     ),
     Fault(
         "seqgen/modules/kv_cache/indirection.py",
-        "            self.length -= positions\n            self.table = self.table[:, :, positions:].contiguous()\n",
-        "            self.length -= positions\n",
+        "        self.length -= positions\n        self.table = self.table[:, :, positions:].contiguous()\n",
+        "        self.length -= positions\n",
         "cropping on the left removes the last positions",
         ("tests/modules/test_caches.py::test_beams_after_reordering_rolling_back_and_cropping",),
     ),

@@ -144,12 +144,7 @@ class LogProbabilityMean(Mean):
         return mean.log_softmax(-1)
 
 
-@dataclass
-class ProductConfig:
-    """Configuration of the product."""
-
-
-@register_combination("product", config=ProductConfig)
+@register_combination("product")
 class Product(Combination):
     """The product of the members' probabilities, not renormalized: ``sum_i log p_i``."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -71,7 +71,7 @@ def field_of(source: str) -> int:
 
 @dataclass(frozen=True)
 class MemberOutput:
-    """What a member computes for the newest token of each row.
+    """What a member computes for the newest token of each row; ``decoded`` returns ``(rows, T, ...)``.
 
     Attributes:
         logits: ``(rows, V)``.
@@ -84,6 +84,11 @@ class MemberOutput:
     attention: Tensor | None = None
     features: Tensor | None = None
     layers: list[Tensor] | None = None
+
+    def at(self, position: int) -> MemberOutput:
+        """The output at one of ``T`` positions."""
+        chosen: MemberOutput = map_tensors(self, lambda tensor: tensor[:, position])
+        return chosen
 
     def select(self, rows: Tensor) -> MemberOutput:
         """The output of some rows, ``(kept,)`` int64."""
@@ -105,6 +110,37 @@ def encode(encoder: Encoder, source: Source) -> EncoderOut:
         return source.encoder_out
     output: EncoderOut = encoder(source.src_tokens, source.src_lengths)
     return output
+
+
+def decoded(
+    decoder: Any,
+    tokens: Tensor,
+    encoder_out: EncoderOut,
+    need_features: bool = False,
+    need_layers: bool = False,
+    output_layer: Callable[[Tensor], Tensor] | None = None,
+    **options: Any,
+) -> MemberOutput:
+    """Run a decoder.
+
+    Args:
+        decoder: the decoder of a member.
+        tokens: ``(rows, L)`` int64, a start token and the tokens after it.
+        encoder_out: what the encoder returned.
+        need_features: whether to return the last hidden features.
+        need_layers: whether to return the output of each layer.
+        output_layer: takes the place of the decoder's own; see ``Decoder.output_columns``.
+        options: ``need_attention`` and ``incremental_state``, for a decoder that has one.
+
+    Returns:
+        The output, ``(rows, T, ...)``, for the ``T`` positions that are computed.
+    """
+    with recorded_layers(decoder) if need_layers else nullcontext() as layers:
+        if not need_features and output_layer is None:
+            logits, attention = decoder(tokens, encoder_out, **options)
+            return MemberOutput(logits, attention, None, layers)
+        features, attention = decoder.extract_features(tokens, encoder_out, **options)
+        return MemberOutput((output_layer or decoder.output_layer)(features), attention, features, layers)
 
 
 class Member:
@@ -164,22 +200,12 @@ class Member:
         if self.start_token is not None:
             tokens = tokens.clone()
             tokens[:, 0] = self.start_token
-        decoder: Any = self.model.decoder
-        arguments: dict[str, Any] = {"need_attention": need_attention}
+        options: dict[str, Any] = {"need_attention": need_attention}
         if self.state is not None:
-            arguments["incremental_state"] = self.state
-        features = None
-        with recorded_layers(decoder) if need_layers else nullcontext() as layers:
-            if need_features or self.output_columns is not None:
-                features, attention = decoder.extract_features(tokens, self.encoder_out, **arguments)
-                features = features[:, -1]
-                logits = (self.output_columns or decoder.output_layer)(features)
-            else:
-                logits, attention = decoder(tokens, self.encoder_out, **arguments)
-                logits = logits[:, -1]
-        logits = self.model.adjust_logits_during_generation(logits, tokens.size(1) - 1)
-        newest = None if layers is None else [hidden[:, -1] for hidden in layers]
-        return MemberOutput(logits, None if attention is None else attention[:, -1], features, newest)
+            options["incremental_state"] = self.state
+        decoder, columns = self.model.decoder, self.output_columns
+        out = decoded(decoder, tokens, self.encoder_out, need_features, need_layers, columns, **options).at(-1)
+        return replace(out, logits=self.model.adjust_logits_during_generation(out.logits, tokens.size(1) - 1))
 
     def reorder_beams(self, parents: Tensor) -> None:
         """Continue other beams of the same sentences.
