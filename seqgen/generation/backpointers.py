@@ -41,11 +41,6 @@ class BackPointers:
         """``(live,)`` int64 start offsets: earlier steps do not belong to the sentence."""
         self._matrix: Tensor | None = None
 
-    @property
-    def sentences(self) -> int:
-        """How many sentences are live."""
-        return self.tokens.size(0)
-
     def attend(self, attention: Tensor | None) -> None:
         """Store the attention weights of this step, before the beams are reordered.
 
@@ -109,7 +104,7 @@ class BackPointers:
         The first call follows the back-pointers; later steps update the stored matrix.
         """
         if self._matrix is None:
-            live = torch.arange(self.beam, device=self.tokens.device).expand(self.sentences, -1)
+            live = torch.arange(self.beam, device=self.tokens.device).expand(len(self.start), -1)
             columns = []
             for step in reversed(range(self.length)):
                 columns.append(self.tokens[:, step].gather(1, live))

@@ -97,8 +97,10 @@ class RollingSession(Session):
         return max(int(member.encoder_out.encoder_out.size(1)) for member in self.members)
 
 
-class ContinuousBatching:
-    """Decodes a stream of sentences in one batch.
+def decode_continuously(
+    setup: DecodingSetup, waiting: Callable[[int, int], Batch | None]
+) -> Iterator[tuple[int, list[Hypothesis]]]:
+    """Decode a stream of sentences in one batch, until no sentence waits and all are done.
 
     New sentences are encoded and decode their first step in a session of their own, which is then merged into the
     running session.
@@ -106,36 +108,24 @@ class ContinuousBatching:
     Args:
         setup: how to decode.
         waiting: see ``SequenceGenerator.generate_continuously``.
+
+    Yields:
+        The number of a sentence in its batch's ``ids``, and its hypotheses.
     """
-
-    def __init__(self, setup: DecodingSetup, waiting: Callable[[int, int], Batch | None]):
-        self.setup = setup
-        self.waiting = waiting
-
-    def run(self) -> Iterator[tuple[int, list[Hypothesis]]]:
-        """Decode until no sentence waits and all are done; see ``SequenceGenerator.generate_continuously``."""
-        running = self._next(0, 0)
-        while running is not None:
-            places = len(running.live)
-            while running.step():
-                taken = len(running.live) - running.num_done
-                if (places - taken) * _SHARE >= places and (newcomers := self._next(taken, running.width)):
-                    yield from self._join(running, newcomers)
-                    places = max(places, len(running.live))
-                yield from running.new_results()
-            running.collect_all()
+    while (batch := waiting(0, 0)) is not None:
+        running = RollingSession(setup, DecodingRequest(batch))
+        places = len(running.live)
+        while running.step():
+            taken = len(running.live) - running.num_done
+            if (places - taken) * _SHARE >= places and (batch := waiting(taken, running.width)) is not None:
+                newcomers = RollingSession(setup, DecodingRequest(batch))
+                if newcomers.step():
+                    running.drop_done()
+                    running.merge(newcomers)
+                else:  # all of them are done
+                    newcomers.collect_all()
+                    yield from newcomers.new_results()
+                places = max(places, len(running.live))
             yield from running.new_results()
-            running = self._next(0, 0)
-
-    def _next(self, running: int, width: int) -> RollingSession | None:
-        batch = self.waiting(running, width)
-        return None if batch is None else RollingSession(self.setup, DecodingRequest(batch))
-
-    def _join(self, running: RollingSession, newcomers: RollingSession) -> Iterator[tuple[int, list[Hypothesis]]]:
-        """Decode the first step of the new sentences, and merge them unless all of them are then done."""
-        if newcomers.step():
-            running.drop_done()
-            running.merge(newcomers)
-        else:
-            newcomers.collect_all()
-            yield from newcomers.new_results()
+        running.collect_all()
+        yield from running.new_results()

@@ -40,9 +40,15 @@ class Outcome(IntEnum):
     """It is dropped because its sentence needs no further hypotheses."""
 
 
-@dataclass(frozen=True)
 class Forbidden:
     """The most probable next tokens of each row before the processors, and which processor forbids each.
+
+    It is called after each processor, as ``StepContext.watch``.
+
+    Args:
+        scores: ``(rows, V)`` scores before the processors.
+        count: number of tokens of each row that are watched.
+        log_sum: ``(rows, 1)`` log-sum-exp of the scores; computed if not given.
 
     Attributes:
         tokens: ``(rows, k)`` int64, best first.
@@ -51,10 +57,19 @@ class Forbidden:
         processors: class names of the processors.
     """
 
-    tokens: Tensor
-    lprobs: Tensor
-    by: Tensor
-    processors: Sequence[str]
+    def __init__(self, scores: Tensor, count: int, log_sum: Tensor | None = None):
+        log_sum = log_sum_exp(scores) if log_sum is None else log_sum
+        best = best_continuations(scores.unsqueeze(1), torch.zeros_like(log_sum), min(count, scores.size(1)))
+        self.lprobs, self.tokens = best.scores - log_sum, best.tokens
+        self.by = torch.full_like(self.tokens, -1)
+        self.processors: list[str] = []
+
+    def __call__(self, processor: LogitsProcessor, lprobs: Tensor) -> None:
+        """Compare the scores after a processor, ``(rows, V)``, with ``-inf``."""
+        self.processors.append(type(processor).__name__)
+        forbidden = (lprobs.gather(1, self.tokens) == -torch.inf) & (self.lprobs > -torch.inf)
+        self.by[forbidden & (self.by < 0)] = len(self.processors) - 1
+        self.by[~forbidden] = -1  # a forced prefix may allow what an earlier processor forbade
 
 
 @dataclass(frozen=True)
@@ -142,35 +157,6 @@ class Observer(Component):
             sentence: number of the sentence in the batch's ``ids``.
             hypotheses: its hypotheses, best first.
         """
-
-
-class ForbiddenWatch:
-    """Records which processor first forbids each of the most probable tokens; used as ``StepContext.watch``.
-
-    Args:
-        scores: ``(rows, V)`` scores before the processors.
-        count: number of tokens of each row that are watched.
-        log_sum: ``(rows, 1)`` log-sum-exp of the scores; computed if not given.
-    """
-
-    def __init__(self, scores: Tensor, count: int, log_sum: Tensor | None = None):
-        log_sum = log_sum_exp(scores) if log_sum is None else log_sum
-        best = best_continuations(scores.unsqueeze(1), torch.zeros_like(log_sum), min(count, scores.size(1)))
-        self.best, self.tokens = best.scores - log_sum, best.tokens
-        self.by = torch.full_like(self.tokens, -1)
-        self.names: list[str] = []
-
-    def __call__(self, processor: LogitsProcessor, lprobs: Tensor) -> None:
-        """Compare the scores after a processor, ``(rows, V)``, with ``-inf``."""
-        self.names.append(type(processor).__name__)
-        forbidden = (lprobs.gather(1, self.tokens) == -torch.inf) & (self.best > -torch.inf)
-        self.by[forbidden & (self.by < 0)] = len(self.names) - 1
-        self.by[~forbidden] = -1  # a forced prefix may allow what an earlier processor forbade
-
-    @property
-    def result(self) -> Forbidden:
-        """The record."""
-        return Forbidden(self.tokens, self.best, self.by, self.names)
 
 
 def _new_in(one: FinishedHypotheses, other: FinishedHypotheses) -> Tensor:

@@ -248,10 +248,7 @@ class SequenceScorer:
         """
         found = []
         with self.ensemble.evaluating():
-            for spec, source in zip(self.ensemble.members, self.ensemble.sources(sample), strict=True):
-                if spec.source != INPUT:
-                    continue
-                model = spec.model
+            for model, source in self._readers(sample):
                 check_features([model], "return_hidden")
                 encoder_out = encode(model.encoder, source)
                 found.append(model.decoder.extract_features(self._decoder_input(model, sample), encoder_out)[0].cpu())
@@ -273,15 +270,18 @@ class SequenceScorer:
         """
         found: list[list[Internals]] = [[] for _ in lengths]
         with self.ensemble.evaluating():
-            for spec, source in zip(self.ensemble.members, self.ensemble.sources(sample), strict=True):
-                if spec.source != INPUT:
-                    continue
-                decoder_input = self._decoder_input(spec.model, sample)
-                with recorded(spec.model) as recording:
-                    spec.model.decoder(decoder_input, encode(spec.model.encoder, source))
+            for model, source in self._readers(sample):
+                decoder_input = self._decoder_input(model, sample)
+                with recorded(model) as recording:
+                    model.decoder(decoder_input, encode(model.encoder, source))
                 for row, length in enumerate(lengths):
-                    found[row].append(_internals_of_row(row, length, recording, source, spec.model, decoder_input))
+                    found[row].append(_internals_of_row(row, length, recording, source, model, decoder_input))
         return found
+
+    def _readers(self, sample: Batch) -> list[tuple[EncoderDecoderModel, Source]]:
+        """The members that read the input, each with its source."""
+        pairs = zip(self.ensemble.members, self.ensemble.sources(sample), strict=True)
+        return [(spec.model, source) for spec, source in pairs if spec.source == INPUT]
 
     def _decoder_input(self, model: EncoderDecoderModel, sample: Batch) -> Tensor:
         decoder_input = _targets(sample)[1].clone()

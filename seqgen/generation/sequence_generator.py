@@ -14,7 +14,7 @@ from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError
 from seqgen.generation.bit_exact import narrowed, widened
 from seqgen.generation.component import Phrases, Resources
-from seqgen.generation.continuous_batching import ContinuousBatching
+from seqgen.generation.continuous_batching import decode_continuously
 from seqgen.generation.ensemble.combinations import Combination
 from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.ensemble.member import MemberSpec
@@ -251,7 +251,7 @@ class SequenceGenerator:
         """
         with self.setup.ensemble.evaluating():
             if self.can_merge:
-                found = ContinuousBatching(self.setup, waiting).run()
+                found = decode_continuously(self.setup, waiting)
                 while True:
                     with self.setup.switched():  # only while decoding, not while the caller uses the result
                         result = next(found, None)

@@ -24,7 +24,7 @@ from seqgen.generation.component import (
 from seqgen.generation.context import LayerLogits, StepContext, StepOutputs
 from seqgen.generation.ensemble.member import Member, MemberOutput, MemberSpec, check_features, check_layers
 from seqgen.generation.finished import Coverage, EachRow, FinishedHypotheses
-from seqgen.generation.observers import FORBIDDEN, ForbiddenWatch, StepRecord
+from seqgen.generation.observers import FORBIDDEN, Forbidden, StepRecord
 from seqgen.generation.processors.base import apply_all
 from seqgen.generation.setup import DecodingRequest, DecodingSetup
 from seqgen.generation.shortlist import OutputColumns
@@ -316,7 +316,7 @@ class Session:
         if self.columns is not None:
             return context, self.columns.process(lprobs, context)
         if FORBIDDEN in self.needs:
-            context = replace(context, watch=ForbiddenWatch(lprobs, 2 * self.beam, log_sum))
+            context = replace(context, watch=Forbidden(lprobs, 2 * self.beam, log_sum))
         if not self.search.processes_itself:
             return context, apply_all(self.processors, lprobs, context)
 
@@ -389,7 +389,7 @@ class Session:
         done = was_done | self.finished.done(active, own, self.sentences.own_limits)
         self.sentences = replace(self.sentences, done=done)
         if before is not None:
-            watch = context.watch.result if isinstance(context.watch, ForbiddenWatch) else None
+            watch = context.watch if isinstance(context.watch, Forbidden) else None
             of_sentences = ended, active, was_done, done, before, self.finished.fork()
             record = StepRecord(context, candidates, *of_sentences, scored.lprobs, scored.scores, watch)
             for observer in self.observers:

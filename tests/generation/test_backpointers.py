@@ -23,7 +23,7 @@ def after(steps: int, *starts: int) -> BackPointers:
 
 
 def append(found: BackPointers, tokens: list[int], parents: list[int]) -> None:
-    count = found.sentences
+    count = len(found.start)
     scores = -torch.arange(2.0).repeat(count, 1) - found.length
     found.append(Candidates(scores, torch.tensor([tokens] * count), torch.tensor([parents] * count)))
 

@@ -193,8 +193,8 @@ CACHES = [
     ),
     Fault(
         "seqgen/modules/kv_cache/protocol.py",
-        "F.pad(mask, (0, length - width), value=True)",
-        "F.pad(mask, (0, length - width))",
+        "F.pad(mask, missing, value=not left)",
+        "F.pad(mask, missing)",
         "positions added on the right are not hidden",
         ("tests/modules/test_caches.py::test_shorter_rows_are_hidden_where_they_are_filled_up",),
     ),

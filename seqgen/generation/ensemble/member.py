@@ -87,8 +87,10 @@ class MemberOutput:
 
     def at(self, position: int) -> MemberOutput:
         """The output at one of ``T`` positions."""
-        chosen: MemberOutput = map_tensors(self, lambda tensor: tensor[:, position])
-        return chosen
+        attention = None if self.attention is None else self.attention[:, position]
+        features = None if self.features is None else self.features[:, position]
+        layers = None if self.layers is None else [hidden[:, position] for hidden in self.layers]
+        return MemberOutput(self.logits[:, position], attention, features, layers)
 
     def select(self, rows: Tensor) -> MemberOutput:
         """The output of some rows, ``(kept,)`` int64."""

@@ -158,26 +158,13 @@ def join_rows(parts: list[KeysAndValues], left: bool) -> KeysAndValues:
         Keys, values and padding of all rows, those of the first batch first.
     """
     length = max(part.keys.size(2) for part in parts)
-    mask = _join_padding_masks(parts, length, left)
-    return KeysAndValues(
-        _cat([part.keys for part in parts], length, left), _cat([part.values for part in parts], length, left), mask
-    )
-
-
-def _cat(parts: list[Tensor], length: int, left: bool) -> Tensor:
-    """Concatenate rows of several ``(N, H, K, D)``, padded with zeros to ``length`` positions."""
-    missing = [length - part.size(2) for part in parts]
-    return torch.cat(
-        [F.pad(part, (0, 0, n, 0) if left else (0, 0, 0, n)) for part, n in zip(parts, missing, strict=True)]
-    )
-
-
-def _join_padding_masks(parts: list[KeysAndValues], length: int, left: bool) -> Tensor | None:
-    if all(part.padding_mask is None and (left or part.keys.size(2) == length) for part in parts):
-        return None
-    masks = []
+    keys, values, masks = [], [], []
     for part in parts:
         rows, _, width, _ = part.keys.shape
+        missing = (length - width, 0) if left else (0, length - width)
+        keys.append(F.pad(part.keys, (0, 0, *missing)))
+        values.append(F.pad(part.values, (0, 0, *missing)))
         mask = part.keys.new_zeros(rows, width, dtype=torch.bool) if part.padding_mask is None else part.padding_mask
-        masks.append(F.pad(mask, (length - width, 0)) if left else F.pad(mask, (0, length - width), value=True))
-    return torch.cat(masks)
+        masks.append(F.pad(mask, missing, value=not left))
+    hides = any(part.padding_mask is not None or (not left and part.keys.size(2) < length) for part in parts)
+    return KeysAndValues(torch.cat(keys), torch.cat(values), torch.cat(masks) if hides else None)
