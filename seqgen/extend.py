@@ -123,7 +123,6 @@ from seqgen.models.transformer import (
     TransformerEncoder as TransformerEncoder,
     TransformerModel as TransformerModel,
 )
-from seqgen.modules import LearnedPositions as LearnedPositions, MultiheadAttention as MultiheadAttention
 from seqgen.modules.internals import recorded as recorded
 from seqgen.modules.kv_cache.growing import GrowingCache as GrowingCache
 from seqgen.modules.kv_cache.protocol import (
@@ -132,6 +131,8 @@ from seqgen.modules.kv_cache.protocol import (
     KeyValueCache as KeyValueCache,
 )
 from seqgen.modules.masks import QueryPositions as QueryPositions
+from seqgen.modules.multihead_attention import MultiheadAttention as MultiheadAttention
+from seqgen.modules.positions import LearnedPositions as LearnedPositions
 from seqgen.structures import Batch as Batch, DecoderOut as DecoderOut, EncoderOut as EncoderOut, Source as Source
 
 # isort: split

@@ -48,11 +48,7 @@ class PromptEncoder(Encoder):
         Returns:
             Token ids ``(N, P)``, and the padding mask.
         """
-        width = src_tokens.size(1)
-        if bool((src_lengths == width).all()):
-            return EncoderOut(src_tokens)
-        columns = torch.arange(width, device=src_tokens.device)
-        return EncoderOut(src_tokens, columns < (width - src_lengths).unsqueeze(1))
+        return EncoderOut(src_tokens, Source(src_tokens, src_lengths).padding(left=True))
 
     def max_positions(self) -> int:
         """The longest prompt, in tokens."""

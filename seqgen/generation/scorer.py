@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -76,6 +76,7 @@ class SequenceScorer:
         self.need_attention, self.bit_exact = need_attention, bit_exact
         self.single = len(self.ensemble.members) == 1 and self.ensemble.combination.keeps_single
         self.needs = frozenset() if self.single else self.ensemble.combination.needs
+        self.needs |= {ATTENTION} if need_attention else set()
         members, what = [spec.model for spec in self.ensemble.members], type(self.ensemble.combination).__name__
         if FEATURES in self.needs:
             check_features(members[:1], what)
@@ -125,13 +126,11 @@ class SequenceScorer:
             sources = self.ensemble.sources(sample)
             alike = self.ensemble.read_alike(sources)
             outputs = [
-                self._output(spec.model, source, sample, FEATURES in self.needs and number == 0)
+                self._output(spec.model, source, sample, self.needs - {FEATURES} if number else self.needs)
                 for number, (spec, source) in enumerate(zip(self.ensemble.members, sources, strict=True))
             ]
             weights = [out.attention if same else None for out, same in zip(outputs, alike, strict=True)]
-            attention = (
-                self.ensemble.combine_attention(weights) if self.need_attention or ATTENTION in self.needs else None
-            )
+            attention = self.ensemble.combine_attention(weights) if ATTENTION in self.needs else None
             pairs = zip(self.ensemble.members, outputs, strict=True)
             lprobs = [spec.model.get_normalized_probs(out.logits, log_probs=True) for spec, out in pairs]
             members = [_of_tokens(scores, target) for scores in lprobs]
@@ -158,14 +157,12 @@ class SequenceScorer:
             results.append(ScoredTarget(hypothesis, [member[row, :length] for member in members]))
         return results
 
-    def _output(self, model: EncoderDecoderModel, source: Source, sample: Batch, features: bool) -> MemberOutput:
-        """What a member computes at all positions, ``(N, T, ...)``, with its features if they are needed."""
-        decoder_input, layers = self._decoder_input(model, sample), LAYER_LOGITS in self.needs
-        need_attention = self.need_attention or ATTENTION in self.needs
-        if features or layers or source.encoder_out is not None:
-            encoder_out = encode(model.encoder, source)
-            return decoded(model.decoder, decoder_input, encoder_out, features, layers, need_attention=need_attention)
-        out = model(source.src_tokens, source.src_lengths, decoder_input, need_attention=need_attention)
+    def _output(self, model: EncoderDecoderModel, source: Source, sample: Batch, needs: Set[str]) -> MemberOutput:
+        """What a member computes at all positions, ``(N, T, ...)``, and what components need of it."""
+        decoder_input = self._decoder_input(model, sample)
+        if source.encoder_out is not None or needs & {FEATURES, LAYER_LOGITS}:
+            return decoded(model.decoder, decoder_input, encode(model.encoder, source), needs)
+        out = model(source.src_tokens, source.src_lengths, decoder_input, need_attention=ATTENTION in needs)
         return MemberOutput(out.logits, out.attention)
 
     def _step_by_step(

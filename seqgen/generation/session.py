@@ -263,15 +263,14 @@ class Session:
 
     def _outputs(self) -> tuple[list[Tensor], StepOutputs]:
         """Logits ``(rows, V)`` of each member, in float32 or wider, and what components need besides."""
-        need_attention = ATTENTION in self.needs
-        outputs = self.member_outputs(need_attention)
+        outputs = self.member_outputs()
         logits = []
         for out in outputs:
             wide = out.logits.to(torch.promote_types(out.logits.dtype, torch.float32))
             wide = wide / self.setup.temperature if self.setup.temperature != 1.0 else wide
             logits.append(wide if self.shortlist is None else self.shortlist.restrict(wide))
         attention = None
-        if need_attention:
+        if ATTENTION in self.needs:
             weights = [out.attention if alike else None for out, alike in zip(outputs, self.reads_alike, strict=True)]
             attention = self.setup.ensemble.combine_attention(weights)
         kept = [own.clone() for own in logits] if MEMBER_LOGITS in self.needs else None
@@ -294,14 +293,11 @@ class Session:
 
         return LayerLogits(output.layers, early_exit)
 
-    def member_outputs(self, need_attention: bool) -> list[MemberOutput]:
+    def member_outputs(self) -> list[MemberOutput]:
         """Run each member on the newest token of each row."""
-        tokens, features = self._decoder_input(), FEATURES in self.needs
-        layers = {"need_layers": True} if LAYER_LOGITS in self.needs else {}  # other classes of members do not have it
-        return [
-            member.next_output(tokens, need_attention, features and number == 0, **layers)
-            for number, member in enumerate(self.members)
-        ]
+        tokens, others = self._decoder_input(), self.needs - {FEATURES}
+        first, *rest = self.members
+        return [first.next_output(tokens, self.needs), *(member.next_output(tokens, others) for member in rest)]
 
     def _decoder_input(self) -> Tensor:
         """Decoder input ``(rows, 1 + step)`` int64; if no decoder reads earlier columns, only the last is valid."""

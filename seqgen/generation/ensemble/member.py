@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +15,7 @@ from seqgen.config import DebugConfig
 from seqgen.decoder import Decoder, IncrementalDecoder
 from seqgen.encoder import Encoder
 from seqgen.errors import ConfigError
+from seqgen.generation.component import ATTENTION, FEATURES, LAYER_LOGITS
 from seqgen.incremental_state import IncrementalState, rows_of_sentences
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MEMBER_SOURCES
@@ -118,10 +119,9 @@ def decoded(
     decoder: Any,
     tokens: Tensor,
     encoder_out: EncoderOut,
-    need_features: bool = False,
-    need_layers: bool = False,
+    needs: Set[str] = frozenset(),
     output_layer: Callable[[Tensor], Tensor] | None = None,
-    **options: Any,
+    **state: IncrementalState,
 ) -> MemberOutput:
     """Run a decoder.
 
@@ -129,19 +129,19 @@ def decoded(
         decoder: the decoder of a member.
         tokens: ``(rows, L)`` int64, a start token and the tokens after it.
         encoder_out: what the encoder returned.
-        need_features: whether to return the last hidden features.
-        need_layers: whether to return the output of each layer.
+        needs: what components need, see ``Component.needs``.
         output_layer: takes the place of the decoder's own; see ``Decoder.output_columns``.
-        options: ``need_attention`` and ``incremental_state``, for a decoder that has one.
+        state: the ``incremental_state``, for a decoder that has one.
 
     Returns:
         The output, ``(rows, T, ...)``, for the ``T`` positions that are computed.
     """
-    with recorded_layers(decoder) if need_layers else nullcontext() as layers:
-        if not need_features and output_layer is None:
-            logits, attention = decoder(tokens, encoder_out, **options)
+    need_attention = ATTENTION in needs
+    with recorded_layers(decoder) if LAYER_LOGITS in needs else nullcontext() as layers:
+        if FEATURES not in needs and output_layer is None:
+            logits, attention = decoder(tokens, encoder_out, need_attention=need_attention, **state)
             return MemberOutput(logits, attention, None, layers)
-        features, attention = decoder.extract_features(tokens, encoder_out, **options)
+        features, attention = decoder.extract_features(tokens, encoder_out, need_attention=need_attention, **state)
         return MemberOutput((output_layer or decoder.output_layer)(features), attention, features, layers)
 
 
@@ -188,25 +188,18 @@ class Member:
             self.state = decoder.new_incremental_state(sentences, beam_size, device)
             self.state.beam_table = {"auto": None, "on": True, "off": False}[debug.beam_table]
 
-    def next_output(
-        self, tokens: Tensor, need_attention: bool = False, need_features: bool = False, need_layers: bool = False
-    ) -> MemberOutput:
+    def next_output(self, tokens: Tensor, needs: Set[str] = frozenset()) -> MemberOutput:
         """Score the token after the last one.
 
         Args:
             tokens: ``(rows, 1 + step)`` int64, a start token and the generated tokens.
-            need_attention: whether to return attention weights.
-            need_features: whether to return the decoder's last hidden features.
-            need_layers: whether to return the output of each decoder layer.
+            needs: what components need, see ``Component.needs``.
         """
         if self.start_token is not None:
             tokens = tokens.clone()
             tokens[:, 0] = self.start_token
-        options: dict[str, Any] = {"need_attention": need_attention}
-        if self.state is not None:
-            options["incremental_state"] = self.state
-        decoder, columns = self.model.decoder, self.output_columns
-        out = decoded(decoder, tokens, self.encoder_out, need_features, need_layers, columns, **options).at(-1)
+        state = {} if self.state is None else {"incremental_state": self.state}
+        out = decoded(self.model.decoder, tokens, self.encoder_out, needs, self.output_columns, **state).at(-1)
         return replace(out, logits=self.model.adjust_logits_during_generation(out.logits, tokens.size(1) - 1))
 
     def reorder_beams(self, parents: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Set
 from typing import Any
 
 import torch
@@ -100,9 +101,7 @@ class LookAhead(Member):
         self.features = None if features is None else features[:, new]
         self.first, self.seen = self.seen, tokens.size(1)
 
-    def next_output(
-        self, tokens: Tensor, need_attention: bool = False, need_features: bool = False, need_layers: bool = False
-    ) -> MemberOutput:
+    def next_output(self, tokens: Tensor, needs: Set[str] = frozenset()) -> MemberOutput:
         """The output for the last column of ``tokens``, which the newest pass has read; see ``Member``."""
         column = tokens.size(1) - 1 - self.first
         logits = self.model.adjust_logits_during_generation(self.out.logits[:, column], tokens.size(1) - 1)

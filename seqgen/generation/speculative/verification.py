@@ -87,12 +87,12 @@ class SpeculativeSession(Session):
         """A model that can read several tokens and roll back; see ``Session.new_member``."""
         return LookAhead(spec.model, source, self.beam, start_token, self.setup.debug, self.reach)
 
-    def member_outputs(self, need_attention: bool) -> list[MemberOutput]:
+    def member_outputs(self) -> list[MemberOutput]:
         """Make and read a new draft if the last one is used up; see ``Session.member_outputs``."""
         step = self.backpointers.length
         if step >= self.stop:
             self.look_ahead(step)
-        return super().member_outputs(need_attention)
+        return super().member_outputs()
 
     def look_ahead(self, step: int) -> None:
         """Make a new draft; the members read it in one pass.
