@@ -134,7 +134,7 @@ class Decoder(nn.Module, Hooked):
 _STEPPING = ("forward", "extract_features", "new_incremental_state", "positions_seen", "advance")
 _MOVING = (
     *("reorder_incremental_state", "reorder_beams", "select_sentences"),
-    *("reorder_state", "reorder_state_within_beams", "select_state"),
+    *("reorder_state", "reorder_state_beams", "select_state"),
 )
 
 
@@ -155,7 +155,7 @@ class PositionCounter(StatefulModule):
         """Return the count unchanged: all rows share it."""
         return module_state
 
-    def reorder_state_within_beams(self, module_state: ModuleState, parents: Tensor) -> ModuleState:
+    def reorder_state_beams(self, module_state: ModuleState, parents: Tensor) -> ModuleState:
         """Return the count unchanged."""
         return module_state
 
@@ -197,7 +197,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
         "reads_history": ("forward", "extract_features"),
         "output_columns": ("forward", "output_layer"),
         "can_roll_back": (*_STEPPING, *_MOVING, "roll_back", "roll_back_state"),
-        "can_merge": (*_STEPPING, *_MOVING, "merge", "merge_states", "crop_left", "crop_state", "columns_to_crop"),
+        "can_merge": (*_STEPPING, *_MOVING, "merge", "merge_states", "crop", "crop_state", "columns_to_crop"),
     }
 
     shares_encoder_output: bool = False
@@ -211,7 +211,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
     """Whether ``roll_back`` works: every module with a state overrides ``roll_back_state``."""
 
     can_merge: bool = False
-    """Whether ``merge`` and ``crop_left`` work, which continuous batching needs: every module with a state overrides
+    """Whether ``merge`` and ``crop`` work, which continuous batching needs: every module with a state overrides
     ``merge_states`` and ``crop_state``, and the decoder takes ``IncrementalState.start_offsets`` into account."""
 
     def __init__(self) -> None:
@@ -301,7 +301,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
         if type(self).reorder_incremental_state is not IncrementalDecoder.reorder_incremental_state:
             self.reorder_incremental_state(incremental_state, rows_of_parents(parents))
         else:
-            _change(incremental_state, lambda owner, own: owner.reorder_state_within_beams(own, _moved(parents, owner)))
+            _change(incremental_state, lambda owner, own: owner.reorder_state_beams(own, _moved(parents, owner)))
 
     def select_sentences(self, incremental_state: StateDict, keep: Tensor) -> None:
         """Keep the rows of some sentences and drop the others, in place.
@@ -344,7 +344,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
         if positions > 0:
             _change(incremental_state, lambda owner, own: owner.roll_back_state(own, positions))
 
-    def crop_left(self, incremental_state: IncrementalState, positions: int) -> None:
+    def crop(self, incremental_state: IncrementalState, positions: int) -> None:
         """Crop all rows on the left, in place: remove the first positions, which no sentence sees.
 
         Args:
@@ -363,14 +363,14 @@ class IncrementalDecoder(StatefulModule, Decoder):
         incremental_state.start_offsets = start_offsets - positions
         columns = self.columns_to_crop(incremental_state, positions)
 
-        def crop(owner: StatefulModule, module_state: ModuleState) -> ModuleState:
-            cropped = positions if owner is self.position_counter else columns
-            return owner.crop_state(module_state, cropped) if cropped else module_state
+        def cropped(owner: StatefulModule, module_state: ModuleState) -> ModuleState:
+            count = positions if owner is self.position_counter else columns
+            return owner.crop_state(module_state, count) if count else module_state
 
-        _change(incremental_state, crop)
+        _change(incremental_state, cropped)
 
     def columns_to_crop(self, incremental_state: IncrementalState, positions: int) -> int:
-        """How many positions ``crop_left`` removes from the state of modules; fewer if they also contain a prompt.
+        """How many positions ``crop`` removes from the state of modules; fewer if they also contain a prompt.
 
         Args:
             incremental_state: the state of this decoder, before it is cropped.

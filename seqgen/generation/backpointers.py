@@ -85,7 +85,7 @@ class BackPointers:
         self.length = length
         self._matrix = None
 
-    def crop_left(self, steps: int) -> None:
+    def crop(self, steps: int) -> None:
         """Drop the first steps, at which no sentence had started."""
         self.tokens, self.parents = self.tokens[:, steps:], self.parents[:, steps:]
         self.cumulative = None if self.cumulative is None else self.cumulative[:, steps:]

@@ -56,9 +56,9 @@ class RollingSession(Session):
         own_limits = torch.cat([one.sentences.own_limits for one in (self, other)])
         self.backpointers.merge(other.backpointers)
         if (unseen := int(self.backpointers.start_offsets.min())) > 0:
-            self.backpointers.crop_left(unseen)
+            self.backpointers.crop(unseen)
             for member in self.members:
-                member.crop_left(unseen)
+                member.crop(unseen)
         start_offsets = self.backpointers.start_offsets
         texts = [one.sentences.source_texts for one in (self, other)]
         self.sentences = replace(

@@ -75,13 +75,17 @@ class SequenceScorer:
         self.normalize_scores = normalize_scores
         self.need_attention, self.bit_exact = need_attention, bit_exact
         self.single = len(self.ensemble.members) == 1 and self.ensemble.combination.keeps_single
-        self.needs = frozenset() if self.single else self.ensemble.combination.needs
-        self.needs |= {ATTENTION} if need_attention else set()
         members, what = [spec.model for spec in self.ensemble.members], type(self.ensemble.combination).__name__
         if FEATURES in self.needs:
             check_features(members[:1], what)
         if LAYER_LOGITS in self.needs:
             check_layers(members, what)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What is needed besides the logits; see ``Component.needs``."""
+        needs = frozenset() if self.single else self.ensemble.combination.needs
+        return needs | {ATTENTION} if self.need_attention else needs
 
     def generate(self, sample: Batch) -> list[list[Hypothesis]]:
         """Score a batch.

@@ -139,7 +139,7 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match="after both have decoded a step"):
         first.decoder.merge(first.state, IncrementalState(1, BEAM))
     with pytest.raises(ValueError, match="first 1 positions are seen"):
-        first.decoder.crop_left(first.state, 1)
+        first.decoder.crop(first.state, 1)
 
 
 def test_what_a_table_remembers() -> None:
@@ -185,7 +185,7 @@ def test_memory_of_long_outputs(shared: bool) -> None:
         module(torch.randn(8, 1, 4), incremental_state=state)
         parents = torch.randint(4, (2, 4)) if shared else torch.arange(4).expand(2, 4)
         module_state = state[module.state_key]
-        state[module.state_key] = module.reorder_state_within_beams(module_state, parents)
+        state[module.state_key] = module.reorder_state_beams(module_state, parents)
     cache = state[module.state_key]["cache"]
     assert isinstance(cache, IndirectionCache)
     capacity = cache.keys.size(2)
@@ -221,7 +221,7 @@ def test_the_logical_view_of_a_cache(beam_table: bool) -> None:
         histories = torch.cat([histories, new], dim=1)
         module(new, incremental_state=state)
         parents = torch.randint(BEAM, (2, BEAM))
-        state[module.state_key] = module.reorder_state_within_beams(state[module.state_key], parents)
+        state[module.state_key] = module.reorder_state_beams(state[module.state_key], parents)
         histories = histories[[i * BEAM + beam for i, row in enumerate(parents.tolist()) for beam in row]]
     keys, values, _ = state[module.state_key]["cache"].view()
     wanted = module.in_proj(histories).unflatten(2, (3, 2, 3))
@@ -251,7 +251,7 @@ class PlainCache(KeyValueCache):
         self.keys, self.values = (tensor.index_select(0, new_order) for tensor in (self.keys, self.values))
         return self
 
-    def crop_left(self, positions: int) -> KeyValueCache:
+    def crop(self, positions: int) -> KeyValueCache:
         self.keys, self.values = (tensor[:, :, positions:] for tensor in (self.keys, self.values))
         return self
 

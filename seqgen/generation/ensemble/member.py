@@ -229,9 +229,9 @@ class Member:
         self.encoder_out = encoder.merge_encoder_outs(self.encoder_out, other.encoder_out)
         self.state = decoder.merge(self.state, other.state)
 
-    def crop_left(self, positions: int) -> None:
+    def crop(self, positions: int) -> None:
         """Drop the first positions, which no sentence sees."""
-        self.model.decoder.crop_left(self.state, positions)  # type: ignore[operator]
+        self.model.decoder.crop(self.state, positions)  # type: ignore[operator]
 
 
 def check_features(models: Sequence[EncoderDecoderModel], what: str) -> None:

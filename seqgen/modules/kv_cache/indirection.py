@@ -142,7 +142,7 @@ class IndirectionTable:
         """Remove the last positions."""
         self.length -= positions
 
-    def crop_left(self, positions: int) -> None:
+    def crop(self, positions: int) -> None:
         """Remove the first positions."""
         self.length -= positions
         self.table = self.table[:, :, positions:].contiguous()
@@ -275,7 +275,7 @@ class IndirectionCache(KeyValueCache):
         """Change to a ``GrowingCache``, since a row may continue one of another sentence."""
         return self.histories().reorder(new_order)
 
-    def reorder_within_beams(self, parents: Tensor) -> KeyValueCache:
+    def reorder_beams(self, parents: Tensor) -> KeyValueCache:
         """Reorder the table; keys and values stay in place."""
         self.clock = self.table.request(self.clock, self.table.reorder, parents)
         return self
@@ -291,9 +291,9 @@ class IndirectionCache(KeyValueCache):
         self.clock = self.table.request(self.clock, self.table.roll_back, positions)
         return self
 
-    def crop_left(self, positions: int) -> KeyValueCache:
+    def crop(self, positions: int) -> KeyValueCache:
         """Remove the first positions; their slots are no longer used and will be removed later."""
-        self.clock = self.table.request(self.clock, self.table.crop_left, positions)
+        self.clock = self.table.request(self.clock, self.table.crop, positions)
         return self
 
     def merge(self, other: KeyValueCache) -> KeyValueCache:

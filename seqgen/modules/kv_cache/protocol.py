@@ -76,7 +76,7 @@ class KeyValueCache(Hooked, ABC):
 
     An empty cache is made without arguments. Each method that changes the cache returns the one to use afterwards: this
     object, changed in place, or another one. A subclass implements ``append``, ``view`` and ``reorder``. It overrides
-    ``reorder_within_beams`` and ``select`` if these can do less work than moving rows, and ``roll_back``, ``crop_left``
+    ``reorder_beams`` and ``select`` if these can do less work than moving rows, and ``roll_back``, ``crop``
     and ``merge`` for speculative decoding and continuous batching.
 
     Letters: ``N`` rows of the batch, ``H`` heads, ``Q`` queries of a row, ``K`` keys, ``D`` the size of a head.
@@ -117,7 +117,7 @@ class KeyValueCache(Hooked, ABC):
         """
         return self.view().attended(attn_mask, is_causal, queries, dtype)
 
-    def reorder_within_beams(self, parents: Tensor) -> KeyValueCache:
+    def reorder_beams(self, parents: Tensor) -> KeyValueCache:
         """Reorder within sentences; ``parents`` ``(sentences, beam)`` int64 is the beam that each new row continues."""
         return self.reorder(rows_of_parents(parents))
 
@@ -129,9 +129,9 @@ class KeyValueCache(Hooked, ABC):
         """Remove the last positions of all rows; speculative decoding needs it."""
         raise self._lacks("roll_back", "speculative decoding")
 
-    def crop_left(self, positions: int) -> KeyValueCache:
+    def crop(self, positions: int) -> KeyValueCache:
         """Remove the first positions of all rows, which no row sees; continuous batching needs it."""
-        raise self._lacks("crop_left", "continuous batching")
+        raise self._lacks("crop", "continuous batching")
 
     def merge(self, other: KeyValueCache) -> KeyValueCache:
         """Append the rows of another cache, aligned at the last position; continuous batching needs it.
