@@ -35,7 +35,7 @@ class BackPointers:
         self.length = 0
         self.tokens = start.new_zeros(len(start), 0, beam)
         self.parents = torch.zeros_like(self.tokens)
-        self.cumulative: Tensor | None = None
+        self.cumulative = torch.zeros(len(start), 0, beam, device=start.device)
         self.attention: Tensor | None = None
         self.start_offsets = torch.zeros_like(start)
         """``(live,)`` int64 start offsets: earlier steps do not belong to the sentence."""
@@ -88,7 +88,7 @@ class BackPointers:
     def crop(self, steps: int) -> None:
         """Drop the first steps, at which no sentence had started."""
         self.tokens, self.parents = self.tokens[:, steps:], self.parents[:, steps:]
-        self.cumulative = None if self.cumulative is None else self.cumulative[:, steps:]
+        self.cumulative = self.cumulative[:, steps:]
         self.start_offsets = self.start_offsets - steps
         self.length -= steps
 
@@ -134,11 +134,7 @@ class BackPointers:
         lengths, live, begins = lengths.cpu(), beams.cpu().clone(), self.start_offsets[sentences].cpu()
         tokens = _from(self.tokens[sentences].cpu(), begins, longest)
         parents = _from(self.parents[sentences].cpu(), begins, longest)
-        sums = (
-            tokens.new_zeros(tokens.shape)
-            if self.cumulative is None
-            else _from(self.cumulative[sentences].cpu(), begins, longest)
-        )
+        sums = _from(self.cumulative[sentences].cpu(), begins, longest)
         attention = None if self.attention is None else _from(self.attention[sentences].cpu(), begins, longest + 1)
         traced = torch.zeros(*live.shape, longest, dtype=torch.int64)
         totals = torch.zeros(*live.shape, longest, dtype=sums.dtype)

@@ -61,8 +61,6 @@ LAYER_LOGITS = "layer_logits"
 IDS = "ids:"
 """The beginning of an entry that consists of ids instead of text; see ``Resources.sequence``."""
 
-NEEDS = frozenset({FEATURES, ATTENTION, MEMBER_LOGITS, MEMBER_LPROBS, LAYER_LOGITS})
-
 
 @dataclass(frozen=True)
 class BatchInfo:

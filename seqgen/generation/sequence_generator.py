@@ -213,24 +213,28 @@ class SequenceGenerator:
             DecodingError: a model returned NaN or infinity.
         """
         setup = self.setup
-        if streamer is not None and setup.beam_size > 1 and not setup.search.independent_rows:
+        if sample.num_sentences == 0:
+            return []
+        read = widened(sample, setup.ensemble, setup.pad) if setup.bit_exact else sample
+        with setup.ensemble.evaluating(), setup.switched():
+            results = self._run(DecodingRequest(read, prefix_tokens, constraints, streamer))
+        if setup.bit_exact:
+            model = setup.ensemble.models[0]
+            return [[narrowed(one, sample, model) for one in hypotheses] for hypotheses in results]
+        return results
+
+    def _run(self, request: DecodingRequest) -> list[list[Hypothesis]]:
+        """Check a request, and decode it in a session of its own."""
+        setup = self.setup
+        if request.streamer is not None and setup.beam_size > 1 and not setup.search.independent_rows:
             raise ConfigError(
                 f"beam search can replace tokens that it has generated, so that beam_size={setup.beam_size} cannot "
                 "be streamed; use beam_size=1 or sampling"
             )
-        if sample.num_sentences == 0:
-            return []
-        if constraints is not None:
-            check_phrases(constraints, sample.num_sentences, setup.vocab_size)
+        if request.constraints is not None:
+            check_phrases(request.constraints, request.sample.num_sentences, setup.vocab_size)
         session_class = setup.search.session_class or Session
-        read = widened(sample, setup.ensemble, setup.pad) if setup.bit_exact else sample
-        with setup.ensemble.evaluating(), setup.switched():
-            results: list[list[Hypothesis]] = session_class(
-                setup, DecodingRequest(read, prefix_tokens, constraints, streamer)
-            ).run()
-        if setup.bit_exact:
-            model = setup.ensemble.models[0]
-            return [[narrowed(one, sample, model) for one in hypotheses] for hypotheses in results]
+        results: list[list[Hypothesis]] = session_class(setup, request).run()
         return results
 
     @torch.inference_mode()
