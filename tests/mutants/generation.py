@@ -6,7 +6,7 @@ from tests.mutants.fault import Fault
 
 _SEARCH = "tests/generation/test_search.py"
 _LAWS = "tests/generation/test_laws_search.py::test_random_options_are_respected"
-_ROLLING = "tests/generation/test_rolling.py::test_joined_equals_alone[{}-fconv_tiny]"
+_ROLLING = "tests/generation/test_rolling.py::test_joined_equals_alone[fconv_tiny-{}]"
 _PROCESSORS = "tests/generation/test_processors.py"
 _BEAM = "tests/models/huggingface/test_oracle_beam.py"
 
