@@ -200,7 +200,8 @@ class Member:
             tokens[:, 0] = self.start_token
         state = {} if self.state is None else {"incremental_state": self.state}
         out = decoded(self.model.decoder, tokens, self.encoder_out, needs, self.output_columns, **state).at(-1)
-        return replace(out, logits=self.model.adjust_logits_during_generation(out.logits, tokens.size(1) - 1))
+        logits = self.model.adjust_logits_during_generation(out.logits, tokens.size(1) - 1)
+        return out if logits is out.logits else replace(out, logits=logits)
 
     def reorder_beams(self, parents: Tensor) -> None:
         """Continue other beams of the same sentences.

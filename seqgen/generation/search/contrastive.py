@@ -10,7 +10,7 @@ from torch import Tensor
 from seqgen.config import option
 from seqgen.errors import ConfigError
 from seqgen.generation.candidates import Candidates
-from seqgen.generation.component import FEATURES
+from seqgen.generation.component import FEATURES, LAYER_LOGITS
 from seqgen.generation.context import StepContext
 from seqgen.generation.ensemble.member import Member, MemberOutput, MemberSpec, check_features
 from seqgen.generation.search.base import Search
@@ -64,7 +64,7 @@ class ContrastiveSession(Session):
         Args:
             tokens: ``(live, k, L)`` int64 from the start token on.
         """
-        return self.members[0].next_output(tokens.flatten(0, 1), self.needs | {FEATURES})
+        return self.members[0].next_output(tokens.flatten(0, 1), self.needs - {LAYER_LOGITS} | {FEATURES})
 
     def _features(self) -> Tensor:
         """The features of the rows at their newest token, ``(live, k, C)``."""
