@@ -147,7 +147,8 @@ class FinishedHypotheses(Component):
     def _ranked(self, candidates: Candidates, step: int | Tensor, bonus: Tensor | None) -> Tensor:
         """The scores of candidates as hypotheses, ``(live, K)``; the stored ones get the same dtype."""
         dtype = candidates.scores.dtype
-        self.cumulative, self.scores = self.cumulative.to(dtype), self.scores.to(dtype)
+        if self.cumulative.dtype != dtype:
+            self.cumulative, self.scores = self.cumulative.to(dtype), self.scores.to(dtype)
         scores = self.ranking.score(candidates.scores, step + 1)
         return scores if bonus is None else scores + bonus
 

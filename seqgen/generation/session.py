@@ -295,9 +295,11 @@ class Session:
 
     def member_outputs(self) -> list[MemberOutput]:
         """Run each member on the newest token of each row."""
-        tokens, others = self._decoder_input(), self.needs - {FEATURES}
-        first, *rest = self.members
-        return [first.next_output(tokens, self.needs), *(member.next_output(tokens, others) for member in rest)]
+        tokens, needs = self._decoder_input(), self.needs
+        return [
+            member.next_output(tokens, needs - {FEATURES} if number else needs)
+            for number, member in enumerate(self.members)
+        ]
 
     def _decoder_input(self) -> Tensor:
         """Decoder input ``(rows, 1 + step)`` int64; if no decoder reads earlier columns, only the last is valid."""
