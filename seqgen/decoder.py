@@ -164,7 +164,7 @@ class ProjectedOutput(Decoder):
 _STEPPING = ("forward", "extract_features", "new_incremental_state", "positions_seen", "advance")
 _MOVING = (
     *("reorder_incremental_state", "reorder_beams", "select_sentences"),
-    *("reorder_state", "reorder_state_within_beams", "select_state"),
+    *("reorder_state", "reorder_state_beams", "select_state"),
 )
 
 
@@ -185,7 +185,7 @@ class PositionCounter(StatefulModule):
         """Return the count unchanged: all rows share it."""
         return module_state
 
-    def reorder_state_within_beams(self, module_state: ModuleState, parents: Tensor) -> ModuleState:
+    def reorder_state_beams(self, module_state: ModuleState, parents: Tensor) -> ModuleState:
         """Return the count unchanged."""
         return module_state
 
@@ -227,7 +227,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
         "reads_history": ("forward", "extract_features"),
         "output_columns": ("forward", "output_layer"),
         "can_roll_back": (*_STEPPING, *_MOVING, "roll_back", "roll_back_state"),
-        "can_merge": (*_STEPPING, *_MOVING, "merge", "merge_states", "crop_left", "crop_state", "columns_to_crop"),
+        "can_merge": (*_STEPPING, *_MOVING, "merge", "merge_states", "crop", "crop_state", "columns_to_crop"),
     }
 
     shares_encoder_output: bool = False
@@ -241,7 +241,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
     """Whether ``roll_back`` works: every module with a state overrides ``roll_back_state``."""
 
     can_merge: bool = False
-    """Whether ``merge`` and ``crop_left`` work, which continuous batching needs: every module with a state overrides
+    """Whether ``merge`` and ``crop`` work, which continuous batching needs: every module with a state overrides
     ``merge_states`` and ``crop_state``, and the decoder takes ``IncrementalState.start_offsets`` into account."""
 
     def __init__(self) -> None:
@@ -319,9 +319,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
         """
         if isinstance(incremental_state, IncrementalState):
             incremental_state.reorder_start_offsets(new_order)
-        for key, module_state in list(incremental_state.items()):
-            owner = _owner(key)
-            incremental_state[key] = owner.reorder_state(module_state, _moved(new_order, owner))
+        _change(incremental_state, lambda owner, own: owner.reorder_state(own, _moved(new_order, owner)))
 
     def reorder_beams(self, incremental_state: StateDict, parents: Tensor) -> None:
         """Reorder rows within each sentence, in place.
@@ -332,10 +330,8 @@ class IncrementalDecoder(StatefulModule, Decoder):
         """
         if type(self).reorder_incremental_state is not IncrementalDecoder.reorder_incremental_state:
             self.reorder_incremental_state(incremental_state, rows_of_parents(parents))
-            return
-        for key, module_state in list(incremental_state.items()):
-            owner = _owner(key)
-            incremental_state[key] = owner.reorder_state_within_beams(module_state, _moved(parents, owner))
+        else:
+            _change(incremental_state, lambda owner, own: owner.reorder_state_beams(own, _moved(parents, owner)))
 
     def select_sentences(self, incremental_state: StateDict, keep: Tensor) -> None:
         """Keep the rows of some sentences and drop the others, in place.
@@ -349,13 +345,10 @@ class IncrementalDecoder(StatefulModule, Decoder):
         if type(self).reorder_incremental_state is not IncrementalDecoder.reorder_incremental_state:
             self.reorder_incremental_state(incremental_state, rows_of_sentences(keep, beam_size))
         else:
-            for key, module_state in list(incremental_state.items()):
-                owner = _owner(key)
-                incremental_state[key] = owner.select_state(module_state, _moved(keep, owner), beam_size)
+            _change(incremental_state, lambda owner, own: owner.select_state(own, _moved(keep, owner), beam_size))
         if isinstance(incremental_state, IncrementalState) and start_offsets is not None:
-            incremental_state.start_offsets = start_offsets.index_select(
-                0, keep
-            )  # whether an overriding method moved them or not
+            # whether an overriding method moved them or not
+            incremental_state.start_offsets = start_offsets.index_select(0, keep)
 
     def roll_back(self, incremental_state: StateDict, positions: int) -> None:
         """Roll back the last positions of all rows, in place.
@@ -379,10 +372,9 @@ class IncrementalDecoder(StatefulModule, Decoder):
                     f"{positions} of {seen} positions cannot be rolled back: a sentence starts at {latest}"
                 )
         if positions > 0:
-            for key, module_state in list(incremental_state.items()):
-                incremental_state[key] = _owner(key).roll_back_state(module_state, positions)
+            _change(incremental_state, lambda owner, own: owner.roll_back_state(own, positions))
 
-    def crop_left(self, incremental_state: IncrementalState, positions: int) -> None:
+    def crop(self, incremental_state: IncrementalState, positions: int) -> None:
         """Crop all rows on the left, in place: remove the first positions, which no sentence sees.
 
         Args:
@@ -400,13 +392,15 @@ class IncrementalDecoder(StatefulModule, Decoder):
             )
         incremental_state.start_offsets = start_offsets - positions
         columns = self.columns_to_crop(incremental_state, positions)
-        for key, module_state in list(incremental_state.items()):
-            owner = _owner(key)
-            cropped = positions if owner is self.position_counter else columns
-            incremental_state[key] = owner.crop_state(module_state, cropped) if cropped else module_state
+
+        def cropped(owner: StatefulModule, module_state: ModuleState) -> ModuleState:
+            count = positions if owner is self.position_counter else columns
+            return owner.crop_state(module_state, count) if count else module_state
+
+        _change(incremental_state, cropped)
 
     def columns_to_crop(self, incremental_state: IncrementalState, positions: int) -> int:
-        """How many positions ``crop_left`` removes from the state of modules; fewer if they also contain a prompt.
+        """How many positions ``crop`` removes from the state of modules; fewer if they also contain a prompt.
 
         Args:
             incremental_state: the state of this decoder, before it is cropped.
@@ -456,6 +450,12 @@ def _check_can(decoder: Decoder, can: bool, what: str, attribute: str) -> None:
             f"{type(decoder).__name__} cannot {what} during decoding; if all of its modules can, set "
             f"{attribute} = True in the class"
         )
+
+
+def _change(incremental_state: StateDict, change: Callable[[StatefulModule, ModuleState], ModuleState]) -> None:
+    """Change the state of each module, in place."""
+    for key, module_state in list(incremental_state.items()):
+        incremental_state[key] = change(_owner(key), module_state)
 
 
 def _owner(key: Any) -> StatefulModule:

@@ -52,7 +52,6 @@ from seqgen.generation.component import (
 )
 from seqgen.generation.context import (
     LayerLogits as LayerLogits,
-    Sentences as Sentences,
     StepContext as StepContext,
     StepOutputs as StepOutputs,
 )
@@ -67,7 +66,6 @@ from seqgen.generation.observers import (
     Forbidden as Forbidden,
     Observer as Observer,
     Outcome as Outcome,
-    Places as Places,
     StepRecord as StepRecord,
 )
 from seqgen.generation.processors.base import LogitsProcessor as LogitsProcessor
@@ -130,7 +128,6 @@ from seqgen.models.transformer import (
     TransformerEncoder as TransformerEncoder,
     TransformerModel as TransformerModel,
 )
-from seqgen.modules import LearnedPositions as LearnedPositions, MultiheadAttention as MultiheadAttention
 from seqgen.modules.internals import recorded as recorded
 from seqgen.modules.kv_cache.growing import GrowingCache as GrowingCache
 from seqgen.modules.kv_cache.protocol import (
@@ -139,6 +136,8 @@ from seqgen.modules.kv_cache.protocol import (
     KeyValueCache as KeyValueCache,
 )
 from seqgen.modules.masks import QueryPositions as QueryPositions
+from seqgen.modules.multihead_attention import MultiheadAttention as MultiheadAttention
+from seqgen.modules.positions import LearnedPositions as LearnedPositions
 from seqgen.structures import Batch as Batch, DecoderOut as DecoderOut, EncoderOut as EncoderOut, Source as Source
 
 # isort: split

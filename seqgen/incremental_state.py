@@ -134,12 +134,12 @@ class StatefulModule(nn.Module, Flagged):
 
     A subclass calls ``get_state`` and ``set_state``. If the first dimension of every tensor is the row, it overrides
     nothing: the methods below reorder rows by ``index_select(0)``. A module with another layout overrides
-    ``reorder_state``. It overrides ``reorder_state_within_beams`` and ``select_state`` too if these can do less work
+    ``reorder_state``. It overrides ``reorder_state_beams`` and ``select_state`` too if these can do less work
     than moving rows. A subclass that overrides only ``reorder_state`` does not inherit the other two: it gets their
     defaults, which call ``reorder_state``.
     """
 
-    flags: ClassVar[Flags] = {"reorder_state_within_beams": ("reorder_state",), "select_state": ("reorder_state",)}
+    flags: ClassVar[Flags] = {"reorder_state_beams": ("reorder_state",), "select_state": ("reorder_state",)}
 
     state_device: torch.device | None = None
     """The device of the module state, if the layers of a model are on several devices; see ``device_map``."""
@@ -196,7 +196,7 @@ class StatefulModule(nn.Module, Flagged):
             for name, value in module_state.items()
         }
 
-    def reorder_state_within_beams(self, module_state: ModuleState, parents: Tensor) -> ModuleState:
+    def reorder_state_beams(self, module_state: ModuleState, parents: Tensor) -> ModuleState:
         """Put rows into a new order that stays within each sentence.
 
         Args:

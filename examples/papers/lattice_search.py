@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from seqgen.extend import (
     Branch,
@@ -87,7 +86,7 @@ class LatticeSession(ExactSession):
         if twin:
             return None
         self.resume(branch)
-        self.advance(active, None)
+        self.advance(active)
         found = self.visit(child)
         ends = child.score + max((lprob for _, lprob, _ in child.edges), default=-torch.inf)
         continues = bool(found) and -found[0][0] > ends
@@ -102,7 +101,7 @@ class LatticeSession(ExactSession):
         near = [node for node in near if abs(len(node.tokens) - len(tokens)) <= search.tolerance]
         return next((node for node in near if tokens[: len(node.tokens)] != node.tokens), None)
 
-    def keep(self, ended: Candidates, step: int, attention: Tensor | None) -> None:
+    def keep(self, ended: Candidates, step: int) -> None:
         """Add edges at which outputs end; see ``ExactSession``."""
         for token, score in zip(ended.tokens[0].tolist(), ended.scores[0].tolist(), strict=True):
             self.node.edges.append((token, score - self.node.score, None))

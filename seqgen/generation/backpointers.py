@@ -25,28 +25,21 @@ class BackPointers:
     """Tokens, parents and scores of the beams of all live sentences, step by step.
 
     Args:
-        sentences: sentences of the batch.
         beam: beams of each sentence.
-        start: id of the start token, with which the decoder's input begins; ``(sentences,)`` int64 if they differ.
-        device: device of the tensors.
+        start: ``(sentences,)`` int64, the start token of each sentence, with which the decoder's input begins.
     """
 
-    def __init__(self, sentences: int, beam: int, start: int | Tensor, device: torch.device):
+    def __init__(self, beam: int, start: Tensor):
         self.beam = beam
         self.start = start
         self.length = 0
-        self.tokens = torch.zeros(sentences, 0, beam, dtype=torch.int64, device=device)
+        self.tokens = start.new_zeros(len(start), 0, beam)
         self.parents = torch.zeros_like(self.tokens)
-        self.cumulative: Tensor | None = None
+        self.cumulative = torch.zeros(len(start), 0, beam, device=start.device)
         self.attention: Tensor | None = None
-        self.start_offsets = torch.zeros(sentences, dtype=torch.int64, device=device)
+        self.start_offsets = torch.zeros_like(start)
         """``(live,)`` int64 start offsets: earlier steps do not belong to the sentence."""
         self._matrix: Tensor | None = None
-
-    @property
-    def sentences(self) -> int:
-        """How many sentences are live."""
-        return self.tokens.size(0)
 
     def attend(self, attention: Tensor | None) -> None:
         """Store the attention weights of this step, before the beams are reordered.
@@ -73,12 +66,9 @@ class BackPointers:
 
     def select(self, keep: Tensor) -> None:
         """Keep the sentences in ``keep``, ``(kept,)`` int64."""
-        self.tokens, self.parents = self.tokens.index_select(0, keep), self.parents.index_select(0, keep)
-        self.cumulative = None if self.cumulative is None else self.cumulative.index_select(0, keep)
-        self.attention = None if self.attention is None else self.attention.index_select(0, keep)
-        self._matrix = None if self._matrix is None else self._matrix.index_select(0, keep)
-        self.start_offsets = self.start_offsets.index_select(0, keep)
-        self.start = self.start.index_select(0, keep) if isinstance(self.start, Tensor) else self.start
+        for name, value in list(vars(self).items()):
+            if isinstance(value, Tensor):
+                setattr(self, name, value.index_select(0, keep))
 
     def merge(self, other: BackPointers) -> None:
         """Append the sentences of another batch, aligned at the last step.
@@ -88,21 +78,17 @@ class BackPointers:
         """
         length = max(self.length, other.length)
         begins = [one.start_offsets + (length - one.length) for one in (self, other)]
+        self.start_offsets, self.start = torch.cat(begins), torch.cat([self.start, other.start])
         for name in ("tokens", "parents", "cumulative"):
-            mine, theirs = getattr(self, name), getattr(other, name)
-            setattr(
-                self, name, torch.cat([_aligned(mine, self.length, length), _aligned(theirs, other.length, length)])
-            )
-        self.start_offsets = torch.cat(begins)
-        if isinstance(self.start, Tensor) and isinstance(other.start, Tensor):
-            self.start = torch.cat([self.start, other.start])
+            aligned = [_aligned(getattr(one, name), one.length, length) for one in (self, other)]
+            setattr(self, name, torch.cat(aligned))
         self.length = length
         self._matrix = None
 
-    def crop_left(self, steps: int) -> None:
+    def crop(self, steps: int) -> None:
         """Drop the first steps, at which no sentence had started."""
         self.tokens, self.parents = self.tokens[:, steps:], self.parents[:, steps:]
-        self.cumulative = None if self.cumulative is None else self.cumulative[:, steps:]
+        self.cumulative = self.cumulative[:, steps:]
         self.start_offsets = self.start_offsets - steps
         self.length -= steps
 
@@ -118,7 +104,7 @@ class BackPointers:
         The first call follows the back-pointers; later steps update the stored matrix.
         """
         if self._matrix is None:
-            live = torch.arange(self.beam, device=self.tokens.device).expand(self.sentences, -1)
+            live = torch.arange(self.beam, device=self.tokens.device).expand(len(self.start), -1)
             columns = []
             for step in reversed(range(self.length)):
                 columns.append(self.tokens[:, step].gather(1, live))
@@ -129,9 +115,7 @@ class BackPointers:
 
     def _starts(self) -> Tensor:
         """The start token of each beam, ``(live, beam)`` int64."""
-        if isinstance(self.start, Tensor):
-            return self.start.unsqueeze(1).expand(-1, self.beam)
-        return self.tokens.new_full((self.sentences, self.beam), self.start)
+        return self.start.unsqueeze(1).expand(-1, self.beam)
 
     def trace(self, sentences: Tensor, beams: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Follow the back-pointers of some hypotheses.
@@ -150,11 +134,7 @@ class BackPointers:
         lengths, live, begins = lengths.cpu(), beams.cpu().clone(), self.start_offsets[sentences].cpu()
         tokens = _from(self.tokens[sentences].cpu(), begins, longest)
         parents = _from(self.parents[sentences].cpu(), begins, longest)
-        sums = (
-            tokens.new_zeros(tokens.shape)
-            if self.cumulative is None
-            else _from(self.cumulative[sentences].cpu(), begins, longest)
-        )
+        sums = _from(self.cumulative[sentences].cpu(), begins, longest)
         attention = None if self.attention is None else _from(self.attention[sentences].cpu(), begins, longest + 1)
         traced = torch.zeros(*live.shape, longest, dtype=torch.int64)
         totals = torch.zeros(*live.shape, longest, dtype=sums.dtype)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 import torch
@@ -34,6 +34,7 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.errors import ConfigError, DataError, nearest
 from seqgen.generation.candidates import Candidates, gather_beams
 from seqgen.registry import Registry
+from seqgen.structures import map_tensors
 from seqgen.system.hooks import Flagged
 
 Phrase: TypeAlias = Sequence[int] | Sequence[Sequence[int]]
@@ -60,48 +61,76 @@ LAYER_LOGITS = "layer_logits"
 IDS = "ids:"
 """The beginning of an entry that consists of ids instead of text; see ``Resources.sequence``."""
 
-NEEDS = frozenset({FEATURES, ATTENTION, MEMBER_LOGITS, MEMBER_LPROBS, LAYER_LOGITS})
-
 
 @dataclass(frozen=True)
 class BatchInfo:
-    """What components know when the decoding of a batch begins.
+    """The ``live`` sentences, those that have not left the batch: all of them when its decoding begins.
 
     Attributes:
-        num_sentences: sentences in the batch.
+        ids: ``(live,)`` int64, line number of each sentence, on which random numbers depend.
         beam_size: beams of each sentence.
         eos: id of end-of-sentence.
-        device: device of the scores.
-        constraints: for each sentence the phrases that its output must contain; ``None`` without constraints.
-        ids: ``(num_sentences,)`` int64, line number of each sentence, on which random numbers depend.
-        end_tokens: ids that end an output, end-of-sentence first.
         pad: id of padding.
-        source_texts: the text of each source line; ``None`` where sentences were not given as text.
-        first_tokens: ``(num_sentences,)`` int64, the first token of each output; ``None`` if the batch does not say.
-        src_tokens: ``(num_sentences, S)`` int64, ids of the source as the first member reads it; ``None`` if not known.
-        src_padding: ``(num_sentences, S)`` bool, true at padding; ``None`` if there is no padding.
-        prefix_tokens: ``(num_sentences, P)`` int64, tokens that each output begins with, padded on the right; or
-            ``None``.
+        end_tokens: ids that end an output, end-of-sentence first.
+        max_lengths: ``(live,)`` int64, last step of each sentence, counted from the first step of the batch.
+        done: ``(live,)`` bool, which sentences need no further hypotheses.
+        counts_start: whether the start token counts as generated (Hugging Face's rules) or not (fairseq's).
+        continues_source: whether the source is a prompt, which counts as generated.
+        start_offsets: ``(live,)`` int64, the step at which each joined the batch; ``None`` where all began together.
+        prefix_tokens: ``(live, P)`` int64, tokens that each output begins with, padded on the right; or ``None``.
+        first_tokens: ``(live,)`` int64, the first token of each output; ``None`` if the batch does not say.
+        constraints: for each sentence the phrases that its output must contain; ``None`` without constraints.
+        src_tokens: ``(live, S)`` int64, ids of the source as the first member reads it; ``None`` if not known.
+        src_padding: ``(live, S)`` bool, true at padding; ``None`` if there is no padding.
+        source_texts: the text of each source line; ``None`` if sentences were not given as text.
     """
 
-    num_sentences: int
+    ids: Tensor
     beam_size: int
     eos: int
-    device: torch.device
-    constraints: Sequence[Phrases] | None = None
-    ids: Tensor | None = None
-    end_tokens: Sequence[int] = ()
-    pad: int = 1
-    source_texts: Sequence[str] | None = None
+    pad: int
+    end_tokens: Sequence[int]
+    max_lengths: Tensor
+    done: Tensor
+    counts_start: bool = False
+    continues_source: bool = False
+    start_offsets: Tensor | None = None
+    prefix_tokens: Tensor | None = None
     first_tokens: Tensor | None = None
+    constraints: Sequence[Phrases] | None = None
     src_tokens: Tensor | None = None
     src_padding: Tensor | None = None
-    prefix_tokens: Tensor | None = None
+    source_texts: Sequence[str] | None = None
+
+    @property
+    def num_sentences(self) -> int:
+        """How many sentences are live."""
+        return len(self.ids)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the scores."""
+        return self.ids.device
 
     @property
     def num_candidates(self) -> int:
         """Candidates of which at least ``beam_size`` continue: each end token can end at most ``beam_size`` of them."""
-        return (1 + max(1, len(self.end_tokens))) * self.beam_size
+        return (1 + len(self.end_tokens)) * self.beam_size
+
+    @property
+    def own_limits(self) -> Tensor:
+        """``(live,)`` int64, last step of each sentence, counted from its own first step."""
+        return self.max_lengths if self.start_offsets is None else self.max_lengths - self.start_offsets
+
+    def select(self, keep: Tensor) -> BatchInfo:
+        """The sentences ``keep``, ``(kept,)`` int64."""
+        rows = keep.tolist()
+        kept: BatchInfo = map_tensors(self, lambda tensor: tensor.index_select(0, keep))
+        return replace(
+            kept,
+            source_texts=self.source_texts and [self.source_texts[row] for row in rows],
+            constraints=self.constraints and [self.constraints[row] for row in rows],
+        )
 
 
 @dataclass(frozen=True)

@@ -3,49 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from seqgen.structures import map_tensors
-
-
-@dataclass(frozen=True)
-class Sentences:
-    """The ``live`` sentences, those that have not left the batch.
-
-    Attributes:
-        ids: ``(live,)`` int64, line number of each sentence.
-        max_lengths: ``(live,)`` int64, last step of each sentence, counted from the first step of the batch.
-        done: ``(live,)`` bool, which sentences need no further hypotheses.
-        start_offsets: ``(live,)`` int64, the step at which each joined the batch; ``None`` where all began together.
-        prefix_tokens: ``(live, P)`` int64, tokens that each output begins with, padded on the right; or ``None``.
-        src_tokens: ``(live, S)`` int64, ids of the source as the first member reads it; ``None`` if not known.
-        src_padding: ``(live, S)`` bool, true at padding; ``None`` if there is no padding.
-        texts: the text of each source line; ``None`` if sentences were not given as text.
-    """
-
-    ids: Tensor
-    max_lengths: Tensor
-    done: Tensor
-    start_offsets: Tensor | None = None
-    prefix_tokens: Tensor | None = None
-    src_tokens: Tensor | None = None
-    src_padding: Tensor | None = None
-    texts: Sequence[str] | None = None
-
-    @property
-    def own_limits(self) -> Tensor:
-        """``(live,)`` int64, last step of each sentence, counted from its own first step."""
-        return self.max_lengths if self.start_offsets is None else self.max_lengths - self.start_offsets
-
-    def select(self, keep: Tensor) -> Sentences:
-        """The sentences ``keep``, ``(kept,)`` int64."""
-        kept: Sentences = map_tensors(self, lambda tensor: tensor.index_select(0, keep))
-        return kept if self.texts is None else replace(kept, texts=[self.texts[index] for index in keep.tolist()])
+from seqgen.generation.component import BatchInfo
 
 
 @dataclass(frozen=True)
@@ -101,12 +66,8 @@ class StepContext:
         step: number of generated tokens, counted from the first step of the batch; ``steps`` counts for each row.
         sentences: the live sentences.
         rows_per_sentence: beams (or candidates) of each sentence.
-        eos: id of end-of-sentence.
-        pad: id of padding.
         first_end: the smallest of ``max_lengths``, a Python int: before this step, nothing is read from the device.
         read_tokens: returns ``(rows, 1 + step)`` int64, the start token and the generated tokens of each row.
-        counts_start: whether the start token counts as generated (Hugging Face's rules) or not (fairseq's).
-        continues_source: whether the source is a prompt, which counts as generated.
         scores: ``(rows,)`` cumulative scores.
         parents: ``(live, candidates)`` int64, the beam that each candidate continues; for stopping rules only.
         outputs: features, attention and logits that components need.
@@ -116,19 +77,25 @@ class StepContext:
     """
 
     step: int
-    sentences: Sentences
+    sentences: BatchInfo
     rows_per_sentence: int
-    eos: int
-    pad: int
     first_end: int
     read_tokens: Callable[[], Tensor] = field(repr=False)
-    counts_start: bool = False
-    continues_source: bool = False
     scores: Tensor | None = None
     parents: Tensor | None = None
     outputs: StepOutputs = field(default_factory=StepOutputs)
     process: Callable[[Tensor], Tensor] | None = None
     watch: Callable[[Any, Tensor], None] | None = None
+
+    @property
+    def eos(self) -> int:
+        """The id of end-of-sentence."""
+        return self.sentences.eos
+
+    @property
+    def pad(self) -> int:
+        """The id of padding."""
+        return self.sentences.pad
 
     @cached_property
     def _tokens(self) -> Tensor:
@@ -146,9 +113,9 @@ class StepContext:
         The start token counts under Hugging Face's rules and does not count under fairseq's. For a decoder-only model
         the prompt replaces the start token: ``(rows, P + step)``, of which ``generated_padding`` does not count.
         """
-        if self.continues_source and self.src_tokens is not None:
+        if self.sentences.continues_source and self.src_tokens is not None:
             return torch.cat([self.src_tokens, self.tokens], dim=1)
-        return self._tokens if self.counts_start else self._tokens[:, 1:]
+        return self._tokens if self.sentences.counts_start else self._tokens[:, 1:]
 
     @cached_property
     def generated_padding(self) -> Tensor | None:
@@ -158,10 +125,10 @@ class StepContext:
         prompt begins, as in fairseq.
         """
         source, padding = self.src_tokens, self.src_padding
-        if not self.continues_source or source is None:
+        if not self.sentences.continues_source or source is None:
             return None
         hidden = torch.zeros_like(source, dtype=torch.bool) if padding is None else padding
-        if not self.counts_start:
+        if not self.sentences.counts_start:
             first = (~hidden).cumsum(1) == 1
             hidden = hidden | (first & ~hidden & (source == self.eos))
         elif padding is None:
@@ -208,7 +175,7 @@ class StepContext:
     @property
     def source_texts(self) -> Sequence[str] | None:
         """The source line of each live sentence; ``None`` if sentences were not given as text."""
-        return self.sentences.texts
+        return self.sentences.source_texts
 
     @property
     def done(self) -> Tensor:

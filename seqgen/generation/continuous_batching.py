@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from seqgen.generation.candidates import Candidates
-from seqgen.generation.context import Sentences
 from seqgen.generation.session import Session
 from seqgen.generation.setup import DecodingRequest, DecodingSetup
 from seqgen.structures import Batch, Hypothesis
@@ -49,7 +49,6 @@ class RollingSession(Session):
         self.ids = torch.cat([self.ids, other.ids])
         self.results += other.results
         self.scores = torch.cat([self.scores, other.scores])
-        self.finished.merge(other.finished)
         for mine, theirs in zip(self.components, other.components, strict=True):
             mine.merge(theirs)
         for mine_, theirs_ in zip(self.members, other.members, strict=True):
@@ -57,17 +56,24 @@ class RollingSession(Session):
         own_limits = torch.cat([one.sentences.own_limits for one in (self, other)])
         self.backpointers.merge(other.backpointers)
         if (unseen := int(self.backpointers.start_offsets.min())) > 0:
-            self.backpointers.crop_left(unseen)
+            self.backpointers.crop(unseen)
             for member in self.members:
-                member.crop_left(unseen)
+                member.crop(unseen)
         start_offsets = self.backpointers.start_offsets
-        texts = [one.sentences.texts for one in (self, other)]
-        self.sentences = Sentences(  # without source ids and prefixes: no component that reads them can join
+        texts = [one.sentences.source_texts for one in (self, other)]
+        self.sentences = replace(
+            self.sentences,
             ids=torch.cat([self.sentences.ids, other.sentences.ids]),
             max_lengths=own_limits + start_offsets,
             done=torch.cat([self.sentences.done, other.sentences.done]),
             start_offsets=start_offsets,
-            texts=None if None in texts else [text for own in texts for text in own or ()],
+            source_texts=None if None in texts else [text for own in texts for text in own or ()],
+            # components that support merged batches do not read these
+            src_tokens=None,
+            src_padding=None,
+            prefix_tokens=None,
+            first_tokens=None,
+            constraints=None,
         )
         self.first_end = int(self.sentences.max_lengths.min())
         self.choose_columns()
@@ -75,9 +81,8 @@ class RollingSession(Session):
     def drop_done(self) -> None:
         """Collect the results of done sentences and drop their rows, between two steps."""
         if self.num_done:
-            self.compact(
-                Candidates(self.scores, self.backpointers.last_tokens(), self.backpointers.last_tokens()), None
-            )
+            newest = self.backpointers.last_tokens()
+            self.compact(Candidates(self.scores, newest, newest))
 
     def new_results(self) -> Iterator[tuple[int, list[Hypothesis]]]:
         """The results collected since the last call: the number of each sentence in ``ids``, and its hypotheses."""
@@ -92,8 +97,10 @@ class RollingSession(Session):
         return max(int(member.encoder_out.encoder_out.size(1)) for member in self.members)
 
 
-class ContinuousBatching:
-    """Decodes a stream of sentences in one batch.
+def decode_continuously(
+    setup: DecodingSetup, waiting: Callable[[int, int], Batch | None]
+) -> Iterator[tuple[int, list[Hypothesis]]]:
+    """Decode a stream of sentences in one batch, until no sentence waits and all are done.
 
     New sentences are encoded and decode their first step in a session of their own, which is then merged into the
     running session.
@@ -101,36 +108,24 @@ class ContinuousBatching:
     Args:
         setup: how to decode.
         waiting: see ``SequenceGenerator.generate_continuously``.
+
+    Yields:
+        The number of a sentence in its batch's ``ids``, and its hypotheses.
     """
-
-    def __init__(self, setup: DecodingSetup, waiting: Callable[[int, int], Batch | None]):
-        self.setup = setup
-        self.waiting = waiting
-
-    def run(self) -> Iterator[tuple[int, list[Hypothesis]]]:
-        """Decode until no sentence waits and all are done; see ``SequenceGenerator.generate_continuously``."""
-        running = self._next(0, 0)
-        while running is not None:
-            places = len(running.live)
-            while running.step():
-                taken = len(running.live) - running.num_done
-                if (places - taken) * _SHARE >= places and (newcomers := self._next(taken, running.width)):
-                    yield from self._join(running, newcomers)
-                    places = max(places, len(running.live))
-                yield from running.new_results()
-            running.collect_all()
+    while (batch := waiting(0, 0)) is not None:
+        running = RollingSession(setup, DecodingRequest(batch))
+        places = len(running.live)
+        while running.step():
+            taken = len(running.live) - running.num_done
+            if (places - taken) * _SHARE >= places and (batch := waiting(taken, running.width)) is not None:
+                newcomers = RollingSession(setup, DecodingRequest(batch))
+                if newcomers.step():
+                    running.drop_done()
+                    running.merge(newcomers)
+                else:  # all of them are done
+                    newcomers.collect_all()
+                    yield from newcomers.new_results()
+                places = max(places, len(running.live))
             yield from running.new_results()
-            running = self._next(0, 0)
-
-    def _next(self, running: int, width: int) -> RollingSession | None:
-        batch = self.waiting(running, width)
-        return None if batch is None else RollingSession(self.setup, DecodingRequest(batch))
-
-    def _join(self, running: RollingSession, newcomers: RollingSession) -> Iterator[tuple[int, list[Hypothesis]]]:
-        """Decode the first step of the new sentences, and merge them unless all of them are then done."""
-        if newcomers.step():
-            running.drop_done()
-            running.merge(newcomers)
-        else:
-            newcomers.collect_all()
-            yield from newcomers.new_results()
+        running.collect_all()
+        yield from running.new_results()

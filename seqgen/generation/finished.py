@@ -7,8 +7,8 @@ its length; ``BackPointers`` reads the other tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from seqgen.errors import ConfigError
 from seqgen.generation.backpointers import BackPointers
 from seqgen.generation.candidates import Candidates, gather_beams
+from seqgen.generation.component import Component
 from seqgen.structures import Hypothesis
 
 
@@ -61,8 +62,10 @@ class Ranking:
         return self.normalize and self.len_penalty > 0
 
 
-class FinishedHypotheses:
+class FinishedHypotheses(Component):
     """The finished hypotheses of the live sentences; a subclass defines which candidates finish and when enough have.
+
+    Its tensors, ``(live, beam)`` each, follow the sentences like the state of other components.
 
     Args:
         sentences: sentences of the batch.
@@ -70,6 +73,8 @@ class FinishedHypotheses:
         ranking: turns sums of log-probabilities into scores.
         device: device of the tensors.
     """
+
+    sentence_state: ClassVar[tuple[str, ...]] = ("lengths", "beams", "tokens", "cumulative", "scores")
 
     def __init__(self, sentences: int, beam: int, ranking: Ranking, device: torch.device):
         self.beam = beam
@@ -110,17 +115,6 @@ class FinishedHypotheses:
         """
         raise NotImplementedError
 
-    def select(self, keep: Tensor) -> None:
-        """Keep the sentences in ``keep``, ``(kept,)`` int64."""
-        for name in ("lengths", "beams", "tokens", "cumulative", "scores"):
-            setattr(self, name, getattr(self, name).index_select(0, keep))
-
-    def merge(self, other: Self) -> None:
-        """Append the sentences of another batch."""
-        other._widened(self.cumulative.dtype)
-        for name in ("lengths", "beams", "tokens", "cumulative", "scores"):
-            setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
-
     def hypotheses(self, sentences: Tensor, backpointers: BackPointers) -> list[list[Hypothesis]]:
         """Read the hypotheses of some sentences from the device.
 
@@ -150,10 +144,26 @@ class FinishedHypotheses:
             results.append(sorted(found, key=lambda hypothesis: hypothesis.score, reverse=True))
         return results
 
-    def _widened(self, dtype: torch.dtype) -> None:
-        """Convert to the dtype of the scores."""
+    def _ranked(self, candidates: Candidates, step: int | Tensor, bonus: Tensor | None) -> Tensor:
+        """The scores of candidates as hypotheses, ``(live, K)``; the stored ones get the same dtype."""
+        dtype = candidates.scores.dtype
         if self.cumulative.dtype != dtype:
             self.cumulative, self.scores = self.cumulative.to(dtype), self.scores.to(dtype)
+        scores = self.ranking.score(candidates.scores, step + 1)
+        return scores if bonus is None else scores + bonus
+
+    def _finish(self, candidates: Candidates, ends: Tensor) -> Tensor:
+        """Which candidates end among the first ``beam``, ``(live, K)`` bool."""
+        among_first = torch.arange(ends.size(1), device=ends.device) < self.beam
+        return ends & among_first & (candidates.scores > -torch.inf)
+
+    def _entries(
+        self, candidates: Candidates, finished: Tensor, scores: Tensor, step: int | Tensor
+    ) -> dict[str, Tensor]:
+        """What is stored of candidates, ``(live, K)`` each; a length of 0 for those that are not ``finished``."""
+        lengths = torch.where(finished, step + 1, torch.zeros_like(candidates.tokens))
+        values = (lengths, candidates.beams, candidates.tokens, candidates.scores, scores)
+        return dict(zip(FinishedHypotheses.sentence_state, values, strict=True))
 
     def _first_active(self, candidates: Candidates, ends: Tensor) -> Candidates:
         """The first ``beam`` candidates that have not ended, in their order."""
@@ -166,9 +176,7 @@ class FinishedHypotheses:
         """Write the candidates that ``taken`` ``(live, K)`` bool marks into ``places``, ``(live, K)`` int64."""
         # the others are written to an extra place, which is cut off
         index = torch.where(taken, places, self.beam)
-        lengths = torch.zeros_like(candidates.tokens) + (step + 1)
-        values = (lengths, candidates.beams, candidates.tokens, candidates.scores, scores)
-        for name, value in zip(("lengths", "beams", "tokens", "cumulative", "scores"), values, strict=True):
+        for name, value in self._entries(candidates, taken, scores, step).items():
             room = torch.nn.functional.pad(getattr(self, name), (0, 1))
             setattr(self, name, room.scatter(1, index, value)[:, : self.beam])
 
@@ -181,16 +189,9 @@ class FinishedHypotheses:
             step: number of tokens before the new one.
             groups: places and candidates are split into this many equal parts; each part keeps its own best.
         """
-        new = {
-            "lengths": torch.where(scores > -torch.inf, step + 1, torch.zeros_like(candidates.tokens)),
-            "beams": candidates.beams,
-            "tokens": candidates.tokens,
-            "cumulative": candidates.scores,
-            "scores": scores,
-        }
         merged = {
             name: torch.cat([getattr(self, name).unflatten(1, (groups, -1)), value.unflatten(1, (groups, -1))], dim=-1)
-            for name, value in new.items()
+            for name, value in self._entries(candidates, scores > -torch.inf, scores, step).items()
         }
         order = merged["scores"].sort(dim=-1, descending=True, stable=True).indices[..., : self.beam // groups]
         for name, values in merged.items():
@@ -204,13 +205,9 @@ class FirstFinished(FinishedHypotheses):
         self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
     ) -> Candidates:
         """Finalize candidates that end among the first ``beam``, as long as places are free."""
-        self._widened(candidates.scores.dtype)
-        among_first = torch.arange(ends.size(1), device=ends.device) < self.beam
-        finished = ends & among_first & (candidates.scores > -torch.inf)
+        scores, finished = self._ranked(candidates, step, bonus), self._finish(candidates, ends)
         # 3 places of 5 filled, finished [1, 0, 1, 1]: places [3, -, 4, 5]; there is no place 5, so the last is dropped
         places = (self.lengths > 0).sum(1, keepdim=True) + finished.cumsum(1) - 1
-        scores = self.ranking.score(candidates.scores, step + 1)
-        scores = scores if bonus is None else scores + bonus
         self._place(places, finished & (places < self.beam), candidates, scores, step)
         return self._first_active(candidates, ends)
 
@@ -233,6 +230,8 @@ class BestFinished(FinishedHypotheses):
             would score no better at its best possible length (the maximum, with a positive length penalty).
     """
 
+    sentence_state = (*FinishedHypotheses.sentence_state, "_all_ended")
+
     def __init__(
         self, sentences: int, beam: int, ranking: Ranking, device: torch.device, early_stopping: str = "false"
     ):
@@ -244,21 +243,11 @@ class BestFinished(FinishedHypotheses):
         self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
     ) -> Candidates:
         """Finalize candidates that end among the first ``beam`` and score above the worst hypothesis."""
-        self._widened(candidates.scores.dtype)
-        possible = candidates.scores > -torch.inf
-        among_first = torch.arange(ends.size(1), device=ends.device) < self.beam
-        finished = ends & among_first & possible
-        scores = self.ranking.score(candidates.scores, step + 1)
-        scores = (scores if bonus is None else scores + bonus).masked_fill(~finished, -torch.inf)
-        self._keep_best(candidates, scores, step)
-        self._all_ended = (ends | ~possible).all(1)
-        running = candidates.scores.masked_fill(ends, -torch.inf)
-        best, columns = running.sort(dim=1, descending=True, stable=True)
-        return Candidates(
-            best[:, : self.beam],
-            candidates.tokens.gather(1, columns[:, : self.beam]),
-            candidates.beams.gather(1, columns[:, : self.beam]),
-        )
+        scores, finished = self._ranked(candidates, step, bonus), self._finish(candidates, ends)
+        self._keep_best(candidates, scores.masked_fill(~finished, -torch.inf), step)
+        self._all_ended = (ends | (candidates.scores == -torch.inf)).all(1)
+        running = Candidates(candidates.scores.masked_fill(ends, -torch.inf), candidates.tokens, candidates.beams)
+        return running.gather(running.scores.argsort(dim=1, descending=True, stable=True)[:, : self.beam])
 
     def done(self, active: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
         """See ``early_stopping``; a sentence is also done when all of its candidates have ended."""
@@ -269,16 +258,6 @@ class BestFinished(FinishedHypotheses):
         best = self.ranking.score(active.scores[:, 0], length)
         return (full & (best <= self.scores[:, -1])) | self._all_ended
 
-    def select(self, keep: Tensor) -> None:
-        """See ``FinishedHypotheses.select``."""
-        super().select(keep)
-        self._all_ended = self._all_ended.index_select(0, keep)
-
-    def merge(self, other: Self) -> None:
-        """See ``FinishedHypotheses.merge``."""
-        super().merge(other)
-        self._all_ended = torch.cat([self._all_ended, other._all_ended])
-
 
 class EachRow(FinishedHypotheses):
     """Each beam is an independent hypothesis, which finishes when it ends: greedy search and sampling."""
@@ -287,12 +266,9 @@ class EachRow(FinishedHypotheses):
         self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
     ) -> Candidates:
         """Finalize candidate ``i``, which continues beam ``i``, in place ``i`` if it ends."""
-        self._widened(candidates.scores.dtype)
-        finished = ends & (candidates.scores > -torch.inf)
-        scores = self.ranking.score(candidates.scores, step + 1)
-        scores = scores if bonus is None else scores + bonus
         places = torch.arange(self.beam, device=ends.device).expand_as(ends)
-        self._place(places, finished, candidates, scores, step)
+        finished = ends & (candidates.scores > -torch.inf)
+        self._place(places, finished, candidates, self._ranked(candidates, step, bonus), step)
         return Candidates(candidates.scores.masked_fill(ends, -torch.inf), candidates.tokens, candidates.beams)
 
     def done(self, active: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
@@ -300,58 +276,59 @@ class EachRow(FinishedHypotheses):
         return (max_lengths <= step) | (active.scores == -torch.inf).all(1)
 
 
-@dataclass(frozen=True)
-class Coverage:
+class Coverage(Component):
     """The coverage of each beam, and the penalty for source positions that received little attention.
 
-    Attributes:
+    Args:
         weight: beta of the penalty (Wu et al. 2016, equation 14); 0 for no penalty, and coverage is then not recorded.
-        received: ``(live, beam, S)``, the attention of all steps so far; ``None`` before the first.
+        sentences: sentences of the batch.
+        beam: beams of each sentence.
+        device: device of the scores.
+
+    Attributes:
+        received: ``(live, beam, S)``, the attention of all steps so far.
     """
 
-    weight: float
-    received: Tensor | None = None
+    beam_state = ("received",)
 
-    def penalty(self, candidates: Candidates, attention: Tensor | None, padding: Tensor | None) -> Tensor | None:
-        """The penalty ``beta * sum_s log(min(a_s, 1))`` of each candidate.
+    def __init__(self, weight: float, sentences: int, beam: int, device: torch.device):
+        self.weight = weight
+        # bool, so that the sum has the dtype of the attention
+        self.received = torch.zeros(sentences, beam, 1, dtype=torch.bool, device=device)
 
-        Args:
-            candidates: the continuations, ``(live, K)``.
-            attention: ``(live, beam, S)``, the attention of this step.
-            padding: ``(live, S)`` bool, the padding of the sources.
-
-        Returns:
-            ``(live, K)``, or ``None`` if the weight is 0.
+    def attend(self, attention: Tensor | None) -> None:
+        """Add the attention of this step, ``(live, beam, S)``, before the beams are reordered.
 
         Raises:
             ConfigError: the model does not return its attention.
         """
         if not self.weight:
-            return None
+            return
         if attention is None:
             raise ConfigError(
                 "generation.coverage_penalty needs the attention of the model, and this one does not say what it "
                 "attends to; leave it out"
             )
-        logs = gather_beams(self._after(attention), candidates.beams).clamp(min=1e-9, max=1.0).log()
+        self.received = self.received + attention
+
+    def penalty(self, candidates: Candidates, padding: Tensor | None) -> Tensor | None:
+        """The penalty ``beta * sum_s log(min(a_s, 1))`` of each candidate.
+
+        Args:
+            candidates: the continuations, ``(live, K)``.
+            padding: ``(live, S)`` bool, the padding of the sources.
+
+        Returns:
+            ``(live, K)``, or ``None`` if the weight is 0.
+        """
+        if not self.weight:
+            return None
+        logs = gather_beams(self.received, candidates.beams).clamp(min=1e-9, max=1.0).log()
         if padding is not None and padding.size(1) == logs.size(-1):
             logs = logs.masked_fill(padding.unsqueeze(1), 0.0)
         return self.weight * logs.sum(-1)
 
-    def advance(self, beams: Tensor, attention: Tensor | None) -> Coverage:
-        """The coverage after a step.
-
-        Args:
-            beams: ``(live, beam)`` int64, the beam that each one continues.
-            attention: the attention of the step.
-        """
-        if not self.weight or attention is None:
-            return self
-        return replace(self, received=gather_beams(self._after(attention), beams))
-
-    def select(self, keep: Tensor) -> Coverage:
-        """The coverage of the sentences ``keep``, ``(kept,)`` int64."""
-        return self if self.received is None else replace(self, received=self.received.index_select(0, keep))
-
-    def _after(self, attention: Tensor) -> Tensor:
-        return attention if self.received is None else self.received + attention
+    def advance(self, active: Candidates) -> None:
+        """See ``Component.advance``."""
+        if self.weight:
+            super().advance(active)

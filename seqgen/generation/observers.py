@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -40,9 +40,15 @@ class Outcome(IntEnum):
     """It is dropped because its sentence needs no further hypotheses."""
 
 
-@dataclass(frozen=True)
 class Forbidden:
     """The most probable next tokens of each row before the processors, and which processor forbids each.
+
+    It is called after each processor, as ``StepContext.watch``.
+
+    Args:
+        scores: ``(rows, V)`` scores before the processors.
+        count: number of tokens of each row that are watched.
+        log_sum: ``(rows, 1)`` log-sum-exp of the scores; computed if not given.
 
     Attributes:
         tokens: ``(rows, k)`` int64, best first.
@@ -51,33 +57,19 @@ class Forbidden:
         processors: class names of the processors.
     """
 
-    tokens: Tensor
-    lprobs: Tensor
-    by: Tensor
-    processors: Sequence[str]
+    def __init__(self, scores: Tensor, count: int, log_sum: Tensor | None = None):
+        log_sum = log_sum_exp(scores) if log_sum is None else log_sum
+        best = best_continuations(scores.unsqueeze(1), torch.zeros_like(log_sum), min(count, scores.size(1)))
+        self.lprobs, self.tokens = best.scores - log_sum, best.tokens
+        self.by = torch.full_like(self.tokens, -1)
+        self.processors: list[str] = []
 
-
-@dataclass(frozen=True)
-class Places:
-    """A copy of the finished hypotheses of each sentence; all tensors are ``(live, beam)``."""
-
-    lengths: Tensor
-    beams: Tensor
-    tokens: Tensor
-    scores: Tensor
-
-    @classmethod
-    def of(cls, finished: FinishedHypotheses) -> Places:
-        """Copy the finished hypotheses: some classes of ``FinishedHypotheses`` write in place."""
-        values = (finished.lengths, finished.beams, finished.tokens, finished.scores)
-        return cls(*(value.clone() for value in values))
-
-    def lacks(self, other: Places) -> Tensor:
-        """Which hypotheses of ``other`` are not in ``self``: ``(live, beam)`` bool."""
-        same = torch.ones(*self.lengths.shape, other.lengths.size(1), dtype=torch.bool, device=self.lengths.device)
-        for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True):
-            same = same & (mine.unsqueeze(2) == theirs.unsqueeze(1))
-        return (other.lengths > 0) & ~same.any(1)
+    def __call__(self, processor: LogitsProcessor, lprobs: Tensor) -> None:
+        """Compare the scores after a processor, ``(rows, V)``, with ``-inf``."""
+        self.processors.append(type(processor).__name__)
+        forbidden = (lprobs.gather(1, self.tokens) == -torch.inf) & (self.lprobs > -torch.inf)
+        self.by[forbidden & (self.by < 0)] = len(self.processors) - 1
+        self.by[~forbidden] = -1  # a forced prefix may allow what an earlier processor forbade
 
 
 @dataclass(frozen=True)
@@ -104,8 +96,8 @@ class StepRecord:
     active: Candidates
     was_done: Tensor
     now_done: Tensor
-    before: Places
-    after: Places
+    before: FinishedHypotheses
+    after: FinishedHypotheses
     lprobs: Tensor
     scores: Tensor
     forbidden: Forbidden | None = None
@@ -117,7 +109,7 @@ class StepRecord:
         possible = c.scores > -torch.inf
         alive = (active.scores > -torch.inf).unsqueeze(1)
         continues = _same(c, active.beams, active.tokens, alive).any(2) & ~self.ended
-        newly = self.before.lacks(self.after).unsqueeze(1)
+        newly = _new_in(self.after, self.before).unsqueeze(1)
         finished = _same(c, self.after.beams, self.after.tokens, newly).any(2) & self.ended & possible
         outcome = torch.full_like(c.tokens, Outcome.BELOW_BEAM)
         outcome[self.ended] = Outcome.ENDED_TOO_LOW
@@ -130,7 +122,7 @@ class StepRecord:
     @cached_property
     def replaced(self) -> Tensor:
         """Which hypotheses of ``before`` were replaced by better ones in this step: ``(live, beam)`` bool."""
-        return self.after.lacks(self.before) & ~self.was_done.unsqueeze(1)
+        return _new_in(self.before, self.after) & ~self.was_done.unsqueeze(1)
 
 
 class Observer(Component):
@@ -167,36 +159,12 @@ class Observer(Component):
         """
 
 
-class ForbiddenWatch:
-    """Records which processor first forbids each of the most probable tokens; used as ``StepContext.watch``.
-
-    Args:
-        scores: ``(rows, V)`` scores before the processors.
-        count: number of tokens of each row that are watched.
-        log_sum: ``(rows, 1)`` log-sum-exp of the scores; computed if not given.
-    """
-
-    def __init__(self, scores: Tensor, count: int, log_sum: Tensor | None = None):
-        log_sum = log_sum_exp(scores) if log_sum is None else log_sum
-        best = best_continuations(scores.unsqueeze(1), torch.zeros_like(log_sum), min(count, scores.size(1)))
-        self.best, self.tokens = best.scores - log_sum, best.tokens
-        self.by = torch.full_like(self.tokens, -1)
-        self.names: list[str] = []
-
-    def __call__(self, processor: LogitsProcessor, lprobs: Tensor) -> None:
-        """Compare the scores after a processor, ``(rows, V)``, with ``-inf``."""
-        self.names.append(type(processor).__name__)
-        forbidden = (lprobs.gather(1, self.tokens) == -torch.inf) & (self.best > -torch.inf)
-        self.by[forbidden & (self.by < 0)] = len(self.names) - 1
-        self.by[~forbidden] = -1  # a forced prefix may allow what an earlier processor forbade
-
-    @property
-    def result(self) -> Forbidden:
-        """The record."""
-        return Forbidden(self.tokens, self.best, self.by, self.names)
-
-
-Watch = Callable[[LogitsProcessor, Tensor], None]
+def _new_in(one: FinishedHypotheses, other: FinishedHypotheses) -> Tensor:
+    """Which hypotheses of ``one`` are not in ``other``: ``(live, beam)`` bool."""
+    same = torch.ones(*other.lengths.shape, one.lengths.size(1), dtype=torch.bool, device=one.lengths.device)
+    for name in ("lengths", "beams", "tokens", "scores"):
+        same = same & (getattr(other, name).unsqueeze(2) == getattr(one, name).unsqueeze(1))
+    return (one.lengths > 0) & ~same.any(1)
 
 
 def _same(candidates: Candidates, beams: Tensor, tokens: Tensor, counts: Tensor) -> Tensor:

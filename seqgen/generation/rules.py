@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from seqgen.config import GenerationConfig
-from seqgen.generation.finished import BestFinished, EachRow, FinishedHypotheses, FirstFinished, Ranking
+from seqgen.generation.finished import BestFinished, FinishedHypotheses, FirstFinished, Ranking
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.processors.length import ForceEndAtMaximum
 from seqgen.generation.processors.tokens import Forbid, ForcePrefix
@@ -86,15 +86,11 @@ class Rules:
         """Make the finished hypotheses of a beam search."""
         raise NotImplementedError
 
-    def finished_rows(self, sentences: int, beam: int, ranking: Ranking, device: torch.device) -> FinishedHypotheses:
-        """Make the finished hypotheses of a strategy whose beams are independent."""
-        return EachRow(sentences, beam, ranking, device)
-
     def renormalizes(self, search: Search) -> bool:
         """Whether scores are renormalized after the processors."""
         raise NotImplementedError
 
-    def processes_logits(self, search: Search, members: int) -> bool:
+    def processes_logits(self, search: Search) -> bool:
         """Whether processors see the logits of a single member instead of log-probabilities."""
         return False
 
@@ -217,9 +213,9 @@ class HuggingFaceRules(Rules):
         """In greedy search and sampling."""
         return search.independent_rows
 
-    def processes_logits(self, search: Search, members: int) -> bool:
-        """In greedy search and sampling with one model."""
-        return search.independent_rows and members == 1
+    def processes_logits(self, search: Search) -> bool:
+        """In greedy search and sampling."""
+        return search.independent_rows
 
     def objection(self, cfg: GenerationConfig, key: str) -> str:
         """See ``Rules.objection``."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,7 +14,7 @@ from seqgen.errors import ConfigError, DecodingError
 from seqgen.generation.bit_exact import bit_exact, narrowed, widened
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import ATTENTION, FEATURES, LAYER_LOGITS, MEMBER_LOGITS, BatchInfo
-from seqgen.generation.context import LayerLogits, Sentences, StepContext, StepOutputs
+from seqgen.generation.context import LayerLogits, StepContext, StepOutputs
 from seqgen.generation.ensemble.combinations import Combination
 from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.ensemble.member import (
@@ -24,8 +23,8 @@ from seqgen.generation.ensemble.member import (
     MemberSpec,
     check_features,
     check_layers,
+    decoded,
     encode,
-    recorded_layers,
 )
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.internals import Internals, Recording, recorded
@@ -76,12 +75,17 @@ class SequenceScorer:
         self.normalize_scores = normalize_scores
         self.need_attention, self.bit_exact = need_attention, bit_exact
         self.single = len(self.ensemble.members) == 1 and self.ensemble.combination.keeps_single
-        self.needs = frozenset() if self.single else self.ensemble.combination.needs
         members, what = [spec.model for spec in self.ensemble.members], type(self.ensemble.combination).__name__
         if FEATURES in self.needs:
             check_features(members[:1], what)
         if LAYER_LOGITS in self.needs:
             check_layers(members, what)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What is needed besides the logits; see ``Component.needs``."""
+        needs = frozenset() if self.single else self.ensemble.combination.needs
+        return needs | {ATTENTION} if self.need_attention else needs
 
     def generate(self, sample: Batch) -> list[list[Hypothesis]]:
         """Score a batch.
@@ -126,13 +130,11 @@ class SequenceScorer:
             sources = self.ensemble.sources(sample)
             alike = self.ensemble.read_alike(sources)
             outputs = [
-                self._output(spec.model, source, sample, number == 0)
+                self._output(spec.model, source, sample, self.needs - {FEATURES} if number else self.needs)
                 for number, (spec, source) in enumerate(zip(self.ensemble.members, sources, strict=True))
             ]
             weights = [out.attention if same else None for out, same in zip(outputs, alike, strict=True)]
-            attention = (
-                self.ensemble.combine_attention(weights) if self.need_attention or ATTENTION in self.needs else None
-            )
+            attention = self.ensemble.combine_attention(weights) if ATTENTION in self.needs else None
             pairs = zip(self.ensemble.members, outputs, strict=True)
             lprobs = [spec.model.get_normalized_probs(out.logits, log_probs=True) for spec, out in pairs]
             members = [_of_tokens(scores, target) for scores in lprobs]
@@ -159,23 +161,13 @@ class SequenceScorer:
             results.append(ScoredTarget(hypothesis, [member[row, :length] for member in members]))
         return results
 
-    def _output(self, model: EncoderDecoderModel, source: Source, sample: Batch, first: bool) -> MemberOutput:
-        """What a member computes at all positions: see ``MemberOutput``, with ``(N, T, ...)`` for ``(rows, ...)``."""
-        decoder_input, need_attention = (
-            self._decoder_input(model, sample),
-            self.need_attention or ATTENTION in self.needs,
-        )
-        with recorded_layers(model.decoder) if LAYER_LOGITS in self.needs else nullcontext() as layers:
-            if not (first and FEATURES in self.needs) and source.encoder_out is None:
-                out = model(source.src_tokens, source.src_lengths, decoder_input, need_attention=need_attention)
-                return MemberOutput(out.logits, out.attention, None, layers)
-            encoder_out = encode(model.encoder, source)
-            decoder: Any = model.decoder
-            if not (first and FEATURES in self.needs):
-                out = decoder(decoder_input, encoder_out, need_attention=need_attention)
-                return MemberOutput(out.logits, out.attention, None, layers)
-            features, attention = decoder.extract_features(decoder_input, encoder_out, need_attention=need_attention)
-            return MemberOutput(decoder.output_layer(features), attention, features, layers)
+    def _output(self, model: EncoderDecoderModel, source: Source, sample: Batch, needs: Set[str]) -> MemberOutput:
+        """What a member computes at all positions, ``(N, T, ...)``, and what components need of it."""
+        decoder_input = self._decoder_input(model, sample)
+        if source.encoder_out is not None or needs & {FEATURES, LAYER_LOGITS}:
+            return decoded(model.decoder, decoder_input, encode(model.encoder, source), needs)
+        out = model(source.src_tokens, source.src_lengths, decoder_input, need_attention=ATTENTION in needs)
+        return MemberOutput(out.logits, out.attention)
 
     def _step_by_step(
         self,
@@ -199,27 +191,29 @@ class SequenceScorer:
         """
         target, previous = _targets(sample)
         count, device = len(target), target.device
-        sentences = Sentences(
+        model = self.ensemble.members[0].model
+        sentences = BatchInfo(
             ids=sample.ids.to(device),
+            beam_size=1,
+            eos=self.eos,
+            pad=self.pad,
+            end_tokens=[self.eos],
             max_lengths=target.ne(self.pad).sum(1) - 1,
             done=torch.zeros(count, dtype=torch.bool, device=device),
+            continues_source=model.continues_source,
             src_tokens=source.src_tokens,
-            src_padding=source.padding(self.ensemble.members[0].model.left_pad_source),
-            texts=sample.texts,
+            src_padding=source.padding(model.left_pad_source),
+            source_texts=sample.texts,
         )
-        batch = BatchInfo(count, 1, self.eos, device, None, sentences.ids, [self.eos], self.pad, sample.texts)
-        combination = self.ensemble.combination.begin(batch)
+        combination = self.ensemble.combination.begin(sentences)
         total, positional = lprobs[0].new_zeros(count, 1), []
         for step in range(target.size(1)):
             context = StepContext(
                 step=step,
                 sentences=sentences,
                 rows_per_sentence=1,
-                eos=self.eos,
-                pad=self.pad,
                 first_end=0,
                 read_tokens=partial(previous.narrow, 1, 0, 1 + step),
-                continues_source=self.ensemble.members[0].model.continues_source,
                 scores=total.squeeze(1),
                 outputs=self._outputs_at(step, outputs, attention),
             )
@@ -231,14 +225,13 @@ class SequenceScorer:
 
     def _outputs_at(self, step: int, outputs: Sequence[MemberOutput], attention: Tensor | None) -> StepOutputs:
         """What the combination needs of one position."""
-        first, logits, exits = outputs[0], None, None
+        first, logits, exits = outputs[0].at(step), None, None
         if MEMBER_LOGITS in self.needs:
             logits = [out.logits[:, step].to(torch.promote_types(out.logits.dtype, torch.float32)) for out in outputs]
         if first.layers is not None:
             decoder: Any = self.ensemble.members[0].model.decoder
-            exits = LayerLogits([hidden[:, step] for hidden in first.layers], decoder.early_exit)
-        features = None if first.features is None else first.features[:, step]
-        return StepOutputs(features, None if attention is None else attention[:, step], logits, exits)
+            exits = LayerLogits(first.layers, decoder.early_exit)
+        return StepOutputs(first.features, None if attention is None else attention[:, step], logits, exits)
 
     @torch.inference_mode()
     def features(self, sample: Batch) -> list[Tensor]:
@@ -256,10 +249,7 @@ class SequenceScorer:
         """
         found = []
         with self.ensemble.evaluating():
-            for spec, source in zip(self.ensemble.members, self.ensemble.sources(sample), strict=True):
-                if spec.source != INPUT:
-                    continue
-                model = spec.model
+            for model, source in self._readers(sample):
                 check_features([model], "return_hidden")
                 encoder_out = encode(model.encoder, source)
                 found.append(model.decoder.extract_features(self._decoder_input(model, sample), encoder_out)[0].cpu())
@@ -281,15 +271,18 @@ class SequenceScorer:
         """
         found: list[list[Internals]] = [[] for _ in lengths]
         with self.ensemble.evaluating():
-            for spec, source in zip(self.ensemble.members, self.ensemble.sources(sample), strict=True):
-                if spec.source != INPUT:
-                    continue
-                decoder_input = self._decoder_input(spec.model, sample)
-                with recorded(spec.model) as recording:
-                    spec.model.decoder(decoder_input, encode(spec.model.encoder, source))
+            for model, source in self._readers(sample):
+                decoder_input = self._decoder_input(model, sample)
+                with recorded(model) as recording:
+                    model.decoder(decoder_input, encode(model.encoder, source))
                 for row, length in enumerate(lengths):
-                    found[row].append(_internals_of_row(row, length, recording, source, spec.model, decoder_input))
+                    found[row].append(_internals_of_row(row, length, recording, source, model, decoder_input))
         return found
+
+    def _readers(self, sample: Batch) -> list[tuple[EncoderDecoderModel, Source]]:
+        """The members that read the input, each with its source."""
+        pairs = zip(self.ensemble.members, self.ensemble.sources(sample), strict=True)
+        return [(spec.model, source) for spec, source in pairs if spec.source == INPUT]
 
     def _decoder_input(self, model: EncoderDecoderModel, sample: Batch) -> Tensor:
         decoder_input = _targets(sample)[1].clone()

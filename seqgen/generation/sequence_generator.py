@@ -14,7 +14,7 @@ from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError
 from seqgen.generation.bit_exact import narrowed, widened
 from seqgen.generation.component import Phrases, Resources
-from seqgen.generation.continuous_batching import ContinuousBatching
+from seqgen.generation.continuous_batching import decode_continuously
 from seqgen.generation.ensemble.combinations import Combination
 from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.ensemble.member import MemberSpec
@@ -118,31 +118,26 @@ class SequenceGenerator:
             suppress=list(tokens_to_suppress),
         )
         of_keys = processors_from_config(keys, rules, Resources(tgt_dict, extra_end_tokens=ends[1:]))
-        self._set_up(
-            DecodingSetup(
-                ensemble=ensemble,
-                rules=rules,
-                search=search,
-                processors=[*of_keys, *processors],
-                stopping=list(stopping),
-                observers=list(observers),
-                ranking=ranking or Ranking(normalize_scores, len_penalty),
-                limits=limits,
-                beam_size=search.rows(beam_size),
-                temperature=temperature,
-                early_stopping=early_stopping,
-                eos=tgt_dict.eos(),
-                pad=tgt_dict.pad(),
-                end_tokens=ends,
-                vocab_size=len(tgt_dict),
-                need_attention=need_attention,
-                debug=debug or DebugConfig(),
-                bit_exact=bit_exact,
-            )
+        self.setup = DecodingSetup(
+            ensemble=ensemble,
+            rules=rules,
+            search=search,
+            processors=[*of_keys, *processors],
+            stopping=list(stopping),
+            observers=list(observers),
+            ranking=ranking or Ranking(normalize_scores, len_penalty),
+            limits=limits,
+            beam_size=search.rows(beam_size),
+            temperature=temperature,
+            early_stopping=early_stopping,
+            eos=tgt_dict.eos(),
+            pad=tgt_dict.pad(),
+            end_tokens=ends,
+            vocab_size=len(tgt_dict),
+            need_attention=need_attention,
+            debug=debug or DebugConfig(),
+            bit_exact=bit_exact,
         )
-
-    def _set_up(self, setup: DecodingSetup) -> None:
-        self.setup = setup
 
     @classmethod
     def from_config(
@@ -170,7 +165,7 @@ class SequenceGenerator:
             ConfigError: two keys contradict each other, or a component is not registered.
         """
         generator = cls.__new__(cls)
-        generator._set_up(setup_from_config(models, tgt_dict, cfg, tokenizer, draft, **objects))
+        generator.setup = setup_from_config(models, tgt_dict, cfg, tokenizer, draft, **objects)
         return generator
 
     @property
@@ -218,24 +213,28 @@ class SequenceGenerator:
             DecodingError: a model returned NaN or infinity.
         """
         setup = self.setup
-        if streamer is not None and setup.beam_size > 1 and not setup.search.independent_rows:
+        if sample.num_sentences == 0:
+            return []
+        read = widened(sample, setup.ensemble, setup.pad) if setup.bit_exact else sample
+        with setup.ensemble.evaluating(), setup.switched():
+            results = self._run(DecodingRequest(read, prefix_tokens, constraints, streamer))
+        if setup.bit_exact:
+            model = setup.ensemble.models[0]
+            return [[narrowed(one, sample, model) for one in hypotheses] for hypotheses in results]
+        return results
+
+    def _run(self, request: DecodingRequest) -> list[list[Hypothesis]]:
+        """Check a request, and decode it in a session of its own."""
+        setup = self.setup
+        if request.streamer is not None and setup.beam_size > 1 and not setup.search.independent_rows:
             raise ConfigError(
                 f"beam search can replace tokens that it has generated, so that beam_size={setup.beam_size} cannot "
                 "be streamed; use beam_size=1 or sampling"
             )
-        if sample.num_sentences == 0:
-            return []
-        if constraints is not None:
-            check_phrases(constraints, sample.num_sentences, setup.vocab_size)
+        if request.constraints is not None:
+            check_phrases(request.constraints, request.sample.num_sentences, setup.vocab_size)
         session_class = setup.search.session_class or Session
-        read = widened(sample, setup.ensemble, setup.pad) if setup.bit_exact else sample
-        with setup.ensemble.evaluating(), setup.switched():
-            results: list[list[Hypothesis]] = session_class(
-                setup, DecodingRequest(read, prefix_tokens, constraints, streamer)
-            ).run()
-        if setup.bit_exact:
-            model = setup.ensemble.models[0]
-            return [[narrowed(one, sample, model) for one in hypotheses] for hypotheses in results]
+        results: list[list[Hypothesis]] = session_class(setup, request).run()
         return results
 
     @torch.inference_mode()
@@ -256,7 +255,7 @@ class SequenceGenerator:
         """
         with self.setup.ensemble.evaluating():
             if self.can_merge:
-                found = ContinuousBatching(self.setup, waiting).run()
+                found = decode_continuously(self.setup, waiting)
                 while True:
                     with self.setup.switched():  # only while decoding, not while the caller uses the result
                         result = next(found, None)

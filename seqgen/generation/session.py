@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,10 +21,10 @@ from seqgen.generation.component import (
     BatchInfo,
     Component,
 )
-from seqgen.generation.context import LayerLogits, Sentences, StepContext, StepOutputs
+from seqgen.generation.context import LayerLogits, StepContext, StepOutputs
 from seqgen.generation.ensemble.member import Member, MemberOutput, MemberSpec, check_features, check_layers
-from seqgen.generation.finished import Coverage, FinishedHypotheses
-from seqgen.generation.observers import FORBIDDEN, ForbiddenWatch, Places, StepRecord
+from seqgen.generation.finished import Coverage, EachRow, FinishedHypotheses
+from seqgen.generation.observers import FORBIDDEN, Forbidden, StepRecord
 from seqgen.generation.processors.base import apply_all
 from seqgen.generation.setup import DecodingRequest, DecodingSetup
 from seqgen.generation.shortlist import OutputColumns
@@ -88,40 +89,12 @@ class Session:
     def __init__(self, setup: DecodingSetup, request: DecodingRequest, beam: int | None = None):
         self.setup, self.request = setup, request
         self.beam = beam or setup.beam_size
-        sample = request.sample
-        sources = setup.ensemble.sources(sample)
-        device, count = sources[0].src_tokens.device, sample.num_sentences
-        specs = setup.ensemble.members
-        starts = [spec.model.start_token(setup.eos) for spec in specs]
-        start: int | Tensor = starts[0]
-        if sample.start_tokens is not None:
-            start, starts = sample.start_tokens.to(device), [starts[0]] * len(specs)
-        # generated tokens follow the start token of the first member
-        with setup.exact():
-            encoded = setup.ensemble.with_shared_encodings(sources) if setup.debug.shared_encoders else sources
-            self.members = [
-                self.new_member(spec, source, own if own != starts[0] else None)
-                for spec, source, own in zip(specs, encoded, starts, strict=True)
-            ]
+        sources = setup.ensemble.sources(request.sample)
+        device, count = sources[0].src_tokens.device, request.sample.num_sentences
+        start = self._begin_members(sources)
         self.reads_alike = setup.ensemble.read_alike(sources)
-        self.ids = sample.ids.to(device)
-        self.live = torch.arange(count, device=device)
-        src_padding = sources[0].padding(specs[0].model.left_pad_source)
-        batch = BatchInfo(
-            count,
-            self.beam,
-            setup.eos,
-            device,
-            request.constraints,
-            self.ids,
-            setup.end_tokens,
-            setup.pad,
-            sample.texts,
-            None if sample.first_tokens is None else sample.first_tokens.to(device),
-            sources[0].src_tokens,
-            src_padding,
-            request.prefix_tokens,
-        )
+        self.sentences = batch = self._sentences(sources)
+        self.ids, self.live = batch.ids, torch.arange(count, device=device)
         self.search = setup.search.begin(batch)
         self.combination = setup.ensemble.combination.begin(batch)
         self.processors = [processor.begin(batch) for processor in setup.processors]
@@ -131,31 +104,56 @@ class Session:
         self.columns: OutputColumns | None = None
         self.choose_columns()
         self.needs = setup.needs
+        models = [spec.model for spec in setup.ensemble.members]
         if FEATURES in self.needs:
-            check_features([specs[0].model], setup.needing(FEATURES))
+            check_features(models[:1], setup.needing(FEATURES))
         if LAYER_LOGITS in self.needs:
-            check_layers([spec.model for spec in specs], setup.needing(LAYER_LOGITS))
-        last_steps = setup.limits.last_steps(sources[0].src_lengths)
-        for spec, source in zip(specs, sources, strict=True):
-            if (longest := spec.model.max_target_lengths(source.src_lengths)) is not None:
-                last_steps = torch.minimum(last_steps, longest - 1)
-        self.sentences = Sentences(
-            ids=self.ids,
-            max_lengths=last_steps,
-            done=torch.zeros(count, dtype=torch.bool, device=device),
-            prefix_tokens=request.prefix_tokens,
-            src_tokens=sources[0].src_tokens,
-            src_padding=src_padding,
-            texts=sample.texts,
-        )
+            check_layers(models, setup.needing(LAYER_LOGITS))
         self.timed_out: Tensor | None = None
         self.num_done = 0
-        self.first_end = int(last_steps.min())
+        self.first_end = int(batch.max_lengths.min())
         self.scores = torch.zeros(count, self.beam, device=device)
-        self.coverage = Coverage(setup.ranking.coverage)
-        self.backpointers = BackPointers(count, self.beam, start, device)
+        self.coverage = Coverage(setup.ranking.coverage, count, self.beam, device)
+        self.backpointers = BackPointers(self.beam, start)
         self.finished = self._finished_hypotheses(count, device)
         self.results: list[list[Hypothesis]] = [[] for _ in range(count)]
+
+    def _begin_members(self, sources: Sequence[Source]) -> Tensor:
+        """Make the members; returns ``(sentences,)`` int64, the start tokens, which are those of the first member."""
+        setup, given = self.setup, self.request.sample.start_tokens
+        specs, device = setup.ensemble.members, sources[0].src_tokens.device
+        starts = [spec.model.start_token(setup.eos) for spec in specs]
+        own = [None if given is not None or start == starts[0] else start for start in starts]
+        with setup.exact():
+            encoded = setup.ensemble.with_shared_encodings(sources) if setup.debug.shared_encoders else sources
+            self.members = [self.new_member(*each) for each in zip(specs, encoded, own, strict=True)]
+        return torch.full_like(self.request.sample.ids, starts[0]).to(device) if given is None else given.to(device)
+
+    def _sentences(self, sources: Sequence[Source]) -> BatchInfo:
+        """The sentences of the batch, as components see them; ``sources`` are those of the members."""
+        setup, sample, first = self.setup, self.request.sample, sources[0]
+        last_steps = setup.limits.last_steps(first.src_lengths)
+        for spec, source in zip(setup.ensemble.members, sources, strict=True):
+            if (longest := spec.model.max_target_lengths(source.src_lengths)) is not None:
+                last_steps = torch.minimum(last_steps, longest - 1)
+        model, device = setup.ensemble.members[0].model, first.src_tokens.device
+        return BatchInfo(
+            ids=sample.ids.to(device),
+            beam_size=self.beam,
+            eos=setup.eos,
+            pad=setup.pad,
+            end_tokens=setup.end_tokens,
+            max_lengths=last_steps,
+            done=torch.zeros_like(last_steps, dtype=torch.bool),
+            counts_start=setup.rules.counts_start,
+            continues_source=model.continues_source,
+            prefix_tokens=self.request.prefix_tokens,
+            first_tokens=None if sample.first_tokens is None else sample.first_tokens.to(device),
+            constraints=self.request.constraints,
+            src_tokens=first.src_tokens,
+            src_padding=first.padding(model.left_pad_source),
+            source_texts=sample.texts,
+        )
 
     def new_member(self, spec: MemberSpec, source: Source, start_token: int | None) -> Member:
         """Make a member; a session that needs another class overrides this.
@@ -173,7 +171,7 @@ class Session:
             return
         setup = self.setup
         self.columns = None
-        if setup.can_use_columns and self.request.prefix_tokens is None:  # forced tokens are compared with ids
+        if setup.plan.columns and self.request.prefix_tokens is None:  # forced tokens are compared with ids
             ensemble = setup.ensemble
             self.columns = OutputColumns.choose(self.shortlist, ensemble, self.processors, setup.eos, setup.pad)
         self.shortlist.use_columns(None if self.columns is None else self.columns.ids)
@@ -185,7 +183,7 @@ class Session:
         if (own := self.search.finished(setup.ranking, setup.early_stopping)) is not None:
             return own
         if self.search.independent_rows:
-            return setup.rules.finished_rows(count, self.beam, setup.ranking, device)
+            return EachRow(count, self.beam, setup.ranking, device)
         return setup.rules.finished(count, self.beam, setup.ranking, device, setup.early_stopping)
 
     def run(self) -> list[list[Hypothesis]]:
@@ -218,60 +216,61 @@ class Session:
         ended = self.ended(candidates, context)
         # (4) Those that end may become finished hypotheses; of the others, the best continue.
         self.backpointers.attend(scored.attention)
+        self.coverage.attend(scored.attention)
         active = self.finalize(context, candidates, ended, scored)
         # (5) If enough sentences are done, they leave the batch.
         if not self.needs_another_step(candidates, step):
             return False
-        attention = scored.attention
         if self.num_done * (_LAZY if self.setup.debug.lazy_compaction else len(self.live)) >= len(self.live):
-            active, attention = self.compact(active, attention)
+            active = self.compact(active)
         # (6) Tokens, scores, decoder states and components follow the beams that continue.
-        self.advance(active, attention)
+        self.advance(active)
         return True
 
     def score(self, step: int) -> tuple[StepContext, StepScores]:
         """Score the next token of each beam."""
-        setup, scores = self.setup, self.scores
+        plan, scores = self.setup.plan, self.scores
         logits, outputs = self._outputs()
         context = self.context(step, self.beam, outputs=outputs, scores=scores.flatten())
         attention = None if outputs.attention is None else context.by_sentence(outputs.attention)
-        log_sum: Tensor | None = None
-        if setup.renormalizes:  # a processor may forbid all tokens of a row; a model that does so is an error
+        if plan.renormalizes:  # a processor may forbid all tokens of a row; a model that does so is an error
             nothing = logits[0].amax(1) == -torch.inf
             scores = torch.where(nothing.view_as(scores), torch.nan, scores)
-        if setup.adds_logits:
-            lprobs = logits[0]
-            log_sum = None if setup.renormalizes else log_sum_exp(lprobs)  # first, since processors work in place
-        elif setup.processes_logits:
-            lprobs = logits[0]
-        else:
-            models = (spec.model for spec in setup.ensemble.members)
-            each = [model.get_normalized_probs(own) for model, own in zip(models, logits, strict=True)]
-            lprobs = self.combination(each, context)
-            if MEMBER_LPROBS in self.needs:
-                context = replace(context, outputs=replace(outputs, member_lprobs=each))
-                lprobs = lprobs.clone()  # processors work in place, and a combination may return a member's scores
+        context, lprobs = self._combine(context, logits) if plan.combines else (context, logits[0])
+        # before the processors, since they work in place
+        log_sum = log_sum_exp(lprobs) if plan.adds_logits and not plan.renormalizes else None
         context, lprobs = self._process(context, lprobs, log_sum)
-        if setup.renormalizes and setup.adds_logits:
-            log_sum = _log_sum_exp_of_allowed(lprobs)
-        elif setup.renormalizes:
-            nothing = lprobs.amax(-1, keepdim=True) == -torch.inf  # everything is forbidden
-            lprobs = lprobs.log_softmax(-1).masked_fill_(nothing, -torch.inf)
+        if plan.renormalizes:
+            nothing = lprobs.amax(1, keepdim=True) == -torch.inf  # everything is forbidden
+            if plan.adds_logits:
+                log_sum = log_sum_exp(lprobs).masked_fill(nothing, 0.0)
+            else:
+                lprobs = lprobs.log_softmax(-1).masked_fill_(nothing, -torch.inf)
         if log_sum is not None:
             scores = scores - log_sum.view_as(scores)
         return context, StepScores(context.by_sentence(lprobs), scores, attention)
 
+    def _combine(self, context: StepContext, logits: list[Tensor]) -> tuple[StepContext, Tensor]:
+        """Normalize and combine the members' logits, ``(rows, V)`` each."""
+        models = (spec.model for spec in self.setup.ensemble.members)
+        each = [model.get_normalized_probs(own) for model, own in zip(models, logits, strict=True)]
+        lprobs = self.combination(each, context)
+        if MEMBER_LPROBS not in self.needs:
+            return context, lprobs
+        outputs = replace(context.outputs, member_lprobs=each)
+        # a copy, since processors work in place, and a combination may return a member's scores
+        return replace(context, outputs=outputs), lprobs.clone()
+
     def _outputs(self) -> tuple[list[Tensor], StepOutputs]:
         """Logits ``(rows, V)`` of each member, in float32 or wider, and what components need besides."""
-        need_attention = ATTENTION in self.needs
-        outputs = self.member_outputs(need_attention)
+        outputs = self.member_outputs()
         logits = []
         for out in outputs:
             wide = out.logits.to(torch.promote_types(out.logits.dtype, torch.float32))
             wide = wide / self.setup.temperature if self.setup.temperature != 1.0 else wide
             logits.append(wide if self.shortlist is None else self.shortlist.restrict(wide))
         attention = None
-        if need_attention:
+        if ATTENTION in self.needs:
             weights = [out.attention if alike else None for out, alike in zip(outputs, self.reads_alike, strict=True)]
             attention = self.setup.ensemble.combine_attention(weights)
         kept = [own.clone() for own in logits] if MEMBER_LOGITS in self.needs else None
@@ -294,12 +293,11 @@ class Session:
 
         return LayerLogits(output.layers, early_exit)
 
-    def member_outputs(self, need_attention: bool) -> list[MemberOutput]:
+    def member_outputs(self) -> list[MemberOutput]:
         """Run each member on the newest token of each row."""
-        tokens, features = self._decoder_input(), FEATURES in self.needs
-        layers = {"need_layers": True} if LAYER_LOGITS in self.needs else {}  # other classes of members do not have it
+        tokens, needs = self._decoder_input(), self.needs
         return [
-            member.next_output(tokens, need_attention, features and number == 0, **layers)
+            member.next_output(tokens, needs - {FEATURES} if number else needs)
             for number, member in enumerate(self.members)
         ]
 
@@ -316,7 +314,7 @@ class Session:
         if self.columns is not None:
             return context, self.columns.process(lprobs, context)
         if FORBIDDEN in self.needs:
-            context = replace(context, watch=ForbiddenWatch(lprobs, 2 * self.beam, log_sum))
+            context = replace(context, watch=Forbidden(lprobs, 2 * self.beam, log_sum))
         if not self.search.processes_itself:
             return context, apply_all(self.processors, lprobs, context)
 
@@ -334,17 +332,12 @@ class Session:
             tokens: ``(live, rows, 1 + step)`` int64 tokens of the rows; the beams' own if not given.
             known: other attributes of the context.
         """
-        setup = self.setup
         return StepContext(
             step=step,
             sentences=self.sentences,
             rows_per_sentence=rows,
-            eos=setup.eos,
-            pad=setup.pad,
             first_end=self.first_end,
             read_tokens=lambda: (self.backpointers.matrix() if tokens is None else tokens).flatten(0, 1),
-            counts_start=setup.rules.counts_start,
-            continues_source=setup.ensemble.members[0].model.continues_source,
             **known,
         )
 
@@ -387,16 +380,15 @@ class Session:
         """
         own = context.step if self.sentences.start_offsets is None else context.step - self.sentences.start_offsets
         by_candidate = own.unsqueeze(1) if isinstance(own, Tensor) else own
-        before = Places.of(self.finished) if self.observers else None
+        before = self.finished.fork() if self.observers else None  # a copy: some classes write in place
         was_done = self.sentences.done
-        penalty = self.coverage.penalty(candidates, scored.attention, self.sentences.src_padding)
+        penalty = self.coverage.penalty(candidates, self.sentences.src_padding)
         active = self.finished.finalize(candidates, ended, by_candidate, penalty)
         done = was_done | self.finished.done(active, own, self.sentences.own_limits)
         self.sentences = replace(self.sentences, done=done)
         if before is not None:
-            watch = context.watch.result if isinstance(context.watch, ForbiddenWatch) else None
-            after = Places.of(self.finished)
-            of_sentences = ended, active, was_done, done, before, after
+            watch = context.watch if isinstance(context.watch, Forbidden) else None
+            of_sentences = ended, active, was_done, done, before, self.finished.fork()
             record = StepRecord(context, candidates, *of_sentences, scored.lprobs, scored.scores, watch)
             for observer in self.observers:
                 observer.observe(record)
@@ -432,9 +424,10 @@ class Session:
     def components(self) -> list[Component]:
         """All components; their state follows the beams."""
         shortlist = [] if self.shortlist is None else [self.shortlist]
-        return [self.search, self.combination, *self.processors, *self.stopping, *self.observers, *shortlist]
+        own = (self.finished, self.coverage, *shortlist)
+        return [self.search, self.combination, *self.processors, *self.stopping, *self.observers, *own]
 
-    def compact(self, active: Candidates, attention: Tensor | None) -> tuple[Candidates, Tensor | None]:
+    def compact(self, active: Candidates) -> Candidates:
         """Collect the results of the sentences that are done, and drop their rows."""
         done = self.sentences.done
         self.collect(done.nonzero().squeeze(1))
@@ -442,24 +435,21 @@ class Session:
         self.select_sentences(keep)
         self.num_done = 0
         self.first_end = int(self.sentences.max_lengths.min()) if len(keep) else 0
-        return active.select(keep), None if attention is None else attention.index_select(0, keep)
+        return active.select(keep)
 
     def select_sentences(self, keep: Tensor) -> None:
         """Keep only the rows of the sentences ``keep``, ``(kept,)`` int64."""
         self.live, self.scores = self.live.index_select(0, keep), self.scores.index_select(0, keep)
         self.sentences = self.sentences.select(keep)
-        self.coverage = self.coverage.select(keep)
         self.timed_out = None if self.timed_out is None else self.timed_out.index_select(0, keep)
         self.backpointers.select(keep)
-        self.finished.select(keep)
         for component in self.components:
             component.select_sentences(keep)
         for member in self.members:
             member.select_sentences(keep)
 
-    def advance(self, active: Candidates, attention: Tensor | None) -> None:
+    def advance(self, active: Candidates) -> None:
         """Let tokens, scores, components and decoder states follow the beams that continue."""
-        self.coverage = self.coverage.advance(active.beams, attention)
         self.backpointers.append(active)
         self.scores = active.scores
         for component in self.components:
@@ -482,9 +472,3 @@ class Session:
     def collect_all(self) -> None:
         """Read the hypotheses of all live sentences."""
         self.collect(torch.arange(len(self.live), device=self.live.device))
-
-
-def _log_sum_exp_of_allowed(scores: Tensor) -> Tensor:
-    """The log-sum-exp of processed scores, ``(rows, 1)``; 0 for a row of which all tokens are forbidden."""
-    nothing = scores.amax(1, keepdim=True) == -torch.inf
-    return log_sum_exp(scores).masked_fill(nothing, 0.0)

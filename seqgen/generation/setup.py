@@ -77,6 +77,29 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class ScorePlan:
+    """What happens to the members' logits until the search chooses among the scores; see ``Session.score``.
+
+    Attributes:
+        processes_logits: whether processors see logits rather than log-probabilities.
+        adds_logits: whether the log-softmax can be skipped: the search then adds logits and subtracts their
+            log-sum-exp.
+        renormalizes: whether scores are renormalized after the processors.
+        columns: whether scores of a part of the vocabulary are enough for all components but the processors.
+    """
+
+    processes_logits: bool
+    adds_logits: bool
+    renormalizes: bool
+    columns: bool
+
+    @property
+    def combines(self) -> bool:
+        """Whether the members' log-probabilities are combined; otherwise the logits of the only member are used."""
+        return not (self.processes_logits or self.adds_logits)
+
+
+@dataclass(frozen=True)
 class DecodingSetup:
     """How to decode: all components and options of a session.
 
@@ -171,39 +194,26 @@ class DecodingSetup:
         return not self.debug.use_cache or any(getattr(model.decoder, "reads_history", True) for model in models)
 
     @cached_property
-    def renormalizes(self) -> bool:
-        """Whether scores are renormalized after the processors."""
-        return self.rules.renormalizes(self.search)
-
-    @cached_property
-    def processes_logits(self) -> bool:
-        """Whether processors see logits rather than log-probabilities."""
-        ensemble = self.ensemble
-        return ensemble.combination.keeps_single and self.rules.processes_logits(self.search, len(ensemble.members))
-
-    @cached_property
-    def adds_logits(self) -> bool:
-        """Whether the log-softmax can be skipped: the search then adds logits and subtracts their log-sum-exp."""
-        return (
-            self.debug.skip_log_softmax
-            and len(self.ensemble.members) == 1
-            and self.ensemble.combination.keeps_single
-            and self.search.additive
-            and _normalizes_by_softmax(self.ensemble.members[0].model)
-            and all(processor.shift_invariant for processor in self.processors)
-        )
-
-    @cached_property
-    def can_use_columns(self) -> bool:
-        """Whether scores of a part of the vocabulary are enough for all components but the processors."""
+    def plan(self) -> ScorePlan:
+        """What happens to the members' logits in each step."""
+        combination, search = self.ensemble.combination, self.search
         models = [member.model for member in self.ensemble.members]
-        return (
-            self.debug.shortlist_columns
-            and self.search.takes_columns
-            and self.ensemble.combination.takes_columns
+        softmax = all(_normalizes_by_softmax(model) for model in models)
+        single = len(models) == 1 and combination.keeps_single
+        return ScorePlan(
+            processes_logits=single and self.rules.processes_logits(search),
+            adds_logits=self.debug.skip_log_softmax
+            and single
+            and search.additive
+            and softmax
+            and all(processor.shift_invariant for processor in self.processors),
+            renormalizes=self.rules.renormalizes(search),
+            columns=self.debug.shortlist_columns
+            and search.takes_columns
+            and combination.takes_columns
             and not self.needs & {MEMBER_LOGITS, MEMBER_LPROBS, LAYER_LOGITS, FORBIDDEN}
             and not any(_adjusts_logits(model) for model in models)
-            and all(_normalizes_by_softmax(model) for model in models)
+            and softmax,
         )
 
     @property

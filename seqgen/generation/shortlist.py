@@ -174,7 +174,8 @@ class OutputColumns:
 
     def process(self, scores: Tensor, context: StepContext) -> Tensor:
         """Apply the logits processors to ``(rows, U)`` scores."""
-        return apply_all(self.processors, scores, replace(context, eos=self.eos, pad=self.pad))
+        sentences = replace(context.sentences, eos=self.eos, pad=self.pad)
+        return apply_all(self.processors, scores, replace(context, sentences=sentences))
 
     def to_tokens(self, candidates: Candidates) -> Candidates:
         """Candidates with the ids of their tokens in place of columns."""

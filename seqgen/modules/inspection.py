@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -75,29 +75,19 @@ def first_overflow(model: nn.Module, batch: Batch) -> str | None:
     if batch.prev_output_tokens is None:
         raise ValueError("the batch has no targets, which the decoder needs")
     overflowed: list[str] = []
-    with _watching(model, overflowed):
-        model(batch.source.src_tokens, batch.source.src_lengths, batch.prev_output_tokens)
-    return overflowed[0] if overflowed else None
 
+    def watch(name: str, module: nn.Module, arguments: Any, output: Any) -> None:
+        def check(tensor: Tensor) -> Tensor:
+            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+                overflowed.append(name)  # inner modules come first
+            return tensor
 
-@contextmanager
-def _watching(model: nn.Module, overflowed: list[str]) -> Iterator[None]:
-    """Collect the names of modules whose outputs are not finite, in the order of execution, inner modules first."""
+        map_tensors(output, check)
 
-    def watch(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            def check(tensor: Tensor) -> Tensor:
-                if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-                    overflowed.append(name)
-                return tensor
-
-            map_tensors(output, check)
-
-        return hook
-
-    handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules() if name]
+    handles = [module.register_forward_hook(partial(watch, name)) for name, module in model.named_modules() if name]
     try:
-        yield
+        model(batch.source.src_tokens, batch.source.src_lengths, batch.prev_output_tokens)
     finally:
         for handle in handles:
             handle.remove()
+    return overflowed[0] if overflowed else None

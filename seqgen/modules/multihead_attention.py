@@ -226,9 +226,9 @@ class MultiheadAttention(StatefulModule):
         """Reorder rows; see ``KeyValueCache``."""
         return {"cache": module_state["cache"].reorder(new_order)}
 
-    def reorder_state_within_beams(self, module_state: ModuleState, parents: Tensor) -> ModuleState:
+    def reorder_state_beams(self, module_state: ModuleState, parents: Tensor) -> ModuleState:
         """Reorder rows within each sentence; see ``KeyValueCache``."""
-        return {"cache": module_state["cache"].reorder_within_beams(parents)}
+        return {"cache": module_state["cache"].reorder_beams(parents)}
 
     def select_state(self, module_state: ModuleState, keep: Tensor, beam_size: int) -> ModuleState:
         """Keep the rows of some sentences; see ``KeyValueCache``."""
@@ -239,8 +239,8 @@ class MultiheadAttention(StatefulModule):
         return {"cache": module_state["cache"].roll_back(positions)}
 
     def crop_state(self, module_state: ModuleState, positions: int) -> ModuleState:
-        """Remove the first positions; see ``KeyValueCache.crop_left``."""
-        return {"cache": module_state["cache"].crop_left(positions)}
+        """Remove the first positions; see ``KeyValueCache.crop``."""
+        return {"cache": module_state["cache"].crop(positions)}
 
     def merge_states(self, module_state: ModuleState, other: ModuleState) -> ModuleState:
         """Append the rows of another state; see ``KeyValueCache.merge``."""

@@ -15,7 +15,6 @@ import torch
 from examples.papers.arithmetic_sampling import ArithmeticSampling
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError
-from seqgen.generation.component import BatchInfo
 from seqgen.generation.continuous_batching import RollingSession
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.structures import Batch, Hypothesis
@@ -24,6 +23,7 @@ from tests.generators import make_generator
 from tests.hypotheses import assert_same
 from tests.reference_search import EOS, Settings, next_scores
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
+from tests.step_contexts import batch_info
 from tests.text_models import TEXTS, text_model
 
 pytestmark = pytest.mark.slow
@@ -40,7 +40,7 @@ def generator(
 
 
 def codes(batch: Batch, beam: int, seed: int = 1) -> list[list[float]]:
-    info = BatchInfo(batch.num_sentences, beam, EOS, torch.device("cpu"), ids=batch.ids)
+    info = batch_info(batch.num_sentences, beam, ids=batch.ids)
     return ArithmeticSampling(seed=seed).begin(info).codes.tolist()
 
 

@@ -15,15 +15,15 @@ PATHS = [[[1], [2]], [[2, 3], [2, 4]], [[2, 3, 5], [2, 4, 6]], [[2, 4, 6, 7], [2
 """The tokens of each beam after each step."""
 
 
-def after(steps: int, start: int | torch.Tensor = START, sentences: int = 1) -> BackPointers:
-    found = BackPointers(sentences, 2, start, torch.device("cpu"))
+def after(steps: int, *starts: int) -> BackPointers:
+    found = BackPointers(2, torch.tensor(starts or [START]))
     for tokens, parents in STEPS[:steps]:
         append(found, tokens, parents)
     return found
 
 
 def append(found: BackPointers, tokens: list[int], parents: list[int]) -> None:
-    count = found.sentences
+    count = len(found.start)
     scores = -torch.arange(2.0).repeat(count, 1) - found.length
     found.append(Candidates(scores, torch.tensor([tokens] * count), torch.tensor([parents] * count)))
 
@@ -62,9 +62,9 @@ def test_batches_of_unequal_lengths_are_aligned_at_the_last_step() -> None:
 
 
 def test_start_tokens_follow_the_sentences_that_stay() -> None:
-    found = after(2, torch.tensor([10, 11, 12]), sentences=3)
+    found = after(2, 10, 11, 12)
     found.select(torch.tensor([2, 0]))
     assert found.matrix()[:, 0, 0].tolist() == [12, 10]
-    other = after(2, torch.tensor([13]))
+    other = after(2, 13)
     found.merge(other)
     assert found.matrix()[:, 0, 0].tolist() == [12, 10, 13]

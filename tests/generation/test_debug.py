@@ -15,6 +15,7 @@ from seqgen.config import DebugConfig
 from seqgen.errors import ConfigError
 from seqgen.generation.ensemble.member import Member
 from seqgen.generation.observers import Observer, StepRecord
+from seqgen.generation.options import setup_from_config
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import DecodingSetup
 from seqgen.system.switches import PREPACKED_WEIGHTS, TWO_STAGE_CANDIDATES
@@ -92,7 +93,7 @@ def test_each_switch_is_honoured(key: str, members: list[Member]) -> None:
         if member.state is not None:
             assert member.state.beam_table is (False if key == "beam_table" else None)
             assert ("indirection_table" in member.state.shared) == (key != "beam_table")
-    assert generator.setup.adds_logits == (key != "skip_log_softmax")
+    assert generator.setup.plan.adds_logits == (key != "skip_log_softmax")
     assert spy.two_stage == {key != "two_stage_candidates"}
     assert spy.prepacked == {key != "prepacked_weights"}
     assert (max(spy.done) > 0) == (key != "lazy_compaction")
@@ -158,15 +159,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("key", "value"), VALUES)
 def test_the_command_hands_each_switch_to_the_generator(run: Path, key: str, value: Any) -> None:
-    setups = []
-    keep = SequenceGenerator._set_up
+    setups: list[DecodingSetup] = []
 
-    def note(self: SequenceGenerator, setup: DecodingSetup) -> None:
-        setups.append(setup)
-        keep(self, setup)
+    def note(*args: Any, **named: Any) -> DecodingSetup:
+        setups.append(setup_from_config(*args, **named))
+        return setups[-1]
 
     switch = f"debug.{key}={str(value).lower()}"
-    with mock.patch.object(SequenceGenerator, "_set_up", note):
+    with mock.patch("seqgen.generation.sequence_generator.setup_from_config", note):
         outcome = command("generate", f"path={run}", switch, "input=-", "common.device=cpu", stdin=b"7\n")
     assert outcome.code == 0, outcome.err
     assert [setup.debug for setup in setups] == [DebugConfig(**{key: value})]

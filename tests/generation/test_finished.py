@@ -74,7 +74,7 @@ def test_sentences_whose_candidates_have_all_ended_stay_so_when_others_leave() -
     active = found.finalize(candidates([-1, -2, -3, -4], [-1, -2, -3, -4], [-1, -2, NEVER, NEVER]), ends, 0)
     assert found.done(active, 0, torch.tensor([9, 9, 9])).tolist() == [False, True, True]
     keep = torch.tensor([2, 0])
-    found.select(keep)
+    found.select_sentences(keep)
     assert found.done(active.select(keep), 0, torch.tensor([9, 9])).tolist() == [True, False]
     other = BestFinished(1, 2, Ranking(), CPU)
     other.finalize(candidates([-1, -2, -3, -4]), torch.ones(1, 4, dtype=torch.bool), 0)

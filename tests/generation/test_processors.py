@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from seqgen.generation.component import BatchInfo
 from seqgen.generation.context import StepContext
 from seqgen.generation.ensemble.combinations import Guidance, ProbabilityMean
 from seqgen.generation.processors import warpers as cutoffs
@@ -34,7 +33,7 @@ from seqgen.generation.processors.repetition import (
 )
 from seqgen.generation.processors.tokens import Forbid, ForbidFirst, ForcePrefix, UnknownPenalty
 from seqgen.generation.processors.warpers import RemoveInvalid, Renormalize, Temperature
-from tests.step_contexts import step_context
+from tests.step_contexts import batch_info, step_context
 
 PAD, EOS, UNK, VOCAB = 0, 1, 2, 11
 SOURCE_LENGTHS = [5, 7, 2]
@@ -280,7 +279,7 @@ def test_decay_by_hand_and_beyond_all_numbers() -> None:
 def test_each_sentence_has_its_forced_first_token(keep_score: bool) -> None:
     tokens, rows = torch.tensor([3, 5, 4]), torch.tensor([3, 3, 5, 5, 4, 4])
     lprobs = scores(3)
-    batch = BatchInfo(3, 2, eos=2, device=torch.device("cpu"), first_tokens=tokens)
+    batch = batch_info(3, 2, first_tokens=tokens)
     shared = ForceFirst(7, keep_score)
     now = replace(context(0), rows_per_sentence=2)
     got = shared.begin(batch)(lprobs.clone(), now)

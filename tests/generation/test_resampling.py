@@ -24,8 +24,7 @@ class BestAndLast(FinishedHypotheses):
     def finalize(
         self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
     ) -> Candidates:
-        self._widened(candidates.scores.dtype)
-        scores = self.ranking.score(candidates.scores, step + 1).masked_fill(~ends, -torch.inf)
+        scores = self._ranked(candidates, step, bonus).masked_fill(~ends, -torch.inf)
         self._keep_best(candidates, scores, step)
         return self._first_active(candidates, ends)
 

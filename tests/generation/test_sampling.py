@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from seqgen.errors import ConfigError
-from seqgen.generation.component import BatchInfo
 from seqgen.generation.processors.warpers import TopP
 from seqgen.generation.search import sampling, sampling as randomness
 from seqgen.generation.search.base import Search
@@ -22,7 +21,7 @@ from seqgen.generation.search.stochastic_beam import StochasticBeam, downwards
 from seqgen.registry import SEARCHES
 from tests.generators import make_generator, resources
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule, table_rule
-from tests.step_contexts import step_context
+from tests.step_contexts import batch_info, step_context
 
 EOS = 2
 
@@ -162,7 +161,7 @@ def test_nan_is_not_hidden() -> None:
 
 def begun(search: Search, sentences: int, beam: int, first: int = 0, ids: Tensor | None = None) -> Search:
     ids = torch.arange(first, first + sentences) if ids is None else ids
-    return search.begin(BatchInfo(len(ids), beam, EOS, torch.device("cpu"), ids=ids))
+    return search.begin(batch_info(len(ids), beam, ids=ids))
 
 
 LPROBS = torch.tensor([0.05, 0.0, 0.3, 0.1, 0.2, 0.05, 0.3]).log()

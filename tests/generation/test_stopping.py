@@ -16,7 +16,6 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.errors import ConfigError, DecodingError
-from seqgen.generation.component import BatchInfo
 from seqgen.generation.context import StepContext
 from seqgen.generation.stopping import (
     Custom,
@@ -28,7 +27,7 @@ from seqgen.generation.stopping import (
 from seqgen.registry import STOPPING_RULES, register_stopping_rule
 from tests.generators import make_generator
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, table_rule
-from tests.step_contexts import step_context
+from tests.step_contexts import batch_info, step_context
 
 EOS = 2
 TEXT = """stop the stopper and stoop to the top of the step
@@ -141,7 +140,7 @@ def test_time_limit_counts_from_the_batch() -> None:
     now = 100.0
     limit = TimeLimit(2.0, lambda: now)
     now = 500.0
-    rule = limit.begin(BatchInfo(3, 1, EOS, torch.device("cpu")))
+    rule = limit.begin(batch_info(3, 1))
     tokens = torch.zeros(3, 1, dtype=torch.int64)
     now = 502.0
     assert rule(tokens, context()).tolist() == [False] * 3

@@ -261,7 +261,7 @@ def transformer_cache_not_reordered(patch: Patch) -> None:
     def stays(self: Any, module_state: Any, order: Tensor, *rest: Any) -> Any:
         return module_state
 
-    for verb in ("reorder_state", "reorder_state_within_beams"):
+    for verb in ("reorder_state", "reorder_state_beams"):
         patch(MultiheadAttention, verb, stays)
 
 

@@ -187,7 +187,7 @@ def test_keys_of_the_encoder_stay_one_per_sentence() -> None:
     assert cache.share == 3
     module(torch.randn(6, 1, 8), None, incremental_state=state)  # the encoder's output is not read again
     assert cache.view().keys is keys
-    moved = module.reorder_state_within_beams(module_state, torch.tensor([[2, 0, 1], [0, 0, 0]]))["cache"]
+    moved = module.reorder_state_beams(module_state, torch.tensor([[2, 0, 1], [0, 0, 0]]))["cache"]
     assert moved.view().keys is keys
     kept = module.select_state(module_state, torch.tensor([1]), beam_size=3)["cache"]
     assert torch.equal(kept.view().keys, keys[1:])
@@ -241,7 +241,7 @@ def test_weights_of_beams_that_stay_in_place() -> None:
     for position in range(2):
         module(x[:, position : position + 1], incremental_state=state)
     parents = torch.tensor([[1, 0], [1, 1]])
-    state[module.state_key] = module.reorder_state_within_beams(state[module.state_key], parents)
+    state[module.state_key] = module.reorder_state_beams(state[module.state_key], parents)
     x[:, :2] = x[[1, 0, 3, 3], :2]
     out, weights = module(x[:, 2:], incremental_state=state, need_weights=True)
     wanted, wanted_weights = module(x, is_causal=True, need_weights=True)

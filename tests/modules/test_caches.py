@@ -34,7 +34,7 @@ def test_padding_follows_the_rows() -> None:
     cache = cache.reorder(torch.tensor([1, 0])).append(new([5.0], [6.0]), 2)
     assert values(cache) == [[3.0, 4.0, 5.0], [1.0, 2.0, 6.0]]
     assert cache.view().padding_mask.tolist() == [[False, False, False], [False, True, False]]  # type: ignore[union-attr]
-    cache = cache.roll_back(1).crop_left(1)
+    cache = cache.roll_back(1).crop(1)
     assert values(cache) == [[4.0], [2.0]]
     assert cache.view().padding_mask.tolist() == [[False], [True]]  # type: ignore[union-attr]
 
@@ -56,11 +56,11 @@ def test_beams_after_reordering_rolling_back_and_cropping() -> None:
     """Two beams: beam 0 continues beam 1, the newest position is removed, and then the first."""
     table = IndirectionTable(1, 2, torch.device("cpu"))
     cache: KeyValueCache = IndirectionCache(table, stays=True).append(new([1.0], [2.0]), 2)
-    cache = cache.reorder_within_beams(torch.tensor([[1, 1]])).append(new([3.0], [4.0]), 2)
+    cache = cache.reorder_beams(torch.tensor([[1, 1]])).append(new([3.0], [4.0]), 2)
     assert values(cache) == [[2.0, 3.0], [2.0, 4.0]]
     cache = cache.append(new([5.0], [6.0]), 2)
     assert values(cache.roll_back(1)) == [[2.0, 3.0], [2.0, 4.0]]
-    assert values(cache.append(new([7.0], [8.0]), 2).crop_left(1)) == [[3.0, 7.0], [4.0, 8.0]]
+    assert values(cache.append(new([7.0], [8.0]), 2).crop(1)) == [[3.0, 7.0], [4.0, 8.0]]
 
 
 def test_masks_are_built_again_after_a_change() -> None:
@@ -71,7 +71,7 @@ def test_masks_are_built_again_after_a_change() -> None:
         return cache.attended(None, False, 1, torch.float32).mask[0, 0].isfinite().tolist()  # type: ignore[index]
 
     assert allowed() == [[True, False], [False, True]]
-    cache = cache.reorder_within_beams(torch.tensor([[1, 1]]))
+    cache = cache.reorder_beams(torch.tensor([[1, 1]]))
     assert allowed() == [[False, True], [False, True]]
 
 
@@ -105,7 +105,7 @@ def test_few_numbers_of_keys_in_bfloat16(beams: int) -> None:
         found = numbers[dtype] = set[int]()
         for _ in range(100):
             cache = cache.append(KeysAndValues(*torch.randn(2, beams, 2, 1, 8).to(dtype)), beams)
-            cache = cache.reorder_within_beams(torch.randint(beams, (1, beams)))
+            cache = cache.reorder_beams(torch.randint(beams, (1, beams)))
             query = torch.randn(beams, 2, 1, 8).to(dtype)
             keys, values, mask, _ = cache.attended(None, False, 1, dtype)
             found.add(keys.size(2))

@@ -139,15 +139,15 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match="after both have decoded a step"):
         first.decoder.merge(first.state, IncrementalState(1, BEAM))
     with pytest.raises(ValueError, match="first 1 positions are seen"):
-        first.decoder.crop_left(first.state, 1)
+        first.decoder.crop(first.state, 1)
 
 
 def test_what_a_table_remembers() -> None:
     """The example of the module: three beams, two steps, then a collection."""
     table = IndirectionTable(1, 3, torch.device("cpu"))
-    table.append(0, 1)
-    table.reorder(1, torch.tensor([[1, 1, 2]]))
-    table.append(2, 1)
+    table.append(1)
+    table.reorder(torch.tensor([[1, 1, 2]]))
+    table.append(1)
     assert table.table[0, :, :2].tolist() == [[1, 3], [1, 4], [2, 5]]
     assert (table.mask(None, 1, torch.float32)[0, 0] == 0).int().tolist() == [
         [0, 1, 0, 1, 0, 0],
@@ -165,13 +165,13 @@ def test_one_change_is_made_once() -> None:
     """Two layers bring the same changes; a layer that misses one is noticed."""
     table = IndirectionTable(1, 2, torch.device("cpu"))
     for _ in range(2):
-        table.append(0, 1)
+        assert table.request(0, table.append, 1) == 1
     for _ in range(2):
-        table.reorder(1, torch.tensor([[1, 0]]))
+        assert table.request(1, table.reorder, torch.tensor([[1, 0]])) == 2
     assert table.table[0, :, 0].tolist() == [1, 0]
-    table.append(2, 1)
+    assert table.request(2, table.append, 1) == 3
     with pytest.raises(RuntimeError, match="must see the same positions"):
-        table.append(1, 1)
+        table.request(1, table.append, 1)
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -185,7 +185,7 @@ def test_memory_of_long_outputs(shared: bool) -> None:
         module(torch.randn(8, 1, 4), incremental_state=state)
         parents = torch.randint(4, (2, 4)) if shared else torch.arange(4).expand(2, 4)
         module_state = state[module.state_key]
-        state[module.state_key] = module.reorder_state_within_beams(module_state, parents)
+        state[module.state_key] = module.reorder_state_beams(module_state, parents)
     cache = state[module.state_key]["cache"]
     assert isinstance(cache, IndirectionCache)
     capacity = cache.keys.size(2)
@@ -221,7 +221,7 @@ def test_the_logical_view_of_a_cache(beam_table: bool) -> None:
         histories = torch.cat([histories, new], dim=1)
         module(new, incremental_state=state)
         parents = torch.randint(BEAM, (2, BEAM))
-        state[module.state_key] = module.reorder_state_within_beams(state[module.state_key], parents)
+        state[module.state_key] = module.reorder_state_beams(state[module.state_key], parents)
         histories = histories[[i * BEAM + beam for i, row in enumerate(parents.tolist()) for beam in row]]
     keys, values, _ = state[module.state_key]["cache"].view()
     wanted = module.in_proj(histories).unflatten(2, (3, 2, 3))
@@ -251,7 +251,7 @@ class PlainCache(KeyValueCache):
         self.keys, self.values = (tensor.index_select(0, new_order) for tensor in (self.keys, self.values))
         return self
 
-    def crop_left(self, positions: int) -> KeyValueCache:
+    def crop(self, positions: int) -> KeyValueCache:
         self.keys, self.values = (tensor[:, :, positions:] for tensor in (self.keys, self.values))
         return self
 

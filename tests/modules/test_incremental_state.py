@@ -135,7 +135,7 @@ def test_positions_are_not_among_a_decoders_tensors() -> None:
 
 def test_a_module_that_overrides_the_general_verb_is_asked_for_the_narrow_ones_too() -> None:
     class Narrow(StatefulModule):
-        def reorder_state_within_beams(self, module_state: ModuleState, parents: Tensor) -> ModuleState:
+        def reorder_state_beams(self, module_state: ModuleState, parents: Tensor) -> ModuleState:
             raise AssertionError
 
         def select_state(self, module_state: ModuleState, keep: Tensor, beam_size: int) -> ModuleState:

@@ -6,7 +6,7 @@ from tests.mutants.fault import Fault
 
 _SEARCH = "tests/generation/test_search.py"
 _LAWS = "tests/generation/test_laws_search.py::test_random_options_are_respected"
-_ROLLING = "tests/generation/test_rolling.py::test_joined_equals_alone[{}-fconv_tiny]"
+_ROLLING = "tests/generation/test_rolling.py::test_joined_equals_alone[fconv_tiny-{}]"
 _PROCESSORS = "tests/generation/test_processors.py"
 _BEAM = "tests/models/huggingface/test_oracle_beam.py"
 
@@ -48,8 +48,8 @@ BATCHES = [
     ),
     Fault(
         "seqgen/generation/backpointers.py",
-        "        self.start = self.start.index_select(0, keep) if isinstance(self.start, Tensor) else self.start\n",
-        "",
+        "            if isinstance(value, Tensor):\n",
+        '            if isinstance(value, Tensor) and name != "start":\n',
         "start tokens of each sentence are not selected when sentences leave",
         ("tests/generation/test_backpointers.py::test_start_tokens_follow_the_sentences_that_stay",),
     ),
@@ -68,7 +68,7 @@ BATCHES = [
         ("tests/generation/test_laws_search.py::test_a_beam_larger_than_the_vocabulary[fairseq-beam]",),
     ),
     Fault(
-        "seqgen/generation/context.py",
+        "seqgen/generation/component.py",
         "return self.max_lengths if self.start_offsets is None else self.max_lengths - self.start_offsets",
         "return self.max_lengths",
         "the limit of a sentence that joined later counts from the first step of the batch",
@@ -97,8 +97,8 @@ BATCHES = [
     ),
     Fault(
         "seqgen/generation/finished.py",
-        "return replace(self, received=gather_beams(self._after(attention), beams))",
-        "return replace(self, received=self._after(attention))",
+        '    beam_state = ("received",)\n',
+        '    sentence_state = ("received",)\n',
         "coverage does not follow the beams",
         ("tests/generation/test_search.py::test_the_coverage_penalty_is_that_of_the_hypothesis_own_attention",),
     ),
@@ -125,7 +125,7 @@ BATCHES = [
     ),
     Fault(
         "seqgen/generation/finished.py",
-        "        self._all_ended = self._all_ended.index_select(0, keep)\n",
+        '    sentence_state = (*FinishedHypotheses.sentence_state, "_all_ended")\n',
         "",
         "which sentences have only ended candidates is not selected when sentences leave",
         (
@@ -169,8 +169,8 @@ BATCHES = [
     ),
     Fault(
         "seqgen/generation/session.py",
-        "                lprobs = lprobs.clone()  # processors",
-        "                # processors",
+        "return replace(context, outputs=outputs), lprobs.clone()",
+        "return replace(context, outputs=outputs), lprobs",
         "processors change the members' log-probabilities that components see",
         ("tests/generation/test_context.py::test_processors_do_not_change_what_the_members_computed",),
     ),
@@ -190,8 +190,8 @@ BATCHES = [
     ),
     Fault(
         "seqgen/generation/session.py",
-        "                self.new_member(spec, source, own if own != starts[0] else None)",
-        "                self.new_member(spec, source, own if own == starts[0] else None)",
+        "None if given is not None or start == starts[0] else start",
+        "None if given is not None or start != starts[0] else start",
         "members begin with the start token of the first member",
         ("tests/generation/test_search.py::test_each_member_reads_its_own_start_token_at_every_step",),
     ),

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from seqgen.config import GenerationConfig
 from seqgen.config.values import to_dict
 from seqgen.errors import ConfigError
 from seqgen.generation.agreement.session import Agreement, AgreementSession
-from seqgen.generation.component import Phrases
 from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.generation.setup import DecodingRequest, DecodingSetup, Streamer
-from seqgen.structures import Batch, Hypothesis
+from seqgen.generation.setup import DecodingRequest, DecodingSetup
+from seqgen.structures import Hypothesis
 
 SUPPORTED = frozenset(
     (
@@ -59,26 +55,10 @@ class AgreementGenerator(SequenceGenerator):
         """No sentence may join a running batch."""
         return False
 
-    @torch.inference_mode()
-    def generate(
-        self,
-        sample: Batch,
-        prefix_tokens: Tensor | None = None,
-        constraints: Sequence[Phrases] | None = None,
-        streamer: Streamer | None = None,
-    ) -> list[list[Hypothesis]]:
-        """Decode a batch; see ``SequenceGenerator.generate``.
-
-        Raises:
-            ConfigError: there are prefixes, constraints or a streamer, which are not supported.
-            DecodingError: a model returned NaN.
-        """
-        if sample.num_sentences == 0:
-            return []
-        request = DecodingRequest(sample, prefix_tokens, constraints, streamer)
-        with self.setup.ensemble.evaluating(), self.setup.switched():
-            session = AgreementSession(self.setup, self.agreement, request)
-            results = session.run()
+    def _run(self, request: DecodingRequest) -> list[list[Hypothesis]]:
+        """Decode a request, which has no prefixes, constraints or streamer: these are not supported."""
+        session = AgreementSession(self.setup, self.agreement, request)
+        results = session.run()
         self.steps += session.num_steps
         self.calls = [total + member.calls for total, member in zip(self.calls, session.members, strict=True)]
         return results

@@ -6,7 +6,7 @@ import heapq
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -39,23 +39,6 @@ class JointStep:
     lprobs: tuple[float, ...]
     ahead: Ahead
     ended: bool
-
-
-class Scores(NamedTuple):
-    """The scores of all rows.
-
-    Attributes:
-        sums: for each member and row, the log-probability of its tokens.
-        counts: for each member and row, the number of its tokens.
-    """
-
-    sums: list[list[float]]
-    counts: list[list[int]]
-
-    @classmethod
-    def of(cls, members: Sequence[OwnHistory]) -> Scores:
-        """The scores of the members' rows."""
-        return cls([one.lprobs.sum(1).tolist() for one in members], [one.lengths.tolist() for one in members])
 
 
 @dataclass(frozen=True)
@@ -194,10 +177,10 @@ class AgreementSession:
         options = [
             None if own is None else self._options(number, own, best.rows, paths) for number, own in enumerate(lprobs)
         ]
-        scores = Scores.of(self.members)
+        so_far = [(member.lprobs.sum(1).tolist(), member.lengths.tolist()) for member in self.members]
         for place, each in enumerate(zip(*(tensor.tolist() for tensor in best), strict=True)):
             found = [
-                self.joint_steps(row, node, [None if own is None else own[place][k] for own in options], scores)
+                self.joint_steps(row, node, [None if own is None else own[place][k] for own in options], so_far)
                 for k, (value, row, node) in enumerate(zip(*each, strict=True))
                 if value > -torch.inf
             ]
@@ -229,7 +212,11 @@ class AgreementSession:
         ]
 
     def joint_steps(
-        self, row: int, node: int, options: Sequence[list[tuple[int, float]] | None], scores: Scores
+        self,
+        row: int,
+        node: int,
+        options: Sequence[list[tuple[int, float]] | None],
+        so_far: Sequence[tuple[list[float], list[int]]],
     ) -> Iterator[JointStep]:
         """All continuations of a row with the same longest text.
 
@@ -237,7 +224,7 @@ class AgreementSession:
             row: the row.
             node: the node of the longest text; the root if that is the text of the waiting members.
             options: for each member, tokens whose texts are prefixes of the longest text, and their log-probabilities.
-            scores: the scores of the rows.
+            so_far: for each member, the log-probability and the number of the tokens of each row.
         """
         longest = "" if node == self.lexicon.root else self.lexicon.texts[node]
         place, beam = divmod(row, self.beam)
@@ -256,7 +243,7 @@ class AgreementSession:
                 continue
             value = sum(
                 weight * (sums[row] + lprob) / max(1, counts[row] + (token >= 0))
-                for weight, sums, counts, token, lprob in zip(self.weights, *scores, tokens, lprobs, strict=True)
+                for weight, (sums, counts), token, lprob in zip(self.weights, so_far, tokens, lprobs, strict=True)
             )
             after = _after_common(texts)
             yield JointStep(value, beam, tokens, lprobs, after, not any(after) and texts[0].endswith(END))

@@ -64,7 +64,7 @@ class Combination(Component):
 
 @dataclass
 class MeanConfig:
-    """Configuration of the weighted means."""
+    """Configuration of the mean of probabilities."""
 
     weights: list[float] = option([], "weight of each member, scaled to sum to one; empty for equal weights", minimum=0)
 
@@ -110,12 +110,7 @@ class Mean(Combination):
         raise NotImplementedError
 
 
-@dataclass
-class ProbabilityMeanConfig(MeanConfig):
-    """Configuration of the mean of probabilities."""
-
-
-@register_combination("probability", config=ProbabilityMeanConfig)
+@register_combination("probability", config=MeanConfig)
 class ProbabilityMean(Mean):
     """The weighted arithmetic mean of probabilities: ``log sum_i w_i p_i``."""
 
@@ -144,12 +139,7 @@ class LogProbabilityMean(Mean):
         return mean.log_softmax(-1)
 
 
-@dataclass
-class ProductConfig:
-    """Configuration of the product."""
-
-
-@register_combination("product", config=ProductConfig)
+@register_combination("product")
 class Product(Combination):
     """The product of the members' probabilities, not renormalized: ``sum_i log p_i``."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from seqgen.config import DebugConfig
 from seqgen.decoder import Decoder, IncrementalDecoder
 from seqgen.encoder import Encoder
 from seqgen.errors import ConfigError
+from seqgen.generation.component import ATTENTION, FEATURES, LAYER_LOGITS
 from seqgen.incremental_state import IncrementalState, rows_of_sentences
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MEMBER_SOURCES
@@ -71,7 +72,7 @@ def field_of(source: str) -> int:
 
 @dataclass(frozen=True)
 class MemberOutput:
-    """What a member computes for the newest token of each row.
+    """What a member computes for the newest token of each row; ``decoded`` returns ``(rows, T, ...)``.
 
     Attributes:
         logits: ``(rows, V)``.
@@ -84,6 +85,13 @@ class MemberOutput:
     attention: Tensor | None = None
     features: Tensor | None = None
     layers: list[Tensor] | None = None
+
+    def at(self, position: int) -> MemberOutput:
+        """The output at one of ``T`` positions."""
+        attention = None if self.attention is None else self.attention[:, position]
+        features = None if self.features is None else self.features[:, position]
+        layers = None if self.layers is None else [hidden[:, position] for hidden in self.layers]
+        return MemberOutput(self.logits[:, position], attention, features, layers)
 
     def select(self, rows: Tensor) -> MemberOutput:
         """The output of some rows, ``(kept,)`` int64."""
@@ -105,6 +113,36 @@ def encode(encoder: Encoder, source: Source) -> EncoderOut:
         return source.encoder_out
     output: EncoderOut = encoder(source.src_tokens, source.src_lengths)
     return output
+
+
+def decoded(
+    decoder: Any,
+    tokens: Tensor,
+    encoder_out: EncoderOut,
+    needs: Set[str] = frozenset(),
+    output_layer: Callable[[Tensor], Tensor] | None = None,
+    **state: IncrementalState,
+) -> MemberOutput:
+    """Run a decoder.
+
+    Args:
+        decoder: the decoder of a member.
+        tokens: ``(rows, L)`` int64, a start token and the tokens after it.
+        encoder_out: what the encoder returned.
+        needs: what components need, see ``Component.needs``.
+        output_layer: takes the place of the decoder's own; see ``Decoder.output_columns``.
+        state: the ``incremental_state``, for a decoder that has one.
+
+    Returns:
+        The output, ``(rows, T, ...)``, for the ``T`` positions that are computed.
+    """
+    need_attention = ATTENTION in needs
+    with recorded_layers(decoder) if LAYER_LOGITS in needs else nullcontext() as layers:
+        if FEATURES not in needs and output_layer is None:
+            logits, attention = decoder(tokens, encoder_out, need_attention=need_attention, **state)
+            return MemberOutput(logits, attention, None, layers)
+        features, attention = decoder.extract_features(tokens, encoder_out, need_attention=need_attention, **state)
+        return MemberOutput((output_layer or decoder.output_layer)(features), attention, features, layers)
 
 
 class Member:
@@ -150,36 +188,20 @@ class Member:
             self.state = decoder.new_incremental_state(sentences, beam_size, device)
             self.state.beam_table = {"auto": None, "on": True, "off": False}[debug.beam_table]
 
-    def next_output(
-        self, tokens: Tensor, need_attention: bool = False, need_features: bool = False, need_layers: bool = False
-    ) -> MemberOutput:
+    def next_output(self, tokens: Tensor, needs: Set[str] = frozenset()) -> MemberOutput:
         """Score the token after the last one.
 
         Args:
             tokens: ``(rows, 1 + step)`` int64, a start token and the generated tokens.
-            need_attention: whether to return attention weights.
-            need_features: whether to return the decoder's last hidden features.
-            need_layers: whether to return the output of each decoder layer.
+            needs: what components need, see ``Component.needs``.
         """
         if self.start_token is not None:
             tokens = tokens.clone()
             tokens[:, 0] = self.start_token
-        decoder: Any = self.model.decoder
-        arguments: dict[str, Any] = {"need_attention": need_attention}
-        if self.state is not None:
-            arguments["incremental_state"] = self.state
-        features = None
-        with recorded_layers(decoder) if need_layers else nullcontext() as layers:
-            if need_features or self.output_columns is not None:
-                features, attention = decoder.extract_features(tokens, self.encoder_out, **arguments)
-                features = features[:, -1]
-                logits = (self.output_columns or decoder.output_layer)(features)
-            else:
-                logits, attention = decoder(tokens, self.encoder_out, **arguments)
-                logits = logits[:, -1]
-        logits = self.model.adjust_logits_during_generation(logits, tokens.size(1) - 1)
-        newest = None if layers is None else [hidden[:, -1] for hidden in layers]
-        return MemberOutput(logits, None if attention is None else attention[:, -1], features, newest)
+        state = {} if self.state is None else {"incremental_state": self.state}
+        out = decoded(self.model.decoder, tokens, self.encoder_out, needs, self.output_columns, **state).at(-1)
+        logits = self.model.adjust_logits_during_generation(out.logits, tokens.size(1) - 1)
+        return out if logits is out.logits else replace(out, logits=logits)
 
     def reorder_beams(self, parents: Tensor) -> None:
         """Continue other beams of the same sentences.
@@ -208,9 +230,9 @@ class Member:
         self.encoder_out = encoder.merge_encoder_outs(self.encoder_out, other.encoder_out)
         self.state = decoder.merge(self.state, other.state)
 
-    def crop_left(self, positions: int) -> None:
+    def crop(self, positions: int) -> None:
         """Drop the first positions, which no sentence sees."""
-        self.model.decoder.crop_left(self.state, positions)  # type: ignore[operator]
+        self.model.decoder.crop(self.state, positions)  # type: ignore[operator]
 
 
 def check_features(models: Sequence[EncoderDecoderModel], what: str) -> None:

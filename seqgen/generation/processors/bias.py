@@ -50,7 +50,7 @@ class SequenceBias(LogitsProcessor):
         if self.longest > 1:
             tokens, padding = context.generated, context.generated_padding
             tokens = tokens if padding is None else tokens.masked_fill(padding, _NOTHING)
-            if context.counts_start:  # as in transformers, no sequence begins with the first token of all
+            if context.sentences.counts_start:  # as in transformers, no sequence begins with the first token of all
                 first = (tokens != _NOTHING).int().argmax(1, keepdim=True)
                 tokens = tokens.scatter(1, first, _NOTHING)
             gains = gains.where(self._match_prefixes(tokens).to(lprobs.device), 0.0)  # (rows, sequences)

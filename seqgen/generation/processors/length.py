@@ -46,7 +46,7 @@ class MinimumLength(LogitsProcessor):
     def _counted(self, context: StepContext) -> Tensor | int:
         """How many tokens of each row count besides the generated ones."""
         prompts, padding = context.src_tokens, context.src_padding
-        if not self.counts_prompt or not context.continues_source or prompts is None:
+        if not self.counts_prompt or not context.sentences.continues_source or prompts is None:
             return 0
         return prompts.size(1) if padding is None else (~padding).sum(1)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from seqgen.config import option
 from seqgen.errors import ConfigError
 from seqgen.generation.candidates import Candidates, gather_beams
-from seqgen.generation.component import ATTENTION
+from seqgen.generation.component import FEATURES, LAYER_LOGITS
 from seqgen.generation.context import StepContext
 from seqgen.generation.ensemble.member import Member, MemberOutput, MemberSpec, check_features
 from seqgen.generation.search.base import Search
@@ -64,7 +64,7 @@ class ContrastiveSession(Session):
         Args:
             tokens: ``(live, k, L)`` int64 from the start token on.
         """
-        return self.members[0].next_output(tokens.flatten(0, 1), ATTENTION in self.needs, need_features=True)
+        return self.members[0].next_output(tokens.flatten(0, 1), self.needs - {LAYER_LOGITS} | {FEATURES})
 
     def _features(self) -> Tensor:
         """The features of the rows at their newest token, ``(live, k, C)``."""
@@ -85,7 +85,7 @@ class ContrastiveSession(Session):
         # a second copy of a position in place of padding does not change the largest similarity
         return torch.where(mask.unsqueeze(-1), features[:, -1:], features)
 
-    def member_outputs(self, need_attention: bool) -> list[MemberOutput]:
+    def member_outputs(self) -> list[MemberOutput]:
         """The output of the row that read the chosen token; see ``Session``."""
         rows = torch.arange(0, len(self.out.logits), self.topk, device=self.chosen.device)
         return [self.out.select(rows + self.chosen.squeeze(1))]
@@ -115,9 +115,9 @@ class ContrastiveSession(Session):
         self.features, self.chosen = self.features.index_select(0, keep), self.chosen.index_select(0, keep)
         self.out = self.out.select(rows_of_sentences(keep, self.topk))
 
-    def advance(self, active: Candidates, attention: Tensor | None) -> None:
+    def advance(self, active: Candidates) -> None:
         """Let all rows continue from the row that read the chosen token; see ``Session.advance``."""
-        super().advance(active, attention)
+        super().advance(active)
         self.members[0].reorder_beams(self.chosen.expand(-1, self.topk))
 
 

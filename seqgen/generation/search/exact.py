@@ -40,7 +40,6 @@ class Branch:
         stopping: the stopping rules, with their state.
         combination: the combination, with its state.
         coverage: the attention that each source position has received.
-        attention: ``(1, beam, S)`` attention at the newest token, or ``None``.
         tried: number of candidates that have been expanded or pruned.
     """
 
@@ -52,7 +51,6 @@ class Branch:
     stopping: list[StoppingRule]
     combination: Combination
     coverage: Coverage
-    attention: Tensor | None
     tried: int = 0
 
     def take(self, count: int, least: float) -> Candidates | None:
@@ -127,7 +125,7 @@ class ExactSession(Session):
                 self.branches.pop()
             else:
                 self.resume(branch)
-                self.advance(active, branch.attention)
+                self.advance(active)
                 self.expand()
         if self.timed_out is not None:
             self.found = [replace(hypothesis, timed_out=True) for hypothesis in self.found]
@@ -148,19 +146,19 @@ class ExactSession(Session):
                 "or take beam search"
             )
         context, scored = self.score(step)
-        attention = scored.attention
         candidates = self.continuations(scored, step)
-        self.backpointers.attend(attention)
+        self.backpointers.attend(scored.attention)
+        self.coverage.attend(scored.attention)
         ends = self.ended(candidates, context)[0]
         if self.timed_out is not None and self.found:
             return  # outputs that the time limit cuts off are kept only if there are no others
-        self.keep(_columns(candidates, ends), step, attention)
+        self.keep(_columns(candidates, ends), step)
         active = _columns(candidates, ~ends)
         if step < self.longest and active.scores.numel():
             states = [member.state for member in self.members]
             bounds = self.bounds(active.scores[0], step + 2)
             state = (states, self.processors, self.stopping, self.combination, self.coverage)
-            self.branches.append(Branch(active, bounds, self.backpointers, *state, attention))
+            self.branches.append(Branch(active, bounds, self.backpointers, *state))
 
     def continuations(self, scored: StepScores, step: int) -> Candidates:
         """All continuations whose bound exceeds ``least``, by falling cumulative score: ``(1, K)``."""
@@ -187,12 +185,12 @@ class ExactSession(Session):
         ranking = self.setup.ranking
         return torch.maximum(ranking.score(sums, shortest), ranking.score(sums, max(shortest, self.longest + 1)))
 
-    def keep(self, ended: Candidates, step: int, attention: Tensor | None) -> None:
+    def keep(self, ended: Candidates, step: int) -> None:
         """Add candidates that have ended to the kept outputs if they are among the best."""
         size = ended.scores.size(1)
         if size == 0:
             return
-        bonus = self.coverage.penalty(ended, attention, self.sentences.src_padding)
+        bonus = self.coverage.penalty(ended, self.sentences.src_padding)
         if bonus is None:  # they are sorted by score already
             ended = ended.gather(torch.arange(min(size, self.wanted), device=ended.tokens.device).unsqueeze(0))
         finished = EachRow(1, ended.scores.size(1), self.setup.ranking, ended.tokens.device)
@@ -204,7 +202,7 @@ class ExactSession(Session):
     def resume(self, branch: Branch) -> None:
         """Restore the state of a branch; the copies change independently of the branch."""
         self.backpointers = copy.deepcopy(branch.backpointers)
-        self.coverage = branch.coverage
+        self.coverage = branch.coverage.fork()
         self.processors = [processor.fork() for processor in branch.processors]
         self.stopping = [rule.fork() for rule in branch.stopping]
         self.combination = branch.combination.fork()

@@ -34,6 +34,8 @@ class GroupedHypotheses(FinishedHypotheses):
         groups: number of groups.
     """
 
+    sentence_state = (*FinishedHypotheses.sentence_state, "group_done")
+
     def __init__(self, batch: BatchInfo, ranking: Ranking, early_stopping: str, groups: int = 1):
         super().__init__(batch.num_sentences, batch.beam_size, ranking, batch.device)
         self.early_stopping = early_stopping
@@ -47,11 +49,9 @@ class GroupedHypotheses(FinishedHypotheses):
         self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
     ) -> Candidates:
         """Finalize the first candidates of each group that end; at the maximum length, also active beams."""
-        self._widened(candidates.scores.dtype)
+        scores = self._ranked(candidates, step, bonus)
         all_end = ends.all(1, keepdim=True)
         ended = torch.where(all_end, torch.isin(candidates.tokens, self.end_tokens), ends)
-        scores = self.ranking.score(candidates.scores, step + 1)
-        scores = scores if bonus is None else scores + bonus
         scores = scores.masked_fill(~self.complete(candidates), -torch.inf)
         ranks = torch.arange(ends.size(1) // self.groups, device=ends.device).repeat(self.groups)
         finished = ended & (ranks < self.beam // self.groups)
@@ -98,11 +98,6 @@ class GroupedHypotheses(FinishedHypotheses):
         latest = self.early_stopping == "never" and self.ranking.favours_length
         self.group_done |= self._content((max_lengths + 1).unsqueeze(1) if latest else step + 1)
         return self.group_done.all(1) | (max_lengths <= step) | (active.scores == -torch.inf).all(1)
-
-    def select(self, keep: Tensor) -> None:
-        """See ``FinishedHypotheses.select``."""
-        super().select(keep)
-        self.group_done = self.group_done.index_select(0, keep)
 
 
 class HuggingFaceDiverseBeam(Search):

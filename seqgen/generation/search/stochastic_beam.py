@@ -124,6 +124,8 @@ class DrawnHypotheses(FinishedHypotheses):
         ranking: how hypotheses are scored.
     """
 
+    sentence_state = (*FinishedHypotheses.sentence_state, "perturbed")
+
     def __init__(self, search: StochasticBeam, ranking: Ranking):
         sentences, beam = search.ended.shape
         super().__init__(sentences, beam, ranking, search.ended.device)
@@ -134,17 +136,9 @@ class DrawnHypotheses(FinishedHypotheses):
         self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
     ) -> Candidates:
         """See ``FinishedHypotheses.finalize``."""
-        self._widened(candidates.scores.dtype)
         finished = ends & (candidates.scores > -torch.inf)
-        scores = self.ranking.score(candidates.scores, step + 1)
-        new = {
-            "lengths": torch.where(finished, step + 1, torch.zeros_like(candidates.tokens)),
-            "beams": candidates.beams,
-            "tokens": candidates.tokens,
-            "cumulative": candidates.scores,
-            "scores": scores if bonus is None else scores + bonus,
-            "perturbed": self.search.candidate_perturbed.masked_fill(~finished, -torch.inf),
-        }
+        new = self._entries(candidates, finished, self._ranked(candidates, step, bonus), step)
+        new["perturbed"] = self.search.candidate_perturbed.masked_fill(~finished, -torch.inf)
         merged = {name: torch.cat([getattr(self, name), value], dim=1) for name, value in new.items()}
         best = merged["perturbed"].topk(self.beam, dim=1).indices
         for name, values in merged.items():
@@ -154,11 +148,6 @@ class DrawnHypotheses(FinishedHypotheses):
     def done(self, active: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
         """No beam is active."""
         return (max_lengths <= step) | (active.scores == -torch.inf).all(1)
-
-    def select(self, keep: Tensor) -> None:
-        """See ``FinishedHypotheses.select``."""
-        super().select(keep)
-        self.perturbed = self.perturbed.index_select(0, keep)
 
 
 def downwards(largest: Tensor, masses: Tensor, numbers: Tensor) -> Tensor:

@@ -122,7 +122,7 @@ class ModelDraft(Draft):
         if logits.size(-1) < setup.vocab_size:
             raise other_vocabulary(logits.size(-1), setup.vocab_size)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / setup.temperature
-        lprobs = logits if setup.processes_logits else self.member.model.get_normalized_probs(logits)
+        lprobs = logits if setup.plan.processes_logits else self.member.model.get_normalized_probs(logits)
         context = target.context(step, target.beam, tokens)
         lprobs = apply_all(target.processors, lprobs, context).view(*tokens.shape[:2], -1)
         if bool(lprobs.isnan().any()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Set
 from dataclasses import replace
 from typing import Any
 
@@ -98,9 +99,7 @@ class LookAhead(Member):
         self.out = map_tensors(MemberOutput(logits, attention, features), lambda tensor: tensor[:, first:])
         self.first, self.seen = self.seen, tokens.size(1)
 
-    def next_output(
-        self, tokens: Tensor, need_attention: bool = False, need_features: bool = False, need_layers: bool = False
-    ) -> MemberOutput:
+    def next_output(self, tokens: Tensor, needs: Set[str] = frozenset()) -> MemberOutput:
         """The output for the last column of ``tokens``, which the newest pass has read; see ``Member``."""
         column = tokens.size(1) - 1 - self.first
         newest: MemberOutput = map_tensors(self.out, lambda tensor: tensor[:, column])

@@ -152,12 +152,12 @@ class SpeculativeSession(Session):
         """A model that can read several tokens and roll back; see ``Session.new_member``."""
         return LookAhead(spec.model, source, self.beam, start_token, self.setup.debug, self.reach)
 
-    def member_outputs(self, need_attention: bool) -> list[MemberOutput]:
+    def member_outputs(self) -> list[MemberOutput]:
         """Make and read a new draft if the last one is used up; see ``Session.member_outputs``."""
         step = self.backpointers.length
         if step >= self.stop:
             self.look_ahead(step)
-        return super().member_outputs(need_attention)
+        return super().member_outputs()
 
     def look_ahead(self, step: int) -> None:
         """Make a new draft; the members read it in one pass.
@@ -239,10 +239,10 @@ class SpeculativeSession(Session):
         self.draft.select_sentences(keep)
         self.drafts = self.drafts.select(keep)
 
-    def advance(self, active: Candidates, attention: Tensor | None) -> None:
+    def advance(self, active: Candidates) -> None:
         """Compare the generated tokens with the draft; see ``Session.advance``."""
         step = self.backpointers.length
-        super().advance(active, attention)
+        super().advance(active)
         offset = step - self.start
         if offset >= self.drafts.tokens.size(-1):
             return

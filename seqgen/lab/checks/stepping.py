@@ -140,11 +140,11 @@ class Decode:
         self.histories += other.histories
         self.sources += other.sources
 
-    def crop_left(self) -> None:
+    def crop(self) -> None:
         """Remove the positions that no sentence attends to."""
-        self.decoder.crop_left(self.state, int(self.state.start_offsets.min()))
+        self.decoder.crop(self.state, int(self.state.start_offsets.min()))
         if int(self.state.start_offsets.min()) != 0:
-            raise Violation("crop_left leaves columns that no sentence sees")
+            raise Violation("crop leaves columns that no sentence sees")
 
 
 def _sharings(subject: Subject) -> Iterator[bool]:
@@ -241,7 +241,7 @@ def batches_that_join(subject: Subject, beam_table: bool | None = None) -> None:
     third.step()
     third.reorder_beams()
     third.select_sentences([3, 1])
-    third.crop_left()
+    third.crop()
     third.step(new=2)
     third.reorder_beams()
     third.step()

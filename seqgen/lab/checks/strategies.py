@@ -89,10 +89,10 @@ def scores_are_the_models(subject: Decoding) -> None:
             model = subject.models[0]
             logits = model(source.src_tokens, source.src_lengths, history).logits
             lprobs = model.get_normalized_probs(logits)[0]
-            if setup.renormalizes:
+            if setup.plan.renormalizes:
                 lprobs = _allowed(lprobs, setup, row, subject).log_softmax(-1)
             wanted = lprobs.gather(1, tokens[:, None]).T
-            how = ", renormalized over the tokens that the rules allow" if setup.renormalizes else ""
+            how = ", renormalized over the tokens that the rules allow" if setup.plan.renormalizes else ""
             what = f"the scores are not those of the model for these tokens{how}"
             _same_scores(subject, hypothesis, wanted, row, beam, what)
 

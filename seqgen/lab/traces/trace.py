@@ -18,7 +18,7 @@ import torch
 from seqgen.errors import ConfigError, DataError, nearest
 from seqgen.generation.backpointers import BackPointers
 from seqgen.generation.candidates import Candidates
-from seqgen.generation.finished import FinishedHypotheses
+from seqgen.generation.finished import EachRow, FinishedHypotheses
 from seqgen.generation.observers import Outcome
 from seqgen.generation.rules import RULES
 from seqgen.lab.traces.header import FORMAT, VERSION, Fields, TraceHeader
@@ -299,7 +299,7 @@ def _replayed_hypotheses(sentence: SentenceTrace, header: TraceHeader) -> list[H
     """The hypotheses of a sentence, best first."""
     beam, steps = header.beam, sentence.steps
     finished = _finished(header)
-    backpointers = BackPointers(1, beam, 0, _CPU)
+    backpointers = BackPointers(beam, torch.zeros(1, dtype=torch.int64))
     limits = torch.tensor([steps[0].max_length if steps else 0])
     for number, step in enumerate(steps):
         scores = step.scores.to(header.torch_dtype)
@@ -315,5 +315,5 @@ def _replayed_hypotheses(sentence: SentenceTrace, header: TraceHeader) -> list[H
 def _finished(header: TraceHeader) -> FinishedHypotheses:
     rules = RULES[header.rules]
     if header.independent_rows:
-        return rules.finished_rows(1, header.beam, header.ranking, _CPU)
+        return EachRow(1, header.beam, header.ranking, _CPU)
     return rules.finished(1, header.beam, header.ranking, _CPU, header.early_stopping)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from seqgen.errors import ConfigError
-from seqgen.modules.bit_exact import functions, functions as recurrent, products
+from seqgen.modules.bit_exact import functions, products
 
 
 def _matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -57,8 +57,8 @@ REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
     F.elu: functions.elu,
     F.softplus: functions.softplus,
     torch._weight_norm: functions.weight_norm,
-    torch.lstm: recurrent.lstm,
-    torch.lstm_cell: recurrent.lstm_cell,
+    torch.lstm: functions.lstm,
+    torch.lstm_cell: functions.lstm_cell,
 }
 """The functions whose results depend on the batch, and what replaces them."""
 

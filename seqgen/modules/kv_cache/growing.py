@@ -126,7 +126,7 @@ class GrowingCache(KeyValueCache):
             self.padding_mask = self.padding_mask[:, : self.length]
         return self
 
-    def crop_left(self, positions: int) -> Self:
+    def crop(self, positions: int) -> Self:
         """Remove the first positions."""
         keys, values, mask = self.view()
         mask = None if mask is None else mask[:, positions:].contiguous()
@@ -201,9 +201,9 @@ class StaticCache(KeyValueCache):
         """
         return replace(self._take(new_order // self.share), share=1)
 
-    def reorder_within_beams(self, parents: Tensor) -> KeyValueCache:
+    def reorder_beams(self, parents: Tensor) -> KeyValueCache:
         """Do nothing if the beams of a sentence share their keys; see ``KeyValueCache``."""
-        return self if self.view().keys.size(0) == parents.size(0) else super().reorder_within_beams(parents)
+        return self if self.view().keys.size(0) == parents.size(0) else super().reorder_beams(parents)
 
     def select(self, keep: Tensor, beam_size: int) -> KeyValueCache:
         """Keep the keys of some sentences; see ``KeyValueCache``."""
@@ -213,7 +213,7 @@ class StaticCache(KeyValueCache):
         """Do nothing: the positions are those of the source."""
         return self
 
-    def crop_left(self, positions: int) -> Self:
+    def crop(self, positions: int) -> Self:
         """Do nothing: the positions are those of the source."""
         return self
 

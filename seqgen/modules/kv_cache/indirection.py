@@ -19,6 +19,9 @@ for any number of beams.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -79,20 +82,27 @@ class IndirectionTable:
         """
         return self.used <= 4 * _BLOCK + _MOST_SLOTS * self.length
 
-    def _is_first(self, clock: int) -> bool:
-        """Whether a layer with this ``clock`` is the first to request the next change; if so, the change is counted."""
-        if clock + 1 == self.clock:
-            return False
-        if clock != self.clock:
-            raise RuntimeError("all layers of a decoder must see the same positions and be reordered in the same way")
-        self.clock += 1
-        self.collected = self._mask = None
-        return True
+    def request(self, clock: int, change: Callable[[Any], None], argument: Any) -> int:
+        """Make a change if no other layer has requested it before.
 
-    def append(self, clock: int, positions: int) -> None:
+        Args:
+            clock: the clock of the layer.
+            change: the method that makes the change.
+            argument: its argument.
+
+        Returns:
+            The next clock of the layer.
+        """
+        if clock == self.clock:
+            self.clock += 1
+            self.collected = self._mask = None
+            change(argument)
+        elif clock + 1 != self.clock:
+            raise RuntimeError("all layers of a decoder must see the same positions and be reordered in the same way")
+        return self.clock
+
+    def append(self, positions: int) -> None:
         """Assign slots to new positions of all beams: all beams of the first new position, then of the next."""
-        if not self._is_first(clock):
-            return
         sentences, beam, room = self.table.shape
         new = positions * beam
         if self.used + new > self.capacity:
@@ -120,26 +130,22 @@ class IndirectionTable:
         numbers = seen.cumsum(1) - 1
         self.table[:, :, : self.length] = numbers.gather(1, table).view(sentences, beam, self.length)
 
-    def reorder(self, clock: int, parents: Tensor) -> None:
+    def reorder(self, parents: Tensor) -> None:
         """Reorder beams within sentences; ``parents`` ``(sentences, beam)`` int64."""
-        if self._is_first(clock):
-            self.table = self.table.gather(1, parents.unsqueeze(-1).expand(-1, -1, self.table.size(2)))
+        self.table = self.table.gather(1, parents.unsqueeze(-1).expand(-1, -1, self.table.size(2)))
 
-    def select(self, clock: int, keep: Tensor) -> None:
+    def select(self, keep: Tensor) -> None:
         """Keep the sentences ``keep``, ``(kept,)`` int64."""
-        if self._is_first(clock):
-            self.table = self.table.index_select(0, keep)
+        self.table = self.table.index_select(0, keep)
 
-    def roll_back(self, clock: int, positions: int) -> None:
+    def roll_back(self, positions: int) -> None:
         """Remove the last positions."""
-        if self._is_first(clock):
-            self.length -= positions
+        self.length -= positions
 
-    def crop_left(self, clock: int, positions: int) -> None:
+    def crop(self, positions: int) -> None:
         """Remove the first positions."""
-        if self._is_first(clock):
-            self.length -= positions
-            self.table = self.table[:, :, positions:].contiguous()
+        self.length -= positions
+        self.table = self.table[:, :, positions:].contiguous()
 
     def merge(self, other: IndirectionTable) -> IndirectionTable:
         """The table of the sentences of both, built at the first call.
@@ -232,8 +238,7 @@ class IndirectionCache(KeyValueCache):
         """
         if new.padding_mask is not None:
             return self.histories().append(new, rows)
-        self.table.append(self.clock, new.keys.size(2))
-        self.clock += 1
+        self.clock = self.table.request(self.clock, self.table.append, new.keys.size(2))
         self.keys = self._write(self.keys, new.keys, are_keys=True)
         self.values = self._write(self.values, new.values, are_keys=False)
         return self if self.stays or self.table.pays else self.histories()
@@ -270,29 +275,25 @@ class IndirectionCache(KeyValueCache):
         """Change to a ``GrowingCache``, since a row may continue one of another sentence."""
         return self.histories().reorder(new_order)
 
-    def reorder_within_beams(self, parents: Tensor) -> KeyValueCache:
+    def reorder_beams(self, parents: Tensor) -> KeyValueCache:
         """Reorder the table; keys and values stay in place."""
-        self.table.reorder(self.clock, parents)
-        self.clock += 1
+        self.clock = self.table.request(self.clock, self.table.reorder, parents)
         return self
 
     def select(self, keep: Tensor, beam_size: int) -> KeyValueCache:
         """Keep some sentences; see ``KeyValueCache``."""
-        self.table.select(self.clock, keep)
+        self.clock = self.table.request(self.clock, self.table.select, keep)
         self.keys, self.values = (take_rows(memory, keep) for memory in self._memories())
-        self.clock += 1
         return self
 
     def roll_back(self, positions: int) -> KeyValueCache:
         """Remove the last positions; their slots are no longer used and will be removed later."""
-        self.table.roll_back(self.clock, positions)
-        self.clock += 1
+        self.clock = self.table.request(self.clock, self.table.roll_back, positions)
         return self
 
-    def crop_left(self, positions: int) -> KeyValueCache:
+    def crop(self, positions: int) -> KeyValueCache:
         """Remove the first positions; their slots are no longer used and will be removed later."""
-        self.table.crop_left(self.clock, positions)
-        self.clock += 1
+        self.clock = self.table.request(self.clock, self.table.crop, positions)
         return self
 
     def merge(self, other: KeyValueCache) -> KeyValueCache:

@@ -76,7 +76,7 @@ class KeyValueCache(Hooked, ABC):
 
     An empty cache is made without arguments. Each method that changes the cache returns the one to use afterwards: this
     object, changed in place, or another one. A subclass implements ``append``, ``view`` and ``reorder``. It overrides
-    ``reorder_within_beams`` and ``select`` if these can do less work than moving rows, and ``roll_back``, ``crop_left``
+    ``reorder_beams`` and ``select`` if these can do less work than moving rows, and ``roll_back``, ``crop``
     and ``merge`` for speculative decoding and continuous batching.
 
     Letters: ``N`` rows of the batch, ``H`` heads, ``Q`` queries of a row, ``K`` keys, ``D`` the size of a head.
@@ -117,7 +117,7 @@ class KeyValueCache(Hooked, ABC):
         """
         return self.view().attended(attn_mask, is_causal, queries, dtype)
 
-    def reorder_within_beams(self, parents: Tensor) -> KeyValueCache:
+    def reorder_beams(self, parents: Tensor) -> KeyValueCache:
         """Reorder within sentences; ``parents`` ``(sentences, beam)`` int64 is the beam that each new row continues."""
         return self.reorder(rows_of_parents(parents))
 
@@ -129,9 +129,9 @@ class KeyValueCache(Hooked, ABC):
         """Remove the last positions of all rows; speculative decoding needs it."""
         raise self._lacks("roll_back", "speculative decoding")
 
-    def crop_left(self, positions: int) -> KeyValueCache:
+    def crop(self, positions: int) -> KeyValueCache:
         """Remove the first positions of all rows, which no row sees; continuous batching needs it."""
-        raise self._lacks("crop_left", "continuous batching")
+        raise self._lacks("crop", "continuous batching")
 
     def merge(self, other: KeyValueCache) -> KeyValueCache:
         """Append the rows of another cache, aligned at the last position; continuous batching needs it.
@@ -158,26 +158,13 @@ def join_rows(parts: list[KeysAndValues], left: bool) -> KeysAndValues:
         Keys, values and padding of all rows, those of the first batch first.
     """
     length = max(part.keys.size(2) for part in parts)
-    mask = _join_padding_masks(parts, length, left)
-    return KeysAndValues(
-        _cat([part.keys for part in parts], length, left), _cat([part.values for part in parts], length, left), mask
-    )
-
-
-def _cat(parts: list[Tensor], length: int, left: bool) -> Tensor:
-    """Concatenate rows of several ``(N, H, K, D)``, padded with zeros to ``length`` positions."""
-    missing = [length - part.size(2) for part in parts]
-    return torch.cat(
-        [F.pad(part, (0, 0, n, 0) if left else (0, 0, 0, n)) for part, n in zip(parts, missing, strict=True)]
-    )
-
-
-def _join_padding_masks(parts: list[KeysAndValues], length: int, left: bool) -> Tensor | None:
-    if all(part.padding_mask is None and (left or part.keys.size(2) == length) for part in parts):
-        return None
-    masks = []
+    keys, values, masks = [], [], []
     for part in parts:
         rows, _, width, _ = part.keys.shape
+        missing = (length - width, 0) if left else (0, length - width)
+        keys.append(F.pad(part.keys, (0, 0, *missing)))
+        values.append(F.pad(part.values, (0, 0, *missing)))
         mask = part.keys.new_zeros(rows, width, dtype=torch.bool) if part.padding_mask is None else part.padding_mask
-        masks.append(F.pad(mask, (length - width, 0)) if left else F.pad(mask, (0, length - width), value=True))
-    return torch.cat(masks)
+        masks.append(F.pad(mask, missing, value=not left))
+    hides = any(part.padding_mask is not None or (not left and part.keys.size(2) < length) for part in parts)
+    return KeysAndValues(torch.cat(keys), torch.cat(values), torch.cat(masks) if hides else None)
