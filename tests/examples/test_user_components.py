@@ -119,7 +119,7 @@ def test_keys_of_components_that_the_run_names(run: Path) -> None:
         assert said in outcome.err
     text = run.parent / "input"
     text.write_text("\n".join(LINES) + "\n")
-    diff = ("check", "diff", f"path={run}", f"input={text}", f"common.user_dir={FILE}", *LIMITS)
+    diff = ("diff", f"path={run}", f"input={text}", f"common.user_dir={FILE}", *LIMITS)
     same = command(*diff, "other.search.delta=1.5", "debug.use_cache=false", "other.debug.use_cache=true")
     assert (same.code, "no difference" in same.out) == (0, True), same.err
     other = command(*diff, "other.search.delta=0.0")
