@@ -83,7 +83,7 @@ class LookAhead(Member):
         """
         if self.start_token is not None:
             tokens = torch.cat([torch.full_like(tokens[:, :1], self.start_token), tokens[:, 1:]], dim=1)
-        state = {} if self.state is None else {"incremental_state": self.state}
+        state: dict[str, Any] = {} if self.state is None else {"incremental_state": self.state}
         out = decoded(self.model.decoder, tokens, self.encoder_out, needs, **state)
         first = self.seen if self.state is None else 0  # without a state, all columns are computed
         self.out = map_tensors(out, lambda tensor: tensor[:, first:])
