@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Set
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
