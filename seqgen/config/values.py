@@ -349,6 +349,12 @@ def given_values(config: Any, group: str, overrides: Sequence[str]) -> dict[str,
     return {name: getattr(getattr(config, group), name) for name in names}
 
 
+def changed(config: Any) -> list[str]:
+    """The fields and groups of a configuration whose values are not the defaults."""
+    defaults = vars(type(config)())
+    return [name for name, value in vars(config).items() if value != defaults[name]]
+
+
 def text_values(overrides: Sequence[str], key: str, annotation: Any = list[str]) -> list[str]:
     """The strings that a key is set to; if it is set several times, the last override counts.
 
