@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any, TypeVar
 
-from seqgen.config import GenerateConfig, TrainConfig
+from seqgen.config import TrainConfig
 from seqgen.config.component_keys import UnparsedText, is_component_key, may_come_from_a_model, parse_component_value
 from seqgen.config.keys import annotation_of, is_group, locate
 from seqgen.config.values import check_ranges, describe, is_text, parse_value, split_argument
@@ -31,17 +31,14 @@ NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
 MAX_VALUES = 10_000
 """Maximum number of values of one key in a sweep."""
 
-DEFAULT_COMPONENTS: dict[type, dict[str, str]] = {
-    TrainConfig: {
-        "task": "number_names",
-        "model": "fconv_tiny",
-        "criterion": "label_smoothed_cross_entropy",
-        "optimizer": "adam",
-        "lr_scheduler": "inverse_sqrt",
-    },
-    GenerateConfig: {},
+DEFAULT_COMPONENTS = {
+    "task": "number_names",
+    "model": "fconv_tiny",
+    "criterion": "label_smoothed_cross_entropy",
+    "optimizer": "adam",
+    "lr_scheduler": "inverse_sqrt",
 }
-"""The components that are chosen by default, for each root configuration that has components."""
+"""The components of a training that the user does not choose."""
 
 
 def compose(schema: type[R], overrides: Sequence[str]) -> R:
@@ -81,8 +78,9 @@ def chosen_components(schema: type, overrides: Sequence[str]) -> dict[str, str]:
         schema: the root dataclass.
         overrides: ``key=value`` arguments.
     """
-    pairs = (split_argument(override) for override in overrides)
-    return {**DEFAULT_COMPONENTS.get(schema, {}), **{key: value for key, value in pairs if is_group(schema, key)}}
+    defaults = DEFAULT_COMPONENTS if schema is TrainConfig else {}
+    pairs = map(split_argument, overrides)
+    return {**defaults, **{key: value for key, value in pairs if is_group(schema, key)}}
 
 
 def _parsed(config: Any, key: str, value: str) -> Any:
