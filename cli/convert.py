@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from seqgen.cli.run_folder import write_config
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig, option
 from seqgen.config.compose import compose
 from seqgen.config.user_files import recorded_files
-from seqgen.config.values import from_dict
+from seqgen.config.values import changed, from_dict
 from seqgen.data.tokenizers.base import load_tokenizer
 from seqgen.errors import ConfigError
 from seqgen.export.folder import FORMATS, check_installed, write_export
@@ -140,11 +141,9 @@ def _check_keys(cfg: ConvertConfig) -> None:
     """
     if not cfg.path:
         raise ConfigError("path is missing: give path=MODEL, or path=[A,B] with format=average")
-    defaults = ConvertConfig()
-    for key in sorted({key for keys in KEYS.values() for key in keys} - {*KEYS[cfg.format]}):
-        if getattr(cfg, key) != getattr(defaults, key):
-            owners = " or ".join(f"format={name}" for name, keys in KEYS.items() if key in keys)
-            raise ConfigError(f"{key} has no effect with format={cfg.format}; remove it, or give {owners}")
+    for key in sorted(set(changed(cfg)) & {*chain.from_iterable(KEYS.values())} - {*KEYS[cfg.format]}):
+        owners = " or ".join(f"format={name}" for name, keys in KEYS.items() if key in keys)
+        raise ConfigError(f"{key} has no effect with format={cfg.format}; remove it, or give {owners}")
     if cfg.format != "average":
         if len(cfg.path) > 1:
             raise ConfigError(

@@ -9,7 +9,8 @@ from typing import Any
 
 from seqgen.cli.command import log
 from seqgen.cli.output import check_output, open_output
-from seqgen.config import GenerateConfig, TraceConfig
+from seqgen.config import GenerateConfig
+from seqgen.config.values import changed
 from seqgen.errors import ConfigError
 from seqgen.lab.traces.trace import Trace, replayed
 from seqgen.lab.traces.writer import TraceWriter
@@ -18,8 +19,8 @@ from seqgen.text.results import Translation
 from seqgen.text.sources import EncodedSource
 from seqgen.text.text_decoding import TextDecoding
 
-OF_REPLAY = ("replay", "output", "format", "common", "reading", "debug", "dataset", "generation", "trace_options")
-"""The keys that may be set with ``replay``; those of groups are refused if the user gave them."""
+OF_REPLAY = ("replay", "output", "format", "common", "generation")
+"""The keys and groups that may be set with ``replay``; keys of ``generation`` are refused if the user gave them."""
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
 
@@ -44,10 +45,8 @@ def check_trace(cfg: GenerateConfig, *inputs: str) -> None:
         ConfigError: it cannot, or an option has no effect.
     """
     if not cfg.trace:
-        neutral = TraceConfig()
-        for key, value in vars(cfg.trace_options).items():
-            if value != getattr(neutral, key):
-                raise ConfigError(f"trace_options.{key} has no effect without trace=FILE; give both, or remove the key")
+        for key in changed(cfg.trace_options):
+            raise ConfigError(f"trace_options.{key} has no effect without trace=FILE; give both, or remove the key")
         return
     if not cfg.trace.endswith(SUFFIXES):
         raise ConfigError(f"trace={cfg.trace} must end in {' or '.join(SUFFIXES)}; give another name")
@@ -86,11 +85,7 @@ def replay(cfg: GenerateConfig, given: Mapping[str, Any]) -> int:
         ConfigError: a key has no effect.
         DataError: the trace cannot be read or replayed.
     """
-    neutral = GenerateConfig()
-    unused = [key for key in vars(neutral) if key not in OF_REPLAY and getattr(cfg, key) != getattr(neutral, key)]
-    unused += [
-        key for key in ("dataset", "reading", "debug", "trace_options") if getattr(cfg, key) != getattr(neutral, key)
-    ]
+    unused = [key for key in changed(cfg) if key not in OF_REPLAY]
     unused += [key for name in given if "." not in name for key in _typed(cfg, name)]
     if unused:
         raise ConfigError(f"{unused[0]} has no effect with replay={cfg.replay}, which needs no models; remove it")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -20,7 +19,7 @@ from seqgen.cli.run_folder import open_run
 from seqgen.config import TrainConfig
 from seqgen.config.compose import chosen_components, compose, expand_sweep
 from seqgen.errors import ConfigError, UserError
-from seqgen.lab.compare.run import read_log
+from seqgen.lab.compare.run import read_run
 from seqgen.system.processes import end_with
 from seqgen.training.distributed import ProcessGroup, group_from_environment, join, leave
 from seqgen.training.run_scores import lower_is_better
@@ -167,27 +166,16 @@ def sweep_table(runs: Sequence[tuple[str, Path]], metric: str) -> str:
         Lines with the best score of each run, its update, the run's training time, and its name.
     """
     sign = 1 if lower_is_better(metric) else -1
-    rows = [(name, *_best(folder, metric, sign)) for name, folder in runs]
+    rows = []
+    for name, folder in runs:
+        trained = read_run(folder)
+        score = {key.lower(): value for key, value in trained.best.items()}.get(metric.lower())
+        rows.append((name, score, trained.best_update or 0, trained.seconds or 0.0))
     rows.sort(key=lambda row: float("inf") if row[1] is None else sign * row[1])
-    out = io.StringIO()
-    print(f"{'best ' + metric:>12} {'update':>8} {'seconds':>9}  run", file=out)
+    lines = [f"{'best ' + metric:>12} {'update':>8} {'seconds':>9}  run"]
     for name, score, update, seconds in rows:
-        print(f"{'-' if score is None else f'{score:.4g}':>12} {update:>8} {seconds:>9.1f}  {name}", file=out)
-    return out.getvalue().rstrip()
-
-
-def _best(folder: Path, metric: str, sign: int) -> tuple[float | None, int, float]:
-    """The best score of a run, its update, and the seconds of training."""
-    best: tuple[float | None, int] = None, 0
-    seconds = 0.0
-    for record in read_log(folder):
-        values = {name.lower(): value for name, value in record.items()}
-        score = values.get(metric.lower()) if record.get("event") == "valid" else None
-        if score is not None and (best[0] is None or sign * score < sign * best[0]):
-            best = float(score), int(record["update"])
-        if record.get("event") == "stop":
-            seconds = float(record["seconds"])
-    return *best, seconds
+        lines.append(f"{'-' if score is None else f'{score:.4g}':>12} {update:>8} {seconds:>9.1f}  {name}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

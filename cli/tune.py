@@ -15,12 +15,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from seqgen.checkpoints.loading import LoadedModel, load_models
+from seqgen.checkpoints.loading import LoadedModel
 from seqgen.checkpoints.run_lock import run_lock
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.config_file import Arguments
 from seqgen.cli.generate import input_lines, prefix_lines, reference_lines
-from seqgen.cli.line_decoding import check_path_and_split, settings_of_part
+from seqgen.cli.line_decoding import check_path_and_split, load_noted, settings_of_part
 from seqgen.config import (
     DebugConfig,
     DecodingCommonConfig,
@@ -40,7 +40,6 @@ from seqgen.lab.tuning.trials import Metric, Trials
 from seqgen.metrics import METRICS
 from seqgen.registry import DECODING_COMPONENTS
 from seqgen.system.files import write_atomically
-from seqgen.system.switches import MAPPED_WEIGHTS, switched
 from seqgen.text.translator import Translator
 
 DESCRIPTION = """decodes a validation set with several values of decoding keys, and prints which ones score best.
@@ -123,10 +122,7 @@ def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> int:
     pairs = [(key.removeprefix(PREFIX), value) for key, value in map(split_argument, tuned)]
     _check_keys(cfg, [key for key, _ in pairs])
     values = dict(pairs)
-    with switched({MAPPED_WEIGHTS: cfg.common.map_weights}):
-        loaded = load_models(cfg.path, set_up_device(cfg.common), cfg.reading, device_map=cfg.common.device_map)
-    for note in (note for item in loaded for note in item.notes):
-        log(note)
+    loaded = load_noted(cfg, set_up_device(cfg.common))
     given = {**settings_of_part(cfg.dataset, loaded[0].task), **given_values(cfg, "generation", shared)}
     named = _named(cfg.generation, loaded[0].generation, given)
     space = _space(named, values, len(loaded))

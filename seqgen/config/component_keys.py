@@ -7,11 +7,8 @@ import typing
 from collections.abc import Collection
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-
 from seqgen.config import SINGLE_COMPONENTS, GenerationConfig
-from seqgen.config.values import check_value, describe, fits, from_dict, is_text, parse_text, to_dict
+from seqgen.config.values import check_value, describe, from_dict, parse_value, to_dict
 from seqgen.errors import ConfigError, nearest
 from seqgen.registry import DECODING_COMPONENTS, Registry
 
@@ -152,28 +149,18 @@ def parse_component_value(generation: GenerationConfig, key: str, text: str) -> 
     """
     registry, name, field = component_of_key(generation, key)
     config = registry.config(name)
-    known = {item.name for item in dataclasses.fields(config)}
-    if field not in known:
+    fields = {item.name: item for item in dataclasses.fields(config)}
+    if field not in fields:
         prefix = key.removesuffix(field)
         raise ConfigError(
-            f"unknown key {key!r} of {registry.kind} {name}{nearest(field, known)}; the keys are: "
-            f"{', '.join(prefix + item for item in sorted(known)) or 'none'}"
+            f"unknown key {key!r} of {registry.kind} {name}{nearest(field, fields)}; the keys are: "
+            f"{', '.join(prefix + item for item in sorted(fields)) or 'none'}"
         )
     annotation = typing.get_type_hints(type(config))[field]
-    value = parse_text(key, text, annotation) if is_text(annotation) else _parse_plain(key, text)
-    if typing.get_origin(annotation) is list and not isinstance(value, list) and fits([value], annotation):
-        value = [value]
-    if not fits(value, annotation):
-        raise ConfigError(f"{key}={text} should be {describe(annotation)}")
-    metadata = next(item.metadata for item in dataclasses.fields(config) if item.name == field)
-    for item in value if isinstance(value, list) else [value]:
-        check_value(key, item, metadata)
-    return value
-
-
-def _parse_plain(key: str, text: str) -> Any:
-    """Read a number, a truth value or a list of these, as Hydra does; any other text is returned as it is."""
     try:
-        return OverridesParser.create().parse_override(f"{key}={text}").value()
-    except HydraException:
-        return text
+        value = parse_value(key, text, annotation)
+    except ValueError:
+        raise ConfigError(f"{key}={text} should be {describe(annotation)}") from None
+    for item in value if isinstance(value, list) else [value]:
+        check_value(key, item, fields[field].metadata)
+    return value

@@ -1,8 +1,8 @@
 """Build a typed configuration from ``key=value`` arguments.
 
 The dataclasses of ``seqgen.config`` hold the configurations of the chosen components (``model=fconv_tiny``). Values are
-read by Hydra's grammar and converted by OmegaConf, except that of a string-typed key, which is used literally, whatever
-characters it contains. Every key must exist; keys cannot be added or deleted.
+read by ``parse_value``: that of a string-typed key is used literally, whatever characters it contains. Every key must
+exist; keys cannot be added or deleted.
 
 Sweeps (``-m``): one command that is run with several configurations.
 """
@@ -10,38 +10,35 @@ Sweeps (``-m``): one command that is run with several configurations.
 from __future__ import annotations
 
 import itertools
+import re
 import typing
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from typing import Any, TypeVar
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from seqgen.config import GenerateConfig, TrainConfig
+from seqgen.config import TrainConfig
 from seqgen.config.component_keys import UnparsedText, is_component_key, may_come_from_a_model, parse_component_value
 from seqgen.config.keys import annotation_of, is_group, locate
-from seqgen.config.values import check_ranges, describe, fits, is_text, parse_text, split_argument
+from seqgen.config.values import check_ranges, describe, is_text, parse_value, split_argument
 from seqgen.errors import ConfigError
 from seqgen.registry import GROUPS
 
 R = TypeVar("R")
 
-_REFUSED = (HydraException, OmegaConfBaseException, ValueError, OverflowError)
-"""What Hydra and OmegaConf raise for a value that they cannot use."""
+NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
+"""A number in a sweep."""
 
-DEFAULT_COMPONENTS: dict[type, dict[str, str]] = {
-    TrainConfig: {
-        "task": "number_names",
-        "model": "fconv_tiny",
-        "criterion": "label_smoothed_cross_entropy",
-        "optimizer": "adam",
-        "lr_scheduler": "inverse_sqrt",
-    },
-    GenerateConfig: {},
+MAX_VALUES = 10_000
+"""Maximum number of values of one key in a sweep."""
+
+DEFAULT_COMPONENTS = {
+    "task": "number_names",
+    "model": "fconv_tiny",
+    "criterion": "label_smoothed_cross_entropy",
+    "optimizer": "adam",
+    "lr_scheduler": "inverse_sqrt",
 }
-"""The components that are chosen by default, for each root configuration that has components."""
+"""The components of a training that the user does not choose."""
 
 
 def compose(schema: type[R], overrides: Sequence[str]) -> R:
@@ -59,19 +56,13 @@ def compose(schema: type[R], overrides: Sequence[str]) -> R:
     """
     pairs = [split_argument(override) for override in overrides]
     of_components = [(key, value) for key, value in pairs if is_component_key(schema, key)]
-    values = [(key, value) for key, value in pairs if not is_group(schema, key) and (key, value) not in of_components]
-    defaults: Any = schema()
+    config: Any = schema()
     for group, name in chosen_components(schema, overrides).items():
-        setattr(defaults, group, GROUPS[group].config(name))
-    for key, _ in values:
-        if typing.get_origin(annotation_of(defaults, key)) is dict:
-            raise ConfigError(f"{key!r} cannot be set as a whole; --help lists the keys")
-    literal = [(key, value) for key, value in values if is_text(annotation_of(defaults, key))]
-    typed = [(key, value) for key, value in values if not is_text(annotation_of(defaults, key))]
-    config = _with_values(defaults, typed)
-    for key, value in literal:
-        owner, field = locate(config, key)
-        setattr(owner, field.name, parse_text(key, value, annotation_of(config, key)))
+        setattr(config, group, GROUPS[group].config(name))
+    for key, value in pairs:
+        if not is_group(schema, key) and (key, value) not in of_components:
+            owner, field = locate(config, key)
+            setattr(owner, field.name, _parsed(config, key, value))
     for key, value in of_components:
         unknown = may_come_from_a_model(config, key)
         parsed = UnparsedText(value) if unknown else parse_component_value(config.generation, key, value)
@@ -87,50 +78,25 @@ def chosen_components(schema: type, overrides: Sequence[str]) -> dict[str, str]:
         schema: the root dataclass.
         overrides: ``key=value`` arguments.
     """
-    pairs = (split_argument(override) for override in overrides)
-    return {**DEFAULT_COMPONENTS.get(schema, {}), **{key: value for key, value in pairs if is_group(schema, key)}}
+    defaults = DEFAULT_COMPONENTS if schema is TrainConfig else {}
+    pairs = map(split_argument, overrides)
+    return {**defaults, **{key: value for key, value in pairs if is_group(schema, key)}}
 
 
-def _listed(value: str, annotation: Any) -> str:
-    """Turn one value of a key that takes a list into a list: ``1e-3`` is ``[1e-3]``."""
-    single = value and "," not in value and not value.startswith("[")
-    return f"[{value}]" if typing.get_origin(annotation) is list and single else value
-
-
-def _with_values(defaults: Any, values: Sequence[tuple[str, str]]) -> Any:
-    """The configuration with values that are not text, in Hydra's grammar and with OmegaConf's conversions.
+def _parsed(config: Any, key: str, value: str) -> Any:
+    """Read the value of a key.
 
     Raises:
-        ConfigError: a value does not fit; the message names its key and says what values the key takes.
+        ConfigError: it does not fit; the message names the key and says what values it takes.
     """
-    tree, parser = OmegaConf.structured(defaults), OverridesParser.create()
-    for key, value in values:
-        annotation = annotation_of(defaults, key)
-        try:
-            override = parser.parse_override(f"{key}={_listed(value, annotation)}")
-            if override.is_sweep_override():
-                raise ValueError(value)
-            OmegaConf.update(tree, key, override.value())
-        except _REFUSED:
-            raise ConfigError(wrong_value(key, value, annotation) + _advice(defaults, key, value, annotation)) from None
-    config = OmegaConf.to_object(tree)
-    for key, value in values:  # OmegaConf does not check the items of lists
-        owner, field = locate(config, key)
-        found, annotation = getattr(owner, field.name), annotation_of(defaults, key)
-        if isinstance(found, list) and not fits(found, annotation):
-            raise ConfigError(wrong_value(key, value, annotation))
-    return config
-
-
-def wrong_value(key: str, value: str, annotation: Any) -> str:
-    """Say that a value cannot be used, and what values its key takes.
-
-    Args:
-        key: the key.
-        value: what the user typed.
-        annotation: the type of the key's field.
-    """
-    return f"'{key}={value}' cannot be used: the value should be {describe(annotation)}"
+    annotation = annotation_of(config, key)
+    if typing.get_origin(annotation) is dict:
+        raise ConfigError(f"{key!r} cannot be set as a whole; --help lists the keys")
+    try:
+        return parse_value(key, value, annotation)
+    except ValueError:
+        wrong = f"'{key}={value}' cannot be used: the value should be {describe(annotation)}"
+        raise ConfigError(wrong + _advice(config, key, value, annotation)) from None
 
 
 def _advice(config: Any, key: str, value: str, annotation: Any) -> str:
@@ -169,20 +135,44 @@ def expand_sweep(schema: type, overrides: Sequence[str]) -> Iterator[tuple[list[
         elif is_text(annotation_of(defaults, key)):
             alternatives.append([f"{key}={value}"])
         else:
-            alternatives.append(_sweep_values(key, value, annotation_of(defaults, key)))
+            alternatives.append([f"{key}={part}" for part in sweep_values(key, value)])
     swept = [len(options) > 1 for options in alternatives]
     for job in itertools.product(*alternatives):
         label = ",".join(override for override, varies in zip(job, swept, strict=True) if varies)
         yield list(job), label.replace("/", "_") or "job"
 
 
-def _sweep_values(key: str, value: str, annotation: Any) -> list[str]:
-    """The overrides of one value each that an override with several values stands for."""
-    override = f"{key}={value}"
-    try:
-        parsed = OverridesParser.create().parse_override(override)
-        if not parsed.is_sweep_override():
-            return [override]
-        return [f"{parsed.key_or_group}={item}" for item in parsed.sweep_string_iterator()]
-    except HydraException:
-        raise ConfigError(wrong_value(key, value, annotation)) from None
+def sweep_values(key: str, text: str) -> list[str]:
+    """The values that ``A,B,C``, ``FIRST:LAST:STEP`` (both included) or ``[A,B],[C,D]`` stand for, as they are typed.
+
+    Args:
+        key: the key, for messages.
+        text: what the user typed.
+
+    Raises:
+        ConfigError: a range cannot be read, or has more than ``MAX_VALUES`` values.
+    """
+    if text.startswith("["):
+        lists = re.findall(r"\[[^\[\]]*\]", text)
+        return lists if ",".join(lists) == text else [text]
+    parts = ([part.strip()] if ":" not in part else _range(key, part) for part in text.split(","))
+    return list(itertools.chain.from_iterable(parts))
+
+
+def _range(key: str, text: str) -> list[str]:
+    """The numbers of ``FIRST:LAST:STEP``: ``0:1:0.5`` gives 0, 0.5 and 1."""
+    parts = [part.strip() for part in text.split(":")]
+    numbers = [Decimal(part) for part in parts if NUMBER.fullmatch(part)]
+    if not len(numbers) == len(parts) == 3 or numbers[2] <= 0 or numbers[1] < numbers[0]:
+        raise ConfigError(f"{key}={text}: a range is FIRST:LAST:STEP with a step above 0 and FIRST below LAST")
+    first, last, step = numbers
+    steps = (last - first) / step
+    if steps >= MAX_VALUES:
+        raise too_many(key, text, int(steps) + 1)
+    found = (format(first + index * step, "f") for index in range(int(steps) + 1))
+    return [number.rstrip("0").rstrip(".") if "." in number else number for number in found]
+
+
+def too_many(key: str, text: str, count: int) -> ConfigError:
+    """The error for values that stand for more than ``MAX_VALUES`` values."""
+    return ConfigError(f"{key}={text} has {count} values, but the maximum is {MAX_VALUES}; choose larger steps")

@@ -6,13 +6,15 @@ Those of ``engine=local`` are processes of this machine; one that dies is replac
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from seqgen.config.user_files import import_modules, user_modules
 from seqgen.errors import ResourceError, UserError
@@ -84,17 +86,75 @@ def start_error(error: Exception) -> Exception:
     return RuntimeError(f"a worker failed to load the models: {error!r}\n{traceback.format_exc()}")
 
 
-class Workers(Protocol):
-    """The workers of a job."""
+class Decoding:
+    """What a worker does: it loads the models once, and decodes pieces. Errors are returned, because they are sent.
+
+    Args:
+        modules: the user's own modules, see ``import_modules``.
+        build: makes the decoder, pickled.
+        number: number of the worker on its machine.
+    """
+
+    def __init__(self, modules: Sequence[tuple[str, str]], build: bytes, number: int):
+        self._modules, self._build, self._number = modules, build, number
+
+    def start(self) -> Ready | Exception:
+        """Load the models; return an error that can be pickled, if that fails."""
+        try:
+            import_modules(self._modules)
+            build: Builder = pickle.loads(self._build)
+            self._decoder = build(self._number)
+        except Exception as error:
+            return start_error(error)
+        return Ready(self._decoder.fingerprint, tuple(self._decoder.notes))
+
+    def decode(self, piece: Piece) -> Answers | ResourceError:
+        """Decode a piece; return an error that is not one of its lines."""
+        try:
+            return answer(self._decoder, piece)
+        except ResourceError as error:
+            return error
+
+
+class Workers(ABC):
+    """The workers of a job. Each has ``ready``, whether it has loaded the models, and ``piece``, what it decodes.
+
+    Args:
+        build: makes the decoder of each worker.
+    """
+
+    def __init__(self, build: Builder):
+        self._arguments = user_modules(), pickle.dumps(build)
+        self._workers: list[Any] = []
+        self._failed_starts = 0
+
+    def _waiting(self) -> list[Any]:
+        return [worker for worker in self._workers if worker.ready and worker.piece is None]
 
     def free(self) -> bool:
         """Whether a worker waits for a piece."""
-        ...
+        return bool(self._waiting())
 
     def give(self, piece: Piece) -> None:
         """Let a worker that waits decode a piece."""
-        ...
+        worker = self._waiting()[0]
+        worker.piece = piece
+        self._send(worker, piece)
 
+    def _result(self, worker: Any, result: Any, name: str) -> Event:
+        """Note what a worker has returned: that it is ready, or answers; an error is raised."""
+        if isinstance(result, Exception):
+            raise result
+        if isinstance(result, Ready):
+            worker.ready, self._failed_starts = True, 0
+            return result
+        piece, worker.piece = worker.piece, None
+        return Answered(piece, result, name)
+
+    @abstractmethod
+    def _send(self, worker: Any, piece: Piece) -> None: ...
+
+    @abstractmethod
     def wait(self, seconds: float) -> list[Event]:
         """Wait until something happens, at most some seconds.
 
@@ -108,11 +168,10 @@ class Workers(Protocol):
             UserError: the models cannot be loaded.
             ResourceError: workers die while they load the models.
         """
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """End all workers immediately."""
-        ...
 
 
 class _Process(Child):
@@ -120,17 +179,17 @@ class _Process(Child):
 
     Args:
         number: number of the worker.
-        build: makes its decoder.
+        arguments: the first arguments of ``Decoding``.
     """
 
-    def __init__(self, number: int, build: Builder):
-        super().__init__(_work, (user_modules(), build, number), daemon=True)
+    def __init__(self, number: int, arguments: tuple[Any, ...]):
+        super().__init__(_work, (*arguments, number), daemon=True)
         self.number = number
         self.ready = False
         self.piece: Piece | None = None
 
 
-class LocalWorkers:
+class LocalWorkers(Workers):
     """Processes of this machine; see ``Workers``.
 
     Args:
@@ -139,44 +198,28 @@ class LocalWorkers:
     """
 
     def __init__(self, build: Builder, count: int):
-        self._build = build
-        self._failed_starts = 0
-        self._processes: list[_Process] = []
+        super().__init__(build)
         try:
             for number in range(count):
-                self._processes.append(_Process(number, build))
+                self._workers.append(_Process(number, self._arguments))
         except BaseException:
             self.close()
             raise
 
-    def free(self) -> bool:
-        """Whether a process waits for a piece."""
-        return any(one.ready and one.piece is None for one in self._processes)
-
-    def give(self, piece: Piece) -> None:
-        """Let a process that waits decode a piece."""
-        one = next(one for one in self._processes if one.ready and one.piece is None)
-        one.piece = piece
+    def _send(self, worker: _Process, piece: Piece) -> None:
         with suppress(OSError):  # it may have just died, which ``wait`` will see
-            one.pipe.send(piece)
+            worker.pipe.send(piece)
 
     def wait(self, seconds: float) -> list[Event]:
         """Wait until something happens; see ``Workers``."""
         events: list[Event] = []
-        for one in answering(self._processes, seconds):
+        for one in answering(self._workers, seconds):
             try:
                 result = one.pipe.recv()
             except (EOFError, OSError):
                 events.append(self._replace(one))
-                continue
-            if isinstance(result, Exception):
-                raise result
-            if isinstance(result, Ready):
-                one.ready, self._failed_starts = True, 0
-                events.append(result)
-            elif one.piece is not None:
-                events.append(Answered(one.piece, result, f"process {one.process.pid}"))
-                one.piece = None
+            else:
+                events.append(self._result(one, result, f"process {one.process.pid}"))
         return events
 
     def _replace(self, one: _Process) -> Died:
@@ -190,40 +233,28 @@ class LocalWorkers:
                     f"{STARTS} times in a row a worker {how} while it loaded the models; choose a smaller "
                     "generation.workers, or see the messages above"
                 )
-        self._processes[self._processes.index(one)] = _Process(one.number, self._build)
+        self._workers[self._workers.index(one)] = _Process(one.number, self._arguments)
         return Died(one.piece, how)
 
     def close(self) -> None:
         """End all processes immediately; they have nothing that could be lost."""
-        for one in self._processes:
+        for one in self._workers:
             one.kill()
 
 
-def _work(pipe: Connection, modules: Sequence[tuple[str, str]], build: Builder, number: int) -> None:
+def _work(pipe: Connection, modules: Sequence[tuple[str, str]], build: bytes, number: int) -> None:
     """Main function of a process: load the models, and decode pieces until the pipe is closed."""
     for ignored in set(STOPPING) - {signal.SIGTERM}:
         signal.signal(ignored, signal.SIG_IGN)  # the job's own process ends this one
     receive_signals()
-    try:
-        import_modules(modules)
-        decoder = build(number)
-        _send(pipe, Ready(decoder.fingerprint, tuple(decoder.notes)))
-    except Exception as error:
-        _send(pipe, start_error(error))
-        return
-    while True:
-        try:
-            piece = pipe.recv()
-        except EOFError:
-            return
-        try:
-            _send(pipe, answer(decoder, piece))
-        except ResourceError as error:
-            _send(pipe, error)
-
-
-def _send(pipe: Connection, result: Any) -> None:
+    decoding = Decoding(modules, build, number)
+    result: Any = decoding.start()
+    is_ready = isinstance(result, Ready)
     try:
         pipe.send(result)
+        while is_ready:
+            pipe.send(decoding.decode(pipe.recv()))
+    except EOFError:
+        return
     except OSError:  # the job has ended
         os._exit(1)

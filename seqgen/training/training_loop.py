@@ -157,7 +157,9 @@ class TrainingRun:
             self.records.write_config({**to_dict(self.cfg), "run_dir": self.folder.name})  # a run can be moved
         try:
             with self.saving.finishing():
-                reason = self._catch_up() or self._limit(self.iterator.epoch - 1) or self._epochs()
+                reason = self._catch_up() or self._limit(self.iterator.epoch - 1)
+                while not reason:
+                    reason = self._epoch()
             self._log_stop(reason)
             self._write_embedding()
         finally:
@@ -167,13 +169,6 @@ class TrainingRun:
         return self.signals.exit_code if reason == "interrupted" else 0
 
     # -- the loop -------------------------------------------------------------------------------------------------
-
-    def _epochs(self) -> str:
-        """Train epochs until there is a reason to stop, and return it."""
-        while True:
-            reason = self._epoch()
-            if reason:
-                return reason
 
     def _epoch(self) -> str:
         """Train the rest of the current epoch; return the reason to stop, empty if there is none."""
@@ -205,7 +200,7 @@ class TrainingRun:
             result = self.trainer.train_update(group, epoch, self.iterator.spare)
         self.meter.add(result)
         if result.skipped:
-            self._message(f"update {self.trainer.update + 1} was skipped: {result.skipped}")
+            self.display.message(f"update {self.trainer.update + 1} was skipped: {result.skipped}")
             return False
         update = self.trainer.update
         record, due = {**self.meter.record(), "lr": result.lr}, update % self.cfg.common.log_interval == 0
@@ -293,7 +288,7 @@ class TrainingRun:
         best = " | best so far" if improved else ""
         whole, parts = describe_parts(result.scores)
         line = f"valid at update {self.trainer.update} | epoch {epoch} | {whole}{best}"
-        self._message("\n".join([line, *parts]))
+        self.display.message("\n".join([line, *parts]))
 
     def _save(self, names: list[str]) -> None:
         self.meter.tick()
@@ -302,7 +297,7 @@ class TrainingRun:
             self.records.flush()
             self.meter.tick()
 
-    def _state(self, parts: bool = False) -> dict[str, Any]:
+    def _state(self, parts: bool) -> dict[str, Any]:
         """The training state without the weights; see ``Trainer.state_dict``."""
         return {
             **self.trainer.state_dict(parts),
@@ -386,13 +381,13 @@ class TrainingRun:
     def _announce(self, resumed: str) -> None:
         for note in [*self.notes, resumed]:
             if note:
-                self._message(note)
+                self.display.message(note)
         params = sum(param.numel() for param in self.trainer.params)
         values = {"parameters": params, "batches": self._rounds_in_epoch(), "processes": self.group.world_size}
         self._write("resume" if self.trainer.update else "start", self.iterator.epoch, values)
         frozen = num_parameters(self.trainer.model) - params
         shown = f"{params:,} parameters" + (f" and {frozen:,} frozen ones" if frozen else "")
-        self._message(f"{shown}, {self._updates_in_epoch():,} updates per epoch, on {self.trainer.device}")
+        self.display.message(f"{shown}, {self._updates_in_epoch():,} updates per epoch, on {self.trainer.device}")
 
     def _write_embedding(self) -> None:
         if self.cfg.common.tensorboard:
@@ -404,14 +399,13 @@ class TrainingRun:
         self._write("stop", self.iterator.epoch, {"reason": reason, "seconds": round(self.meter.seconds, 1)})
         metric = self.cfg.checkpoint.best_checkpoint_metric
         best = "" if self.best is None else f", best {metric} {self.best:.4g}"
-        self._message(f"training ended at update {self.trainer.update}: {reason}{best}; checkpoints in {self.folder}")
+        self.display.message(
+            f"training ended at update {self.trainer.update}: {reason}{best}; checkpoints in {self.folder}"
+        )
 
     def _write(self, event: str, epoch: int, values: dict[str, Any]) -> None:
         if self.records is not None:
             self.records.write(event, self.trainer.update, epoch, values)
-
-    def _message(self, text: str) -> None:
-        self.display.message(text)
 
     def _updates_in_epoch(self) -> int:
         """Number of updates in the current epoch: that of the rank with the most batches."""

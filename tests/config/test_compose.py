@@ -129,9 +129,19 @@ def test_sweep_is_a_product() -> None:
     assert jobs[1][1] == "model=fconv_tiny,common.seed=2"
 
 
-def test_sweep_over_choices_and_ranges() -> None:
-    jobs = list(expand_sweep(TrainConfig, ["common.device=cpu,cuda", "common.seed=range(1,4)"]))
-    assert len(jobs) == 6
+def test_sweep_over_choices_ranges_and_lists() -> None:
+    jobs = list(expand_sweep(TrainConfig, ["common.device=cpu,cuda", "common.seed=1:3:1", "optimization.lr=[1],[2,3]"]))
+    assert [job for job, _ in jobs] == [
+        [f"common.device={device}", f"common.seed={seed}", f"optimization.lr={lr}"]
+        for device in ("cpu", "cuda")
+        for seed in (1, 2, 3)
+        for lr in ("[1]", "[2,3]")
+    ]
+    (job, _), *others = expand_sweep(TrainConfig, ["optimization.lr=[1,2]", "dataset.max_tokens=null"])
+    assert (job, others) == (["optimization.lr=[1,2]", "dataset.max_tokens=null"], [])
+    for text in ("1:2", "3:1:1", "1:2:0", "a:b:c", "nan:1:1", "1:inf:1", "0:1e9999:1"):
+        with pytest.raises(ConfigError, match="a range is FIRST:LAST:STEP"):
+            list(expand_sweep(TrainConfig, [f"common.seed={text}"]))
 
 
 def test_round_trip_through_plain_values() -> None:
