@@ -2,6 +2,25 @@
 
 from __future__ import annotations
 
-from tests.mutants import generation, models, modules, training
+from tests.mutants import (
+    checkpoints,
+    commands,
+    config,
+    data,
+    export,
+    generation,
+    jobs,
+    lab,
+    models,
+    modules,
+    readers,
+    records,
+    text,
+    training,
+)
 
-FAULTS = generation.FAULTS + modules.FAULTS + models.FAULTS + training.FAULTS
+ROOMS = (
+    *(generation, modules, models, training),
+    *(jobs, text, data, lab, config, checkpoints, records, commands, export, readers),
+)
+FAULTS = [fault for room in ROOMS for fault in room.FAULTS]

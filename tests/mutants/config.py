@@ -1,0 +1,106 @@
+"""Faults in ``seqgen/config``."""
+
+from __future__ import annotations
+
+from tests.mutants.fault import Fault
+
+FAULTS = [
+    Fault(
+        "seqgen/config/values.py",
+        "if maximum is not None and not value <= maximum:",
+        "if maximum is not None and not value < maximum:",
+        "the largest allowed value is refused",
+        ("tests/config/test_compose.py",),
+    ),
+    Fault(
+        "seqgen/config/values.py",
+        "if minimum is not None and not value >= minimum:",
+        "if minimum is not None and not value > minimum:",
+        "the smallest allowed value is refused",
+        ("tests/config/test_compose.py",),
+    ),
+    Fault(
+        "seqgen/config/values.py",
+        'if value == "null" and annotation is not str:',
+        'if value == "null":',
+        "the text null cannot be given",
+        ("tests/config/test_compose.py",),
+    ),
+    Fault(
+        "seqgen/config/values.py",
+        'item.replace("\\\\", "\\\\\\\\").replace(\'"\', \'\\\\"\')',
+        "item.replace('\"', '\\\\\"')",
+        "backslashes in lists of text are lost when they are written",
+        ("tests/config/test_compose.py", "tests/cli/test_config_file.py"),
+    ),
+    Fault(
+        "seqgen/config/values.py",
+        "if equals and given.get(key, value) != value:",
+        "if equals and key in given:",
+        "a key that is given twice with the same value is said to be unused",
+        ("tests/config/test_compose.py", "tests/cli/test_notes.py", "tests/cli/test_commands.py"),
+    ),
+    Fault(
+        "seqgen/config/compose.py",
+        'single = value and "," not in value and not value.startswith("[")',
+        'single = value and not value.startswith("[")',
+        "several values without brackets are a list",
+        ("tests/config/test_compose.py",),
+    ),
+    Fault(
+        "seqgen/config/compose.py",
+        'label.replace("/", "_") or "job"',
+        'label or "job"',
+        "a sweep over paths writes runs into folders inside one another",
+        ("tests/config/test_compose.py",),
+    ),
+    Fault(
+        "seqgen/config/compose.py",
+        "{**DEFAULT_COMPONENTS.get(schema, {}), **{key",
+        "{**{key",
+        "components that are not chosen have no defaults",
+        ("tests/config/test_compose.py",),
+    ),
+    Fault(
+        "seqgen/config/component_keys.py",
+        'name = wanted if wanted in chosen else ""',
+        "name = wanted",
+        "keys of a processor that is not used are accepted",
+        ("tests/config/test_compose.py", "tests/text/test_mbr.py", "tests/generation/test_processors.py"),
+    ),
+    Fault(
+        "seqgen/config/component_keys.py",
+        "{**to_dict(config), **flat, **generation.component_values(group or registry.group, name)}",
+        "{**to_dict(config), **generation.component_values(group or registry.group, name), **flat}",
+        "older flat keys override those of a component",
+        ("tests/config/test_compose.py", "tests/text/test_translator.py", "tests/generation/test_processors.py"),
+    ),
+    Fault(
+        "seqgen/config/user_files.py",
+        "while name in self.files or name in sys.modules:",
+        "while name in sys.modules:",
+        "two files of one name that are found together are one module",
+        ("tests/config/test_user_files.py",),
+    ),
+    Fault(
+        "seqgen/config/user_files.py",
+        'return path if (path / "__init__.py").is_file() else path / file.relative_to(whole)',
+        "return path / file.relative_to(whole)",
+        "a run records a file inside a package, which cannot be imported alone",
+        ("tests/config/test_user_files.py",),
+    ),
+    Fault(
+        "seqgen/config/user_files.py",
+        "files = reversed(self.files.items())",
+        "files = iter(self.files.items())",
+        "of files with one name, the first one that was imported is meant",
+        ("tests/config/test_user_files.py",),
+    ),
+    Fault(
+        "seqgen/config/keys.py",
+        "found = [key for key, part in zip(keys, last_parts, strict=True) if part == last]",
+        "found = []",
+        "a key without its group is not recognized",
+        ("tests/config/test_compose.py", "tests/cli/test_help.py"),
+    ),
+]

@@ -1,0 +1,141 @@
+"""Faults in the readers of other toolkits below ``models``."""
+
+from __future__ import annotations
+
+from tests.mutants.fault import Fault
+
+FAULTS = [
+    Fault(
+        "models/fairseq/checkpoint.py",
+        '("kv_proj", "kv") if prefix.endswith("encoder_attn.") else ("in_proj", "qkv")',
+        '("kv_proj", "kv") if prefix.endswith("encoder_attn.") else ("in_proj", "kqv")',
+        "queries and keys of self-attention are exchanged",
+        ("tests/models/fairseq/test_checkpoints.py",),
+    ),
+    Fault(
+        "models/fairseq/checkpoint.py",
+        "(version|_float_tensor|embed_positions\\.weights)",
+        "(version|_float_tensor|embed_positions\\.weights?)",
+        "learned positions are dropped",
+        ("tests/models/fairseq/test_checkpoints.py",),
+    ),
+    Fault(
+        "models/fairseq/checkpoint.py",
+        'decoder\\.layers\\.(\\d+)\\.layer_norms\\.1\\.", r"decoder.layers.\\1.encoder_attn_layer_norm.',
+        'decoder\\.layers\\.(\\d+)\\.layer_norms\\.1\\.", r"decoder.layers.\\1.final_layer_norm.',
+        "numbered norms of old decoders are read in another order",
+        ("tests/models/fairseq/test_checkpoints.py",),
+    ),
+    Fault(
+        "models/fairseq/options.py",
+        "{**defaults, **{key: value for key, value in model.items() if key not in ignore}}",
+        "{**{key: value for key, value in model.items() if key not in ignore}, **defaults}",
+        "the sizes of an architecture override those of the checkpoint",
+        ("tests/models/fairseq/test_checkpoints.py",),
+    ),
+    Fault(
+        "models/fairseq/options.py",
+        'elif value != "???":  # OmegaConf',
+        "elif value:  # OmegaConf",
+        "options that are false take the default of the architecture",
+        ("tests/models/fairseq/test_checkpoints.py",),
+    ),
+    Fault(
+        "models/fairseq/languages.py",
+        '("en" if "en" in codes else codes[0]) if self.source == "src" else ""',
+        'codes[0] if self.source == "src" else ""',
+        "the default source language of a fairseq checkpoint is the first one of its list",
+        ("tests/tasks/test_multilingual.py", "tests/models/fairseq/test_checkpoints.py"),
+    ),
+    Fault(
+        "models/fairseq/languages.py",
+        "dictionary.add_symbol(self.frame.format(code + suffix))",
+        "dictionary.add_symbol(self.frame.format(code))",
+        "tokens of languages of other kinds of data are left out",
+        ("tests/tasks/test_multilingual.py", "tests/models/fairseq/test_checkpoints.py"),
+    ),
+    Fault(
+        "models/fairseq/languages.py",
+        "place = TargetLanguage.FIRST if self.by_target else TargetLanguage.SOURCE",
+        "place = TargetLanguage.FIRST",
+        "the language of the target is not told in the source",
+        ("tests/tasks/test_multilingual.py", "tests/models/fairseq/test_checkpoints.py"),
+    ),
+    Fault(
+        "models/huggingface/generation.py",
+        'values["min_length"] = cfg.min_len + 1',
+        'values["min_length"] = cfg.min_len',
+        "a shortest length that is written does not count the start token",
+        ("tests/models/huggingface/test_writing.py", "tests/models/huggingface/test_settings.py"),
+    ),
+    Fault(
+        "models/huggingface/generation.py",
+        '{"max_len_a": -1.0, "max_len_b": longest - 1}',
+        '{"max_len_a": -1.0, "max_len_b": longest}',
+        "outputs of GPT-2 may be one token longer",
+        ("tests/models/huggingface/test_settings.py", "tests/models/huggingface/test_gpt2.py"),
+    ),
+    Fault(
+        "models/huggingface/generation.py",
+        '("top_k", "sampling_topk", 50)',
+        '("top_k", "sampling_topk", 0)',
+        "sampling draws from all tokens where a folder names no top_k",
+        ("tests/models/huggingface/test_settings.py",),
+    ),
+    Fault(
+        "models/huggingface/generation.py",
+        'self.config.integer("max_matching_ngram_size", 2)',
+        'self.config.integer("max_matching_ngram_size", 3)',
+        "drafts from the prompt match longer n-grams by default",
+        ("tests/models/huggingface/test_settings.py",),
+    ),
+    Fault(
+        "models/huggingface/generation.py",
+        'others = [self._token("eos_token_id", index) for index in ids if index != eos]',
+        'others = [self._token("eos_token_id", index) for index in ids[1:] if index != eos]',
+        "the first of several tokens that end an output is left out",
+        ("tests/models/huggingface/test_settings.py",),
+    ),
+    Fault(
+        "models/huggingface/weights.py",
+        "if shards[-1] and size + tensor.nbytes > shard_bytes:",
+        "if shards[-1] and size > shard_bytes:",
+        "files of weights are larger than the limit",
+        ("tests/models/huggingface/test_writing.py",),
+    ),
+    Fault(
+        "models/huggingface/weights.py",
+        "return part.t() if self.transposed else part",
+        "return part",
+        "weights of GPT-2 are not transposed",
+        ("tests/models/huggingface/test_writing.py", "tests/models/huggingface/test_gpt2.py"),
+    ),
+    Fault(
+        "models/huggingface/weights.py",
+        "elif not _same(tensor, self._place(target)):",
+        "elif False:",
+        "tied weights that differ in the file are lost",
+        ("tests/models/huggingface/test_checkpoints.py", "tests/models/huggingface/test_bart.py"),
+    ),
+    Fault(
+        "models/huggingface/checkpoint.py",
+        "model.to(placement.dtype or _DTYPES.get(saved, torch.float32))",
+        "model.to(placement.dtype or torch.float32)",
+        "a folder in half precision is read in float32",
+        ("tests/models/huggingface/test_writing.py",),
+    ),
+    Fault(
+        "models/huggingface/architecture.py",
+        "return next((start for start in starts if start >= 0), -1)",
+        "return next((start for start in starts if start > 0), -1)",
+        "a decoder that begins with token 0 begins with another one",
+        ("tests/models/huggingface/test_checkpoints.py", "tests/models/huggingface/test_bart.py"),
+    ),
+    Fault(
+        "models/huggingface/architecture.py",
+        '{"gelu_new": "gelu_accurate", "gelu": "gelu",',
+        '{"gelu_new": "gelu", "gelu": "gelu",',
+        "an approximated GELU is computed exactly",
+        ("tests/models/huggingface/test_bart.py", "tests/models/huggingface/test_gpt2.py"),
+    ),
+]
