@@ -18,7 +18,7 @@ from seqgen.cli.config_file import Arguments
 from seqgen.cli.diff_report import Report
 from seqgen.config import CommonConfig, DebugConfig, GenerationConfig, ReadingConfig, option
 from seqgen.config.compose import compose
-from seqgen.config.values import given_values
+from seqgen.config.values import given_settings
 from seqgen.data.text import read_lines, stream_lines
 from seqgen.errors import CheckpointError, ConfigError, DataError, nearest, printable
 from seqgen.lab.traces.decoding import InspectedModels, Lines
@@ -130,7 +130,7 @@ def _of_one_side(side: str, arguments: Sequence[str]) -> Sequence[str]:
 
 def _side(cfg: DiffConfig, overrides: list[str]) -> _Side:
     config = compose(DiffConfig, overrides)
-    given = given_values(config, "generation", overrides)
+    given = given_settings(config, overrides)
     if "nbest" in given:
         raise ConfigError("generation.nbest has no effect, because whole n-best lists are compared; leave it out")
     return _Side(config, cfg.path, given)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.config_file import Arguments
 from seqgen.cli.job import is_job, run_job
-from seqgen.cli.line_decoding import check_path_and_split, complete, prepare_decoding, text_cleaner
+from seqgen.cli.line_decoding import check_path_and_split, complete, part_of, prepare_decoding, text_cleaner
 from seqgen.cli.output import check_output, open_output, score_lines
 from seqgen.cli.record import NoRecord, Record
 from seqgen.cli.terminal import TypedLines, decoding_bar, summary
 from seqgen.cli.tracing import check_trace, replay, tracing
-from seqgen.config import GenerateConfig, GenerationConfig
-from seqgen.config.values import given_values, to_dict
+from seqgen.config import GenerateConfig
+from seqgen.config.values import given_settings, to_dict
 from seqgen.data.text import count_lines, is_pipe, read_lines, stream_lines
 from seqgen.errors import ConfigError, DataError
 from seqgen.metrics import text_scores
@@ -38,9 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     def work(cfg: GenerateConfig, arguments: Arguments) -> int:
         overrides = arguments.overrides
         debug = {f"debug.{key}": value for key, value in to_dict(cfg.debug).items()}
-        given = {**given_values(cfg, "generation", overrides), **debug}
-        decoding_keys = {field.name for field in fields(GenerationConfig)}
-        given = {key: value for key, value in given.items() if key in decoding_keys or key in debug}
+        given = {**given_settings(cfg, overrides), **debug}
         if is_job(cfg, overrides):
             return run_job(cfg, given, overrides)
         record = Record(cfg.record, arguments.typed, overrides) if cfg.record else NoRecord()
@@ -174,18 +172,13 @@ def input_lines(cfg: GenerateConfig, task: Task, typed: TypedLines | None = None
         task: the task of the first model.
         typed: the lines of standard input if a user types them; ``None`` if not.
     """
-    task = _part(cfg, task)
+    task = part_of(cfg.dataset, task)
     if not cfg.input:
         return task.source_lines(cfg.dataset.gen_subset)
     lines: Iterator[str] = read_lines(Path(cfg.input), pipes=True)
     if cfg.input == "-":
         lines = stream_lines(typed or sys.stdin.buffer, "standard input")
     return (task.input_of(line) for line in lines) if cfg.dataset.gen_source else lines
-
-
-def _part(cfg: GenerateConfig, task: Task) -> Task:
-    """The task, or the part of a mixture that ``dataset.gen_source`` names."""
-    return task.part(cfg.dataset.gen_source) if cfg.dataset.gen_source else task
 
 
 def _count_lines(cfg: GenerateConfig, references: list[str] | None) -> int | None:
@@ -221,7 +214,7 @@ def reference_lines(cfg: GenerateConfig, task: Task) -> list[str] | None:
     if cfg.reference:
         return list(read_lines(Path(cfg.reference), pipes=True))
     if not cfg.input:
-        lines = _part(cfg, task).references(cfg.dataset.gen_subset)
+        lines = part_of(cfg.dataset, task).references(cfg.dataset.gen_subset)
         return None if lines is None else list(lines)
     return None
 

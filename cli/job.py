@@ -18,7 +18,7 @@ import torch
 from seqgen.checkpoints.run_lock import run_lock
 from seqgen.checkpoints.serialization import digest
 from seqgen.cli.command import import_plugins, log, set_up_device
-from seqgen.cli.line_decoding import check_path_and_split, complete, prepare_decoding, text_cleaner
+from seqgen.cli.line_decoding import check_path_and_split, complete, part_of, prepare_decoding, text_cleaner
 from seqgen.cli.output import check_output
 from seqgen.cli.record import fingerprint, models_fingerprint, named_files
 from seqgen.config import GenerateConfig
@@ -263,8 +263,7 @@ class CommandDecoder:
         self.fingerprint = fingerprint({**models_fingerprint(cfg.path), **_digests(files)})
         self.write = FORMATS[cfg.format](self.decoding, None)
         self.clean = text_cleaner(cfg.remove_bpe, cfg.detokenize)
-        task = self.decoding.task
-        self.task = task.part(cfg.dataset.gen_source) if cfg.dataset.gen_source else task
+        self.task = part_of(cfg.dataset, self.decoding.task)
 
     def decode(self, lines: Sequence[str], first: int, divisor: int) -> Answers:
         """Decode lines; see ``LineDecoder``."""

@@ -32,7 +32,7 @@ from seqgen.config import (
 )
 from seqgen.config.component_keys import component_of_key, parse_component_value
 from seqgen.config.keys import annotation_of, did_you_mean, known_keys
-from seqgen.config.values import from_dict, given_values, split_argument, to_dict
+from seqgen.config.values import from_dict, given_settings, split_argument, to_dict
 from seqgen.errors import CheckpointError, ConfigError, DataError, nearest
 from seqgen.lab.tuning.decodes import RANKING, Decodes, OutputsFile, digest_of, sha256, state_of
 from seqgen.lab.tuning.space import Dimension, arguments, dimensions, grid, search_coordinates, start_of
@@ -123,7 +123,7 @@ def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> int:
     _check_keys(cfg, [key for key, _ in pairs])
     values = dict(pairs)
     loaded = load_noted(cfg, set_up_device(cfg.common))
-    given = {**settings_of_part(cfg.dataset, loaded[0].task), **given_values(cfg, "generation", shared)}
+    given = {**settings_of_part(cfg.dataset, loaded[0].task), **given_settings(cfg, shared)}
     named = _named(cfg.generation, loaded[0].generation, given)
     space = _space(named, values, len(loaded))
     with ExitStack() as stack:

@@ -65,12 +65,10 @@ class LineDecoder(Protocol):
     @property
     def fingerprint(self) -> str:
         """The hash of the models' files, which must be the same in all workers."""
-        ...
 
     @property
     def notes(self) -> Sequence[str]:
         """What the user should know about models and settings."""
-        ...
 
     def decode(self, lines: Sequence[str], first: int, divisor: int) -> Answers:
         """Decode lines; any exception means that not all of them can be decoded together.
@@ -80,7 +78,6 @@ class LineDecoder(Protocol):
             first: number of the first one, from 0.
             divisor: batches are smaller by this factor, after memory ran out.
         """
-        ...
 
     def blank(self, line: str, number: int, reason: str) -> str:
         """What is written for a line without an answer.
@@ -90,7 +87,6 @@ class LineDecoder(Protocol):
             number: its number, from 0.
             reason: why there is no answer.
         """
-        ...
 
 
 class Builder(Protocol):
@@ -105,7 +101,6 @@ class Builder(Protocol):
         Raises:
             UserError: they cannot be loaded; no worker can do its work then.
         """
-        ...
 
 
 @dataclass(frozen=True)
