@@ -7,13 +7,12 @@ import functools
 import json
 import shlex
 import sys
-import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from seqgen.checkpoints.loading import LoadedModel
 from seqgen.checkpoints.run_lock import run_lock
@@ -30,7 +29,7 @@ from seqgen.config import (
     ReadingConfig,
     option,
 )
-from seqgen.config.component_keys import component_of_key, parse_component_value
+from seqgen.config.component_keys import component_field, parse_component_value
 from seqgen.config.keys import annotation_of, did_you_mean, known_keys
 from seqgen.config.values import from_dict, given_settings, split_argument, to_dict
 from seqgen.errors import CheckpointError, ConfigError, DataError, nearest
@@ -174,7 +173,7 @@ def _check_keys(cfg: TuneConfig, keys: Sequence[str]) -> None:
 
 def _check_numeric(key: str, annotation: Any) -> None:
     """Refuse a key whose type is neither ``int`` or ``float`` nor a list of them; ``| None`` is allowed."""
-    if not {annotation, *typing.get_args(annotation)} & {int, float}:
+    if not {annotation, *get_args(annotation)} & {int, float}:
         raise ConfigError(f"tune.{key}: only numbers and lists of numbers can be tuned, and this key is neither")
 
 
@@ -196,7 +195,7 @@ def _space(generation: GenerationConfig, values: Mapping[str, str], models: int)
     for key in sorted(values, key=lambda key: key.partition(".")[0] in RANKING):
         annotation, start = _key_type(generation, key), None
         _check_numeric(key, annotation)
-        if typing.get_origin(annotation) is list:
+        if get_origin(annotation) is list:
             start = [f"{item:.12g}" for item in _current(generation, key) or [1] * models]
         new = dimensions(key, values[key], start)
         for text in dict.fromkeys(text for dimension in new for text in dimension.values):
@@ -216,13 +215,7 @@ _CHOOSERS = {chooser for _, chooser in DECODING_COMPONENTS.values()}
 def _key_type(generation: GenerationConfig, key: str) -> Any:
     """The type of a decoding key."""
     group, _, name = key.partition(".")
-    if group == "generation":
-        return typing.get_type_hints(GenerationConfig)[name]
-    registry, component, field = component_of_key(generation, key)
-    config = registry.config(component)
-    if field not in {item.name for item in dataclasses.fields(config)}:
-        parse_component_value(generation, key, "")  # raises, and lists the component's keys
-    return typing.get_type_hints(type(config))[field]
+    return get_type_hints(GenerationConfig)[name] if group == "generation" else component_field(generation, key)[1]
 
 
 def _current(generation: GenerationConfig, key: str) -> list[float]:

@@ -133,6 +133,31 @@ def parse_components(generation: GenerationConfig) -> dict[str, Any]:
     }
 
 
+def component_field(generation: GenerationConfig, key: str) -> tuple[dataclasses.Field[Any], Any]:
+    """Find the field that a component's own key sets.
+
+    Args:
+        generation: names the components in use.
+        key: the key, see ``component_of_key``.
+
+    Returns:
+        The field, and its type.
+
+    Raises:
+        ConfigError: the key is unknown or its component is not in use.
+    """
+    registry, name, field = component_of_key(generation, key)
+    config = registry.config(name)
+    fields = {item.name: item for item in dataclasses.fields(config)}
+    if field not in fields:
+        prefix = key.removesuffix(field)
+        raise ConfigError(
+            f"unknown key {key!r} of {registry.kind} {name}{nearest(field, fields)}; the keys are: "
+            f"{', '.join(prefix + item for item in sorted(fields)) or 'none'}"
+        )
+    return fields[field], typing.get_type_hints(type(config))[field]
+
+
 def parse_component_value(generation: GenerationConfig, key: str, text: str) -> Any:
     """Read the value of a component's own key.
 
@@ -147,20 +172,11 @@ def parse_component_value(generation: GenerationConfig, key: str, text: str) -> 
     Raises:
         ConfigError: the key is unknown or its component is not in use, or the value does not fit.
     """
-    registry, name, field = component_of_key(generation, key)
-    config = registry.config(name)
-    fields = {item.name: item for item in dataclasses.fields(config)}
-    if field not in fields:
-        prefix = key.removesuffix(field)
-        raise ConfigError(
-            f"unknown key {key!r} of {registry.kind} {name}{nearest(field, fields)}; the keys are: "
-            f"{', '.join(prefix + item for item in sorted(fields)) or 'none'}"
-        )
-    annotation = typing.get_type_hints(type(config))[field]
+    field, annotation = component_field(generation, key)
     try:
         value = parse_value(key, text, annotation)
     except ValueError:
         raise ConfigError(f"{key}={text} should be {describe(annotation)}") from None
     for item in value if isinstance(value, list) else [value]:
-        check_value(key, item, fields[field].metadata)
+        check_value(key, item, field.metadata)
     return value
