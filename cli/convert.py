@@ -22,7 +22,7 @@ from seqgen.checkpoints.sharded import is_sharded
 from seqgen.cli.command import log, run
 from seqgen.cli.output import check_output
 from seqgen.cli.run_folder import write_config
-from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig, option
+from seqgen.config import CommonConfig, GenerationConfig, ReadingConfig, TrainConfig, like, option
 from seqgen.config.compose import compose
 from seqgen.config.user_files import recorded_files
 from seqgen.config.values import changed, from_dict
@@ -46,12 +46,7 @@ run of its own."""
 class UserCodeConfig:
     """The keys of the ``common`` group of the commands that do not compute with a model."""
 
-    user_dir: list[str] = option(
-        [],
-        "Python files or folders with your own components (models, loaders, ...), imported first; the value run "
-        "imports the files that were used in training",
-        names="code",
-    )
+    user_dir: list[str] = like(CommonConfig, "user_dir")
 
 
 @dataclass

@@ -27,6 +27,7 @@ from seqgen.config import (
     GenerateDatasetConfig,
     GenerationConfig,
     ReadingConfig,
+    like,
     option,
 )
 from seqgen.config.component_keys import component_field, parse_component_value
@@ -62,7 +63,7 @@ OUTPUTS, RESULT = "outputs.jsonl", "best.json"
 class TuneDatasetConfig(GenerateDatasetConfig):
     """Which split of the task is decoded."""
 
-    gen_subset: str = option("valid", "split of the task to decode if input is empty")
+    gen_subset: str = like(GenerateDatasetConfig, "gen_subset", "valid")
 
 
 @dataclass
@@ -72,7 +73,7 @@ class TuneConfig:
     path: list[str] = option([], "model, as for seqgen-generate; [A,B] for an ensemble")
     input: str = option("", "text file of the validation set; empty for the split dataset.gen_subset")
     reference: str = option("", "text file with the reference outputs of input")
-    prefix: str = option("", "text file whose line n is the forced beginning of output n")
+    prefix: str = like(GenerateConfig, "prefix")
     output: str = option("tuning", "folder for the outputs of all decodes and the result", names="output")
     method: str = option(
         "grid",
