@@ -76,8 +76,7 @@ def train_sweep(arguments: Arguments) -> int:
     Returns:
         The exit code: 0, or that of the first run that did not end as configured.
     """
-    run_dir = [override.partition("=")[2] for override in arguments.overrides if override.startswith("run_dir=")]
-    base = Path(run_dir[-1]) if run_dir else Path("runs") / "sweep"
+    base = Path(next(iter(text_values(arguments.overrides, "run_dir", str)), "runs/sweep"))
     jobs = list(expand_sweep(TrainConfig, arguments.overrides))
     metric = ""
     for number, (job, name) in enumerate(jobs, start=1):

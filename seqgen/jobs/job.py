@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import signal
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from types import FrameType
 
 from seqgen.errors import DataError, ResourceError
 from seqgen.jobs.folder import JobFolder
@@ -204,12 +202,6 @@ class JobStopped(Exception):
 
 class Stop(NotedSignals):
     """Notes signals; ``check`` then raises. A second signal ends the process at once."""
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.received:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        self.received = number
 
     def check(self) -> None:
         """Raise an exception if a signal was received.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,7 +19,7 @@ from seqgen.config.user_files import import_modules, user_modules
 from seqgen.errors import ResourceError, UserError
 from seqgen.jobs.line_decoder import Answers, Builder, Piece, answer
 from seqgen.system.devices import out_of_memory
-from seqgen.system.processes import STOPPING, Child, answering, receive_signals
+from seqgen.system.processes import STOPPING, Child, answering, receive_signals, sendable
 
 
 @dataclass(frozen=True)
@@ -76,14 +75,12 @@ def start_error(error: Exception) -> Exception:
     Args:
         error: what was raised.
     """
-    if isinstance(error, UserError):
-        return UserError(str(error))
-    if out_of_memory(error):
+    if out_of_memory(error) and not isinstance(error, UserError):
         return ResourceError(
             "memory ran out while a worker loaded the models; choose fewer workers (generation.workers, "
             "ray.actors_per_node), or a machine with more memory"
         )
-    return RuntimeError(f"a worker failed to load the models: {error!r}\n{traceback.format_exc()}")
+    return sendable(error, "a worker failed to load the models")
 
 
 class Decoding:
