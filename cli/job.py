@@ -28,10 +28,9 @@ from seqgen.data.text import is_pipe
 from seqgen.errors import ConfigError
 from seqgen.jobs.folder import ERRORS, JobFolder, merged_notes
 from seqgen.jobs.job import Job, JobStopped, Stop
-from seqgen.jobs.line_decoder import Answers
 from seqgen.jobs.manifest import Manifest, plan_parts
 from seqgen.jobs.source import Source, find_source
-from seqgen.jobs.workers import LocalWorkers, Workers
+from seqgen.jobs.workers import Answers, LocalWorkers, Workers
 from seqgen.lab.compare.provenance import versions
 from seqgen.system.files import disk_errors, new_file, remove_leftovers
 from seqgen.system.progress import LineProgress, duration

@@ -30,7 +30,7 @@ from seqgen.config import (
     like,
     option,
 )
-from seqgen.config.component_keys import component_field, parse_component_value
+from seqgen.config.compose import component_field, parse_component_value
 from seqgen.config.keys import annotation_of, did_you_mean, known_keys
 from seqgen.config.values import from_dict, given_settings, split_argument, to_dict
 from seqgen.errors import CheckpointError, ConfigError, DataError, nearest

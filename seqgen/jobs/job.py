@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 
 from seqgen.errors import DataError, ResourceError
 from seqgen.jobs.folder import JobFolder
-from seqgen.jobs.line_decoder import Answers, Piece
 from seqgen.jobs.manifest import Part, Plan, cut, text_digest
 from seqgen.jobs.source import Source
-from seqgen.jobs.workers import Answered, Died, Ready, Workers
+from seqgen.jobs.workers import Answered, Answers, Died, Piece, Ready, Workers
 from seqgen.system.processes import NotedSignals
 from seqgen.system.progress import LineProgress
 
