@@ -48,12 +48,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         if is_job(cfg, overrides):
             return run_job(cfg, given, overrides)
         record = Record(cfg.record, arguments.typed, overrides) if cfg.record else NoRecord()
-        return generate(cfg, given, record)
+        generate(cfg, given, record)
+        return 0
 
     run(GenerateConfig, work, DESCRIPTION, argv, pass_arguments=True)
 
 
-def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | NoRecord | None = None) -> int:
+def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | NoRecord | None = None) -> None:
     """Decode the input, write the output, and print scores and speed.
 
     Args:
@@ -61,9 +62,6 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | NoR
         given: the keys of its ``generation`` group that the user gave, and all keys of its ``debug`` group, as
             ``debug.KEY``. The models' own settings are used for the other keys.
         record: what writes the record of the decode; ``None`` for no record.
-
-    Returns:
-        The exit code.
 
     Raises:
         UserError: a key, model or file cannot be used, or memory runs out.
@@ -112,7 +110,6 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | NoR
     _report(cfg, outputs, references, seconds, decoding.tokens_written)
     if summary_of_search := decoding.generator.summary():
         log(summary_of_search)
-    return 0
 
 
 @dataclass
@@ -304,15 +301,12 @@ def _typed(cfg: GenerateConfig, name: str) -> list[str]:
     return list(cfg.generation.components) if name == "components" else [f"generation.{name}"]
 
 
-def replay(cfg: GenerateConfig, given: Mapping[str, Any]) -> int:
+def replay(cfg: GenerateConfig, given: Mapping[str, Any]) -> None:
     """Write the n-best lists that follow from a trace.
 
     Args:
         cfg: the whole configuration.
         given: the keys of its ``generation`` group that the user gave, and all keys of its ``debug`` group.
-
-    Returns:
-        The exit code.
 
     Raises:
         ConfigError: a key has no effect.
@@ -333,7 +327,6 @@ def replay(cfg: GenerateConfig, given: Mapping[str, Any]) -> int:
             file.write(json_line(translation, how, 1) if cfg.format == "json" else translation.text + "\n")
     if not trace.complete:
         log(f"{cfg.replay} has only the first {len(trace)} lines of the decode")
-    return 0
 
 
 if __name__ == "__main__":

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -105,21 +105,15 @@ def _run(
     folder.open(manifest)
     piece_lines = cfg.generation.buffer_size or BUFFER_SIZE
     job = Job(folder, source, plan, fingerprint({**models, **files}), piece_lines, log, stop.check)
-    before, failed = folder.lines, folder.failed
+    before = folder.lines
     if before:
         log(f"{before} of {plan.lines} lines were decoded before; continuing")
-    if job.undone():
-        progress = LineProgress(plan.lines, before, failed, cfg.job.progress, log)
-        workers: Workers | None = None
-        try:
-            workers = _workers(cfg, given, tuple(files))
-            job.run(workers, progress)
-        finally:
-            if workers is not None:
-                workers.close()
-            progress.close()
-            failed = folder.write_errors()
-    else:
+    try:
+        if job.undone():
+            progress = LineProgress(plan.lines, before, folder.failed, cfg.job.progress, log)
+            with closing(progress), closing(_workers(cfg, given, tuple(files))) as workers:
+                job.run(workers, progress)
+    finally:
         failed = folder.write_errors()
     _merge(cfg, folder, stop, "output" in keys)
     _report(cfg, folder, plan.lines, plan.lines - before, failed, time.monotonic() - start)
@@ -236,7 +230,7 @@ class CommandBuilder:
 
     def __call__(self, number: int) -> CommandDecoder:
         """Load the models; see ``Builder``."""
-        with contextlib.suppress(OSError):  # another machine need not have the folder if all paths are absolute
+        with suppress(OSError):  # another machine need not have the folder if all paths are absolute
             os.chdir(self.folder)
         import_plugins([])
         common = replace(self.cfg.common, threads=self.threads)

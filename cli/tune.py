@@ -99,22 +99,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     shared = [argument for argument in given if not argument.startswith(PREFIX)]
     tuned = [argument for argument in given if argument.startswith(PREFIX)]
 
-    def work(cfg: TuneConfig, typed: Arguments) -> int:
-        return tune(cfg, typed.overrides, tuned)
+    def work(cfg: TuneConfig, typed: Arguments) -> None:
+        tune(cfg, typed.overrides, tuned)
 
     run(TuneConfig, work, DESCRIPTION, shared, pass_arguments=True)
 
 
-def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> int:
+def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> None:
     """Decode the validation set with all settings of the search, and print and write the best one.
 
     Args:
         cfg: the configuration that all decodes share.
         shared: its ``key=value`` arguments.
         tuned: the arguments ``tune.KEY=VALUES``.
-
-    Returns:
-        The exit code.
 
     Raises:
         UserError: a key, model or file cannot be used, or memory runs out.
@@ -140,7 +137,6 @@ def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> int:
             log(f"{len(trials.trials)} settings are decoded and kept; the same command continues")
             raise
         _report(cfg, shared, trials)
-    return 0
 
 
 def _check_keys(cfg: TuneConfig, keys: Sequence[str]) -> None:
