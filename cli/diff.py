@@ -19,7 +19,7 @@ from seqgen.cli.output import check_report, write_report
 from seqgen.cli.show import runs_of
 from seqgen.config import CommonConfig, DebugConfig, GenerationConfig, ReadingConfig, option
 from seqgen.config.compose import compose
-from seqgen.config.values import given_values, split_argument
+from seqgen.config.values import given_settings, split_argument
 from seqgen.data.text import read_lines, stream_lines
 from seqgen.errors import CheckpointError, ConfigError, DataError, nearest, printable
 from seqgen.lab.compare.table import as_dict, text_difference
@@ -169,7 +169,7 @@ def _of_one_side(side: str, arguments: Sequence[str]) -> Sequence[str]:
 
 def _side(cfg: DiffConfig, overrides: list[str]) -> _Side:
     config = compose(DiffConfig, overrides)
-    given = given_values(config, "generation", overrides)
+    given = given_settings(config, overrides)
     if "nbest" in given:
         raise ConfigError("generation.nbest has no effect, because whole n-best lists are compared; leave it out")
     return _Side(config, cfg.path, given)

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from seqgen.config import SINGLE_COMPONENTS
-from seqgen.config.component_keys import decodes
-from seqgen.config.compose import chosen_components
+from seqgen.config.compose import chosen_components, decodes
 from seqgen.config.keys import annotation_of, is_group, known_keys
 from seqgen.registry import DECODING_COMPONENTS, GROUPS, Entry, Registry
 

@@ -45,6 +45,11 @@ def check_path_and_split(path: Sequence[str], lines: str, dataset: GenerateDatas
         )
 
 
+def part_of(dataset: GenerateDatasetConfig, task: Task) -> Task:
+    """The task, or the part of it that ``dataset.gen_source`` names."""
+    return task.part(dataset.gen_source) if dataset.gen_source else task
+
+
 def settings_of_part(dataset: GenerateDatasetConfig, task: Task) -> dict[str, str]:
     """The decoding settings of the part of a task that ``dataset.gen_source`` names, such as the languages of a pair.
 

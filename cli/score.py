@@ -12,7 +12,7 @@ from pathlib import Path
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.line_decoding import load_noted
 from seqgen.cli.output import check_output, check_report, open_output, score_lines, write_report
-from seqgen.config import DecodingCommonConfig, ReadingConfig, option
+from seqgen.config import DecodingCommonConfig, GenerationConfig, ReadingConfig, like, option
 from seqgen.config.values import changed
 from seqgen.data.text import read_lines
 from seqgen.errors import ConfigError, DataError
@@ -45,14 +45,10 @@ class ScoringConfig:
     """How models score the references."""
 
     unnormalized: bool = option(False, "report sums of log-probabilities instead of means")
-    ensemble_average: str = option(
-        "probability", "average the members' probabilities or log-probabilities", choices=("probability", "log")
-    )
-    ensemble_weights: list[float] = option([], "weight of each ensemble member; empty for equal weights", minimum=0)
+    ensemble_average: str = like(GenerationConfig, "ensemble_average")
+    ensemble_weights: list[float] = like(GenerationConfig, "ensemble_weights")
     batch_size: int = option(64, "sentences per batch", minimum=1)
-    source_lang: str = option(
-        "", "multilingual models: language of the sources, or fieldN for the code in field N of a line with tabs"
-    )
+    source_lang: str = like(GenerationConfig, "source_lang")
     target_lang: str = option(
         "", "multilingual models: language of the references, or fieldN for the code in field N of a source line"
     )

@@ -14,10 +14,9 @@ from pathlib import Path
 from seqgen.errors import DecodingError
 from seqgen.jobs.folder import JobFolder
 from seqgen.jobs.job import Job
-from seqgen.jobs.line_decoder import Answers, Builder, Piece, answer
 from seqgen.jobs.manifest import Manifest, Plan, plan_parts
 from seqgen.jobs.source import Source
-from seqgen.jobs.workers import Answered, Died, Event, Ready, Workers
+from seqgen.jobs.workers import Answered, Answers, Builder, Died, Event, Piece, Ready, Workers, answer
 from seqgen.system.progress import LineProgress
 
 FINGERPRINT = "of the models"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.config import GenerationConfig, TrainConfig
-from seqgen.config.component_keys import component_config
+from seqgen.config.compose import component_config
 from seqgen.config.values import from_dict
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, ConfigError, shown

@@ -7,6 +7,7 @@ from seqgen.config.common import (
     CommonConfig as CommonConfig,
     DecodingCommonConfig as DecodingCommonConfig,
     TrainCommonConfig as TrainCommonConfig,
+    like as like,
     option as option,
 )
 from seqgen.config.generate import (

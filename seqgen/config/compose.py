@@ -4,24 +4,33 @@ The dataclasses of ``seqgen.config`` hold the configurations of the chosen compo
 read by ``parse_value``: that of a string-typed key is used literally, whatever characters it contains. Every key must
 exist; keys cannot be added or deleted.
 
-Sweeps (``-m``): one command that is run with several configurations.
+In a sweep (``-m``), one command is run with several configurations. Decoding components have keys of their own:
+``search.FIELD``, ``processor.NAME.FIELD`` and the like.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
-import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from decimal import Decimal
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast, get_origin, get_type_hints
 
-from seqgen.config import TrainConfig
-from seqgen.config.component_keys import UnparsedText, is_component_key, may_come_from_a_model, parse_component_value
+from seqgen.config import SINGLE_COMPONENTS, GenerationConfig, TrainConfig
 from seqgen.config.keys import annotation_of, is_group, locate
-from seqgen.config.values import check_ranges, describe, is_text, parse_value, split_argument
-from seqgen.errors import ConfigError
-from seqgen.registry import GROUPS
+from seqgen.config.values import (
+    check_ranges,
+    check_value,
+    describe,
+    from_dict,
+    is_text,
+    parse_value,
+    split_argument,
+    to_dict,
+)
+from seqgen.errors import ConfigError, nearest
+from seqgen.registry import DECODING_COMPONENTS, GROUPS, Registry
 
 R = TypeVar("R")
 
@@ -68,7 +77,7 @@ def compose(schema: type[R], overrides: Sequence[str]) -> R:
         parsed = UnparsedText(value) if unknown else parse_component_value(config.generation, key, value)
         config.generation.components[key] = parsed
     check_ranges(config)
-    return typing.cast(R, config)
+    return cast(R, config)
 
 
 def chosen_components(schema: type, overrides: Sequence[str]) -> dict[str, str]:
@@ -90,7 +99,7 @@ def _parsed(config: Any, key: str, value: str) -> Any:
         ConfigError: it does not fit; the message names the key and says what values it takes.
     """
     annotation = annotation_of(config, key)
-    if typing.get_origin(annotation) is dict:
+    if get_origin(annotation) is dict:
         raise ConfigError(f"{key!r} cannot be set as a whole; --help lists the keys")
     try:
         return parse_value(key, value, annotation)
@@ -103,7 +112,7 @@ def _advice(config: Any, key: str, value: str, annotation: Any) -> str:
     """How to give several values, such as ``1,2``."""
     if "," not in value or value.startswith(("[", "{")):
         return ""
-    if typing.get_origin(annotation) is list:
+    if get_origin(annotation) is list:
         return f"; write {key}=[{value}]"
     if isinstance(config, TrainConfig):
         return "; seqgen-train -m trains with each of several values"
@@ -176,3 +185,172 @@ def _range(key: str, text: str) -> list[str]:
 def too_many(key: str, text: str, count: int) -> ConfigError:
     """The error for values that stand for more than ``MAX_VALUES`` values."""
     return ConfigError(f"{key}={text} has {count} values, but the maximum is {MAX_VALUES}; choose larger steps")
+
+
+class UnparsedText(str):
+    """A value as the user typed it, whose type is not known before the models are loaded: they name its component."""
+
+
+def component_config(registry: Registry, name: str, generation: GenerationConfig, group: str = "", **flat: Any) -> Any:
+    """Make the configuration of a decoding component.
+
+    Its own keys (``search.groups``) override flat keys (``generation.seed``), which override its preset
+    or defaults.
+
+    Args:
+        registry: has the component.
+        name: a registered name or a preset.
+        generation: has the values of the component's own keys.
+        group: the prefix of these keys, by default the registry's.
+        flat: the values of flat keys, by field of the component's configuration.
+
+    Returns:
+        An instance of the component's configuration class.
+
+    Raises:
+        ConfigError: the name or a key is unknown, or a value has the wrong type or is out of its range.
+    """
+    config = registry.config(name)
+    values = {**to_dict(config), **flat, **generation.component_values(group or registry.group, name)}
+    return from_dict(type(config), values, f"the keys of {registry.kind} {name}")
+
+
+def check_component_keys(generation: GenerationConfig, replaced: Collection[str] = ()) -> None:
+    """Refuse keys of decoding components that are not in use.
+
+    Args:
+        generation: the configuration.
+        replaced: groups whose component is given as an object, such as ``search``; their keys have no effect.
+
+    Raises:
+        ConfigError: the first such key, and the key that names its component.
+    """
+    for key in generation.components:
+        component_of_key(generation, key)
+        if key.partition(".")[0] in replaced:
+            raise ConfigError(
+                f"{key!r} has no effect on a component that is given as an object; set it there, or give its name"
+            )
+
+
+def is_component_key(schema: type, key: str) -> bool:
+    """Whether a key is one of a decoding component, and the command decodes."""
+    return "." in key and key.partition(".")[0] in DECODING_COMPONENTS and decodes(schema)
+
+
+def decodes(schema: type) -> bool:
+    """Whether a command's configuration has the whole group ``generation``."""
+    fields = {field.name for field in dataclasses.fields(schema)}
+    return "generation" in fields and issubclass(get_type_hints(schema)["generation"], GenerationConfig)
+
+
+def component_of_key(generation: GenerationConfig, key: str) -> tuple[Registry, str, str]:
+    """Find the component that a key belongs to.
+
+    Args:
+        generation: names the components in use.
+        key: ``search.FIELD``, ``processor.NAME.FIELD`` or the like.
+
+    Returns:
+        The component's registry, its name, and the field of its configuration.
+
+    Raises:
+        ConfigError: no component in use has such keys.
+    """
+    group, _, rest = key.partition(".")
+    if group not in DECODING_COMPONENTS or not rest:
+        raise ConfigError(f"unknown key {key!r}{nearest(group, DECODING_COMPONENTS)}; --help lists the keys")
+    registry, chooser = DECODING_COMPONENTS[group]
+    chosen = getattr(generation, chooser)
+    if group in SINGLE_COMPONENTS:
+        name, field = chosen or (generation.ensemble_average if group == "combination" else ""), rest
+        wanted = "NAME"
+    else:
+        wanted, _, field = rest.partition(".")
+        name = wanted if wanted in chosen else ""
+    if chosen and not field:
+        raise ConfigError(f"{key!r} is not a key of a {registry.kind}; its keys begin with '{group}.{chosen[0]}.'")
+    if not name or not field:
+        raise ConfigError(
+            f"{key!r} has no effect, because generation.{chooser} does not name its {registry.kind}; set "
+            f"generation.{chooser}={wanted if group in SINGLE_COMPONENTS else f'[{wanted}]'}, or remove the key"
+        )
+    return registry, name, field
+
+
+def may_come_from_a_model(config: Any, key: str) -> bool:
+    """Whether a component is not named by the user, but possibly by the settings of the models to be loaded.
+
+    Args:
+        config: the configuration of a command; one that has ``path`` loads models.
+        key: a key of the component.
+    """
+    group = key.partition(".")[0]
+    return hasattr(config, "path") and not getattr(config.generation, DECODING_COMPONENTS[group][1])
+
+
+def parse_components(generation: GenerationConfig) -> dict[str, Any]:
+    """Read the values of components' keys that are still text; the components in use are known now.
+
+    Args:
+        generation: the user's settings over those of the models.
+
+    Returns:
+        All values by key.
+
+    Raises:
+        ConfigError: a key is unknown or its component is not in use, or a value does not fit.
+    """
+    return {
+        key: parse_component_value(generation, key, value) if isinstance(value, UnparsedText) else value
+        for key, value in generation.components.items()
+    }
+
+
+def component_field(generation: GenerationConfig, key: str) -> tuple[dataclasses.Field[Any], Any]:
+    """Find the field that a component's own key sets.
+
+    Args:
+        generation: names the components in use.
+        key: the key, see ``component_of_key``.
+
+    Returns:
+        The field, and its type.
+
+    Raises:
+        ConfigError: the key is unknown or its component is not in use.
+    """
+    registry, name, field = component_of_key(generation, key)
+    config = registry.config(name)
+    fields = {item.name: item for item in dataclasses.fields(config)}
+    if field not in fields:
+        prefix = key.removesuffix(field)
+        raise ConfigError(
+            f"unknown key {key!r} of {registry.kind} {name}{nearest(field, fields)}; the keys are: "
+            f"{', '.join(prefix + item for item in sorted(fields)) or 'none'}"
+        )
+    return fields[field], get_type_hints(type(config))[field]
+
+
+def parse_component_value(generation: GenerationConfig, key: str, text: str) -> Any:
+    """Read the value of a component's own key.
+
+    Args:
+        generation: names the components in use.
+        key: the key, see ``component_of_key``.
+        text: what the user typed.
+
+    Returns:
+        The value, of the type that the component's configuration declares.
+
+    Raises:
+        ConfigError: the key is unknown or its component is not in use, or the value does not fit.
+    """
+    field, annotation = component_field(generation, key)
+    try:
+        value = parse_value(key, text, annotation)
+    except ValueError:
+        raise ConfigError(f"{key}={text} should be {describe(annotation)}") from None
+    for item in value if isinstance(value, list) else [value]:
+        check_value(key, item, field.metadata)
+    return value

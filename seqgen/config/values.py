@@ -16,7 +16,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from seqgen.config import TrainConfig
+from seqgen.config import GenerationConfig, TrainConfig
 from seqgen.config.keys import OTHER_VALUES, holds_component
 from seqgen.errors import ConfigError, nearest, shown
 from seqgen.registry import DECODING_COMPONENTS, GROUPS, Registry
@@ -331,22 +331,22 @@ def repeated(overrides: Sequence[str]) -> list[str]:
     return found
 
 
-def given_values(config: Any, group: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """The values of one group that the user gave, including values that equal the defaults.
+def given_settings(config: Any, overrides: Sequence[str]) -> dict[str, Any]:
+    """The decoding settings that the user gave, including values that equal the defaults.
 
     Args:
-        config: what ``compose`` made of the overrides.
-        group: name of the group, such as ``"generation"``.
+        config: what ``compose`` made of the overrides, with a group ``generation``.
         overrides: ``key=value`` arguments.
 
     Returns:
-        Values by key. Keys of decoding components (``search.groups``) are in the value of ``components``.
+        Values by the names of ``GenerationConfig``'s fields. Keys of decoding components (``search.groups``) are in the
+        value of ``components``.
     """
     keys = [split_argument(override)[0].partition(".") for override in overrides]
-    names = dict.fromkeys(key for owner, _, key in keys if owner == group and key)
-    if group == "generation" and any(owner in DECODING_COMPONENTS for owner, _, _ in keys):
+    names = dict.fromkeys(key for owner, _, key in keys if owner == "generation" and hasattr(GenerationConfig(), key))
+    if any(owner in DECODING_COMPONENTS for owner, _, _ in keys):
         names["components"] = None
-    return {name: getattr(getattr(config, group), name) for name in names}
+    return {name: getattr(config.generation, name) for name in names}
 
 
 def changed(config: Any) -> list[str]:

@@ -17,8 +17,7 @@ import time
 from typing import Any
 
 from seqgen.errors import ConfigError, ResourceError
-from seqgen.jobs.line_decoder import Builder, Piece
-from seqgen.jobs.workers import STARTS, Decoding, Died, Event, Workers
+from seqgen.jobs.workers import STARTS, Builder, Decoding, Died, Event, Piece, Workers
 
 NODES_SECONDS = 2.0
 """Seconds between two looks at the nodes of the cluster."""

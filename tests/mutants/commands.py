@@ -54,7 +54,7 @@ FAULTS = [
         ("tests/training/test_finetuning.py", "tests/cli/test_commands.py"),
     ),
     Fault(
-        "cli/checkpoint_arguments.py",
+        "cli/train.py",
         '- differing - {"task.subword_sampling"}',
         "- differing",
         "subword sampling is turned off when a run is fine-tuned",
@@ -96,7 +96,7 @@ FAULTS = [
         ("tests/text/test_corpus_metrics.py", "tests/cli/test_generate_options.py"),
     ),
     Fault(
-        "cli/comparing.py",
+        "cli/score.py",
         "([Path(file).stem for file in files], [Path(file).name for file in files])",
         "([Path(file).stem for file in files],)",
         "systems in files of one name with other endings are named by their paths",
