@@ -41,9 +41,9 @@ FAULTS = [
         ("tests/config/test_compose.py", "tests/cli/test_notes.py", "tests/cli/test_commands.py"),
     ),
     Fault(
-        "seqgen/config/compose.py",
-        'single = value and "," not in value and not value.startswith("[")',
-        'single = value and not value.startswith("[")',
+        "seqgen/config/values.py",
+        'value and "," not in value and not value.startswith("[")',
+        'value and not value.startswith("[")',
         "several values without brackets are a list",
         ("tests/config/test_compose.py",),
     ),
@@ -56,8 +56,8 @@ FAULTS = [
     ),
     Fault(
         "seqgen/config/compose.py",
-        "{**DEFAULT_COMPONENTS.get(schema, {}), **{key",
-        "{**{key",
+        "return {**defaults, **{key: value",
+        "return {**{key: value",
         "components that are not chosen have no defaults",
         ("tests/config/test_compose.py",),
     ),
