@@ -73,7 +73,6 @@ class TrainingRun:
             seed=cfg.common.seed,
             rank=group.rank,
             world_size=group.world_size,
-            even=False,  # no batch twice; train_update accepts None from a rank that has none left
             num_workers=cfg.dataset.num_workers,
         )
         self.iterator = self._train_iterator()
