@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,13 @@ class TrainingRun:
         self.trainer = Trainer(cfg, task, model, device, group)
         self.triggers = Triggers(cfg)
         self.notes = unused_keys(cfg.distributed_training, group)
+        self._iterator = functools.partial(
+            EpochIterator,
+            seed=cfg.common.seed,
+            rank=group.rank,
+            world_size=group.world_size,
+            num_workers=cfg.dataset.num_workers,
+        )
         self.iterator = self._train_iterator()
         self.validator = Validator(self.trainer, self._valid_iterators(), self._decoder, lambda: bool(signals.received))
         self.saving = Saving(cfg, folder, group, self.trainer)
@@ -88,44 +96,24 @@ class TrainingRun:
     def _train_iterator(self) -> EpochIterator:
         cfg = self.cfg.dataset
         dataset = self._dataset(cfg.train_subset)
+        make = functools.partial(self._iterator, max_tokens=cfg.max_tokens, batch_size=cfg.batch_size)
         if not cfg.pack:
-            return self._iterator(dataset, self._collate, cfg.max_tokens, cfg.batch_size)
+            return make(dataset, self._collate)
         if not self.trainer.model.supports_packing:
             raise ConfigError(
                 f"dataset.pack=true is not possible with model={MODELS.of(self.cfg.model).name}, which cannot keep the "
                 "examples of a row apart; choose a t5 or a transformer, or set dataset.pack=false"
             )
-        packed = PackedDataset(dataset, cfg.pack_length)
-        return self._iterator(packed, self._collate_rows, cfg.max_tokens, cfg.batch_size)
+        return make(PackedDataset(dataset, cfg.pack_length), self._collate_rows)
 
     def _valid_iterators(self) -> dict[str, EpochIterator]:
         """The batches of each part of the validation split; that of the whole split is named ``""``."""
         cfg = self.cfg.dataset
         dataset = self._dataset(cfg.valid_subset)
         parts = dataset.parts if isinstance(dataset, JoinedDataset) else {"": dataset}
-        limits = cfg.max_tokens_valid or cfg.max_tokens, cfg.batch_size_valid or cfg.batch_size
-        return {name: self._iterator(part, self._collate, *limits, shuffle=False) for name, part in parts.items()}
-
-    def _iterator(
-        self,
-        dataset: Dataset,
-        collate: Callable[[Sequence[Any]], Batch],
-        max_tokens: int | None,
-        batch_size: int | None,
-        shuffle: bool = True,
-    ) -> EpochIterator:
-        return EpochIterator(
-            dataset,
-            collate,
-            max_tokens=max_tokens,
-            batch_size=batch_size,
-            seed=self.cfg.common.seed,
-            shuffle=shuffle,
-            rank=self.group.rank,
-            world_size=self.group.world_size,
-            even=False,  # no batch twice; train_update accepts None from a rank that has none left
-            num_workers=self.cfg.dataset.num_workers,
-        )
+        tokens, size = cfg.max_tokens_valid or cfg.max_tokens, cfg.batch_size_valid or cfg.batch_size
+        make = functools.partial(self._iterator, collate=self._collate, max_tokens=tokens, batch_size=size)
+        return {name: make(part, shuffle=False) for name, part in parts.items()}
 
     def _collate(self, examples: Sequence[Any]) -> Batch:
         return self.task.collate(examples, self.trainer.model)
