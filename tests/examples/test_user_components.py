@@ -188,7 +188,7 @@ def test_an_observer(run: Path, tmp_path: Path) -> None:
     [
         (["generation.search=croppping"], "did you mean 'cropping'"),
         (["generation.search=cropping", "search.dleta=2"], "did you mean 'delta'"),
-        (["generation.search=cropping", "search.delta=-1"], "search.delta=-1 is below its minimum, 0"),
+        (["generation.search=cropping", "search.delta=-1"], "search.delta=-1.0 is below its minimum, 0"),
         (["generation.search=cropping", "search.delta=wide"], "search.delta=wide should be a number"),
         (["generation.search=cropping", "search.delta=nan"], "search.delta=nan is not a finite number"),
         (["generation.search=cropping", "search.=2"], "search."),
