@@ -194,8 +194,8 @@ class UnparsedText(str):
 def component_config(registry: Registry, name: str, generation: GenerationConfig, group: str = "", **flat: Any) -> Any:
     """Make the configuration of a decoding component.
 
-    Its own keys (``search.groups``) override flat keys (``generation.seed``), which override its preset
-    or defaults.
+    Its own keys (``combination.weights``) override flat keys (``generation.ensemble_weights``), which override its
+    preset or defaults.
 
     Args:
         registry: has the component.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from seqgen.errors import ConfigError, DecodingError
 from seqgen.generation.backpointers import BackPointers
-from seqgen.generation.candidates import Candidates, gather_beams, log_sum_exp
+from seqgen.generation.candidates import Candidates, gather_beams, log_sum_exp, normalized
 from seqgen.generation.component import (
     ATTENTION,
     FEATURES,
@@ -240,12 +240,11 @@ class Session:
         # before the processors, since they work in place
         log_sum = log_sum_exp(lprobs) if plan.adds_logits and not plan.renormalizes else None
         context, lprobs = self._process(context, lprobs, log_sum)
-        if plan.renormalizes:
+        if plan.renormalizes and plan.adds_logits:
             nothing = lprobs.amax(1, keepdim=True) == -torch.inf  # everything is forbidden
-            if plan.adds_logits:
-                log_sum = log_sum_exp(lprobs).masked_fill(nothing, 0.0)
-            else:
-                lprobs = lprobs.log_softmax(-1).masked_fill_(nothing, -torch.inf)
+            log_sum = log_sum_exp(lprobs).masked_fill(nothing, 0.0)
+        elif plan.renormalizes:
+            lprobs = normalized(lprobs)
         if log_sum is not None:
             scores = scores - log_sum.view_as(scores)
         return context, StepScores(context.by_sentence(lprobs), scores, attention)
