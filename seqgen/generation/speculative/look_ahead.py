@@ -93,7 +93,7 @@ class LookAhead(Member):
     def next_output(self, tokens: Tensor, needs: Set[str] = frozenset()) -> MemberOutput:
         """The output for the last column of ``tokens``, which the newest pass has read; see ``Member``."""
         column = tokens.size(1) - 1 - self.first
-        newest: MemberOutput = map_tensors(self.out, lambda tensor: tensor[:, column])
+        newest = self.out.at(column)
         return replace(newest, logits=self.model.adjust_logits_during_generation(newest.logits, tokens.size(1) - 1))
 
     def select_sentences(self, keep: Tensor) -> None:

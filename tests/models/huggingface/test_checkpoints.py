@@ -306,6 +306,16 @@ def _named(value: Any, tokens: list[str]) -> Any:
     return tokens[5] if value == "▁d" else value
 
 
+def test_settings_without_effect_are_noted(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "theirs", "t5")
+    values = {"do_sample": True, "num_beams": 4, "num_beam_groups": 2, "prompt_lookup_num_tokens": 3}
+    change_config(folder, "generation_config.json", **values)
+    assert [note.partition(": ")[2] for note in load_model(folder).notes] == [
+        "num_beam_groups=2 has no effect with do_sample=true",
+        "prompt_lookup_num_tokens=3 has no effect on this search",
+    ]
+
+
 def test_texts_that_are_forbidden_or_biased(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path / "theirs", "t5")
     ids = tiny_tokenizer()("dog", add_special_tokens=False).input_ids
