@@ -18,6 +18,8 @@ from tests.job_models import FAST, texts, train
 
 ROOT = Path(__file__).parent.parent.parent
 PARTS = 8
+KINDS = {"driver": 4, "worker": 4, "writing": 2, "merging": 1}
+"""What is killed or going on, and how often it is chosen."""
 PATIENCE = 300.0
 """Seconds after which a process that does nothing is a fault."""
 
@@ -66,20 +68,25 @@ class Soak:
         assert self.expected.count(b"\n") == self.lines
 
     def run(self, kills: int, say: Callable[[str], None] = lambda _: None) -> None:
-        """Run jobs, one after the other, until so many kills have happened; the last one ends undisturbed.
+        """Run jobs, one after the other, until so many kills of all kinds have happened; the last one ends undisturbed.
 
         The first job begins with nothing; later ones begin with what is left when some of the parts are taken away.
         """
-        while self.kills.total() < kills or not self.outcomes:
+        while self._choices(kills) or not self.outcomes:
             if self.outcomes:
                 self._take_away(self.rng.randint(0, PARTS // 2))
-            while self._attempt(self.kills.total() < kills) != 0:
+            while self._attempt(kills) != 0:
                 say(f"{self.kills.total()} kills: {dict(self.kills)}, {self.outcomes} jobs finished")
             self._compare()
             self.outcomes += 1
         say(f"{self.kills.total()} kills: {dict(self.kills)}, {self.outcomes} jobs finished")
 
-    def _attempt(self, kill: bool) -> int:
+    def _choices(self, kills: int) -> list[str]:
+        """The kinds of the next kill: all until so many have happened, then those that have not; each by its share."""
+        missing = [kind for kind in KINDS if self.kills.total() < kills or kind not in self.kills]
+        return [kind for kind in missing for _ in range(KINDS[kind])]
+
+    def _attempt(self, kills: int) -> int:
         """Run the command once, and perhaps kill it; its exit code."""
         part_lines = -(-self.lines // PARTS)
         process = generate(
@@ -90,8 +97,8 @@ class Soak:
             *self.engine,
         )
         try:
-            while kill and process.poll() is None:
-                what = self.rng.choices(("driver", "worker", "writing", "merging"), (4, 4, 2, 1))[0]
+            while (choices := self._choices(kills)) and process.poll() is None:
+                what = self.rng.choice(choices)
                 if self._waited(process, what):
                     victim = process.pid if what != "worker" else self.rng.choice(children(process.pid) or [0])
                     if victim:
