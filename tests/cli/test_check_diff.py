@@ -293,6 +293,14 @@ def test_ties_at_the_end_of_the_beam(one: StepTrace, other: StepTrace, what: str
     assert found == Difference(0, 1, what, 0.0, tie=True)
 
 
+def test_no_tie_if_one_decode_knows_that_the_candidate_is_worse() -> None:
+    """The second decode cannot tell what comes after its last candidate, but the first one can."""
+    one, other = step_of([5, 6, 7], [-1.0, -1.5, -3.0]), step_of([5, 7], [-1.0, -1.5])
+    for pair in ((one, other), (other, one)):
+        found = first_difference(LineTrace([pair[0]], []), LineTrace([pair[1]], []), 1e-3)
+        assert found == Difference(0, 1, TOKEN, 0.0, tie=False)
+
+
 def test_a_missing_step_is_a_difference() -> None:
     found = first_difference(LineTrace([PLAIN], []), LineTrace([PLAIN, PLAIN], []), 1e-3)
     assert found == Difference(1, 0, DONE, float("inf"))
