@@ -65,7 +65,7 @@ def test_another_model_on_the_command_line_removes_the_keys_of_the_files_model(t
 
 
 def test_where_each_key_comes_from() -> None:
-    """Typed, from a file, or from the checkpoint whose model is trained further; typed keys are above those of a file."""
+    """Typed, from a file, or from the checkpoint whose model is trained further."""
     overrides = ["a.b=1", "c=2", "d=3", "e=4", "checkpoint.finetune_from=runs/x"]
     typed = ["seqgen-train", "a.b=1", "d=3", "checkpoint.finetune_from=runs/x"]
     found = Arguments(overrides, files={"c": "keys.yaml", "d": "keys.yaml"}, typed=typed).origins()

@@ -83,9 +83,8 @@ def test_the_best_checkpoint_by_a_score_that_should_be_high(tmp_path: Path) -> N
     run = read_run(make_run(tmp_path / "b", "checkpoint.best_checkpoint_metric=bleu", curve="b"))
     assert (run.best, run.best_update) == ({"loss": 2.0, "BLEU": 3.0}, 2)
     times = [f"2026-01-0{day}T00:00:30+00:00" for day in (1, 3, 4)]
-    (run.folder / "log.jsonl").write_text(
-        "".join(json.dumps({"event": "train", "time": time}) + "\n" for time in times)
-    )
+    rows = [json.dumps({"event": "train", "time": time}) for time in times]
+    (run.folder / "log.jsonl").write_text("\n".join(rows))
     assert read_run(run.folder).seconds == 3 * 24 * 3600, "of a training that was killed"
 
 
