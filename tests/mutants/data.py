@@ -45,7 +45,7 @@ FAULTS = [
         "content = json.dumps([self.symbols, self.special_ids], ensure_ascii=True)",
         "content = json.dumps([self.symbols], ensure_ascii=True)",
         "vocabularies with other special tokens have the same fingerprint",
-        ("tests/data/test_dictionary.py", "tests/data/test_store.py"),
+        ("tests/data/test_dictionary.py",),
     ),
     Fault(
         "seqgen/data/iterator.py",
@@ -87,7 +87,7 @@ FAULTS = [
         "ids = ids[: limit - self.frame]",
         "ids = ids[: limit - 1]",
         "a text that is cut to its limit has no room for the tokens of languages",
-        ("tests/data/test_pairs.py", "tests/tasks/test_multilingual.py"),
+        ("tests/data/test_pairs.py",),
     ),
     Fault(
         "seqgen/data/pair_dataset.py",
@@ -101,7 +101,7 @@ FAULTS = [
         "(seed, epoch, 1))",
         "(seed, epoch, 0))",
         "source and target of a pair are sampled with the same seed",
-        ("tests/data/test_pairs.py", "tests/data/test_tokenizer.py"),
+        ("tests/data/test_pairs.py",),
     ),
     Fault(
         "seqgen/data/text.py",
@@ -113,7 +113,7 @@ FAULTS = [
     Fault(
         "seqgen/data/text.py",
         'sorted(names, key=lambda name: name.endswith(".gz"))',
-        "sorted(names)",
+        "sorted(names, reverse=True)",
         "a compressed file may take the place of the plain one",
         ("tests/data/test_text.py",),
     ),
@@ -227,7 +227,7 @@ FAULTS = [
         "return [None if index in self._language_ids else own for index, own in enumerate(known)]",
         "return known",
         "tokens of languages have bytes of text",
-        ("tests/text/test_translator_agreement.py", "tests/tasks/test_multilingual.py"),
+        ("tests/text/test_translator_agreement.py",),
     ),
     Fault(
         "seqgen/data/tokenizers/sentencepiece_tokenizer.py",

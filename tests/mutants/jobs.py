@@ -133,9 +133,9 @@ FAULTS = [
     ),
     Fault(
         "cli/job.py",
-        'SPEED = ("workers", "part_lines",',
-        'SPEED = ("part_lines",',
-        "a job cannot be continued with another number of workers",
+        '"part_lines", "batch_size",',
+        '"part_lines",',
+        "a job cannot be continued with batches of another size",
         ("tests/jobs/test_command.py",),
     ),
     Fault(
