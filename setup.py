@@ -72,8 +72,8 @@ setup(
             "seqgen-convert = seqgen.cli.convert:main",
             "seqgen-tune = seqgen.cli.tune:main",
             "seqgen-check = seqgen.cli.check:main",
-            "seqgen-trace = seqgen.cli.trace:main",
-            "seqgen-runs = seqgen.cli.runs:main",
+            "seqgen-diff = seqgen.cli.diff:main",
+            "seqgen-show = seqgen.cli.show:main",
         ]
     },
 )

@@ -1,20 +1,18 @@
-"""``seqgen-check``: checks of models, of other components and of decoding.
+"""``seqgen-check``: checks of models and of other components.
 
-``seqgen-check KIND=NAME`` checks the invariants of a component, ``path=RUN`` those of a trained model; every other
-check is a sub-command.
+``seqgen-check KIND=NAME`` checks the invariants of a component, ``path=RUN`` those of a trained model.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, make_dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import make_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from seqgen.cli import check_diff, check_languages
 from seqgen.cli.command import INFORMING, log, run, set_up_device
 from seqgen.cli.config_file import KEY as CONFIG_KEY
 from seqgen.config import SINGLE_COMPONENTS, CommonConfig, option
@@ -47,16 +45,6 @@ for each invariant and, if one fails, the probable cause. Exit code: 0 if all in
 
 OWN = ("beam", "semantics", "nbest", "min_len", "max_len", "end_symbols")
 """Keys of ``generation`` that the checks set themselves."""
-
-
-@dataclass
-class CheckConfig(kinds.ModelCheckConfig):
-    """The configuration of ``seqgen-check`` without a sub-command."""
-
-    subcommands: ClassVar[Mapping[str, type]] = {
-        "diff": check_diff.DiffConfig,
-        "languages": check_languages.LanguagesConfig,
-    }
 
 
 class Check(NamedTuple):
@@ -117,13 +105,7 @@ def with_chooser(group: str, overrides: list[str]) -> list[str]:
     return [*(override for override in overrides if not override.startswith(f"{key}=")), f"{key}={names}"]
 
 
-SUBCOMMANDS: dict[str, tuple[Callable[[Sequence[str]], NoReturn], str]] = {
-    "diff": (check_diff.main, check_diff.DESCRIPTION),
-    "languages": (check_languages.main, check_languages.DESCRIPTION),
-}
-"""The entry point and the description of each sub-command."""
-
-_MODEL = Check(CheckConfig, OF_MODELS, lambda cfg, _: kinds.model_subject(cfg, log), check_model, ADVICE)
+_MODEL = Check(kinds.ModelCheckConfig, OF_MODELS, lambda cfg, _: kinds.model_subject(cfg, log), check_model, ADVICE)
 
 CHECKS: dict[str, Check] = {
     **{group: _of_components(group) for group in KINDS},
@@ -145,19 +127,14 @@ get a model."""
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command."""
     name, *arguments = list(sys.argv[1:] if argv is None else argv) or [""]
-    if name in SUBCOMMANDS:
-        SUBCOMMANDS[name][0](arguments)
     if name == "--completion":
         _run("model", [name, *arguments])
     if name in ("-h", "--help"):
-        print("Usage: seqgen-check KIND=NAME [key=value ...]\n       seqgen-check CHECK [key=value ...]")
-        print(
-            "seqgen-check KIND=NAME --help lists the keys of a component's check, seqgen-check CHECK --help the others"
-        )
+        print("Usage: seqgen-check KIND=NAME [key=value ...]")
+        print("seqgen-check KIND=NAME --help lists the keys of a component's check")
         shown = {f"{kind}=NAME": check.description for kind, check in CHECKS.items() if kind not in ("path", "model")}
         shown["model=NAME, path=RUN"] = CHECKS["model"].description
         print("".join(f"\n  {kind}  {text}" for kind, text in shown.items()))
-        print("".join(f"\n  {check}  {text}" for check, (_, text) in SUBCOMMANDS.items()))
         sys.exit(0)
     if "=" in name:
         given = [argument.partition("=")[0] for argument in (name, *arguments)]
@@ -167,9 +144,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             _fail(f"{others[0]} and {others[1]} are two components; check them one at a time")
         if found or CONFIG_KEY in given or {*INFORMING} & {*arguments}:
             _run(found[0] if found else "model", [name, *arguments])
-    meant = nearest(name.partition("=")[0], [*SUBCOMMANDS, *(CHECKS if "=" in name else ())])
+    meant = nearest(name.partition("=")[0], CHECKS)
     wrong = f"there is no check {name!r}{meant}" if name else "the check is missing"
-    _fail(f"{wrong}; give {_choices()} or one of: {', '.join(SUBCOMMANDS)}")
+    _fail(f"{wrong}; give {_choices()}")
 
 
 def _choices() -> str:

@@ -48,7 +48,6 @@ def run(
     description: str,
     argv: Sequence[str] | None = None,
     sweep: Callable[[Arguments], int | None] | None = None,
-    subcommand: str = "",
     complete: Callable[[list[str]], list[str]] = list,
     pass_arguments: bool = False,
 ) -> NoReturn:
@@ -61,12 +60,11 @@ def run(
         argv: the arguments; ``None`` for those of the process.
         sweep: runs the command with several configurations, when the user gives ``-m``; takes the arguments. ``None``
             if the command has no sweeps.
-        subcommand: name of the sub-command, for help and messages; empty if there is none.
         complete: adds arguments that follow from the user's.
         pass_arguments: whether ``work`` also takes the ``Arguments``.
     """
     line = CommandLine.parse(sys.argv[1:] if argv is None else argv)
-    program = "seqgen-" + Path(sys.argv[0]).stem.removeprefix("seqgen-") + (f" {subcommand}" if subcommand else "")
+    program = "seqgen-" + Path(sys.argv[0]).stem.removeprefix("seqgen-")
     log_progress()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # the names of files need not be UTF-8

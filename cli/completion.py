@@ -15,9 +15,9 @@ from seqgen.cli.config_file import KEY as CONFIG_KEY
 from seqgen.cli.keys import Key, choosers, every_key, is_switch
 from seqgen.errors import ConfigError, nearest
 
-RUNS = ("path", "other", "run_dir", "checkpoint.finetune_from", "generation.draft")
+RUNS = ("path", "other", "runs", "run_dir", "checkpoint.finetune_from", "generation.draft")
 """Keys whose values are completed as run folders first."""
-WORDS = {"seqgen-runs": "path", "seqgen-trace": "trace"}
+WORDS = {"seqgen-diff": "runs", "seqgen-show": "path"}
 """By command, the key whose values can also be given as words without ``KEY=``."""
 OPTIONS = {
     "--help": "show the common keys, all of them, or explain a group or key",
@@ -33,7 +33,6 @@ class Words:
     Attributes:
         program: the name of the command.
         keys: the keys, each with one line of help.
-        subcommands: the keys of each sub-command.
         values: the values of keys that have a fixed set of them.
         topics: what can follow ``--help``.
         paths: the keys whose values are files or folders.
@@ -41,7 +40,6 @@ class Words:
 
     program: str
     keys: dict[str, str]
-    subcommands: dict[str, dict[str, str]]
     values: dict[str, list[str]]
     topics: list[str]
     paths: list[str]
@@ -61,8 +59,7 @@ def completion_script(schema: type, program: str, shell: str) -> str:
     """Write the script that completes a command.
 
     Args:
-        schema: the root dataclass of the command's configuration; its class attribute ``subcommands``, if it has one,
-            has those of the sub-commands.
+        schema: the root dataclass of the command's configuration.
         program: the command's name.
         shell: ``bash``, ``zsh`` or ``fish``.
 
@@ -70,26 +67,18 @@ def completion_script(schema: type, program: str, shell: str) -> str:
         The script.
 
     Raises:
-        ConfigError: there is no script for this shell, or the program is a sub-command.
+        ConfigError: there is no script for this shell.
     """
-    command, _, subcommand = program.partition(" ")
-    if subcommand:
-        raise ConfigError(f"give {command} --completion SHELL, whose script also completes {program}")
     if shell not in SHELLS:
         raise ConfigError(f"--completion {shell}: give one of: {', '.join(SHELLS)}{nearest(shell, SHELLS)}")
-    return SHELLS[shell](_words(schema, command))
+    return SHELLS[shell](_words(schema, program))
 
 
 def _words(schema: type, program: str) -> Words:
     keys, values = _keys_and_values(schema)
-    subcommands = {}
-    for name, own in getattr(schema, "subcommands", {}).items():
-        subcommands[name], of_subcommand = _keys_and_values(own)
-        values |= of_subcommand
     groups = {name.partition(".")[0] for name in keys if "." in name}
-    every = [key for own in (schema, *getattr(schema, "subcommands", {}).values()) for key in every_key(own)]
-    paths = sorted({CONFIG_KEY, *(key.name for key in every if key.is_path)})
-    return Words(program, keys, subcommands, values, sorted({"all", *groups, *keys}), paths)
+    paths = sorted({CONFIG_KEY, *(key.name for key in every_key(schema) if key.is_path)})
+    return Words(program, keys, values, sorted({"all", *groups, *keys}), paths)
 
 
 def _keys_and_values(schema: type) -> tuple[dict[str, str], dict[str, list[str]]]:
@@ -119,15 +108,11 @@ def _bash(words: Words) -> str:
     cases = "\n".join(f"        {key}) words={shlex.quote(' '.join(items))} ;;" for key, items in words.values.items())
     files = 'compgen -f -- "$tail")); compopt -o filenames'
     runs = f'"$tail"; {files}'
-    keys = "\n".join(
-        f"        {name}) words={shlex.quote(_with_equals(own))} ;;" for name, own in words.subcommands.items()
-    )
-    first = shlex.quote(" ".join(words.subcommands))
     others = f'$({words.function}_runs "$word"; compgen -f -- "$word")' if words.program in WORDS else ""
     return f"""# bash completion of {words.program}; to install it:
 #   {words.program} --completion bash > ~/.local/share/bash-completion/completions/{words.program}
 {words.function}() {{
-    local line=${{COMP_LINE:0:COMP_POINT}} word before typed key value head tail words
+    local line=${{COMP_LINE:0:COMP_POINT}} word before key value head tail words
     word=${{line##*[[:space:]]}}
     before=${{line%"$word"}}
     COMPREPLY=()
@@ -139,14 +124,9 @@ def _bash(words: Words) -> str:
         *--completion[[:space:]]) words="bash zsh fish" ;;
         *--help[[:space:]]) words={shlex.quote(" ".join(words.topics))} ;;
         *)
-            typed=($before)
-            case ${{typed[1]}} in
-{keys}
-            *) words={shlex.quote(_with_equals(words.keys))} ;;
-            esac
+            words={shlex.quote(" ".join(f"{key}=" for key in words.keys))}
             compopt -o nospace
             COMPREPLY=($(compgen -W "$words" -- "$word"))
-            [[ ${{#typed[@]}} -gt 1 ]] || COMPREPLY+=($(compgen -W {first} -- "$word"))
             local IFS=$'\\n'
             COMPREPLY+=({others}); return ;;
         esac
@@ -181,21 +161,12 @@ complete -F {words.function} {words.program}
 """
 
 
-def _with_equals(keys: Mapping[str, str]) -> str:
-    return " ".join(f"{key}=" for key in keys)
-
-
 def _case(keys: Sequence[str], action: str) -> str:
     return f"    {'|'.join(keys)}) {action} ;;" if keys else ""
 
 
 def _zsh(words: Words) -> str:
-    subcommands = "".join(
-        f"\n    (( CURRENT > 2 )) && [[ $words[2] == {name} ]] && keys=(\n{_zsh_keys(own)}\n    )"
-        for name, own in words.subcommands.items()
-    )
-    first = f"\n        (( CURRENT > 2 )) || compadd {' '.join(words.subcommands)}" if words.subcommands else ""
-    first += "\n        _files" if words.program in WORDS else ""
+    files = "\n        _files" if words.program in WORDS else ""
     options = "\n".join(f"        {_quoted(f'{name}:{text}')}" for name, text in OPTIONS.items())
     cases = "\n".join(
         f"        {key}) compadd -- {' '.join(map(shlex.quote, items))} ;;" for key, items in words.values.items()
@@ -208,7 +179,7 @@ def _zsh(words: Words) -> str:
     local -a keys options
     keys=(
 {_zsh_keys(words.keys)}
-    ){subcommands}
+    )
     options=(
 {options}
     )
@@ -226,7 +197,7 @@ def _zsh(words: Words) -> str:
     elif [[ $words[CURRENT] == -* ]]; then
         _describe option options
     else
-        _describe key keys -S ''{first}
+        _describe key keys -S ''{files}
     fi
 }}
 if [[ $funcstack[1] == {words.function} ]]; then
@@ -242,13 +213,7 @@ def _zsh_keys(keys: Mapping[str, str]) -> str:
 
 
 def _fish(words: Words) -> str:
-    subcommands = "\n".join(
-        f"            case {name}\n{_fish_keys(own)}\n                return" for name, own in words.subcommands.items()
-    )
-    first = f"\n        test (count $typed) -gt 1; or printf '%s\\n' {' '.join(words.subcommands)}"
-    others = (first if words.subcommands else "") + (
-        "\n        __fish_complete_path $word" if words.program in WORDS else ""
-    )
+    others = "\n        __fish_complete_path $word" if words.program in WORDS else ""
     cases = "\n".join(
         f"        case {key}\n            printf '%s\\n' {key}={{{','.join(map(_fish_quoted, items))}}}"
         for key, items in words.values.items()
@@ -264,10 +229,6 @@ def _fish(words: Words) -> str:
 function {words.function}
     set -l word (commandline -ct)
     if not string match -q '*=*' -- $word
-        set -l typed (commandline -opc)
-        switch "$typed[2]"
-{subcommands}
-        end
 {_fish_keys(words.keys)}{others}
         return
     end

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ from seqgen.checkpoints.sharded import is_sharded
 from seqgen.cli.command import log, run
 from seqgen.cli.output import check_output
 from seqgen.cli.run_folder import write_config
-from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig, option
+from seqgen.config import CommonConfig, GenerationConfig, ReadingConfig, TrainConfig, like, option
 from seqgen.config.compose import compose
 from seqgen.config.user_files import recorded_files
-from seqgen.config.values import from_dict
+from seqgen.config.values import changed, from_dict
 from seqgen.data.tokenizers.base import load_tokenizer
 from seqgen.errors import ConfigError
 from seqgen.export.folder import FORMATS, check_installed, write_export
@@ -44,12 +45,7 @@ run of its own."""
 class UserCodeConfig:
     """The keys of the ``common`` group of the commands that do not compute with a model."""
 
-    user_dir: list[str] = option(
-        [],
-        "Python files or folders with your own components (models, loaders, ...), imported first; the value run "
-        "imports the files that were used in training",
-        names="code",
-    )
+    user_dir: list[str] = like(CommonConfig, "user_dir")
 
 
 @dataclass
@@ -92,14 +88,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     run(ConvertConfig, convert, DESCRIPTION, argv)
 
 
-def convert(cfg: ConvertConfig) -> int:
+def convert(cfg: ConvertConfig) -> None:
     """Write a model in another form, and print how to use it.
 
     Args:
         cfg: the whole configuration.
-
-    Returns:
-        The exit code.
 
     Raises:
         ConfigError: a key is missing or has no effect, or the folder already exists.
@@ -108,17 +101,17 @@ def convert(cfg: ConvertConfig) -> int:
     _check_keys(cfg)
     if cfg.format == "average":
         return _write_average(cfg)
-    if cfg.format == "export":
-        return _write_export(cfg)
     (name,), folder = cfg.path, Path(cfg.output)
     path, to_run = local_path(name), cfg.format == "run"
     if to_run and path.exists() and checkpoint_loader_of(path) is None:
         if any(map(is_sharded, checkpoints_of(path))):
-            return gather(path, folder)
+            return _gather(path, folder)
         raise ConfigError(f"path={path} is not a checkpoint of a supported toolkit; runs of seqgen need no conversion")
-    loaded = load_model(path, reading=cfg.reading)
+    loaded = load_model(path, dtype=torch.float32 if cfg.format == "export" else None, reading=cfg.reading)
     for note in loaded.notes:
         log(note)
+    if cfg.format == "export":
+        return _write_export(cfg, loaded)
     if to_run:
         config = run_config(loaded, cfg)
         write_run(loaded, config, folder)
@@ -129,7 +122,6 @@ def convert(cfg: ConvertConfig) -> int:
     print(f"decode:    seqgen-generate path={folder} input=FILE")
     if to_run:
         print(f"fine-tune: {finetuning_command(config, folder)}")
-    return 0
 
 
 def _check_keys(cfg: ConvertConfig) -> None:
@@ -140,11 +132,9 @@ def _check_keys(cfg: ConvertConfig) -> None:
     """
     if not cfg.path:
         raise ConfigError("path is missing: give path=MODEL, or path=[A,B] with format=average")
-    defaults = ConvertConfig()
-    for key in sorted({key for keys in KEYS.values() for key in keys} - {*KEYS[cfg.format]}):
-        if getattr(cfg, key) != getattr(defaults, key):
-            owners = " or ".join(f"format={name}" for name, keys in KEYS.items() if key in keys)
-            raise ConfigError(f"{key} has no effect with format={cfg.format}; remove it, or give {owners}")
+    for key in sorted(set(changed(cfg)) & {*chain.from_iterable(KEYS.values())} - {*KEYS[cfg.format]}):
+        owners = " or ".join(f"format={name}" for name, keys in KEYS.items() if key in keys)
+        raise ConfigError(f"{key} has no effect with format={cfg.format}; remove it, or give {owners}")
     if cfg.format != "average":
         if len(cfg.path) > 1:
             raise ConfigError(
@@ -157,10 +147,14 @@ def _check_keys(cfg: ConvertConfig) -> None:
         raise ConfigError(f"output={cfg.output} already exists; give the name of a new folder")
     if cfg.format in ("huggingface", "export"):
         check_output("output", cfg.output)
+    if not cfg.formats or not set(cfg.formats) <= set(FORMATS):
+        raise ConfigError(f"formats=[{','.join(cfg.formats)}] must be one or more of: {', '.join(FORMATS)}")
+    if cfg.format == "export" and "onnx" in cfg.formats:
+        check_installed()
 
 
-def _write_average(cfg: ConvertConfig) -> int:
-    """Write the average of checkpoints; return the exit code.
+def _write_average(cfg: ConvertConfig) -> None:
+    """Write the average of checkpoints.
 
     Raises:
         UserError: a key cannot be used, or see ``average_runs``.
@@ -183,22 +177,14 @@ def _write_average(cfg: ConvertConfig) -> int:
     written, checkpoints = average_runs(cfg.path, cfg.last, cfg.name, new_run, log)
     names = [str(path) if len(cfg.path) > 1 else path.name for path in checkpoints]
     print(f"{written}: the average of {', '.join(names)}")
-    return 0
 
 
-def _write_export(cfg: ConvertConfig) -> int:
-    """Write a model as graphs that run without seqgen; return the exit code.
+def _write_export(cfg: ConvertConfig, loaded: LoadedModel) -> None:
+    """Write a model as graphs that run without seqgen.
 
     Raises:
-        UserError: a key cannot be used, or see ``write_export``.
+        UserError: see ``write_export``.
     """
-    if not cfg.formats or not set(cfg.formats) <= set(FORMATS):
-        raise ConfigError(f"formats=[{','.join(cfg.formats)}] must be one or more of: {', '.join(FORMATS)}")
-    if "onnx" in cfg.formats:
-        check_installed()
-    loaded = load_model(cfg.path[0], dtype=torch.float32, reading=cfg.reading)
-    for note in loaded.notes:
-        log(note)
     folder = Path(cfg.output)
     difference = write_export(loaded, folder, cfg.formats, cfg.opset)
     print(f"{folder}: {type(loaded.model).__name__}, from {cfg.path[0]}")
@@ -206,11 +192,10 @@ def _write_export(cfg: ConvertConfig) -> int:
         if file.is_file():
             print(f"  {file.name:<13} {file.stat().st_size:>13,} bytes")
     print(f"logits differ by at most {difference:.1e} from those of the model")
-    return 0
 
 
-def gather(path: Path, folder: Path) -> int:
-    """Write a run with sharded checkpoints as a run with plain ones; return the exit code.
+def _gather(path: Path, folder: Path) -> None:
+    """Write a run with sharded checkpoints as a run with plain ones.
 
     Args:
         path: the run, or one of its checkpoints.
@@ -222,7 +207,6 @@ def gather(path: Path, folder: Path) -> int:
     names = gather_run(path, folder)
     print(f"{folder}: a copy of {path} with plain checkpoints: {', '.join(names)}")
     print(f"decode:    seqgen-generate path={folder} input=FILE")
-    return 0
 
 
 def run_config(loaded: LoadedModel, cfg: ConvertConfig) -> TrainConfig:

@@ -27,7 +27,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("much text with two processes; repeat the command to continue after a kill",
          "seqgen-generate path=runs/a input=big.txt.gz output=big.out \\\n"
          "      generation.workers=2"),
-        ("see in a browser what the search did, with seqgen-trace trace.jsonl.gz",
+        ("see in a browser what the search did, with seqgen-show trace.jsonl.gz",
          "seqgen-generate path=runs/a input=test.en output=test.hyp \\\n"
          "      reference=test.de trace=trace.jsonl.gz"),
         ("the n-best lists again, from the trace alone",
@@ -57,26 +57,19 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
          "seqgen-tune path=runs/a tune.generation.lenpen=0.6,1,1.4 \\\n"
          "      tune.generation.beam=4,8"),
     ),
-    "seqgen-runs": (
+    "seqgen-show": (
         ("runs as a table, and their learning curves as a page",
-         "seqgen-runs path=[runs/a,runs/b] sort=loss page=runs.html"),
+         "seqgen-show path=[runs/a,runs/b] sort=loss page=runs.html"),
+        ("a trace of seqgen-generate in a browser", "seqgen-show path=trace.jsonl.gz page=trace.html"),
+        ("the languages of a multilingual model", "seqgen-show path=runs/a languages=true"),
     ),
-    "seqgen-runs diff": (
-        ("how two runs differ", "seqgen-runs diff path=[runs/a,runs/b]"),
-    ),
-    "seqgen-trace": (
-        ("show a trace of seqgen-generate in a browser",
-         "seqgen-trace trace=trace.jsonl.gz output=trace.html"),
+    "seqgen-diff": (
+        ("how two runs differ", "seqgen-diff runs=[runs/a,runs/b]"),
+        ("why do two models decode a file differently?",
+         "seqgen-diff path=runs/a other=runs/b input=test.en"),
     ),
     "seqgen-check": (
         ("check the invariants of a model", "seqgen-check model=transformer_tiny"),
-    ),
-    "seqgen-check diff": (
-        ("why do two models decode a file differently?",
-         "seqgen-check diff path=runs/a other=runs/b input=test.en"),
-    ),
-    "seqgen-check languages": (
-        ("the languages of a multilingual model", "seqgen-check languages path=runs/a"),
     ),
 }  # fmt: skip
 """By the name of the program: what a command line does, and the command line. ``--help`` shows the first."""

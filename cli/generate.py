@@ -1,32 +1,38 @@
-"""``seqgen-generate``: decode a test split, a file or standard input with a model or an ensemble."""
+"""``seqgen-generate``: decode a test split, a file or standard input with a model or an ensemble.
+
+With ``trace=FILE`` it also writes a trace, and with ``replay=FILE`` it computes the n-best lists of a trace again.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.config_file import Arguments
 from seqgen.cli.job import is_job, run_job
-from seqgen.cli.line_decoding import check_path_and_split, complete, prepare_decoding, text_cleaner
+from seqgen.cli.line_decoding import check_path_and_split, complete, part_of, prepare_decoding, text_cleaner
 from seqgen.cli.output import check_output, open_output, score_lines
 from seqgen.cli.record import NoRecord, Record
 from seqgen.cli.terminal import TypedLines, decoding_bar, summary
-from seqgen.cli.tracing import check_trace, replay, tracing
-from seqgen.config import GenerateConfig, GenerationConfig
-from seqgen.config.values import given_values, to_dict
+from seqgen.config import GenerateConfig
+from seqgen.config.values import changed, given_settings, to_dict
 from seqgen.data.text import count_lines, is_pipe, read_lines, stream_lines
 from seqgen.errors import ConfigError, DataError
+from seqgen.lab.traces.trace import Trace, replayed
+from seqgen.lab.traces.writer import TraceWriter
 from seqgen.metrics import text_scores
 from seqgen.system.devices import memory_errors
 from seqgen.task import Task
-from seqgen.text.output_formats import FORMATS
+from seqgen.text.output_formats import FORMATS, json_line
 from seqgen.text.results import Translation
-from seqgen.text.text_decoding import BUFFER_SIZE
+from seqgen.text.sources import EncodedSource
+from seqgen.text.text_decoding import BUFFER_SIZE, TextDecoding
 from seqgen.text.word_streaming import TextStreamer
 
 DESCRIPTION = "decodes a test split, a file or standard input with a trained model or an ensemble."
@@ -38,18 +44,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     def work(cfg: GenerateConfig, arguments: Arguments) -> int:
         overrides = arguments.overrides
         debug = {f"debug.{key}": value for key, value in to_dict(cfg.debug).items()}
-        given = {**given_values(cfg, "generation", overrides), **debug}
-        decoding_keys = {field.name for field in fields(GenerationConfig)}
-        given = {key: value for key, value in given.items() if key in decoding_keys or key in debug}
+        given = {**given_settings(cfg, overrides), **debug}
         if is_job(cfg, overrides):
             return run_job(cfg, given, overrides)
         record = Record(cfg.record, arguments.typed, overrides) if cfg.record else NoRecord()
-        return generate(cfg, given, record)
+        generate(cfg, given, record)
+        return 0
 
     run(GenerateConfig, work, DESCRIPTION, argv, pass_arguments=True)
 
 
-def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | NoRecord | None = None) -> int:
+def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | NoRecord | None = None) -> None:
     """Decode the input, write the output, and print scores and speed.
 
     Args:
@@ -57,9 +62,6 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | NoR
         given: the keys of its ``generation`` group that the user gave, and all keys of its ``debug`` group, as
             ``debug.KEY``. The models' own settings are used for the other keys.
         record: what writes the record of the decode; ``None`` for no record.
-
-    Returns:
-        The exit code.
 
     Raises:
         UserError: a key, model or file cannot be used, or memory runs out.
@@ -108,7 +110,6 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | NoR
     _report(cfg, outputs, references, seconds, decoding.tokens_written)
     if summary_of_search := decoding.generator.summary():
         log(summary_of_search)
-    return 0
 
 
 @dataclass
@@ -174,18 +175,13 @@ def input_lines(cfg: GenerateConfig, task: Task, typed: TypedLines | None = None
         task: the task of the first model.
         typed: the lines of standard input if a user types them; ``None`` if not.
     """
-    task = _part(cfg, task)
+    task = part_of(cfg.dataset, task)
     if not cfg.input:
         return task.source_lines(cfg.dataset.gen_subset)
     lines: Iterator[str] = read_lines(Path(cfg.input), pipes=True)
     if cfg.input == "-":
         lines = stream_lines(typed or sys.stdin.buffer, "standard input")
     return (task.input_of(line) for line in lines) if cfg.dataset.gen_source else lines
-
-
-def _part(cfg: GenerateConfig, task: Task) -> Task:
-    """The task, or the part of a mixture that ``dataset.gen_source`` names."""
-    return task.part(cfg.dataset.gen_source) if cfg.dataset.gen_source else task
 
 
 def _count_lines(cfg: GenerateConfig, references: list[str] | None) -> int | None:
@@ -221,7 +217,7 @@ def reference_lines(cfg: GenerateConfig, task: Task) -> list[str] | None:
     if cfg.reference:
         return list(read_lines(Path(cfg.reference), pipes=True))
     if not cfg.input:
-        lines = _part(cfg, task).references(cfg.dataset.gen_subset)
+        lines = part_of(cfg.dataset, task).references(cfg.dataset.gen_subset)
         return None if lines is None else list(lines)
     return None
 
@@ -251,6 +247,86 @@ def _report(cfg: GenerateConfig, outputs: _Outputs, references: list[str] | None
                 print(line, file=stream)
     speed = f"{len(hypotheses) / seconds:.1f} sentences/s, {tokens / seconds:.1f} tokens/s"
     print(f"{len(hypotheses)} sentences, {tokens} tokens in {seconds:.1f} s: {speed}", file=stream)
+
+
+OF_REPLAY = ("replay", "output", "format", "common", "generation")
+"""The keys and groups that may be set with ``replay``; keys of ``generation`` are refused if the user gave them."""
+
+SUFFIXES = (".jsonl", ".jsonl.gz")
+
+
+class NoTrace(nullcontext[None]):
+    """Stands for a trace that is not written."""
+
+    notes: Sequence[str] = ()
+
+    def lines(self, lines: Iterable[str | EncodedSource]) -> Iterable[str | EncodedSource]:
+        """The lines, unchanged."""
+        return lines
+
+    def add(self, translation: Translation) -> None:
+        """Do nothing."""
+
+
+def check_trace(cfg: GenerateConfig, *inputs: str) -> None:
+    """Check before the models are loaded that the trace can be written.
+
+    Raises:
+        ConfigError: it cannot, or an option has no effect.
+    """
+    if not cfg.trace:
+        for key in changed(cfg.trace_options):
+            raise ConfigError(f"trace_options.{key} has no effect without trace=FILE; give both, or remove the key")
+        return
+    if not cfg.trace.endswith(SUFFIXES):
+        raise ConfigError(f"trace={cfg.trace} must end in {' or '.join(SUFFIXES)}; give another name")
+    check_output("trace", cfg.trace, *inputs, other_outputs=[cfg.output])
+
+
+def tracing(cfg: GenerateConfig, decoding: TextDecoding, references: Sequence[str] | None) -> TraceWriter | NoTrace:
+    """What writes the trace that the user asks for.
+
+    Raises:
+        ConfigError: the strategy cannot be traced, or an option has no effect.
+    """
+    if not cfg.trace:
+        return NoTrace()
+    if cfg.trace_options.reference_scores and references is None:
+        raise ConfigError("trace_options.reference_scores has no effect without references; give reference=FILE")
+    return TraceWriter(Path(cfg.trace), decoding, cfg.trace_options, references, cfg.path)
+
+
+def _typed(cfg: GenerateConfig, name: str) -> list[str]:
+    """The keys of the ``generation`` group as the user typed them: those of components have groups of their own."""
+    return list(cfg.generation.components) if name == "components" else [f"generation.{name}"]
+
+
+def replay(cfg: GenerateConfig, given: Mapping[str, Any]) -> None:
+    """Write the n-best lists that follow from a trace.
+
+    Args:
+        cfg: the whole configuration.
+        given: the keys of its ``generation`` group that the user gave, and all keys of its ``debug`` group.
+
+    Raises:
+        ConfigError: a key has no effect.
+        DataError: the trace cannot be read or replayed.
+    """
+    unused = [key for key in changed(cfg) if key not in OF_REPLAY]
+    unused += [key for name in given if "." not in name for key in _typed(cfg, name)]
+    if unused:
+        raise ConfigError(f"{unused[0]} has no effect with replay={cfg.replay}, which needs no models; remove it")
+    if cfg.format == "fairseq":
+        raise ConfigError("format=fairseq cannot be written with replay=FILE; choose format=text or format=json")
+    check_output("output", cfg.output, cfg.replay)
+    trace = Trace(cfg.replay)
+    how: dict[str, Any] = {"semantics": trace.header.rules}
+    how |= {} if trace.header.seed is None else {"seed": trace.header.seed}
+    with open_output(cfg.output) as file:
+        for translation in replayed(trace):
+            file.write(json_line(translation, how, 1) if cfg.format == "json" else translation.text + "\n")
+    if not trace.complete:
+        log(f"{cfg.replay} has only the first {len(trace)} lines of the decode")
 
 
 if __name__ == "__main__":

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -18,7 +18,7 @@ import torch
 from seqgen.checkpoints.run_lock import run_lock
 from seqgen.checkpoints.serialization import digest
 from seqgen.cli.command import import_plugins, log, set_up_device
-from seqgen.cli.line_decoding import check_path_and_split, complete, prepare_decoding, text_cleaner
+from seqgen.cli.line_decoding import check_path_and_split, complete, part_of, prepare_decoding, text_cleaner
 from seqgen.cli.output import check_output
 from seqgen.cli.record import fingerprint, models_fingerprint, named_files
 from seqgen.config import GenerateConfig
@@ -28,10 +28,9 @@ from seqgen.data.text import is_pipe
 from seqgen.errors import ConfigError
 from seqgen.jobs.folder import ERRORS, JobFolder, merged_notes
 from seqgen.jobs.job import Job, JobStopped, Stop
-from seqgen.jobs.line_decoder import Answers
 from seqgen.jobs.manifest import Manifest, plan_parts
 from seqgen.jobs.source import Source, find_source
-from seqgen.jobs.workers import LocalWorkers, Workers
+from seqgen.jobs.workers import Answers, LocalWorkers, Workers
 from seqgen.lab.compare.provenance import versions
 from seqgen.system.files import disk_errors, new_file, remove_leftovers
 from seqgen.system.progress import LineProgress, duration
@@ -106,21 +105,15 @@ def _run(
     folder.open(manifest)
     piece_lines = cfg.generation.buffer_size or BUFFER_SIZE
     job = Job(folder, source, plan, fingerprint({**models, **files}), piece_lines, log, stop.check)
-    before, failed = folder.lines, folder.failed
+    before = folder.lines
     if before:
         log(f"{before} of {plan.lines} lines were decoded before; continuing")
-    if job.undone():
-        progress = LineProgress(plan.lines, before, failed, cfg.job.progress, log)
-        workers: Workers | None = None
-        try:
-            workers = _workers(cfg, given, tuple(files))
-            job.run(workers, progress)
-        finally:
-            if workers is not None:
-                workers.close()
-            progress.close()
-            failed = folder.write_errors()
-    else:
+    try:
+        if job.undone():
+            progress = LineProgress(plan.lines, before, folder.failed, cfg.job.progress, log)
+            with closing(progress), closing(_workers(cfg, given, tuple(files))) as workers:
+                job.run(workers, progress)
+    finally:
         failed = folder.write_errors()
     _merge(cfg, folder, stop, "output" in keys)
     _report(cfg, folder, plan.lines, plan.lines - before, failed, time.monotonic() - start)
@@ -237,7 +230,7 @@ class CommandBuilder:
 
     def __call__(self, number: int) -> CommandDecoder:
         """Load the models; see ``Builder``."""
-        with contextlib.suppress(OSError):  # another machine need not have the folder if all paths are absolute
+        with suppress(OSError):  # another machine need not have the folder if all paths are absolute
             os.chdir(self.folder)
         import_plugins([])
         common = replace(self.cfg.common, threads=self.threads)
@@ -263,8 +256,7 @@ class CommandDecoder:
         self.fingerprint = fingerprint({**models_fingerprint(cfg.path), **_digests(files)})
         self.write = FORMATS[cfg.format](self.decoding, None)
         self.clean = text_cleaner(cfg.remove_bpe, cfg.detokenize)
-        task = self.decoding.task
-        self.task = task.part(cfg.dataset.gen_source) if cfg.dataset.gen_source else task
+        self.task = part_of(cfg.dataset, self.decoding.task)
 
     def decode(self, lines: Sequence[str], first: int, divisor: int) -> Answers:
         """Decode lines; see ``LineDecoder``."""

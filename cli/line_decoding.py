@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from seqgen.checkpoints.loading import LoadedModel, load_models
+from seqgen.cli.command import log
 from seqgen.config import GenerateConfig, GenerateDatasetConfig
 from seqgen.errors import ConfigError, nearest
 from seqgen.system.switches import MAPPED_WEIGHTS, switched
@@ -44,6 +45,11 @@ def check_path_and_split(path: Sequence[str], lines: str, dataset: GenerateDatas
         )
 
 
+def part_of(dataset: GenerateDatasetConfig, task: Task) -> Task:
+    """The task, or the part of it that ``dataset.gen_source`` names."""
+    return task.part(dataset.gen_source) if dataset.gen_source else task
+
+
 def settings_of_part(dataset: GenerateDatasetConfig, task: Task) -> dict[str, str]:
     """The decoding settings of the part of a task that ``dataset.gen_source`` names, such as the languages of a pair.
 
@@ -52,6 +58,24 @@ def settings_of_part(dataset: GenerateDatasetConfig, task: Task) -> dict[str, st
         task: the task of the first model.
     """
     return task.part(dataset.gen_source).decoding_settings() if dataset.gen_source else {}
+
+
+def load_noted(cfg: Any, device: torch.device, note: Callable[[str], None] = log) -> list[LoadedModel]:
+    """Load the models of a command.
+
+    Args:
+        cfg: its configuration, with ``path``, ``reading`` and the ``common`` group of commands that decode.
+        device: where to put them.
+        note: called with each note for the user.
+
+    Raises:
+        UserError: one cannot be loaded.
+    """
+    with switched({MAPPED_WEIGHTS: cfg.common.map_weights}):
+        loaded = load_models(cfg.path, device, cfg.reading, device_map=cfg.common.device_map)
+    for text in (text for item in loaded for text in item.notes):
+        note(text)
+    return loaded
 
 
 def prepare_decoding(
@@ -76,10 +100,8 @@ def prepare_decoding(
     Raises:
         UserError: a model or key cannot be used.
     """
+    loaded = load_noted(cfg, device, note)
     with switched({MAPPED_WEIGHTS: cfg.common.map_weights}):
-        loaded = load_models(cfg.path, device, cfg.reading, device_map=cfg.common.device_map)
-        for text in (text for item in loaded for text in item.notes):
-            note(text)
         translator = Translator(loaded, **{**settings_of_part(cfg.dataset, loaded[0].task), **given})
         decoding = translator.prepare(wanted_details(cfg, translator), streamer)
     for text in decoding.notes:

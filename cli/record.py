@@ -122,31 +122,23 @@ OUTPUTS = ("output", "record", "trace", "trace_options")
 
 
 class _Hashed:
-    """Text whose hash is computed line by line."""
+    """Text that is hashed line by line, while it is written to a file if there is one."""
 
     def __init__(self) -> None:
         self.hash, self.lines = hashlib.sha256(), 0
+        self.file: IO[str] | None = None
 
-    def add(self, text: str) -> None:
+    def write(self, text: str) -> int:
         self.hash.update(text.encode("utf-8", "surrogatepass"))
         self.lines += text.count("\n")
+        return len(text) if self.file is None else self.file.write(text)
+
+    def flush(self) -> None:
+        if self.file is not None:
+            self.file.flush()
 
     def summary(self) -> dict[str, Any]:
         return {"lines": self.lines, "sha256": self.hash.hexdigest()}
-
-
-class _Writer:
-    """A file that is hashed while it is written."""
-
-    def __init__(self, file: IO[str], hashed: _Hashed):
-        self._file, self._hashed = file, hashed
-
-    def write(self, text: str) -> int:
-        self._hashed.add(text)
-        return self._file.write(text)
-
-    def flush(self) -> None:
-        self._file.flush()
 
 
 class Record:
@@ -176,12 +168,13 @@ class Record:
     def lines(self, lines: Iterable[str]) -> Iterator[str]:
         """The lines, which are hashed while they are read."""
         for line in lines:
-            self._input.add(line + "\n")
+            self._input.write(line + "\n")
             yield line
 
     def output(self, file: IO[str]) -> IO[str]:
         """The output file, which is hashed while it is written."""
-        return _Writer(file, self._output)  # type: ignore[return-value]  # has the methods that are used
+        self._output.file = file
+        return self._output  # type: ignore[return-value]  # has the methods that are used
 
     def write(self, decoding: TextDecoding) -> None:
         """Write the record.

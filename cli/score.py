@@ -9,19 +9,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from seqgen.checkpoints.loading import load_models
 from seqgen.cli.command import log, run, set_up_device
-from seqgen.cli.comparing import parallel_lines, system_names, write_comparison
-from seqgen.cli.output import check_output, check_report, open_output, score_lines
-from seqgen.config import DecodingCommonConfig, ReadingConfig, option
+from seqgen.cli.line_decoding import load_noted
+from seqgen.cli.output import check_output, check_report, open_output, score_lines, write_report
+from seqgen.config import DecodingCommonConfig, GenerationConfig, ReadingConfig, like, option
+from seqgen.config.values import changed
 from seqgen.data.text import read_lines
-from seqgen.errors import ConfigError
-from seqgen.lab.compare.comparison import Options, compare
+from seqgen.errors import ConfigError, DataError
+from seqgen.lab.compare.comparison import Comparison, Options, compare
 from seqgen.lab.compare.significance import System, seed_of
 from seqgen.language_model import LanguageModel
 from seqgen.metrics import CORPUS_METRICS, METRICS, Texts, corpus_metric, corpus_scores
 from seqgen.structures import Hypothesis
-from seqgen.system.switches import MAPPED_WEIGHTS, switched
+from seqgen.system.files import write_atomically
 from seqgen.text.output_formats import json_text
 from seqgen.text.translator import Translator
 
@@ -45,14 +45,10 @@ class ScoringConfig:
     """How models score the references."""
 
     unnormalized: bool = option(False, "report sums of log-probabilities instead of means")
-    ensemble_average: str = option(
-        "probability", "average the members' probabilities or log-probabilities", choices=("probability", "log")
-    )
-    ensemble_weights: list[float] = option([], "weight of each ensemble member; empty for equal weights", minimum=0)
+    ensemble_average: str = like(GenerationConfig, "ensemble_average")
+    ensemble_weights: list[float] = like(GenerationConfig, "ensemble_weights")
     batch_size: int = option(64, "sentences per batch", minimum=1)
-    source_lang: str = option(
-        "", "multilingual models: language of the sources, or fieldN for the code in field N of a line with tabs"
-    )
+    source_lang: str = like(GenerationConfig, "source_lang")
     target_lang: str = option(
         "", "multilingual models: language of the references, or fieldN for the code in field N of a source line"
     )
@@ -167,6 +163,48 @@ def read_texts(cfg: ScoreConfig) -> tuple[Texts, list[list[str]]]:
     return texts, systems[1:]
 
 
+def parallel_lines(files: Sequence[str]) -> list[list[str]]:
+    """Read text files whose lines belong together.
+
+    Args:
+        files: the files.
+
+    Returns:
+        The lines of each file.
+
+    Raises:
+        DataError: a file cannot be read, or the numbers of lines differ.
+    """
+    texts = [list(read_lines(Path(file), pipes=True)) for file in files]
+    for file, text in zip(files, texts, strict=True):
+        if len(text) != len(texts[0]):
+            raise DataError(
+                f"{files[0]} has {len(texts[0])} lines but {file} has {len(text)}; line n of one must belong to line n "
+                "of the other"
+            )
+    if not texts[0]:
+        log(f"{' and '.join(files)} have no lines; there is nothing to score")
+    return texts
+
+
+def system_names(files: Sequence[str]) -> list[str]:
+    """Names of systems for reports: those of their files, without folders and endings if they then differ.
+
+    Args:
+        files: the files with their outputs.
+
+    Raises:
+        ConfigError: a file is given twice.
+    """
+    for number, file in enumerate(files):
+        if file in files[:number]:
+            raise ConfigError(f"hypothesis names {file} twice; give each system once")
+    for names in ([Path(file).stem for file in files], [Path(file).name for file in files]):
+        if len(set(names)) == len(names):
+            return names
+    return list(files)
+
+
 def compare_systems(cfg: ScoreConfig) -> int:
     """Compare the outputs of systems, and print and write the comparison.
 
@@ -200,6 +238,25 @@ def compare_systems(cfg: ScoreConfig) -> int:
     return 0
 
 
+def write_comparison(comparison: Comparison, json_file: str, page: str) -> None:
+    """Print a comparison as a table, and write its JSON and its page.
+
+    Args:
+        comparison: the comparison.
+        json_file: file for the JSON; ``-`` for standard output, in place of the table; empty for none.
+        page: file for the page; empty for none.
+
+    Raises:
+        UserError: a file cannot be written.
+    """
+    from seqgen.lab.compare.report import page as page_of, text_report
+
+    write_report(text_report(comparison), comparison.as_dict(), json_file)
+    if page:
+        names = ", ".join(system.name for system in comparison.systems)
+        write_atomically(Path(page), page_of(comparison, f"Comparison of {names}"))
+
+
 def _compares(cfg: ScoreConfig) -> bool:
     """Whether text is compared; one system with ``json`` or ``page`` gets intervals and breakdowns too."""
     return len(cfg.hypothesis) > 1 or bool(cfg.json or cfg.page)
@@ -213,11 +270,7 @@ def _score_by_model(cfg: ScoreConfig) -> int:
     if cfg.source and (cfg.tokens_per_sample or cfg.context_window):
         raise ConfigError("tokens_per_sample and context_window are for text without sources; remove them, or source")
     sources, references = parallel_lines([cfg.source or reference, reference])
-    device = set_up_device(cfg.common)
-    with switched({MAPPED_WEIGHTS: cfg.common.map_weights}):
-        loaded = load_models(cfg.path, device, cfg.reading, device_map=cfg.common.device_map)
-    for note in (note for item in loaded for note in item.notes):
-        log(note)
+    loaded = load_noted(cfg, set_up_device(cfg.common))
     settings = dataclasses.asdict(cfg.generation)
     if cfg.generation.ensemble_average == ScoringConfig().ensemble_average:
         del settings["ensemble_average"]  # the default must not be refused as the user's choice
@@ -280,8 +333,7 @@ def _perplexity(nats: float, count: int) -> float:
 
 def _check_keys(cfg: ScoreConfig) -> None:
     """Refuse keys that have no effect on the chosen way of scoring."""
-    neutral = ScoreConfig()
-    given = [key for key in vars(neutral) if getattr(cfg, key) != getattr(neutral, key)]
+    given = changed(cfg)
     unused = [key for key in given if key in (OF_TEXT if cfg.path else OF_MODELS)]
     if unused:
         this, other = ("path", "hypothesis") if cfg.path else ("hypothesis", "path")

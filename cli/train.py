@@ -1,26 +1,38 @@
-"""``seqgen-train``: train a model, resume a run, or train one run for each of several configurations."""
+"""``seqgen-train``: train a model, resume a run, or train one run for each of several configurations.
+
+If it fine-tunes a checkpoint, further arguments follow from it (``checkpoint.finetune_from``).
+"""
 
 from __future__ import annotations
 
-import io
+import dataclasses
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from seqgen.checkpoints.hub import local_path
+from seqgen.checkpoints.loading import checkpoint_loader_of, load_model, read_run_config, run_folder
+from seqgen.checkpoints.run_checkpoints import resolve
 from seqgen.checkpoints.run_lock import run_lock
-from seqgen.cli.checkpoint_arguments import with_checkpoint
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.config_file import Arguments
 from seqgen.cli.run_folder import open_run
 from seqgen.config import TrainConfig
 from seqgen.config.compose import chosen_components, compose, expand_sweep
-from seqgen.errors import ConfigError, UserError
-from seqgen.lab.compare.run import read_log
+from seqgen.config.keys import known_keys
+from seqgen.config.values import split_argument, text_values, value_text
+from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
+from seqgen.data.tokenizers.setup import TokenizerConfig
+from seqgen.errors import CheckpointError, ConfigError, UserError
+from seqgen.lab.compare.run import read_run
+from seqgen.registry import GROUPS, TASKS
 from seqgen.system.processes import end_with
 from seqgen.training.distributed import ProcessGroup, group_from_environment, join, leave
 from seqgen.training.run_scores import lower_is_better
@@ -64,8 +76,7 @@ def train_sweep(arguments: Arguments) -> int:
     Returns:
         The exit code: 0, or that of the first run that did not end as configured.
     """
-    run_dir = [override.partition("=")[2] for override in arguments.overrides if override.startswith("run_dir=")]
-    base = Path(run_dir[-1]) if run_dir else Path("runs") / "sweep"
+    base = Path(next(iter(text_values(arguments.overrides, "run_dir", str)), "runs/sweep"))
     jobs = list(expand_sweep(TrainConfig, arguments.overrides))
     metric = ""
     for number, (job, name) in enumerate(jobs, start=1):
@@ -167,27 +178,112 @@ def sweep_table(runs: Sequence[tuple[str, Path]], metric: str) -> str:
         Lines with the best score of each run, its update, the run's training time, and its name.
     """
     sign = 1 if lower_is_better(metric) else -1
-    rows = [(name, *_best(folder, metric, sign)) for name, folder in runs]
+    rows = []
+    for name, folder in runs:
+        trained = read_run(folder)
+        score = {key.lower(): value for key, value in trained.best.items()}.get(metric.lower())
+        rows.append((name, score, trained.best_update or 0, trained.seconds or 0.0))
     rows.sort(key=lambda row: float("inf") if row[1] is None else sign * row[1])
-    out = io.StringIO()
-    print(f"{'best ' + metric:>12} {'update':>8} {'seconds':>9}  run", file=out)
+    lines = [f"{'best ' + metric:>12} {'update':>8} {'seconds':>9}  run"]
     for name, score, update, seconds in rows:
-        print(f"{'-' if score is None else f'{score:.4g}':>12} {update:>8} {seconds:>9.1f}  {name}", file=out)
-    return out.getvalue().rstrip()
+        lines.append(f"{'-' if score is None else f'{score:.4g}':>12} {update:>8} {seconds:>9.1f}  {name}")
+    return "\n".join(lines)
 
 
-def _best(folder: Path, metric: str, sign: int) -> tuple[float | None, int, float]:
-    """The best score of a run, its update, and the seconds of training."""
-    best: tuple[float | None, int] = None, 0
-    seconds = 0.0
-    for record in read_log(folder):
-        values = {name.lower(): value for name, value in record.items()}
-        score = values.get(metric.lower()) if record.get("event") == "valid" else None
-        if score is not None and (best[0] is None or sign * score < sign * best[0]):
-            best = float(score), int(record["update"])
-        if record.get("event") == "stop":
-            seconds = float(record["seconds"])
-    return *best, seconds
+TOKENIZER_KEYS = ("tokenizer", "pretrained_tokenizer", "spm_model", "srcdict")
+"""Keys of the task by which the user chooses a tokenizer."""
+
+
+def with_checkpoint(overrides: Sequence[str]) -> list[str]:
+    """Complete the arguments of training if the initial weights come from a checkpoint.
+
+    Without ``model=NAME``, the model is the checkpoint's; ``model.KEY=VALUE`` changes single keys. Without a tokenizer,
+    or with the keys of the run's own, that of the run or of the Hugging Face folder is used. Without ``task=NAME``, the
+    task is the run's, too.
+
+    Args:
+        overrides: ``key=value`` arguments.
+
+    Returns:
+        The arguments, after those that follow from the checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read.
+    """
+    path = next(iter(text_values(overrides, "checkpoint.finetune_from", str)), "")
+    if not path:
+        return list(overrides)
+    given = dict(split_argument(override) for override in overrides)
+    try:
+        return [f"{key}={value}" for key, value in _completed(local_path(path), given).items()]
+    except UserError as error:
+        raise CheckpointError(f"checkpoint.finetune_from: {error}") from None
+
+
+def _completed(path: Path, given: Mapping[str, str]) -> dict[str, str]:
+    """The keys that the user gave, with those that follow from a checkpoint."""
+    if checkpoint_loader_of(path) is not None:
+        model = {} if "model" in given else dict(_model_of_other_toolkit(path))
+        return _with_tokenizer({**model, **given}, path, {}) if (path / "config.json").is_file() else {**model, **given}
+    if not path.exists() and "model" in given:  # only a new run reads it
+        return dict(given)
+    resolve(path)  # before anything is written
+    folder = run_folder(path)
+    if folder is None:
+        return dict(given)
+    config = read_run_config(folder)
+    model = {} if "model" in given else component_arguments("model", config.model)
+    has_task = "task" in given or not TASKS.of(config.task).can_be_chosen
+    task = {} if has_task else component_arguments("task", config.task)
+    return _with_tokenizer({**model, **task, **given}, folder, _values("task", config.task))
+
+
+def _with_tokenizer(arguments: dict[str, str], folder: Path, own: Mapping[str, str]) -> dict[str, str]:
+    """Use the tokenizer of a run or of a Hugging Face folder, if the task has one and the user chooses no other.
+
+    Args:
+        arguments: the arguments, by key.
+        folder: the folder with the tokenizer.
+        own: the keys of the run's task, which mean the same tokenizer.
+    """
+    task = GROUPS["task"].config(chosen_components(TrainConfig, [f"{k}={v}" for k, v in arguments.items()])["task"])
+    differing = {key for key, value in arguments.items() if own.get(key) != value}
+    if not isinstance(task, TokenizerConfig) or differing & {f"task.{key}" for key in TOKENIZER_KEYS}:
+        return arguments
+    made = (
+        {f"task.{field.name}" for field in dataclasses.fields(TokenizerConfig)} - differing - {"task.subword_sampling"}
+    )
+    joined = {"task.joined_dictionary": "false"} if (folder / "source_tokenizer").is_dir() else {}
+    chosen = {"task.tokenizer": "pretrained", "task.pretrained_tokenizer": str(folder), **joined}
+    return {**chosen, **{key: value for key, value in arguments.items() if key not in made - differing}}
+
+
+@functools.lru_cache(maxsize=1)
+def _model_of_other_toolkit(path: Path) -> tuple[tuple[str, str], ...]:
+    loaded = load_model(path)
+    own = component_arguments("model", loaded.config.model)
+    if isinstance(loaded.task.target_tokenizer, PretrainedTokenizer):  # has a token for each row
+        own.pop("model.vocab_size", None)
+    return tuple(own.items())
+
+
+def component_arguments(group: str, cfg: Any) -> dict[str, str]:
+    """The arguments that choose a model or another component.
+
+    Args:
+        group: its group, such as ``model``.
+        cfg: its configuration.
+
+    Returns:
+        ``model=NAME``, and ``model.KEY=VALUE`` for each key that differs from its default.
+    """
+    defaults = _values(group, type(cfg)())
+    changed = {key: value for key, value in _values(group, cfg).items() if value != defaults[key]}
+    return {group: GROUPS[group].of(cfg).name, **changed}
+
+
+def _values(group: str, cfg: Any) -> dict[str, str]:
+    return {f"{group}.{key}": value_text(value) for key, _, value in known_keys(cfg)}
 
 
 if __name__ == "__main__":

@@ -7,20 +7,19 @@ import functools
 import json
 import shlex
 import sys
-import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
-from seqgen.checkpoints.loading import LoadedModel, load_models
+from seqgen.checkpoints.loading import LoadedModel
 from seqgen.checkpoints.run_lock import run_lock
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.config_file import Arguments
 from seqgen.cli.generate import input_lines, prefix_lines, reference_lines
-from seqgen.cli.line_decoding import check_path_and_split, settings_of_part
+from seqgen.cli.line_decoding import check_path_and_split, load_noted, settings_of_part
 from seqgen.config import (
     DebugConfig,
     DecodingCommonConfig,
@@ -28,11 +27,12 @@ from seqgen.config import (
     GenerateDatasetConfig,
     GenerationConfig,
     ReadingConfig,
+    like,
     option,
 )
-from seqgen.config.component_keys import component_of_key, parse_component_value
+from seqgen.config.compose import component_field, parse_component_value
 from seqgen.config.keys import annotation_of, did_you_mean, known_keys
-from seqgen.config.values import from_dict, given_values, split_argument, to_dict
+from seqgen.config.values import from_dict, given_settings, split_argument, to_dict
 from seqgen.errors import CheckpointError, ConfigError, DataError, nearest
 from seqgen.lab.tuning.decodes import RANKING, Decodes, OutputsFile, digest_of, sha256, state_of
 from seqgen.lab.tuning.space import Dimension, arguments, dimensions, grid, search_coordinates, start_of
@@ -40,7 +40,6 @@ from seqgen.lab.tuning.trials import Metric, Trials
 from seqgen.metrics import METRICS
 from seqgen.registry import DECODING_COMPONENTS
 from seqgen.system.files import write_atomically
-from seqgen.system.switches import MAPPED_WEIGHTS, switched
 from seqgen.text.translator import Translator
 
 DESCRIPTION = """decodes a validation set with several values of decoding keys, and prints which ones score best.
@@ -64,7 +63,7 @@ OUTPUTS, RESULT = "outputs.jsonl", "best.json"
 class TuneDatasetConfig(GenerateDatasetConfig):
     """Which split of the task is decoded."""
 
-    gen_subset: str = option("valid", "split of the task to decode if input is empty")
+    gen_subset: str = like(GenerateDatasetConfig, "gen_subset", "valid")
 
 
 @dataclass
@@ -74,7 +73,7 @@ class TuneConfig:
     path: list[str] = option([], "model, as for seqgen-generate; [A,B] for an ensemble")
     input: str = option("", "text file of the validation set; empty for the split dataset.gen_subset")
     reference: str = option("", "text file with the reference outputs of input")
-    prefix: str = option("", "text file whose line n is the forced beginning of output n")
+    prefix: str = like(GenerateConfig, "prefix")
     output: str = option("tuning", "folder for the outputs of all decodes and the result", names="output")
     method: str = option(
         "grid",
@@ -100,13 +99,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     shared = [argument for argument in given if not argument.startswith(PREFIX)]
     tuned = [argument for argument in given if argument.startswith(PREFIX)]
 
-    def work(cfg: TuneConfig, typed: Arguments) -> int:
-        return tune(cfg, typed.overrides, tuned)
+    def work(cfg: TuneConfig, typed: Arguments) -> None:
+        tune(cfg, typed.overrides, tuned)
 
     run(TuneConfig, work, DESCRIPTION, shared, pass_arguments=True)
 
 
-def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> int:
+def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> None:
     """Decode the validation set with all settings of the search, and print and write the best one.
 
     Args:
@@ -114,20 +113,14 @@ def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> int:
         shared: its ``key=value`` arguments.
         tuned: the arguments ``tune.KEY=VALUES``.
 
-    Returns:
-        The exit code.
-
     Raises:
         UserError: a key, model or file cannot be used, or memory runs out.
     """
     pairs = [(key.removeprefix(PREFIX), value) for key, value in map(split_argument, tuned)]
     _check_keys(cfg, [key for key, _ in pairs])
     values = dict(pairs)
-    with switched({MAPPED_WEIGHTS: cfg.common.map_weights}):
-        loaded = load_models(cfg.path, set_up_device(cfg.common), cfg.reading, device_map=cfg.common.device_map)
-    for note in (note for item in loaded for note in item.notes):
-        log(note)
-    given = {**settings_of_part(cfg.dataset, loaded[0].task), **given_values(cfg, "generation", shared)}
+    loaded = load_noted(cfg, set_up_device(cfg.common))
+    given = {**settings_of_part(cfg.dataset, loaded[0].task), **given_settings(cfg, shared)}
     named = _named(cfg.generation, loaded[0].generation, given)
     space = _space(named, values, len(loaded))
     with ExitStack() as stack:
@@ -144,7 +137,6 @@ def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> int:
             log(f"{len(trials.trials)} settings are decoded and kept; the same command continues")
             raise
         _report(cfg, shared, trials)
-    return 0
 
 
 def _check_keys(cfg: TuneConfig, keys: Sequence[str]) -> None:
@@ -178,7 +170,7 @@ def _check_keys(cfg: TuneConfig, keys: Sequence[str]) -> None:
 
 def _check_numeric(key: str, annotation: Any) -> None:
     """Refuse a key whose type is neither ``int`` or ``float`` nor a list of them; ``| None`` is allowed."""
-    if not {annotation, *typing.get_args(annotation)} & {int, float}:
+    if not {annotation, *get_args(annotation)} & {int, float}:
         raise ConfigError(f"tune.{key}: only numbers and lists of numbers can be tuned, and this key is neither")
 
 
@@ -200,7 +192,7 @@ def _space(generation: GenerationConfig, values: Mapping[str, str], models: int)
     for key in sorted(values, key=lambda key: key.partition(".")[0] in RANKING):
         annotation, start = _key_type(generation, key), None
         _check_numeric(key, annotation)
-        if typing.get_origin(annotation) is list:
+        if get_origin(annotation) is list:
             start = [f"{item:.12g}" for item in _current(generation, key) or [1] * models]
         new = dimensions(key, values[key], start)
         for text in dict.fromkeys(text for dimension in new for text in dimension.values):
@@ -220,13 +212,7 @@ _CHOOSERS = {chooser for _, chooser in DECODING_COMPONENTS.values()}
 def _key_type(generation: GenerationConfig, key: str) -> Any:
     """The type of a decoding key."""
     group, _, name = key.partition(".")
-    if group == "generation":
-        return typing.get_type_hints(GenerationConfig)[name]
-    registry, component, field = component_of_key(generation, key)
-    config = registry.config(component)
-    if field not in {item.name for item in dataclasses.fields(config)}:
-        parse_component_value(generation, key, "")  # raises, and lists the component's keys
-    return typing.get_type_hints(type(config))[field]
+    return get_type_hints(GenerationConfig)[name] if group == "generation" else component_field(generation, key)[1]
 
 
 def _current(generation: GenerationConfig, key: str) -> list[float]:

@@ -14,10 +14,9 @@ from pathlib import Path
 from seqgen.errors import DecodingError
 from seqgen.jobs.folder import JobFolder
 from seqgen.jobs.job import Job
-from seqgen.jobs.line_decoder import Answers, Builder, Piece, answer
 from seqgen.jobs.manifest import Manifest, Plan, plan_parts
 from seqgen.jobs.source import Source
-from seqgen.jobs.workers import Answered, Died, Event, Ready, Workers
+from seqgen.jobs.workers import Answered, Answers, Builder, Died, Event, Piece, Ready, Workers, answer
 from seqgen.system.progress import LineProgress
 
 FINGERPRINT = "of the models"
@@ -65,7 +64,7 @@ class CapitalsBuilder:
 
 
 @dataclass
-class InlineWorkers:
+class InlineWorkers(Workers):
     """Workers in this process that do one piece at a time.
 
     Attributes:
@@ -77,23 +76,26 @@ class InlineWorkers:
     decoder: Capitals = field(default_factory=Capitals)
     deaths: Callable[[Piece], bool] = lambda piece: False
     given: list[Piece] = field(default_factory=list)
-    _waiting: deque[Piece] = field(default_factory=deque)
+    _queue: deque[Piece] = field(default_factory=deque)
     _greeted: bool = False
 
     def free(self) -> bool:
-        return self._greeted and len(self._waiting) < 2
+        return self._greeted and len(self._queue) < 2
 
     def give(self, piece: Piece) -> None:
         self.given.append(piece)
-        self._waiting.append(piece)
+        self._queue.append(piece)
+
+    def _send(self, worker: object, piece: Piece) -> None:
+        raise NotImplementedError
 
     def wait(self, seconds: float) -> list[Event]:
         if not self._greeted:
             self._greeted = True
             return [Ready(self.decoder.fingerprint, tuple(self.decoder.notes))]
-        if not self._waiting:
+        if not self._queue:
             return [Died(None, "was ended by SIGKILL")]
-        piece = self._waiting.pop()  # not in the order in which they were given
+        piece = self._queue.pop()  # not in the order in which they were given
         if not piece.reason and self.deaths(piece):
             return [Died(piece, "was ended by SIGKILL")]
         return [Answered(piece, answer(self.decoder, piece), "a worker")]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.config import GenerationConfig, TrainConfig
-from seqgen.config.component_keys import component_config
+from seqgen.config.compose import component_config
 from seqgen.config.values import from_dict
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, ConfigError, shown
@@ -167,6 +167,8 @@ class _Reader:
             values |= {"sampling": True, **self.plain(_SAMPLING)}
             if beams > 1:
                 values["search"] = "beam_sampling"
+            if (groups := self.config.integer("num_beam_groups", 1)) > 1:
+                self.note(f"num_beam_groups={groups} has no effect with do_sample=true")
         elif beams == 1 and self.config.number("penalty_alpha", 0.0) > 0 and self.config.integer("top_k", 50) > 1:
             alpha, topk = self.config.number("penalty_alpha", 0.0), self.config.integer("top_k", 50)
             own = {"search.penalty_alpha": alpha, "search.contrastive_topk": topk}

@@ -2,46 +2,33 @@
 
 from __future__ import annotations
 
-from seqgen.config.common import MOST_WORKERS, CommonConfig, DecodingCommonConfig, TrainCommonConfig, option
+from seqgen.config.common import (
+    MOST_WORKERS as MOST_WORKERS,
+    CommonConfig as CommonConfig,
+    DecodingCommonConfig as DecodingCommonConfig,
+    TrainCommonConfig as TrainCommonConfig,
+    like as like,
+    option as option,
+)
 from seqgen.config.generate import (
-    GenerateConfig,
-    GenerateDatasetConfig,
-    JobConfig,
-    JobGenerationConfig,
-    RayConfig,
-    ReadingConfig,
-    TraceConfig,
+    GenerateConfig as GenerateConfig,
+    GenerateDatasetConfig as GenerateDatasetConfig,
+    JobConfig as JobConfig,
+    JobGenerationConfig as JobGenerationConfig,
+    RayConfig as RayConfig,
+    ReadingConfig as ReadingConfig,
+    TraceConfig as TraceConfig,
 )
-from seqgen.config.generation import SINGLE_COMPONENTS, DebugConfig, GenerationConfig
+from seqgen.config.generation import (
+    SINGLE_COMPONENTS as SINGLE_COMPONENTS,
+    DebugConfig as DebugConfig,
+    GenerationConfig as GenerationConfig,
+)
 from seqgen.config.training import (
-    DEFAULT_MAX_UPDATE,
-    CheckpointConfig,
-    DatasetConfig,
-    DistributedConfig,
-    OptimizationConfig,
-    TrainConfig,
+    DEFAULT_MAX_UPDATE as DEFAULT_MAX_UPDATE,
+    CheckpointConfig as CheckpointConfig,
+    DatasetConfig as DatasetConfig,
+    DistributedConfig as DistributedConfig,
+    OptimizationConfig as OptimizationConfig,
+    TrainConfig as TrainConfig,
 )
-
-__all__ = [
-    "DEFAULT_MAX_UPDATE",
-    "MOST_WORKERS",
-    "SINGLE_COMPONENTS",
-    "CheckpointConfig",
-    "CommonConfig",
-    "DatasetConfig",
-    "DebugConfig",
-    "DecodingCommonConfig",
-    "DistributedConfig",
-    "GenerateConfig",
-    "GenerateDatasetConfig",
-    "GenerationConfig",
-    "JobConfig",
-    "JobGenerationConfig",
-    "OptimizationConfig",
-    "RayConfig",
-    "ReadingConfig",
-    "TraceConfig",
-    "TrainCommonConfig",
-    "TrainConfig",
-    "option",
-]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -37,7 +37,22 @@ def option(
     Returns:
         The dataclass field.
     """
-    metadata = {"help": help, "choices": choices, "minimum": minimum, "maximum": maximum, "names": names}
+    return _field(default, {"help": help, "choices": choices, "minimum": minimum, "maximum": maximum, "names": names})
+
+
+def like(config: type, name: str, default: Any = dataclasses.MISSING) -> Any:
+    """Declare a configuration field as another configuration declares it.
+
+    Args:
+        config: the other configuration.
+        name: its field.
+        default: the default, if it differs.
+    """
+    field = {field.name: field for field in dataclasses.fields(config)}[name]
+    return _field(getattr(config(), name) if default is dataclasses.MISSING else default, field.metadata)
+
+
+def _field(default: Any, metadata: Mapping[str, Any]) -> Any:
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

@@ -1,47 +1,53 @@
 """Build a typed configuration from ``key=value`` arguments.
 
 The dataclasses of ``seqgen.config`` hold the configurations of the chosen components (``model=fconv_tiny``). Values are
-read by Hydra's grammar and converted by OmegaConf, except that of a string-typed key, which is used literally, whatever
-characters it contains. Every key must exist; keys cannot be added or deleted.
+read by ``parse_value``: that of a string-typed key is used literally, whatever characters it contains. Every key must
+exist; keys cannot be added or deleted.
 
-Sweeps (``-m``): one command that is run with several configurations.
+In a sweep (``-m``), one command is run with several configurations. Decoding components have keys of their own:
+``search.FIELD``, ``processor.NAME.FIELD`` and the like.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-import typing
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+import re
+from collections.abc import Collection, Iterator, Sequence
+from decimal import Decimal
+from typing import Any, TypeVar, cast, get_origin, get_type_hints
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from seqgen.config import GenerateConfig, TrainConfig
-from seqgen.config.component_keys import UnparsedText, is_component_key, may_come_from_a_model, parse_component_value
+from seqgen.config import SINGLE_COMPONENTS, GenerationConfig, TrainConfig
 from seqgen.config.keys import annotation_of, is_group, locate
-from seqgen.config.values import check_ranges, describe, fits, is_text, parse_text, split_argument
-from seqgen.errors import ConfigError
-from seqgen.registry import GROUPS
+from seqgen.config.values import (
+    check_ranges,
+    check_value,
+    describe,
+    from_dict,
+    is_text,
+    parse_value,
+    split_argument,
+    to_dict,
+)
+from seqgen.errors import ConfigError, nearest
+from seqgen.registry import DECODING_COMPONENTS, GROUPS, Registry
 
 R = TypeVar("R")
 
-_REFUSED = (HydraException, OmegaConfBaseException, ValueError, OverflowError)
-"""What Hydra and OmegaConf raise for a value that they cannot use."""
+NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
+"""A number in a sweep."""
 
-DEFAULT_COMPONENTS: dict[type, dict[str, str]] = {
-    TrainConfig: {
-        "task": "number_names",
-        "model": "fconv_tiny",
-        "criterion": "label_smoothed_cross_entropy",
-        "optimizer": "adam",
-        "lr_scheduler": "inverse_sqrt",
-    },
-    GenerateConfig: {},
+MAX_VALUES = 10_000
+"""Maximum number of values of one key in a sweep."""
+
+DEFAULT_COMPONENTS = {
+    "task": "number_names",
+    "model": "fconv_tiny",
+    "criterion": "label_smoothed_cross_entropy",
+    "optimizer": "adam",
+    "lr_scheduler": "inverse_sqrt",
 }
-"""The components that are chosen by default, for each root configuration that has components."""
+"""The components of a training that the user does not choose."""
 
 
 def compose(schema: type[R], overrides: Sequence[str]) -> R:
@@ -59,25 +65,19 @@ def compose(schema: type[R], overrides: Sequence[str]) -> R:
     """
     pairs = [split_argument(override) for override in overrides]
     of_components = [(key, value) for key, value in pairs if is_component_key(schema, key)]
-    values = [(key, value) for key, value in pairs if not is_group(schema, key) and (key, value) not in of_components]
-    defaults: Any = schema()
+    config: Any = schema()
     for group, name in chosen_components(schema, overrides).items():
-        setattr(defaults, group, GROUPS[group].config(name))
-    for key, _ in values:
-        if typing.get_origin(annotation_of(defaults, key)) is dict:
-            raise ConfigError(f"{key!r} cannot be set as a whole; --help lists the keys")
-    literal = [(key, value) for key, value in values if is_text(annotation_of(defaults, key))]
-    typed = [(key, value) for key, value in values if not is_text(annotation_of(defaults, key))]
-    config = _with_values(defaults, typed)
-    for key, value in literal:
-        owner, field = locate(config, key)
-        setattr(owner, field.name, parse_text(key, value, annotation_of(config, key)))
+        setattr(config, group, GROUPS[group].config(name))
+    for key, value in pairs:
+        if not is_group(schema, key) and (key, value) not in of_components:
+            owner, field = locate(config, key)
+            setattr(owner, field.name, _parsed(config, key, value))
     for key, value in of_components:
         unknown = may_come_from_a_model(config, key)
         parsed = UnparsedText(value) if unknown else parse_component_value(config.generation, key, value)
         config.generation.components[key] = parsed
     check_ranges(config)
-    return typing.cast(R, config)
+    return cast(R, config)
 
 
 def chosen_components(schema: type, overrides: Sequence[str]) -> dict[str, str]:
@@ -87,57 +87,32 @@ def chosen_components(schema: type, overrides: Sequence[str]) -> dict[str, str]:
         schema: the root dataclass.
         overrides: ``key=value`` arguments.
     """
-    pairs = (split_argument(override) for override in overrides)
-    return {**DEFAULT_COMPONENTS.get(schema, {}), **{key: value for key, value in pairs if is_group(schema, key)}}
+    defaults = DEFAULT_COMPONENTS if schema is TrainConfig else {}
+    pairs = map(split_argument, overrides)
+    return {**defaults, **{key: value for key, value in pairs if is_group(schema, key)}}
 
 
-def _listed(value: str, annotation: Any) -> str:
-    """Turn one value of a key that takes a list into a list: ``1e-3`` is ``[1e-3]``."""
-    single = value and "," not in value and not value.startswith("[")
-    return f"[{value}]" if typing.get_origin(annotation) is list and single else value
-
-
-def _with_values(defaults: Any, values: Sequence[tuple[str, str]]) -> Any:
-    """The configuration with values that are not text, in Hydra's grammar and with OmegaConf's conversions.
+def _parsed(config: Any, key: str, value: str) -> Any:
+    """Read the value of a key.
 
     Raises:
-        ConfigError: a value does not fit; the message names its key and says what values the key takes.
+        ConfigError: it does not fit; the message names the key and says what values it takes.
     """
-    tree, parser = OmegaConf.structured(defaults), OverridesParser.create()
-    for key, value in values:
-        annotation = annotation_of(defaults, key)
-        try:
-            override = parser.parse_override(f"{key}={_listed(value, annotation)}")
-            if override.is_sweep_override():
-                raise ValueError(value)
-            OmegaConf.update(tree, key, override.value())
-        except _REFUSED:
-            raise ConfigError(wrong_value(key, value, annotation) + _advice(defaults, key, value, annotation)) from None
-    config = OmegaConf.to_object(tree)
-    for key, value in values:  # OmegaConf does not check the items of lists
-        owner, field = locate(config, key)
-        found, annotation = getattr(owner, field.name), annotation_of(defaults, key)
-        if isinstance(found, list) and not fits(found, annotation):
-            raise ConfigError(wrong_value(key, value, annotation))
-    return config
-
-
-def wrong_value(key: str, value: str, annotation: Any) -> str:
-    """Say that a value cannot be used, and what values its key takes.
-
-    Args:
-        key: the key.
-        value: what the user typed.
-        annotation: the type of the key's field.
-    """
-    return f"'{key}={value}' cannot be used: the value should be {describe(annotation)}"
+    annotation = annotation_of(config, key)
+    if get_origin(annotation) is dict:
+        raise ConfigError(f"{key!r} cannot be set as a whole; --help lists the keys")
+    try:
+        return parse_value(key, value, annotation)
+    except ValueError:
+        wrong = f"'{key}={value}' cannot be used: the value should be {describe(annotation)}"
+        raise ConfigError(wrong + _advice(config, key, value, annotation)) from None
 
 
 def _advice(config: Any, key: str, value: str, annotation: Any) -> str:
     """How to give several values, such as ``1,2``."""
     if "," not in value or value.startswith(("[", "{")):
         return ""
-    if typing.get_origin(annotation) is list:
+    if get_origin(annotation) is list:
         return f"; write {key}=[{value}]"
     if isinstance(config, TrainConfig):
         return "; seqgen-train -m trains with each of several values"
@@ -169,20 +144,213 @@ def expand_sweep(schema: type, overrides: Sequence[str]) -> Iterator[tuple[list[
         elif is_text(annotation_of(defaults, key)):
             alternatives.append([f"{key}={value}"])
         else:
-            alternatives.append(_sweep_values(key, value, annotation_of(defaults, key)))
+            alternatives.append([f"{key}={part}" for part in sweep_values(key, value)])
     swept = [len(options) > 1 for options in alternatives]
     for job in itertools.product(*alternatives):
         label = ",".join(override for override, varies in zip(job, swept, strict=True) if varies)
         yield list(job), label.replace("/", "_") or "job"
 
 
-def _sweep_values(key: str, value: str, annotation: Any) -> list[str]:
-    """The overrides of one value each that an override with several values stands for."""
-    override = f"{key}={value}"
+def sweep_values(key: str, text: str) -> list[str]:
+    """The values that ``A,B,C``, ``FIRST:LAST:STEP`` (both included) or ``[A,B],[C,D]`` stand for, as they are typed.
+
+    Args:
+        key: the key, for messages.
+        text: what the user typed.
+
+    Raises:
+        ConfigError: a range cannot be read, or has more than ``MAX_VALUES`` values.
+    """
+    if text.startswith("["):
+        lists = re.findall(r"\[[^\[\]]*\]", text)
+        return lists if ",".join(lists) == text else [text]
+    parts = ([part.strip()] if ":" not in part else _range(key, part) for part in text.split(","))
+    return list(itertools.chain.from_iterable(parts))
+
+
+def _range(key: str, text: str) -> list[str]:
+    """The numbers of ``FIRST:LAST:STEP``: ``0:1:0.5`` gives 0, 0.5 and 1."""
+    parts = [part.strip() for part in text.split(":")]
+    numbers = [Decimal(part) for part in parts if NUMBER.fullmatch(part)]
+    if not len(numbers) == len(parts) == 3 or numbers[2] <= 0 or numbers[1] < numbers[0]:
+        raise ConfigError(f"{key}={text}: a range is FIRST:LAST:STEP with a step above 0 and FIRST below LAST")
+    first, last, step = numbers
+    steps = (last - first) / step
+    if steps >= MAX_VALUES:
+        raise too_many(key, text, int(steps) + 1)
+    found = (format(first + index * step, "f") for index in range(int(steps) + 1))
+    return [number.rstrip("0").rstrip(".") if "." in number else number for number in found]
+
+
+def too_many(key: str, text: str, count: int) -> ConfigError:
+    """The error for values that stand for more than ``MAX_VALUES`` values."""
+    return ConfigError(f"{key}={text} has {count} values, but the maximum is {MAX_VALUES}; choose larger steps")
+
+
+class UnparsedText(str):
+    """A value as the user typed it, whose type is not known before the models are loaded: they name its component."""
+
+
+def component_config(registry: Registry, name: str, generation: GenerationConfig, group: str = "", **flat: Any) -> Any:
+    """Make the configuration of a decoding component.
+
+    Its own keys (``search.groups``) override flat keys (``generation.seed``), which override its preset
+    or defaults.
+
+    Args:
+        registry: has the component.
+        name: a registered name or a preset.
+        generation: has the values of the component's own keys.
+        group: the prefix of these keys, by default the registry's.
+        flat: the values of flat keys, by field of the component's configuration.
+
+    Returns:
+        An instance of the component's configuration class.
+
+    Raises:
+        ConfigError: the name or a key is unknown, or a value has the wrong type or is out of its range.
+    """
+    config = registry.config(name)
+    values = {**to_dict(config), **flat, **generation.component_values(group or registry.group, name)}
+    return from_dict(type(config), values, f"the keys of {registry.kind} {name}")
+
+
+def check_component_keys(generation: GenerationConfig, replaced: Collection[str] = ()) -> None:
+    """Refuse keys of decoding components that are not in use.
+
+    Args:
+        generation: the configuration.
+        replaced: groups whose component is given as an object, such as ``search``; their keys have no effect.
+
+    Raises:
+        ConfigError: the first such key, and the key that names its component.
+    """
+    for key in generation.components:
+        component_of_key(generation, key)
+        if key.partition(".")[0] in replaced:
+            raise ConfigError(
+                f"{key!r} has no effect on a component that is given as an object; set it there, or give its name"
+            )
+
+
+def is_component_key(schema: type, key: str) -> bool:
+    """Whether a key is one of a decoding component, and the command decodes."""
+    return "." in key and key.partition(".")[0] in DECODING_COMPONENTS and decodes(schema)
+
+
+def decodes(schema: type) -> bool:
+    """Whether a command's configuration has the whole group ``generation``."""
+    fields = {field.name for field in dataclasses.fields(schema)}
+    return "generation" in fields and issubclass(get_type_hints(schema)["generation"], GenerationConfig)
+
+
+def component_of_key(generation: GenerationConfig, key: str) -> tuple[Registry, str, str]:
+    """Find the component that a key belongs to.
+
+    Args:
+        generation: names the components in use.
+        key: ``search.FIELD``, ``processor.NAME.FIELD`` or the like.
+
+    Returns:
+        The component's registry, its name, and the field of its configuration.
+
+    Raises:
+        ConfigError: no component in use has such keys.
+    """
+    group, _, rest = key.partition(".")
+    if group not in DECODING_COMPONENTS or not rest:
+        raise ConfigError(f"unknown key {key!r}{nearest(group, DECODING_COMPONENTS)}; --help lists the keys")
+    registry, chooser = DECODING_COMPONENTS[group]
+    chosen = getattr(generation, chooser)
+    if group in SINGLE_COMPONENTS:
+        name, field = chosen or (generation.ensemble_average if group == "combination" else ""), rest
+        wanted = "NAME"
+    else:
+        wanted, _, field = rest.partition(".")
+        name = wanted if wanted in chosen else ""
+    if chosen and not field:
+        raise ConfigError(f"{key!r} is not a key of a {registry.kind}; its keys begin with '{group}.{chosen[0]}.'")
+    if not name or not field:
+        raise ConfigError(
+            f"{key!r} has no effect, because generation.{chooser} does not name its {registry.kind}; set "
+            f"generation.{chooser}={wanted if group in SINGLE_COMPONENTS else f'[{wanted}]'}, or remove the key"
+        )
+    return registry, name, field
+
+
+def may_come_from_a_model(config: Any, key: str) -> bool:
+    """Whether a component is not named by the user, but possibly by the settings of the models to be loaded.
+
+    Args:
+        config: the configuration of a command; one that has ``path`` loads models.
+        key: a key of the component.
+    """
+    group = key.partition(".")[0]
+    return hasattr(config, "path") and not getattr(config.generation, DECODING_COMPONENTS[group][1])
+
+
+def parse_components(generation: GenerationConfig) -> dict[str, Any]:
+    """Read the values of components' keys that are still text; the components in use are known now.
+
+    Args:
+        generation: the user's settings over those of the models.
+
+    Returns:
+        All values by key.
+
+    Raises:
+        ConfigError: a key is unknown or its component is not in use, or a value does not fit.
+    """
+    return {
+        key: parse_component_value(generation, key, value) if isinstance(value, UnparsedText) else value
+        for key, value in generation.components.items()
+    }
+
+
+def component_field(generation: GenerationConfig, key: str) -> tuple[dataclasses.Field[Any], Any]:
+    """Find the field that a component's own key sets.
+
+    Args:
+        generation: names the components in use.
+        key: the key, see ``component_of_key``.
+
+    Returns:
+        The field, and its type.
+
+    Raises:
+        ConfigError: the key is unknown or its component is not in use.
+    """
+    registry, name, field = component_of_key(generation, key)
+    config = registry.config(name)
+    fields = {item.name: item for item in dataclasses.fields(config)}
+    if field not in fields:
+        prefix = key.removesuffix(field)
+        raise ConfigError(
+            f"unknown key {key!r} of {registry.kind} {name}{nearest(field, fields)}; the keys are: "
+            f"{', '.join(prefix + item for item in sorted(fields)) or 'none'}"
+        )
+    return fields[field], get_type_hints(type(config))[field]
+
+
+def parse_component_value(generation: GenerationConfig, key: str, text: str) -> Any:
+    """Read the value of a component's own key.
+
+    Args:
+        generation: names the components in use.
+        key: the key, see ``component_of_key``.
+        text: what the user typed.
+
+    Returns:
+        The value, of the type that the component's configuration declares.
+
+    Raises:
+        ConfigError: the key is unknown or its component is not in use, or the value does not fit.
+    """
+    field, annotation = component_field(generation, key)
     try:
-        parsed = OverridesParser.create().parse_override(override)
-        if not parsed.is_sweep_override():
-            return [override]
-        return [f"{parsed.key_or_group}={item}" for item in parsed.sweep_string_iterator()]
-    except HydraException:
-        raise ConfigError(wrong_value(key, value, annotation)) from None
+        value = parse_value(key, text, annotation)
+    except ValueError:
+        raise ConfigError(f"{key}={text} should be {describe(annotation)}") from None
+    for item in value if isinstance(value, list) else [value]:
+        check_value(key, item, field.metadata)
+    return value

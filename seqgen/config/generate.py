@@ -149,7 +149,7 @@ class GenerateConfig:
     )
     stream: bool = option(False, "write words as soon as they are decoded; needs format=text and nbest=1")
     trace: str = option(
-        "", "file for a trace of every step (.jsonl or .jsonl.gz), which seqgen-trace shows as a page", names="output"
+        "", "file for a trace of every step (.jsonl or .jsonl.gz), which seqgen-show shows as a page", names="output"
     )
     replay: str = option("", "trace whose n-best lists are computed again, without models; needs no path and no input")
     record: str = option(

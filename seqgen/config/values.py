@@ -11,7 +11,12 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from seqgen.config import TrainConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from seqgen.config import GenerationConfig, TrainConfig
 from seqgen.config.keys import OTHER_VALUES, holds_component
 from seqgen.errors import ConfigError, nearest, shown
 from seqgen.registry import DECODING_COMPONENTS, GROUPS, Registry
@@ -89,6 +94,34 @@ def is_text(annotation: Any) -> bool:
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
         return any(is_text(part) for part in typing.get_args(annotation))
     return annotation is str or (typing.get_origin(annotation) is list and typing.get_args(annotation) == (str,))
+
+
+def parse_value(key: str, value: str, annotation: Any) -> Any:
+    """Read a value as a user types it: text as it is, any other by Hydra's grammar and with OmegaConf's conversions.
+
+    Args:
+        key: the key, for messages.
+        value: what the user typed; a single value for a list.
+        annotation: the type of the field.
+
+    Raises:
+        ConfigError: a list of text is written without brackets.
+        ValueError: the value does not have the type.
+    """
+    if is_text(annotation):
+        return parse_text(key, value, annotation)
+    if typing.get_origin(annotation) is list and value and "," not in value and not value.startswith("["):
+        value = f"[{value}]"
+    try:
+        override = OverridesParser.create().parse_override(f"{key}={value}")
+        tree = OmegaConf.structured(dataclasses.make_dataclass("Parsed", [("value", annotation)]))
+        tree.value = override.value()
+        parsed = OmegaConf.to_object(tree).value  # type: ignore[union-attr]
+    except (HydraException, OmegaConfBaseException, OverflowError) as error:
+        raise ValueError(value) from error
+    if not fits(parsed, annotation):  # OmegaConf does not check the items of lists
+        raise ValueError(value)
+    return parsed
 
 
 def parse_text(key: str, value: str, annotation: Any) -> str | list[str] | None:
@@ -222,8 +255,6 @@ def from_dict(schema: type[R], plain: Mapping[str, Any], where: str) -> R:
             raise ConfigError(f"{where}: unknown key {shown(key)} of {schema.__name__}{nearest(str(key), fields)}")
         if holds_component(fields[key]) and key in GROUPS:
             values[key] = _component_from_dict(GROUPS[key], value, where)
-        elif key == "user_dir" and isinstance(value, str):  # in runs of older versions
-            values[key] = [value] if value else []
         elif dataclasses.is_dataclass(hints[key]):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{where}: {key} must hold keys and values, not {shown(value)}")
@@ -300,22 +331,28 @@ def repeated(overrides: Sequence[str]) -> list[str]:
     return found
 
 
-def given_values(config: Any, group: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """The values of one group that the user gave, including values that equal the defaults.
+def given_settings(config: Any, overrides: Sequence[str]) -> dict[str, Any]:
+    """The decoding settings that the user gave, including values that equal the defaults.
 
     Args:
-        config: what ``compose`` made of the overrides.
-        group: name of the group, such as ``"generation"``.
+        config: what ``compose`` made of the overrides, with a group ``generation``.
         overrides: ``key=value`` arguments.
 
     Returns:
-        Values by key. Keys of decoding components (``search.groups``) are in the value of ``components``.
+        Values by the names of ``GenerationConfig``'s fields. Keys of decoding components (``search.groups``) are in the
+        value of ``components``.
     """
     keys = [split_argument(override)[0].partition(".") for override in overrides]
-    names = dict.fromkeys(key for owner, _, key in keys if owner == group and key)
-    if group == "generation" and any(owner in DECODING_COMPONENTS for owner, _, _ in keys):
+    names = dict.fromkeys(key for owner, _, key in keys if owner == "generation" and hasattr(GenerationConfig(), key))
+    if any(owner in DECODING_COMPONENTS for owner, _, _ in keys):
         names["components"] = None
-    return {name: getattr(getattr(config, group), name) for name in names}
+    return {name: getattr(config.generation, name) for name in names}
+
+
+def changed(config: Any) -> list[str]:
+    """The fields and groups of a configuration whose values are not the defaults."""
+    defaults = vars(type(config)())
+    return [name for name, value in vars(config).items() if value != defaults[name]]
 
 
 def text_values(overrides: Sequence[str], key: str, annotation: Any = list[str]) -> list[str]:

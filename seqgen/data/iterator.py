@@ -50,20 +50,16 @@ class Batches:
         """
         return Batches(self.order, self.starts[which], self.stops[which])
 
-    def shard(self, rank: int, world_size: int, *, even: bool = True) -> Batches:
+    def shard(self, rank: int, world_size: int) -> Batches:
         """The batches of one rank: every ``world_size``-th batch, beginning with number ``rank``.
+
+        Every batch is used exactly once, so that the last ranks may get one batch less.
 
         Args:
             rank: the process, from 0.
             world_size: number of processes.
-            even: if true, every rank gets the same number of batches, which synchronous training needs; to this end the
-                first batches of the epoch are repeated. If false, every batch is used exactly once, which evaluation
-                needs, and the last ranks may get one batch less.
         """
-        count = len(self)
-        if even:
-            count += -count % world_size
-        return self.select(np.arange(rank, count, world_size) % max(1, len(self)))
+        return self.select(np.arange(rank, len(self), world_size))
 
 
 def generator(seed: int, epoch: int) -> np.random.Generator:
@@ -180,8 +176,6 @@ class EpochIterator:
         shuffle: whether batches are in random order; if false, they are sorted from short to long in each epoch.
         rank: this process, from 0.
         world_size: number of processes.
-        even: whether each rank gets the same number of batches (training) or each batch is used exactly once
-            (evaluation); see ``Batches.shard``.
         num_workers: threads that prepare batches in advance; 0 prepares each batch when it is requested.
 
     Attributes:
@@ -202,7 +196,6 @@ class EpochIterator:
         shuffle: bool = True,
         rank: int = 0,
         world_size: int = 1,
-        even: bool = True,
         num_workers: int = 1,
     ):
         self.dataset = dataset
@@ -213,7 +206,6 @@ class EpochIterator:
         self.shuffle = shuffle
         self.rank = rank
         self.world_size = world_size
-        self.even = even
         self.num_workers = num_workers
         self.epoch = 1
         self.first = 0
@@ -239,7 +231,7 @@ class EpochIterator:
         """This rank's batches of positions in the dataset, from ``first`` to the end of the current epoch."""
         batches = self._all_batches()
         rest = batches.select(np.arange(self.first, len(batches)))
-        return rest.shard(self.rank, self.world_size, even=self.even)
+        return rest.shard(self.rank, self.world_size)
 
     @property
     def rounds(self) -> int:

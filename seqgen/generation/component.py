@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from seqgen.config import GenerationConfig
-from seqgen.config.component_keys import component_config
+from seqgen.config.compose import component_config
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import ConfigError, DataError, nearest
 from seqgen.generation.candidates import Candidates, gather_beams

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from seqgen.config import GenerationConfig
-from seqgen.config.component_keys import parse_components
+from seqgen.config.compose import parse_components
 from seqgen.config.values import from_dict, to_dict
 from seqgen.errors import ConfigError, shown
 from seqgen.generation.compatibility import NEUTRAL, check_compatible, incompatible, restricting, text_of

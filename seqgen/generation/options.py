@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.config import DebugConfig, GenerationConfig
-from seqgen.config.component_keys import check_component_keys
+from seqgen.config.compose import check_component_keys
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.vocabulary_map import VocabularyMap

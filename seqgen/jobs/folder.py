@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from seqgen.errors import ConfigError, DataError
-from seqgen.jobs.line_decoder import Answers, Failure
 from seqgen.jobs.manifest import MANIFEST, Manifest, Part
+from seqgen.jobs.workers import Answers, Failure
 from seqgen.system.files import disk_errors, new_file, open_own, remove_leftovers, sync, write_atomically
 from seqgen.system.reading import parse_json
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import signal
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from types import FrameType
 
 from seqgen.errors import DataError, ResourceError
 from seqgen.jobs.folder import JobFolder
-from seqgen.jobs.line_decoder import Answers, Piece
 from seqgen.jobs.manifest import Part, Plan, cut, text_digest
 from seqgen.jobs.source import Source
-from seqgen.jobs.workers import Answered, Died, Ready, Workers
+from seqgen.jobs.workers import Answered, Answers, Died, Piece, Ready, Workers
 from seqgen.system.processes import NotedSignals
 from seqgen.system.progress import LineProgress
 
@@ -204,12 +201,6 @@ class JobStopped(Exception):
 
 class Stop(NotedSignals):
     """Notes signals; ``check`` then raises. A second signal ends the process at once."""
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.received:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        self.received = number
 
     def check(self) -> None:
         """Raise an exception if a signal was received.

@@ -10,18 +10,14 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import pickle
 import signal
 import socket
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any
 
-from seqgen.config.user_files import import_modules, user_modules
 from seqgen.errors import ConfigError, ResourceError
-from seqgen.jobs.line_decoder import Builder, Piece, answer
-from seqgen.jobs.workers import STARTS, Answered, Died, Event, Ready, start_error
+from seqgen.jobs.workers import STARTS, Builder, Decoding, Died, Event, Piece, Workers
 
 NODES_SECONDS = 2.0
 """Seconds between two looks at the nodes of the cluster."""
@@ -29,36 +25,6 @@ CONNECT_SECONDS = 10.0
 """Seconds to wait for the machine at the address of a cluster."""
 NO_ACTOR_SECONDS = 120.0
 """The job stops if for so many seconds there is no node that can hold an actor."""
-
-
-class _Decoding:
-    """What an actor does: it loads the models once, and decodes pieces.
-
-    Args:
-        modules: the user's own modules, see ``import_modules``.
-        build: makes the decoder, pickled.
-        number: number of the actor on its node.
-    """
-
-    def __init__(self, modules: Sequence[tuple[str, str]], build: bytes, number: int):
-        self._modules, self._build, self._number = modules, build, number
-
-    def start(self) -> Ready | Exception:
-        """Load the models; return an error that can be pickled, if that fails."""
-        try:
-            import_modules(self._modules)
-            build: Builder = pickle.loads(self._build)
-            self._decoder = build(self._number)
-        except Exception as error:
-            return start_error(error)
-        return Ready(self._decoder.fingerprint, tuple(self._decoder.notes))
-
-    def decode(self, piece: Piece) -> Any:
-        """Decode a piece; return an error that is not one of its lines."""
-        try:
-            return answer(self._decoder, piece)
-        except ResourceError as error:
-            return error
 
 
 class _Actor:
@@ -78,7 +44,7 @@ class _Actor:
         self.call: Any = handle.start.remote()
 
 
-class RayWorkers:
+class RayWorkers(Workers):
     """Actors on the nodes of a Ray cluster; see ``Workers``.
 
     Args:
@@ -95,11 +61,9 @@ class RayWorkers:
     """
 
     def __init__(self, build: Builder, address: str, per_node: int, limit: int, gpus: float, cpus: float):
+        super().__init__(build)
         self._ray = _connected(address)
-        self._arguments = user_modules(), pickle.dumps(build)
         self._per_node, self._limit, self._gpus, self._cpus = per_node, limit, gpus, cpus
-        self._actors: list[_Actor] = []
-        self._failed_starts = 0
         self._looked = self._had_actors = float("-inf")  # a cluster that has no node for an actor now is refused
         try:
             self._look_at_nodes()
@@ -115,11 +79,11 @@ class RayWorkers:
         rooms = self._rooms()
         for number in range(self._per_node):
             for node in (node for node, room in rooms.items() if number < room):
-                if self._limit and len(self._actors) >= self._limit:
+                if self._limit and len(self._workers) >= self._limit:
                     break
-                if not any((actor.node, actor.number) == (node, number) for actor in self._actors):
-                    self._actors.append(self._started(node, number))
-        if self._actors:
+                if not any((actor.node, actor.number) == (node, number) for actor in self._workers):
+                    self._workers.append(self._started(node, number))
+        if self._workers:
             self._had_actors = time.monotonic()
         elif time.monotonic() - self._had_actors > NO_ACTOR_SECONDS:
             raise ResourceError(
@@ -153,46 +117,34 @@ class RayWorkers:
             num_gpus=self._gpus,
             max_restarts=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
-        )(_Decoding)
+        )(Decoding)
         return _Actor(node, number, actor_class.remote(*self._arguments, number))
 
-    def free(self) -> bool:
-        """Whether an actor waits for a piece."""
-        return any(actor.ready and actor.piece is None for actor in self._actors)
-
-    def give(self, piece: Piece) -> None:
-        """Let an actor that waits decode a piece."""
-        actor = next(actor for actor in self._actors if actor.ready and actor.piece is None)
-        actor.piece, actor.call = piece, actor.handle.decode.remote(piece)
+    def _send(self, worker: _Actor, piece: Piece) -> None:
+        worker.call = worker.handle.decode.remote(piece)
 
     def wait(self, seconds: float) -> list[Event]:
         """Wait until something happens; see ``Workers``."""
-        calls = {actor.call: actor for actor in self._actors if actor.call is not None}
+        calls = {actor.call: actor for actor in self._workers if actor.call is not None}
         if not calls:
             time.sleep(min(seconds, 0.1))
         done, _ = self._ray.wait(list(calls), timeout=seconds) if calls else ([], [])
-        events = [event for call in done if (event := self._result(calls[call])) is not None]
+        events = [self._returned(calls[call]) for call in done]
         self._look_at_nodes()
         return events
 
-    def _result(self, actor: _Actor) -> Event | None:
+    def _returned(self, actor: _Actor) -> Event:
         """What the awaited call of an actor has returned."""
         try:
             result = self._ray.get(actor.call)
         except self._ray.exceptions.RayError as error:
             return self._died(actor, error)
         actor.call = None
-        if isinstance(result, Exception):
-            raise result
-        if isinstance(result, Ready):
-            actor.ready, self._failed_starts = True, 0
-            return result
-        piece, actor.piece = actor.piece, None
-        return None if piece is None else Answered(piece, result, f"actor {actor.number} of node {actor.node[:8]}")
+        return self._result(actor, result, f"actor {actor.number} of node {actor.node[:8]}")
 
     def _died(self, actor: _Actor, error: Exception) -> Event:
         """Forget an actor; another one is started, if its node is alive."""
-        self._actors.remove(actor)
+        self._workers.remove(actor)
         self._looked = float("-inf")
         how = f"ended ({_cause(error)})"
         if not actor.ready:
@@ -221,7 +173,7 @@ class RayWorkers:
 
     def close(self) -> None:
         """End all actors immediately, and Ray if it was started here."""
-        for actor in self._actors:
+        for actor in self._workers:
             self._ray.kill(actor.handle)
         self._ray.shutdown()
 

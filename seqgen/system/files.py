@@ -152,7 +152,8 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
-        _hold(descriptor)
+        if os.name != "nt":
+            _lock(descriptor)
         with os.fdopen(descriptor, "wb") as file:
             yield file
             with disk_errors(path):
@@ -240,16 +241,21 @@ def _held(folder: Path) -> Iterator[None]:
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        _hold(descriptor)
+        _lock(descriptor)
         yield
     finally:
         os.close(descriptor)
 
 
-def _hold(descriptor: int) -> None:
-    if os.name != "nt":
-        with contextlib.suppress(OSError, portalocker.LockException):  # the file system has no locks
-            portalocker.lock(descriptor, portalocker.LockFlags.EXCLUSIVE | portalocker.LockFlags.NON_BLOCKING)
+def _lock(descriptor: int) -> bool | None:
+    """Lock a file or folder; false if another process has locked it, ``None`` if the file system has no locks."""
+    try:
+        portalocker.lock(descriptor, portalocker.LockFlags.EXCLUSIVE | portalocker.LockFlags.NON_BLOCKING)
+    except portalocker.AlreadyLocked:
+        return False
+    except (OSError, portalocker.LockException):
+        return None
+    return True
 
 
 def _is_abandoned(path: Path, age: float) -> bool:
@@ -258,15 +264,10 @@ def _is_abandoned(path: Path, age: float) -> bool:
         return age > LEFTOVER_SECONDS
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        portalocker.lock(descriptor, portalocker.LockFlags.EXCLUSIVE | portalocker.LockFlags.NON_BLOCKING)
-    except portalocker.AlreadyLocked:
-        return False
-    except (OSError, portalocker.LockException):
-        return age > LEFTOVER_SECONDS
-    else:
-        return True
+        locked = _lock(descriptor)
     finally:
         os.close(descriptor)
+    return age > LEFTOVER_SECONDS if locked is None else locked
 
 
 def _umask() -> int:

@@ -9,12 +9,14 @@ import signal
 import sys
 import threading
 import time
-from abc import ABC, abstractmethod
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self, TypeVar
+
+from seqgen.errors import UserError
 
 _PR_SET_PDEATHSIG = 1
 """Linux: the ``prctl(2)`` option that sets the signal sent to a process when its parent dies."""
@@ -45,7 +47,7 @@ STOPPING: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM, *((HANGUP,) if HANGU
 """Ctrl-C, the usual request to end, and a closed terminal."""
 
 
-class NotedSignals(ABC):
+class NotedSignals:
     """A context manager in which signals are noted in ``received`` instead of ending the process.
 
     If SIGHUP was ignored before, as under ``nohup``, it stays ignored.
@@ -70,16 +72,17 @@ class NotedSignals(ABC):
                     self._previous[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *unused: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()
 
-    @abstractmethod
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Note a signal."""
+        """Note a signal; a second one ends the process at once."""
+        if self.received:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self.received = number
 
 
 @contextmanager
@@ -140,6 +143,18 @@ class Child:
         self.process.kill()
         self.process.join()
         self.pipe.close()
+
+
+def sendable(error: Exception, failed: str) -> Exception:
+    """The error of a child process that is sent through the pipe: one that can be pickled.
+
+    Args:
+        error: what was raised and is being handled.
+        failed: what has failed, for the message if the error is not one of the user.
+    """
+    if isinstance(error, UserError):
+        return UserError(str(error))
+    return RuntimeError(f"{failed}: {error!r}\n{traceback.format_exc()}")
 
 
 C = TypeVar("C", bound=Child)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from seqgen.config import option
+from seqgen.config import like, option
 from seqgen.decoder import Decoder, IncrementalDecoder
 from seqgen.errors import ConfigError
 from seqgen.model import EncoderDecoderModel
@@ -25,8 +25,6 @@ from seqgen.training.cross_entropy import cross_entropy, projected_cross_entropy
 
 if TYPE_CHECKING:
     from seqgen.task import Task
-
-_Z_LOSS_HELP = "weight of the z-loss, the squared log-sum-exp of the logits, added in training (T5: 1e-4)"
 
 
 @dataclass
@@ -74,7 +72,9 @@ class Criterion(Hooked):
 class CrossEntropyConfig:
     """Options of ``cross_entropy``."""
 
-    z_loss: float = option(0.0, _Z_LOSS_HELP, minimum=0)
+    z_loss: float = option(
+        0.0, "weight of the z-loss, the squared log-sum-exp of the logits, added in training (T5: 1e-4)", minimum=0
+    )
 
 
 @dataclass
@@ -84,7 +84,7 @@ class LabelSmoothedCrossEntropyConfig:
     label_smoothing: float = option(
         0.1, "probability distributed evenly over all tokens but the target", minimum=0, maximum=1
     )
-    z_loss: float = option(0.0, _Z_LOSS_HELP, minimum=0)
+    z_loss: float = like(CrossEntropyConfig, "z_loss")
 
 
 @register_criterion("cross_entropy", config=CrossEntropyConfig)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -165,7 +164,4 @@ def join(group: ProcessGroup, cfg: DistributedConfig, device: torch.device) -> N
 def leave() -> None:
     """Leave the process group; does nothing if this process is in none."""
     if dist.is_initialized():
-        # a DDP module in a cycle of references keeps the threads of the group; one that asks for Python's lock while
-        # the process ends aborts it
-        gc.collect()
         dist.destroy_process_group()

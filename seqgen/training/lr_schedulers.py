@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from seqgen.config import OptimizationConfig, option
+from seqgen.config import OptimizationConfig, like, option
 from seqgen.errors import ConfigError
 from seqgen.registry import LR_SCHEDULERS, register_lr_scheduler
 from seqgen.system.hooks import Hooked
@@ -95,9 +95,7 @@ def build_lr_scheduler(cfg: Any, optimization: OptimizationConfig) -> LRSchedule
 class InverseSqrtConfig(WarmupConfig):
     """Options of ``inverse_sqrt``."""
 
-    warmup_updates: int = option(
-        2000, "warm-up: number of updates in which the learning rate rises to optimization.lr", minimum=0
-    )
+    warmup_updates: int = like(WarmupConfig, "warmup_updates", 2000)
 
 
 @register_lr_scheduler("inverse_sqrt", config=InverseSqrtConfig)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from seqgen.config import option
+from seqgen.config import like, option
 from seqgen.errors import ConfigError
 from seqgen.registry import OPTIMIZERS, register_optimizer
 
@@ -53,12 +53,8 @@ class AdamConfig:
 class AdamWConfig(AdamConfig):
     """Options of ``adamw``: the same as ``adam`` with PyTorch's defaults."""
 
-    adam_betas: list[float] = option(
-        [0.9, 0.999], "decay rates of the first and the second moment", minimum=0, maximum=1
-    )
-    weight_decay: float = option(
-        0.01, "decoupled weight decay: every update multiplies weights by 1 - lr * weight_decay", minimum=0
-    )
+    adam_betas: list[float] = like(AdamConfig, "adam_betas", [0.9, 0.999])
+    weight_decay: float = like(AdamConfig, "weight_decay", 0.01)
 
 
 @dataclass
@@ -74,9 +70,7 @@ class NAGConfig:
     """Options of ``nag``."""
 
     momentum: float = option(0.99, "momentum factor", minimum=0, maximum=1)
-    weight_decay: float = option(
-        0.0, "decoupled weight decay: every update multiplies weights by 1 - lr * weight_decay", minimum=0
-    )
+    weight_decay: float = like(AdamConfig, "weight_decay")
 
 
 @register_optimizer("adam", config=AdamConfig)
@@ -154,9 +148,7 @@ class AdafactorConfig:
         -0.8, "exponent of the second moment's decay, which is 1 - t ** decay_rate at step t", maximum=0
     )
     beta1: float = option(0.0, "decay of the first moment; 0 for none, which saves memory", minimum=0, maximum=1)
-    weight_decay: float = option(
-        0.0, "decoupled weight decay: every update multiplies weights by 1 - lr * weight_decay", minimum=0
-    )
+    weight_decay: float = like(AdamConfig, "weight_decay")
     scale_parameter: bool = option(True, "multiply the learning rate by the root mean square of each weight matrix")
     relative_step: bool = option(False, "use the learning rate min(1e-2, 1 / sqrt(t)) and ignore the schedule")
     warmup_init: bool = option(False, "with relative_step: use min(1e-6 * t, 1 / sqrt(t)) instead")

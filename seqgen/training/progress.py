@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 
@@ -18,8 +18,8 @@ _BRIEF = ("loss", "tokens_per_second")  # shown next to the bar
 _SHOWN = ("loss", "ppl", "accuracy", "gnorm", "lr", "skipped")
 
 
-class ProgressDisplay(Protocol):
-    """Shows the progress of training."""
+class ProgressDisplay:
+    """Shows the progress of training; this base class shows nothing."""
 
     def update(self, update: int, epoch: int, record: Mapping[str, float], due: bool, left: float | None) -> None:
         """Show an update.
@@ -47,26 +47,13 @@ def make_display(log_format: str, total: int | None) -> ProgressDisplay:
         total: number of updates until training ends; ``None`` if unknown.
     """
     if log_format == "none":
-        return Silence()
+        return ProgressDisplay()
     if log_format == "bar" or (log_format == "auto" and sys.stderr.isatty()):
         return BarDisplay(total)
     return Lines(total)
 
 
-class Silence:
-    """Shows nothing."""
-
-    def update(self, update: int, epoch: int, record: Mapping[str, float], due: bool, left: float | None) -> None:
-        """See ``ProgressDisplay``."""
-
-    def message(self, text: str) -> None:
-        """See ``ProgressDisplay``."""
-
-    def close(self) -> None:
-        """See ``ProgressDisplay``."""
-
-
-class Lines(Silence):
+class Lines(ProgressDisplay):
     """A line for each record."""
 
     def __init__(self, total: int | None):
@@ -84,7 +71,7 @@ class Lines(Silence):
         print(printable(text), file=sys.stderr, flush=True)
 
 
-class BarDisplay(Silence):
+class BarDisplay(ProgressDisplay):
     """A progress bar, updated after every update, with loss, speed and remaining time, in 80 columns."""
 
     def __init__(self, total: int | None, console: Console | None = None):

@@ -96,11 +96,15 @@ class Records:
         if self.scores is not None and event == "valid":
             self.scores.add(record)
             self.scores.write()
+        for name, value in values.items() if event in CURVES else ():
+            if isinstance(value, int | float):
+                self._event("add_scalar", f"{event}/{name}", value, update)
+
+    def _event(self, method: str, *args: Any, **kwargs: Any) -> None:
+        """Call a method of TensorBoard's writer, if there is one."""
         if self._events is not None:
             with disk_errors(EVENTS):
-                for name, value in values.items() if event in CURVES else ():
-                    if isinstance(value, int | float):
-                        self._events.add_scalar(f"{event}/{name}", value, update)
+                getattr(self._events, method)(*args, **kwargs)
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write the configuration to TensorBoard: as a table, and as hyperparameters with the validation loss.
@@ -114,9 +118,9 @@ class Records:
 
         values = {key: value if isinstance(value, bool | int | float) else str(value) for key, value in flatten(config)}
         rows = "\n".join(f"| {key} | {_cell(str(value))} |" for key, value in values.items())
+        self._event("add_text", "config", f"| key | value |\n|---|---|\n{rows}", 0)
+        metrics = {"valid/loss": 0.0, "valid/ppl": 0.0}
         with disk_errors(EVENTS):
-            self._events.add_text("config", f"| key | value |\n|---|---|\n{rows}", 0)
-            metrics = {"valid/loss": 0.0, "valid/ppl": 0.0}
             for summary in hparams(values, metrics):  # type: ignore[no-untyped-call]
                 self._events.file_writer.add_summary(summary)
 
@@ -127,10 +131,8 @@ class Records:
             update: number of updates made so far.
             norms: the norms by the layer's name.
         """
-        if self._events is not None:
-            with disk_errors(EVENTS):
-                for name, value in norms.items():
-                    self._events.add_scalar(f"train_gradients/{name}", value, update)
+        for name, value in norms.items():
+            self._event("add_scalar", f"train_gradients/{name}", value, update)
 
     def write_samples(self, update: int, samples: Sequence[Sample], lengths: Sequence[tuple[int, int]] = ()) -> None:
         """Write decoded sentences to TensorBoard: some as a table, with pictures of their attention, and all lengths.
@@ -140,17 +142,18 @@ class Records:
             samples: the sentences of the table.
             lengths: of every decoded sentence, the characters of the output and of the reference.
         """
-        if self._events is not None and samples:
-            rows = [f"| {_cell(s.source)} | {_cell(s.hypothesis)} | {_cell(s.reference)} |" for s in samples]
-            table = "\n".join(["| source | hypothesis | reference |", "|---|---|---|", *rows])
-            with disk_errors(EVENTS):
-                self._events.add_text("valid/samples", table, update)
-                for number, attention in enumerate(s.attention for s in samples if s.attention is not None):
-                    self._events.add_image(f"valid/attention {number}", _picture(attention), update)
-                if lengths:
-                    self._events.add_histogram("valid/characters", np.array([output for output, _ in lengths]), update)
-                if wanted := sum(reference for _, reference in lengths):
-                    self._events.add_scalar("valid/length_ratio", sum(output for output, _ in lengths) / wanted, update)
+        if self._events is None or not samples:
+            return
+        rows = [f"| {_cell(s.source)} | {_cell(s.hypothesis)} | {_cell(s.reference)} |" for s in samples]
+        table = "\n".join(["| source | hypothesis | reference |", "|---|---|---|", *rows])
+        self._event("add_text", "valid/samples", table, update)
+        for number, attention in enumerate(s.attention for s in samples if s.attention is not None):
+            self._event("add_image", f"valid/attention {number}", _picture(attention), update)
+        outputs, references = np.array(lengths).reshape(-1, 2).T
+        if lengths:
+            self._event("add_histogram", "valid/characters", outputs, update)
+        if references.any():
+            self._event("add_scalar", "valid/length_ratio", outputs.sum() / references.sum(), update)
 
     def write_embedding(self, update: int, model: nn.Module, dictionary: Dictionary) -> None:
         """Write the embeddings of the first tokens to TensorBoard's projector.
@@ -166,20 +169,16 @@ class Records:
             return
         rows = min(len(dictionary), max(1, EMBEDDED_NUMBERS // weight.size(1)))
         tokens = [dictionary.symbol(row).encode("unicode_escape").decode() for row in range(rows)]
-        with disk_errors(EVENTS):
-            self._events.add_embedding(weight[:rows].detach().float().cpu(), tokens, global_step=update, tag="tokens")
+        values = weight[:rows].detach().float().cpu()
+        self._event("add_embedding", values, tokens, global_step=update, tag="tokens")
 
     def flush(self) -> None:
         """Flush the TensorBoard events to their file."""
-        if self._events is not None:
-            with disk_errors(EVENTS):
-                self._events.flush()
+        self._event("flush")
 
     def close(self) -> None:
         """Close the TensorBoard events."""
-        if self._events is not None:
-            with disk_errors(EVENTS):
-                self._events.close()
+        self._event("close")
 
 
 def _leave_errors_to_the_next_call() -> None:

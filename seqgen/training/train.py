@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import stat
 import time
@@ -27,7 +26,7 @@ from seqgen.data.store_builder import available_cores
 from seqgen.errors import ResourceError, UserError
 from seqgen.registry import TASKS
 from seqgen.system.devices import keep_freed_memory, out_of_memory
-from seqgen.system.processes import HANGUP, Child, NotedSignals, answering, receive_signals
+from seqgen.system.processes import HANGUP, Child, NotedSignals, answering, receive_signals, sendable
 from seqgen.task import Task
 from seqgen.training.distributed import LostRanksError, ProcessGroup, group_from_environment, join, leave
 from seqgen.training.training_loop import TrainingRun
@@ -52,15 +51,12 @@ class StopSignals(NotedSignals):
             _leave_terminal()
         if self.received and not self.second_ends:
             return
+        note = _NOTE if self.second_ends else b""  # otherwise the launcher prints it
         if self.received:
-            with contextlib.suppress(OSError):
-                os.write(2, b"\x1b[?25h" if os.isatty(2) else b"")  # the bar hides the cursor
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        self.received = number
-        if self.second_ends:  # otherwise the launcher prints it
-            with contextlib.suppress(OSError):
-                os.write(2, _NOTE)
+            note = b"\x1b[?25h" if os.isatty(2) else b""  # the bar hides the cursor
+        with contextlib.suppress(OSError):
+            os.write(2, note)
+        super()._handle(number, frame)
 
 
 def _leave_terminal() -> None:
@@ -201,14 +197,10 @@ def _train(modules: list[tuple[str, str]], job: dict[str, Any], group: ProcessGr
         return TrainingRun(cfg, task, job["folder"], device, group, signals).run()
     except LostRanksError as error:
         return error
-    except UserError as error:
-        return UserError(str(error))
     except Exception as error:
-        if out_of_memory(error):
+        if out_of_memory(error) and not isinstance(error, UserError):
             return MemoryError(f"training process {group.rank}: {error}")
-        import traceback
-
-        return RuntimeError(f"training process {group.rank} failed: {error!r}\n{traceback.format_exc()}")
+        return sendable(error, f"training process {group.rank} failed")
 
 
 def _free_port() -> int:

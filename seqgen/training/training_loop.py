@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,13 @@ class TrainingRun:
         self.trainer = Trainer(cfg, task, model, device, group)
         self.triggers = Triggers(cfg)
         self.notes = unused_keys(cfg.distributed_training, group)
+        self._iterator = functools.partial(
+            EpochIterator,
+            seed=cfg.common.seed,
+            rank=group.rank,
+            world_size=group.world_size,
+            num_workers=cfg.dataset.num_workers,
+        )
         self.iterator = self._train_iterator()
         self.validator = Validator(self.trainer, self._valid_iterators(), self._decoder, lambda: bool(signals.received))
         self.saving = Saving(cfg, folder, group, self.trainer)
@@ -88,44 +96,24 @@ class TrainingRun:
     def _train_iterator(self) -> EpochIterator:
         cfg = self.cfg.dataset
         dataset = self._dataset(cfg.train_subset)
+        make = functools.partial(self._iterator, max_tokens=cfg.max_tokens, batch_size=cfg.batch_size)
         if not cfg.pack:
-            return self._iterator(dataset, self._collate, cfg.max_tokens, cfg.batch_size)
+            return make(dataset, self._collate)
         if not self.trainer.model.supports_packing:
             raise ConfigError(
                 f"dataset.pack=true is not possible with model={MODELS.of(self.cfg.model).name}, which cannot keep the "
                 "examples of a row apart; choose a t5 or a transformer, or set dataset.pack=false"
             )
-        packed = PackedDataset(dataset, cfg.pack_length)
-        return self._iterator(packed, self._collate_rows, cfg.max_tokens, cfg.batch_size)
+        return make(PackedDataset(dataset, cfg.pack_length), self._collate_rows)
 
     def _valid_iterators(self) -> dict[str, EpochIterator]:
         """The batches of each part of the validation split; that of the whole split is named ``""``."""
         cfg = self.cfg.dataset
         dataset = self._dataset(cfg.valid_subset)
         parts = dataset.parts if isinstance(dataset, JoinedDataset) else {"": dataset}
-        limits = cfg.max_tokens_valid or cfg.max_tokens, cfg.batch_size_valid or cfg.batch_size
-        return {name: self._iterator(part, self._collate, *limits, shuffle=False) for name, part in parts.items()}
-
-    def _iterator(
-        self,
-        dataset: Dataset,
-        collate: Callable[[Sequence[Any]], Batch],
-        max_tokens: int | None,
-        batch_size: int | None,
-        shuffle: bool = True,
-    ) -> EpochIterator:
-        return EpochIterator(
-            dataset,
-            collate,
-            max_tokens=max_tokens,
-            batch_size=batch_size,
-            seed=self.cfg.common.seed,
-            shuffle=shuffle,
-            rank=self.group.rank,
-            world_size=self.group.world_size,
-            even=False,  # no batch twice; train_update accepts None from a rank that has none left
-            num_workers=self.cfg.dataset.num_workers,
-        )
+        tokens, size = cfg.max_tokens_valid or cfg.max_tokens, cfg.batch_size_valid or cfg.batch_size
+        make = functools.partial(self._iterator, collate=self._collate, max_tokens=tokens, batch_size=size)
+        return {name: make(part, shuffle=False) for name, part in parts.items()}
 
     def _collate(self, examples: Sequence[Any]) -> Batch:
         return self.task.collate(examples, self.trainer.model)
@@ -157,7 +145,9 @@ class TrainingRun:
             self.records.write_config({**to_dict(self.cfg), "run_dir": self.folder.name})  # a run can be moved
         try:
             with self.saving.finishing():
-                reason = self._catch_up() or self._limit(self.iterator.epoch - 1) or self._epochs()
+                reason = self._catch_up() or self._limit(self.iterator.epoch - 1)
+                while not reason:
+                    reason = self._epoch()
             self._log_stop(reason)
             self._write_embedding()
         finally:
@@ -167,13 +157,6 @@ class TrainingRun:
         return self.signals.exit_code if reason == "interrupted" else 0
 
     # -- the loop -------------------------------------------------------------------------------------------------
-
-    def _epochs(self) -> str:
-        """Train epochs until there is a reason to stop, and return it."""
-        while True:
-            reason = self._epoch()
-            if reason:
-                return reason
 
     def _epoch(self) -> str:
         """Train the rest of the current epoch; return the reason to stop, empty if there is none."""
@@ -205,7 +188,7 @@ class TrainingRun:
             result = self.trainer.train_update(group, epoch, self.iterator.spare)
         self.meter.add(result)
         if result.skipped:
-            self._message(f"update {self.trainer.update + 1} was skipped: {result.skipped}")
+            self.display.message(f"update {self.trainer.update + 1} was skipped: {result.skipped}")
             return False
         update = self.trainer.update
         record, due = {**self.meter.record(), "lr": result.lr}, update % self.cfg.common.log_interval == 0
@@ -293,7 +276,7 @@ class TrainingRun:
         best = " | best so far" if improved else ""
         whole, parts = describe_parts(result.scores)
         line = f"valid at update {self.trainer.update} | epoch {epoch} | {whole}{best}"
-        self._message("\n".join([line, *parts]))
+        self.display.message("\n".join([line, *parts]))
 
     def _save(self, names: list[str]) -> None:
         self.meter.tick()
@@ -302,7 +285,7 @@ class TrainingRun:
             self.records.flush()
             self.meter.tick()
 
-    def _state(self, parts: bool = False) -> dict[str, Any]:
+    def _state(self, parts: bool) -> dict[str, Any]:
         """The training state without the weights; see ``Trainer.state_dict``."""
         return {
             **self.trainer.state_dict(parts),
@@ -386,13 +369,13 @@ class TrainingRun:
     def _announce(self, resumed: str) -> None:
         for note in [*self.notes, resumed]:
             if note:
-                self._message(note)
+                self.display.message(note)
         params = sum(param.numel() for param in self.trainer.params)
         values = {"parameters": params, "batches": self._rounds_in_epoch(), "processes": self.group.world_size}
         self._write("resume" if self.trainer.update else "start", self.iterator.epoch, values)
         frozen = num_parameters(self.trainer.model) - params
         shown = f"{params:,} parameters" + (f" and {frozen:,} frozen ones" if frozen else "")
-        self._message(f"{shown}, {self._updates_in_epoch():,} updates per epoch, on {self.trainer.device}")
+        self.display.message(f"{shown}, {self._updates_in_epoch():,} updates per epoch, on {self.trainer.device}")
 
     def _write_embedding(self) -> None:
         if self.cfg.common.tensorboard:
@@ -404,14 +387,13 @@ class TrainingRun:
         self._write("stop", self.iterator.epoch, {"reason": reason, "seconds": round(self.meter.seconds, 1)})
         metric = self.cfg.checkpoint.best_checkpoint_metric
         best = "" if self.best is None else f", best {metric} {self.best:.4g}"
-        self._message(f"training ended at update {self.trainer.update}: {reason}{best}; checkpoints in {self.folder}")
+        self.display.message(
+            f"training ended at update {self.trainer.update}: {reason}{best}; checkpoints in {self.folder}"
+        )
 
     def _write(self, event: str, epoch: int, values: dict[str, Any]) -> None:
         if self.records is not None:
             self.records.write(event, self.trainer.update, epoch, values)
-
-    def _message(self, text: str) -> None:
-        self.display.message(text)
 
     def _updates_in_epoch(self) -> int:
         """Number of updates in the current epoch: that of the rank with the most batches."""

@@ -135,7 +135,7 @@ def test_paths_of_models(hub: Hub, folder: Path, tmp_path: Path) -> None:
     assert Translator(str(tmp_path / "run"), beam=1).translate(["two dogs"])[0].text == wanted
     (tmp_path / "test").write_text("two dogs\n")
     files = [f"input={tmp_path / 'test'}", f"reference={tmp_path / 'test'}"]
-    outcome = command("check", "diff", f"path={PATH}", files[0], f"other={PATH}")
+    outcome = command("diff", f"path={PATH}", files[0], f"other={PATH}")
     assert outcome.code == 0, outcome.err
     outcome = command("score", f"path={PATH}", f"source={tmp_path / 'test'}", files[1])
     assert outcome.code == 0, outcome.err

@@ -225,6 +225,7 @@ def test_wrong_input(arguments: list[str], message: str, tmp_path: Path, monkeyp
 
 
 def test_help() -> None:
+    assert "the check is missing; give model=NAME, path=RUN, criterion=NAME" in command("check").err
     overview = command("check", "--help").out
     assert all(f"{kind}=NAME" in overview for kind in [*KINDS, "task", "criterion"])
     shown = command("check", PENALTY, "processor=frequency_penalty", "--help", "all").out

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from seqgen.cli.checkpoint_arguments import with_checkpoint
+from seqgen.cli.train import with_checkpoint
 from tests.commands import command, sentences
 from tests.fairseq_checkpoints import FCONV, TRANSFORMER, dictionary, in_dict, options_of, random_model, write
 

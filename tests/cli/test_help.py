@@ -8,18 +8,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from seqgen.cli.check import CheckConfig
-from seqgen.cli.check_diff import DiffConfig
-from seqgen.cli.check_languages import LanguagesConfig
 from seqgen.cli.command import _in_red
 from seqgen.cli.convert import ConvertConfig
+from seqgen.cli.diff import DiffConfig
 from seqgen.cli.examples import COMMON_KEYS, EXAMPLES
-from seqgen.cli.runs import DiffRunsConfig, RunsConfig
 from seqgen.cli.score import ScoreConfig
-from seqgen.cli.trace import TracePageConfig
+from seqgen.cli.show import ShowConfig
 from seqgen.cli.tune import TuneConfig
 from seqgen.config import GenerateConfig, TrainConfig
 from seqgen.config.compose import compose, expand_sweep
+from seqgen.lab.checks.kinds import ModelCheckConfig
 from tests.commands import command
 
 SCHEMAS: dict[str, type] = {
@@ -28,12 +26,9 @@ SCHEMAS: dict[str, type] = {
     "seqgen-score": ScoreConfig,
     "seqgen-convert": ConvertConfig,
     "seqgen-tune": TuneConfig,
-    "seqgen-runs": RunsConfig,
-    "seqgen-runs diff": DiffRunsConfig,
-    "seqgen-trace": TracePageConfig,
-    "seqgen-check": CheckConfig,
-    "seqgen-check diff": DiffConfig,
-    "seqgen-check languages": LanguagesConfig,
+    "seqgen-show": ShowConfig,
+    "seqgen-diff": DiffConfig,
+    "seqgen-check": ModelCheckConfig,
 }
 
 
@@ -105,9 +100,9 @@ def test_topics(topics: Sequence[str], shown: Sequence[str], hidden: Sequence[st
 
 
 def test_commands_with_words_have_topics() -> None:
-    assert command("trace", "--help", "title").out.startswith("title\n")
-    assert command("runs", "--help", "sort").out.startswith("sort\n")
-    for arguments in (("trace",), ("runs", "diff")):
+    assert command("show", "--help", "title").out.startswith("title\n")
+    assert command("show", "--help", "sort").out.startswith("sort\n")
+    for arguments in (("show",),):
         text = command(*arguments, "--help").out
         assert "Example\n" in text
         assert "GROUP a group" not in text
@@ -115,8 +110,8 @@ def test_commands_with_words_have_topics() -> None:
 
 
 def test_a_key_with_a_value_is_a_topic() -> None:
-    assert command("runs", "--help", "sort=loss").out == command("runs", "--help", "sort").out
-    assert command("runs", "sort=loss", "--help").out == command("runs", "--help").out
+    assert command("show", "--help", "sort=loss").out == command("show", "--help", "sort").out
+    assert command("show", "sort=loss", "--help").out == command("show", "--help").out
 
 
 def test_an_unknown_topic() -> None:

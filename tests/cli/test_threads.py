@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from seqgen.cli.threads import wait_passively_if_busy
+from seqgen.cli import wait_passively_if_busy
 
 
 @pytest.mark.parametrize(

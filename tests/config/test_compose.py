@@ -10,8 +10,7 @@ from hypothesis import given, strategies as st
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declare the built-in components
 from seqgen.config import GenerateConfig, GenerationConfig, TrainConfig, option
-from seqgen.config.component_keys import component_config, component_of_key
-from seqgen.config.compose import chosen_components, compose, expand_sweep
+from seqgen.config.compose import chosen_components, component_config, component_of_key, compose, expand_sweep
 from seqgen.config.values import from_dict, repeated, text_list, text_values, to_dict
 from seqgen.errors import ConfigError
 from seqgen.registry import COMBINATIONS, Registry
@@ -152,9 +151,19 @@ def test_a_components_own_key_is_above_the_older_one() -> None:
     assert component_config(COMBINATIONS, "fusion", GenerationConfig(), weights=[0.25]).weights == [0.25]
 
 
-def test_sweep_over_choices_and_ranges() -> None:
-    jobs = list(expand_sweep(TrainConfig, ["common.device=cpu,cuda", "common.seed=range(1,4)"]))
-    assert len(jobs) == 6
+def test_sweep_over_choices_ranges_and_lists() -> None:
+    jobs = list(expand_sweep(TrainConfig, ["common.device=cpu,cuda", "common.seed=1:3:1", "optimization.lr=[1],[2,3]"]))
+    assert [job for job, _ in jobs] == [
+        [f"common.device={device}", f"common.seed={seed}", f"optimization.lr={lr}"]
+        for device in ("cpu", "cuda")
+        for seed in (1, 2, 3)
+        for lr in ("[1]", "[2,3]")
+    ]
+    (job, _), *others = expand_sweep(TrainConfig, ["optimization.lr=[1,2]", "dataset.max_tokens=null"])
+    assert (job, others) == (["optimization.lr=[1,2]", "dataset.max_tokens=null"], [])
+    for text in ("1:2", "3:1:1", "1:2:0", "a:b:c", "nan:1:1", "1:inf:1", "0:1e9999:1"):
+        with pytest.raises(ConfigError, match="a range is FIRST:LAST:STEP"):
+            list(expand_sweep(TrainConfig, [f"common.seed={text}"]))
 
 
 def test_round_trip_through_plain_values() -> None:

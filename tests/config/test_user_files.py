@@ -158,7 +158,7 @@ def test_what_is_recorded_may_be_gone(trained: tuple[Path, Path], tmp_path: Path
     """A run whose files were moved, or whose record was edited or deleted, loads with the files that the user gives."""
     run = Path(shutil.copytree(trained[0], tmp_path / "run"))
     config = yaml.safe_load((run / "config.yaml").read_text())
-    config["common"]["user_dir"] = "nowhere/net.py"  # one text, as older runs have it
+    config["common"]["user_dir"] = ["nowhere/net.py"]
     del config["common"]["user_files"]
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     refused(decode(run, "common.user_dir=run"), "config.yaml records nowhere/net.py, which does not exist")
@@ -171,9 +171,7 @@ def test_the_record_needs_a_run(tmp_path: Path) -> None:
     refused(command("generate", f"path={tmp_path}/none", "common.user_dir=run"), "neither path nor run_dir names a run")
 
 
-def test_old_runs_have_one_text() -> None:
-    assert from_dict(TrainConfig, {"common": {"user_dir": ""}}, "old").common.user_dir == []
-    assert from_dict(TrainConfig, {"common": {"user_dir": "a.py"}}, "old").common.user_dir == ["a.py"]
+def test_a_damaged_record_is_refused() -> None:
     with pytest.raises(ConfigError, match="user_dir=3 should be"):
         from_dict(CommonConfig, {"user_dir": 3}, "damaged")
 

@@ -133,10 +133,7 @@ def test_an_interrupted_loop_continues() -> None:
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_ranks_share_an_epoch(world_size: int) -> None:
-    batches = [[b.ids.tolist() for b in iterator(rank=r, world_size=world_size)] for r in range(world_size)]
-    assert len({len(part) for part in batches}) == 1
-    assert {i for part in batches for batch in part for i in batch} == set(range(40))
-    exact = [[b.ids.tolist() for b in iterator(rank=r, world_size=world_size, even=False)] for r in range(world_size)]
+    exact = [[b.ids.tolist() for b in iterator(rank=r, world_size=world_size)] for r in range(world_size)]
     assert sorted(i for part in exact for batch in part for i in batch) == list(range(40))
     assert [exact[i % world_size][i // world_size] for i in range(sum(map(len, exact)))] == [
         batch.ids.tolist() for batch in iterator()
@@ -150,7 +147,7 @@ def test_each_example_is_used_once_for_any_number_of_processes(rounds: list[tupl
     whole = [batch.ids.tolist() for batch in iterator(num_workers=0)]
     state, seen = iterator().state_dict(), []
     for world_size, count in [*rounds, (last, len(whole))]:
-        ranks = [iterator(rank=r, world_size=world_size, even=False, num_workers=0) for r in range(world_size)]
+        ranks = [iterator(rank=r, world_size=world_size, num_workers=0) for r in range(world_size)]
         for rank in ranks:
             rank.load_state_dict(state)
         assert ranks[0].rounds == len(ranks[0])

@@ -169,7 +169,7 @@ def test_languages_by_the_command(folders: dict[str, Path]) -> None:
     assert wrong.code == 2
     assert "generation.target_lang: the model has no language 'ge'" in wrong.err
     assert "(did you mean" in wrong.err
-    assert "seqgen-check languages path=MODEL lists its 100 languages" in wrong.err
+    assert "seqgen-show path=MODEL languages=true lists its 100 languages" in wrong.err
     missing = decode("generation.target_lang=field2")
     assert (missing.code, "line 1, generation.target_lang=field2: the line has only 1 field;" in missing.err) == (
         2,
@@ -196,15 +196,15 @@ def test_the_language_replaces_the_models_own_first_token(folders: dict[str, Pat
 
 
 def test_list_of_languages(folders: dict[str, Path], tmp_path: Path) -> None:
-    listed = command("check", "languages", f"path={folders['M2M100Tokenizer']}")
+    listed = command("show", f"path={folders['M2M100Tokenizer']}", "languages=true")
     assert (listed.code, len(listed.out.split()), listed.out.split()[:2]) == (0, 100, ["af", "am"])
     assert "generation.source_lang is en by default" in listed.err
-    assert command("check", "languages", f"path={folders['MarianTokenizer']}").out == "fra\ncmn_Hans\n"
+    assert command("show", f"path={folders['MarianTokenizer']}", "languages=true").out == "fra\ncmn_Hans\n"
     assert command("convert", f"path={folders['NllbTokenizer']}", f"output={tmp_path / 'run'}").code == 0
-    assert command("check", "languages", f"path={tmp_path / 'run'}").out.split()[-1] == "zul_Latn"
+    assert command("show", f"path={tmp_path / 'run'}", "languages=true").out.split()[-1] == "zul_Latn"
     plain = tiny_folder(tmp_path / "t5", "t5")
     for arguments in ((f"path={plain}",), (), (f"path={tmp_path / 'nowhere'}",)):
-        outcome = command("check", "languages", *arguments)
+        outcome = command("show", *arguments, "languages=true")
         assert outcome.code == 2
         assert outcome.err.count("\n") == 1
 
@@ -300,9 +300,9 @@ def test_languages_in_other_commands(folders: dict[str, Path], tmp_path: Path) -
     path = f"path={folders['NllbTokenizer']}"
     (tmp_path / "text").write_text("a dog\ttwo\ntwo people\ta dog\n")
     keys = [f"input={tmp_path / 'text'}", "generation.target_lang=deu_Latn"]
-    same = command("check", "diff", path, *keys)
+    same = command("diff", path, *keys)
     assert same.code == 0, same.err
-    differing = command("check", "diff", path, *keys, "other.generation.target_lang=fra_Latn")
+    differing = command("diff", path, *keys, "other.generation.target_lang=fra_Latn")
     assert differing.code == 1
     assert "deu_Latn" in differing.out
     streamed = command("generate", path, *keys, "stream=true")

@@ -119,7 +119,7 @@ def test_keys_of_components_that_the_run_names(run: Path) -> None:
         assert said in outcome.err
     text = run.parent / "input"
     text.write_text("\n".join(LINES) + "\n")
-    diff = ("check", "diff", f"path={run}", f"input={text}", f"common.user_dir={FILE}", *LIMITS)
+    diff = ("diff", f"path={run}", f"input={text}", f"common.user_dir={FILE}", *LIMITS)
     same = command(*diff, "other.search.delta=1.5", "debug.use_cache=false", "other.debug.use_cache=true")
     assert (same.code, "no difference" in same.out) == (0, True), same.err
     other = command(*diff, "other.search.delta=0.0")
@@ -188,7 +188,7 @@ def test_an_observer(run: Path, tmp_path: Path) -> None:
     [
         (["generation.search=croppping"], "did you mean 'cropping'"),
         (["generation.search=cropping", "search.dleta=2"], "did you mean 'delta'"),
-        (["generation.search=cropping", "search.delta=-1"], "search.delta=-1 is below its minimum, 0"),
+        (["generation.search=cropping", "search.delta=-1"], "search.delta=-1.0 is below its minimum, 0"),
         (["generation.search=cropping", "search.delta=wide"], "search.delta=wide should be a number"),
         (["generation.search=cropping", "search.delta=nan"], "search.delta=nan is not a finite number"),
         (["generation.search=cropping", "search.=2"], "search."),

@@ -40,7 +40,7 @@ def test_actors_and_nodes_that_die(cluster: Any, tmp_path: Path) -> None:
     workers = RayWorkers(CapitalsBuilder(), cluster.address, per_node=2, limit=0, gpus=0, cpus=1)
     faults = iter(
         [
-            lambda: ray.kill(workers._actors[0].handle),
+            lambda: ray.kill(workers._workers[0].handle),
             lambda: cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False),
             lambda: cluster.add_node(num_cpus=2),
         ]
@@ -49,7 +49,7 @@ def test_actors_and_nodes_that_die(cluster: Any, tmp_path: Path) -> None:
 
     def check() -> None:
         nonlocal happened
-        nodes.update(actor.node for actor in workers._actors)
+        nodes.update(actor.node for actor in workers._workers)
         if len(job.folder.done) > happened and (fault := next(faults, None)):
             happened += 1
             fault()
@@ -108,7 +108,7 @@ def test_more_actors_than_a_node_has_room_for(cluster: Any, tmp_path: Path) -> N
     bench.write(lines)
     workers = RayWorkers(CapitalsBuilder(), cluster.address, per_node=5, limit=0, gpus=0, cpus=0.7)
     try:
-        assert len(workers._actors) == 2 * 2
+        assert len(workers._workers) == 2 * 2
         (note,) = workers.notes()
         assert note.startswith("ray.actors_per_node=5: a node of the Ray cluster has room for 2 only")
         assert bench.run(workers) == expected(lines)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sacrebleu.metrics import CHRF
 
-from seqgen.cli.comparing import system_names
+from seqgen.cli.score import system_names
 from seqgen.lab.compare import significance
 from seqgen.lab.compare.breakdown import WORDS, agreements, by_frequency, by_length
 from seqgen.lab.compare.comparison import Options, common_words, compare

@@ -1,4 +1,4 @@
-"""``seqgen-runs``, where the values of a run come from, and records of decodes."""
+"""``seqgen-show``, where the values of a run come from, and records of decodes."""
 
 from __future__ import annotations
 
@@ -118,16 +118,15 @@ def test_a_record_knows_the_files_that_have_changed(tmp_path: Path) -> None:
 
 
 def test_a_sweep_shows_the_best_run_first(tmp_path: Path) -> None:
-    """Also by a score that should be high; of equal scores of a run the first update counts."""
-    curves = {"a": [(1, 2.0), (2, 2.0)], "b": [(1, 1.0), (2, 7.0), (3, 7.0)], "c": []}
-    for name, curve in curves.items():
-        (tmp_path / name).mkdir()
-        rows = [{"event": "valid", "update": update, "BLEU": score, "loss": score} for update, score in curve]
-        (tmp_path / name / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    runs = [(name, tmp_path / name) for name in curves]
-    for metric, rows in (("bleu", ["7 2 b", "2 1 a", "- 0 c"]), ("loss", ["1 1 b", "2 1 a", "- 0 c"])):
-        table = [line.split() for line in sweep_table(runs, metric).splitlines()[1:]]
-        assert [f"{score} {update} {name}" for score, update, _, name in table] == rows, metric
+    """Also by a score that should be high; runs without scores come last."""
+    for metric, wanted in (("bleu", ["12.25 2 a", "3 2 b", "- 0 c"]), ("loss", ["2 2 b", "3 2 a", "- 0 c"])):
+        key, folder = f"checkpoint.best_checkpoint_metric={metric}", tmp_path / metric
+        runs = [
+            (name, make_run(folder / name, key, curve=curve)) for name, curve in (("c", "a"), ("a", "a"), ("b", "b"))
+        ]
+        (folder / "c" / "log.jsonl").write_text("")
+        rows = [line.split() for line in sweep_table(runs, metric).splitlines()[1:]]
+        assert [f"{score} {update} {name}" for score, update, _, name in rows] == wanted
 
 
 def test_differences_leave_out_defaults_of_other_components(tmp_path: Path) -> None:
@@ -213,7 +212,7 @@ def test_a_run_with_numbers_that_json_lacks(tmp_path: Path) -> None:
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     make_run(tmp_path / "runs/b", "optimization.lr=[0.1,0.2]")
     for sort in ("", "optimization.clip_norm", "optimization.lr"):
-        outcome = command("runs", f"{tmp_path}/runs", f"sort={sort}", "json=-")
+        outcome = command("show", f"{tmp_path}/runs", f"sort={sort}", "json=-")
         assert outcome.code == 0, outcome.err
         found = {run["name"]: run["differs"]["optimization.lr"] for run in json.loads(outcome.out)["runs"]}
         assert found == {"a": None, "b": [0.1, 0.2]}
@@ -226,23 +225,23 @@ def test_the_command(tmp_path: Path) -> None:
     (converted / "checkpoints").mkdir()
     for folder in (converted, failed):
         (folder / "log.jsonl").unlink()
-    outcome = command("runs", f"{tmp_path}/runs", "sort=loss", "json=-", f"page={tmp_path}/p.html")
+    outcome = command("show", f"{tmp_path}/runs", "sort=loss", "json=-", f"page={tmp_path}/p.html")
     assert (outcome.code, outcome.err) == (0, "")
     found = json.loads(outcome.out)["runs"]
     assert [run["name"] for run in found] == ["2", "1", "converted"]
-    assert "training did not begin in it" in command("runs", f"{failed}").err
+    assert "training did not begin in it" in command("show", f"{failed}").err
     assert found[0]["differs"] == {"common.seed": 5}
     assert (tmp_path / "p.html").read_text().count("<figure>") == 5
-    twice = command("runs", f"path={tmp_path}/runs", "sort=loss", "sort=bleu")
+    twice = command("show", f"path={tmp_path}/runs", "sort=loss", "sort=bleu")
     assert "sort=loss is not used, because sort=bleu comes later" in twice.err
-    table = command("runs", f"{tmp_path}/runs/x/1", f"{tmp_path}/runs/x/2", "sort=bleu").out.splitlines()
+    table = command("show", f"{tmp_path}/runs/x/1", f"{tmp_path}/runs/x/2", "sort=bleu").out.splitlines()
     assert table[0].split() == ["run", "updates", "BLEU", "loss", "tokens/s", "time"]
-    mixed = command("runs", f"{tmp_path}/runs/x/1", f"path={tmp_path}/runs/x/2", "sort=bleu")
+    mixed = command("show", f"{tmp_path}/runs/x/1", f"path={tmp_path}/runs/x/2", "sort=bleu")
     assert mixed.out.splitlines() == table
-    assert command("runs", f"{tmp_path}/runs/x/1", f"{tmp_path}/runs/x/../x/1").out.count("1:01:01") == 1
+    assert command("show", f"{tmp_path}/runs/x/1", f"{tmp_path}/runs/x/../x/1").out.count("1:01:01") == 1
     assert table[1].split() == ["1", "1", "3", "12.25", "3", "200", "1:01:01"]
-    shown = command("runs", "diff", f"{tmp_path}/runs/x/1", f"{tmp_path}/runs/x/2").out
-    command("runs", "diff", f"{tmp_path}/runs/x/1", f"{tmp_path}/runs/x/2", f"json={tmp_path}/d.json")
+    shown = command("diff", f"{tmp_path}/runs/x/1", f"{tmp_path}/runs/x/2").out
+    command("diff", f"{tmp_path}/runs/x/1", f"{tmp_path}/runs/x/2", f"json={tmp_path}/d.json")
     assert len(json.loads((tmp_path / "d.json").read_text())["runs"]) == 2
     assert ["common.seed", "1", "5"] in [line.split() for line in shown.splitlines()]
 
@@ -252,26 +251,29 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     make_run(tmp_path / "runs/x/1")
     monkeypatch.chdir(tmp_path)
     for arguments, words in (
-        ([], "no folder is given"),
+        ([], "nothing is given to show"),
         ([f"{tmp_path}/no"], "there is no such folder"),
         ([f"{tmp_path}/runs", "sort=los"], "did you mean 'loss'?"),
         ([f"{tmp_path}/runs", "page=-"], "page=-: a page is not written"),
         ([f"{tmp_path}/runs", "png=x.jpg"], "must end in .png"),
-        (["diff", f"{tmp_path}/runs/x/1"], "two different runs are needed"),
-        (["diff", "runs/x/1", f"{tmp_path}/runs/x/1"], "but these were given: 1;"),
+        (["runs", "title=A"], "title=A has no effect on runs"),
+        (["runs", "languages=true", "sort=loss"], "sort=loss has no effect on languages"),
+        (["runs", "x", "languages=true"], "the languages of one model"),
         (["runs", "json"], "json is a key, which needs a value; give json=VALUE"),
         (["runs", "format=json"], "did you mean 'json=-'?"),
         (["runs", f"json={tmp_path}/x", f"page={tmp_path}/x"], "would overwrite"),
     ):
-        wrong = command("runs", *arguments)
+        wrong = command("show", *arguments)
         assert (wrong.code, wrong.err.count("\n")) == (2, 1), wrong.err
         assert words in wrong.err
+    for given in ([f"{tmp_path}/runs/x/1"], ["runs/x/1", f"{tmp_path}/runs/x/1"]):
+        assert "two different runs are needed, but these were given: 1;" in command("diff", *given).err
 
 
 def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_run(tmp_path / "a")
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    outcome = command("runs", f"{tmp_path}/a", f"png={tmp_path}/p.png")
+    outcome = command("show", f"{tmp_path}/a", f"png={tmp_path}/p.png")
     assert (outcome.code, outcome.out) == (2, "")
     assert "pip install matplotlib" in outcome.err
 
@@ -280,7 +282,7 @@ def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     make_run(tmp_path / "a")
-    assert command("runs", f"{tmp_path}/a", f"png={tmp_path}/p.png").code == 0
+    assert command("show", f"{tmp_path}/a", f"png={tmp_path}/p.png").code == 0
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 

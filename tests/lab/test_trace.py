@@ -477,8 +477,8 @@ def test_the_commands(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = command("generate", *cleaned, "trace=c.jsonl", "trace_options.sentences=3", "output=o.txt")
     assert "the trace has only the first 3 of 40 lines" in outcome.err
     assert "c.jsonl has only the first 3 lines" in command("generate", "replay=c.jsonl").err
-    assert "c.jsonl has only the first 3 lines" in command("trace", "c.jsonl").err
-    outcome = command("trace", "t.jsonl.gz")
+    assert "c.jsonl has only the first 3 lines" in command("show", "c.jsonl").err
+    outcome = command("show", "t.jsonl.gz")
     assert (outcome.code, outcome.out.split(":")[0]) == (0, "wrote t.html"), outcome.err
     assert "http" not in (run / "t.html").read_text().replace("http://www.w3.org/2000/svg", "")
 
@@ -500,11 +500,11 @@ REFUSED = [
     ("generate", ("replay=t.jsonl", "generation.beam=2"), "generation.beam has no effect"),
     ("generate", ("replay=t.jsonl", "search.length=3"), "search.length has no effect"),
     ("generate", ("replay=t.jsonl", "format=fairseq"), "format=fairseq"),
-    ("trace", (), "the trace is missing"),
-    ("trace", ("data/test.en",), "is not a trace"),
-    ("trace", ("a.jsonl", "b.jsonl"), "a page shows one trace, but a.jsonl and b.jsonl were given"),
-    ("trace", ("a.jsonl", "output=-"), "output=-: a page is not written to standard output"),
-    ("trace", ("data/test.en", "output=data/test.en"), "would overwrite"),
+    ("show", ("data/test.en",), "is not a trace"),
+    ("show", ("data/test.en", "data/test.de"), "a page shows one trace, but data/test.en and data/test.de were given"),
+    ("show", ("data/test.en", "page=-"), "page=-: a page is not written to standard output"),
+    ("show", ("data/test.en", "page=data/test.en"), "would overwrite"),
+    ("show", ("data/test.en", "sort=bleu"), "sort=bleu has no effect on a trace"),
 ]
 
 

@@ -34,14 +34,14 @@ FAULTS = [
         ("tests/config/test_compose.py",),
     ),
     Fault(
-        "seqgen/config/component_keys.py",
+        "seqgen/config/compose.py",
         'name = wanted if wanted in chosen else ""',
         "name = wanted",
         "keys of a processor that is not used are accepted",
         ("tests/config/test_compose.py",),
     ),
     Fault(
-        "seqgen/config/component_keys.py",
+        "seqgen/config/compose.py",
         "{**to_dict(config), **flat, **generation.component_values(group or registry.group, name)}",
         "{**to_dict(config), **generation.component_values(group or registry.group, name), **flat}",
         "older flat keys override those of a component",

@@ -41,7 +41,7 @@ FAULTS = [
         ("tests/jobs/test_jobs.py",),
     ),
     Fault(
-        "seqgen/jobs/line_decoder.py",
+        "seqgen/jobs/workers.py",
         "2 * divisor if full else divisor",
         "2 * divisor",
         "batches become smaller after any error of a line, not only when memory runs out",

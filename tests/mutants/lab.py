@@ -55,9 +55,9 @@ FAULTS = [
         ("tests/lab/test_runs.py",),
     ),
     Fault(
-        "seqgen/lab/tuning/space.py",
-        "for index in range(int(steps) + 1)]",
-        "for index in range(int(steps))]",
+        "seqgen/config/compose.py",
+        "for index in range(int(steps) + 1))",
+        "for index in range(int(steps)))",
         "a range lacks its last value",
         ("tests/lab/test_tune.py",),
     ),
@@ -80,7 +80,7 @@ FAULTS = [
         "size <= tolerance and one.may_hold(other, at, tolerance) and",
         "size <= tolerance and",
         "a candidate that one decode cannot have is a tie",
-        ("tests/cli/test_check_diff.py",),
+        ("tests/cli/test_diff.py",),
     ),
     Fault(
         "seqgen/lab/traces/sentence.py",

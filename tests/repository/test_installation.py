@@ -40,8 +40,8 @@ COMMANDS = (
     "seqgen-generate path=run input=numbers output=outputs trace=trace.jsonl generation.max_len_b=5",
     "seqgen-check path=run",
     "seqgen-score hypothesis=[outputs,numbers] reference=numbers page=comparison.html compare.tests=none",
-    "seqgen-trace trace.jsonl output=trace.html",
-    "seqgen-runs run page=runs.html",
+    "seqgen-show trace.jsonl page=trace.html",
+    "seqgen-show run page=runs.html",
 )
 
 

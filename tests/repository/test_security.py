@@ -125,13 +125,13 @@ def test_names_that_are_not_utf_8(run: Path, tmp_path: Path) -> None:
     for arguments in (
         ("generate", f"path={place}"),
         ("train", f"run_dir={place}"),
-        ("runs", str(place)),
+        ("show", str(place)),
         ("score", "\udce9=1"),
     ):
         refused = command(*arguments)
         assert (refused.code, refused.err.count("\n")) == (2, 1)
         assert "\\udce9" in refused.err
-    listed = command("runs", f"{tmp_path}/runs", *written)
+    listed = command("show", f"{tmp_path}/runs", *written)
     assert (listed.code, "caf\\udce9" in listed.out) == (0, True), listed.err
     assert json.loads((tmp_path / "a.json").read_text("utf-8"))
 
@@ -157,8 +157,8 @@ def test_reports_contain_no_commands_for_a_terminal(
     (tmp_path / "b").write_text("w2\n")
     systems = f"hypothesis=[{tmp_path}/a,{tmp_path}/b]"
     for name, *arguments in (
-        ("runs", f"{run}", f"{other}"),
-        ("runs", "diff", f"{run}", f"{other}"),
+        ("show", f"{run}", f"{other}"),
+        ("diff", f"{run}", f"{other}"),
         ("score", systems, f"reference={tmp_path}/b", "compare.tests=none", "metrics=[exact_match]"),
     ):
         outcome = command(name, *arguments)

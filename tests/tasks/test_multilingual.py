@@ -260,7 +260,7 @@ def test_a_tiny_model_learns_both_directions(side: str, data: Path, tmp_path: Pa
     found = Translator(str(tmp_path / "run")).translate(lines, target_lang="field2", beam=2)
     # the language is the one that was asked for; single words depend on how a processor rounds in training
     assert [translation.text.split()[0] for translation in found] == ["der", "the", "der"]
-    assert command("check", "languages", f"path={tmp_path}/run").out.split() == (
+    assert command("show", f"path={tmp_path}/run", "languages=true").out.split() == (
         ["de", "en"] if side == "source" else ["en", "de"]
     )
     unknown = Translator(str(tmp_path / "run")).translate(

@@ -331,7 +331,7 @@ def test_the_command_decodes_runs_with_different_vocabularies(tmp_path: Path) ->
         refused = command("generate", path, *keys[:2], key)
         assert refused.code == 2, refused.err
         assert "different target vocabularies" in refused.err.strip().splitlines()[-1], refused.err
-    outcome = command("check", "diff", path, keys[0])
+    outcome = command("diff", path, keys[0])
     assert outcome.code == 2
     assert "different target vocabularies cannot be recorded" in outcome.err
     scored = command("score", path, f"source={data}/test.en", f"reference={data}/test.de")

@@ -9,7 +9,7 @@ import torch
 
 from seqgen.checkpoints.initial_weights import initialize
 from seqgen.checkpoints.loading import load_model
-from seqgen.cli.checkpoint_arguments import with_checkpoint
+from seqgen.cli.train import with_checkpoint
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import CheckpointError
 from seqgen.models.transformer import TransformerConfig, TransformerModel

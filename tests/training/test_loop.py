@@ -109,7 +109,7 @@ def test_the_loss_of_a_mixture_is_that_of_all_parts(lab: Lab) -> None:
     validator, model = run.validator, run.trainer.model.eval()
     parts = {
         "a": validator.iterators[""],
-        "b": run._iterator(run.iterator.dataset, run._collate, 100, None, shuffle=False),
+        "b": run._iterator(run.iterator.dataset, run._collate, max_tokens=100, shuffle=False),
     }
     sums = [validator._sums(model, iterator) for iterator in parts.values()]
     validator.iterators = parts

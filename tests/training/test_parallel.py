@@ -66,7 +66,8 @@ def alone(lab: Lab, job: Job, world_size: int) -> Path:
 def test_a_small_run_is_that_of_one_process(lab: Lab) -> None:
     """Transformer, DDP and FSDP, float64, dropout; the last update of two processes has three batches."""
     short = ["dataset.validate_decode=0", "dataset.max_tokens=400", "optimization.max_epoch=1"]
-    jobs = [runs(lab, 2, sharding, "float64", *short)["transformer"] for sharding in TOLERANCE]
+    keys = [runs(lab, 2, sharding, "float64", *short)["transformer"][2] for sharding in TOLERANCE]
+    jobs = [(f"small-{sharding}", "float64", own) for sharding, own in zip(TOLERANCE, keys, strict=True)]
     wanted = alone(lab, ("small-x", "float64", jobs[0][2]), 2)
     train_together(lab.root, 2, jobs, "fork")
     for name, _, keys in jobs:

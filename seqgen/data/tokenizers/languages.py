@@ -109,8 +109,8 @@ class Languages:
             raise ConfigError(f"{key}: the tokenizer has no token for {name!r}, nor for any other language")
         if code not in self.ids:
             raise ConfigError(
-                f"{key}: the model has no language {name!r}{self._nearest(code)}; seqgen-check languages path=MODEL "
-                f"lists its {len(self.ids)} languages"
+                f"{key}: the model has no language {name!r}{self._nearest(code)}; seqgen-show path=MODEL "
+                f"languages=true lists its {len(self.ids)} languages"
             )
         return code
 

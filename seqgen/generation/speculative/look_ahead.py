@@ -12,7 +12,7 @@ from torch import Tensor
 
 from seqgen.config import DebugConfig
 from seqgen.decoder import IncrementalDecoder
-from seqgen.generation.ensemble.member import Member, MemberOutput
+from seqgen.generation.ensemble.member import Member, MemberOutput, decoded
 from seqgen.incremental_state import IncrementalState, rows_of_sentences
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Source, map_tensors
@@ -75,28 +75,19 @@ class LookAhead(Member):
         if not self.can_roll_back:
             self.mark = self.seen, copy.deepcopy(self.state)
 
-    def read(self, tokens: Tensor, need_attention: bool = False, need_features: bool = False) -> None:
+    def read(self, tokens: Tensor, needs: Set[str] = frozenset()) -> None:
         """Read the columns that have not been read yet.
 
         Args:
             tokens: ``(rows, L)`` int64 from the start token on; columns read before are not read again.
-            need_attention: whether attention weights are computed.
-            need_features: whether the decoder's last hidden features are stored.
+            needs: ``ATTENTION`` to compute attention weights, ``FEATURES`` to store the decoder's last hidden features.
         """
         if self.start_token is not None:
             tokens = torch.cat([torch.full_like(tokens[:, :1], self.start_token), tokens[:, 1:]], dim=1)
-        decoder: Any = self.model.decoder
-        arguments: dict[str, Any] = {"need_attention": need_attention}
-        if self.state is not None:
-            arguments["incremental_state"] = self.state
-        if need_features:
-            features, attention = decoder.extract_features(tokens, self.encoder_out, **arguments)
-            logits = decoder.output_layer(features)
-        else:
-            features = None
-            logits, attention = decoder(tokens, self.encoder_out, **arguments)
+        state: dict[str, Any] = {} if self.state is None else {"incremental_state": self.state}
+        out = decoded(self.model.decoder, tokens, self.encoder_out, needs, **state)
         first = self.seen if self.state is None else 0  # without a state, all columns are computed
-        self.out = map_tensors(MemberOutput(logits, attention, features), lambda tensor: tensor[:, first:])
+        self.out = map_tensors(out, lambda tensor: tensor[:, first:])
         self.first, self.seen = self.seen, tokens.size(1)
 
     def next_output(self, tokens: Tensor, needs: Set[str] = frozenset()) -> MemberOutput:

@@ -178,7 +178,7 @@ class SpeculativeSession(Session):
         for number, member in enumerate(self.members):
             assert isinstance(member, LookAhead)
             member.rewind(step)
-            member.read(tokens, ATTENTION in self.needs, FEATURES in self.needs and number == 0)
+            member.read(tokens, self.needs & ({ATTENTION, FEATURES} if number == 0 else {ATTENTION}))
         self.start, self.stop = step, tokens.size(1)
         if self.drafts.lprobs:
             self.stop = min(self.stop, step + count)

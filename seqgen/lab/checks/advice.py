@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from seqgen.lab.checks import search
 from seqgen.lab.checks.checking import Advice, Diagnosis, Wrong
 from seqgen.lab.checks.components import alone_equals_batched
 from seqgen.lab.checks.criteria import Training
-from seqgen.lab.checks.decoding import LENGTHS, Decoding
+from seqgen.lab.checks.decoding import Decoding
 from seqgen.lab.checks.search import same_hypotheses
 from seqgen.lab.checks.tasks import Prepared
 
@@ -112,22 +113,12 @@ def _batched(subject: Decoding, wrong: Wrong) -> Diagnosis:
         subject.rules = rules
         if _holds(lambda: alone_equals_batched(subject)):
             continue
-        if _alone_equals_batched(subject, LENGTHS, **_TOGETHER):
+        if _holds(lambda: search.alone_equals_batched(subject, **_TOGETHER)):
             return Diagnosis(ComponentCause.NOT_SELECTED)
-        if _alone_equals_batched(subject, [5] * 5):
+        if _holds(lambda: search.alone_equals_batched(subject, lengths=[5] * 5)):
             return Diagnosis(ComponentCause.SOURCE_PADDING)
         break
     return Diagnosis(ComponentCause.MIXES_SENTENCES)
-
-
-def _alone_equals_batched(subject: Decoding, lengths: list[int], **options: Any) -> bool:
-    def compare() -> None:
-        together = subject.decode(subject.batch(lengths=lengths), **options)
-        for row in range(len(lengths)):
-            alone = subject.decode(subject.batch([row], lengths), **options)
-            same_hypotheses(subject, together[row : row + 1], alone, "")
-
-    return _holds(compare)
 
 
 def _holds(law: Callable[[], object]) -> bool:

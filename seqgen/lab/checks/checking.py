@@ -6,7 +6,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, TypeAlias, TypeVar
@@ -38,6 +38,36 @@ class Violation(Exception):
     ):
         super().__init__(what)
         self.what, self.difference, self.step, self.sentence, self.beam = what, difference, step, sentence, beam
+
+
+def require(
+    holds: object, what: str, step: int | None = None, sentence: int | None = None, beam: int | None = None
+) -> None:
+    """Raise a ``Violation`` unless something holds.
+
+    Args:
+        holds: whether it holds.
+        what: what is wrong otherwise.
+        step: see ``Violation``.
+        sentence: likewise.
+        beam: likewise.
+    """
+    if not holds:
+        raise Violation(what, step=step, sentence=sentence, beam=beam)
+
+
+@contextmanager
+def at(**place: int | None) -> Iterator[None]:
+    """Give another place to the violations that are raised within.
+
+    Args:
+        place: the step, sentence or beam of the violation; ``None`` for none.
+    """
+    try:
+        yield
+    except Violation as error:
+        vars(error).update(place)
+        raise
 
 
 class Raised(Violation):
@@ -77,6 +107,17 @@ class CommonCause(Enum):
 
 class NotApplicableError(Exception):
     """An invariant is about something that the model does not have; the message says what."""
+
+
+def needs(holds: object, otherwise: str) -> None:
+    """Raise a ``NotApplicableError`` unless an invariant can be checked.
+
+    Args:
+        holds: whether it can be checked.
+        otherwise: why not.
+    """
+    if not holds:
+        raise NotApplicableError(otherwise)
 
 
 @dataclass(kw_only=True)
@@ -142,6 +183,22 @@ class Compared:
             row = int(wrong[:, column].nonzero()[0])
             row = row if rows is None else rows[row]
             raise Violation(what, float(apart.max()), step + column, row // beam, row % beam if beam > 1 else None)
+
+    def same_value(self, got: Any, wanted: Any, what: str, tolerance: float | None = None) -> None:
+        """Compare two numbers or tensors whose positions are no places in a batch.
+
+        Args:
+            got: the value.
+            wanted: what it should be.
+            what: what is wrong if they differ.
+            tolerance: see ``same``.
+
+        Raises:
+            Violation: they differ.
+        """
+        values = (torch.as_tensor(value, dtype=torch.float64).detach().reshape(1, -1) for value in (got, wanted))
+        with at(step=None, sentence=None, beam=None):
+            self.same(*values, what=what, tolerance=tolerance)
 
 
 S = TypeVar("S", bound=Compared)

@@ -6,25 +6,26 @@ Batching, optimizations and the component's state change nothing.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from seqgen.config import DebugConfig
-from seqgen.data.pair_dataset import pad_rows
-from seqgen.errors import ConfigError, DecodingError, UserError
+from seqgen.errors import DecodingError, UserError
 from seqgen.generation.candidates import Candidates, gather_beams
 from seqgen.generation.component import Component, Composite
 from seqgen.generation.context import StepContext
 from seqgen.generation.ensemble.combinations import Combination
-from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.session import Session
-from seqgen.lab.checks.checking import Invariants, NotApplicableError, Violation
-from seqgen.lab.checks.decoding import LENGTHS, Decoding
+from seqgen.lab.checks import search
+from seqgen.lab.checks.checking import Invariants, NotApplicableError, Violation, at, needs, require
+from seqgen.lab.checks.decoding import Decoding
 from seqgen.lab.checks.search import same_hypotheses
+from seqgen.lab.checks.subject import SOURCES
 from seqgen.structures import Batch, Hypothesis
 
 WITHOUT_EFFECT = {"two_stage_candidates", "shortlist_columns", "shared_encoders", "continuous_batching"}
@@ -52,11 +53,7 @@ def decodes_are_repeatable(subject: Decoding) -> None:
 def alone_equals_batched(subject: Decoding) -> None:
     """A sentence alone gives the same result as in a batch, with and without a given prefix."""
     for prefix in (False, True):
-        together = subject.decode(subject.batch(), prefix)
-        for row in range(len(LENGTHS)):
-            alone = subject.decode(subject.batch([row]), prefix)
-            what = "the batch changes the result of a sentence"
-            same_hypotheses(subject, together[row : row + 1], alone, what, row)
+        search.alone_equals_batched(subject, prefix=prefix)
 
 
 def order_changes_nothing(subject: Decoding) -> None:
@@ -91,9 +88,8 @@ def blocks_change_nothing(subject: Decoding) -> None:
 def joining_changes_nothing(subject: Decoding) -> None:
     """Sentences that join a running batch give the same result."""
     generator = subject.generator(max_len_a=0.75, max_len_b=1, max_len=9)  # sentences end at different steps
-    if not generator.can_merge:
-        raise NotApplicableError("sentences cannot join a running batch: can_merge is not set")
-    lengths = [LENGTHS[row % len(LENGTHS)] for row in range(12)]
+    needs(generator.can_merge, "sentences cannot join a running batch: can_merge is not set")
+    lengths = [SOURCES[row % len(SOURCES)] for row in range(12)]
     waiting = list(range(len(lengths)))
 
     def take(running: int, width: int) -> Batch | None:
@@ -121,17 +117,6 @@ def two_decodes_at_a_time(subject: Decoding) -> None:
         same_hypotheses(subject, session.results, wanted, "another decode at the same time changes the result")
 
 
-def ensemble_of_itself(subject: Decoding) -> None:
-    """An ensemble of the model with itself gives the hypotheses of the model."""
-    batch = subject.batch()
-    usual = subject.decode(batch)
-    try:
-        twice = subject.decode(batch, members=2)
-    except ConfigError:
-        raise NotApplicableError("ensembles are refused") from None
-    same_hypotheses(subject, twice, usual, "an ensemble of a model with itself differs from the model")
-
-
 def state_follows_the_beams(subject: Decoding) -> None:
     """``advance`` reorders the tensors ``(sentences, beam, ...)`` of the component: reordering them before is equal."""
     found = False
@@ -148,23 +133,18 @@ def state_follows_the_beams(subject: Decoding) -> None:
         moved.advance(Candidates(scores, tokens, parents))
         own = torch.arange(beam).expand(live, -1).contiguous()
         wanted.advance(Candidates(scores, tokens, own))
-        _same_tensors(subject, moved, wanted, names, f"advance does not reorder {type(part).__name__}.{{}}")
-    if not found:
-        raise NotApplicableError("it keeps no tensors of the beams")
+        tensors = {name: getattr(wanted, name) for name in names}
+        _same_tensors(subject, moved, tensors, "advance does not reorder")
+    needs(found, "it keeps no tensors of the beams")
 
 
 def state_of_sentences_that_leave(subject: Decoding) -> None:
     """``select_sentences`` keeps the rows of the remaining sentences in all tensors ``(sentences, ...)``."""
     for part, live, _ in _after_some_steps(subject):
-        names = _tensors(part, (live,))
         keep = torch.tensor([live - 1, 0])
-        wanted = {name: getattr(part, name).index_select(0, keep) for name in names}
+        wanted = {name: getattr(part, name).index_select(0, keep) for name in _tensors(part, (live,))}
         part.select_sentences(keep)
-        expected = copy.copy(part)
-        for name, value in wanted.items():
-            setattr(expected, name, value)
-        what = f"select_sentences does not drop the rows of {type(part).__name__}.{{}}"
-        _same_tensors(subject, part, expected, names, what)
+        _same_tensors(subject, part, wanted, "select_sentences does not drop the rows of")
 
 
 def _after_some_steps(subject: Decoding) -> Iterator[tuple[Component, int, int]]:
@@ -184,8 +164,7 @@ def _after_some_steps(subject: Decoding) -> Iterator[tuple[Component, int, int]]
         if own and live > 1:
             found = True
             yield part, live, beam
-    if not found:
-        raise NotApplicableError("it keeps no tensors of the batch")
+    needs(found, "it keeps no tensors of the batch")
 
 
 def _tensors(part: Component, shape: tuple[int, ...]) -> list[str]:
@@ -195,13 +174,11 @@ def _tensors(part: Component, shape: tuple[int, ...]) -> list[str]:
     ]
 
 
-def _same_tensors(subject: Decoding, got: Component, wanted: Component, names: list[str], what: str) -> None:
-    for name in names:
-        ours, theirs = (getattr(one, name).double() for one in (got, wanted))
-        try:
-            subject.same(ours.reshape(len(ours), -1), theirs.reshape(len(theirs), -1), what=what.format(name))
-        except Violation as error:
-            raise Violation(error.what, error.difference, sentence=error.sentence) from None
+def _same_tensors(subject: Decoding, part: Component, wanted: Mapping[str, Tensor], what: str) -> None:
+    for name, value in wanted.items():
+        ours, theirs = (one.double().reshape(len(one), -1) for one in (getattr(part, name), value))
+        with at(step=None, beam=None):
+            subject.same(ours, theirs, what=f"{what} {type(part).__name__}.{name}")
 
 
 def changes_nothing(subject: Decoding) -> bool:
@@ -240,25 +217,11 @@ SHARED: Invariants[Decoding] = {
     "blocks of the vocabulary": blocks_change_nothing,
     "joining = one batch": joining_changes_nothing,
     "two decodes at a time": two_decodes_at_a_time,
-    "[m, m] = m": ensemble_of_itself,
+    "[m, m] = m": partial(search.ensemble_of_itself, what="an ensemble of a model with itself differs from the model"),
     "state follows the beams": state_follows_the_beams,
     "state of sentences that leave": state_of_sentences_that_leave,
 }
 """The invariants of every kind of decoding component."""
-
-
-def scorer_equals_generator(subject: Decoding) -> None:
-    """Scoring the best hypotheses as given targets gives the scores that the search gave them."""
-    batch, ids = subject.batch(), subject.ids
-    setup = subject.generator().setup
-    wanted = [hypotheses[:1] for hypotheses in subject.decode(batch, min_len=0, end_symbols=[])]
-    target = pad_rows([hypotheses[0].tokens for hypotheses in wanted], ids.pad)
-    previous = torch.cat([torch.full((len(target), 1), ids.start), target[:, :-1]], dim=1)
-    scorer = SequenceScorer(setup.ensemble.members, ids.pad, ids.eos, combination=setup.ensemble.combination)
-    lengths = [len(hypotheses[0].tokens) for hypotheses in wanted]
-    scored = scorer.score(replace(batch, target=target, prev_output_tokens=previous), lengths)
-    got = [[one.hypothesis] for one in scored]
-    same_hypotheses(subject, got, wanted, "the scorer disagrees with the generator")
 
 
 class CombinationProbe(Composite, Combination):
@@ -276,8 +239,8 @@ class CombinationProbe(Composite, Combination):
         before = [scores.clone() for scores in lprobs]
         found: Tensor = self.parts[0](lprobs, context)
         for member, (scores, kept) in enumerate(zip(lprobs, before, strict=True)):
-            if not torch.equal(scores, kept):
-                raise Violation(f"the combination changes lprobs[{member}], the scores of a member, in place")
+            what = f"the combination changes lprobs[{member}], the scores of a member, in place"
+            require(torch.equal(scores, kept), what)
         return found
 
     def attention_weights(self, members: int) -> list[float]:
@@ -303,7 +266,7 @@ def observing_changes_nothing(subject: Decoding) -> None:
 
 COMBINATION: Invariants[Decoding] = {
     **{name: law for name, law in SHARED.items() if name != "[m, m] = m"},
-    "scorer = generator": scorer_equals_generator,
+    "scorer = generator": partial(search.scorer_equals_generator, min_len=0, end_symbols=[]),
     "calls change nothing else": calls_change_no_scores,
 }
 """The invariants of a combination, with two models."""

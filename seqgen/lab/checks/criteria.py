@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad as pad_columns
 
-from seqgen.lab.checks.checking import Compared, Invariants, Violation
+from seqgen.lab.checks.checking import Compared, Invariants, require
 from seqgen.lab.checks.subject import Ids
 from seqgen.model import EncoderDecoderModel
-from seqgen.structures import Batch, Source, tensors_in
+from seqgen.structures import Batch, tensors_in
 
 LENGTHS, TARGETS = [5, 2, 8, 1], [3, 6, 1, 4]
 """The length of each source and each target, end-of-sentence included."""
@@ -49,24 +49,13 @@ class Training(Compared):
             source_padding: further columns of padding in the sources.
             target_padding: the same in the targets.
         """
-        chosen = list(range(len(LENGTHS)) if rows is None else rows)
-        inputs = self.ids.inputs(LENGTHS, max(TARGETS), seed=3)
-        width = max(LENGTHS[row] for row in chosen)
-        tokens = inputs.src_tokens[chosen]
-        tokens = tokens[:, -width:] if self.ids.left else tokens[:, :width]
+        batch, pad = self.ids.batch(LENGTHS, rows, TARGETS, seed=3), self.ids.pad
         sides = (source_padding, 0) if self.ids.left else (0, source_padding)
-        target = torch.full((len(chosen), max(TARGETS[row] for row in chosen)), self.ids.pad)
-        previous = target.clone()
-        for place, row in enumerate(chosen):
-            length = TARGETS[row]
-            words = inputs.prev_output_tokens[row, 1:length]
-            target[place, :length] = torch.cat([words, torch.tensor([self.ids.eos])])
-            previous[place, :length] = torch.cat([torch.tensor([self.ids.start]), words])
-        target, previous = (pad_columns(one, (0, target_padding), value=self.ids.pad) for one in (target, previous))
-        source = Source(pad_columns(tokens, sides, value=self.ids.pad), inputs.src_lengths[chosen])
-        lengths = torch.tensor([TARGETS[row] for row in chosen])
-        own = lengths if self.ids.pad == self.ids.eos else None
-        return Batch(torch.tensor(chosen), source, previous, target, int(lengths.sum()), target_lengths=own)
+        source = replace(batch.source, src_tokens=pad_columns(batch.source.src_tokens, sides, value=pad))
+        columns: Any = (batch.target, batch.prev_output_tokens)
+        target, previous = (pad_columns(one, (0, target_padding), value=pad) for one in columns)
+        lengths = torch.tensor([TARGETS[row] for row in batch.ids.tolist()]) if pad == self.ids.eos else None
+        return replace(batch, source=source, target=target, prev_output_tokens=previous, target_lengths=lengths)
 
     def compute(self, batch: Batch, training: bool = False) -> Any:
         """The criterion's result for a batch; random numbers are the same in each call."""
@@ -74,29 +63,34 @@ class Training(Compared):
         torch.manual_seed(5)
         return self.criterion(self.model, batch)
 
-    def gradient(self, batch: Batch, training: bool = False) -> dict[str, Tensor]:
-        """The gradient of the loss, by name of the parameter; zero where there is none."""
-        self.model.zero_grad(set_to_none=True)
+    def gradient(self, batch: Batch, training: bool = False, *, accumulate: bool = False) -> dict[str, Tensor]:
+        """The gradient of the loss, by name of the parameter; zero where there is none.
+
+        Args:
+            batch: the batch.
+            training: whether the model is in training mode.
+            accumulate: whether the gradient of earlier batches is kept, and this one added.
+        """
+        if not accumulate:
+            self.model.zero_grad(set_to_none=True)
         with torch.enable_grad():
             self.compute(batch, training).loss.backward()
         named = self.model.named_parameters()
         return {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in named}
 
-    def same_value(self, got: Any, wanted: Any, what: str, tolerance: float | None = None) -> None:
-        """Compare two scalars."""
-        one, two = (torch.as_tensor(value, dtype=torch.float64).detach().reshape(1, 1) for value in (got, wanted))
-        try:
-            self.same(one, two, what=f"{what}: {float(one):.10g} in place of {float(two):.10g}", tolerance=tolerance)
-        except Violation as error:
-            raise Violation(error.what, error.difference) from None
+    def same_number(self, got: Any, wanted: Any, what: str, tolerance: float | None = None) -> None:
+        """Compare two numbers or scalar tensors."""
+        one, two = _number(got), _number(wanted)
+        self.same_value(one, two, f"{what}: {one:.10g} in place of {two:.10g}", tolerance)
 
     def same_gradient(self, got: Mapping[str, Tensor], wanted: Mapping[str, Tensor], what: str) -> None:
         """Compare two gradients."""
         for name, value in wanted.items():
-            try:
-                self.same(got[name].reshape(1, -1), value.reshape(1, -1), what=f"{what} ({name})")
-            except Violation as error:
-                raise Violation(error.what, error.difference) from None
+            self.same_value(got[name], value, f"{what} ({name})")
+
+
+def _number(value: Any) -> float:
+    return float(value.detach()) if isinstance(value, Tensor) else float(value)
 
 
 def loss_is_a_sum(subject: Training) -> None:
@@ -104,18 +98,16 @@ def loss_is_a_sum(subject: Training) -> None:
     for training in (False, True):
         with torch.enable_grad():
             out = subject.compute(subject.batch(), training)
-        if not isinstance(out.loss, Tensor) or out.loss.dim() or not out.loss.is_floating_point():
-            raise Violation(f"the loss is not a scalar tensor: {_described(out.loss)}")
-        if not out.loss.isfinite():
-            raise Violation(f"the loss is {float(out.loss)}")
-        if not out.loss.requires_grad:
-            raise Violation("the loss has no gradient")
-        if isinstance(out.sample_size, Tensor) or not out.sample_size > 0:
-            raise Violation(f"sample_size is not a positive number: {_described(out.sample_size)}")
+        scalar = isinstance(out.loss, Tensor) and out.loss.dim() == 0 and out.loss.is_floating_point()
+        require(scalar, f"the loss is not a scalar tensor: {_described(out.loss)}")
+        require(out.loss.isfinite(), f"the loss is {_number(out.loss)}")
+        require(out.loss.requires_grad, "the loss has no gradient")
+        positive = not isinstance(out.sample_size, Tensor) and out.sample_size > 0
+        require(positive, f"sample_size is not a positive number: {_described(out.sample_size)}")
         for name, value in out.logging.items():
-            if isinstance(value, Tensor) and (value.requires_grad or value.numel() != 1):
-                what = "has a gradient: detach it" if value.requires_grad else f"has {value.numel()} elements"
-                raise Violation(f"the logged value {name} {what}")
+            if isinstance(value, Tensor):
+                require(not value.requires_grad, f"the logged value {name} has a gradient: detach it")
+                require(value.numel() == 1, f"the logged value {name} has {value.numel()} elements")
 
 
 def _described(value: Any) -> str:
@@ -127,11 +119,11 @@ def repeated_losses_are_equal(subject: Training) -> None:
     batch = subject.batch()
     subject.model.eval()
     first = subject.criterion(subject.model, batch).loss
-    subject.same_value(subject.criterion(subject.model, batch).loss, first, "a second call in evaluation differs")
+    subject.same_number(subject.criterion(subject.model, batch).loss, first, "a second call in evaluation differs")
     with torch.enable_grad():
-        subject.same_value(subject.compute(batch).loss, first, "the loss with gradients differs from that without")
+        subject.same_number(subject.compute(batch).loss, first, "the loss with gradients differs from that without")
     one, two = (subject.compute(batch, training=True).loss for _ in range(2))
-    subject.same_value(two, one, "a second call in training, with the same seed, differs")
+    subject.same_number(two, one, "a second call in training, with the same seed, differs")
 
 
 def gradient_equals_finite_differences(subject: Training) -> None:
@@ -150,7 +142,7 @@ def gradient_equals_finite_differences(subject: Training) -> None:
         parameter.data.copy_(original)
         wanted = (losses[0] - losses[1]) / (2 * step)
         got = (gradient[name] * direction).sum()
-        subject.same_value(got, wanted, f"the gradient of {name} is not that of the loss", tolerance=1e-6)
+        subject.same_number(got, wanted, f"the gradient of {name} is not that of the loss", tolerance=1e-6)
 
 
 def padding_counts_nothing(subject: Training) -> None:
@@ -188,28 +180,23 @@ def order_changes_nothing(subject: Training) -> None:
 
 
 def _same_out(subject: Training, got: Any, wanted: Any, what: str) -> None:
-    subject.same_value(got.loss, wanted.loss, f"{what} the loss")
-    subject.same_value(got.sample_size, wanted.sample_size, f"{what} sample_size")
-    if got.logging.keys() != wanted.logging.keys():
-        raise Violation(f"{what} which values are logged: {sorted({*got.logging} ^ {*wanted.logging})}")
+    subject.same_number(got.loss, wanted.loss, f"{what} the loss")
+    subject.same_number(got.sample_size, wanted.sample_size, f"{what} sample_size")
+    others = sorted({*got.logging} ^ {*wanted.logging})
+    require(not others, f"{what} which values are logged: {others}")
     for name, value in wanted.logging.items():
-        subject.same_value(_number(got.logging[name]), _number(value), f"{what} the logged value {name}")
-
-
-def _number(value: Any) -> float:
-    return float(value.detach()) if isinstance(value, Tensor) else float(value)
+        subject.same_number(got.logging[name], value, f"{what} the logged value {name}")
 
 
 def logged_counts(subject: Training) -> None:
     """``nsentences`` is the number of sentences; ``ntokens`` and ``correct`` count target tokens without padding."""
     logging: Logged = subject.compute(subject.batch()).logging
     if "nsentences" in logging:
-        subject.same_value(_number(logging["nsentences"]), len(LENGTHS), "the logged value nsentences is wrong")
-    tokens = _number(logging.get("ntokens", 0.0))
-    if not 0 <= tokens <= sum(TARGETS):
-        raise Violation(f"the logged value ntokens is {tokens:g}, but the batch has {sum(TARGETS)} target tokens")
-    if "correct" in logging and not 0 <= _number(logging["correct"]) <= tokens:
-        raise Violation(f"the logged value correct is {_number(logging['correct']):g} of {tokens:g} tokens")
+        subject.same_number(logging["nsentences"], len(LENGTHS), "the logged value nsentences is wrong")
+    tokens, correct = (_number(logging.get(name, 0.0)) for name in ("ntokens", "correct"))
+    most = sum(TARGETS)
+    require(0 <= tokens <= most, f"the logged value ntokens is {tokens:g}, but the batch has {most} target tokens")
+    require(0 <= correct <= tokens, f"the logged value correct is {correct:g} of {tokens:g} tokens")
 
 
 def inputs_are_not_changed(subject: Training) -> None:
@@ -219,28 +206,22 @@ def inputs_are_not_changed(subject: Training) -> None:
         before = copy.deepcopy(batch)
         weights = {name: value.clone() for name, value in subject.model.state_dict().items()}
         subject.gradient(batch, training)
-        kept = iter(tensors_in(before))
-        if not all(torch.equal(tensor, next(kept)) for tensor in tensors_in(batch)):
-            raise Violation("the criterion changes a tensor of the batch in place")
-        if any(not torch.equal(value, weights[name]) for name, value in subject.model.state_dict().items()):
-            raise Violation("the criterion changes the weights of the model")
-        if any(module.training is not training for module in subject.model.modules()):
-            raise Violation(f"the criterion changes the mode of the model, which was {_mode(training)}")
-
-
-def _mode(training: bool) -> str:
-    return "training" if training else "evaluation"
+        kept = all(map(torch.equal, tensors_in(batch), tensors_in(before)))
+        require(kept, "the criterion changes a tensor of the batch in place")
+        kept = all(torch.equal(value, weights[name]) for name, value in subject.model.state_dict().items())
+        require(kept, "the criterion changes the weights of the model")
+        kept = all(module.training is training for module in subject.model.modules())
+        mode = "training" if training else "evaluation"
+        require(kept, f"the criterion changes the mode of the model, which was {mode}")
 
 
 def gradients_accumulate(subject: Training) -> None:
     """A second backward pass adds the same gradient: nothing is kept from one batch to the next."""
     batch = subject.batch()
     once = subject.gradient(batch, training=True)
-    with torch.enable_grad():
-        subject.compute(batch, training=True).loss.backward()
-    parameters = subject.model.named_parameters()
-    twice = {name: torch.zeros_like(p) if p.grad is None else p.grad / 2 for name, p in parameters}
-    subject.same_gradient(twice, once, "a second backward pass does not add the same gradient")
+    both = subject.gradient(batch, training=True, accumulate=True)
+    half = {name: value / 2 for name, value in both.items()}
+    subject.same_gradient(half, once, "a second backward pass does not add the same gradient")
 
 
 CRITERION: Invariants[Training] = {

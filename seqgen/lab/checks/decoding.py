@@ -7,29 +7,21 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-import torch
-
 from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.pair_dataset import pad_rows
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.generation.component import Component, Composite, Phrases
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.session import Session
 from seqgen.generation.setup import DecodingRequest, DecodingSetup
-from seqgen.lab.checks.checking import Compared, NotApplicableError, Violation
-from seqgen.lab.checks.subject import Ids, words_between
+from seqgen.lab.checks.checking import Compared, NotApplicableError, Violation, needs
+from seqgen.lab.checks.subject import SOURCES, Ids, Results
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import DECODING_COMPONENTS
-from seqgen.structures import Batch, Hypothesis, Source
-
-LENGTHS = [5, 2, 8, 1, 4]
-"""The length of each source, end-of-sentence included."""
+from seqgen.structures import Batch
 
 LONGEST = 6
 """The maximum length of an output, end-of-sentence included."""
-
-Results = Sequence[Sequence[Hypothesis]]
 
 
 @dataclass
@@ -81,27 +73,14 @@ class Decoding(Compared):
     @cached_property
     def ids(self) -> Ids:
         """The ids of the inputs."""
-        words, model = self.dictionary, self.models[0]
-        start = model.start_token(words.eos())
-        special = [index for index in (*words.special_ids.values(), start) if index is not None]
-        span = words_between(special, min(len(words), len(self.sources)))
-        return Ids(words.pad(), words.eos(), start, span, len(words), model.left_pad_source)
+        return Ids.of(self.models[0], self.dictionary, len(self.sources))
 
-    def batch(self, rows: Sequence[int] | None = None, lengths: Sequence[int] = LENGTHS, seed: int = 1) -> Batch:
-        """Random sources with their texts and line numbers.
-
-        Args:
-            rows: the sentences; one may occur several times. All of them if not given.
-            lengths: length of each source.
-            seed: seed of the sources.
-        """
-        inputs = self.ids.inputs(lengths, 1, seed=seed)
-        chosen = list(range(len(lengths)) if rows is None else rows)
-        sources = [inputs.alone(row)[0][0] for row in chosen]
-        tokens = pad_rows(sources, self.ids.pad, self.ids.left)
-        texts = [" ".join(self.sources.symbol(token) for token in source.tolist()[:-1]) for source in sources]
-        source_lengths = torch.tensor([len(source) for source in sources])
-        return Batch(torch.tensor(chosen), Source(tokens, source_lengths), texts=texts)
+    def batch(self, rows: Sequence[int] | None = None, lengths: Sequence[int] = SOURCES, seed: int = 1) -> Batch:
+        """Random sources with their texts and line numbers; see ``Ids.batch``."""
+        batch, special = self.ids.batch(lengths, rows, seed=seed), (self.ids.pad, self.ids.eos)
+        rows_of_ids = batch.source.src_tokens.tolist()
+        texts = [" ".join(self.sources.symbol(id) for id in row if id not in special) for row in rows_of_ids]
+        return replace(batch, texts=texts)
 
     def generator(
         self,
@@ -166,8 +145,7 @@ class Decoding(Compared):
             NotApplicableError: the search strategy has a decoding loop of its own.
         """
         setup = setup or self.generator(**options).setup
-        if setup.search.session_class is not None:
-            raise NotApplicableError("the search strategy has a decoding loop of its own")
+        needs(setup.search.session_class is None, "the search strategy has a decoding loop of its own")
         return kind(setup, DecodingRequest(batch, None, self.phrases(setup, batch)))
 
     def hold(self, invariant: Callable[[Any], None]) -> None:
@@ -180,8 +158,8 @@ class Decoding(Compared):
             except NotApplicableError as error:
                 reasons.append(error)
             except Violation as error:
-                what = f"{error.what} (semantics={rules})"
-                raise Violation(what, error.difference, error.step, error.sentence, error.beam) from None
+                error.what += f" (semantics={rules})"
+                raise
         if len(reasons) == len(self.all_rules):
             raise reasons[0]
 

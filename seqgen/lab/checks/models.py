@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -312,12 +313,12 @@ WEIGHTS: Invariants[Subject] = {
 }
 SEARCH: Invariants[Subject] = {
     "search: cached = uncached": search.cached_equals_uncached,
-    "search: alone = in a batch": search.alone_decoded_equals_batched,
+    "search: alone = in a batch": partial(search.alone_equals_batched, max_len_a=1.0, max_len_b=3),
     "search: beams in place = moved": search.indirection_equals_moving,
     "search: beam of one = greedy": search.beam_of_one_is_greedy,
     "search: beam = exhaustive": search.beam_equals_exhaustive,
     "search: scorer = generator": search.scorer_equals_generator,
-    "search: [m, m] = m": search.ensemble_of_itself,
+    "search: [m, m] = m": partial(search.ensemble_of_itself, what="an ensemble with itself differs"),
 }
 
 

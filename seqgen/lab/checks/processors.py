@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad as pad_columns
 
+from seqgen.data.pair_dataset import pad_rows
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import Component, Composite
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.search.base import Search
-from seqgen.lab.checks.checking import Invariants, NotApplicableError, Violation
+from seqgen.lab.checks.checking import Invariants, Violation, at, needs, require
 from seqgen.lab.checks.components import SHARED
-from seqgen.lab.checks.decoding import LENGTHS, Decoding
-from seqgen.lab.checks.search import same_hypotheses
-from seqgen.structures import Hypothesis
+from seqgen.lab.checks.decoding import Decoding
+from seqgen.lab.checks.search import alone_equals_batched
 
 
 class Probe(Composite, LogitsProcessor):
@@ -34,54 +35,49 @@ class Probe(Composite, LogitsProcessor):
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         (processor,) = self.parts
-        seen = _read(context)
-        before = {name: tensor.clone() for name, tensor in seen.items()}
-        state = {name: copy.deepcopy(value) for name, value in vars(processor).items() if isinstance(value, Tensor)}
-        found = processor(lprobs.clone(), context)
-        self._check_values(found, lprobs, context)
-        for name, tensor in before.items():
-            if not torch.equal(tensor, seen[name]):
-                raise Violation(f"the processor changes context.{name} in place", step=context.step)
-        for name, value in state.items():
-            now = getattr(processor, name)
-            if now.shape != value.shape or not torch.equal(now.nan_to_num(7.0), value.nan_to_num(7.0)):
-                raise Violation(f"the call changes the state {type(processor).__name__}.{name}", step=context.step)
-        kept: Tensor = found.clone()
-        found.fill_(5.0)  # as a later processor may do
-        again = processor(lprobs.clone(), context)
-        if not torch.equal(again.nan_to_num(), kept.nan_to_num()):
-            raise Violation("a second call with the same scores and context gives another result", step=context.step)
+        seen = {name: value for name in READ if (value := attrgetter(name)(context)) is not None}
+        before, state = {name: tensor.clone() for name, tensor in seen.items()}, _tensors_of(processor)
+        with at(step=context.step):
+            found = processor(lprobs.clone(), context)
+            self._check_values(found, lprobs, context)
+            for name, tensor in before.items():
+                require(torch.equal(tensor, seen[name]), f"the processor changes context.{name} in place")
+            _check_state(processor, state, "the call changes the state")
+            kept: Tensor = found.clone()
+            found.fill_(5.0)  # as a later processor may do
+            again = processor(lprobs.clone(), context)
+            same = torch.equal(again.nan_to_num(), kept.nan_to_num())
+            require(same, "a second call with the same scores and context gives another result")
         return kept
 
     def _check_values(self, found: Tensor, lprobs: Tensor, context: StepContext) -> None:
-        if not isinstance(found, Tensor) or found.shape != lprobs.shape:
-            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise Violation(f"the processor returns {shape} for scores {tuple(lprobs.shape)}", step=context.step)
-        if found.dtype != lprobs.dtype:
-            raise Violation(f"the processor returns {found.dtype} for scores in {lprobs.dtype}", step=context.step)
+        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        require(shape == tuple(lprobs.shape), f"the processor returns {shape} for scores {tuple(lprobs.shape)}")
+        what = f"the processor returns {found.dtype} for scores in {lprobs.dtype}"
+        require(found.dtype == lprobs.dtype, what)
         wrong = (found.isnan() & ~lprobs.isnan()) | ((found == torch.inf) & (lprobs != torch.inf))
-        if wrong.any():
-            row, token = wrong.nonzero()[0].tolist()
+        for row, token in wrong.nonzero().tolist():
             what = f"the score of token {token} becomes {found[row, token]}; before it was {lprobs[row, token]}"
             sentence, beam = divmod(row, context.rows_per_sentence)
-            raise Violation(what, step=context.step, sentence=sentence, beam=beam)
+            raise Violation(what, sentence=sentence, beam=beam)
 
 
-def _read(context: StepContext) -> dict[str, Tensor]:
-    """The tensors of a context that a processor may read."""
-    sentences = context.sentences
-    values = {
-        "tokens": context.tokens,
-        "scores": context.scores,
-        "max_lengths": sentences.max_lengths,
-        "sentence_ids": sentences.ids,
-        "src_tokens": context.src_tokens,
-        "src_padding": context.src_padding,
-        "sentences.src_tokens": sentences.src_tokens,
-        "sentences.src_padding": sentences.src_padding,
-        "prefix_tokens": context.prefix_tokens,
-    }
-    return {name: value for name, value in values.items() if value is not None}
+READ = (
+    *("tokens", "scores", "sentences.max_lengths", "sentences.ids", "src_tokens", "src_padding"),
+    *("sentences.src_tokens", "sentences.src_padding", "prefix_tokens"),
+)
+"""The tensors of a context that a processor may read."""
+
+
+def _tensors_of(part: Component) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in vars(part).items() if isinstance(value, Tensor)}
+
+
+def _check_state(part: Component, before: Mapping[str, Tensor], what: str) -> None:
+    """A component has the same tensors as before."""
+    for name, value in before.items():
+        same = torch.equal(getattr(part, name).nan_to_num(7.0), value.nan_to_num(7.0))
+        require(same, f"{what} {type(part).__name__}.{name}")
 
 
 def calls_are_pure(subject: Decoding) -> None:
@@ -129,33 +125,24 @@ class Replay(Search):
 
 def scores_depend_on_the_hypothesis_alone(subject: Decoding) -> None:
     """Generating each hypothesis again, without other beams, gives the same scores."""
-    if subject.generator().setup.search.adjusts_scores:
-        raise NotApplicableError("the search strategy changes scores on purpose: adjusts_scores is set")
+    adjusts = subject.generator().setup.search.adjusts_scores
+    needs(not adjusts, "the search strategy changes scores on purpose: adjusts_scores is set")
     results = subject.decode(subject.batch())
-    pairs = [(row, hypothesis) for row, hypotheses in enumerate(results) for hypothesis in hypotheses]
-    if not pairs:
-        raise NotApplicableError("the processor allows no output")
-    rows = [row for row, _ in pairs]
-    longest = max(len(hypothesis.tokens) for _, hypothesis in pairs)
-    targets = torch.full((len(pairs), longest + 1), subject.ids.eos)
-    for place, (_, hypothesis) in enumerate(pairs):
-        targets[place, : len(hypothesis.tokens)] = hypothesis.tokens
+    places = [(row, beam) for row, hypotheses in enumerate(results) for beam in range(len(hypotheses))]
+    needs(places, "the processor allows no output")
+    outputs = [results[row][beam].tokens for row, beam in places]
+    targets = pad_columns(pad_rows(outputs, subject.ids.eos), (0, 1), value=subject.ids.eos)
     options: dict[str, Any] = {"search": "", "components": subject.keys_without("search.")}
-    again = subject.decode(subject.batch(rows), objects={"search_strategy": Replay(targets)}, **options)
-    beams = [beam for hypotheses in results for beam in range(len(hypotheses))]
-    for (row, wanted), found, beam in zip(pairs, again, beams, strict=True):
-        _same_hypothesis(subject, found, wanted, row, beam)
-
-
-def _same_hypothesis(subject: Decoding, found: Sequence[Hypothesis], wanted: Hypothesis, row: int, beam: int) -> None:
+    batch = subject.batch([row for row, _ in places])
+    again = subject.decode(batch, objects={"search_strategy": Replay(targets)}, **options)
     what = "the scores of a hypothesis depend on the other beams, or not on its own tokens"
-    if not found or not torch.equal(found[0].tokens, wanted.tokens):
-        step = 0 if not found else min(len(found[0].tokens), len(wanted.tokens))
-        raise Violation(f"{what}: alone it is forbidden", step=step, sentence=row, beam=beam)
-    try:
-        subject.same(wanted.positional_scores[None], found[0].positional_scores[None], what=what)
-    except Violation as error:
-        raise Violation(error.what, error.difference, error.step, row, beam) from None
+    for (row, beam), found in zip(places, again, strict=True):
+        wanted = results[row][beam]
+        with at(sentence=row, beam=beam):
+            step = 0 if not found else min(len(found[0].tokens), len(wanted.tokens))
+            same = found and torch.equal(found[0].tokens, wanted.tokens)
+            require(same, f"{what}: alone it is forbidden", step)
+            subject.same(wanted.positional_scores[None], found[0].positional_scores[None], what=what)
 
 
 def forks_are_independent(subject: Decoding) -> None:
@@ -170,13 +157,7 @@ def forks_are_independent(subject: Decoding) -> None:
     for part in subject.parts(session):
         before = _tensors_of(part)
         part.fork().advance(active)
-        for name, value in _tensors_of(part).items():
-            if not torch.equal(value, before[name]):
-                raise Violation(f"a fork shares the state {type(part).__name__}.{name}")
-
-
-def _tensors_of(part: Component) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in vars(part).items() if isinstance(value, Tensor)}
+        _check_state(part, before, "a fork shares the state")
 
 
 def other_vocabularies(subject: Decoding) -> None:
@@ -188,11 +169,7 @@ def other_vocabularies(subject: Decoding) -> None:
 def sampled_alone_equals_batched(subject: Decoding) -> None:
     """In sampling, whose beams are independent, a sentence alone gives the same result as in a batch."""
     options: dict[str, Any] = {"search": "sampling", "components": subject.keys_without("search.")}
-    together = subject.decode(subject.batch(), **options)
-    for row in range(len(LENGTHS)):
-        alone = subject.decode(subject.batch([row]), **options)
-        what = "sampling: the batch changes the result of a sentence"
-        same_hypotheses(subject, together[row : row + 1], alone, what, row)
+    alone_equals_batched(subject, "sampling: the batch changes the result of a sentence", **options)
 
 
 PROCESSOR: Invariants[Decoding] = {

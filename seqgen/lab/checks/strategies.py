@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -16,10 +15,11 @@ from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.session import Session, StepScores
 from seqgen.generation.setup import DecodingSetup
-from seqgen.lab.checks.checking import Invariants, NotApplicableError, Violation
+from seqgen.lab.checks.checking import Invariants, Violation, at, needs, require
 from seqgen.lab.checks.components import SHARED
-from seqgen.lab.checks.decoding import LENGTHS, LONGEST, Decoding
+from seqgen.lab.checks.decoding import LONGEST, Decoding
 from seqgen.lab.checks.search import same_hypotheses
+from seqgen.lab.checks.subject import SOURCES
 from seqgen.structures import Hypothesis
 
 
@@ -54,11 +54,11 @@ def _check_candidates(found: Candidates, scored: StepScores, setup: DecodingSetu
     shapes = {tuple(tensor.shape) for tensor in (found.scores, found.tokens, found.beams)}
     independent = setup.search.independent_rows
     count = found.tokens.size(1) if found.tokens.dim() == 2 else 0
-    if len(shapes) > 1 or len(found.tokens) != live or count < beams:
-        wanted = f"(sentences, K) = ({live}, K) with K of at least {beams}"
-        raise Violation(f"the candidates have the shapes {sorted(shapes)} and should have {wanted}", step=step)
-    if independent and count != beams:
-        raise Violation(f"independent_rows is true, but {beams} beams have {count} candidates", step=step)
+    wanted = f"(sentences, K) = ({live}, K) with K of at least {beams}"
+    valid = len(shapes) == 1 and len(found.tokens) == live and count >= beams
+    require(valid, f"the candidates have the shapes {sorted(shapes)} and should have {wanted}", step)
+    what = f"independent_rows is true, but {beams} beams have {count} candidates"
+    require(count == beams or not independent, what, step)
     possible = found.scores > -torch.inf
     for name, values, size in (("token", found.tokens, setup.vocab_size), ("beam", found.beams, beams)):
         wrong = possible & ((values < 0) | (values >= size))
@@ -78,15 +78,13 @@ def _refuse(wrong: Tensor, what: str, step: int) -> None:
 
 def scores_are_the_models(subject: Decoding) -> None:
     """The score of each token is its log-probability by teacher forcing, over the tokens that are allowed."""
-    if subject.generator().setup.search.adjusts_scores:
-        raise NotApplicableError("the strategy changes scores on purpose: adjusts_scores is set")
     setup = subject.generator(end_symbols=[]).setup
+    needs(not setup.search.adjusts_scores, "the strategy changes scores on purpose: adjusts_scores is set")
     for row, hypotheses in enumerate(subject.decode(subject.batch(), end_symbols=[])):
         source = subject.batch([row]).source
         for beam, hypothesis in enumerate(hypotheses):
-            tokens = hypothesis.tokens
+            tokens, model = hypothesis.tokens, subject.models[0]
             history = torch.cat([torch.tensor([subject.ids.start]), tokens[:-1]])[None]
-            model = subject.models[0]
             logits = model(source.src_tokens, source.src_lengths, history).logits
             lprobs = model.get_normalized_probs(logits)[0]
             if setup.plan.renormalizes:
@@ -94,16 +92,10 @@ def scores_are_the_models(subject: Decoding) -> None:
             wanted = lprobs.gather(1, tokens[:, None]).T
             how = ", renormalized over the tokens that the rules allow" if setup.plan.renormalizes else ""
             what = f"the scores are not those of the model for these tokens{how}"
-            _same_scores(subject, hypothesis, wanted, row, beam, what)
-
-
-def _same_scores(subject: Decoding, hypothesis: Hypothesis, wanted: Tensor, row: int, beam: int, what: str) -> None:
-    try:
-        subject.same(hypothesis.positional_scores[None], wanted, what=what)
-        mean = torch.tensor([[hypothesis.score]], dtype=torch.float64)
-        subject.same(mean, wanted.mean(1, keepdim=True), what="the score is not the mean of the tokens' scores")
-    except Violation as error:
-        raise Violation(error.what, error.difference, error.step, row, beam) from None
+            mean = torch.tensor([[hypothesis.score]], dtype=torch.float64)
+            with at(sentence=row, beam=beam):
+                subject.same(hypothesis.positional_scores[None], wanted, what=what)
+                subject.same(mean, wanted.mean(1, keepdim=True), what="the score is not the mean of the tokens' scores")
 
 
 def _allowed(lprobs: Tensor, setup: DecodingSetup, row: int, subject: Decoding) -> Tensor:
@@ -112,7 +104,7 @@ def _allowed(lprobs: Tensor, setup: DecodingSetup, row: int, subject: Decoding) 
         return lprobs
     lprobs = lprobs.clone()
     lprobs[:, setup.pad] = -torch.inf
-    last = int(setup.limits.last_steps(torch.tensor([LENGTHS[row]])))
+    last = int(setup.limits.last_steps(torch.tensor([SOURCES[row]])))
     lprobs[last:, torch.arange(lprobs.size(1)) != setup.eos] = -torch.inf
     return lprobs
 
@@ -125,38 +117,33 @@ def hypotheses_are_outputs(subject: Decoding) -> None:
         results = generator.generate(batch, None, subject.phrases(generator.setup, batch))
         limits = generator.last_steps(batch.source.src_lengths).tolist()
         for row, hypotheses in enumerate(results):
-            if len(hypotheses) > generator.beam_size:
-                what = f"there are {len(hypotheses)} hypotheses, more than the beam of {generator.beam_size}"
-                raise Violation(what, sentence=row)
+            what = f"there are {len(hypotheses)} hypotheses, more than the beam of {generator.beam_size}"
+            require(len(hypotheses) <= generator.beam_size, what, sentence=row)
             for beam, hypothesis in enumerate(hypotheses):
                 _check_output(hypothesis, generator.setup, limits[row] + 1, row, beam)
             for beam, (one, two) in enumerate(pairwise(hypotheses)):
-                if two.score > one.score:
-                    raise Violation("the hypotheses are not sorted by score", sentence=row, beam=beam)
+                require(two.score <= one.score, "the hypotheses are not sorted by score", sentence=row, beam=beam)
 
 
 def _check_output(hypothesis: Hypothesis, setup: DecodingSetup, longest: int, row: int, beam: int) -> None:
     tokens, ends = hypothesis.tokens.tolist(), set(setup.end_tokens)
-    if not tokens or len(tokens) > longest:
-        raise Violation(f"an output has {len(tokens)} tokens and should have 1 to {longest}", sentence=row, beam=beam)
+    what = f"an output has {len(tokens)} tokens and should have 1 to {longest}"
+    require(1 <= len(tokens) <= longest, what, sentence=row, beam=beam)
     inside = next((step for step, token in enumerate(tokens[:-1]) if token in ends), None)
-    if inside is not None:
-        raise Violation("an output continues after an end token", step=inside, sentence=row, beam=beam)
-    if tokens[-1] not in ends and (setup.rules.forces_end or len(tokens) < longest):
-        raise Violation("an output does not end with an end token", step=len(tokens), sentence=row, beam=beam)
-    if not torch.isfinite(hypothesis.positional_scores).all():
-        raise Violation("a score is not finite", sentence=row, beam=beam)
+    require(inside is None, "an output continues after an end token", inside, row, beam)
+    ended = tokens[-1] in ends or (len(tokens) == longest and not setup.rules.forces_end)
+    require(ended, "an output does not end with an end token", len(tokens), row, beam)
+    require(hypothesis.positional_scores.isfinite().all(), "a score is not finite", sentence=row, beam=beam)
 
 
 def hypotheses_differ(subject: Decoding) -> None:
     """No hypothesis occurs twice with the same score."""
-    if subject.generator().setup.search.independent_rows:
-        raise NotApplicableError("the beams are independent of each other")
+    needs(not subject.generator().setup.search.independent_rows, "the beams are independent of each other")
     for row, hypotheses in enumerate(subject.decode(subject.batch())):
-        counts = Counter((tuple(h.tokens.tolist()), round(h.score, 9)) for h in hypotheses)
-        for beam, hypothesis in enumerate(hypotheses):
-            if counts[tuple(hypothesis.tokens.tolist()), round(hypothesis.score, 9)] > 1:
-                raise Violation("a hypothesis occurs twice with the same score", sentence=row, beam=beam)
+        entries = [(hypothesis.tokens.tolist(), round(hypothesis.score, 9)) for hypothesis in hypotheses]
+        for beam, entry in enumerate(entries):
+            once = entries.count(entry) == 1
+            require(once, "a hypothesis occurs twice with the same score", sentence=row, beam=beam)
 
 
 def forbidden_tokens_are_not_generated(subject: Decoding) -> None:
@@ -166,13 +153,12 @@ def forbidden_tokens_are_not_generated(subject: Decoding) -> None:
     for row, hypotheses in enumerate(subject.decode(subject.batch(), **options)):
         for beam, hypothesis in enumerate(hypotheses):
             tokens = hypothesis.tokens.tolist()
-            place = {"sentence": row, "beam": beam}
-            if banned in tokens and not subject.generator().setup.search.takes_constraints:
-                raise Violation("a token that is forbidden is generated", step=tokens.index(banned), **place)
-            if len(tokens) < min(4, LONGEST):
-                raise Violation("an output ends before its minimum length", step=len(tokens) - 1, **place)
-            if len(set(tokens)) < len(tokens):
-                raise Violation("a token that is forbidden after its first occurrence is generated again", **place)
+            with at(sentence=row, beam=beam):
+                if banned in tokens and not subject.generator().setup.search.takes_constraints:
+                    raise Violation("a token that is forbidden is generated", step=tokens.index(banned))
+                require(len(tokens) >= min(4, LONGEST), "an output ends before its minimum length", len(tokens) - 1)
+                what = "a token that is forbidden after its first occurrence is generated again"
+                require(len(set(tokens)) == len(tokens), what)
 
 
 class _Change(LogitsProcessor):
@@ -202,8 +188,8 @@ def nothing_is_possible(subject: Decoding) -> None:
         what = "a sentence without possible outputs changes the result of another sentence"
         same_hypotheses(subject, found[row : row + 1], usual[row : row + 1], what, row)
     for beam, hypothesis in enumerate(found[2]):
-        if len(hypothesis.tokens) > 2 or not torch.isfinite(hypothesis.positional_scores).all():
-            raise Violation("an output has a forbidden token", step=2, sentence=2, beam=beam)
+        allowed = len(hypothesis.tokens) <= 2 and hypothesis.positional_scores.isfinite().all()
+        require(allowed, "an output has a forbidden token", 2, 2, beam)
 
 
 def nan_is_an_error(subject: Decoding) -> None:
@@ -218,17 +204,14 @@ def nan_is_an_error(subject: Decoding) -> None:
 
 def a_wide_beam(subject: Decoding) -> None:
     """A beam that is wider than the vocabulary gives valid, different hypotheses."""
-    if subject.generation.beam == 1:
-        raise NotApplicableError("the beam is one")
     size = len(subject.dictionary)
-    if size > 100:
-        raise NotApplicableError(f"the vocabulary has {size} tokens; at most 100")
+    needs(subject.generation.beam > 1, "the beam is one")
+    needs(size <= 100, f"the vocabulary has {size} tokens; at most 100")
     beam = subject.generation.beam * (1 + size // subject.generation.beam)
     generator = subject.generator(beam=beam, max_len=3)
     batch = subject.batch([0, 1])
     for row, hypotheses in enumerate(generator.generate(batch, None, subject.phrases(generator.setup, batch))):
-        if not hypotheses:
-            raise Violation(f"a beam of {beam} finds no hypothesis", sentence=row)
+        require(hypotheses, f"a beam of {beam} finds no hypothesis", sentence=row)
         for place, hypothesis in enumerate(hypotheses):
             _check_output(hypothesis, generator.setup, 3, row, place)
 

@@ -5,22 +5,29 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from seqgen.config import DebugConfig
 from seqgen.data.dictionary import Dictionary
+from seqgen.data.pair_dataset import collate
 from seqgen.decoder import IncrementalDecoder
+from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.lab.checks.checking import Compared, NotApplicableError
 from seqgen.language_model import LanguageModel
 from seqgen.model import EncoderDecoderModel
-from seqgen.structures import EncoderOut
+from seqgen.structures import Batch, EncoderOut, Hypothesis
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 """The largest difference of two logits that counts as equal."""
 
 LENGTHS = [5, 3, 8, 1]
 """The length of each source, end-of-sentence included."""
+
+SOURCES = [5, 2, 8, 1, 4]
+"""The same for decodes."""
 
 BEAM = 3
 """Target rows of each sentence."""
@@ -48,17 +55,6 @@ class Inputs:
         changed[row, column] = first_word + (changed[row, column] + 1) % 7
         return replace(self, src_tokens=changed)
 
-    def sources(self, pad: int, left: bool) -> Tensor:
-        """The sources, padded on the left or on the right."""
-        if not left:
-            return self.src_tokens
-        width = self.src_tokens.size(1)
-        rows = [
-            torch.cat([row.new_full((width - n,), pad), row[:n]])
-            for row, n in zip(self.src_tokens, self.src_lengths.tolist(), strict=True)
-        ]
-        return torch.stack(rows)
-
 
 @dataclass(frozen=True)
 class Ids:
@@ -80,6 +76,24 @@ class Ids:
     vocab: int
     left: bool = False
 
+    @classmethod
+    def of(cls, model: EncoderDecoderModel, dictionary: Dictionary, source_size: int) -> Ids:
+        """The ids of a model's inputs; words come from the longest range without special tokens.
+
+        Of 23 ids and the special ones 0 to 3, this range is ``(4, 23)``.
+
+        Args:
+            model: the model.
+            dictionary: its target vocabulary.
+            source_size: size of its source vocabulary.
+        """
+        eos, size = dictionary.eos(), min(len(dictionary), source_size)
+        start = model.start_token(eos)
+        special = {token for token in (*dictionary.special_ids.values(), start) if token is not None and token < size}
+        pairs = itertools.pairwise([-1, *sorted(special), size])
+        begin, end = max(pairs, key=lambda pair: pair[1] - pair[0])
+        return cls(dictionary.pad(), eos, start, (begin + 1, end), len(dictionary), model.left_pad_source)
+
     def inputs(self, lengths: Sequence[int], target_length: int, rows_per_sentence: int = 1, seed: int = 1) -> Inputs:
         """Random inputs.
 
@@ -100,17 +114,38 @@ class Ids:
         targets[:, 0] = self.start
         return Inputs(src_tokens, torch.tensor(lengths), targets, self.left)
 
+    def batch(
+        self,
+        lengths: Sequence[int],
+        rows: Sequence[int] | None = None,
+        targets: Sequence[int] | None = None,
+        seed: int = 1,
+    ) -> Batch:
+        """Random sources or pairs; the line number of a sentence is its row.
 
-def words_between(special: Sequence[int], size: int) -> tuple[int, int]:
-    """The longest range of ids without special tokens: of 23 ids and the special ones 0 to 3, ``(4, 23)``.
+        Args:
+            lengths: length of each source, end-of-sentence included.
+            rows: the sentences; one may occur several times. All if not given; padding that only others need is left
+                out.
+            targets: length of each target; none if not given.
+            seed: seed of the tokens.
+        """
+        inputs, eos = self.inputs(lengths, max(targets or [1]), seed=seed), torch.tensor([self.eos])
+        examples: list[tuple[int, Tensor, Tensor | None]] = []
+        for row in range(len(lengths)) if rows is None else rows:
+            words = inputs.prev_output_tokens[row, 1 : targets[row]] if targets else None
+            examples.append((row, inputs.alone(row)[0][0], None if words is None else torch.cat([words, eos])))
+        return collate(
+            examples,
+            source_pad=self.pad,
+            target_pad=self.pad,
+            start_token=self.start,
+            left_pad_source=self.left,
+        )
 
-    Args:
-        special: ids of special tokens.
-        size: size of the vocabulary.
-    """
-    borders = [-1, *sorted({token for token in special if 0 <= token < size}), size]
-    begin, end = max(itertools.pairwise(borders), key=lambda pair: pair[1] - pair[0])
-    return begin + 1, end
+
+Results = Sequence[Sequence[Hypothesis]]
+"""The n-best list of each sentence."""
 
 
 @dataclass
@@ -149,12 +184,7 @@ class Subject(Compared):
             tolerance: see ``Compared``.
             build: see the class.
         """
-        pad, eos = dictionary.pad(), dictionary.eos()
-        start, size = model.start_token(eos), len(dictionary)
-        special = [pad, eos, start, dictionary.bos(), dictionary.unk()]
-        words = words_between(special, min(size, source_size))
-        ids = Ids(pad, eos, start, words, size, model.left_pad_source)
-        return cls(model, dictionary, ids, build, tolerance=tolerance)
+        return cls(model, dictionary, Ids.of(model, dictionary, source_size), build, tolerance=tolerance)
 
     @property
     def decoder(self) -> IncrementalDecoder:
@@ -193,6 +223,25 @@ class Subject(Compared):
         """The encoder's output, one row for each sentence."""
         out: EncoderOut = self.model.encoder(batch.src_tokens, batch.src_lengths)
         return out
+
+    def batch(self, rows: Sequence[int] | None = None, lengths: Sequence[int] = SOURCES) -> Batch:
+        """Random sources for decodes; see ``Ids.batch``."""
+        return self.ids.batch(lengths, rows)
+
+    def generator(self, members: int = 1, debug: DebugConfig | None = None, **options: Any) -> SequenceGenerator:
+        """Beam search with the model.
+
+        Args:
+            members: number of members, all with this model.
+            debug: switches of optimizations.
+            options: see ``SequenceGenerator``.
+        """
+        options = {"beam_size": 4, "max_len_b": 12, **options}
+        return SequenceGenerator([self.model] * members, self.dictionary, debug=debug, **options)
+
+    def decode(self, batch: Batch, **options: Any) -> Results:
+        """Decode a batch; the options are those of ``generator``."""
+        return self.generator(**options).generate(batch)
 
     def restore(self) -> None:
         """Put the model into evaluation mode."""

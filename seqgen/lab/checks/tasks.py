@@ -183,8 +183,8 @@ def every_example_once(subject: Prepared) -> None:
     for ranks in (1, 2):
         found: list[int] = []
         for rank in range(ranks):
-            options = {"rank": rank, "world_size": ranks, "even": False}
-            found += [index for batch in subject.iterator(**options) for index in batch.ids.tolist()]
+            batches = subject.iterator(rank=rank, world_size=ranks)
+            found += [index for batch in batches for index in batch.ids.tolist()]
         if sorted(found) != expected:
             missing, extra = sorted({*expected} - {*found}), len(found) - len(expected)
             what = f"an epoch on {ranks} ranks has {len(found)} examples in place of {len(expected)}"

@@ -27,7 +27,8 @@ def text_report(comparison: Comparison) -> str:
     Returns:
         Lines of at most 80 columns, except for sentences.
     """
-    parts: list[Table | str] = [_table(_columns(comparison), _score_rows(comparison))]
+    rows = [cells for _, cells in _score_rows(comparison)]
+    parts: list[Table | str] = [_table(_columns(comparison), rows)]
     for item in comparison.breakdowns:
         parts += [f"\nScores {item.title}", _table(["", *_heads(item)], _part_rows(comparison, item))]
     lines = text_lines(*parts, "")
@@ -83,35 +84,31 @@ def _columns(comparison: Comparison) -> Sequence[str]:
     return SCORES if comparison.options.randomization else SCORES[:5]
 
 
-def _score_rows(comparison: Comparison) -> Iterable[Sequence[str]]:
-    """The cells of ``_columns``."""
+def _score_rows(comparison: Comparison) -> Iterable[tuple[str | None, list[str]]]:
+    """For each metric a row with its name, and one for each system with its verdict: the cells of ``_columns``."""
     places = [SCORES.index(name) for name in _columns(comparison)]
-    for row in _full_rows(comparison):
-        yield [row[place] for place in places]
-
-
-def _full_rows(comparison: Comparison) -> Iterable[Sequence[str]]:
     for metric, results in comparison.results.items():
-        yield (f"{metric} (lower is better)" if metric in comparison.lower_is_better else metric, *[""] * 5)
+        title = f"{metric} (lower is better)" if metric in comparison.lower_is_better else metric
+        yield None, [title, *[""] * (len(places) - 1)]
         for number, own in enumerate(results):
-            sign = _SIGNS[comparison.verdict(metric, number)]
-            difference = f"{own.score - results[0].score:+.2f} {sign:1}" if number else ""
+            verdict = comparison.verdict(metric, number)
+            difference = f"{own.score - results[0].score:+.2f} {_SIGNS[verdict]:1}" if number else ""
             name = comparison.systems[number].name
-            yield f"  {name}", f"{own.score:.2f}", _interval(own), difference, *_p_values(own)
+            row = f"  {name}", f"{own.score:.2f}", _interval(own), difference, *_p_values(own)
+            yield verdict, [row[place] for place in places]
 
 
 def _page_rows(comparison: Comparison) -> Iterable[Sequence[object]]:
-    rows, head = iter(_score_rows(comparison)), _columns(comparison)
-    for metric, results in comparison.results.items():
-        title, *others = next(rows)
-        yield element("strong", title), *others
-        for number in range(len(results)):
-            verdict = comparison.verdict(metric, number)
-            colour = verdict if verdict in ("better", "worse") else None
-            yield [
-                element("span", cell, class_=colour) if name == "difference" else cell
-                for name, cell in zip(head, next(rows), strict=True)
-            ]
+    head = _columns(comparison)
+    for verdict, cells in _score_rows(comparison):
+        if verdict is None:
+            yield element("strong", cells[0]), *cells[1:]
+            continue
+        colour = verdict if verdict in ("better", "worse") else None
+        yield [
+            element("span", cell, class_=colour) if name == "difference" else cell
+            for name, cell in zip(head, cells, strict=True)
+        ]
 
 
 def _interval(own: Tested) -> str:

@@ -14,15 +14,13 @@ from seqgen.lab.traces.decoding import InspectedModels, Lines, Settings
 from seqgen.lab.traces.line_trace import LineTrace, ModelScores, Probe, StepTrace
 from seqgen.text.results import TextHypothesis
 
-TOKEN, PARENT, SCORE, OUTCOME, HYPOTHESIS_SCORE, DONE, LENGTH = (
-    "token",
-    "beam that it continues",
-    "cumulative score",
-    "outcome",
-    "score of the finished hypothesis",
-    "whether the sentence is done",
-    "number of hypotheses",
-)
+TOKEN = "token"
+PARENT = "beam that it continues"
+SCORE = "cumulative score"
+OUTCOME = "outcome"
+HYPOTHESIS_SCORE = "score of the finished hypothesis"
+DONE = "whether the sentence is done"
+LENGTH = "number of hypotheses"
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,14 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from seqgen.generation.finished import Ranking
 from seqgen.generation.rules import RULES
 
+T = TypeVar("T")
 _LARGEST = 2**62
 """Larger integers do not fit into a tensor."""
 _HIGHEST = 1e30
@@ -36,7 +37,7 @@ class Fields:
         self.values: dict[str, Any] = values
         self.where = where
 
-    def of_type(self, name: str, kind: type | tuple[type, ...]) -> Any:
+    def of_type(self, name: str, kind: type[T]) -> T:
         """A field of a type; true and false are not numbers."""
         value = self.values.get(name)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
@@ -45,8 +46,7 @@ class Fields:
 
     def text(self, name: str) -> str:
         """A text."""
-        value: str = self.of_type(name, str)
-        return value
+        return self.of_type(name, str)
 
     def choice(self, name: str, choices: Sequence[str]) -> str:
         """One of some texts."""
@@ -56,12 +56,11 @@ class Fields:
 
     def flag(self, name: str) -> bool:
         """True or false."""
-        value: bool = self.of_type(name, bool)
-        return value
+        return self.of_type(name, bool)
 
     def integer(self, name: str, lowest: int = 0) -> int:
         """An integer."""
-        value: int = self.of_type(name, int)
+        value = self.of_type(name, int)
         self._check(lowest <= value < _LARGEST, name)
         return value
 

@@ -104,25 +104,6 @@ class LineTrace:
         return tokens[::-1]
 
 
-@dataclass(frozen=True)
-class _BatchStep:
-    """One step of all sentences of a batch, on the CPU: the values of ``StepTrace`` with a row for each sentence."""
-
-    done: Sequence[bool]
-    tensors: Sequence[Tensor]
-    max_lengths: Sequence[int]
-    members: Tensor | None
-    forbidden: Mapping[int, Sequence[ForbiddenToken]]
-
-    def row(self, row: int) -> StepTrace:
-        """The step of one sentence."""
-        members = None if self.members is None else self.members[:, row]
-        scores, tokens, beams, outcomes, final, active_tokens, active_beams = (tensor[row] for tensor in self.tensors)
-        of_candidates = scores, tokens, beams, outcomes, final
-        of_row = self.max_lengths[row], members, self.forbidden.get(row, ())
-        return StepTrace(self.done[row], *of_candidates, active_tokens, active_beams, *of_row)
-
-
 class Recorder(Observer):
     """Records the steps of each sentence, on the CPU.
 
@@ -131,28 +112,43 @@ class Recorder(Observer):
     """
 
     def __init__(self) -> None:
-        self._observed: dict[int, list[tuple[_BatchStep, int]]] = defaultdict(list)
+        self._steps: dict[int, list[StepTrace]] = defaultdict(list)
 
     def observe(self, record: StepRecord) -> None:
         """See ``Observer.observe``."""
         c, active = record.candidates, record.active
-        values = (c.scores.double(), c.tokens, c.beams, record.outcomes, _hypothesis_scores(record))
-        tensors = [value.to("cpu", copy=True) for value in (*values, active.tokens, active.beams)]
+        values = c.scores.double(), c.tokens, c.beams, record.outcomes, _hypothesis_scores(record)
+        copies = (value.to("cpu", copy=True) for value in (*values, active.tokens, active.beams))
+        scores, tokens, beams, outcomes, final, active_tokens, active_beams = copies
         sentences = record.context.sentences
-        limits, now_done = sentences.own_limits.tolist(), record.now_done.tolist()
-        step = _BatchStep(now_done, tensors, limits, _member_scores(record), _forbidden(record))
+        limits, done = sentences.own_limits.tolist(), record.now_done.tolist()
+        members, forbidden = _member_scores(record), _forbidden(record)
         over = record.was_done.tolist()
         for row, sentence in enumerate(sentences.ids.tolist()):
-            if not over[row]:
-                self._observed[sentence].append((step, row))
+            if over[row]:
+                continue
+            step = StepTrace(
+                done=done[row],
+                scores=scores[row],
+                tokens=tokens[row],
+                beams=beams[row],
+                outcomes=outcomes[row],
+                hypothesis_scores=final[row],
+                active_tokens=active_tokens[row],
+                active_beams=active_beams[row],
+                max_length=limits[row],
+                members=None if members is None else members[:, row],
+                forbidden=forbidden.get(row, ()),
+            )
+            self._steps[sentence].append(step)
 
     def steps(self, sentence: int) -> list[StepTrace]:
         """The steps of the sentence of a line, by the number of the line; none if no step was observed."""
-        return [step.row(row) for step, row in self._observed.get(sentence, ())]
+        return self._steps.get(sentence, [])
 
     def forget(self, sentence: int) -> None:
         """Drop the steps of a sentence."""
-        self._observed.pop(sentence, None)
+        self._steps.pop(sentence, None)
 
 
 @dataclass(frozen=True)

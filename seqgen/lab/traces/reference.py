@@ -6,6 +6,7 @@ References, and outputs whose attention is wanted, are scored by teacher forcing
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,8 +16,9 @@ from torch import Tensor
 
 from seqgen.generation.finished import Ranking
 from seqgen.generation.observers import Outcome
+from seqgen.generation.scorer import ScoredTarget
 from seqgen.lab.traces.line_trace import StepTrace
-from seqgen.lab.traces.sentence import SentenceTrace, TracedOutput
+from seqgen.lab.traces.sentence import SentenceTrace
 from seqgen.text.input_line import InputLine
 from seqgen.text.languages import encode_target
 from seqgen.text.results import attend_to_source
@@ -83,13 +85,17 @@ def reference_path(sentence: SentenceTrace) -> ReferencePath | None:
         score = float(step.scores[rank])
         outcome = Outcome(int(step.outcomes[rank]))
         if outcome is Outcome.FINISHED:
-            return _finished(sentence, reference, number, ranks, score)
+            tokens = sentence.tokens(number, rank)
+            places = [place for place, item in enumerate(sentence.hypotheses) if list(item.tokens) == tokens]
+            if not places:
+                return ReferencePath(Fate.REPLACED, number, -1, ranks, score)
+            return ReferencePath(Fate.FOUND, number, places[0], ranks, score)
         if outcome is not Outcome.CONTINUES:
             fate = Fate.ENDED_TOO_LOW if outcome is Outcome.ENDED_TOO_LOW else Fate.BELOW_BEAM
             worst = _worst_survivor(step)
             gap = None if worst < 0 else float(step.scores[worst]) - score
             return ReferencePath(fate, number, -1, ranks, score, worst, gap)
-        slots = sentence.survivors(number)
+        slots = sentence.survivors[number]
         if step.done or rank not in slots:
             return ReferencePath(Fate.SENTENCE_DONE, number, -1, ranks, score)
         beam = slots.index(rank)
@@ -107,16 +113,6 @@ def _worst_survivor(step: StepTrace) -> int:
     """The rank of the candidate with the lowest score that continues or finishes; -1 if there is none."""
     ranks = step.survives.nonzero().flatten().tolist()
     return min(ranks, key=lambda rank: float(step.scores[rank]), default=-1)
-
-
-def _finished(
-    sentence: SentenceTrace, reference: TracedOutput, number: int, ranks: Sequence[int], score: float
-) -> ReferencePath:
-    tokens = sentence.tokens(number, ranks[-1])
-    for place, item in enumerate(sentence.hypotheses):
-        if list(item.tokens) == tokens:
-            return ReferencePath(Fate.FOUND, number, place, ranks, score)
-    return ReferencePath(Fate.REPLACED, number, -1, ranks, score)
 
 
 def _not_a_candidate(sentence: SentenceTrace, number: int, beam: int, ranks: Sequence[int]) -> ReferencePath:
@@ -140,25 +136,6 @@ Wanted = tuple[InputLine, Tensor]
 """An encoded line, and the ids ``(T,)`` of an output."""
 
 
-@dataclass(frozen=True)
-class ForcedOutput:
-    """An output of a line, scored by teacher forcing.
-
-    Attributes:
-        tokens: ``(T,)`` int64 ids, end-of-sentence included.
-        score: the score by which it would rank as a hypothesis, without processors.
-        scores: ``(T,)`` log-probability of each token in nats.
-        members: for each model that reads the input ``(T,)`` its log-probabilities.
-        attention: ``(T, S)`` weights over the source; ``None`` if not requested, or if the models have none.
-    """
-
-    tokens: Tensor
-    score: float
-    scores: Tensor
-    members: list[Tensor]
-    attention: Tensor | None = None
-
-
 def reference_tokens(decoding: TextDecoding, text: str, line: InputLine) -> Tensor:
     """The ids of the reference of a line: ``(T,)`` int64."""
     return encode_target(decoding.task, text, line.languages)
@@ -175,7 +152,7 @@ def can_score(decoding: TextDecoding, wanted: Wanted) -> bool:
 
 
 @torch.inference_mode()
-def score_outputs(decoding: TextDecoding, outputs: Sequence[Wanted], attention: bool = False) -> list[ForcedOutput]:
+def score_outputs(decoding: TextDecoding, outputs: Sequence[Wanted], attention: bool = False) -> list[ScoredTarget]:
     """Score given outputs, without temperature, processors and penalties.
 
     Args:
@@ -184,14 +161,14 @@ def score_outputs(decoding: TextDecoding, outputs: Sequence[Wanted], attention: 
         attention: whether attention is computed.
 
     Returns:
-        The scores of each output.
+        The scores of each output. Its ``score`` is the one by which it would rank as a hypothesis, without processors.
     """
     scorer = copy.copy(decoding.scorer)
     scorer.need_attention = attention
     cfg, first = decoding.cfg, decoding.models[0]
     ranking = Ranking(not cfg.unnormalized, cfg.lenpen, cfg.length_penalty)
     order = sorted(range(len(outputs)), key=lambda index: len(outputs[index][1]))
-    found: dict[int, ForcedOutput] = {}
+    found: dict[int, ScoredTarget] = {}
     while order:
         longest = len(outputs[order[-1]][1])
         rows = order[-max(1, RESCORED_TOKENS // longest) :]
@@ -202,5 +179,5 @@ def score_outputs(decoding: TextDecoding, outputs: Sequence[Wanted], attention: 
             width, read = batch.source.src_tokens.size(1), len(outputs[row][0].sources[0])
             own = attend_to_source(scored.hypothesis, width, read, first.left_pad_source)
             score = float(ranking.score(own.positional_scores.sum(), length))
-            found[row] = ForcedOutput(own.tokens, score, own.positional_scores, scored.member_scores, own.attention)
+            found[row] = ScoredTarget(dataclasses.replace(own, score=score), scored.member_scores)
     return [found[row] for row in range(len(outputs))]

@@ -119,21 +119,17 @@ class SentenceTrace:
         return self.pieces.get(token, f"<{token}>")
 
     @cached_property
-    def _survivors(self) -> list[list[int]]:
+    def survivors(self) -> list[list[int]]:
+        """What ``next_ranks`` returns for each step."""
         return [next_ranks(step) for step in self.steps]
-
-    def survivors(self, step: int) -> list[int]:
-        """For each beam of the next step the rank of the candidate that it is; -1 for a beam that does not exist."""
-        return self._survivors[step]
-
-    def parent(self, step: int, rank: int) -> int:
-        """The rank, at the step before, of the candidate that a candidate continues; -1 at the first step."""
-        return self.survivors(step - 1)[int(self.steps[step].beams[rank])] if step else -1
 
     def path(self, step: int, rank: int) -> list[tuple[int, int]]:
         """The candidates that lead to a candidate, itself included: pairs of step and rank, the oldest first."""
         found = [(step, rank)]
-        while step and (rank := self.parent(step, rank)) >= 0:
+        while step:
+            rank = self.survivors[step - 1][int(self.steps[step].beams[rank])]
+            if rank < 0:
+                break
             step -= 1
             found.append((step, rank))
         return found[::-1]
@@ -146,7 +142,7 @@ class SentenceTrace:
         """The cumulative score of a beam before a step."""
         if not step:
             return 0.0
-        rank = self.survivors(step - 1)[beam]
+        rank = self.survivors[step - 1][beam]
         return float(self.steps[step - 1].scores[rank]) if rank >= 0 else float("-inf")
 
     def record(self, digits: int, candidates: int = 0) -> dict[str, Any]:

@@ -239,7 +239,7 @@ def _candidates(sentence: SentenceTrace) -> Iterator[Row]:
             row["text"] = texts[rank]
             members = () if step.members is None else step.members[:, rank].tolist()
             yield row | {f"member_{place}": member for place, member in enumerate(members)}
-        before = [texts[rank] if rank >= 0 else "" for rank in sentence.survivors(number)]
+        before = [texts[rank] if rank >= 0 else "" for rank in sentence.survivors[number]]
 
 
 def _forbidden(sentence: SentenceTrace) -> Iterator[Row]:
@@ -258,9 +258,6 @@ TABLES: dict[str, Callable[[SentenceTrace], Iterator[Row]]] = {
     "references": _references,
 }
 """The tables by name: functions from a sentence to its rows."""
-
-
-_CPU = torch.device("cpu")
 
 
 def replayed(trace: Trace) -> Iterator[Translation]:
@@ -298,7 +295,11 @@ def replayed(trace: Trace) -> Iterator[Translation]:
 def _replayed_hypotheses(sentence: SentenceTrace, header: TraceHeader) -> list[Hypothesis]:
     """The hypotheses of a sentence, best first."""
     beam, steps = header.beam, sentence.steps
-    finished = _finished(header)
+    cpu = torch.device("cpu")
+    if header.independent_rows:
+        finished: FinishedHypotheses = EachRow(1, beam, header.ranking, cpu)
+    else:
+        finished = RULES[header.rules].finished(1, beam, header.ranking, cpu, header.early_stopping)
     backpointers = BackPointers(beam, torch.zeros(1, dtype=torch.int64))
     limits = torch.tensor([steps[0].max_length if steps else 0])
     for number, step in enumerate(steps):
@@ -310,10 +311,3 @@ def _replayed_hypotheses(sentence: SentenceTrace, header: TraceHeader) -> list[H
         if not bool(finished.done(active, number, limits)):
             backpointers.append(active)
     return finished.hypotheses(torch.tensor([0]), backpointers)[0]
-
-
-def _finished(header: TraceHeader) -> FinishedHypotheses:
-    rules = RULES[header.rules]
-    if header.independent_rows:
-        return EachRow(1, header.beam, header.ranking, _CPU)
-    return rules.finished(1, header.beam, header.ranking, _CPU, header.early_stopping)

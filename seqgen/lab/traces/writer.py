@@ -21,6 +21,7 @@ from seqgen.generation.agreement.generator import AgreementGenerator
 from seqgen.generation.compatibility import takes_seed
 from seqgen.generation.component import MEMBER_LPROBS
 from seqgen.generation.observers import FORBIDDEN, StepRecord
+from seqgen.generation.scorer import ScoredTarget
 from seqgen.generation.search.base import Search
 from seqgen.generation.search.exact import ExactSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
@@ -28,7 +29,7 @@ from seqgen.generation.session import Session
 from seqgen.generation.setup import DecodingSetup
 from seqgen.lab.traces.header import TraceHeader
 from seqgen.lab.traces.line_trace import Recorder
-from seqgen.lab.traces.reference import ForcedOutput, can_score, reference_tokens, score_outputs
+from seqgen.lab.traces.reference import can_score, reference_tokens, score_outputs
 from seqgen.lab.traces.sentence import SentenceTrace, TracedOutput
 from seqgen.registry import SEARCHES
 from seqgen.text.input_line import InputLine
@@ -247,14 +248,15 @@ class TraceWriter:
             self.texts.pop(translation.id, None)
         self.waiting = []
 
-    def _sentence(self, translation: Translation, outputs: dict[str, ForcedOutput]) -> SentenceTrace:
+    def _sentence(self, translation: Translation, outputs: dict[str, ScoredTarget]) -> SentenceTrace:
         steps = self.tracer.steps(translation.id)
         if translation.hypotheses and not steps:
             raise ConfigError(_no_steps(_called(self.decoding.generator.setup.search)))
         width = len(translation.source_tokens)
         hypotheses = [_hypothesis(item, width) for item in translation.hypotheses]
         if "best" in outputs:
-            hypotheses[0] = dataclasses.replace(hypotheses[0], attention=_rows(outputs["best"].attention, width))
+            attention = _rows(outputs["best"].hypothesis.attention, width)
+            hypotheses[0] = dataclasses.replace(hypotheses[0], attention=attention)
         source = self.decoding.task.source_dictionary
         return SentenceTrace(
             id=translation.id,
@@ -267,7 +269,7 @@ class TraceWriter:
             notes=translation.notes,
         )
 
-    def _reference(self, number: int, forced: ForcedOutput | None, width: int) -> TracedOutput | None:
+    def _reference(self, number: int, forced: ScoredTarget | None, width: int) -> TracedOutput | None:
         followed = self.tracer.references.get(number)
         if self.references is None or followed is None or not followed.tokens:
             return None
@@ -276,9 +278,10 @@ class TraceWriter:
         )
         if forced is None:
             return output
-        members = [own.tolist() for own in forced.members] if len(forced.members) > 1 else ()
-        scores, attention = forced.scores.tolist(), _rows(forced.attention, width)
-        return dataclasses.replace(output, score=forced.score, scores=scores, members=members, attention=attention)
+        own = forced.hypothesis
+        members = [scores.tolist() for scores in forced.member_scores] if len(forced.member_scores) > 1 else ()
+        scores, attention = own.positional_scores.tolist(), _rows(own.attention, width)
+        return dataclasses.replace(output, score=own.score, scores=scores, members=members, attention=attention)
 
     def _reference_tokens(self, number: int) -> Sequence[int]:
         """The ids of the reference of a line; empty without one."""
@@ -288,7 +291,7 @@ class TraceWriter:
         tokens: list[int] = reference_tokens(self.decoding, self.references[number], line).tolist()
         return tokens
 
-    def _forced(self) -> dict[tuple[int, str], ForcedOutput]:
+    def _forced(self) -> dict[tuple[int, str], ScoredTarget]:
         """The references and best outputs of the lines that wait, scored by teacher forcing."""
         wanted: dict[tuple[int, str], tuple[InputLine, Tensor]] = {}
         if not self.options.attention and not self.options.reference_scores:

@@ -7,19 +7,16 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import TypeAlias
 
+from seqgen.config.compose import MAX_VALUES, NUMBER, sweep_values, too_many
 from seqgen.errors import ConfigError
-
-MAX_VALUES = 10_000
-"""Maximum number of values of one key."""
 
 Point: TypeAlias = tuple[str | None, ...]
 """A value of each dimension, as it is typed on the command line; ``None`` leaves the key as the user gave it."""
 
-_NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
 _LISTS = re.compile(r"\[[^\[\]]*\](,\[[^\[\]]*\])*")
+_NO_BRACKETS = str.maketrans("", "", "[]")
 _FORMS = "A,B,C or FIRST:LAST:STEP; lists also [A,B],[C,D] or simplex:N"
 
 
@@ -59,45 +56,21 @@ def dimensions(key: str, text: str, start: Sequence[str] | None) -> list[Dimensi
         raise ConfigError(f"tune.{key}={text}: the key is one number, not a list; give numbers as A,B,C")
     if start is not None and text.startswith("simplex"):
         return [Dimension(key, tuple(_simplex(key, text, len(start))), start=_list(start))]
-    if start is not None and whole:
-        if not _LISTS.fullmatch(text):
-            raise ConfigError(f"tune.{key}={text} cannot be read; give {_FORMS}")
-        items = [part.split(",") for part in text[1:-1].split("],[")]
-        for item in itertools.chain.from_iterable(items):
-            _number(key, item)
-        return [Dimension(key, tuple(map(_list, items)), start=_list(start))]
-    values = tuple(dict.fromkeys(itertools.chain.from_iterable(_numbers(key, part) for part in text.split(","))))
+    if whole and not _LISTS.fullmatch(text):
+        raise ConfigError(f"tune.{key}={text} cannot be read; give {_FORMS}")
+    for number in re.split("[:,]", text.translate(_NO_BRACKETS)):
+        _check_number(key, number)
+    values = tuple(dict.fromkeys(value.replace(" ", "") for value in sweep_values(f"tune.{key}", text)))
     if len(values) > MAX_VALUES:
-        raise _too_many(key, text, len(values))
-    if start is None:
-        return [Dimension(key, values)]
+        raise too_many(f"tune.{key}", text, len(values))
+    if start is None or whole:
+        return [Dimension(key, values, start=None if start is None else _list(start))]
     return [Dimension(key, values, element, value) for element, value in enumerate(start)]
 
 
-def _numbers(key: str, text: str) -> list[str]:
-    """The number of ``A``, or the numbers of ``FIRST:LAST:STEP``: ``0:1:0.5`` gives 0, 0.5 and 1."""
-    parts = text.split(":")
-    numbers = [_number(key, part) for part in parts]
-    if len(numbers) == 1:
-        return [parts[0].strip()]
-    if len(numbers) != 3 or numbers[2] <= 0 or numbers[1] < numbers[0]:
-        raise ConfigError(f"tune.{key}={text}: a range is FIRST:LAST:STEP with a step above 0 and FIRST below LAST")
-    first, last, step = numbers
-    steps = (last - first) / step
-    if steps >= MAX_VALUES:
-        raise _too_many(key, text, int(steps) + 1)
-    return [_plain(first + index * step) for index in range(int(steps) + 1)]
-
-
-def _number(key: str, text: str) -> Decimal:
-    if len(text) > 40 or not _NUMBER.fullmatch(text.strip()):
+def _check_number(key: str, text: str) -> None:
+    if len(text) > 40 or not NUMBER.fullmatch(text.strip()):
         raise ConfigError(f"tune.{key}: {text[:40]!r} is not a number, and only numbers can be tuned; give {_FORMS}")
-    return Decimal(text.strip())
-
-
-def _plain(number: Decimal) -> str:
-    text = format(number, "f")
-    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def _simplex(key: str, text: str, size: int) -> Iterator[str]:
@@ -109,7 +82,7 @@ def _simplex(key: str, text: str, size: int) -> Iterator[str]:
         )
     steps = int(found[1])
     if (count := math.comb(steps + size - 1, size - 1)) > MAX_VALUES:
-        raise _too_many(key, text, count)
+        raise too_many(f"tune.{key}", text, count)
     # two bars in a row of 4 + 2 places divide 4 stars among three elements: *|**|* is [1, 2, 1]
     for bars in itertools.combinations(range(steps + size - 1), size - 1):
         edges = (-1, *bars, steps + size - 1)
@@ -119,10 +92,6 @@ def _simplex(key: str, text: str, size: int) -> Iterator[str]:
 
 def _list(items: Sequence[str]) -> str:
     return f"[{','.join(item.strip() for item in items)}]"
-
-
-def _too_many(key: str, text: str, count: int) -> ConfigError:
-    return ConfigError(f"tune.{key}={text} has {count} values, but the maximum is {MAX_VALUES}; choose larger steps")
 
 
 def arguments(space: Sequence[Dimension], point: Point) -> list[str]:

@@ -200,7 +200,7 @@ def test_conversion_keeps_the_languages(tmp_path: Path) -> None:
     converted = command("convert", f"path={path}", f"output={tmp_path}/run")
     assert converted.code == 0, converted.err
     assert "task=multilingual_translation 'task.pairs=[SOURCE-TARGET]'" in converted.out
-    assert command("check", "languages", f"path={tmp_path}/run").out.split() == CODES
+    assert command("show", f"path={tmp_path}/run", "languages=true").out.split() == CODES
     keys = {"beam": 2, "max_len_b": 6, "target_lang": "fr"}
     texts = [Translator(str(one)).translate(["w1 w2"], **keys)[0].text for one in (path, tmp_path / "run")]
     assert texts[0] == texts[1]

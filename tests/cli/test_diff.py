@@ -1,4 +1,4 @@
-"""``seqgen-check diff``: the first difference between two decodes, and its cause."""
+"""``seqgen-diff``: the first difference between two decodes, and its cause."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def diff(runs: Path, *arguments: str) -> Result:
-    outcome = command("check", "diff", f"path={runs}/a", f"input={runs}/text.en", "generation.max_len_b=12", *arguments)
+    outcome = command("diff", f"path={runs}/a", f"input={runs}/text.en", "generation.max_len_b=12", *arguments)
     assert "Traceback" not in outcome.err, outcome.err
     assert "\x1b" not in outcome.out, "a report contains no commands for a terminal"
     return outcome
@@ -188,22 +188,23 @@ def test_broken_continuous_batching(runs: Path, tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "the check is missing; give model=NAME, path=RUN, criterion=NAME"),
-        (["dif"], "did you mean 'diff'"),
-        (["diff"], "path is missing"),
-        (["diff", "path=x"], "input is missing"),
+        ([], "path is missing: give path=RUN_FOLDER"),
+        (["runs/a", "input=y"], "runs/a is a run to compare with another, but input is a key of two decodes"),
+        (["runs/a", "runs/b", "other.generation.beam=2"], "but other.generation.beam is a key of two decodes"),
+        (["path=x", "input=y", "json=-"], "json=- has no effect on two decodes"),
+        (["path=x"], "input is missing"),
         (
-            ["diff", "path=x", "input=y", "other.path=z"],
+            ["path=x", "input=y", "other.path=z"],
             "only keys of these groups can be set for one decode: generation, debug",
         ),
-        (["diff", "path=x", "input=y", "other.generation.lenpn=2"], "did you mean 'generation.lenpen'"),
-        (["diff", "path=x", "input=y", "other.generation.nbest=2"], "whole n-best lists are compared"),
-        (["diff", "path=x", "input=y", "tolerance=-1"], "below its minimum"),
-        (["diff", "path=x", "input=y", "--now"], "unknown option"),
+        (["path=x", "input=y", "other.generation.lenpn=2"], "did you mean 'generation.lenpen'"),
+        (["path=x", "input=y", "other.generation.nbest=2"], "whole n-best lists are compared"),
+        (["path=x", "input=y", "tolerance=-1"], "below its minimum"),
+        (["path=x", "input=y", "--now"], "unknown option"),
     ],
 )
 def test_misuse_is_one_sentence(arguments: list[str], words: str) -> None:
-    outcome = command("check", *arguments)
+    outcome = command("diff", *arguments)
     assert outcome.code == 2
     assert words in outcome.err
     assert len(outcome.err.splitlines()) == 1
@@ -220,10 +221,7 @@ def test_misuse_of_files(runs: Path, tmp_path: Path) -> None:
 
 
 def test_help() -> None:
-    for arguments, words in ((["--help"], "diff"), (["diff", "--help", "all"], "tolerance=0.001")):
-        outcome = command("check", *arguments)
-        assert outcome.code == 0
-        assert words in outcome.out
+    assert "tolerance=0.001" in command("diff", "--help", "all").out
 
 
 PLAIN = step_of([5, 6, 7, 8], [-1.0, -1.5, -2.0, -3.0])

@@ -1,4 +1,4 @@
-"""The report that ``seqgen-check diff`` prints about a difference."""
+"""The report that ``seqgen-diff`` prints about a difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``seqgen-check diff``: find the first difference between two decodes of the same input, and its cause."""
+"""``seqgen-diff``: how two runs differ; the first difference between two decodes of the same input, and its cause."""
 
 from __future__ import annotations
 
@@ -8,30 +8,34 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from seqgen.checkpoints.loading import load_models
-from seqgen.cli.command import log, run, set_up_device
+from seqgen.cli.command import log, run, set_up_device, with_words
 from seqgen.cli.config_file import Arguments
-from seqgen.cli.diff_report import Report
+from seqgen.cli.output import check_report, write_report
+from seqgen.cli.show import runs_of
 from seqgen.config import CommonConfig, DebugConfig, GenerationConfig, ReadingConfig, option
 from seqgen.config.compose import compose
-from seqgen.config.values import given_values
+from seqgen.config.values import given_settings, split_argument
 from seqgen.data.text import read_lines, stream_lines
 from seqgen.errors import CheckpointError, ConfigError, DataError, nearest, printable
+from seqgen.lab.compare.table import as_dict, text_difference
 from seqgen.lab.traces.decoding import InspectedModels, Lines
 from seqgen.lab.traces.difference import Decode, Difference, Explanation, explain, first_difference, nbest_difference
 from seqgen.lab.traces.line_trace import LineTrace
+from seqgen.lab.traces.report import Report
 from seqgen.registry import DECODING_COMPONENTS
 from seqgen.text.text_model import TextModel
 
-DESCRIPTION = """decodes input=FILE twice and names the first line, step and beam at which the two decodes differ,
-the candidates of both there, and the key, optimization or model that causes the difference. The second decode uses the
+DESCRIPTION = """shows how two runs differ: seqgen-diff RUN RUN prints keys and where their values come from, versions,
+data, scores. With input=FILE it decodes the file twice and names the first line, step and beam at which the decodes
+differ, the candidates of both there, and the key, optimization or model that causes it. The second decode has the
 models of other=B. KEY=VALUE sets a key for both decodes, first.KEY=VALUE only for the first, other.KEY=VALUE only for
 the second. If both have the same models and settings, the second decode turns all optimizations off (every debug key).
-Exit code: 0 if the decodes are the same, 1 if they differ."""
+Exit code: 0 if the runs were shown or the decodes are the same, 1 if they differ."""
 
 SIDES = ("first", "other")
 """The names of the two decodes; ``NAME.KEY=VALUE`` sets a key for one of them only."""
@@ -45,7 +49,10 @@ LINES = 256
 
 @dataclass
 class DiffConfig:
-    """The configuration of ``seqgen-check diff``."""
+    """The configuration of ``seqgen-diff``."""
+
+    runs: list[str] = option([], "two run folders to compare; runs= may be left out")
+    json: str = option("", "of two runs: file for the JSON form; - for standard output, not the table", names="output")
 
     path: list[str] = option([], "model of the first decode, as for seqgen-generate; [A,B] for an ensemble")
     other: list[str] = option([], "model of the other decode; empty for the model of path")
@@ -58,22 +65,49 @@ class DiffConfig:
     debug: DebugConfig = field(default_factory=DebugConfig)
 
 
-def main(argv: Sequence[str]) -> NoReturn:
-    """Entry point of the sub-command.
-
-    Args:
-        argv: the arguments after the sub-command's name.
-    """
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the command."""
+    argv = sys.argv[1:] if argv is None else argv
     shared = [argument for argument in argv if argument.partition(".")[0] not in SIDES]
     own = {side: [a.removeprefix(f"{side}.") for a in argv if a.startswith(f"{side}.")] for side in SIDES}
 
     def work(cfg: DiffConfig, arguments: Arguments) -> int:
-        return diff(cfg, arguments.overrides, own)
+        if cfg.runs:
+            return diff_runs(cfg, [*arguments.overrides, *(f"{side}.{key}" for side in SIDES for key in own[side])])
+        return diff_decodes(cfg, arguments.overrides, own)
 
-    run(DiffConfig, work, DESCRIPTION, shared, subcommand="diff", pass_arguments=True)
+    run(DiffConfig, work, DESCRIPTION, with_words("runs", shared), pass_arguments=True)
 
 
-def diff(cfg: DiffConfig, shared: Sequence[str], own: dict[str, list[str]]) -> int:
+def diff_runs(cfg: DiffConfig, arguments: Sequence[str]) -> int:
+    """Show how two runs differ.
+
+    Args:
+        cfg: the whole configuration.
+        arguments: all ``key=value`` arguments.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        UserError: a folder or key cannot be used.
+    """
+    for key in (split_argument(argument)[0] for argument in arguments):
+        if key not in ("runs", "json") and not key.startswith("common."):
+            raise ConfigError(
+                f"{cfg.runs[0]} is a run to compare with another, but {key} is a key of two decodes; give two run "
+                "folders, or path=RUN other=RUN input=FILE"
+            )
+    check_report(cfg.json, "")
+    runs = runs_of(cfg.runs, vars(cfg))
+    if len(runs) != 2:
+        names = ", ".join(run.name for run in runs)
+        raise ConfigError(f"two different runs are needed, but these were given: {names}; give two run folders")
+    write_report(text_difference(runs), as_dict(runs), cfg.json)
+    return 0
+
+
+def diff_decodes(cfg: DiffConfig, shared: Sequence[str], own: dict[str, list[str]]) -> int:
     """Compare two decodes.
 
     Args:
@@ -87,9 +121,14 @@ def diff(cfg: DiffConfig, shared: Sequence[str], own: dict[str, list[str]]) -> i
     Raises:
         UserError: a key, model or file cannot be used, or the decodes cannot be compared.
     """
+    if cfg.json:
+        raise ConfigError(f"json={cfg.json} has no effect on two decodes; leave it out")
     if not cfg.path or not cfg.input:
         missing = "input is missing: give input=FILE" if cfg.path else "path is missing: give path=RUN_FOLDER"
-        raise ConfigError(f"{missing}, and other=RUN_FOLDER or other.KEY=VALUE for the decode to compare it with")
+        raise ConfigError(
+            f"{missing}, and other=RUN_FOLDER or other.KEY=VALUE for the decode to "
+            "compare it with; or give two run folders"
+        )
     device = set_up_device(cfg.common)
     sides = [_side(cfg, [*shared, *_of_one_side(side, own[side])]) for side in SIDES]
     first, other = _decodes(sides, device)
@@ -130,7 +169,7 @@ def _of_one_side(side: str, arguments: Sequence[str]) -> Sequence[str]:
 
 def _side(cfg: DiffConfig, overrides: list[str]) -> _Side:
     config = compose(DiffConfig, overrides)
-    given = given_values(config, "generation", overrides)
+    given = given_settings(config, overrides)
     if "nbest" in given:
         raise ConfigError("generation.nbest has no effect, because whole n-best lists are compared; leave it out")
     return _Side(config, cfg.path, given)
@@ -202,3 +241,7 @@ def _first_in(
             if trace.joined is not None and (found := nbest_difference(trace.hypotheses, trace.joined, tolerance)):
                 return line, found, trace
     return None
+
+
+if __name__ == "__main__":
+    main()
