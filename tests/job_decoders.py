@@ -20,6 +20,8 @@ from seqgen.jobs.workers import Answered, Answers, Builder, Died, Event, Piece, 
 from seqgen.system.progress import LineProgress
 
 FINGERPRINT = "of the models"
+TOKENS = 3
+"""Tokens of each output."""
 
 
 @dataclass
@@ -46,9 +48,8 @@ class Capitals:
         if any("large" in line for line in lines) or min(64, len(lines)) // divisor > self.room:
             raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory")
         notes = [(first + i + 1, "the line is empty") for i, line in enumerate(lines) if not line]
-        return Answers(
-            [f"{first + i} {line.upper()}\n" for i, line in enumerate(lines)], notes=notes, tokens=len(lines)
-        )
+        outputs = [f"{first + i} {line.upper()}\n" for i, line in enumerate(lines)]
+        return Answers(outputs, notes=notes, tokens=TOKENS * len(lines))
 
     def blank(self, line: str, number: int, reason: str) -> str:
         return "\n"

@@ -86,6 +86,23 @@ def test_a_search_with_layers_elsewhere_does_not_mix_devices(name: str, monkeypa
     assert ("cpu", "cpu") not in moved
 
 
+def test_each_side_gives_its_output_to_the_main_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes after the last layer of a side, such as its norm, is on the main device, whatever has the layers."""
+
+    def move(tensor: Tensor, device: torch.device) -> Tensor:
+        return tensor.to(device) if device == META else torch.zeros(tensor.shape, dtype=tensor.dtype)
+
+    monkeypatch.setattr(device_map, "move", move)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # fails for meta
+    name = "t5_bias_per_layer"
+    model, given = build(name), inputs(name, [5, 3], 2)
+    monkeypatch.setattr(device_map, "parse", lambda text, model: dict.fromkeys(layers_of(model), META))
+    place(model, CPU, "all layers")
+    encoder_out = model.encoder(given.src_tokens, given.src_lengths)
+    assert encoder_out.encoder_out.device == CPU
+    assert model.decoder(given.prev_output_tokens, encoder_out).logits.device == CPU
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_hooks_do_not_change_the_result(name: str) -> None:
     plain, mapped = build(name), build(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from seqgen.checkpoints.loading import load_model, load_models, split_path
 from seqgen.errors import CheckpointError, ConfigError
 from seqgen.text.translator import Translator
 from tests.commands import command, corpus
-from tests.hub_server import Hub, serve
+from tests.hub_server import MAIN, Hub, serve
 from tests.pretrained_folders import write_model
 
 constants = pytest.importorskip("huggingface_hub.constants")
@@ -96,6 +97,23 @@ def test_shards_and_revisions(hub: Hub, folder: Path, tmp_path: Path) -> None:
     assert same_weights(load_model(f"{PATH}@{hub.commit(REPOSITORY, 'v2')}").model, loaded.model)
     assert sum(name.startswith("model-0") for name in hub.downloaded) > 2
     assert not same_weights(load_model(PATH).model, loaded.model)
+
+
+def test_all_files_are_of_one_commit(hub: Hub, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if a new version is uploaded while a model is downloaded."""
+    new = tmp_path / "new"
+    shutil.copytree(folder, new)
+    for file in new.glob("*.safetensors"):
+        file.write_bytes(b"of the new version")
+    answer = hub.answer
+
+    def upload_after_the_config(request: Any, with_body: bool) -> None:
+        answer(request, with_body)
+        if hub.downloaded:
+            hub.repositories[REPOSITORY, MAIN] = new
+
+    monkeypatch.setattr(hub, "answer", upload_after_the_config)
+    assert same_weights(load_model(PATH).model, load_model(folder).model)
 
 
 def test_colons(hub: Hub, folder: Path) -> None:

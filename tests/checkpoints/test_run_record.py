@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 import seqgen
-from seqgen.checkpoints.loading import load_models
+from seqgen.checkpoints.loading import load_models, save_generation
 from seqgen.checkpoints.run_record import RUN_CHECKSUMS
+from seqgen.config import GenerationConfig
 from seqgen.errors import UserError
 from tests.commands import SMALL_TRANSFORMER, Outcome, command, corpus, sentences, training_arguments
 
@@ -169,6 +170,15 @@ def test_another_way_of_decoding_is_noted(run: Path, data: Path) -> None:
     assert notes[0] in command("generate", f"path={run}", f"input={data}/test.en").err
     seqgen.save_generation(run, seqgen.GenerationConfig(beam=3))
     assert outputs(run)[1] == []
+
+
+def test_saved_settings_keep_the_rules_of_the_run(run: Path) -> None:
+    change(run, generation__semantics="huggingface")
+    for semantics, kept in (("", "huggingface"), ("fairseq", "fairseq")):
+        save_generation(run, GenerationConfig(beam=3, semantics=semantics))
+        generation = yaml.safe_load((run / "config.yaml").read_text())["generation"]
+        assert (generation["beam"], generation["semantics"]) == (3, kept)
+    assert outputs(run)[1] == [], "what was saved is no edit"
 
 
 def test_a_damaged_tokenizer_is_not_trained_with_either(run: Path, data: Path) -> None:

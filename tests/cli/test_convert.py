@@ -122,6 +122,8 @@ def test_reading_keys_are_not_for_runs(checkpoint: Path, tmp_path: Path) -> None
             ["path=x", "format=average", "reading.dictionary=z"],
             "give format=run or format=huggingface",
         ),
+        (["path=x", "format=export", "output=y", "name=z"], "name has no effect with format=export"),
+        (["path=x", "format=huggingface", "output=y", "opset=21"], "opset has no effect with format=huggingface"),
         (["path=[a,b]", "output=y"], "path names 2 models, and only format=average takes several; give one"),
         (["path=[a,b]", "format=average", "last=2"], "last=2 needs one run folder, but path names 2"),
     ],

@@ -6,16 +6,15 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 from torch import Tensor
 
 import seqgen.generation.session
 from seqgen.generation.continuous_batching import RollingSession
 from seqgen.generation.ensemble.member import Member
-from seqgen.generation.observers import Outcome
 from seqgen.lab.traces.difference import DONE, OUTCOME, PARENT, SCORE, TOKEN, Difference, first_difference
 from seqgen.lab.traces.line_trace import LineTrace, StepTrace
 from tests.commands import SMALL_TRANSFORMER, Outcome as Result, command, corpus, training_arguments
+from tests.step_traces import step_of
 
 SOURCES = ["the dog sees a man\x1b", "the tree has a ball and the man finds a boat", "", "the man has a dog"]
 
@@ -225,24 +224,6 @@ def test_help() -> None:
     assert "tolerance=0.001" in command("diff", "--help", "all").out
 
 
-def step_of(
-    tokens: list[int], scores: list[float], beams: list[int] | None = None, beam: int = 2, done: bool = False
-) -> StepTrace:
-    """A step of which the first ``beam`` candidates continue."""
-    beams = beams or [0] * len(tokens)
-    outcomes = [Outcome.CONTINUES if rank < beam else Outcome.BELOW_BEAM for rank in range(len(tokens))]
-    return StepTrace(
-        done,
-        torch.tensor(scores, dtype=torch.float64),
-        torch.tensor(tokens),
-        torch.tensor(beams),
-        torch.tensor(outcomes),
-        torch.full((len(tokens),), -torch.inf, dtype=torch.float64),
-        torch.tensor(tokens[:beam]),
-        torch.tensor(beams[:beam]),
-    )
-
-
 PLAIN = step_of([5, 6, 7, 8], [-1.0, -1.5, -2.0, -3.0])
 
 
@@ -289,6 +270,14 @@ def test_beams_that_tie_may_change_places() -> None:
 def test_ties_at_the_end_of_the_beam(one: StepTrace, other: StepTrace, what: str) -> None:
     found = first_difference(LineTrace([one], []), LineTrace([other], []), 1e-3)
     assert found == Difference(0, 1, what, 0.0, tie=True)
+
+
+def test_no_tie_if_one_decode_knows_that_the_candidate_is_worse() -> None:
+    """The second decode cannot tell what comes after its last candidate, but the first one can."""
+    one, other = step_of([5, 6, 7], [-1.0, -1.5, -3.0]), step_of([5, 7], [-1.0, -1.5])
+    for pair in ((one, other), (other, one)):
+        found = first_difference(LineTrace([pair[0]], []), LineTrace([pair[1]], []), 1e-3)
+        assert found == Difference(0, 1, TOKEN, 0.0, tie=False)
 
 
 def test_a_missing_step_is_a_difference() -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+from hypothesis import given, strategies as st
 
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declare the built-in components
-from seqgen.config import GenerateConfig, TrainConfig, option
-from seqgen.config.compose import chosen_components, compose, expand_sweep
-from seqgen.config.values import from_dict, to_dict
+from seqgen.config import GenerateConfig, GenerationConfig, TrainConfig, option
+from seqgen.config.compose import chosen_components, component_config, component_of_key, compose, expand_sweep
+from seqgen.config.values import from_dict, repeated, text_list, text_values, to_dict
 from seqgen.errors import ConfigError
-from seqgen.registry import Registry
+from seqgen.registry import COMBINATIONS, Registry
 
 
 def test_values_reach_their_fields() -> None:
@@ -37,7 +38,7 @@ def test_the_order_of_choice_and_value_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a=b", "x,y", "~home", "f(1)", "Grüße", "a b", "'quoted'", "${oc.env:HOME}", "[1", ""]
+    "text", ["a=b", "null", "x,y", "~home", "f(1)", "Grüße", "a b", "'quoted'", "${oc.env:HOME}", "[1", ""]
 )
 def test_text_is_taken_literally(text: str) -> None:
     assert compose(GenerateConfig, [f"input={text}"]).input == text
@@ -127,6 +128,27 @@ def test_sweep_is_a_product() -> None:
         for seed in (1, 2)
     ]
     assert jobs[1][1] == "model=fconv_tiny,common.seed=2"
+
+
+@given(st.lists(st.text("ab \\\"'\n,[]\t", min_size=1, max_size=6), max_size=3))
+def test_lists_of_text_are_read_as_they_are_written(items: list[str]) -> None:
+    assert text_values([f"path={text_list(items)}"], "path") == items
+
+
+def test_keys_that_are_given_twice() -> None:
+    assert repeated(["a=1", "b=2", "a=1", "c", "a=3"]) == ["a=1 is not used, because a=3 comes later"]
+
+
+def test_keys_of_components_that_are_not_chosen() -> None:
+    with pytest.raises(ConfigError, match=r"'processor.b.x' has no effect, because generation.processors does not"):
+        component_of_key(GenerationConfig(processors=["a"]), "processor.b.x")
+    assert component_of_key(GenerationConfig(processors=["a", "b"]), "processor.b.x.y")[1:] == ("b", "x.y")
+
+
+def test_a_components_own_key_is_above_the_older_one() -> None:
+    generation = GenerationConfig(combination="fusion", components={"combination.weights": [0.5]})
+    assert component_config(COMBINATIONS, "fusion", generation, weights=[0.25]).weights == [0.5]
+    assert component_config(COMBINATIONS, "fusion", GenerationConfig(), weights=[0.25]).weights == [0.25]
 
 
 def test_sweep_over_choices_ranges_and_lists() -> None:

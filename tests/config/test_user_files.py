@@ -16,14 +16,30 @@ import yaml
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import CommonConfig, GenerateConfig, TrainConfig
 from seqgen.config.compose import compose
-from seqgen.config.user_files import _USER_FILES, import_modules, import_user_dir, user_modules
+from seqgen.config.user_files import (
+    _USER_FILES,
+    import_modules,
+    import_user_dir,
+    recorded_files,
+    user_modules,
+)
 from seqgen.config.values import from_dict, text_list, text_values
 from seqgen.errors import ConfigError
 from seqgen.registry import DECODING_COMPONENTS, GROUPS, MODELS
 from tests.commands import Outcome, command
 from tests.training_runs import TINY
 
-OWN = ("seqgen_user_net", "seqgen_user_a_net", "seqgen_user_user_search", "a_net", "net_config")
+OWN = (
+    "seqgen_user_same",
+    "seqgen_user_other",
+    "seqgen_user_reader",
+    "same",
+    "seqgen_user_net",
+    "seqgen_user_a_net",
+    "seqgen_user_user_search",
+    "a_net",
+    "net_config",
+)
 """Names of the modules that the files of this test become."""
 
 COMPONENTS = Path(__file__).parent.parent / "user_search.py"
@@ -186,8 +202,15 @@ def test_files_of_one_name_in_two_folders(tmp_path: Path) -> None:
         (tmp_path / name / "same.py").write_text(f"NAME = {name!r}\n")
         import_user_dir(tmp_path / name)
         import_user_dir(tmp_path / name / "same.py")  # once is enough
+        (tmp_path / name / "other.py").write_text(f"NAME = {name!r}\n")
     modules = [sys.modules[name] for name in sys.modules if name.startswith("seqgen_user_same")]
     assert [module.NAME for module in modules] == ["one", "two"]
+    import_user_dir(tmp_path / "one" / "other.py", tmp_path / "two" / "other.py")  # at once
+    modules = [sys.modules[name] for name in sys.modules if name.startswith("seqgen_user_other")]
+    assert [module.NAME for module in modules] == ["one", "two"]
+    (tmp_path / "reader.py").write_text("from same import NAME\n")
+    import_user_dir(tmp_path / "reader.py")
+    assert sys.modules["seqgen_user_reader"].NAME == "two", "of one name, the last file is meant"
 
 
 def files_that_import_one_another(folder: Path) -> list[Path]:
@@ -210,6 +233,8 @@ def test_files_import_one_another(tmp_path: Path, given: str) -> None:
         files[0].write_text(files[0].read_text().replace("from net_config", "from .net_config"))
         files[1].write_text(files[1].read_text().replace("import a_net\n", ""))
     import_user_dir(*(files if given == "files" else [tmp_path / "net"]))
+    recorded = recorded_files(compose(TrainConfig, ["model=own_net"]), [str(tmp_path / "net")])
+    assert recorded == {"model.own_net": str(tmp_path / "net" / ("" if given == "package" else "a_net.py"))}
     modules = user_modules()
     registered = MODELS.entry("own_net").component.__module__
     assert registered == ("seqgen_user_net.a_net" if given == "package" else "seqgen_user_a_net")

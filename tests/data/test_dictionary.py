@@ -44,6 +44,23 @@ def test_bad_dict_txt(tmp_path: Path, content: bytes, message: str) -> None:
         Dictionary.load(tmp_path / "dict.txt")
 
 
+def test_special_tokens_in_a_text_are_unknown_words() -> None:
+    dictionary = Dictionary.from_counts({"a": 1})
+    found = [dictionary.word_index(word) for word in (*FAIRSEQ_SPECIALS, "a", "b")]
+    assert found == [dictionary.unk()] * 4 + [4, dictionary.unk()]
+    assert dictionary.index("<s>") == 0
+
+
+def test_vocabularies_that_differ_have_other_fingerprints() -> None:
+    symbols = [*FAIRSEQ_SPECIALS, "a", "b"]
+    different = [
+        *(Dictionary(symbols), Dictionary([*FAIRSEQ_SPECIALS, "b", "a"]), Dictionary(symbols, bos=None)),
+        *(Dictionary(symbols, **{name: 4}) for name in ("pad", "eos", "unk", "bos")),  # type: ignore[arg-type]
+    ]
+    assert len({dictionary.fingerprint() for dictionary in different}) == len(different)
+    assert Dictionary(symbols, [1] * 6).fingerprint() == different[0].fingerprint(), "counts are no part of it"
+
+
 def test_missing_file(tmp_path: Path) -> None:
     for name in ("dict.txt", "dictionary.json"):
         with pytest.raises(DataError, match=f"there is no file .*{name}"):

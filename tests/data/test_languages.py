@@ -14,8 +14,10 @@ import torch
 
 from seqgen import Translator
 from seqgen.checkpoints.loading import load_model
+from seqgen.config import GenerationConfig
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.errors import ConfigError, DataError
+from seqgen.text.languages import LanguageReader, LineLanguages
 from tests.commands import Outcome, command
 from tests.huggingface_t5 import tiny_folder
 from tests.pretrained_folders import write_folder
@@ -118,6 +120,14 @@ def test_scores_of_known_targets(folders: dict[str, Path], name: str) -> None:
     assert not torch.allclose(scored.positional_scores, other.positional_scores)
     first = translator.task.target_tokenizer.beginning(targets[0])
     assert scored.tokens.tolist()[: len(first)] == first
+
+
+def test_fields_with_languages_are_taken_out_of_a_line(folders: dict[str, Path]) -> None:
+    loaded = load_model(folders["NllbTokenizer"])
+    reader = LanguageReader([loaded], GenerationConfig(target_lang="field2", source_lang="zul_Latn"))
+    assert reader.read(0, "a\t deu_Latn \tb\tc") == ("a\tb\tc", LineLanguages("zul_Latn", "deu_Latn"))
+    reader = LanguageReader([loaded], GenerationConfig(target_lang="field1", source_lang="field3"))
+    assert reader.read(0, "deu_Latn\ta\tfra_Latn\tb") == ("a\tb", LineLanguages("fra_Latn", "deu_Latn"))
 
 
 def test_the_prefix_follows_the_language(folders: dict[str, Path]) -> None:

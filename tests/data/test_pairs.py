@@ -1,5 +1,6 @@
 """Pairs: what is left out or truncated, what is reported, and subword sampling."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,17 @@ def test_overlong_truncated(sides: tuple[Side, Side]) -> None:
     assert "are truncated: en, line 3; en, line 5" in dataset.report()[1]
 
 
+@pytest.mark.parametrize(("before", "after"), [((7,), ()), ((), (8,)), ((7, 8), (9, 10))])
+def test_a_truncated_text_keeps_the_tokens_around_it(
+    sides: tuple[Side, Side], before: tuple[int, ...], after: tuple[int, ...]
+) -> None:
+    framed = replace(sides[0], before=before, after=after)
+    frame = len(before) + 1 + len(after)
+    dataset = PairDataset(framed, max_source_positions=frame + 1, on_overlong="truncate")
+    assert [tokens for _, tokens, _ in as_lists(dataset)] == [[*before, i, 2, *after] for i in (4, 4, 5, 6, 4)]
+    assert dataset.lengths().tolist() == [[frame + 1]] * 5
+
+
 def test_overlong_is_an_error(sides: tuple[Side, Side]) -> None:
     with pytest.raises(
         DataError,
@@ -111,6 +123,10 @@ def test_subword_sampling(tmp_path: Path) -> None:
     assert epoch(1) == epoch(1)
     assert epoch(1) != epoch(2)
     assert epoch(1) != epoch(1, seed=2)
+    free = PairDataset(dataset.source, dataset.target)
+    examples = [free.example(i, epoch=1, seed=1) for i in range(len(free))]
+    pairs = [[side.tolist() for side in (e.source, e.target) if side is not None] for e in examples]
+    assert any(source != target for source, target in pairs), "the sides are sampled apart"
     for (source, target), line in zip(epoch(1), text, strict=True):
         assert tokenizer.decode(source) == tokenizer.decode(target) == line
         assert source[-1] == target[-1] == 2

@@ -154,6 +154,24 @@ def test_targets_begin_with_their_language(tmp_path: Path) -> None:
     assert marian.encode_source("a dog", target_lang="fra") == marian.encode_source(">>fra<< a dog")
 
 
+@pytest.mark.parametrize(
+    ("name", "source_lang"),
+    [
+        *(("MBartTokenizer", "en_XX"), ("MBart50Tokenizer", "en_XX"), ("MBart50TokenizerFast", "en_XX")),
+        *(("NllbTokenizer", "eng_Latn"), ("NllbTokenizerFast", "eng_Latn"), ("M2M100Tokenizer", "en")),
+    ],
+)
+def test_the_default_source_language(tmp_path: Path, name: str, source_lang: str) -> None:
+    """That of transformers where the folder names none; every source has its token."""
+    config = {"src_lang": None, **({"additional_special_tokens": None} if name.startswith("Nllb") else {})}
+    tokenizer = load_pretrained_tokenizer(write_folder(tmp_path / "folder", name, config))
+    languages = tokenizer.languages
+    assert languages is not None
+    assert languages.source_lang == source_lang
+    assert languages.ids[source_lang] in tokenizer.encode_source("a dog")
+    assert tokenizer.encode_source("a dog") == tokenizer.encode_source("a dog", source_lang)
+
+
 def test_rows_of_marians_embeddings(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "folder", "MarianTokenizer", {"separate_vocabs": True}, separate=True)
     own = load_pretrained_tokenizer(folder)

@@ -91,6 +91,16 @@ def test_other_text_or_vocabulary_gives_another_store(tmp_path: Path, text: Path
     assert len(folders | {changed.folder}) == 3
 
 
+def test_lines_without_a_header_keep_their_numbers(tmp_path: Path, text: Path) -> None:
+    more = write(tmp_path / "more", ["header", "a"])
+    whole, rest = (
+        build_store(tmp_path / "cache", "t", [text, more], TokenEncoder(TOKENIZER), skip_lines=skip) for skip in (0, 1)
+    )
+    assert (len(whole), len(rest)) == (7, 5), "what was encoded with its header is not used without it"
+    assert ids(rest) == [*ids(whole)[1:5], ids(whole)[6]]
+    assert [rest.where(i) for i in (0, 3, 4)] == ["text, line 2", "text, line 5", "more, line 2"]
+
+
 def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 

@@ -50,6 +50,19 @@ def test_any_text_is_encoded(tokenizer: SentencePieceTokenizer, text: str) -> No
     assert (tokenizer.dictionary.unk() in ids) == bool(tokenizer.unknown(text))
 
 
+def test_fingerprints_tell_models_and_vocabularies_apart(tokenizer: SentencePieceTokenizer) -> None:
+    """Encoded text is used again if the fingerprint is the same."""
+    symbols = tokenizer.dictionary.symbols
+    other = train_sentencepiece([*TEXT, "four"], vocab_size=24)
+    dictionaries = [Dictionary(symbols), Dictionary([*symbols[:4], *symbols[:3:-1]]), Dictionary([*symbols, "more"])]
+    different = [
+        *(tokenizer, SentencePieceTokenizer(other), SentencePieceTokenizer(other, Dictionary(symbols))),
+        *(SentencePieceTokenizer(tokenizer.model, dictionary) for dictionary in dictionaries),
+    ]
+    assert len({one.fingerprint() for one in different}) == len(different)
+    assert SentencePieceTokenizer(tokenizer.model).fingerprint() == tokenizer.fingerprint()
+
+
 def test_unknown_characters(tokenizer: SentencePieceTokenizer) -> None:
     assert tokenizer.unknown("two 😀 dogs é") == ["😀", "é"]
     assert tokenizer.unknown("two dogs") == []

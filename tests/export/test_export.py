@@ -8,17 +8,30 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
-from seqgen.checkpoints.loading import load_model
+from seqgen.checkpoints.loading import DecodingTask, LoadedModel, load_model
+from seqgen.config import TrainConfig
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.errors import ConfigError
-from seqgen.export.folder import PACKAGES, Sentences, largest_difference, load_onnx, write_onnx
-from seqgen.export.graphs import EncoderGraph, Graph, StepGraph, export_graphs
+from seqgen.export import folder as folder_module
+from seqgen.export.folder import (
+    PACKAGES,
+    TOLERANCE,
+    Sentences,
+    largest_difference,
+    load_onnx,
+    write_export,
+    write_onnx,
+)
+from seqgen.export.graphs import ROWS, EncoderGraph, Graph, NamedTensor, StepGraph, export_graphs
 from seqgen.model import EncoderDecoderModel
+from seqgen.registry import MODELS
 from seqgen.system.switches import INPUT_CHOICES
 from tests.commands import SMALL_TRANSFORMER, Outcome, command, corpus, training_arguments
 from tests.docs.test_pages import ROOT
@@ -27,6 +40,8 @@ from tests.huggingface_t5 import tiny_folder as t5_folder
 from tests.model_zoo import ZOO, build, inputs
 
 EXPORTED = [name for name in ZOO if name.startswith(("transformer", "t5", "fconv")) and "_lm" not in name]
+SOURCE_IDS = {"pad": 2, "eos": 3, "unk": 4, "bos": 5}
+TARGET_IDS = {"pad": 0, "eos": 1, "unk": 2, "bos": 3}
 needs_onnx = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in PACKAGES), reason="ONNX is not installed"
 )
@@ -129,6 +144,36 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert outcome.code == 0, outcome.err
     return folder / "run"
+
+
+def test_the_description_of_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where source and target differ in all that a program must know that decodes with the files."""
+    symbols = ["a", "b", "c", "d", "e", "f", "g"]
+    source, target = (WhitespaceTokenizer(Dictionary(symbols, **ids)) for ids in (SOURCE_IDS, TARGET_IDS))
+    cfg = MODELS.config("transformer_tiny")
+    cfg.max_source_positions, cfg.max_target_positions, cfg.decoder_start_token_id = 12, 9, 6
+    task = DecodingTask(None, source, target)
+    loaded = LoadedModel(task.build_model(cfg).eval(), task, TrainConfig(model=cfg), tmp_path, generation={"beam": 3})
+    names = [NamedTensor(name, (ROWS, len(symbols)), torch.float32) for name in ("logits", "next.a.keys")]
+    graphs = Graph(cast(Any, None), names, names), Graph(cast(Any, None), names, names)
+    differences = iter([TOLERANCE / 2, 2 * TOLERANCE])
+    for name, result in (
+        ("export_graphs", lambda *_: graphs),
+        ("_write", lambda *_: None),
+        ("largest_difference", lambda *_: next(differences)),
+    ):
+        monkeypatch.setattr(folder_module, name, result)
+    assert write_export(loaded, tmp_path / "new", ["torch"], 20) == TOLERANCE / 2
+    found = json.loads((tmp_path / "new" / "export.json").read_text())
+    wanted = {"source_pad": 2, "pad": 0, "eos": 1, "start": 6, "max_source_length": 12, "max_target_length": 9}
+    wanted |= {"padding_side": "right", "generation": {"beam": 3}, "opset": None}
+    assert {name: found[name] for name in wanted} == wanted
+    assert found["step"]["files"] == {"torch": "step.pt2"}
+    assert found["step"]["inputs"][0] == {"name": "logits", "shape": ["rows", 7], "dtype": "float32"}
+    assert found["state"] == {"a.keys": "next.a.keys"}
+    with pytest.raises(ConfigError, match=r"cannot be exported: the logits of the torch files differ .* by 0.0002"):
+        write_export(loaded, tmp_path / "wrong", ["torch"], 20)
+    assert not (tmp_path / "wrong").exists()
 
 
 @needs_onnx

@@ -9,13 +9,26 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from seqgen.checkpoints.run_lock import run_lock
+from seqgen.checkpoints.serialization import digest
+from seqgen.cli import job as job_module
+from seqgen.cli.job import CommandDecoder
+from seqgen.cli.record import fingerprint
+from seqgen.config import GenerateConfig
+from seqgen.config.compose import compose
+from seqgen.text.text_decoding import TextDecoding
+from seqgen.text.translator import Translator
 from tests.commands import Outcome, command
+from tests.job_decoders import Capitals, InlineWorkers
 from tests.job_models import COMPONENT, FAST, texts, train
+from tests.text_models import text_model
 
 LINES = texts(60)
 
@@ -83,6 +96,82 @@ def test_places_that_cannot_be_used(place: Path) -> None:
     with run_lock(tmp_path / "J", "job.folder"):
         refused(job(folder, f"job.folder={tmp_path}/J"), "in use by another process", "or choose another job.folder")
     refused(job(folder, f"job.folder={tmp_path}/J"), "there is no such file or folder")
+
+
+MODELS = {"model 1 (model.safetensors)": "a"}
+
+
+@pytest.fixture
+def capitals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs of any model are done by workers that need none."""
+
+    def workers(cfg: GenerateConfig, given: dict[str, Any], files: Sequence[str]) -> InlineWorkers:
+        digests = {name: digest(Path(name)) for name in files}
+        return InlineWorkers(Capitals(fingerprint=fingerprint({**MODELS, **digests})))
+
+    monkeypatch.setattr(job_module, "models_fingerprint", lambda paths: MODELS)
+    monkeypatch.setattr(job_module, "_workers", workers)
+
+
+def test_a_job_is_continued_only_if_its_outputs_would_be_the_same(
+    place: Path, tmp_path: Path, capitals: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By every key that can change an output, and the content of files; not by those that make it faster."""
+    (place / "list").write_text("a\tb\n")
+    groups = ("generation.search=diverse_beam", "search.groups=2", f"generation.shortlist={place}/list")
+    keys = (*groups, f"job.folder={tmp_path}/J", "format=json", "generation.lenpen=2")
+    begun = job(place, *keys, "generation.workers=1")
+    assert begun.code == 0, begun.err
+    assert "60 lines, 180 tokens" in begun.err
+    for key in ("workers=3", "batch_size=3", "max_tokens=500", "buffer_size=7"):
+        again = job(place, *keys, f"generation.{key}")
+        assert (again.code, "60 of 60 lines were decoded before" in again.err) == (0, True), (key, again.err)
+    changed = ("generation.lenpen=1", "search.groups=4", "search.strength=0.3", "format=text", "debug.use_cache=false")
+    for key in changed:
+        name = key.partition("=")[0]
+        refused(job(place, *(old for old in keys if not old.startswith(f"{name}=")), key), f"was begun with {name}=")
+    refused(job(place, *keys, "generation.part_lines=7"), "was begun with generation.part_lines=")
+    (place / "list").write_text("a\tc\n")
+    refused(job(place, *keys), f"was begun with another {place}/list")
+    (place / "list").write_text("a\tb\n")
+    monkeypatch.setattr(job_module, "models_fingerprint", lambda paths: dict.fromkeys(MODELS, "b"))
+    refused(job(place, *keys), "was begun with another model 1")
+
+
+def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_module, "available_cores", lambda: 8)
+    monkeypatch.setattr(job_module, "LocalWorkers", lambda build, count: (count, build.threads))
+    for keys, wanted in (
+        ([], (1, 8)),
+        (["generation.workers=3"], (3, 2)),
+        (["generation.workers=20"], (20, 1)),
+        (["generation.workers=3", "common.threads=5"], (3, 5)),
+    ):
+        cfg = compose(GenerateConfig, ["path=x", *keys])
+        assert job_module._workers(cfg, {}, ()) == wanted, keys
+
+
+def test_a_worker_answers_in_smaller_batches_as_in_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoding = Translator(text_model(), max_len_b=6).prepare()
+    monkeypatch.setattr(job_module, "prepare_decoding", lambda *_: ([], decoding))
+    monkeypatch.setattr(job_module, "models_fingerprint", lambda paths: MODELS)
+    decoder, limits = CommandDecoder(compose(GenerateConfig, ["path=x"]), {}, torch.device("cpu"), ()), []
+    translate = TextDecoding.translate
+
+    def recorded(self: TextDecoding, *args: Any) -> Any:
+        limits.append((self.cfg.batch_size, self.cfg.max_tokens))
+        return translate(self, *args)
+
+    monkeypatch.setattr(TextDecoding, "translate", recorded)
+    lines = ["w1 w2", "", *(f"w{i} w3" for i in range(6))]
+    whole, quarter = decoder.decode(lines, 100, 1), decoder.decode(lines, 100, 4)
+    assert whole == quarter
+    assert (102, "the line is empty, and so is its output") in whole.notes
+    best = [item.tokens for found in translate(decoding, lines) for item in found.hypotheses[:1]]
+    assert whole.tokens == sum(map(len, best))
+    (size, tokens), smaller = limits
+    assert size > len(lines)
+    assert smaller == (len(lines) // 4, tokens // 4)
 
 
 @pytest.mark.slow

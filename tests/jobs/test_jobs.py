@@ -9,6 +9,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,12 +22,14 @@ import pytest
 
 from seqgen.checkpoints.run_lock import run_lock
 from seqgen.errors import CheckpointError, ConfigError, DataError, ResourceError, UserError
+from seqgen.jobs.folder import MAX_NOTES, counted, merged_notes
+from seqgen.jobs.job import JobStopped, Stop
 from seqgen.jobs.manifest import Manifest, cut, plan_parts, text_digest
 from seqgen.jobs.ray_workers import RayWorkers
 from seqgen.jobs.source import Source, find_source
 from seqgen.jobs.workers import Failure, LocalWorkers, Piece, answer, start_error
 from seqgen.system.progress import LineProgress, duration
-from tests.job_decoders import Bench, Capitals, CapitalsBuilder, InlineWorkers, expected, numbered
+from tests.job_decoders import TOKENS, Bench, Capitals, CapitalsBuilder, InlineWorkers, expected, numbered
 
 LINES = numbered(47)
 
@@ -51,6 +54,7 @@ def test_output_n_is_that_of_line_n(bench: Bench) -> None:
     assert sorted(record["first_line"] for record in records) == [1, 11, 21, 31, 41]
     assert sum(record["lines"] for record in records) == len(LINES)
     assert {note["note"] for record in records for note in record["notes"]} == {"the line is empty"}
+    assert sum(known.tokens for known in bench.job()[0].folder.done.values()) == TOKENS * len(LINES)
 
 
 @pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 20])
@@ -65,11 +69,12 @@ def test_a_finished_part_is_not_decoded_again(bench: Bench) -> None:
     assert bench.job()[0].undone() == []
     file = bench.root / "job" / "parts" / "part-00000002.txt"
     content = file.read_bytes()
-    file.unlink()
-    workers = InlineWorkers()
-    assert bench.run(workers) == expected(LINES)
-    assert {piece.part for piece in workers.given} == {2}
-    assert file.read_bytes() == content
+    for damage in (file.unlink, lambda: file.write_bytes(content[:-1]), lambda: file.write_bytes(content + b"x")):
+        damage()
+        workers = InlineWorkers()
+        assert bench.run(workers) == expected(LINES)
+        assert {piece.part for piece in workers.given} == {2}
+        assert file.read_bytes() == content
 
 
 def test_a_damaged_part_is_noticed(bench: Bench) -> None:
@@ -169,6 +174,16 @@ def test_a_file_name_that_is_not_utf_8(tmp_path: Path) -> None:
     assert "caf\\\\udce9" in (tmp_path / "manifest.json").read_text()
 
 
+def test_a_signal_stops_a_job_and_gives_its_exit_code() -> None:
+    with Stop() as stop:
+        stop.check()
+        assert stop.exit_code == 0
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(JobStopped):
+            stop.check()
+    assert stop.exit_code == 128 + signal.SIGTERM
+
+
 def test_two_jobs_on_one_folder(bench: Bench) -> None:
     folder = bench.root / "job"
     with (
@@ -245,10 +260,25 @@ def test_the_batch_is_halved_when_memory_runs_out() -> None:
     assert len(decoder.calls) == 7  # the smaller batches are kept to within each half
 
 
+def test_batches_stay_as_they_are_when_a_line_fails_for_another_reason() -> None:
+    decoder = Capitals()
+    assert len(answer(decoder, Piece(0, 0, [*"abcdefg", "nan"])).failures) == 1
+    assert {divisor for _, divisor in decoder.calls} == {1}
+
+
+def test_notes_are_counted_by_their_text() -> None:
+    first = [(2, "short"), (3, "long"), (4, "short"), *((10 + i, f"note {i}") for i in range(MAX_NOTES))]
+    second = [(51, "new"), (52, "short"), (53, "long")]
+    notes = merged_notes({"notes": counted(some)} for some in (first, second))
+    assert len(notes) == MAX_NOTES, "the last texts are left out, but those that are known are counted on"
+    assert notes[:3] == ["line 2 and 2 others: short", "line 3 and 1 others: long", "line 10: note 0"]
+
+
 def test_a_job_in_which_everything_fails_is_stopped(bench: Bench) -> None:
-    bench.write(["nan"] * 150)
-    with pytest.raises(ResourceError, match=r"the first 1\d\d lines all failed.*NaN"):
-        bench.run()
+    bench.write(["nan"] * 450)
+    for _ in range(2):  # also when it is continued, after lines that have all failed
+        with pytest.raises(ResourceError, match=r"the first 1\d\d lines all failed.*NaN"):
+            bench.run()
 
 
 def test_a_job_is_continued_although_the_next_hundred_lines_fail(tmp_path: Path) -> None:

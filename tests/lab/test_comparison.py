@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from sacrebleu.metrics import CHRF
 
+from seqgen.cli.score import system_names
 from seqgen.lab.compare import significance
 from seqgen.lab.compare.breakdown import WORDS, agreements, by_frequency, by_length
 from seqgen.lab.compare.comparison import Options, common_words, compare
@@ -114,6 +115,8 @@ def test_the_table_the_json_and_the_page(tmp_path: Path) -> None:
     )  # fmt: skip
     assert [item["system"] for item in found["changed"]] == ["b", "c"]
     assert len(found["changed"][0]["sentences"]) == 2
+    tested = found["metrics"]["chrf"]["systems"][1]
+    assert (tested["p_bootstrap"] is None, tested["p_randomization"]) == (False, None)
     assert outcome.out.count("source     ") == outcome.out.count("\nline ") == 4
     assert set(found["breakdowns"]) == {"length", "frequency", "agreement"}
     assert "<b>&" not in content
@@ -194,6 +197,29 @@ def test_agreement_is_the_mean_of_all_pairs() -> None:
     assert agreements([["a"], ["a"]]) == [100.0]
 
 
+def test_changes_for_the_worse_are_shown_too() -> None:
+    """By how much a sentence changed, in either direction."""
+    references = ["ein Hund sieht einen Mann", "ein Baum hat einen Ball", "ein Mann hat einen Hund", "x"]
+    first = System("a", [references[0], "ein Baum hat einen Bal", "ein Mann", "x"])
+    other = System("b", ["kein", references[1], references[2], "x"])
+    found = compare([first, other], Texts([], references), Options(["chrf"], bootstrap=False))
+    ((worst, *rest),) = found.changed
+    assert (worst.sentence, worst.difference) == (0, pytest.approx(worst.after - 100))
+    assert [change.sentence for change in rest] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [
+        (["x/a.hyp", "y/b.hyp"], ["a", "b"]),
+        (["a.one", "x/a.two"], ["a.one", "a.two"]),
+        (["x/a", "y/a"], ["x/a", "y/a"]),
+    ],
+)
+def test_systems_have_the_shortest_different_names(files: list[str], names: list[str]) -> None:
+    assert system_names(files) == names
+
+
 def test_common_words() -> None:
     assert common_words("a b c", "a c d") == (
         [("a", True), ("b", False), ("c", True)],
@@ -235,6 +261,8 @@ def test_the_seed_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert significance.seed_of(0) == 12345
     monkeypatch.setenv(significance.SEED, "9")
     assert (significance.seed_of(0), significance.seed_of(3)) == (9, 3)
+    compare([System("a", ["x y"]), System("b", ["x"])], Texts([], ["x y"]), Options(["chrf"], seed=5))
+    assert os.environ[significance.SEED] == "9"
 
 
 @pytest.mark.slow

@@ -13,11 +13,22 @@ import yaml
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from seqgen.checkpoints.run_record import flatten
+from seqgen.cli.record import changes, model_digests
+from seqgen.cli.train import sweep_table
 from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
 from seqgen.config.values import to_dict
 from seqgen.lab.compare.curves import charts, page, svg
-from seqgen.lab.compare.provenance import EDITED, PROVENANCE, origins_of, read_provenance, recorded_origin, with_origins
+from seqgen.lab.compare.provenance import (
+    EDITED,
+    PROVENANCE,
+    origins_of,
+    read_provenance,
+    recorded_origin,
+    versions,
+    with_origins,
+    write_provenance,
+)
 from seqgen.lab.compare.run import read_run, read_runs
 from seqgen.lab.compare.table import MISSING, as_dict, differences, sorted_runs, text_difference, text_table
 from seqgen.registry import MODELS
@@ -66,6 +77,56 @@ def test_what_a_run_is(tmp_path: Path) -> None:
     assert run.curve("valid", "BLEU") == [(1, 0.5), (2, 12.25), (3, 9.0)]
     assert run.values("train") == ["loss", "tokens_per_second", "lr"]
     assert run.problems == []
+
+
+def test_the_best_checkpoint_by_a_score_that_should_be_high(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path / "b", "checkpoint.best_checkpoint_metric=bleu", curve="b"))
+    assert (run.best, run.best_update) == ({"loss": 2.0, "BLEU": 3.0}, 2)
+    times = [f"2026-01-0{day}T00:00:30+00:00" for day in (1, 3, 4)]
+    rows = [json.dumps({"event": "train", "time": time}) for time in times]
+    (run.folder / "log.jsonl").write_text("\n".join(rows))
+    assert read_run(run.folder).seconds == 3 * 24 * 3600, "of a training that was killed"
+
+
+def test_origins_outlive_a_continuation(tmp_path: Path) -> None:
+    write_provenance(tmp_path, {"a": 1, "b": 2}, {"a": "command line", "b": "config=x"}, ["seqgen-train"], {})
+    found = write_provenance(tmp_path, {"a": 1, "b": 3}, {"a": "default", "b": "command line"}, ["seqgen-train"], {})
+    assert found == {"a": "command line", "b": "command line"}
+    record = read_provenance(tmp_path)
+    assert [recorded_origin(record, key, value) for key, value in (("a", 1), ("a", 2), ("b", 3), ("c", 1))] == [
+        *("command line", EDITED, "command line", ""),
+    ]
+    assert len(record["sessions"]) == 2
+
+
+def test_a_record_knows_the_files_that_have_changed(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoints" / "last"
+    checkpoint.mkdir(parents=True)
+    for name in ("model.safetensors", "training_state.json", "training_state.safetensors"):
+        (checkpoint / name).write_text(name)
+    digests = {str(file): value for file, value in model_digests(checkpoint).items()}
+    assert list(digests) == [str(checkpoint / "model.safetensors")], "outputs do not depend on the state of training"
+    record = {"files": digests, **versions()}
+    assert changes(record) == []
+    (checkpoint / "model.safetensors").write_text("others")
+    assert changes({**record, "torch": "0.1"}) == [
+        f"{checkpoint}/model.safetensors has changed since then",
+        f"the version of torch was 0.1 and is now {versions()['torch']}",
+    ]
+    (checkpoint / "model.safetensors").unlink()
+    assert changes(record) == [f"{checkpoint}/model.safetensors does not exist any more"]
+
+
+def test_a_sweep_shows_the_best_run_first(tmp_path: Path) -> None:
+    """Also by a score that should be high; runs without scores come last."""
+    for metric, wanted in (("bleu", ["12.25 2 a", "3 2 b", "- 0 c"]), ("loss", ["2 2 b", "3 2 a", "- 0 c"])):
+        key, folder = f"checkpoint.best_checkpoint_metric={metric}", tmp_path / metric
+        runs = [
+            (name, make_run(folder / name, key, curve=curve)) for name, curve in (("c", "a"), ("a", "a"), ("b", "b"))
+        ]
+        (folder / "c" / "log.jsonl").write_text("")
+        rows = [line.split() for line in sweep_table(runs, metric).splitlines()[1:]]
+        assert [f"{score} {update} {name}" for score, update, _, name in rows] == wanted
 
 
 def test_differences_leave_out_defaults_of_other_components(tmp_path: Path) -> None:

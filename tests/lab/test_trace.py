@@ -19,13 +19,16 @@ from seqgen.config import TraceConfig
 from seqgen.errors import ConfigError, DataError, UserError
 from seqgen.generation.observers import Outcome
 from seqgen.lab.traces import sentence as sentence_module, trace as trace_module
+from seqgen.lab.traces.line_trace import StepTrace
 from seqgen.lab.traces.page import page_of
 from seqgen.lab.traces.reference import Fate, reference_path
+from seqgen.lab.traces.sentence import SentenceTrace, TracedOutput
 from seqgen.lab.traces.trace import TABLES, Trace, replayed
 from seqgen.lab.traces.writer import TraceWriter
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
 from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
+from tests.step_traces import step_of
 from tests.text_models import TEXTS, text_model
 
 LINES = [*TEXTS, "", *(f"w{i} w{(3 * i) % 19} w{i // 2}" for i in range(9))]
@@ -169,6 +172,60 @@ def test_the_table_looks_at_each_step_once(tmp_path: Path, monkeypatch: pytest.M
         Trace(trace.path).table("candidates")
 
 
+def test_paths_through_the_steps_are_the_hypotheses(tmp_path: Path) -> None:
+    traced(translator(), tmp_path / "t.jsonl", beam=3, nbest=3)
+    for sentence in Trace(tmp_path / "t.jsonl"):
+        finished = {
+            tuple(sentence.tokens(number, rank))
+            for number, step in enumerate(sentence.steps)
+            for rank in (step.outcomes == Outcome.FINISHED).nonzero().flatten().tolist()
+        }
+        assert {tuple(item.tokens) for item in sentence.hypotheses} <= finished
+
+
+def test_each_beam_continues_a_candidate_of_its_own() -> None:
+    """Two groups of beams may choose the same token after the same beam."""
+    outcomes = torch.tensor([Outcome.CONTINUES] * 3 + [Outcome.BELOW_BEAM])
+    tokens, beams, scores = (
+        torch.tensor([5, 6, 5, 5]),
+        torch.tensor([0, 0, 0, 1]),
+        torch.tensor([-1.0, -2.0, -3.0, -4.0]),
+    )
+    order = torch.tensor([0, 2, 1])
+    step = StepTrace(False, scores, tokens, beams, outcomes, scores, tokens[order], beams[order])
+    assert sentence_module.next_ranks(step) == [0, 2, 1]
+
+
+def test_lines_of_a_decode_that_begins_later(tmp_path: Path) -> None:
+    decoding = translator().prepare(beam=2)
+    with TraceWriter(tmp_path / "t.jsonl", decoding, TraceConfig(sentences=2)) as trace:
+        for translation in decoding.translate(trace.lines(LINES[:4], 10), first_number=10):
+            trace.add(translation)
+    assert [sentence.id for sentence in Trace(tmp_path / "t.jsonl")] == [10, 11]
+
+
+def test_how_far_a_reference_was_below_the_beam() -> None:
+    """By hand: in the second step it has -4.5, and the worst survivor -3."""
+    first = step_of([5, 6, 7], [-1.0, -1.5, -2.0])
+    second = step_of([8, 9, 7], [-2.0, -3.0, -4.5])
+    reference = TracedOutput("", [5, 7], -2.25, [-1.0, -3.5])
+    names = dict(enumerate("abcdefghij"))
+    fate = reference_path(SentenceTrace(0, "", [], [first, second], [], names, reference))
+    assert fate is not None
+    assert (fate.fate, fate.step, fate.score, fate.gap) == (Fate.BELOW_BEAM, 1, -4.5, 1.5)
+    reference = TracedOutput("", [5, 3], -2.25, [-1.0, -6.0])
+    fate = reference_path(SentenceTrace(0, "", [], [first, second], [], names, reference))
+    assert fate is not None
+    assert (fate.fate, fate.step, fate.score, fate.gap) == (Fate.BELOW_BEAM, 1, -7.0, 4.0)
+
+
+def test_a_replay_needs_only_its_trace() -> None:
+    for key in ("path=a", "input=b", "reference=c", "generation.beam=2", "common.device=cpu"):
+        outcome = command("generate", "replay=nowhere.jsonl", key)
+        words = "nowhere.jsonl" if key.startswith("common") else f"{key.partition('=')[0]} has no effect with replay="
+        assert (outcome.code, words in outcome.err) == (2, True), outcome.err
+
+
 def test_forbidden_tokens(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     traced(translator(), path, no_repeat_ngram_size=1, suppress=["w3"])
@@ -228,6 +285,7 @@ def test_the_size_is_bounded(tmp_path: Path) -> None:
     for options, count in (
         (TraceConfig(sentences=3), 3),
         (TraceConfig(max_megabytes=0.001), 1),
+        (TraceConfig(max_megabytes=1), len(LINES)),
         (TraceConfig(), len(LINES)),
     ):
         assert_equal(traced(models, path, options=options, beam=4), plain)

@@ -256,6 +256,10 @@ class TestCoordinateSearch:
         ridge = {("0", "0"): 1.0, ("1", "1"): 2.0}
         assert search_coordinates(space, lambda point: ridge.get(point, 0.0)) == ("0", "0")
 
+    def test_keeps_what_is_given_where_nothing_is_better(self) -> None:
+        space = [Dimension(name, ("0", "1", "2"), start="1") for name in "xy"]
+        assert search_coordinates(space, lambda point: 1.0) == ("1", "1")
+
     def test_needs_fewer_decodes_than_the_grid(self, place: Path, tmp_path: Path, decodes: list[int]) -> None:
         keys = ("tune.generation.lenpen=0,0.5,1,2", "tune.combination.weights=0.1:1:0.3", "method=coordinate")
         found = result(tune(place, tmp_path / "out", *keys, "rounds=1", path="a,b"), tmp_path / "out")

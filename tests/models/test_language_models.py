@@ -225,6 +225,10 @@ def test_prompt_and_output_together_end_at_the_models_positions(learned: bool, b
                 "the prompt has 11 tokens and the model 10 positions, so that the output is empty"
             ]
     assert rooms == [9, 3, 1, 0, 10]
+    both = Translator([item, item], members=["field1", "field2"]).prepare()
+    sources = [item.task.encode_source(text) for text in ("w1 w2", "w1 " * 6)]
+    lengths = [both.input_encoder.longest_output(order) for order in (sources, sources[::-1])]
+    assert lengths == [10 - max(map(len, sources))] * 2, "the longer prompt counts"
 
 
 def test_prompts_and_targets_that_are_too_long_to_score_are_refused_by_their_line() -> None:

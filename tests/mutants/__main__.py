@@ -29,7 +29,7 @@ SECONDS = 120
 """A mutant whose tests take longer counts as found: most likely it does not end."""
 
 JOBS = 2
-NOT_COPIED = shutil.ignore_patterns(".*", "build", "runs", "*.egg-info", "docs")
+_NOT_COPIED = shutil.ignore_patterns(".*", "build", "runs", "*.egg-info")
 
 PRELOADED = (
     "torch",
@@ -46,6 +46,11 @@ PRELOADED = (
 OPTIONS = ("-x", "-q", "-n", "0", "-m", "not slow and not nightly", "-p", "no:cacheprovider", "--tb=short")
 
 
+def _not_copied(folder: str, names: list[str]) -> set[str]:
+    """What the copies lack: the documentation, which no fault is in, and what is made from the code."""
+    return _NOT_COPIED(folder, names) | ({"docs"} if Path(folder) == ROOT else set())
+
+
 class Run:
     """A run of fast tests in a copy of the repository, in a process of its own, until the first test fails.
 
@@ -58,7 +63,7 @@ class Run:
     def __init__(self, fault: Fault | None, tests: Sequence[str], seconds: float):
         self.fault = fault
         self.folder = tempfile.TemporaryDirectory(prefix="mutant-")
-        root = Path(shutil.copytree(ROOT, Path(self.folder.name, "copy"), ignore=NOT_COPIED))
+        root = Path(shutil.copytree(ROOT, Path(self.folder.name, "copy"), ignore=_not_copied))
         if fault is not None:
             fault.plant(root)
         self.output = Path(self.folder.name, "output")

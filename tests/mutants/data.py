@@ -13,20 +13,6 @@ FAULTS = [
         ("tests/data/test_mixture.py",),
     ),
     Fault(
-        "seqgen/data/combined_datasets.py",
-        "example._replace(id=example.id + int(self.first_ids[number]))",
-        "example",
-        "examples of different parts have the same ids",
-        ("tests/data/test_mixture.py",),
-    ),
-    Fault(
-        "seqgen/data/combined_datasets.py",
-        "starts.append(max(begin + 1, min(fitting)))",
-        "starts.append(max(begin + 1, max(fitting)))",
-        "a row is filled until both sides are too long",
-        ("tests/data/test_packing.py",),
-    ),
-    Fault(
         "seqgen/data/dictionary.py",
         "if index in (self._pad, self._eos, self._bos) else index",
         "if index in (self._pad, self._eos) else index",
@@ -45,7 +31,7 @@ FAULTS = [
         "content = json.dumps([self.symbols, self.special_ids], ensure_ascii=True)",
         "content = json.dumps([self.symbols], ensure_ascii=True)",
         "vocabularies with other special tokens have the same fingerprint",
-        ("tests/data/test_dictionary.py", "tests/data/test_store.py"),
+        ("tests/data/test_dictionary.py",),
     ),
     Fault(
         "seqgen/data/iterator.py",
@@ -62,32 +48,11 @@ FAULTS = [
         ("tests/data/test_iterator.py",),
     ),
     Fault(
-        "seqgen/data/iterator.py",
-        'rows = int(np.searchsorted(tokens, max_tokens, side="right"))',
-        'rows = int(np.searchsorted(tokens, max_tokens, side="left"))',
-        "a batch of exactly max_tokens is not made",
-        ("tests/data/test_batching.py",),
-    ),
-    Fault(
-        "seqgen/data/noising.py",
-        "if self.density == 0.5 and length > 1 and",
-        "if self.density > 0.5 and length > 1 and",
-        "with half of the tokens hidden, the target is longer than the input",
-        ("tests/data/test_noising.py",),
-    ),
-    Fault(
-        "seqgen/data/noising.py",
-        "np.cumsum(_starts(mask)) <= most_spans",
-        "np.cumsum(_starts(mask)) < most_spans",
-        "one sentinel of the vocabulary is never used",
-        ("tests/data/test_noising.py",),
-    ),
-    Fault(
         "seqgen/data/pair_dataset.py",
         "ids = ids[: limit - self.frame]",
         "ids = ids[: limit - 1]",
         "a text that is cut to its limit has no room for the tokens of languages",
-        ("tests/data/test_pairs.py", "tests/tasks/test_multilingual.py"),
+        ("tests/data/test_pairs.py",),
     ),
     Fault(
         "seqgen/data/pair_dataset.py",
@@ -101,7 +66,7 @@ FAULTS = [
         "(seed, epoch, 1))",
         "(seed, epoch, 0))",
         "source and target of a pair are sampled with the same seed",
-        ("tests/data/test_pairs.py", "tests/data/test_tokenizer.py"),
+        ("tests/data/test_pairs.py",),
     ),
     Fault(
         "seqgen/data/text.py",
@@ -113,7 +78,7 @@ FAULTS = [
     Fault(
         "seqgen/data/text.py",
         'sorted(names, key=lambda name: name.endswith(".gz"))',
-        "sorted(names)",
+        "sorted(names, reverse=True)",
         "a compressed file may take the place of the plain one",
         ("tests/data/test_text.py",),
     ),
@@ -146,25 +111,11 @@ FAULTS = [
         ("tests/data/test_vocabulary_map.py",),
     ),
     Fault(
-        "seqgen/data/vocabulary_map.py",
-        "if len(left) == len(key):",
-        "if left:",
-        "a phrase with a token that cannot be written becomes another phrase",
-        ("tests/data/test_vocabulary_map.py",),
-    ),
-    Fault(
         "seqgen/data/text_datasets.py",
         "begin = end if separates else begin",
         "begin = begin",
         "an empty line between documents is a token of the next one",
         ("tests/data/test_blocks.py",),
-    ),
-    Fault(
-        "seqgen/data/record_lines.py",
-        "str(value).lower() if isinstance(value, bool)",
-        "str(value) if isinstance(value, bool)",
-        "true is read as the text True",
-        ("tests/data/test_mixture.py",),
     ),
     Fault(
         "seqgen/data/tokenizers/languages.py",
@@ -202,13 +153,6 @@ FAULTS = [
         ("tests/data/test_pretrained.py",),
     ),
     Fault(
-        "seqgen/data/tokenizers/marian.py",
-        'str("en" if source is None else source)',
-        'str("" if source is None else source)',
-        "M2M-100 has no default source language",
-        ("tests/data/test_pretrained.py",),
-    ),
-    Fault(
         "seqgen/data/tokenizers/language_tokens.py",
         "[index for index in ids if index not in self._language_ids]",
         "list(ids)",
@@ -227,7 +171,7 @@ FAULTS = [
         "return [None if index in self._language_ids else own for index, own in enumerate(known)]",
         "return known",
         "tokens of languages have bytes of text",
-        ("tests/text/test_translator_agreement.py", "tests/tasks/test_multilingual.py"),
+        ("tests/text/test_translator_agreement.py",),
     ),
     Fault(
         "seqgen/data/tokenizers/sentencepiece_tokenizer.py",
@@ -235,12 +179,5 @@ FAULTS = [
         "",
         "a SentencePiece model with another vocabulary has the same fingerprint",
         ("tests/data/test_tokenizer.py", "tests/data/test_store.py"),
-    ),
-    Fault(
-        "seqgen/data/tokenizers/special_tokens.py",
-        "if token.lstrip and left:",
-        "if token.lstrip and right:",
-        "the space before an added token stays at the beginning of a text",
-        ("tests/data/test_t5_tokenizer.py",),
     ),
 ]

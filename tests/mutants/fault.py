@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,10 +35,19 @@ class Fault:
             return f"{self.file}: {self.before!r} occurs {count} times; update the fault ({self.reason})"
         if self.before == self.after:
             return f"{self.file}: {self.before!r} is replaced by itself ({self.reason})"
-        missing = [test for test in self.tests if not (root / test.partition("::")[0]).is_file()]
-        return f"{self.file}: no file {missing[0]} ({self.reason})" if missing or not self.tests else ""
+        missing = [test for test in self.tests if not _is_there(root, test)]
+        return f"{self.file}: no test {missing[0]} ({self.reason})" if missing or not self.tests else ""
 
     def plant(self, root: Path) -> None:
         """Change the file below ``root``."""
         path = root / self.file
         path.write_text(path.read_text(encoding="utf-8").replace(self.before, self.after), encoding="utf-8")
+
+
+def _is_there(root: Path, test: str) -> bool:
+    """Whether an argument of pytest names a file, or a function or class in a file."""
+    file, _, name = test.partition("::")
+    if not (root / file).is_file():
+        return False
+    last = name.partition("[")[0].rpartition("::")[2]
+    return not last or re.search(rf"(def|class) {last}\b", (root / file).read_text(encoding="utf-8")) is not None

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from seqgen.errors import CheckpointError
 from seqgen.system import files
-from seqgen.system.files import LEFTOVER_SECONDS, new_folder, remove_leftovers, write_atomically
+from seqgen.system.files import CACHE, LEFTOVER_SECONDS, frozen, new_folder, remove_leftovers, write_atomically
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
 
 WRITER = """
@@ -68,6 +69,17 @@ def test_leftovers_are_removed_when_their_process_has_ended(tmp_path: Path) -> N
     assert len(names(tmp_path)) == 1
     remove_leftovers(tmp_path)
     assert names(tmp_path) == set()
+
+
+def test_only_the_cache_of_a_trained_run_may_be_made_again(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with frozen(run):
+        for place in ("tokenizer", "checkpoints/last", "cached"):
+            with pytest.raises(CheckpointError, match=f"{place} is missing; .* copy the whole run folder"):
+                write_atomically(run / place, "x")
+        for path in (run / CACHE / "train", tmp_path / "run2", tmp_path / "other"):
+            write_atomically(path, "x")
+    write_atomically(run / "tokenizer", "x")
 
 
 def test_other_files_stay(tmp_path: Path) -> None:

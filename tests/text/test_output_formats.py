@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -11,7 +12,7 @@ from seqgen.text.output_formats import FORMATS, json_text
 from seqgen.text.results import Translation
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import Translator
-from tests.text_models import task_of, text_model
+from tests.text_models import TEXTS, task_of, text_model
 
 BREAKS = "a\nb\tc\rd\x0be\x0cf\x1cg\x85h\u2028i\u2029j k"
 """A text with all that a program may break lines or fields at."""
@@ -69,6 +70,24 @@ def test_fairseq_breaks_no_line_and_no_field(decoded: tuple[TextDecoding, list[T
     assert pieces == fields[2][2].split(), "white space is between pieces alone"
     assert len(pieces) == len([token for token in first.hypotheses[0].tokens.tolist() if token != 1])
     assert fields[3][2] == first.hypotheses[0].text.replace("\n", " ").replace("\t", " ")
+
+
+def test_fairseq_has_bits_and_every_token_but_the_end() -> None:
+    keys = {"semantics": "huggingface", "sampling": True, "seed": 3, "max_len": 8}
+    decoding = Translator(text_model(sharpness=1.0), beam=3, nbest=3, **keys).prepare()
+    decoded = decoding, list(decoding.translate(TEXTS))
+    fields = [line.split("\t") for line in written(decoded, "fairseq")]
+    hypotheses = [item for translation in decoded[1] for item in translation.hypotheses]
+    words = decoding.task.target_dictionary
+    assert {bool(item.tokens[-1] == words.eos()) for item in hypotheses} == {True, False}, "some are cut off"
+    for kind, values in (("H", [item.score for item in hypotheses]), ("D", [item.score for item in hypotheses])):
+        bits = [float(field[1]) for field in fields if field[0].startswith(kind)]
+        assert bits == pytest.approx([value / math.log(2) for value in values])
+    for field, item in zip((field for field in fields if field[0].startswith("P")), hypotheses, strict=True):
+        bits = [float(number) for number in field[1].split()]
+        assert bits == pytest.approx([value / math.log(2) for value in item.positional_scores.tolist()], abs=1e-4)
+    for field, item in zip((field for field in fields if field[0].startswith("H")), hypotheses, strict=True):
+        assert len(field[2].split(" ")) == int((item.tokens != words.eos()).sum())
 
 
 def test_every_format_is_tested_for_its_lines() -> None:

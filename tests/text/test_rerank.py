@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import pytest
@@ -11,6 +11,7 @@ import torch
 
 from examples.extending.reranker import LengthRatio
 from examples.papers.noisy_channel import NoisyChannel
+from seqgen.config import option
 from seqgen.errors import ConfigError
 from seqgen.generation.component import Resources
 from seqgen.generation.ensemble.combinations import Fusion
@@ -95,13 +96,16 @@ class Rescoring(Reranker):
 
 @dataclass
 class NumberedConfig:
-    """No keys."""
+    shift: int = option(3, "what is added to the number")
 
 
 @register_member_source("test_numbered", config=NumberedConfig)
 class Numbered(MemberSource):
+    def __init__(self, shift: int = 3):
+        self.shift = shift
+
     def __call__(self, line: str, number: int) -> str:
-        return f"w{number} w{number + 3}"
+        return f"w{number} w{number + self.shift}"
 
 
 MODELS = [text_model(seed=seed, sharpness=1.2) for seed in (0, 1)]
@@ -122,9 +126,10 @@ def distributions(loaded: ModelInMemory, source: str, target: torch.Tensor) -> t
         ({"members": ["field1", "field2"], "ensemble_weights": [3.0, 1.0]}, "w7 w7 w2", None),
         ({"members": ["field1", "empty"], "combination": "fusion", "combination.weight": 0.5}, "", 0.5),
         ({"members": ["field1", "test_numbered"], "combination": Fusion(-0.25)}, "numbered", -0.25),
+        ({"members": ["field1", "test_numbered"], "source.test_numbered.shift": 5}, "shifted", 0.0),
         ({"members": ["field1", "input"], "ensemble_weights": [3.0, 1.0]}, "input", None),
     ],
-    ids=["fields", "fusion", "numbered", "input"],
+    ids=["fields", "fusion", "numbered", "shifted", "input"],
 )
 def test_a_reranker_scores_with_the_sources_and_weights_of_the_search(
     settings: dict[str, Any], second: str, weights: float | None, batch_size: int
@@ -135,13 +140,15 @@ def test_a_reranker_scores_with_the_sources_and_weights_of_the_search(
     plain = translator.translate(lines)
     found = translator.translate(lines, rerank="test_rescoring", batch_size=batch_size)
     for number, (before, after) in enumerate(zip(plain, found, strict=True)):
-        other = {"numbered": f"w{number} w{number + 3}", "input": lines[number]}.get(second, second)
+        numbers = {"numbered": f"w{number} w{number + 3}", "shifted": f"w{number} w{number + 5}"}
+        other = {**numbers, "input": lines[number]}.get(second, second)
         assert before.member_sources == [TEXTS[number], other]
         wanted = {}
         for item in before.hypotheses:
             ids = MODELS[0].task.encode_target(item.text)
             one, two = distributions(MODELS[0], TEXTS[number], ids), distributions(MODELS[1], other, ids)
             mixed = (0.75 * one.exp() + 0.25 * two.exp()).log() if weights is None else one + weights * two
+            mixed = (0.5 * one.exp() + 0.5 * two.exp()).log() if weights == 0 else mixed
             wanted[item.text] = float(mixed.gather(1, ids.unsqueeze(1)).sum())
         assert {item.text: item.rerank_score for item in after.hypotheses} == pytest.approx(wanted, abs=1e-6)
         assert [item.rerank_score for item in after.hypotheses] == pytest.approx(sorted(wanted.values(), reverse=True))
@@ -154,6 +161,10 @@ def test_guidance_is_part_of_the_ensemble() -> None:
     for line in translator.translate(TEXTS, suppress=["<s>", "<unk>"]):
         (scored,) = translator.score([line.source], [line.hypotheses[0].text])
         assert scored.score == pytest.approx(line.hypotheses[0].score, abs=1e-5)
+    own = Translator(replace(MODELS[0], generation={"guidance_scale": 1.5}), unnormalized=True)
+    plain = Translator(MODELS[0], unnormalized=True)
+    scores = [[found.score for found in one.score(["w1 w5"], ["w2 w3"])] for one in (plain, own, translator)]
+    assert scores[0] == scores[1] != scores[2], "guidance of the model's own settings is for decoding alone"
 
 
 def test_the_channel_model_scores_what_the_first_member_reads() -> None:

@@ -15,6 +15,8 @@ import examples.lstm  # noqa: F401  # registers a model that cannot roll back
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.data.tokenizers.files import TokenizerFiles, to_json
+from seqgen.data.tokenizers.language_tokens import FRAME, LanguageTokenizer
+from seqgen.data.tokenizers.languages import Languages, TargetLanguage
 from seqgen.data.tokenizers.pretrained import byte_files, load_pretrained_tokenizer, make_tokenizer, t5_files
 from seqgen.data.tokenizers.sentencepiece_tokenizer import T5_IDS, SentencePieceTokenizer, train_sentencepiece
 from seqgen.errors import ConfigError
@@ -92,6 +94,19 @@ def test_the_tokens_of_a_text_have_its_bytes(name: str, tokenizers: dict[str, To
         assert before.encode() + joined == b" " + line.encode()
     words = tokenizer.dictionary
     assert [table[i] for i in (words.pad(), words.eos(), words.unk())] == [None] * 3
+
+
+def test_the_tokens_of_languages_have_no_bytes(tokenizers: dict[str, Tokenizer]) -> None:
+    """Also where they are among the words, as in a checkpoint of fairseq."""
+    words = Dictionary(["<s>", "<pad>", "</s>", "<unk>", "Hund", "__de__"])
+    for text in (WhitespaceTokenizer(words), tokenizers["pieces"]):
+        convention = Languages({}, TargetLanguage.FIRST, frame=FRAME)
+        tokenizer = LanguageTokenizer(text, ["de", "en"], convention)
+        assert tokenizer.languages is not None
+        table = tokenizer.token_bytes()
+        assert len(table) == len(tokenizer.dictionary)
+        assert [table[index] for index in tokenizer.languages.ids.values()] == [None, None]
+        assert tokenizer.decode([*tokenizer.languages.ids.values(), *tokenizer.encode("Hund")]) == "Hund"
 
 
 PRETRAINED = [

@@ -77,6 +77,14 @@ def test_shared_weights_are_written_once_and_read_under_every_name(tmp_path: Pat
     assert read["in"] is read["out"]
 
 
+def test_a_view_in_another_order_is_another_tensor(tmp_path: Path) -> None:
+    square = torch.randn(3, 3)
+    views = {"plain": square, "transposed": square.t(), "row": square[0], "column": square[:, 0]}
+    write_tensors(tmp_path / "x", views)
+    read = read_tensors(tmp_path / "x")
+    assert all(torch.equal(read[name], value) for name, value in views.items())
+
+
 def test_equal_tensors_give_equal_files(tmp_path: Path) -> None:
     table = torch.randn(5, 4)
     names = ["own", "a", "ü", 'quo"ted', "back\\slash", "line\nfeed", "bell\x07", "z"]
@@ -386,6 +394,22 @@ def test_a_reader_copes_with_a_checkpoint_that_is_replaced_meanwhile(
         original(folder, names)
 
     monkeypatch.setattr(checkpoints_module, "verify_checksums", replace_first)
+    assert read_weights(resolve(tmp_path))["w"][0, 0] == 2
+
+
+def test_weights_are_never_those_of_two_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint that is replaced while it is read is read again, even if nothing was wrong with it."""
+    save(tmp_path, ["last"], 1)
+    original, calls = checkpoints_module.read_tensors, []
+
+    def replace_first(path: Path) -> dict[str, Tensor]:
+        found = original(path)
+        calls.append(path)
+        if len(calls) == 1:
+            save(tmp_path, ["last"], 2)
+        return found
+
+    monkeypatch.setattr(checkpoints_module, "read_tensors", replace_first)
     assert read_weights(resolve(tmp_path))["w"][0, 0] == 2
 
 

@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from seqgen.checkpoints.run_checkpoints import Checkpoints, read_weights, resolve
+from seqgen.config import TrainConfig
+from seqgen.config.compose import compose
 from seqgen.errors import CheckpointError, ConfigError
 from seqgen.metrics import text_scores
 from seqgen.training import training_loop
@@ -22,6 +24,7 @@ from seqgen.training.run_scores import ScoresFile
 from seqgen.training.train import StopSignals
 from seqgen.training.trainer import NonFiniteError, Trainer, UpdateResult
 from seqgen.training.training_loop import TrainingRun
+from seqgen.training.triggers import Triggers
 from seqgen.training.validation import ValidationResult
 from tests.training_runs import Lab, assert_identical, everything, lab, records
 
@@ -223,6 +226,28 @@ def test_reasons_to_stop(lab: Lab, overrides: list[str], reason: str, request: p
     update = stop["update"]
     lab.train(f"stop-{reason[:8]}", *overrides)  # again: it knows that it has ended
     assert records(run, "stop")[-1]["update"] == update
+
+
+def test_limits_of_a_training_by_hand() -> None:
+    keys = ("optimization.stop_time_hours=2", "optimization.stop_min_lr=1e-3", "lr_scheduler.warmup_updates=10")
+    triggers = Triggers(compose(TrainConfig, [*keys, "checkpoint.patience=3", "optimization.update_freq=[1,2,4]"]))
+
+    def reason(update: int = 20, seconds: float = 7199.0, stale: int = 2, lr: float = 0.01) -> str:
+        return triggers.reason_to_stop(update, 1, seconds, stale, lr)
+
+    assert reason() == reason(update=9, lr=1e-4) == reason(update=0, seconds=9e9) == ""
+    assert reason(seconds=7200.0) == "stop_time_hours=2 reached"
+    assert reason(lr=1e-3) == "stop_min_lr=0.001 reached"
+    assert reason(stale=3) == "no better score in patience=3 validations"
+    assert [triggers.update_freq(epoch) for epoch in (1, 2, 3, 4, 9)] == [1, 2, 4, 4, 4]
+
+
+def test_lengths_of_outputs_stand_beside_those_of_references(lab: Lab) -> None:
+    run = training_run(lab, "lengths", "dataset.validate_decode=4")
+    result = run.validator.validate()
+    assert result.lengths == [(len(sample.hypothesis), len(sample.reference)) for sample in result.samples]
+    assert len(result.lengths) == 4
+    assert [reference for _, reference in result.lengths] != [len(sample.source) for sample in result.samples]
 
 
 def test_a_postponed_validation_belongs_to_the_epoch_of_its_update(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

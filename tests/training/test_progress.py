@@ -85,6 +85,9 @@ def test_a_meter_goes_on_where_another_stopped() -> None:
     one.add(results[1])
     one.add(UpdateResult(skipped="nan"))
     assert other.record()["loss"] == one.record()["loss"] == 1.0
+    third = Meter()
+    third.load_state_dict({**one.state_dict(), "seconds": 3600.0, "busy": 1800.0})
+    assert third.state_dict() == {**one.state_dict(), "seconds": 3600.0, "busy": 1800.0}
     assert one.record()["gnorm"] == 2.0
     assert one.record()["skipped"] == 1
 

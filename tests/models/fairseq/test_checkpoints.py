@@ -190,6 +190,11 @@ def test_missing_options_take_the_defaults_of_the_architecture() -> None:
     assert isinstance(big, TransformerConfig)
     assert (big.encoder_normalize_before, big.decoder_ffn_embed_dim, big.attention_dropout) == (True, 4096, 0.1)
     assert big.dropout == 0.2
+    options = {"_name": "transformer_wmt_en_de_big_t2t", "encoder_normalize_before": False, "dropout": 0.0}
+    given = read_options({"cfg": {"model": {**options, "relu_dropout": "???"}}}, Path("x.pt")).model
+    assert isinstance(given, TransformerConfig)
+    assert (given.encoder_normalize_before, given.decoder_normalize_before, given.dropout) == (False, True, 0.0)
+    assert given.activation_dropout == 0.1
     narrow = config("transformer", encoder_embed_dim=64, encoder_ffn_embed_dim=32, relu_dropout=0.3)
     assert isinstance(narrow, TransformerConfig)
     assert (narrow.decoder_embed_dim, narrow.decoder_ffn_embed_dim, narrow.activation_dropout) == (64, 32, 0.3)

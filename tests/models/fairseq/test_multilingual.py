@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from seqgen.checkpoints.loading import LoadedModel, load_model
 from seqgen.config import ReadingConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import CheckpointError, ConfigError, DataError
+from seqgen.models.fairseq.languages import read_languages
 from seqgen.models.transformer import TransformerConfig
 from tests.commands import command
 from tests.fairseq_checkpoints import COMMON, dictionary, fairseq_weights, in_args, in_dict, options_of, random_model
@@ -112,6 +114,18 @@ def test_where_the_tokens_of_languages_are(
     changes: dict[str, Any], wanted: tuple[list[int], list[int]], tmp_path: Path
 ) -> None:
     assert convention(load_model(m2m(tmp_path, **changes)[1])) == wanted
+
+
+def test_each_kind_of_data_has_tokens_of_languages_of_its_own() -> None:
+    options = {"decoder_langtok": True, "langs": ["fr", "de"], "langtoks_specs": ["main", "mono_dae", "bt_mined"]}
+    languages = read_languages({**options, "extra_data": {"mono_dae": "x"}}, Path("x.pt"))
+    words = Dictionary()
+    languages.add_tokens(words, languages.codes)
+    added = ["__fr__", "__de__", "__fr_dae__", "__de_dae__", "__fr_mined__", "__de_mined__", "<mask>"]
+    assert words.symbols[4:] == added
+    assert languages.find_codes(Path("x.pt"), words, "") == ["fr", "de"]
+    listed = replace(languages, codes=[])
+    assert listed.find_codes(Path("x.pt"), words, "") == ["fr", "de"], "the kinds are no languages"
 
 
 def test_tokens_that_the_file_lacks(tmp_path: Path) -> None:

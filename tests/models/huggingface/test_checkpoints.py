@@ -275,6 +275,7 @@ def test_defaults_of_decoding(tmp_path: Path) -> None:
         ({"begin_suppress_tokens": [1]}, {"suppress_at_begin": ["</s>"]}),
         ({"forced_bos_token_id": 5, "forced_eos_token_id": 1}, {"forced_first": "▁d", "forced_last": "</s>"}),
         ({"eos_token_id": [1, 5]}, {"end_symbols": ["▁d"]}),
+        ({"eos_token_id": [5, 1, 39]}, {"end_symbols": ["▁d", "<unused_39>"]}),
         ({"renormalize_logits": True, "remove_invalid_values": True}, {"renormalize": True, "remove_invalid": True}),
         (
             {"exponential_decay_length_penalty": [5, 1.5]},
