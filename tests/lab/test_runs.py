@@ -121,9 +121,8 @@ def test_a_sweep_shows_the_best_run_first(tmp_path: Path) -> None:
     """Also by a score that should be high; runs without scores come last."""
     for metric, wanted in (("bleu", ["12.25 2 a", "3 2 b", "- 0 c"]), ("loss", ["2 2 b", "3 2 a", "- 0 c"])):
         key, folder = f"checkpoint.best_checkpoint_metric={metric}", tmp_path / metric
-        runs = [
-            (name, make_run(folder / name, key, curve=curve)) for name, curve in (("c", "a"), ("a", "a"), ("b", "b"))
-        ]
+        names = (("c", "a"), ("a", "a"), ("b", "b"))
+        runs = [(name, make_run(folder / name, key, curve=curve)) for name, curve in names]
         (folder / "c" / "log.jsonl").write_text("")
         rows = [line.split() for line in sweep_table(runs, metric).splitlines()[1:]]
         assert [f"{score} {update} {name}" for score, update, _, name in rows] == wanted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,10 @@ import torch
 
 from seqgen.checkpoints.initial_weights import initialize
 from seqgen.checkpoints.loading import load_model
+from seqgen.cli.run_folder import write_config
 from seqgen.cli.train import with_checkpoint
+from seqgen.config import TrainConfig
+from seqgen.config.compose import compose
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import CheckpointError
 from seqgen.models.transformer import TransformerConfig, TransformerModel
@@ -98,6 +102,21 @@ def test_the_users_keys_take_precedence(data: Path, tmp_path: Path) -> None:
     assert "checkpoint.finetune_from: " in damaged.err
 
 
+def test_keys_that_the_user_gives_are_above_those_of_a_run(tmp_path: Path) -> None:
+    languages = ["task=translation", "task.source_lang=en", "task.target_lang=de", "task.train=old"]
+    config = compose(
+        TrainConfig, ["model=transformer_tiny", "model.dropout=0.2", "model.activation_fn=gelu", *languages]
+    )
+    write_config(tmp_path, config)
+    (tmp_path / "checkpoints" / "best").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "best" / "model.safetensors").touch()
+    user = {"checkpoint.finetune_from": str(tmp_path), "model.dropout": "0.3", "task.train": "new"}
+    found = dict(text.split("=", 1) for text in with_checkpoint([f"{key}={value}" for key, value in user.items()]))
+    assert user.items() <= found.items()
+    kept = {"model": "transformer", "model.activation_fn": "gelu", "task": "translation", "task.target_lang": "de"}
+    assert kept.items() <= found.items()
+
+
 def test_arguments_that_follow_from_a_checkpoint(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     folder = huggingface_bart.tiny_folder(tmp_path / "folder", "marian")
@@ -169,6 +188,15 @@ def test_further_tokens_get_new_rows(tied: str, tmp_path: Path) -> None:
     with torch.no_grad():
         wanted, got = (one.eval()(source, torch.tensor([3]), prefix).logits for one in (old, model))
     torch.testing.assert_close(got[..., :rows], wanted, rtol=0, atol=1e-5)
+
+
+def test_positions_are_no_tokens(tmp_path: Path) -> None:
+    """A model with more positions than the checkpoint is refused, although it also has more tokens."""
+    config = TransformerConfig(**{**vars(TRANSFORMER), "encoder_learned_pos": True, "max_source_positions": 30})
+    path = write(tmp_path, random_model(config), in_args(options_of(config)))
+    model = TransformerModel.build_model(replace(config, max_source_positions=40), Words(extended("__de__")))
+    with pytest.raises(CheckpointError, match=r"of another shape: encoder.embed_positions.weight \(.* here "):
+        initialize(model, str(path), Words(extended("__de__")))
 
 
 def test_new_rows_that_are_frozen_are_reported(tmp_path: Path) -> None:
