@@ -327,7 +327,7 @@ def test_trie_by_hand() -> None:
         (3,): {EOS},
         (5,): set(),
         (3, 3): set(),
-        (12,): set(),  # beyond the tokens of the trie: not token 12 - 7 of the node after
+        **{(token,): set() for token in range(7, 50)},  # beyond the trie: not token t - 7 * n of n nodes later
     }
     for history, wanted in histories.items():
         tokens = torch.tensor([history], dtype=torch.int64).view(1, -1)

@@ -60,7 +60,7 @@ LAYERS = [
         'length = module_state["input_buffer"].size(1) - positions\n',
         'length = module_state["input_buffer"].size(1) - positions + 1\n',
         "rolling a convolution back removes one position too few",
-        ("tests/modules/test_fast_paths.py::test_positions_taken_back[roomy-True-fconv_tiny]",),
+        ("tests/modules/test_fast_paths.py::test_positions_taken_back",),
     ),
     Fault(
         "seqgen/modules/masks.py",

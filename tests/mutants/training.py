@@ -208,7 +208,7 @@ FAULTS = [
         "            total = {key: total.get(key, 0.0) + value for key, value in sums.items()}",
         "            total = sums",
         "the loss of a mixture is that of its last part",
-        ("tests/tasks/test_text_to_text.py::test_training_on_several_tasks_at_once",),
+        ("tests/training/test_loop.py::test_the_loss_of_a_mixture_is_that_of_all_parts",),
     ),
     Fault(
         "seqgen/training/validation.py",

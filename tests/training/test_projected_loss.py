@@ -29,6 +29,16 @@ def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
     return features, weight, torch.randint(0, 11, (13,))
 
 
+def by_the_formula(logits: Tensor, target: Tensor, smoothing: float, z_loss: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Label smoothing as fairseq's (Szegedy et al., 2016) and the z-loss (Chowdhery et al., 2022), by autograd."""
+    lprobs = logits.log_softmax(-1)
+    other = smoothing / (logits.size(-1) - 1)
+    nll = -lprobs.gather(-1, target[:, None]).sum()
+    penalty = z_loss * logits.logsumexp(-1).square().sum()
+    loss = (1 - smoothing - other) * nll - other * lprobs.sum() + penalty
+    return loss, nll, (logits.argmax(-1) == target).sum().to(logits.dtype)
+
+
 @pytest.mark.parametrize("options", [(0.0, 0.0), (0.1, 0.0), (0.0, 0.2), (0.3, 0.2)])
 @pytest.mark.parametrize("chunks", [(11, 11), (40, 22), (1 << 20, 1 << 20)])
 def test_equals_one_after_the_other(
@@ -41,11 +51,13 @@ def test_equals_one_after_the_other(
     for compute in (
         lambda: projected_cross_entropy(features, weight, target, *options),
         lambda: cross_entropy(features @ weight.t(), target, *options),
+        lambda: by_the_formula(features @ weight.t(), target, *options),
     ):
         loss, nll, correct = compute()
         results.append([loss.detach(), nll, correct, *torch.autograd.grad(3 * loss, [features, weight])])
-    for got, wanted in zip(*results, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+    for fused, apart, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(fused, wanted, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(apart, wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_float32_and_extreme_logits() -> None:
