@@ -46,11 +46,6 @@ PRELOADED = (
 OPTIONS = ("-x", "-q", "-n", "0", "-m", "not slow and not nightly", "-p", "no:cacheprovider", "--tb=short")
 
 
-def _not_copied(folder: str, names: list[str]) -> set[str]:
-    """What the copies lack: the documentation, which no fault is in, and what is made from the code."""
-    return _NOT_COPIED(folder, names) | ({"docs"} if Path(folder) == ROOT else set())
-
-
 class Run:
     """A run of fast tests in a copy of the repository, in a process of its own, until the first test fails.
 
@@ -63,7 +58,7 @@ class Run:
     def __init__(self, fault: Fault | None, tests: Sequence[str], seconds: float):
         self.fault = fault
         self.folder = tempfile.TemporaryDirectory(prefix="mutant-")
-        root = Path(shutil.copytree(ROOT, Path(self.folder.name, "copy"), ignore=_not_copied))
+        root = Path(shutil.copytree(ROOT, Path(self.folder.name, "copy"), ignore=_NOT_COPIED))
         if fault is not None:
             fault.plant(root)
         self.output = Path(self.folder.name, "output")
