@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from seqgen.cli.output import check_output
 from seqgen.cli.terminal import summary
+from seqgen.errors import ConfigError
 from tests.commands import SMALL_FCONV, Outcome, command, corpus, training_arguments
 
 
@@ -148,3 +150,13 @@ def test_a_byte_order_mark_is_no_text_in_standard_input_either(run: Path, tmp_pa
     plain = generate(run).out
     assert generate(run, stdin=text).out == generate(run, f"input={tmp_path}/source").out == plain
     assert "lacks" not in generate(run, stdin=text).err
+
+
+def test_an_input_is_not_overwritten_under_another_spelling(tmp_path: Path) -> None:
+    source, link = tmp_path / "a.en", tmp_path / "link.en"
+    source.write_text("a\n", encoding="utf-8")
+    link.symlink_to(source)
+    for spelling in (source, f"{tmp_path}/./a.en", f"{tmp_path}/../{tmp_path.name}/a.en", link):
+        with pytest.raises(ConfigError, match="would overwrite the input"):
+            check_output("output", str(spelling), str(source))
+    check_output("output", str(tmp_path / "b.en"), str(source))
