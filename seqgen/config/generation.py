@@ -168,7 +168,14 @@ class GenerationConfig:
         "", "minimum Bayes risk: utility by which hypotheses are ranked, by name (chrf, bleu or your own)"
     )
     rerank: str = option("", "name of a registered reranker, by whose scores hypotheses are ranked")
-    prefix_trie: str = option("", "file with the allowed outputs, one per line")
+    prefix_trie: str = option(
+        "",
+        "file with the allowed outputs: one per line, with a tab and a prior in nats after each if wanted; FILE.ids has "
+        "ids of tokens in place of text, FILE.safetensors is a trie written by seqgen-convert",
+    )
+    certificate: bool = option(
+        False, "bound the scores of all outputs that beam search pruned, and say for each line whether its list is exact"
+    )
     shortlist: str = option(
         "",
         "file with target tokens for each source token (made by examples/shortlist.py); each output contains only "
@@ -262,6 +269,9 @@ class DebugConfig:
     two_stage_candidates: bool = option(True, "find the top candidates via the maxima of vocabulary blocks")
     shortlist_columns: bool = option(
         True, "with a shortlist, compute only the scores of tokens that are in the shortlist of any sentence"
+    )
+    trie_edges: bool = option(
+        True, "with a trie of allowed outputs, let the search choose among the scores of allowed tokens alone"
     )
     prepacked_weights: bool = option(True, "use weights prepacked in the memory layout that is fastest on this CPU")
     lazy_compaction: bool = option(

@@ -110,6 +110,11 @@ NEEDS = (
     ),
     Need(("rerank",), lambda cfg: not cfg.mbr, "and generation.mbr both rank the hypotheses; choose one"),
     Need(
+        ("certificate",),
+        lambda cfg: not (cfg.mbr or cfg.rerank),
+        "is about the order of scores, and generation.mbr or generation.rerank changes it; choose one",
+    ),
+    Need(
         ("mbr", "rerank"),
         lambda cfg: cfg.beam > 1 and not writes_one(cfg),
         "compares hypotheses, but only one is generated; set generation.beam to 2 or more, and do not use greedy or "

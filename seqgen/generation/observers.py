@@ -135,7 +135,10 @@ class Observer(Component):
     ``__init__`` has made, which all copies share; what belongs to a batch is set on the copy in ``begin``.
     """
 
-    flags: ClassVar[Flags] = {"can_merge": ("begin", "observe", "merge")}
+    flags: ClassVar[Flags] = {"can_merge": ("begin", "observe", "merge"), "reads_scores": ("observe",)}
+
+    reads_scores: bool = True
+    """Whether ``observe`` reads ``StepRecord.lprobs``; if not, these may be the scores of a part of the vocabulary."""
 
     can_merge: bool = False
     """Whether it is correct in continuous batching: ``observe`` uses ``context.steps`` of each row instead of

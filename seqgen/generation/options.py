@@ -14,6 +14,7 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.vocabulary_map import VocabularyMap
 from seqgen.errors import ConfigError
+from seqgen.generation.certificate import Certificate, check_certifiable
 from seqgen.generation.compatibility import NEUTRAL, WARPERS, check_compatible, max_len_b
 from seqgen.generation.component import Resources, build, naming
 from seqgen.generation.ensemble.combinations import Combination, Guidance, Nested
@@ -82,13 +83,14 @@ def setup_from_config(
     ensemble = with_guidance(members, combination_from_config(cfg, resources, combination), cfg.guidance_scale)
     of_config = processors_from_config(cfg, rules, resources)
     named = [build(OBSERVERS, name, Observer, cfg, resources) for name in cfg.observers]
-    return DecodingSetup(
+    certificates = [Certificate()] if cfg.certificate else []
+    setup = DecodingSetup(
         ensemble=ensemble,
         rules=rules,
         search=search,
         processors=[*of_config, *processors],
         stopping=[*stopping_from_config(cfg, tgt_dict, tokenizer, cfg.stopping_rules), *stopping],
-        observers=[*named, *observers],
+        observers=[*named, *observers, *certificates],
         ranking=Ranking(not cfg.unnormalized, cfg.lenpen, cfg.length_penalty, cfg.coverage_penalty),
         limits=Limits(cfg.max_len_a, max_len_b(cfg), longest_output(ensemble, cfg.max_len), cfg.match_source_len),
         beam_size=beam,
@@ -103,6 +105,9 @@ def setup_from_config(
         shortlist=_shortlist(cfg, search, shortlist, resources),
         bit_exact=cfg.bit_exact,
     )
+    if certificates:
+        check_certifiable(setup)
+    return setup
 
 
 def _shortlist(

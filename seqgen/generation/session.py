@@ -26,6 +26,7 @@ from seqgen.generation.ensemble.member import Member, MemberOutput, MemberSpec, 
 from seqgen.generation.finished import Coverage, EachRow, FinishedHypotheses
 from seqgen.generation.observers import FORBIDDEN, Forbidden, StepRecord
 from seqgen.generation.processors.base import apply_all
+from seqgen.generation.processors.prefix_trie import defer_trie
 from seqgen.generation.setup import DecodingRequest, DecodingSetup
 from seqgen.generation.shortlist import OutputColumns
 from seqgen.generation.stopping import TimeLimit
@@ -40,11 +41,13 @@ class StepScores:
         lprobs: ``(live, beam, V)`` log-probabilities, or logits if the log-softmax is skipped.
         scores: ``(live, beam)`` cumulative scores; if the log-softmax is skipped, less the log-sum-exp of the logits.
         attention: ``(live, beam, S)`` attention over the source; ``None`` if no component needs it.
+        tokens: ``(live, beam, W)`` int64, the tokens of ``lprobs`` if these are the scores of the allowed tokens alone.
     """
 
     lprobs: Tensor
     scores: Tensor
     attention: Tensor | None
+    tokens: Tensor | None = None
 
 
 _LAZY = 8
@@ -75,6 +78,7 @@ class Session:
         search: the search strategy for this batch, as ``begin`` returned it.
         combination: the combination for this batch.
         processors: the logits processors for this batch.
+        trie: the allowed outputs, if only their scores are given to the search; ``None`` for those of all tokens.
         stopping: the stopping rules for this batch.
         observers: the observers for this batch.
         shortlist: the tokens that each sentence may generate; ``None`` for the whole vocabulary.
@@ -98,6 +102,7 @@ class Session:
         self.search = setup.search.begin(batch)
         self.combination = setup.ensemble.combination.begin(batch)
         self.processors = [processor.begin(batch) for processor in setup.processors]
+        self.trie = defer_trie(self.processors) if setup.plan.edges and request.prefix_tokens is None else None
         self.stopping = [rule.begin(batch) for rule in setup.stopping]
         self.observers = [observer.begin(batch) for observer in setup.observers]
         self.shortlist = None if setup.shortlist is None else setup.shortlist.begin(batch)
@@ -240,6 +245,7 @@ class Session:
         # before the processors, since they work in place
         log_sum = log_sum_exp(lprobs) if plan.adds_logits and not plan.renormalizes else None
         context, lprobs = self._process(context, lprobs, log_sum)
+        lprobs, tokens = (lprobs, None) if self.trie is None else self.trie.allowed(lprobs)
         if plan.renormalizes and plan.adds_logits:
             nothing = lprobs.amax(1, keepdim=True) == -torch.inf  # everything is forbidden
             log_sum = log_sum_exp(lprobs).masked_fill(nothing, 0.0)
@@ -247,7 +253,8 @@ class Session:
             lprobs = normalized(lprobs)
         if log_sum is not None:
             scores = scores - log_sum.view_as(scores)
-        return context, StepScores(context.by_sentence(lprobs), scores, attention)
+        tokens = None if tokens is None else context.by_sentence(tokens)
+        return context, StepScores(context.by_sentence(lprobs), scores, attention, tokens)
 
     def _combine(self, context: StepContext, logits: list[Tensor]) -> tuple[StepContext, Tensor]:
         """Normalize and combine the members' logits, ``(rows, V)`` each."""
@@ -345,6 +352,9 @@ class Session:
         candidates = self.search.step(context, scored.lprobs, scored.scores)
         if self.columns is not None:
             candidates = self.columns.to_tokens(candidates)
+        if scored.tokens is not None:
+            places = candidates.beams * scored.tokens.size(2) + candidates.tokens
+            candidates = replace(candidates, tokens=scored.tokens.flatten(1).gather(1, places))
         alive = candidates.scores.masked_fill(self.sentences.done.unsqueeze(1), -torch.inf)
         return Candidates(alive, candidates.tokens, candidates.beams)
 

@@ -86,12 +86,14 @@ class ScorePlan:
             log-sum-exp.
         renormalizes: whether scores are renormalized after the processors.
         columns: whether scores of a part of the vocabulary are enough for all components but the processors.
+        edges: whether the search may get the scores of the tokens that a trie allows alone.
     """
 
     processes_logits: bool
     adds_logits: bool
     renormalizes: bool
     columns: bool
+    edges: bool
 
     @property
     def combines(self) -> bool:
@@ -214,6 +216,10 @@ class DecodingSetup:
             and not self.needs & {MEMBER_LOGITS, MEMBER_LPROBS, LAYER_LOGITS, FORBIDDEN}
             and not any(_adjusts_logits(model) for model in models)
             and softmax,
+            edges=self.debug.trie_edges
+            and search.takes_columns
+            and not search.processes_itself
+            and not any(observer.reads_scores for observer in self.observers),
         )
 
     @property

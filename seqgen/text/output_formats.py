@@ -74,6 +74,8 @@ def json_line(translation: Translation, how: Mapping[str, Any], members: int) ->
     for name in ("prefix", "constraints", "notes"):
         if value := getattr(translation, name):
             record[name] = value
+    if translation.exact is not None:
+        record |= {"exact": translation.exact, "bound": translation.bound}
     # a JSON parser turns the escapes back into the characters
     line = json_text(record)
     return re.sub("[\x85\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", line) + "\n"

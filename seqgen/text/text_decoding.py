@@ -13,6 +13,7 @@ from torch import Tensor
 
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError, DataError
+from seqgen.generation.certificate import Certificate, is_exact
 from seqgen.generation.component import Resources
 from seqgen.generation.ensemble.member import encode
 from seqgen.generation.finished import Ranking
@@ -101,6 +102,8 @@ class TextDecoding:
         scores = generator.beam_size * max(generator.setup.vocab_size, COUNTED_VOCABULARY)
         self.weight = max(1.0, scores / SENTENCE_SCORES)
         self.tokens_written = 0
+        observers = generator.setup.observers
+        self.certificate = next((each for each in observers if isinstance(each, Certificate)), None)
         self.on_line: Callable[[], None] | None = None  # called when a line is decoded, before it is yielded
         target = self.task.target_tokenizer
         self.unknown_words = UnknownWords.from_setting(cfg.replace_unknown, target) if cfg.replace_unknown else None
@@ -341,6 +344,9 @@ class TextDecoding:
         ]
         found = [TextHypothesis(self._text(line, hypothesis), hypothesis) for hypothesis in wanted]
         translation.hypotheses[:] = self._ranked(translation, found)[:nbest]
+        if self.certificate is not None:
+            translation.bound = bound = self.certificate.bounds.pop(translation.id)
+            translation.exact = is_exact(bound, [item.score for item in found], nbest)
         if self.on_line is not None:
             self.on_line()
         self._note_cuts(line)

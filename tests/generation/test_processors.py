@@ -317,58 +317,6 @@ def test_end_tokens_cannot_be_bad_words_alone() -> None:
 SEQUENCES = [(4, 5, EOS), (4, EOS), (4, 5, 6, EOS), (3, EOS), (3, EOS)]
 
 
-def test_trie_by_hand() -> None:
-    trie = PrefixTrie(SEQUENCES)
-    histories = {
-        (): {3, 4},
-        (4,): {5, EOS},
-        (4, 5): {6, EOS},
-        (4, 5, 6): {EOS},
-        (3,): {EOS},
-        (5,): set(),
-        (3, 3): set(),
-        **{(token,): set() for token in range(7, 50)},  # beyond the trie: not token t - 7 * n of n nodes later
-    }
-    for history, wanted in histories.items():
-        tokens = torch.tensor([history], dtype=torch.int64).view(1, -1)
-        now = step_context(len(history), tokens, torch.tensor([9]), 9, None, EOS, PAD)
-        given = scores(1, rows=1)
-        got = TrieConstraint(trie)(given.clone(), now)
-        assert {int(token) for token in got[0].isfinite().nonzero()} == wanted
-        assert torch.equal(got[got.isfinite()], given[got.isfinite()])
-
-
-def test_trie_equals_a_function_over_its_lines() -> None:
-    generator = torch.Generator().manual_seed(0)
-    lines = [tuple(torch.randint(3, 7, (4,), generator=generator).tolist()) for _ in range(40)]
-
-    def following(sentence: int, written: Tensor) -> list[int]:
-        begun = tuple(written.tolist())
-        return [line[len(begun)] for line in lines if line[: len(begun)] == begun and len(line) > len(begun)]
-
-    for step in range(5):
-        now = context(step, step, start=False)
-        one = TrieConstraint(PrefixTrie(lines))(scores(step), now)
-        assert torch.equal(one, PrefixConstraint(following)(scores(step), now))
-        assert one.isfinite().any() == (step < 4)
-
-
-def test_trie_of_lines(tmp_path: Any) -> None:
-    trie = PrefixTrie.from_lines(["ab", "", "b"], lambda text: [ord(letter) for letter in text], EOS)
-    assert sorted(trie.following(())) == [EOS, ord("a"), ord("b")]
-    assert trie.following((ord("a"), ord("b"))) == [EOS]
-
-
-def test_a_trie_of_one_long_line_needs_little_memory() -> None:
-    line = [3 + i % 7 for i in range(20_000)]
-    tracemalloc.start()
-    trie = PrefixTrie([line])
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert trie.following(line[:50]) == [line[50]]
-    assert peak < 200 * len(line)
-
-
 PROCESSORS: dict[str, LogitsProcessor] = {
     **{name: ours for name, (ours, _) in ORACLES.items()},
     "unknown": UnknownPenalty(UNK, 1.5),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from array import array
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -12,12 +14,12 @@ from torch import Tensor
 
 from seqgen.data.text import read_lines
 from seqgen.errors import DataError
-from seqgen.generation.component import Resources
+from seqgen.generation.candidates import Candidates
+from seqgen.generation.component import BatchInfo, Resources, naming
 from seqgen.generation.context import StepContext
+from seqgen.generation.prefix_trie import PrefixTrie
 from seqgen.generation.processors.base import LogitsProcessor
-
-_NOWHERE = -1
-"""The node of a hypothesis that no sequence of the trie begins with."""
+from seqgen.generation.processors.tokens import ForcePrefix
 
 
 class PrefixConstraint(LogitsProcessor):
@@ -44,144 +46,135 @@ class PrefixConstraint(LogitsProcessor):
         return lprobs + mask
 
 
-class PrefixTrie:
-    """A trie of token sequences in flat arrays, so that all hypotheses are looked up with a few tensor operations.
-
-    The sequences ``a b`` and ``a c`` give, with the root as node 0::
-
-        node       0    1      2   3
-        children   a:1  b:2 c:3
-        offsets    0    1      3   3   3      the edges of node 1 are edges 1 and 2
-
-    Args:
-        sequences: token ids, end-of-sentence included.
-    """
-
-    def __init__(self, sequences: Iterable[Sequence[int]]):
-        # In sorted order, each sequence shares its longest beginning with the one before it. Bytes in big-endian order
-        # compare as the ids do, and need a fraction of the memory of lists.
-        ordered = sorted({np.asarray(sequence, ">i4").tobytes() for sequence in sequences})
-        path, before, count = np.zeros(1, np.int64), np.empty(0, np.int64), 1  # the nodes of the sequence before
-        parents, tokens = [path[:0]], [before]
-        for content in ordered:
-            own = np.frombuffer(content, ">i4").astype(np.int64)
-            common = min(len(own), len(before))
-            differs = own[:common] != before[:common]
-            shared = int(differs.argmax()) if differs.any() else common
-            new = np.arange(count, count + len(own) - shared)
-            parents.append(np.concatenate([path[shared : shared + 1], new[:-1]])[: len(new)])
-            tokens.append(own[shared:])
-            path, before, count = np.concatenate([path[: shared + 1], new]), own, count + len(new)
-        above, edges = np.concatenate(parents), np.concatenate(tokens)
-        self._size = int(edges.max(initial=0)) + 1
-        keys = above * self._size + edges
-        order = keys.argsort()
-        self.tokens, self.children = torch.from_numpy(edges[order]), torch.from_numpy(1 + order)
-        self._keys = torch.from_numpy(keys[order])  # ascending
-        counts = np.bincount(above, minlength=count)
-        self.offsets = torch.from_numpy(np.concatenate([[0], counts.cumsum()]))
-
-    @classmethod
-    def from_lines(cls, lines: Iterable[str], encode: Callable[[str], Sequence[int]], eos: int) -> Self:
-        """Build the trie of some texts.
-
-        Args:
-            lines: the allowed outputs.
-            encode: turns a text into ids, without end-of-sentence.
-            eos: id of end-of-sentence.
-
-        Returns:
-            The trie of the encoded texts, each followed by end-of-sentence.
-        """
-        return cls([*encode(line), eos] for line in lines)
-
-    def to(self, device: torch.device) -> Self:
-        """Move the arrays to a device, in place, and return this trie."""
-        for name in ("tokens", "children", "offsets", "_keys"):
-            setattr(self, name, getattr(self, name).to(device))
-        return self
-
-    def walk(self, tokens: Tensor) -> Tensor:
-        """Find the node of each hypothesis.
-
-        Args:
-            tokens: ``(rows, step)`` int64.
-
-        Returns:
-            ``(rows,)`` int64 nodes; -1 for a hypothesis that is the beginning of no sequence.
-        """
-        nodes = tokens.new_zeros(tokens.size(0))
-        if self._keys.numel() == 0:
-            return nodes if tokens.size(1) == 0 else nodes.fill_(_NOWHERE)
-        for token in tokens.unbind(1):
-            keys = nodes * self._size + token
-            edges = torch.searchsorted(self._keys, keys).clamp(max=len(self._keys) - 1)
-            found = (self._keys[edges] == keys) & (nodes != _NOWHERE) & (token < self._size)
-            nodes = self.children[edges].where(found, _NOWHERE)
-        return nodes
-
-    def edges(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
-        """Find the allowed next tokens of each row.
-
-        Args:
-            nodes: ``(rows,)`` int64, see ``walk``.
-
-        Returns:
-            Rows and tokens, ``(edges,)`` int64 each; there is one entry for each row and allowed token.
-        """
-        inside = nodes != _NOWHERE
-        first = self.offsets[nodes.clamp(min=0)]
-        counts = (self.offsets[nodes.clamp(min=0) + 1] - first).where(inside, 0)
-        rows = torch.repeat_interleave(torch.arange(len(nodes), device=nodes.device), counts)
-        # with first edges 4 and 1 and counts 2 and 3, entries 0 1 | 2 3 4 are the edges 4 5 | 1 2 3
-        shift = first - (counts.cumsum(0) - counts)
-        return rows, self.tokens[torch.arange(len(rows), device=nodes.device) + shift[rows]]
-
-    def following(self, tokens: Sequence[int]) -> list[int]:
-        """The tokens that may follow a prefix, ascending; none if no sequence begins with it."""
-        generated = torch.tensor(tokens, dtype=torch.int64, device=self.tokens.device).view(1, -1)
-        found: list[int] = self.edges(self.walk(generated))[1].tolist()
-        return found
-
-
 class TrieConstraint(LogitsProcessor):
-    """Allows only outputs that are sequences of a trie.
+    """Allows only outputs that are sequences of a trie, and adds their priors to the scores.
+
+    Each beam has its node of the trie, so that a step reads only the edges of these nodes. A prior is added as soon as
+    it is known to be an upper bound: each token adds the largest prior below its node minus that of the node before.
 
     Args:
         trie: the trie.
+
+    Attributes:
+        nodes: ``(sentences, beam)`` int64, the node of each beam.
+        is_deferred: whether a call changes nothing, because the session calls ``allowed`` after all processors.
     """
 
     shift_invariant = True
+    can_merge = True
+    beam_state = ("nodes",)
 
     def __init__(self, trie: PrefixTrie):
         self.trie = trie
+        self.nodes = torch.zeros(0, 0, dtype=torch.int64)
+        self.is_deferred = False
+
+    def begin(self, batch: BatchInfo) -> Self:
+        """See ``Component.begin``."""
+        own = super().begin(batch)
+        self.trie = own.trie = self.trie.to(batch.device)
+        own.nodes = torch.zeros(batch.num_sentences, batch.beam_size, dtype=torch.int64, device=batch.device)
+        return own
+
+    def advance(self, active: Candidates) -> None:
+        """See ``Component.advance``."""
+        super().advance(active)
+        self.nodes = self.trie.child(self.nodes, active.tokens)
+
+    def allowed(self, lprobs: Tensor) -> tuple[Tensor, Tensor]:
+        """The scores of the allowed tokens alone.
+
+        Args:
+            lprobs: ``(rows, V)``.
+
+        Returns:
+            ``(rows, W)`` their scores, and ``(rows, W)`` int64 their tokens, ascending; the score is ``-inf`` where a
+            row has fewer than ``W``.
+        """
+        nodes = self.nodes.flatten()
+        children, exists = self.trie.edges(nodes)
+        tokens = self.trie.tokens[children].long().clamp(min=0)
+        scores = lprobs.gather(1, tokens)
+        if (priors := self.trie.priors) is not None:
+            before = priors[nodes.clamp(min=0)].masked_fill(nodes == 0, 0.0)  # the root's is added by the first token
+            scores = scores + (priors[children] - before.unsqueeze(1))
+        return scores.masked_fill(~exists, -torch.inf), tokens
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
-        trie = self.trie.to(lprobs.device)
-        rows, tokens = trie.edges(trie.walk(context.tokens))
-        scores = torch.full_like(lprobs, -torch.inf)
-        scores[rows, tokens] = lprobs[rows, tokens]
-        return scores
+        if self.is_deferred:
+            return lprobs
+        scores, tokens = self.allowed(lprobs)
+        # rows with fewer edges have -inf at tokens of other nodes: the largest value of a token is its own
+        return torch.full_like(lprobs, -torch.inf).scatter_reduce_(1, tokens, scores, "amax")
+
+
+def defer_trie(processors: Sequence[LogitsProcessor]) -> TrieConstraint | None:
+    """Let the session read the scores of the allowed tokens alone, if a trie is the last of its processors.
+
+    Args:
+        processors: the processors for a batch that has no prefixes.
+
+    Returns:
+        The trie, which is now deferred; ``None`` if another processor is the last one.
+    """
+    last = processors[-1] if processors else None
+    while isinstance(last, ForcePrefix):
+        last = last.parts[-1] if last.parts else None
+    if not isinstance(last, TrieConstraint):
+        return None
+    last.is_deferred = True
+    return last
 
 
 def trie_of_file(path: Path, resources: Resources) -> PrefixTrie:
-    """Read the allowed outputs, one per line.
+    """Read the allowed outputs of a file.
+
+    Args:
+        path: text, one output per line, optionally with a tab and a prior in nats; ids of tokens in the same form if
+            the name ends in ``.ids``; or a trie that ``PrefixTrie.save`` wrote if it ends in ``.safetensors``.
+        resources: the target vocabulary and its tokenizer.
 
     Raises:
-        DataError: the file is empty, or a line has words or characters that are not in the target vocabulary.
+        DataError: the file is empty or damaged, or a line cannot be read.
     """
-    trie = PrefixTrie.from_lines(_allowed(path, resources), resources.ids, resources.dictionary.eos())
-    if not trie.following(()):
-        raise DataError(f"{path} is empty; each of its lines must be an allowed output")
-    return trie
-
-
-def _allowed(path: Path, resources: Resources) -> Iterator[str]:
+    if path.suffix == ".safetensors":
+        return PrefixTrie.load(path, len(resources.dictionary))
+    flat, lengths, priors = array("i"), array("q"), array("f")
     for number, line in enumerate(read_lines(path), start=1):
-        if resources.dictionary.unk() in resources.ids(line):
-            raise DataError(
-                f"{path}, line {number} has words or characters that are not in the target vocabulary; remove or "
-                "correct it"
-            )
-        yield line
+        text, tab, prior = line.partition("\t")
+        if tab and len(priors) < number - 1 or priors and not tab:
+            raise DataError(f"{path}, line {number}: either all lines or no lines must have a tab and a prior")
+        with naming(f"{path}, line {number}"):
+            ids = _ids_of(text, resources) if path.suffix == ".ids" else resources.ids(text)
+            if resources.dictionary.unk() in ids:
+                raise DataError("it has words or characters that are not in the target vocabulary; remove or correct it")
+            if tab:
+                priors.append(_prior(prior))
+        flat.extend(ids)
+        flat.append(resources.dictionary.eos())
+        lengths.append(len(ids) + 1)
+    if not lengths:
+        raise DataError(f"{path} is empty; each of its lines must be an allowed output")
+    return PrefixTrie.of_arrays(
+        np.frombuffer(flat, np.int32), np.frombuffer(lengths, np.int64), np.frombuffer(priors, np.float32) if priors else None
+    )
+
+
+def _ids_of(text: str, resources: Resources) -> list[int]:
+    """The ids in a line of ids."""
+    words, size = text.split(), len(resources.dictionary)
+    if all(word.isdecimal() for word in words) and max(ids := [int(word) for word in words], default=0) < size:
+        return ids
+    raise DataError(f"each word must be the id of a token, from 0 to {size - 1}")
+
+
+def _prior(text: str) -> float:
+    """The prior after the tab of a line."""
+    try:
+        prior = float(text)
+    except ValueError:
+        prior = math.nan
+    if not math.isfinite(prior):
+        raise DataError(f"the prior {text!r} must be a number, in nats, such as -2.5")
+    return prior

@@ -1,0 +1,118 @@
+"""A certificate of beam search: an upper bound on the score of every output that it has pruned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from seqgen.errors import ConfigError
+from seqgen.generation.component import BatchInfo
+from seqgen.generation.finished import Ranking
+from seqgen.generation.observers import Observer, Outcome, StepRecord
+from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.generation.processors.bias import BadWords
+from seqgen.generation.processors.length import ForceEndAtMaximum, MinimumLength
+from seqgen.generation.processors.prefix_trie import PrefixConstraint, TrieConstraint
+from seqgen.generation.processors.repetition import EncoderNoRepeatNgram, NoRepeatNgram
+from seqgen.generation.processors.tokens import Forbid, ForbidFirst, ForcePrefix
+from seqgen.generation.search.beam import BeamSearch
+from seqgen.generation.setup import DecodingSetup
+from seqgen.structures import Hypothesis
+
+ROUNDING = 1e-4
+"""A score must exceed the bound by this much, since both are rounded."""
+
+NEVER_RAISE = (
+    BadWords, EncoderNoRepeatNgram, Forbid, ForbidFirst, ForceEndAtMaximum, MinimumLength, NoRepeatNgram,
+    PrefixConstraint, TrieConstraint,
+)  # fmt: skip
+"""Processors that only forbid tokens, or whose changes sum to a bound, so that cumulative scores never rise."""
+
+
+class Certificate(Observer):
+    """Bounds the scores of the outputs that beam search has pruned.
+
+    Log-probabilities are not positive, so that no continuation of a pruned prefix has a larger cumulative score than the
+    prefix. Its score as a hypothesis is at most this sum divided by the length penalty of the length that favours it
+    most, of those that are still possible. Candidates below the listed ones score no better than the last of them.
+
+    Attributes:
+        bounds: by the number of each decoded sentence, the bound in the unit of scores; ``-inf`` if nothing was pruned.
+    """
+
+    reads_scores = False
+    sentence_state = ("ids", "bound", "longest")
+
+    def __init__(self) -> None:
+        self.bounds: dict[int, float] = {}
+        self.ids = self.bound = self.longest = torch.zeros(0)
+
+    def begin(self, batch: BatchInfo) -> Self:
+        """See ``Observer.begin``."""
+        own = super().begin(batch)
+        own.ids, own.longest = batch.ids, batch.max_lengths + 1
+        own.bound = torch.full((batch.num_sentences,), -torch.inf, device=batch.device)
+        return own
+
+    def observe(self, record: StepRecord) -> None:
+        """See ``Observer.observe``."""
+        candidates, step, ranking = record.candidates, record.context.step, record.after.ranking
+        lost, ended = record.outcomes == Outcome.BELOW_BEAM, record.outcomes == Outcome.ENDED_TOO_LOW
+        pruned = [
+            self._best(ranking, candidates.scores.masked_fill(~lost, -torch.inf), step + 2),
+            ranking.score(candidates.scores, step + 1).masked_fill(~ended, -torch.inf),
+            self._best(ranking, candidates.scores[:, -1:], step + 1),  # of those that are not listed
+            # a sentence may be done while beams are active
+            self._best(ranking, record.active.scores.masked_fill(~record.now_done.unsqueeze(1), -torch.inf), step + 2),
+        ]
+        largest = torch.cat(pruned, dim=1).amax(1).masked_fill(record.was_done, -torch.inf)
+        self.bound = torch.maximum(self.bound.to(largest.dtype), largest)
+
+    def _best(self, ranking: Ranking, sums: Tensor, shortest: int) -> Tensor:
+        """The best score that hypotheses of at least ``shortest`` tokens can have, from the sums of their prefixes."""
+        longest = self.longest.clamp(min=shortest).unsqueeze(1)
+        return torch.maximum(ranking.score(sums, shortest), ranking.score(sums, longest))
+
+    def end(self, sentence: int, hypotheses: Sequence[Hypothesis]) -> None:
+        """See ``Observer.end``."""
+        self.bounds[sentence] = float(self.bound[self.ids == sentence])
+
+
+def is_exact(bound: float, scores: Sequence[float], wanted: int) -> bool:
+    """Whether a list of hypotheses has the best of all allowed outputs.
+
+    Args:
+        bound: see ``Certificate``.
+        scores: the scores of the hypotheses, best first.
+        wanted: the number of hypotheses that were asked for; fewer are exact only if nothing was pruned.
+    """
+    return bound == -torch.inf or (len(scores) >= wanted and bound + ROUNDING < scores[wanted - 1])
+
+
+def check_certifiable(setup: DecodingSetup) -> None:
+    """Check that scores never rise and that nothing but the beam prunes outputs.
+
+    Raises:
+        ConfigError: a component of the setup makes a bound impossible.
+    """
+    if type(setup.search) is not BeamSearch:
+        raise ConfigError(f"generation.certificate bounds what beam search prunes, not {type(setup.search).__name__}")
+    rising = [type(one).__name__ for one in _flat(setup.processors) if not isinstance(one, NEVER_RAISE)]
+    what = [*rising, *(type(rule).__name__ for rule in setup.stopping)]
+    what += ["generation.coverage_penalty"] if setup.ranking.coverage else []
+    if what:
+        raise ConfigError(
+            f"generation.certificate needs scores that never rise and outputs that nothing cuts off, which {what[0]} "
+            "does not promise; leave one of the two out"
+        )
+
+
+def _flat(processors: Sequence[LogitsProcessor]) -> list[LogitsProcessor]:
+    """The processors, those inside of ``ForcePrefix`` in its place."""
+    found = []
+    for processor in processors:
+        found += _flat(processor.parts) if isinstance(processor, ForcePrefix) else [processor]
+    return found

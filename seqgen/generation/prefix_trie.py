@@ -1,0 +1,243 @@
+"""A trie of allowed outputs in flat arrays, built by sorting, which can stay in a file that is mapped into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from seqgen.errors import DataError
+from seqgen.system.files import new_file
+from seqgen.system.reading import open_regular
+
+NOWHERE = -1
+"""The node of a hypothesis that no sequence of the trie begins with."""
+
+_FORMAT = "seqgen.prefix_trie"
+"""The value of ``format`` in the metadata of a file."""
+
+
+@dataclass(frozen=True)
+class PrefixTrie:
+    """A trie of token sequences, end-of-sentence included, whose nodes are numbered level by level.
+
+    The children of a node are consecutive nodes, in ascending order of their tokens. The sequences ``a b``, ``a c`` and
+    ``d`` give, with the root as node 0::
+
+        node      0  1  2  3  4
+        tokens    -  a  d  b  c       the token that leads to each node
+        first     1  3  5  5  5  5    the children of node 0 are nodes 1 and 2, those of node 1 are nodes 3 and 4
+
+    Attributes:
+        tokens: ``(nodes,)`` int32; -1 for the root.
+        first: ``(nodes + 1,)`` int32, the first child of each node, or where it would be.
+        priors: ``(nodes,)`` float32, the largest prior of the sequences below each node, in nats; ``None`` without
+            priors.
+    """
+
+    tokens: Tensor
+    first: Tensor
+    priors: Tensor | None = None
+
+    @classmethod
+    def of(cls, sequences: Iterable[Sequence[int]], priors: Sequence[float] | None = None) -> PrefixTrie:
+        """Build the trie of some sequences; see ``of_arrays``."""
+        arrays = [np.asarray(sequence, np.int32) for sequence in sequences]
+        lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
+        flat = np.concatenate([np.empty(0, np.int32), *arrays])
+        return cls.of_arrays(flat, lengths, None if priors is None else np.asarray(priors, np.float32))
+
+    @classmethod
+    def of_arrays(
+        cls, flat: NDArray[np.int32], lengths: NDArray[np.int64], priors: NDArray[np.float32] | None = None
+    ) -> PrefixTrie:
+        """Build the trie of some sequences.
+
+        Args:
+            flat: the tokens of all sequences, one sequence after the other.
+            lengths: ``(N,)`` number of tokens of each sequence.
+            priors: ``(N,)`` what is added to the score of each sequence, in nats; of equal sequences the largest counts.
+        """
+        levels = _Levels(flat, lengths, priors)
+        while len(levels.active):
+            if levels.are_chains:
+                levels.append_chains()
+            else:
+                levels.append()
+        children = np.concatenate([*levels.children, np.zeros(levels.width, np.int32)])
+        first = 1 + np.concatenate([np.zeros(1, np.int32), children.cumsum(dtype=np.int32)])
+        tokens, best = np.concatenate(levels.tokens), np.concatenate(levels.priors)
+        return cls(*map(torch.from_numpy, (tokens, first)), None if priors is None else torch.from_numpy(best))
+
+    def to(self, device: torch.device) -> PrefixTrie:
+        """This trie on a device."""
+        if self.tokens.device == device:
+            return self
+        return PrefixTrie(*(part if part is None else part.to(device) for part in (self.tokens, self.first, self.priors)))
+
+    def degrees(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        """The first child and the number of children of each node, int64 of the shape of ``nodes``."""
+        inside = nodes.clamp(min=0)
+        first = self.first[inside].long()
+        return first, (self.first[inside + 1] - first).where(nodes != NOWHERE, 0)
+
+    def child(self, nodes: Tensor, tokens: Tensor) -> Tensor:
+        """The node that a token leads to from each node.
+
+        Args:
+            nodes: int64 of any shape.
+            tokens: int64 of the same shape.
+
+        Returns:
+            int64; ``NOWHERE`` where there is none.
+        """
+        low, count = self.degrees(nodes)
+        end = low + count
+        high, last = end, len(self.tokens) - 1
+        for _ in range(int(count.max()).bit_length() if count.numel() else 0):  # binary search among the children
+            middle = (low + high) // 2
+            before = (self.tokens[middle.clamp(max=last)] < tokens) & (low < high)
+            low, high = torch.where(before, middle + 1, low), torch.where(before, high, middle)
+        found = (low < end) & (self.tokens[low.clamp(max=last)] == tokens)
+        return low.where(found, NOWHERE)
+
+    def edges(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        """The children of each node as a matrix.
+
+        Args:
+            nodes: ``(rows,)`` int64.
+
+        Returns:
+            ``(rows, W)`` int64, the children of each node in ascending order of their tokens, and ``(rows, W)`` bool,
+            false where a row has no further child. ``W`` is the largest number of children, at least 1.
+        """
+        first, count = self.degrees(nodes)
+        places = torch.arange(max(1, int(count.max())), device=nodes.device)
+        children = first.unsqueeze(1) + places
+        return children.clamp(max=len(self.tokens) - 1), places < count.unsqueeze(1)
+
+    def following(self, tokens: Sequence[int]) -> list[int]:
+        """The tokens that may follow a prefix, ascending; none if no sequence begins with it."""
+        node = torch.zeros(1, dtype=torch.int64)
+        for token in tokens:
+            node = self.child(node, torch.tensor([token]))
+        children, exists = self.edges(node)
+        found: list[int] = self.tokens[children[exists]].tolist()
+        return found
+
+    def save(self, path: Path) -> None:
+        """Write the arrays to a file, atomically."""
+        parts = {"tokens": self.tokens, "first": self.first, "priors": self.priors}
+        with new_file(path) as file:
+            file.write(save({name: part for name, part in parts.items() if part is not None}, {"format": _FORMAT}))
+
+    @classmethod
+    def load(cls, path: Path, vocab_size: int) -> PrefixTrie:
+        """Map a file that ``save`` wrote; processes that read the same file share its memory.
+
+        Args:
+            path: the file.
+            vocab_size: size of the target vocabulary.
+
+        Raises:
+            DataError: it is not such a file, or has tokens that are not in the vocabulary.
+        """
+        open_regular(path).close()
+        try:
+            with safe_open(path, framework="pt") as file:
+                if (file.metadata() or {}).get("format") != _FORMAT:
+                    raise DataError(f"{path} is not a trie; write one with seqgen-convert format=trie")
+                trie = cls(**{name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+        except (SafetensorError, OSError, TypeError) as error:
+            raise DataError(f"{path} is damaged: {error}; write it again with seqgen-convert format=trie") from None
+        if problem := trie._problem(vocab_size):
+            raise DataError(f"{path} {problem}; write it again with seqgen-convert format=trie")
+        return trie
+
+    def _problem(self, vocab_size: int) -> str:
+        """Why these arrays are no trie over a vocabulary; empty if they are one."""
+        tokens, first, priors = self.tokens, self.first, self.priors
+        nodes = len(tokens)
+        kinds = tokens.dtype == first.dtype == torch.int32 and tokens.dim() == first.dim() == 1
+        if not kinds or nodes < 1 or len(first) != nodes + 1 or int(first[0]) != 1 or int(first[-1]) != nodes:
+            return "is damaged: its arrays do not fit each other"
+        if priors is not None and (priors.dtype != torch.float32 or priors.shape != tokens.shape):
+            return "is damaged: its priors do not fit its nodes"
+        # children come after their parent, so that no walk returns to a node
+        if bool((first[1:] < first[:-1]).any()) or bool((first[:-1] <= torch.arange(nodes, dtype=torch.int32)).any()):
+            return "is damaged: a node has a child twice"
+        if nodes > 1 and (int(tokens[1:].min()) < 0 or int(tokens.max()) >= vocab_size):
+            return f"has tokens that are not in the target vocabulary of {vocab_size}"
+        return ""
+
+
+class _Levels:
+    """The levels of a trie that is being built, from the root down.
+
+    Args:
+        flat: see ``PrefixTrie.of_arrays``.
+        lengths: see there.
+        priors: see there; zeros are used if it is ``None``.
+
+    Attributes:
+        active: the sequences that are longer than the number of complete levels.
+        nodes: the number of the node of each sequence within the last complete level.
+        depth: number of complete levels, the root not counted.
+        width: nodes of the last complete level.
+        tokens: the tokens that lead to the nodes of each level.
+        children: the numbers of children of the nodes of each level but the last.
+        priors: the largest priors below the nodes of each level.
+    """
+
+    def __init__(self, flat: NDArray[np.int32], lengths: NDArray[np.int64], priors: NDArray[np.float32] | None):
+        self.flat, self.lengths, self.starts = flat, lengths, lengths.cumsum() - lengths
+        self.own_priors = np.zeros(len(lengths), np.float32) if priors is None else priors
+        self.active, self.nodes = np.flatnonzero(lengths), np.zeros(len(lengths), np.int64)
+        self.depth, self.width = 0, 1
+        self.tokens = [np.full(1, -1, np.int32)]
+        self.children: list[NDArray[np.int32]] = []
+        self.priors = [self.own_priors.max(initial=-np.inf, keepdims=True)]
+
+    @property
+    def are_chains(self) -> bool:
+        """Whether each active sequence has a node of its own, so that nothing branches any more."""
+        return len(self.active) <= self.width and len(np.unique(self.nodes[self.active])) == len(self.active)
+
+    def append(self) -> None:
+        """Append the next level."""
+        size = int(self.flat.max(initial=0)) + 1
+        # sorted by parent, then by token: the children of a node are consecutive
+        keys = self.nodes[self.active] * size + self.flat[self.starts[self.active] + self.depth]
+        distinct, own = np.unique(keys, return_inverse=True)
+        best = np.full(len(distinct), -np.inf, np.float32)
+        np.maximum.at(best, own, self.own_priors[self.active])
+        self.children.append(np.bincount(distinct // size, minlength=self.width).astype(np.int32))
+        self.tokens.append((distinct % size).astype(np.int32))
+        self.priors.append(best)
+        self.nodes[self.active] = own
+        self.depth, self.width = self.depth + 1, len(distinct)
+        self.active = self.active[self.lengths[self.active] > self.depth]
+
+    def append_chains(self) -> None:
+        """Append all further levels, in which no node has two children.
+
+        The remaining tokens ``a b`` and ``c d e`` give the levels ``a c``, ``b d`` and ``e``.
+        """
+        active = self.active[self.nodes[self.active].argsort()]
+        rest = self.lengths[active] - self.depth
+        row = np.repeat(np.arange(len(active)), rest)
+        level = np.arange(len(row)) - np.repeat(rest.cumsum() - rest, rest)
+        order = level.argsort(kind="stable")
+        row, level = row[order], level[order]
+        self.children.append(np.bincount(self.nodes[active], minlength=self.width).astype(np.int32))
+        self.children.append((level + 1 < rest[row]).astype(np.int32))
+        self.tokens.append(self.flat[self.starts[active][row] + self.depth + level])
+        self.priors.append(self.own_priors[active][row])
+        self.width, self.active = 0, self.active[:0]

@@ -1,0 +1,310 @@
+"""Search among allowed outputs: the trie and its file, the scores of allowed tokens alone, priors, and certificates."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import tracemalloc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.errors import ConfigError, DataError
+from seqgen.generation.candidates import Candidates
+from seqgen.generation.certificate import Certificate, is_exact
+from seqgen.generation.finished import Ranking
+from seqgen.generation.prefix_trie import NOWHERE, PrefixTrie
+from seqgen.generation.processors.prefix_trie import PrefixConstraint, TrieConstraint, trie_of_file
+from seqgen.generation.sequence_generator import SequenceGenerator
+from tests.generators import resources
+from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
+from tests.step_contexts import batch_info, step_context
+
+EOS = 2
+SEQUENCES = [(4, 5, EOS), (4, EOS), (4, 5, 6, EOS), (3, EOS), (3, EOS)]
+VOCAB = 9
+WORDS = dictionary(VOCAB)
+
+
+def outputs(draw: random.Random, count: int, longest: int = 4) -> list[tuple[int, ...]]:
+    """Some allowed outputs, many of which have the same beginning, each once."""
+    found = {tuple(draw.choices(range(3, VOCAB), k=draw.randint(1, longest))) for _ in range(count)}
+    return [(*tokens, EOS) for tokens in sorted(found)]
+
+
+def paths(trie: PrefixTrie) -> list[tuple[int, ...]]:
+    """All sequences of a trie from the root to nodes without children, depth first."""
+
+    def below(prefix: tuple[int, ...]) -> list[tuple[int, ...]]:
+        following = trie.following(prefix)
+        return [path for token in following for path in below((*prefix, token))] if following else [prefix]
+
+    return below(())
+
+
+class TestTheTrie:
+    def test_by_hand(self) -> None:
+        trie = PrefixTrie.of([(7, 8), (7, 9), (8,)])
+        assert trie.tokens.tolist() == [-1, 7, 8, 8, 9]
+        assert trie.first.tolist() == [1, 3, 5, 5, 5, 5]
+        assert trie.child(torch.tensor([0, 0, 1, 1, 2, NOWHERE]), torch.tensor([7, 9, 8, 7, 8, 7])).tolist() == [
+            1, NOWHERE, 3, NOWHERE, NOWHERE, NOWHERE,
+        ]  # fmt: skip
+        children, exists = trie.edges(torch.tensor([1, 2, NOWHERE, 0]))
+        assert exists.tolist() == [[True, True], [False, False], [False, False], [True, True]]
+        assert children[exists].tolist() == [3, 4, 1, 2]
+
+    @pytest.mark.parametrize("longest", [1, 3, 30])
+    def test_has_each_sequence_once(self, longest: int) -> None:
+        draw = random.Random(longest)
+        for count in (0, 1, 2, 7, 200):
+            lines = [tuple(draw.choices(range(draw.choice([2, 50])), k=draw.randint(1, longest))) for _ in range(count)]
+            ended = [(*line, 50) for line in lines]
+            assert paths(PrefixTrie.of(ended)) == (sorted(set(ended)) or [()])
+
+    def test_priors_are_the_largest_below_each_node(self) -> None:
+        draw = random.Random(3)
+        lines = [(*draw.choices(range(3), k=draw.randint(1, 6)), 9) for _ in range(60)]
+        priors = [draw.gauss(0, 1) for _ in lines]
+        trie = PrefixTrie.of(lines, priors)
+        assert trie.priors is not None
+        for prefix in {line[:length] for line in lines for length in range(len(line) + 1)}:
+            node = torch.zeros(1, dtype=torch.int64)
+            for token in prefix:
+                node = trie.child(node, torch.tensor([token]))
+            wanted = max(prior for line, prior in zip(lines, priors, strict=True) if line[: len(prefix)] == prefix)
+            assert trie.priors[node].item() == pytest.approx(wanted, abs=1e-6)
+
+    def test_one_long_sequence_needs_little_memory(self) -> None:
+        line = [3 + i % 7 for i in range(100_000)]
+        tracemalloc.start()
+        trie = PrefixTrie.of([line])
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert trie.following(line[:50]) == [line[50]]
+        assert peak < 200 * len(line)
+
+    def test_a_file_has_the_same_arrays(self, tmp_path: Path) -> None:
+        trie = PrefixTrie.of(SEQUENCES, [0.5, 0, 0, 1, 2])
+        trie.save(tmp_path / "a.safetensors")
+        again = PrefixTrie.load(tmp_path / "a.safetensors", 7)
+        for name in ("tokens", "first", "priors"):
+            assert torch.equal(getattr(trie, name), getattr(again, name))
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"first": torch.tensor([1, 3, 3, 5, 5, 5], dtype=torch.int32)}, "do not fit"),
+            ({"tokens": torch.tensor([-1, 3, 4, 2, 2, 5, 7, 2, 2])}, "do not fit"),
+            ({"priors": torch.zeros(3)}, "priors do not fit"),
+            ({"first": torch.tensor([1, 3, 2, 6, 6, 6, 8, 9, 9, 9], dtype=torch.int32)}, "a node has a child twice"),
+            ({"first": torch.tensor([1, 1, 2, 6, 6, 6, 8, 9, 9, 9], dtype=torch.int32)}, "a node has a child twice"),
+            ({"tokens": torch.tensor([-1, 3, 4, 2, 2, 5, 2, 9, 2], dtype=torch.int32)}, "not in the target vocabulary"),
+            ({"tokens": torch.tensor([-1, 3, 4, 2, 2, -5, 2, 6, 2], dtype=torch.int32)}, "not in the target vocab"),
+            ({"more": torch.zeros(3)}, "is damaged"),
+        ],
+    )
+    def test_a_damaged_file_is_refused(self, change: dict[str, Tensor], words: str, tmp_path: Path) -> None:
+        path = tmp_path / "a.safetensors"
+        PrefixTrie.of(SEQUENCES).save(path)
+        arrays = load_file(path)
+        assert len(arrays["tokens"]) == 9
+        save_file({**arrays, **change}, path, {"format": "seqgen.prefix_trie"})
+        with pytest.raises(DataError, match=words):
+            PrefixTrie.load(path, 8)
+
+    def test_other_files_are_refused(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.safetensors"
+        save_file({"tokens": torch.zeros(1)}, path)
+        with pytest.raises(DataError, match="is not a trie"):
+            PrefixTrie.load(path, 8)
+        path.write_bytes(b"x" * 100)
+        with pytest.raises(DataError, match="is damaged"):
+            PrefixTrie.load(path, 8)
+
+
+class TestFiles:
+    def read(self, tmp_path: Path, content: str, name: str = "outputs") -> PrefixTrie:
+        (tmp_path / name).write_text(content, encoding="utf-8")
+        return trie_of_file(tmp_path / name, resources(WORDS))
+
+    def test_text_ids_and_priors(self, tmp_path: Path) -> None:
+        word = [WORDS.symbol(token) for token in range(VOCAB)]
+        text = self.read(tmp_path, f"{word[4]} {word[5]}\n{word[6]}\n\n")
+        assert paths(text) == [(EOS,), (4, 5, EOS), (6, EOS)]
+        assert paths(self.read(tmp_path, "4 5\n6\n\n", "outputs.ids")) == paths(text)
+        weighted = self.read(tmp_path, "6 5\t-0.5\n4\t2\n", "outputs.ids")
+        assert paths(weighted) == [(4, EOS), (6, 5, EOS)]
+        assert weighted.priors is not None
+        assert weighted.priors.tolist() == [2.0, 2.0, -0.5, 2.0, -0.5, -0.5]
+
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [
+            ("", "is empty"),
+            (f"4\n{len(WORDS)}\n", f"line 2: each word must be the id of a token, from 0 to {len(WORDS) - 1}"),
+            ("4\n-1\n", "line 2: each word must be"),
+            ("4\n5 x\n", "line 2: each word must be"),
+            ("4\t1\n5\n", "line 2: either all lines or no lines"),
+            ("4\n5\t1\n", "line 2: either all lines or no lines"),
+            ("4\t1\n5\tinf\n", "line 2: the prior 'inf'"),
+            ("4\t1\n5\t\n", "line 2: the prior ''"),
+        ],
+    )
+    def test_mistakes_are_named_by_their_line(self, content: str, words: str, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match=words):
+            self.read(tmp_path, content, "outputs.ids")
+
+
+class TestTheConstraint:
+    def test_by_hand(self) -> None:
+        allowed = {
+            (): {3, 4},
+            (4,): {5, EOS},
+            (4, 5): {6, EOS},
+            (4, 5, 6): {EOS},
+            (3,): {EOS},
+            (5,): set(),
+            (3, 3): set(),
+            **{(token,): set() for token in range(7, VOCAB)},
+        }
+        for history, wanted in allowed.items():
+            constraint = TrieConstraint(PrefixTrie.of(SEQUENCES)).begin(batch_info(1, 1))
+            for token in history:
+                one = torch.zeros(1, 1, dtype=torch.int64)
+                constraint.advance(Candidates(one.float(), one + token, one))
+            given = torch.randn(1, VOCAB)
+            got = constraint(given.clone(), step_context(len(history)))
+            assert {int(token) for token in got[0].isfinite().nonzero()} == wanted
+            assert torch.equal(got[got.isfinite()], given[got.isfinite()])
+
+    @pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
+    @pytest.mark.parametrize("search", ["beam", "greedy", "sampling", "stochastic_beam", "diverse_beam", "exact"])
+    def test_equals_a_function_and_all_scores(self, search: str, semantics: str) -> None:
+        draw = random.Random(search)
+        beam = 1 if search == "greedy" else 4
+        further = {"sampling": True} if search == "sampling" else {"search": search}
+        own = {"components": {"search.groups": 2, "search.strength": 0.3}} if search == "diverse_beam" else {}
+        cfg = GenerationConfig(beam=beam, nbest=1, max_len_b=7, semantics=semantics, **further, **own)
+        for seed in range(3):
+            lines = outputs(draw, 30)
+            batch = batch_of([[4, 5, EOS], [EOS], [3, 7, 7, EOS]])
+            model = ScriptedModel(random_rule(VOCAB, seed))
+
+            def follows(sentence: int, tokens: Tensor, lines: Sequence[tuple[int, ...]] = lines) -> list[int]:
+                own = tuple(tokens.tolist())[semantics == "huggingface" :]
+                return [line[len(own)] for line in lines if line[: len(own)] == own and len(line) > len(own)]
+
+            def decode(processor: Any, debug: DebugConfig, model: ScriptedModel = model) -> list[Any]:
+                generator = SequenceGenerator.from_config([model], WORDS, cfg, processors=[processor], debug=debug)
+                return [
+                    [(tuple(one.tokens.tolist()), pytest.approx(one.score, abs=1e-9)) for one in hypotheses]
+                    for hypotheses in generator.generate(batch)
+                ]
+
+            wanted = decode(PrefixConstraint(follows), DebugConfig())
+            assert all(tokens in lines for hypotheses in wanted for tokens, _ in hypotheses)
+            for debug in (DebugConfig(), DebugConfig(trie_edges=False), DebugConfig(skip_log_softmax=False)):
+                assert decode(TrieConstraint(PrefixTrie.of(lines)), debug) == wanted
+
+
+def best(rule: Any, lines: Sequence[tuple[int, ...]], priors: Sequence[float], source: Any, ranking: Ranking) -> Any:
+    """All allowed outputs with their scores by enumeration, best first."""
+    found = []
+    for line, prior in zip(lines, priors, strict=True):
+        steps = [rule(source, line[:step]).log_softmax(0)[token] for step, token in enumerate(line)]
+        found.append((line, float(ranking.score(torch.stack(steps).sum() + prior, len(line)))))
+    return sorted(found, key=lambda pair: -pair[1])
+
+
+@pytest.mark.parametrize("lenpen", [0.0, 1.0])
+@pytest.mark.parametrize("has_priors", [False, True])
+@pytest.mark.parametrize("search", ["beam", "exact"])
+def test_a_wide_beam_equals_enumeration(search: str, has_priors: bool, lenpen: float) -> None:
+    draw = random.Random(7)
+    for seed in range(4):
+        lines = outputs(draw, 25)
+        priors = [draw.gauss(-2, 1) - (5 if search == "exact" else 0) if has_priors else 0.0 for _ in lines]
+        rule, count = random_rule(VOCAB, seed), len(lines)
+        cfg = GenerationConfig(beam=count, nbest=count, max_len_b=7, search=search, lenpen=lenpen)
+        trie = TrieConstraint(PrefixTrie.of(lines, priors if has_priors else None))
+        generator = SequenceGenerator.from_config([ScriptedModel(rule)], WORDS, cfg, processors=[trie])
+        for source, got in zip([(4, EOS), (EOS,)], generator.generate(batch_of([[4, EOS], [EOS]])), strict=True):
+            wanted = best(rule, lines, priors, source, Ranking(len_penalty=lenpen))
+            assert [tuple(one.tokens.tolist()) for one in got] == [line for line, _ in wanted]
+            assert [one.score for one in got] == pytest.approx([score for _, score in wanted], abs=1e-5)
+
+
+def certified(seed: int) -> list[bool]:
+    """A random search; raises if a certificate is wrong. Returns for each n-best list whether it is certified."""
+    draw = random.Random(seed)
+    lines = outputs(draw, draw.choice([1, 4, 40]))
+    priors = [draw.gauss(-1, 1) for _ in lines] if draw.random() < 0.3 else None
+    rule = random_rule(VOCAB, seed, sharpness=draw.choice([0.3, 1.5, 4.0]))
+    lenpen, beam = draw.choice([-0.5, 0.0, 1.0, 2.0]), draw.choice([1, 2, 3, 6])
+    cfg = GenerationConfig(
+        beam=beam,
+        nbest=draw.randint(1, beam),
+        max_len_b=6,
+        lenpen=lenpen,
+        search="beam",
+        semantics=draw.choice(["fairseq", "huggingface"]),
+        certificate=True,
+    )
+    if cfg.semantics == "huggingface":
+        cfg.early_stopping = draw.choice(["true", "false", "never"])
+    trie = TrieConstraint(PrefixTrie.of(lines, priors))
+    generator = SequenceGenerator.from_config([ScriptedModel(rule)], WORDS, cfg, processors=[trie])
+    (certificate,) = generator.setup.observers
+    assert isinstance(certificate, Certificate)
+    results = []
+    for number, got in enumerate(generator.generate(batch_of([[4, EOS], [EOS]]))):
+        wanted = best(rule, lines, priors or [0.0] * len(lines), [(4, EOS), (EOS,)][number], Ranking(len_penalty=lenpen))
+        wanted = [(line, score) for line, score in wanted if score > -torch.inf]
+        bound = certificate.bounds[number]
+        found = [tuple(one.tokens.tolist()) for one in got]
+        pruned = [score for line, score in wanted if line not in found]
+        if pruned:
+            # a hypothesis that a better one has replaced is no better than the last of the list
+            last = got[-1].score if len(got) == beam else -torch.inf
+            assert max(pruned) <= max(bound, last) + 1e-6, (seed, number, bound, pruned)
+        exact = is_exact(bound, [one.score for one in got], cfg.nbest)
+        if exact:
+            count = min(cfg.nbest, len(wanted))
+            assert found[:count] == [line for line, _ in wanted[:count]], (seed, number)
+        results.append(exact)
+    return results
+
+
+def test_a_certificate_is_never_wrong() -> None:
+    results = list(itertools.chain.from_iterable(certified(seed) for seed in range(150)))
+    assert 0.2 < sum(results) / len(results) < 0.9  # both happen often
+
+
+@pytest.mark.nightly
+def test_ten_thousand_certificates() -> None:
+    for seed in range(10_000):
+        certified(1000 + seed)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"search": "diverse_beam", "components": {"search.groups": 2}}, "not DiverseBeamSearch"),
+        ({"repetition_penalty": 1.2}, "RepetitionPenalty"),
+        ({"max_time": 3.0}, "TimeLimit"),
+        ({"coverage_penalty": 0.2}, "coverage_penalty"),
+        ({"mbr": "chrf"}, "about the order of scores"),
+    ],
+)
+def test_what_a_certificate_cannot_cover_is_refused(keys: dict[str, Any], words: str) -> None:
+    cfg = GenerationConfig(beam=4, certificate=True, **keys)
+    with pytest.raises(ConfigError, match=words):
+        SequenceGenerator.from_config([ScriptedModel(random_rule(VOCAB, 1))], WORDS, cfg)
