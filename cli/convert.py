@@ -28,6 +28,8 @@ from seqgen.config.values import changed, from_dict
 from seqgen.data.tokenizers.base import load_tokenizer
 from seqgen.errors import ConfigError
 from seqgen.export.folder import FORMATS, check_installed, write_export
+from seqgen.generation.component import Resources
+from seqgen.generation.processors.prefix_trie import TRIE_SUFFIX, trie_of_file
 from seqgen.registry import TASKS
 from seqgen.system.files import new_folder
 from seqgen.training.averaging import average_runs
@@ -35,10 +37,11 @@ from seqgen.training.averaging import average_runs
 DESCRIPTION = """writes a model in another form, which format chooses. run: a run folder, from a fairseq checkpoint,
 a Hugging Face folder, or a run with sharded checkpoints. huggingface: a Hugging Face folder, from a T5, transformer or
 transformer_lm. export: the encoder and one step of the decoder, whose decoding state is an input and an output, as ONNX
-files and as files of torch.export, with export.json and the tokenizer. average: the mean of the weights of checkpoints:
-of the newest five of a run with path=RUN last=5, or of those of path=[A,B,...], which may be runs of one architecture;
-it is written to checkpoints/average in the run folder (the first one, if there are several), or with output=NEW as a
-run of its own."""
+files and as files of torch.export, with export.json and the tokenizer. trie: the outputs allowed by
+generation.prefix_trie, encoded for a model, as a file that decoding maps into memory. average: the mean of the weights
+of checkpoints: of the newest five of a run with path=RUN last=5, or of those of path=[A,B,...], which may be runs of
+one architecture; it is written to checkpoints/average in the run folder (the first one, if there are several), or with
+output=NEW as a run of its own."""
 
 
 @dataclass
@@ -61,7 +64,8 @@ class ConvertConfig:
     output: str = option(
         "", "folder to write, which must not exist yet; empty to write an average into the first run", names="output"
     )
-    format: str = option("run", "what is written", choices=("run", "huggingface", "export", "average"))
+    format: str = option("run", "what is written", choices=("run", "huggingface", "export", "average", "trie"))
+    input: str = option("", "with format=trie: the allowed outputs, in a form of generation.prefix_trie")
     source_lang: str = option("", "with format=run: source language, if the checkpoint does not name it")
     target_lang: str = option("", "with format=run: target language, if the checkpoint does not name it")
     formats: list[str] = option(
@@ -79,6 +83,7 @@ KEYS = {
     "huggingface": ("reading",),
     "export": ("formats", "opset", "reading"),
     "average": ("last", "name"),
+    "trie": ("input", "reading"),
 }
 """By the value of ``format``, the keys that have an effect, besides ``path``, ``output`` and ``common``."""
 
@@ -112,6 +117,8 @@ def convert(cfg: ConvertConfig) -> None:
         log(note)
     if cfg.format == "export":
         return _write_export(cfg, loaded)
+    if cfg.format == "trie":
+        return _write_trie(cfg, loaded)
     if to_run:
         config = run_config(loaded, cfg)
         write_run(loaded, config, folder)
@@ -135,6 +142,8 @@ def _check_keys(cfg: ConvertConfig) -> None:
     for key in sorted(set(changed(cfg)) & {*chain.from_iterable(KEYS.values())} - {*KEYS[cfg.format]}):
         owners = " or ".join(f"format={name}" for name, keys in KEYS.items() if key in keys)
         raise ConfigError(f"{key} has no effect with format={cfg.format}; remove it, or give {owners}")
+    if cfg.format == "trie" and not (cfg.input and cfg.output.endswith(TRIE_SUFFIX)):
+        raise ConfigError(f"format=trie needs input=FILE with the allowed outputs, and output=NAME{TRIE_SUFFIX}")
     if cfg.format != "average":
         if len(cfg.path) > 1:
             raise ConfigError(
@@ -145,8 +154,8 @@ def _check_keys(cfg: ConvertConfig) -> None:
             raise ConfigError(f"output is missing: give output=FOLDER, the {cfg.format} folder to write")
     if cfg.output and Path(cfg.output).exists():
         raise ConfigError(f"output={cfg.output} already exists; give the name of a new folder")
-    if cfg.format in ("huggingface", "export"):
-        check_output("output", cfg.output)
+    if cfg.format in ("huggingface", "export", "trie"):
+        check_output("output", cfg.output, cfg.input)
     if not cfg.formats or not set(cfg.formats) <= set(FORMATS):
         raise ConfigError(f"formats=[{','.join(cfg.formats)}] must be one or more of: {', '.join(FORMATS)}")
     if cfg.format == "export" and "onnx" in cfg.formats:
@@ -192,6 +201,19 @@ def _write_export(cfg: ConvertConfig, loaded: LoadedModel) -> None:
         if file.is_file():
             print(f"  {file.name:<13} {file.stat().st_size:>13,} bytes")
     print(f"logits differ by at most {difference:.1e} from those of the model")
+
+
+def _write_trie(cfg: ConvertConfig, loaded: LoadedModel) -> None:
+    """Write a trie of allowed outputs.
+
+    Raises:
+        DataError: the allowed outputs cannot be read.
+    """
+    task = loaded.task
+    trie = trie_of_file(Path(cfg.input), Resources(task.target_dictionary, task.target_tokenizer.encode))
+    trie.save(Path(cfg.output))
+    print(f"{cfg.output}: a trie of {len(trie.tokens):,} nodes")
+    print(f"decode:    seqgen-generate path={cfg.path[0]} input=FILE generation.prefix_trie={cfg.output}")
 
 
 def _gather(path: Path, folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from seqgen.generation.component import Resources
+from seqgen.generation.prefix_trie import PrefixTrie
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.processors.bias import BadWords, SequenceBias
 from seqgen.generation.processors.length import (
@@ -14,7 +15,7 @@ from seqgen.generation.processors.length import (
     ForceLast,
     MinimumLength,
 )
-from seqgen.generation.processors.prefix_trie import PrefixTrie, TrieConstraint
+from seqgen.generation.processors.prefix_trie import TrieConstraint
 from seqgen.generation.processors.repetition import (
     EncoderNoRepeatNgram,
     EncoderRepetitionPenalty,
@@ -53,7 +54,9 @@ PROCESSORS: dict[str, Callable[[Resources], LogitsProcessor]] = {
     "min_p": lambda words: MinP(0.1),
     "minimum_length": lambda words: MinimumLength(3),
     "no_repeat_ngram": lambda words: NoRepeatNgram(2),
-    "prefix_trie": lambda words: TrieConstraint(PrefixTrie.from_lines(ALLOWED, words.ids, words.dictionary.eos())),
+    "prefix_trie": lambda words: TrieConstraint(
+        PrefixTrie.of([*words.ids(line), words.dictionary.eos()] for line in ALLOWED)
+    ),
     "remove_invalid": lambda words: RemoveInvalid(),
     "renormalize": lambda words: Renormalize(),
     "repetition_penalty": lambda words: RepetitionPenalty(1.2),

@@ -170,11 +170,12 @@ class GenerationConfig:
     rerank: str = option("", "name of a registered reranker, by whose scores hypotheses are ranked")
     prefix_trie: str = option(
         "",
-        "file with the allowed outputs: one per line, with a tab and a prior in nats after each if wanted; FILE.ids has "
-        "ids of tokens in place of text, FILE.safetensors is a trie written by seqgen-convert",
+        "file with the allowed outputs, one per line, with a tab and a prior in nats if wanted; FILE.ids has ids "
+        "in place of text, FILE.safetensors is a trie written by seqgen-convert",
     )
     certificate: bool = option(
-        False, "bound the scores of all outputs that beam search pruned, and say for each line whether its list is exact"
+        False,
+        "bound the scores of the outputs that beam search pruned; say for each line whether its list is exact",
     )
     shortlist: str = option(
         "",

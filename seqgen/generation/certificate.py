@@ -35,9 +35,9 @@ NEVER_RAISE = (
 class Certificate(Observer):
     """Bounds the scores of the outputs that beam search has pruned.
 
-    Log-probabilities are not positive, so that no continuation of a pruned prefix has a larger cumulative score than the
-    prefix. Its score as a hypothesis is at most this sum divided by the length penalty of the length that favours it
-    most, of those that are still possible. Candidates below the listed ones score no better than the last of them.
+    Log-probabilities are not positive, so that no continuation of a pruned prefix has a larger cumulative score than
+    the prefix. Its score as a hypothesis is at most this sum divided by the length penalty of the length that favours
+    it most, of those that are still possible. Candidates below the listed ones score no better than the last of them.
 
     Attributes:
         bounds: by the number of each decoded sentence, the bound in the unit of scores; ``-inf`` if nothing was pruned.

@@ -63,7 +63,7 @@ class PrefixTrie:
         Args:
             flat: the tokens of all sequences, one sequence after the other.
             lengths: ``(N,)`` number of tokens of each sequence.
-            priors: ``(N,)`` what is added to the score of each sequence, in nats; of equal sequences the largest counts.
+            priors: ``(N,)`` what is added to the score of each sequence, in nats; of equal sequences, the largest.
         """
         levels = _Levels(flat, lengths, priors)
         while len(levels.active):
@@ -80,7 +80,8 @@ class PrefixTrie:
         """This trie on a device."""
         if self.tokens.device == device:
             return self
-        return PrefixTrie(*(part if part is None else part.to(device) for part in (self.tokens, self.first, self.priors)))
+        priors = None if self.priors is None else self.priors.to(device)
+        return PrefixTrie(self.tokens.to(device), self.first.to(device), priors)
 
     def degrees(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
         """The first child and the number of children of each node, int64 of the shape of ``nodes``."""
@@ -109,27 +110,40 @@ class PrefixTrie:
         return low.where(found, NOWHERE)
 
     def edges(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
-        """The children of each node as a matrix.
+        """The children of some nodes.
 
         Args:
             nodes: ``(rows,)`` int64.
 
         Returns:
-            ``(rows, W)`` int64, the children of each node in ascending order of their tokens, and ``(rows, W)`` bool,
-            false where a row has no further child. ``W`` is the largest number of children, at least 1.
+            ``(edges,)`` int64 each: the row and the child of each edge, in the order of the rows, then of the tokens.
         """
-        first, count = self.degrees(nodes)
-        places = torch.arange(max(1, int(count.max())), device=nodes.device)
-        children = first.unsqueeze(1) + places
-        return children.clamp(max=len(self.tokens) - 1), places < count.unsqueeze(1)
+        first, counts = self.degrees(nodes)
+        rows = torch.arange(len(nodes), device=nodes.device).repeat_interleave(counts)
+        # with first children 4 and 1 and counts 2 and 3, edges 0 1 | 2 3 4 lead to the children 4 5 | 1 2 3
+        shift = first - (counts.cumsum(0) - counts)
+        return rows, torch.arange(len(rows), device=nodes.device) + shift[rows]
+
+    def gains(self, nodes: Tensor, children: Tensor) -> Tensor:
+        """What priors add to the scores of edges: the largest prior below the child minus that below the node.
+
+        Args:
+            nodes: int64, where each edge begins; the first edge adds the prior below the root, too.
+            children: int64 of the same shape, or of one that it broadcasts to.
+
+        Returns:
+            float32 of the shape of ``children``; zeros without priors.
+        """
+        if self.priors is None:
+            return torch.zeros_like(children, dtype=torch.float32)
+        return self.priors[children] - self.priors[nodes.clamp(min=0)].masked_fill(nodes == 0, 0.0)
 
     def following(self, tokens: Sequence[int]) -> list[int]:
         """The tokens that may follow a prefix, ascending; none if no sequence begins with it."""
         node = torch.zeros(1, dtype=torch.int64)
         for token in tokens:
             node = self.child(node, torch.tensor([token]))
-        children, exists = self.edges(node)
-        found: list[int] = self.tokens[children[exists]].tolist()
+        found: list[int] = self.tokens[self.edges(node)[1]].tolist()
         return found
 
     def save(self, path: Path) -> None:

@@ -96,6 +96,7 @@ KEYS: dict[str, list[Any]] = {
     "bit_exact": [False, False, True],
     "dtype": ["", "", "float32", "bfloat16", "float16", "int8"],
     **{key: [False, True] for key in ("unnormalized", "match_source_len", "renormalize", "remove_invalid", "sampling")},
+    "certificate": [False, False, True],
     "processors": [[]],
 }
 """Values of each key; ``components`` is made from those that are chosen."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from seqgen.generation.context import StepContext
 from seqgen.generation.ensemble.combinations import Guidance, ProbabilityMean
+from seqgen.generation.prefix_trie import PrefixTrie
 from seqgen.generation.processors import warpers as cutoffs
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.processors.bias import BadWords, SequenceBias
@@ -24,7 +24,7 @@ from seqgen.generation.processors.length import (
     ForceLast,
     MinimumLength,
 )
-from seqgen.generation.processors.prefix_trie import PrefixConstraint, PrefixTrie, TrieConstraint
+from seqgen.generation.processors.prefix_trie import PrefixConstraint, TrieConstraint
 from seqgen.generation.processors.repetition import (
     EncoderNoRepeatNgram,
     EncoderRepetitionPenalty,
@@ -314,9 +314,6 @@ def test_end_tokens_cannot_be_bad_words_alone() -> None:
     assert torch.equal(got, given)
 
 
-SEQUENCES = [(4, 5, EOS), (4, EOS), (4, 5, 6, EOS), (3, EOS), (3, EOS)]
-
-
 PROCESSORS: dict[str, LogitsProcessor] = {
     **{name: ours for name, (ours, _) in ORACLES.items()},
     "unknown": UnknownPenalty(UNK, 1.5),
@@ -326,7 +323,7 @@ PROCESSORS: dict[str, LogitsProcessor] = {
     "prefix before a penalty": ForcePrefix(otherwise=[RepetitionPenalty(1.5)]),
     "first, keeping its score": ForceFirst(5, keep_score=True),
     "remove invalid": RemoveInvalid(),
-    "trie": TrieConstraint(PrefixTrie(SEQUENCES)),
+    "trie": TrieConstraint(PrefixTrie.of([(4, 5, EOS), (4, EOS), (3, EOS)])).begin(batch_info(6, 1)),
 }
 NOT_INVARIANT = {
     "repetition", "repetition below 1", "source", "first", "last", "decay", "decay below 1", "temperature",

@@ -19,6 +19,7 @@ from seqgen.generation.component import Resources
 from seqgen.generation.context import StepContext
 from seqgen.generation.options import end_tokens_from_config, processor_makers, processors_from_config
 from seqgen.generation.processors.base import LogitsProcessor, apply_all
+from seqgen.generation.processors.prefix_trie import TrieConstraint
 from seqgen.generation.processors.tokens import ForcePrefix
 from seqgen.generation.rules import FAIRSEQ, HUGGINGFACE, Rules, rules_named
 from seqgen.generation.sequence_generator import SequenceGenerator
@@ -266,11 +267,10 @@ def test_allowed_outputs_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "allowed.txt"
     path.write_text("ab\nac\n", encoding="utf-8")
     found = chain(prefix_trie=str(path), min_len=0)
+    (prefix,) = (part for part in found if isinstance(part, ForcePrefix))
+    (constraint,) = (part for part in prefix.parts if isinstance(part, TrieConstraint))
     allowed = {(): [3], (3,): [4, 5], (3, 4): [1]}
-    for history, following in allowed.items():
-        tokens = torch.tensor([history], dtype=torch.int64).view(1, -1)
-        now = step_context(len(history), tokens, torch.tensor([9]), 9, None, 1, 0)
-        assert apply_all(found, torch.zeros(1, VOCAB), now)[0].isfinite().nonzero().flatten().tolist() == following
+    assert {history: constraint.trie.following(history) for history in allowed} == allowed
 
 
 @pytest.mark.parametrize(
@@ -367,6 +367,7 @@ REFUSED = [
     ({"draft": "runs/x", "prompt_lookup": 2}, "both draft; choose one"),
     ({"shortlist": "FILE", "prefix_trie": "FILE"}, "generation.shortlist=FILE and generation.prefix_trie both limit"),
     ({"mbr": "chrf", "rerank": "length_ratio"}, "and generation.mbr both rank the hypotheses"),
+    ({"certificate": True, "mbr": "chrf"}, "generation.certificate=true is about the order of scores"),
     ({"mbr": "chrf", "beam": 1}, "compares hypotheses, but only one is generated"),
     ({"exponential_decay_start": 3}, "has no effect without generation.exponential_decay_factor"),
     ({"early_stopping": "true"}, "belongs to Hugging Face's rules"),

@@ -15,7 +15,7 @@ from torch import Tensor
 from seqgen.data.text import read_lines
 from seqgen.errors import DataError
 from seqgen.generation.candidates import Candidates
-from seqgen.generation.component import BatchInfo, Resources, naming
+from seqgen.generation.component import BatchInfo, Resources
 from seqgen.generation.context import StepContext
 from seqgen.generation.prefix_trie import PrefixTrie
 from seqgen.generation.processors.base import LogitsProcessor
@@ -44,6 +44,13 @@ class PrefixConstraint(LogitsProcessor):
             own = generated if padding is None else generated[~padding[row]]
             mask[row, list(self.allowed(sentence, own))] = 0.0
         return lprobs + mask
+
+
+TRIE_SUFFIX = ".safetensors"
+"""The end of the name of a file that has a trie."""
+
+_FEW = 8
+"""The session reads the scores of allowed tokens alone if no row has more of them than an eighth of the vocabulary."""
 
 
 class TrieConstraint(LogitsProcessor):
@@ -81,32 +88,40 @@ class TrieConstraint(LogitsProcessor):
         super().advance(active)
         self.nodes = self.trie.child(self.nodes, active.tokens)
 
-    def allowed(self, lprobs: Tensor) -> tuple[Tensor, Tensor]:
-        """The scores of the allowed tokens alone.
+    def allowed(self, lprobs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The scores of the allowed tokens alone, if they are few.
 
         Args:
             lprobs: ``(rows, V)``.
 
         Returns:
             ``(rows, W)`` their scores, and ``(rows, W)`` int64 their tokens, ascending; the score is ``-inf`` where a
-            row has fewer than ``W``.
+            row has fewer than ``W``. If a row has many, the scores ``(rows, V)`` of all tokens and ``None``.
         """
         nodes = self.nodes.flatten()
-        children, exists = self.trie.edges(nodes)
+        first, counts = self.trie.degrees(nodes)
+        width = max(1, int(counts.max()))
+        if width * _FEW > lprobs.size(1):
+            return self._all_scores(lprobs), None
+        places = torch.arange(width, device=nodes.device)
+        children = (first.unsqueeze(1) + places).clamp(max=len(self.trie.tokens) - 1)
         tokens = self.trie.tokens[children].long().clamp(min=0)
         scores = lprobs.gather(1, tokens)
-        if (priors := self.trie.priors) is not None:
-            before = priors[nodes.clamp(min=0)].masked_fill(nodes == 0, 0.0)  # the root's is added by the first token
-            scores = scores + (priors[children] - before.unsqueeze(1))
-        return scores.masked_fill(~exists, -torch.inf), tokens
+        if self.trie.priors is not None:
+            scores = scores + self.trie.gains(nodes.unsqueeze(1), children)
+        return scores.masked_fill(places >= counts.unsqueeze(1), -torch.inf), tokens
+
+    def _all_scores(self, lprobs: Tensor) -> Tensor:
+        """The scores ``(rows, V)``, ``-inf`` where a token is not allowed."""
+        nodes, own = self.nodes.flatten().unique(return_inverse=True)  # at the first step all rows are at the root
+        rows, children = self.trie.edges(nodes)
+        added = lprobs.new_full((len(nodes), lprobs.size(1)), -torch.inf)
+        added[rows, self.trie.tokens[children].long()] = self.trie.gains(nodes[rows], children).to(added.dtype)
+        return lprobs + (added if len(nodes) == 1 else added[own])
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
-        if self.is_deferred:
-            return lprobs
-        scores, tokens = self.allowed(lprobs)
-        # rows with fewer edges have -inf at tokens of other nodes: the largest value of a token is its own
-        return torch.full_like(lprobs, -torch.inf).scatter_reduce_(1, tokens, scores, "amax")
+        return lprobs if self.is_deferred else self._all_scores(lprobs)
 
 
 def defer_trie(processors: Sequence[LogitsProcessor]) -> TrieConstraint | None:
@@ -132,49 +147,50 @@ def trie_of_file(path: Path, resources: Resources) -> PrefixTrie:
 
     Args:
         path: text, one output per line, optionally with a tab and a prior in nats; ids of tokens in the same form if
-            the name ends in ``.ids``; or a trie that ``PrefixTrie.save`` wrote if it ends in ``.safetensors``.
+            the name ends in ``.ids``; or a trie that ``PrefixTrie.save`` wrote if it ends in ``TRIE_SUFFIX``.
         resources: the target vocabulary and its tokenizer.
 
     Raises:
         DataError: the file is empty or damaged, or a line cannot be read.
     """
-    if path.suffix == ".safetensors":
+    if path.suffix == TRIE_SUFFIX:
         return PrefixTrie.load(path, len(resources.dictionary))
     flat, lengths, priors = array("i"), array("q"), array("f")
     for number, line in enumerate(read_lines(path), start=1):
+        where = f"{path}, line {number}"
         text, tab, prior = line.partition("\t")
-        if tab and len(priors) < number - 1 or priors and not tab:
-            raise DataError(f"{path}, line {number}: either all lines or no lines must have a tab and a prior")
-        with naming(f"{path}, line {number}"):
-            ids = _ids_of(text, resources) if path.suffix == ".ids" else resources.ids(text)
-            if resources.dictionary.unk() in ids:
-                raise DataError("it has words or characters that are not in the target vocabulary; remove or correct it")
-            if tab:
-                priors.append(_prior(prior))
+        ids = _ids_of(text, where, resources) if path.suffix == ".ids" else resources.ids(text)
+        if resources.dictionary.unk() in ids:
+            raise DataError(
+                f"{where} has words or characters that are not in the target vocabulary; remove or correct it"
+            )
+        if number > 1 and bool(tab) != bool(priors):
+            raise DataError(f"{where} has {'a' if tab else 'no'} tab, unlike line 1; give all lines a prior, or none")
+        if tab:
+            priors.append(_prior(prior, where))
         flat.extend(ids)
         flat.append(resources.dictionary.eos())
         lengths.append(len(ids) + 1)
     if not lengths:
         raise DataError(f"{path} is empty; each of its lines must be an allowed output")
-    return PrefixTrie.of_arrays(
-        np.frombuffer(flat, np.int32), np.frombuffer(lengths, np.int64), np.frombuffer(priors, np.float32) if priors else None
-    )
+    of_lines = np.frombuffer(flat, np.int32), np.frombuffer(lengths, np.int64)
+    return PrefixTrie.of_arrays(*of_lines, np.frombuffer(priors, np.float32) if priors else None)
 
 
-def _ids_of(text: str, resources: Resources) -> list[int]:
+def _ids_of(text: str, where: str, resources: Resources) -> list[int]:
     """The ids in a line of ids."""
     words, size = text.split(), len(resources.dictionary)
     if all(word.isdecimal() for word in words) and max(ids := [int(word) for word in words], default=0) < size:
         return ids
-    raise DataError(f"each word must be the id of a token, from 0 to {size - 1}")
+    raise DataError(f"{where}: each word must be the id of a token, from 0 to {size - 1}")
 
 
-def _prior(text: str) -> float:
+def _prior(text: str, where: str) -> float:
     """The prior after the tab of a line."""
     try:
         prior = float(text)
     except ValueError:
         prior = math.nan
     if not math.isfinite(prior):
-        raise DataError(f"the prior {text!r} must be a number, in nats, such as -2.5")
+        raise DataError(f"{where}: the prior {text!r} must be a number, in nats, such as -2.5")
     return prior

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.generation.processors.prefix_trie import PrefixConstraint, PrefixTrie, TrieConstraint
+from seqgen.generation.prefix_trie import PrefixTrie
+from seqgen.generation.processors.prefix_trie import PrefixConstraint, TrieConstraint
 from tests.huggingface_decoding import EOS, WORDS, WrappedModel, assert_same, decode, original, sharp_model
 from tests.huggingface_t5 import seqgen_model
 
@@ -39,7 +40,7 @@ def test_a_trie_is_the_originals_function(early_stopping: bool, beam: int, count
     for seed in range(3):
         model = sharp("t5", seed)
         allowed = outputs(seed, count)
-        trie = PrefixTrie(allowed)
+        trie = PrefixTrie.of(allowed)
 
         def follows(sentence: int, written: Tensor, trie: PrefixTrie = trie) -> list[int]:
             return trie.following(written[1:].tolist()) or [0]  # the original wants some token where all are dead
