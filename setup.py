@@ -15,6 +15,9 @@ PACKAGES = [
 EXPORT = ["onnx>=1.17", "onnxscript>=0.5.3", "onnxruntime>=1.20"]
 """What seqgen-convert format=export needs to write ONNX files and to check them."""
 
+RETRIEVAL = ["scikit-learn>=1.5", "bm25s>=0.2"]
+"""What examples/retrieval.py needs."""
+
 setup(
     name="seqgen",
     version="0.1.0",
@@ -45,6 +48,7 @@ setup(
         "export": EXPORT,
         "test": [
             *EXPORT,
+            *RETRIEVAL,
             "rouge-score>=0.1.2",
             "sacremoses>=0.1.1",
             "pytest>=8",
@@ -58,6 +62,7 @@ setup(
             "ray>=2.40",
             "selenium>=4.20",  # with Debian's chromium and chromium-driver, for the page of traces
         ],
+        "retrieval": RETRIEVAL,
         "benchmarks": ["matplotlib>=3.9"],
         "scores": ["rouge-score>=0.1.2", "sacremoses>=0.1.1"],  # seqgen-score metrics=[rougeL], detokenize=LANGUAGE
         "parquet": ["pyarrow>=16"],  # Parquet files as the input of a job

@@ -98,6 +98,8 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Place
         described = {key: plain(content.get(key)) for key in ("args", "cfg")}
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged: its options {error}") from None
+    if reading.tokenizer:
+        raise ConfigError(f"reading.tokenizer={reading.tokenizer} is for Hugging Face folders only; remove it")
     options = read_options(described, path, reading.architecture, reading.ignore)
     if reading.lang_dict and options.languages is None:
         raise ConfigError(f"reading.lang_dict={reading.lang_dict}: {path} is not a multilingual checkpoint; remove it")

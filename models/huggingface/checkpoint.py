@@ -22,7 +22,8 @@ from seqgen.checkpoints.model_weights import MAX_BUFFERS, on_meta
 from seqgen.checkpoints.serialization import write_json
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
 from seqgen.config.values import to_dict
-from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
 from seqgen.errors import CheckpointError, ConfigError, shown
 from seqgen.model import EncoderDecoderModel
@@ -59,7 +60,7 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
 
     Args:
         path: the folder.
-        reading: ignored with a note, because such folders need none of its values.
+        reading: ``tokenizer``; the others are ignored with a note, because such folders need none of them.
         placement: where the weights are put, and their dtype; by default the one in the folder's configuration.
 
     Returns:
@@ -74,7 +75,10 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
     cfg = architecture.read_config(config)
     size = architecture.size(cfg, config)
     _check_size(size, path)  # and whether there are weights at all
-    tokenizer = load_pretrained_tokenizer(path, size.vocab_size)
+    if reading.tokenizer == "ids":
+        tokenizer: Tokenizer = _id_tokenizer(config, size.vocab_size)
+    else:
+        tokenizer = load_pretrained_tokenizer(path, size.vocab_size)
     task = architecture.make_task(cfg, path, tokenizer)
     generation, notes = read_generation(
         path, task.target_tokenizer, architecture.decoder_only, architecture.generation_defaults(config)
@@ -103,6 +107,16 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
     return LoadedModel(model, task, config_of_run, path, task.as_values(), notes, generation)
 
 
+def _id_tokenizer(config: JSONConfig, vocab_size: int) -> WhitespaceTokenizer:
+    """A tokenizer whose words are ids; a word that is no id counts as padding, which no output has.
+
+    Raises:
+        CheckpointError: the configuration names no padding or end-of-sentence.
+    """
+    pad, eos = (config.integer(f"{name}_token_id", -1) for name in ("pad", "eos"))
+    return WhitespaceTokenizer(Dictionary(map(str, range(vocab_size)), pad=pad, eos=eos, unk=pad, bos=None))
+
+
 def _notes(config: JSONConfig, architecture: Architecture, reading: ReadingConfig) -> list[str]:
     """Notes about keys that have no effect, in the folder or given by the user."""
     path, method = config.path.parent, config.value("quantization_config")
@@ -111,7 +125,7 @@ def _notes(config: JSONConfig, architecture: Architecture, reading: ReadingConfi
     notes += [
         f"{path}: reading.{key} has no effect: a Hugging Face folder contains everything that is needed"
         for key, value in to_dict(reading).items()
-        if value
+        if value and key != "tokenizer"
     ]
     if method:
         named = method.get("quant_method") if isinstance(method, dict) else method

@@ -35,6 +35,11 @@ class ReadingConfig:
     )
     source_sentencepiece: str = option("", "SentencePiece model of the source language")
     target_sentencepiece: str = option("", "SentencePiece model of the target language")
+    tokenizer: str = option(
+        "",
+        "ids: lines consist of ids of tokens, for a Hugging Face folder without a tokenizer",
+        choices=("", "ids"),
+    )
     lang_dict: str = option(
         "", "file with the languages of a multilingual checkpoint, one on each line, in the order of their tokens"
     )

@@ -345,8 +345,9 @@ class TextDecoding:
         found = [TextHypothesis(self._text(line, hypothesis), hypothesis) for hypothesis in wanted]
         translation.hypotheses[:] = self._ranked(translation, found)[:nbest]
         if self.certificate is not None:
-            translation.bound = bound = self.certificate.bounds.pop(translation.id)
-            translation.exact = is_exact(bound, [item.score for item in found], nbest)
+            bound = self.certificate.bounds.pop(translation.id)
+            exact = is_exact(bound, [item.score for item in found], nbest)
+            line.translation = replace(translation, bound=bound, exact=exact)
         if self.on_line is not None:
             self.on_line()
         self._note_cuts(line)

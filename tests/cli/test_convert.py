@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 from dataclasses import replace
@@ -19,10 +20,10 @@ def checkpoint(tmp_path: Path) -> Path:
     return write(tmp_path / "theirs", random_model(FCONV), in_dict(options_of(FCONV)))
 
 
-def decode(path: Path, tmp_path: Path) -> str:
+def decode(path: Path, tmp_path: Path, *further: str) -> str:
     source = tmp_path / "source.txt"
     source.write_text("w1 w2 w3\nw4 w5\n")
-    outcome = command("generate", f"path={path}", f"input={source}", "format=json", "generation.max_len_b=12")
+    outcome = command("generate", f"path={path}", f"input={source}", "format=json", "generation.max_len_b=12", *further)
     assert outcome.code == 0, outcome.err
     return outcome.out
 
@@ -132,3 +133,24 @@ def test_keys_without_effect_are_refused(arguments: list[str], words: str) -> No
     outcome = command("convert", *arguments)
     assert (outcome.code, outcome.err.count("\n")) == (2, 1)
     assert words in outcome.err
+
+
+def test_a_trie_decodes_as_its_text_does(checkpoint: Path, tmp_path: Path) -> None:
+    text, trie, allowed = tmp_path / "allowed", tmp_path / "allowed.safetensors", ["w1 w2", "w3", "w1 w4 w5"]
+    text.write_text("".join(f"{line}\n" for line in allowed), encoding="utf-8")
+    made = command("convert", "format=trie", f"path={checkpoint}", f"input={text}", f"output={trie}")
+    assert made.code == 0, made.err
+    keys = ("generation.beam=3", "generation.nbest=3", "generation.certificate=true")
+    found = [decode(checkpoint, tmp_path, *keys, f"generation.prefix_trie={file}") for file in (text, trie)]
+    assert found[0] == found[1]
+    for line in found[0].splitlines():
+        record = json.loads(line)
+        assert sorted(item["text"] for item in record["hypotheses"]) == sorted(allowed)
+        assert (record["exact"], record["bound"]) == (True, None)
+
+
+def test_a_trie_needs_a_text_and_the_name_of_its_file(checkpoint: Path, tmp_path: Path) -> None:
+    for output in ("allowed", "a.safetensors"):
+        outcome = command("convert", "format=trie", f"path={checkpoint}", f"output={tmp_path}/{output}")
+        assert outcome.code == 2
+        assert "format=trie needs input=FILE with the allowed outputs, and output=NAME.safetensors" in outcome.err

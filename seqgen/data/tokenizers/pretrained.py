@@ -198,7 +198,9 @@ def make_tokenizer(
         what = f"no {' and no '.join(missing)}"
         if kind.fast or kind.is_fast:
             what = f"neither {' and '.join(kind.needs)} nor {FAST_FILE}"
-        raise DataError(f"{files.origin} has {what}; copy the files that it was saved with")
+        raise DataError(
+            f"{files.origin} has {what}; copy the files that it was saved with, or set reading.tokenizer=ids"
+        )
     if kind.fast and has_pipeline and (not made or config.get("backend") == "tokenizers"):
         kind = CLASSES[kind.fast]  # version 5 of transformers saves fast tokenizers under the names of slow ones
     module, _, component = kind.component.partition(":")
