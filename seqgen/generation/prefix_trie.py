@@ -74,7 +74,8 @@ class PrefixTrie:
         children = np.concatenate([*levels.children, np.zeros(levels.width, np.int32)])
         first = 1 + np.concatenate([np.zeros(1, np.int32), children.cumsum(dtype=np.int32)])
         tokens, best = np.concatenate(levels.tokens), np.concatenate(levels.priors)
-        return cls(*map(torch.from_numpy, (tokens, first)), None if priors is None else torch.from_numpy(best))
+        arrays = torch.from_numpy(tokens), torch.from_numpy(first)
+        return cls(*arrays, None if priors is None else torch.from_numpy(best))
 
     def to(self, device: torch.device) -> PrefixTrie:
         """This trie on a device."""
