@@ -23,7 +23,7 @@ from seqgen.generation.search.base import Search
 from seqgen.generation.shortlist import Shortlist
 from seqgen.generation.stopping import StoppingRule
 from seqgen.model import EncoderDecoderModel
-from seqgen.modules.bit_exact.mode import BitExact
+from seqgen.modules.bit_exact import BitExact
 from seqgen.structures import Batch
 from seqgen.system.switches import INPUT_CHOICES, PREPACKED_WEIGHTS, TWO_STAGE_CANDIDATES, switched
 

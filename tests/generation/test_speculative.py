@@ -97,6 +97,14 @@ def test_with_all_that_changes_scores(names: list[str], options: dict[str, objec
         assert_same(decode(models, batch, SpeculativeSearch(drafter, 4), **options), alone)
 
 
+def test_a_draft_model_reads_its_own_start_token() -> None:
+    model, draft, read = sharp("t5_tiny"), sharp("t5_tiny"), set()
+    draft.start_token = lambda task_eos: 7  # type: ignore[method-assign]
+    draft.decoder.register_forward_pre_hook(lambda _, arguments: read.update(arguments[0][:, 0].tolist()))
+    decode([model], batch_of(SOURCES), SpeculativeSearch(ModelDrafter(draft), 3))
+    assert read == {7}
+
+
 def test_alone_equals_batched_and_prefixes_are_kept() -> None:
     model, batch = sharp("transformer_shared"), batch_of(SOURCES)
     drafter = ModelDrafter(near(model, "transformer_shared"))
