@@ -15,7 +15,7 @@ from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError, DecodingError
 from seqgen.generation.component import FEATURES
 from seqgen.generation.context import StepContext
-from seqgen.generation.processors.repetition import RepetitionPenalty
+from seqgen.generation.processors.tokens import RepetitionPenalty
 from seqgen.generation.search.beam import Greedy
 from seqgen.generation.search.exact import ExactSearch
 from seqgen.generation.search.sampling import Sampling

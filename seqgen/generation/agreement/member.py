@@ -10,9 +10,8 @@ from torch import Tensor
 
 from seqgen.decoder import Decoder, IncrementalDecoder
 from seqgen.generation.ensemble.member import Member, MemberSpec
-from seqgen.generation.setup import DecodingSetup
+from seqgen.generation.setup import DecodingSetup, adjusts_logits
 from seqgen.incremental_state import rows_of_parents, rows_of_sentences
-from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Source
 
 
@@ -92,7 +91,7 @@ class OwnHistory(Member):
 
     def _adjusted(self, logits: Tensor) -> Tensor:
         """Apply the model's own changes to the logits, which depend on the number of generated tokens."""
-        if type(self.model).adjust_logits_during_generation is EncoderDecoderModel.adjust_logits_during_generation:
+        if not adjusts_logits(self.model):
             return logits
         adjusted = logits.clone()
         for length in self.lengths.unique().tolist():
