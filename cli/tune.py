@@ -35,8 +35,16 @@ from seqgen.config.keys import annotation_of, did_you_mean, known_keys
 from seqgen.config.values import from_dict, given_settings, split_argument, to_dict
 from seqgen.errors import CheckpointError, ConfigError, DataError, nearest
 from seqgen.lab.tuning.decodes import RANKING, Decodes, OutputsFile, digest_of, sha256, state_of
-from seqgen.lab.tuning.space import Dimension, arguments, dimensions, grid, search_coordinates, start_of
-from seqgen.lab.tuning.trials import Metric, Trials
+from seqgen.lab.tuning.search import (
+    Dimension,
+    Metric,
+    Trials,
+    arguments,
+    dimensions,
+    grid,
+    search_coordinates,
+    start_of,
+)
 from seqgen.metrics import METRICS
 from seqgen.registry import DECODING_COMPONENTS
 from seqgen.system.files import write_atomically

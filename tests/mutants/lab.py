@@ -62,7 +62,7 @@ FAULTS = [
         ("tests/lab/test_tune.py",),
     ),
     Fault(
-        "seqgen/lab/tuning/space.py",
+        "seqgen/lab/tuning/search.py",
         "if (found := score(point)) > highest:",
         "if (found := score(point)) >= highest:",
         "of equal settings the last one is the best",

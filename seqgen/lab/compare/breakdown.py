@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
-from seqgen.lab.compare.measures import Measure
-from seqgen.lab.compare.significance import System
+from seqgen.lab.compare.significance import Measure, System
 
 Words = Callable[[str], list[str]]
 
