@@ -45,7 +45,7 @@ from seqgen.lab.tuning.search import (
     search_coordinates,
     start_of,
 )
-from seqgen.metrics import METRICS
+from seqgen.metrics import METRICS, TextScore, score_with_interval
 from seqgen.registry import DECODING_COMPONENTS
 from seqgen.system.files import write_atomically
 from seqgen.text.translator import Translator
@@ -138,7 +138,8 @@ def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> None:
             raise ConfigError(
                 f"output={cfg.output} is in use by another process; wait for it, or choose another"
             ) from None
-        trials = Trials(space, _settings(cfg, named, given), *_decoding(cfg, space, loaded))
+        decodes, metric = _decoding(cfg, space, loaded)
+        trials = Trials(space, _settings(cfg, named, given), decodes, cfg.metric, metric)
         try:
             _search(cfg, space, trials)
         except KeyboardInterrupt:
@@ -291,7 +292,11 @@ def _decoding(cfg: TuneConfig, space: Sequence[Dimension], loaded: Sequence[Load
     ranks = any(dimension.key.partition(".")[0] in RANKING for dimension in space)
     translator = Translator(loaded, dtype=cfg.generation.dtype)
     decodes = Decodes(translator, lines, prefixes, OutputsFile(Path(cfg.output) / OUTPUTS), inputs, ranks)
-    return decodes, Metric(cfg.metric, cfg.lowercase, cfg.tokenize, references or [])
+
+    def metric(outputs: Sequence[str]) -> tuple[TextScore, float | None]:
+        return score_with_interval(cfg.metric, outputs, references or [], cfg.lowercase, cfg.tokenize)
+
+    return decodes, metric
 
 
 def _search(cfg: TuneConfig, space: Sequence[Dimension], trials: Trials) -> None:

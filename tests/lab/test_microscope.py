@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from seqgen.config import TraceConfig
-from seqgen.lab.traces.page import SCRIPTS, page_of
-from seqgen.lab.traces.reference import Fate, reference_path
+from seqgen.lab.traces.page import SCRIPTS, Fate, page_of, reference_path
 from seqgen.lab.traces.sentence import SentenceTrace, next_ranks
 from seqgen.lab.traces.trace import Trace
 from seqgen.lab.traces.writer import TraceWriter

@@ -237,46 +237,41 @@ def first_difference(one: LineTrace, other: LineTrace, tolerance: float) -> Diff
         The first difference; ``None`` if there is none.
     """
     if one.steps and other.steps:
-        numbers: dict[tuple[int, int], int] = {}
         beams = [_first_beams(one.steps[0]), _first_beams(other.steps[0])]
         for step in range(max(len(one.steps), len(other.steps))):
             if step >= min(len(one.steps), len(other.steps)):
                 return Difference(step, 0, DONE, float("inf"))
-            a, b = (_Candidates(x.steps[step], known, numbers) for x, known in zip((one, other), beams, strict=True))
+            a, b = (_Candidates(x.steps[step], known) for x, known in zip((one, other), beams, strict=True))
             if found := _in_step(step, a, b, tolerance):
                 return found
             beams = [a.next_beams(), b.next_beams()]
     return nbest_difference(one.hypotheses, other.hypotheses, tolerance)
 
 
-def _first_beams(step: StepTrace) -> list[int]:
-    return [0] * (1 + int(torch.cat([step.beams, step.active_beams]).max()))
+def _first_beams(step: StepTrace) -> list[tuple[int, ...]]:
+    return [()] * (1 + int(torch.cat([step.beams, step.active_beams]).max()))
 
 
 class _Candidates:
-    """The candidates of a step, each with a number for its token sequence, which is the same in both decodes.
+    """The candidates of a step, with their token sequences.
 
     Args:
         step: the step.
-        beams: for each beam, the number of its token sequence.
-        numbers: the numbers assigned so far, by the number of the sequence without its last token, and the last token.
-            Both decodes share it.
+        beams: the tokens of each beam.
     """
 
-    def __init__(self, step: StepTrace, beams: Sequence[int], numbers: dict[tuple[int, int], int]):
-        self.step, self.beams, self.numbers = step, beams, numbers
-        self.tokens: list[int] = step.tokens.tolist()
-        parents = [beams[beam] for beam in step.beams.tolist()]
-        self.ids = [self._number(*pair) for pair in zip(parents, self.tokens, strict=True)]
+    def __init__(self, step: StepTrace, beams: Sequence[tuple[int, ...]]):
+        self.step, self.beams = step, beams
+        self.ids = self._continued(step.beams, step.tokens)
         self.survives: list[bool] = step.survives.tolist()
 
-    def _number(self, parent: int, token: int) -> int:
-        return self.numbers.setdefault((parent, token), len(self.numbers) + 1)
+    def _continued(self, beams: Tensor, tokens: Tensor) -> list[tuple[int, ...]]:
+        pairs = zip(beams.tolist(), tokens.tolist(), strict=True)
+        return [(*self.beams[beam], token) for beam, token in pairs]
 
-    def next_beams(self) -> list[int]:
-        """For each beam of the next step, the number of its token sequence."""
-        pairs = zip(self.step.active_beams.tolist(), self.step.active_tokens.tolist(), strict=True)
-        return [self._number(self.beams[beam], token) for beam, token in pairs]
+    def next_beams(self) -> list[tuple[int, ...]]:
+        """The tokens of each beam of the next step."""
+        return self._continued(self.step.active_beams, self.step.active_tokens)
 
     def rank_of(self, rank: int, other: _Candidates, tolerance: float) -> int:
         """The rank here of the other's sequence at ``rank``, if the two at ``rank`` tie; else ``rank``."""
@@ -310,7 +305,7 @@ def _of_candidate(step: int, rank: int, one: _Candidates, other: _Candidates, to
     at = other.rank_of(rank, one, tolerance)
     size = _gap(one.step.scores[rank], other.step.scores[at])
     if one.ids[rank] != other.ids[at]:
-        what = TOKEN if one.tokens[rank] != other.tokens[at] else PARENT
+        what = TOKEN if one.ids[rank][-1] != other.ids[at][-1] else PARENT
         tie = size <= tolerance and one.may_hold(other, at, tolerance) and other.may_hold(one, rank, tolerance)
         return Difference(step, rank, what, size, tie)
     if size > tolerance:

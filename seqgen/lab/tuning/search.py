@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from seqgen.config.compose import MAX_VALUES, NUMBER, sweep_values, too_many
 from seqgen.errors import ConfigError
 from seqgen.lab.tuning.decodes import Decodes
-from seqgen.metrics import TextScore, score_with_interval
+from seqgen.metrics import TextScore
 from seqgen.system.devices import memory_errors
 
 Point: TypeAlias = tuple[str | None, ...]
@@ -183,18 +183,8 @@ class Trial:
         return " ".join(self.setting) or AS_GIVEN
 
 
-@dataclass(frozen=True)
-class Metric:
-    """How outputs are scored; see ``score_with_interval``."""
-
-    name: str
-    lowercase: bool
-    tokenize: str
-    references: Sequence[str]
-
-    def __call__(self, outputs: Sequence[str]) -> tuple[TextScore, float | None]:
-        """The score of outputs, and half the width of its confidence interval."""
-        return score_with_interval(self.name, outputs, self.references, self.lowercase, self.tokenize)
+Metric = Callable[[Sequence[str]], tuple[TextScore, float | None]]
+"""Returns the score of outputs, and half the width of its confidence interval."""
 
 
 class Trials:
@@ -204,6 +194,7 @@ class Trials:
         space: the dimensions of the search.
         settings: turns arguments into the settings of ``Translator.prepare``.
         decodes: decodes the validation set.
+        name: the name of the metric.
         metric: scores outputs.
     """
 
@@ -212,9 +203,10 @@ class Trials:
         space: Sequence[Dimension],
         settings: Callable[[Sequence[str]], Mapping[str, Any]],
         decodes: Decodes,
+        name: str,
         metric: Metric,
     ):
-        self.space, self.settings, self.decodes, self.metric = space, settings, decodes, metric
+        self.space, self.settings, self.decodes, self.name, self.metric = space, settings, decodes, name, metric
         self.trials: dict[str, Trial] = {}
         self.refused: dict[Point, str] = {}
 
@@ -246,7 +238,7 @@ class Trials:
         score, interval = self.metric(outputs)
         self.trials[key] = trial = Trial(setting, score.value, interval, score.signature)
         how += f", {time.perf_counter() - start:.1f} s"
-        logger.info(f"[{len(self.trials)}] {trial.name}: {self.metric.name} {trial} ({how})")
+        logger.info(f"[{len(self.trials)}] {trial.name}: {self.name} {trial} ({how})")
         return trial.score
 
     def ranked(self) -> list[Trial]:
@@ -264,5 +256,5 @@ class Trials:
         trials = self.ranked()
         shown = [f"{trial!s:>14}  {trial.name}" for trial in trials[:SHOWN]]
         left = len(trials) - SHOWN
-        head = f"{self.metric.name:>14}  setting"
+        head = f"{self.name:>14}  setting"
         return "\n".join([head, *shown, *([f"... and {left} settings with lower scores"] if left > 0 else [])])
