@@ -68,13 +68,13 @@ def heading(browser: Any) -> tuple[str, str]:
 
 
 def test_the_page_is_one_file(tmp_path: Path) -> None:
-    page = page_of(make_trace(tmp_path / "t.jsonl"), "A title")
+    page = page_of(make_trace(tmp_path / "t.jsonl"))
     assert "src=" not in page
     assert "@import" not in page
     assert page.count("<script") == page.count("</script>") == 2
     folder = ROOT / "seqgen" / "lab" / "traces"
     assert {path.name for path in folder.glob("*.js")} == set(SCRIPTS)
-    assert page == page_of(Trace(tmp_path / "t.jsonl"), "A title"), "the same trace gives the same page"
+    assert page == page_of(Trace(tmp_path / "t.jsonl")), "the same trace gives the same page"
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from seqgen.checkpoints.run_record import flatten
 from seqgen.config import TrainConfig
 from seqgen.config.values import to_dict
 from seqgen.errors import ConfigError, DataError
-from seqgen.lab.compare.provenance import read_provenance
+from seqgen.lab.compare.provenance import read_provenance, recorded_origin
 from seqgen.registry import GROUPS
 from seqgen.system.reading import open_regular, parse_json, parse_yaml, read_bytes
 from seqgen.training.run_log import LOG
@@ -55,6 +55,10 @@ class Run:
     best_update: int | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+
+    def origin(self, key: str) -> str:
+        """Where the value of a key comes from; empty if not known."""
+        return recorded_origin(self.provenance, key, self.config.get(key))
 
     def curve(self, event: str, name: str) -> list[tuple[int, float]]:
         """The values of a curve by update, such as the ``loss`` of ``valid``."""

@@ -106,17 +106,14 @@ def paired_tests(
         for number, own in enumerate(plain):
             result, other = bootstrap[name][number], trials[name][number] if trials else None
             # sacreBLEU's numbers can be numpy's, of 32 bits for chrF, which cannot be written as JSON
-            found[name].append(
-                Tested(
-                    float(result.score),
-                    own.same,
-                    float(result.mean),
-                    float(result.ci),
-                    None if own.same or result.p_value is None else float(result.p_value),
-                    None if own.same or other is None or other.p_value is None else float(other.p_value),
-                )
-            )
+            score, mean, interval = float(result.score), float(result.mean), float(result.ci)
+            p_values = [_p_value(test) if test and not own.same else None for test in (result, other)]
+            found[name].append(Tested(score, own.same, mean, interval, *p_values))
     return found
+
+
+def _p_value(test: Any) -> float | None:
+    return None if test.p_value is None else float(test.p_value)
 
 
 def untested(systems: Sequence[System], measures: Mapping[str, Measure | WholeTextMeasure]) -> dict[str, list[Tested]]:

@@ -26,18 +26,17 @@ _DIGITS = 4
 """Decimals of scores in the page."""
 
 
-def page_of(trace: Trace, title: str = "") -> str:
+def page_of(trace: Trace) -> str:
     """The page of a trace.
 
     Args:
         trace: the trace.
-        title: title of the page; the name of the trace's file by default.
 
     Returns:
         The HTML text.
     """
     data = {
-        "title": title or trace.path.name,
+        "title": trace.path.name,
         "header": dataclasses.asdict(trace.header),
         "complete": trace.complete,
         "sentences": [_sentence(sentence) for sentence in trace],
