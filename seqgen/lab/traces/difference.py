@@ -1,4 +1,4 @@
-"""The first difference between two decodes of a line, and its cause: keys, an optimization, or the models."""
+"""Decodes of lines that record every step; the first difference between two of them, and its cause."""
 
 from __future__ import annotations
 
