@@ -23,8 +23,16 @@ from seqgen.config.values import given_settings, split_argument
 from seqgen.data.text import read_lines, stream_lines
 from seqgen.errors import CheckpointError, ConfigError, DataError, nearest, printable
 from seqgen.lab.compare.table import as_dict, text_difference
-from seqgen.lab.traces.decoding import InspectedModels, Lines
-from seqgen.lab.traces.difference import Decode, Difference, Explanation, explain, first_difference, nbest_difference
+from seqgen.lab.traces.difference import (
+    Decode,
+    Difference,
+    Explanation,
+    InspectedModels,
+    Lines,
+    explain,
+    first_difference,
+    nbest_difference,
+)
 from seqgen.lab.traces.line_trace import LineTrace
 from seqgen.lab.traces.report import Report
 from seqgen.registry import DECODING_COMPONENTS

@@ -36,7 +36,6 @@ class ShowConfig:
     page: str = option(
         "", "the HTML page; empty for the trace's name with .html, or for no page of runs", names="output"
     )
-    title: str = option("", "title of a trace's page; empty for the trace's name")
     sort: str = option("", "of runs: score (the best run first), column or key to sort by; empty for the order given")
     json: str = option("", "of runs: file for the JSON form; - for standard output, not the table", names="output")
     png: str = option("", "of runs: file for their learning curves (.png); needs matplotlib", names="output")
@@ -66,7 +65,7 @@ def show(cfg: ShowConfig) -> int:
         _refuse_others(cfg, "languages", ())
         _show_languages(cfg)
     elif cfg.path and all(Path(path).is_file() for path in cfg.path):
-        _refuse_others(cfg, "a trace", ("page", "title"))
+        _refuse_others(cfg, "a trace", ("page",))
         _show_trace(cfg)
     else:
         _refuse_others(cfg, "runs", ("page", "sort", "json", "png"))
@@ -91,7 +90,7 @@ def _show_trace(cfg: ShowConfig) -> None:
     trace = Trace(file)
     if not trace.complete:
         log(f"{file} has only the first {len(trace)} lines of the decode")
-    page = page_of(trace, cfg.title).encode("utf-8", "backslashreplace")
+    page = page_of(trace).encode("utf-8", "backslashreplace")
     write_atomically(Path(output), page)
     print(f"wrote {output}: {len(trace)} sentences, {len(page) / 1e6:.1f} MB")
 

@@ -35,9 +35,17 @@ from seqgen.config.keys import annotation_of, did_you_mean, known_keys
 from seqgen.config.values import from_dict, given_settings, split_argument, to_dict
 from seqgen.errors import CheckpointError, ConfigError, DataError, nearest
 from seqgen.lab.tuning.decodes import RANKING, Decodes, OutputsFile, digest_of, sha256, state_of
-from seqgen.lab.tuning.space import Dimension, arguments, dimensions, grid, search_coordinates, start_of
-from seqgen.lab.tuning.trials import Metric, Trials
-from seqgen.metrics import METRICS
+from seqgen.lab.tuning.search import (
+    Dimension,
+    Metric,
+    Trials,
+    arguments,
+    dimensions,
+    grid,
+    search_coordinates,
+    start_of,
+)
+from seqgen.metrics import METRICS, TextScore, score_with_interval
 from seqgen.registry import DECODING_COMPONENTS
 from seqgen.system.files import write_atomically
 from seqgen.text.translator import Translator
@@ -130,7 +138,8 @@ def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> None:
             raise ConfigError(
                 f"output={cfg.output} is in use by another process; wait for it, or choose another"
             ) from None
-        trials = Trials(space, _settings(cfg, named, given), *_decoding(cfg, space, loaded))
+        decodes, metric = _decoding(cfg, space, loaded)
+        trials = Trials(space, _settings(cfg, named, given), decodes, cfg.metric, metric)
         try:
             _search(cfg, space, trials)
         except KeyboardInterrupt:
@@ -283,7 +292,11 @@ def _decoding(cfg: TuneConfig, space: Sequence[Dimension], loaded: Sequence[Load
     ranks = any(dimension.key.partition(".")[0] in RANKING for dimension in space)
     translator = Translator(loaded, dtype=cfg.generation.dtype)
     decodes = Decodes(translator, lines, prefixes, OutputsFile(Path(cfg.output) / OUTPUTS), inputs, ranks)
-    return decodes, Metric(cfg.metric, cfg.lowercase, cfg.tokenize, references or [])
+
+    def metric(outputs: Sequence[str]) -> tuple[TextScore, float | None]:
+        return score_with_interval(cfg.metric, outputs, references or [], cfg.lowercase, cfg.tokenize)
+
+    return decodes, metric
 
 
 def _search(cfg: TuneConfig, space: Sequence[Dimension], trials: Trials) -> None:

@@ -181,12 +181,8 @@ class PositionCounter(StatefulModule):
         """Count more positions; does nothing without a state."""
         self.set_state(incremental_state, {"positions": self.count(incremental_state) + positions})
 
-    def reorder_state(self, module_state: ModuleState, new_order: Tensor) -> ModuleState:
-        """Return the count unchanged: all rows share it."""
-        return module_state
-
     def reorder_state_beams(self, module_state: ModuleState, parents: Tensor) -> ModuleState:
-        """Return the count unchanged."""
+        """Return the count unchanged: all rows share it."""
         return module_state
 
     def select_state(self, module_state: ModuleState, keep: Tensor, beam_size: int) -> ModuleState:

@@ -156,7 +156,7 @@ from seqgen.data.tokenizers.pretrained import (
     load_pretrained_tokenizer as load_pretrained_tokenizer,
     save_pretrained_tokenizer as save_pretrained_tokenizer,
 )
-from seqgen.data.vocabulary_map import VocabularyMap as VocabularyMap, ibm_model_1 as ibm_model_1
+from seqgen.data.vocabulary_map import VocabularyMap as VocabularyMap
 from seqgen.system.files import new_folder as new_folder
 from seqgen.task import Task as Task
 from seqgen.tasks.number_names import number_names as number_names, split_numbers as split_numbers

@@ -24,7 +24,7 @@ from seqgen.errors import ConfigError, DataError, nearest
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import register_task
 from seqgen.structures import Batch
-from seqgen.tasks.raw_text import SPLITS, check_split
+from seqgen.tasks.raw_text import check_split
 from seqgen.tasks.translation import Frame, ParallelTextConfig, ParallelTextTask
 
 
@@ -112,10 +112,6 @@ class MultilingualTranslationTask(ParallelTextTask):
             lambda made: with_languages(made, [pair.codes for pair in pairs], cfg.language_token),
         )
         return cls(cfg, tokenizer, tokenizer.target_side, folder)
-
-    def splits(self) -> list[str]:
-        """The splits whose keys are set."""
-        return [split for split in SPLITS if getattr(self.cfg, split)]
 
     def data_files(self, split: str) -> list[Path]:
         """The files of all pairs, each once; see ``Task.data_files``."""

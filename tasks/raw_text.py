@@ -60,14 +60,9 @@ def cache_folder(cfg: Any, folder: Path) -> Path:
 
 
 @dataclass
-class RawTextConfig(TokenizerConfig):
+class TextConfig(TokenizerConfig):
     """The tokenizer, and how text is encoded."""
 
-    tokenizer: str = option(
-        "t5",
-        "t5 (SentencePiece with sentinels), bytes, pretrained (from a folder), sentencepiece, whitespace",
-        choices=("t5", "bytes", "pretrained", "sentencepiece", "whitespace"),
-    )
     workers: int = option(
         0, "number of processes that encode text; 0 for one per core", minimum=0, maximum=MOST_WORKERS
     )
@@ -76,10 +71,45 @@ class RawTextConfig(TokenizerConfig):
     )
 
 
-class RawTextTask(Task):
-    """A task with one vocabulary; a subclass implements ``training_text`` and ``load_dataset``.
+@dataclass
+class RawTextConfig(TextConfig):
+    """The keys of tasks with one vocabulary."""
+
+    tokenizer: str = option(
+        "t5",
+        "t5 (SentencePiece with sentinels), bytes, pretrained (from a folder), sentencepiece, whitespace",
+        choices=("t5", "bytes", "pretrained", "sentencepiece", "whitespace"),
+    )
+
+
+class TextTask(Task):
+    """A task over text files, which are encoded once.
 
     The keys ``train``, ``valid`` and ``test`` have the files of the splits, unless a subclass has others.
+
+    Args:
+        cfg: the task's configuration.
+        source_tokenizer: the tokenizer of the source.
+        target_tokenizer: the tokenizer of the target.
+        folder: the run folder.
+    """
+
+    def __init__(self, cfg: Any, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, folder: Path):
+        super().__init__(cfg, source_tokenizer, target_tokenizer)
+        self.folder = folder
+
+    @property
+    def cache(self) -> Path:
+        """The folder of encoded text; see ``cache_folder``."""
+        return cache_folder(self.cfg, self.folder)
+
+    def splits(self) -> list[str]:
+        """The splits whose keys are set."""
+        return [split for split in SPLITS if getattr(self.cfg, split)]
+
+
+class RawTextTask(TextTask):
+    """A task with one vocabulary; a subclass implements ``training_text`` and ``load_dataset``.
 
     Args:
         cfg: the task's configuration.
@@ -88,8 +118,7 @@ class RawTextTask(Task):
     """
 
     def __init__(self, cfg: Any, tokenizer: Tokenizer, folder: Path):
-        super().__init__(cfg, tokenizer, tokenizer)
-        self.folder = folder
+        super().__init__(cfg, tokenizer, tokenizer, folder)
 
     @classmethod
     def setup_task(cls, cfg: Any, folder: Path) -> Self:
@@ -119,15 +148,6 @@ class RawTextTask(Task):
             The lines.
         """
         raise NotImplementedError
-
-    @property
-    def cache(self) -> Path:
-        """The folder of encoded text; see ``cache_folder``."""
-        return cache_folder(self.cfg, self.folder)
-
-    def splits(self) -> list[str]:
-        """The splits whose keys are set."""
-        return [split for split in SPLITS if getattr(self.cfg, split)]
 
     def data_files(self, split: str) -> list[Path]:
         """The files of a split; see ``Task.data_files``."""

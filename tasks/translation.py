@@ -8,31 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from seqgen.config import MOST_WORKERS, option
+from seqgen.config import option
 from seqgen.data.pair_dataset import Dataset, PairDataset, Side
 from seqgen.data.store_builder import TextEncoder, TokenEncoder, build_store
 from seqgen.data.text import ParallelFiles, find_parallel, read_lines
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.data.tokenizers.setup import TokenizerConfig, prepare_tokenizers
+from seqgen.data.tokenizers.setup import prepare_tokenizers
 from seqgen.errors import ConfigError
 from seqgen.registry import register_task
-from seqgen.task import Task
-from seqgen.tasks.raw_text import SPLITS, cache_folder, check_split
+from seqgen.tasks.raw_text import TextConfig, TextTask, check_split
 
 
 @dataclass
-class ParallelTextConfig(TokenizerConfig):
+class ParallelTextConfig(TextConfig):
     """The keys that all tasks over parallel text have."""
 
     max_source_positions: int = option(1024, "maximum source length in tokens, end-of-sentence included", minimum=2)
     max_target_positions: int = option(1024, "maximum target length in tokens, end-of-sentence included", minimum=2)
     on_overlong: str = option("drop", "what to do with longer pairs", choices=("drop", "truncate", "error"))
-    workers: int = option(
-        0, "number of processes that encode text; 0 for one per core", minimum=0, maximum=MOST_WORKERS
-    )
-    cache_dir: str = option(
-        "", "cache folder for encoded text, which several runs may share; empty for the run folder", names="output"
-    )
 
 
 @dataclass
@@ -65,7 +58,7 @@ class Frame(NamedTuple):
 SIDES = ("source", "target")
 
 
-class ParallelTextTask(Task):
+class ParallelTextTask(TextTask):
     """A task over lines of text and their translations; a subclass implements ``find_files``.
 
     Args:
@@ -76,10 +69,6 @@ class ParallelTextTask(Task):
     """
 
     translates = True
-
-    def __init__(self, cfg: Any, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, folder: Path):
-        super().__init__(cfg, source_tokenizer, target_tokenizer)
-        self.folder = folder
 
     @classmethod
     def find_files(cls, cfg: Any, folder: Path, split: str) -> ParallelFiles:
@@ -103,11 +92,6 @@ class ParallelTextTask(Task):
         """Make the task; see ``Task.setup_task``."""
         source, target = prepare_tokenizers(cfg, folder, lambda: cls.find_files(cfg, folder, "train"))
         return cls(cfg, source, target, folder)
-
-    @property
-    def cache(self) -> Path:
-        """The folder of encoded text; see ``cache_folder``."""
-        return cache_folder(self.cfg, self.folder)
 
     def files(self, split: str) -> ParallelFiles:
         """The files of a split; see ``find_files``."""
@@ -230,7 +214,3 @@ class TranslationTask(ParallelTextTask):
         return find_parallel(
             prefix, cfg.source_lang, cfg.target_lang, key=f"task.{split}", optional_target=split == "test"
         )
-
-    def splits(self) -> list[str]:
-        """The splits whose keys are set."""
-        return [split for split in SPLITS if getattr(self.cfg, split)]

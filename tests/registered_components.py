@@ -16,13 +16,15 @@ from seqgen.generation.processors.length import (
     MinimumLength,
 )
 from seqgen.generation.processors.prefix_trie import TrieConstraint
-from seqgen.generation.processors.repetition import (
+from seqgen.generation.processors.tokens import (
     EncoderNoRepeatNgram,
     EncoderRepetitionPenalty,
+    Forbid,
+    ForbidFirst,
     NoRepeatNgram,
     RepetitionPenalty,
+    UnknownPenalty,
 )
-from seqgen.generation.processors.tokens import Forbid, ForbidFirst, UnknownPenalty
 from seqgen.generation.processors.warpers import (
     Epsilon,
     Eta,

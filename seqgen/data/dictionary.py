@@ -227,10 +227,8 @@ class Dictionary:
                 raise TypeError("the tokens or the counts are not a list")
             if not all(isinstance(token, str) for token in symbols):
                 raise TypeError("a token is not a string")
-            bos = [] if specials["bos"] is None else [specials["bos"]]
-            if not all(
-                type(value) is int for value in (*counts, *bos, specials["pad"], specials["eos"], specials["unk"])
-            ):
+            numbers = [value for name, value in specials.items() if name != "bos" or value is not None]
+            if not all(type(value) is int for value in (*counts, *numbers)):
                 raise TypeError("a count or id is not a whole number")
             return cls(symbols, counts, **specials)
         except FileNotFoundError:

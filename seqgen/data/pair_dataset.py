@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from seqgen.data.token_store import TokenStore
+from seqgen.data.token_store import TokenStore, listed
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import DataError
 from seqgen.structures import Batch, Source
@@ -208,26 +208,6 @@ class Side:
         return torch.tensor([*self.before, *ids, self.eos, *self.after])
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """Pairs that are skipped or truncated.
-
-    Attributes:
-        what: the problem, and what happens to these pairs.
-        count: number of pairs.
-        examples: file and line of the first ones.
-    """
-
-    what: str
-    count: int
-    examples: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return (
-            f"{self.count} {self.what}: {'; '.join(self.examples)}{'; ...' if self.count > len(self.examples) else ''}"
-        )
-
-
 class PairDataset:
     """Sentences and their translations, if there are any.
 
@@ -243,7 +223,7 @@ class PairDataset:
 
     Attributes:
         indices: ``(n,)`` int64 line, from 0, of each pair that is used.
-        left_out: which pairs are skipped or truncated, for the report.
+        left_out: notes on pairs that are skipped or truncated, for the report.
 
     Raises:
         DataError: the sides have unequal lengths, no pair is left, or a pair is too long and that is an error.
@@ -263,44 +243,40 @@ class PairDataset:
             raise DataError(f"{name}: there are {len(source.store)} source lines but {len(target.store)} target lines")
         self.source, self.target, self.name, self.on_overlong = source, target, name, on_overlong
         self.limits = (max_source_positions, max_target_positions)
-        self.left_out: list[LeftOut] = []
+        self.left_out: list[str] = []
         sides = [source] if target is None else [source, target]
         lengths = np.stack([side.lengths() for side in sides], axis=1)
-        self.indices = self._select(lengths)
-        ceilings = [np.iinfo(np.int32).max if limit is None else limit for limit in self.limits[: len(sides)]]
-        self._lengths = np.minimum(lengths[self.indices], np.array(ceilings, np.int32))
+        limits = [np.iinfo(np.int32).max if limit is None else limit for limit in self.limits[: len(sides)]]
+        ceilings = np.array(limits, np.int32)
+        empty = (lengths == np.array([side.frame for side in sides])).any(1)
+        self.indices = self._select(empty, (lengths > ceilings).any(1) & ~empty)
+        self._lengths = np.minimum(lengths[self.indices], ceilings)
         if len(self.indices) == 0:
-            raise DataError(f"{name}: no pair can be used. {' '.join(str(item) + '.' for item in self.left_out)}")
+            raise DataError(f"{name}: no pair can be used. {' '.join(f'{note}.' for note in self.left_out)}")
 
-    def _select(self, lengths: NDArray[np.int32]) -> NDArray[np.int64]:
+    def _select(self, empty: NDArray[np.bool_], overlong: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Note which pairs are empty or too long; returns the numbers of the lines that are used."""
-        frames = [side.frame for side in (self.source, self.target) if side is not None]
-        empty = (lengths == np.array(frames)).any(1)
-        overlong = np.zeros_like(empty)
-        for column, limit in zip(lengths.T, self.limits, strict=False):
-            if limit is not None:
-                overlong |= column > limit
-        overlong &= ~empty
         limit_text = " or ".join(
             f"{limit} {side} tokens"
             for limit, side in zip(self.limits, ("source", "target"), strict=True)
             if limit is not None
         )
         if self.on_overlong == "error" and overlong.any():
-            found = self._note(f"pairs of {self.name} are longer than {limit_text}", overlong)
-            raise DataError(f"{found}; shorten them, raise the limit, or set task.on_overlong to drop or truncate")
+            self._note(f"pairs of {self.name} are longer than {limit_text}", overlong)
+            raise DataError(
+                f"{self.left_out[0]}; shorten them, raise the limit, or set task.on_overlong to drop or truncate"
+            )
         truncate = self.on_overlong == "truncate"
         self._note(f"pairs of {self.name} have an empty side and are skipped", empty)
         done = "truncated" if truncate else "left out (task.on_overlong=truncate would use their beginnings)"
         self._note(f"pairs of {self.name} are longer than {limit_text} and are {done}", overlong)
         return np.flatnonzero(~empty if truncate else ~(empty | overlong))
 
-    def _note(self, what: str, mask: NDArray[np.bool_]) -> LeftOut:
+    def _note(self, what: str, mask: NDArray[np.bool_]) -> None:
         lines = np.flatnonzero(mask)
-        note = LeftOut(what, len(lines), tuple(self.source.store.where(int(i)) for i in lines[:MAX_EXAMPLES]))
-        if note.count:
-            self.left_out.append(note)
-        return note
+        if len(lines):
+            examples = [self.source.store.where(int(i)) for i in lines[:MAX_EXAMPLES]]
+            self.left_out.append(f"{len(lines)} {what}: {listed(examples, len(lines))}")
 
     def limited(self, max_source_positions: int | None, max_target_positions: int | None) -> PairDataset:
         """The same pairs under further limits, such as a model's; the lower limit counts.
@@ -325,17 +301,11 @@ class PairDataset:
 
     def report(self) -> list[str]:
         """Notes on pairs that are skipped or truncated, and on unknown characters and words."""
-        sentences = [f"{item}." for item in self.left_out]
+        notes = [f"{note}." for note in self.left_out]
         for side in (self.source, self.target):
-            if side is not None and side.store.meta.unknown_lines:
-                meta = side.store.meta
-                examples = "; ".join(side.store.where(i) for i in meta.unknown_examples[:MAX_EXAMPLES])
-                more = "; ..." if meta.unknown_lines > MAX_EXAMPLES else ""
-                sentences.append(
-                    f"{meta.unknown_lines} lines of {self.name} have {meta.unknown_values} characters or words that "
-                    f"are not in the vocabulary: {examples}{more}."
-                )
-        return sentences
+            if side is not None:
+                notes += side.store.unknown_note(f"lines of {self.name}", "characters or words", MAX_EXAMPLES)
+        return notes
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -283,12 +283,15 @@ def find_files(patterns: Sequence[str], key: str) -> list[Path]:
     for pattern in patterns:
         paths = expand(pattern).values()
         if not paths:
-            folder = Path(pattern).parent
-            names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-            hint = nearest(Path(pattern).name, names) if names else f" (there is no folder {folder})"
-            raise DataError(f"{key}={pattern}: there is no such file, plain or with .gz{hint}")
+            raise DataError(f"{key}={pattern}: there is no such file, plain or with .gz{_similar(Path(pattern))}")
         found |= dict.fromkeys(paths)
     return list(found)
+
+
+def _similar(path: Path) -> str:
+    """A phrase with the file of the same folder that has the most similar name."""
+    names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    return nearest(path.name, names) if names else f" (there is no folder {path.parent})"
 
 
 @dataclass(frozen=True)
@@ -369,9 +372,7 @@ def find_parallel(
 
 
 def _missing(prefix: str, lang: str, key: str, languages: tuple[str, str]) -> DataError:
-    folder, plain = Path(prefix).parent, prefix.removesuffix(".gz")
-    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-    hint = nearest(f"{Path(prefix).name}.{lang}", names) if names else f" (there is no folder {folder})"
+    plain, hint = prefix.removesuffix(".gz"), _similar(Path(f"{prefix}.{lang}"))
     for language in languages:
         if plain.endswith(f".{language}"):
             hint = f"; leave out the language: {key}={plain.removesuffix(f'.{language}')}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -120,20 +121,21 @@ class TokenStore:
     def __len__(self) -> int:
         return self.meta.sequences
 
-    def unknown_note(self, lines: str, values: str) -> list[str]:
-        """A note with the number of unknown values and an example; an empty list if there are none.
+    def unknown_note(self, lines: str, values: str, shown: int = 1) -> list[str]:
+        """A note with the number of unknown values and examples; an empty list if there are none.
 
         Args:
             lines: what a line is, such as "lines of train".
             values: what a value is, such as "words".
+            shown: number of examples.
         """
         meta = self.meta
         if not meta.unknown_lines:
             return []
-        example = self.where(meta.unknown_examples[0])
+        examples = listed([self.where(index) for index in meta.unknown_examples[:shown]], meta.unknown_lines)
         return [
             f"{meta.unknown_lines} {lines} have {meta.unknown_values} {values} that are not in the vocabulary: "
-            f"{example}{'; ...' if meta.unknown_lines > 1 else ''}."
+            f"{examples}."
         ]
 
     def __getitem__(self, index: int) -> NDArray[Any]:
@@ -158,6 +160,16 @@ class TokenStore:
                 return f"{name}, line {index + 1 + self.meta.skipped}"
             index -= lines
         raise IndexError(f"the index is {index} after the last sequence")
+
+
+def listed(examples: Sequence[str], count: int) -> str:
+    """Examples in a note, with dots at the end if there are more.
+
+    Args:
+        examples: the first ones.
+        count: number of all.
+    """
+    return "; ".join([*examples, *["..."] * (count > len(examples))])
 
 
 def _map(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -1,7 +1,7 @@
 """Bit-exact decoding: batches are filled up to widths at which their numbers do not depend on the batch.
 
 Where a sum over source positions begins and ends, in the vectors of a processor and in the tiles of a product, depends
-on the width of the batch. Widths are therefore multiples of a tile. ``seqgen/bit_exact`` has the products and
+on the width of the batch. Widths are therefore multiples of a tile. ``modules/bit_exact`` has the products and
 functions.
 """
 
@@ -17,8 +17,7 @@ from torch import Tensor
 from seqgen.errors import ConfigError
 from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.model import EncoderDecoderModel
-from seqgen.modules.bit_exact.mode import BitExact
-from seqgen.modules.bit_exact.products import INNER, TILE, rounded_up
+from seqgen.modules.bit_exact import INNER, TILE, BitExact, rounded_up
 from seqgen.structures import Batch, Hypothesis, Source
 from seqgen.system.switches import INPUT_CHOICES
 

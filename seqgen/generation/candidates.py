@@ -44,6 +44,12 @@ class Candidates:
         """The candidates in ``columns``, ``(sentences, k)`` int64, of each sentence."""
         return Candidates(*(tensor.gather(1, columns) for tensor in (self.scores, self.tokens, self.beams)))
 
+    def matches(self, other: Candidates) -> Tensor:
+        """Which of ``n`` others, with scores above ``-inf``, each candidate equals: ``(sentences, K, n)`` bool."""
+        same = self.beams.unsqueeze(2) == other.beams.unsqueeze(1)
+        same &= self.tokens.unsqueeze(2) == other.tokens.unsqueeze(1)
+        return same & (other.scores > -torch.inf).unsqueeze(1)
+
     @staticmethod
     def joined(parts: Sequence[Candidates], interleaved: bool = False) -> Candidates:
         """Several candidates of each sentence as one.

@@ -16,8 +16,7 @@ from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.processors.bias import BadWords
 from seqgen.generation.processors.length import ForceEndAtMaximum, MinimumLength
 from seqgen.generation.processors.prefix_trie import PrefixConstraint, TrieConstraint
-from seqgen.generation.processors.repetition import EncoderNoRepeatNgram, NoRepeatNgram
-from seqgen.generation.processors.tokens import Forbid, ForbidFirst, ForcePrefix
+from seqgen.generation.processors.tokens import EncoderNoRepeatNgram, Forbid, ForbidFirst, ForcePrefix, NoRepeatNgram
 from seqgen.generation.search.beam import BeamSearch
 from seqgen.generation.setup import DecodingSetup
 from seqgen.structures import Hypothesis

@@ -43,6 +43,13 @@ Phrase: TypeAlias = Sequence[int] | Sequence[Sequence[int]]
 Phrases: TypeAlias = Sequence[Phrase]
 """The phrases that the output of one sentence must contain."""
 
+
+def tokens_of(phrases: Phrases) -> list[int]:
+    """The tokens of some phrases, with those of all alternatives."""
+    items: Iterator[Any] = (item for phrase in phrases for item in phrase)
+    return [token for item in items for token in ([item] if isinstance(item, int) else item)]
+
+
 FEATURES = "features"
 """A need: the last hidden features of the first member's decoder."""
 

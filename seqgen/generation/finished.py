@@ -103,7 +103,7 @@ class FinishedHypotheses(Component):
         raise NotImplementedError
 
     def done(self, active: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
-        """Which sentences need no further hypotheses, or can have none.
+        """Which sentences need no further hypotheses, or can have none: by default, those without an active beam.
 
         Args:
             active: the candidates that ``finalize`` returned.
@@ -113,7 +113,7 @@ class FinishedHypotheses(Component):
         Returns:
             ``(live,)`` bool.
         """
-        raise NotImplementedError
+        return (max_lengths <= step) | (active.scores == -torch.inf).all(1)
 
     def hypotheses(self, sentences: Tensor, backpointers: BackPointers) -> list[list[Hypothesis]]:
         """Read the hypotheses of some sentences from the device.
@@ -213,8 +213,7 @@ class FirstFinished(FinishedHypotheses):
 
     def done(self, active: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
         """All places are filled, the maximum length is reached, or no beam is active."""
-        full = (self.lengths > 0).all(1)
-        return full | (max_lengths <= step) | (active.scores == -torch.inf).all(1)
+        return (self.lengths > 0).all(1) | super().done(active, step, max_lengths)
 
 
 class BestFinished(FinishedHypotheses):
@@ -270,10 +269,6 @@ class EachRow(FinishedHypotheses):
         finished = ends & (candidates.scores > -torch.inf)
         self._place(places, finished, candidates, self._ranked(candidates, step, bonus), step)
         return Candidates(candidates.scores.masked_fill(ends, -torch.inf), candidates.tokens, candidates.beams)
-
-    def done(self, active: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
-        """No beam is active."""
-        return (max_lengths <= step) | (active.scores == -torch.inf).all(1)
 
 
 class Coverage(Component):

@@ -105,12 +105,11 @@ class StepRecord:
     @cached_property
     def outcomes(self) -> Tensor:
         """What happens to each candidate: ``(live, K)`` int64, values of ``Outcome``."""
-        c, active = self.candidates, self.active
+        c = self.candidates
         possible = c.scores > -torch.inf
-        alive = (active.scores > -torch.inf).unsqueeze(1)
-        continues = _same(c, active.beams, active.tokens, alive).any(2) & ~self.ended
-        newly = _new_in(self.after, self.before).unsqueeze(1)
-        finished = _same(c, self.after.beams, self.after.tokens, newly).any(2) & self.ended & possible
+        continues = c.matches(self.active).any(2) & ~self.ended
+        newly = torch.where(_new_in(self.after, self.before), 0.0, -torch.inf)
+        finished = c.matches(Candidates(newly, self.after.tokens, self.after.beams)).any(2) & self.ended & possible
         outcome = torch.full_like(c.tokens, Outcome.BELOW_BEAM)
         outcome[self.ended] = Outcome.ENDED_TOO_LOW
         outcome[~possible] = Outcome.IMPOSSIBLE
@@ -168,14 +167,3 @@ def _new_in(one: FinishedHypotheses, other: FinishedHypotheses) -> Tensor:
     for name in ("lengths", "beams", "tokens", "scores"):
         same = same & (getattr(other, name).unsqueeze(2) == getattr(one, name).unsqueeze(1))
     return (one.lengths > 0) & ~same.any(1)
-
-
-def _same(candidates: Candidates, beams: Tensor, tokens: Tensor, counts: Tensor) -> Tensor:
-    """Which of ``n`` continuations ``(beams, tokens)`` each candidate equals: ``(live, K, n)`` bool.
-
-    Continuations for which ``counts`` is false equal no candidate.
-    """
-    same = (candidates.beams.unsqueeze(2) == beams.unsqueeze(1)) & (
-        candidates.tokens.unsqueeze(2) == tokens.unsqueeze(1)
-    )
-    return same & counts

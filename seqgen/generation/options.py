@@ -22,7 +22,7 @@ from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.ensemble.member import EMPTY, MemberSpec, field_of, input_of
 from seqgen.generation.finished import Ranking
 from seqgen.generation.observers import Observer
-from seqgen.generation.processors import bias, length, prefix_trie, repetition, tokens, warpers
+from seqgen.generation.processors import bias, length, prefix_trie, tokens, warpers
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.rules import DRAWING, Rules, draws, rules_named
 from seqgen.generation.search.base import Search
@@ -187,10 +187,10 @@ def processor_makers(
     return {
         "unkpen": lambda penalty: tokens.UnknownPenalty(unk, penalty),
         "sequence_bias": lambda entries: bias.SequenceBias(bias.biases_of_texts(entries, resources)),
-        "encoder_repetition_penalty": repetition.EncoderRepetitionPenalty,
-        "repetition_penalty": repetition.RepetitionPenalty,
-        "no_repeat_ngram_size": repetition.NoRepeatNgram,
-        "encoder_no_repeat_ngram_size": repetition.EncoderNoRepeatNgram,
+        "encoder_repetition_penalty": tokens.EncoderRepetitionPenalty,
+        "repetition_penalty": tokens.RepetitionPenalty,
+        "no_repeat_ngram_size": tokens.NoRepeatNgram,
+        "encoder_no_repeat_ngram_size": tokens.EncoderNoRepeatNgram,
         "bad_words": lambda texts: bias.BadWords(list(map(resources.sequence, texts)), [eos, *ends]),
         "min_len": lambda least: length.MinimumLength(least, ends, yields),
         "min_total_len": lambda least: length.MinimumLength(least, ends, yields, counts_prompt=True),

@@ -23,7 +23,7 @@ from seqgen.generation.search.base import Search
 from seqgen.generation.shortlist import Shortlist
 from seqgen.generation.stopping import StoppingRule
 from seqgen.model import EncoderDecoderModel
-from seqgen.modules.bit_exact.mode import BitExact
+from seqgen.modules.bit_exact import BitExact
 from seqgen.structures import Batch
 from seqgen.system.switches import INPUT_CHOICES, PREPACKED_WEIGHTS, TWO_STAGE_CANDIDATES, switched
 
@@ -214,7 +214,7 @@ class DecodingSetup:
             and search.takes_columns
             and combination.takes_columns
             and not self.needs & {MEMBER_LOGITS, MEMBER_LPROBS, LAYER_LOGITS, FORBIDDEN}
-            and not any(_adjusts_logits(model) for model in models)
+            and not any(adjusts_logits(model) for model in models)
             and softmax,
             edges=self.debug.trie_edges
             and search.takes_columns
@@ -237,7 +237,7 @@ class DecodingSetup:
             and all(observer.can_merge for observer in self.observers)
             and self.needs <= {FORBIDDEN, MEMBER_LPROBS}
             and all(getattr(model.decoder, "can_merge", False) for model in models)
-            and not any(_adjusts_logits(model) for model in models)
+            and not any(adjusts_logits(model) for model in models)
             and all(processor.can_merge for processor in self.processors)
         )
 
@@ -272,7 +272,8 @@ def _normalizes_by_softmax(model: EncoderDecoderModel) -> bool:
     )
 
 
-def _adjusts_logits(model: EncoderDecoderModel) -> bool:
+def adjusts_logits(model: EncoderDecoderModel) -> bool:
+    """Whether a model overrides ``adjust_logits_during_generation``."""
     own = type(model).adjust_logits_during_generation
     return own is not EncoderDecoderModel.adjust_logits_during_generation
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.vocabulary_map import VocabularyMap
 from seqgen.generation.candidates import Candidates
-from seqgen.generation.component import BatchInfo, Component, Composite, Phrase
+from seqgen.generation.component import BatchInfo, Component, Composite, tokens_of
 from seqgen.generation.context import StepContext
 from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.processors.base import LogitsProcessor, apply_all
@@ -60,7 +60,7 @@ class Shortlist(Component):
             for ids in self.candidates.of_source(source):
                 forbidden[row, ids] = False
         for row, phrases in enumerate(batch.constraints or ()):
-            forbidden[row, [token for phrase in phrases for token in _tokens(phrase)]] = False
+            forbidden[row, tokens_of(phrases)] = False
         own.forbidden = torch.from_numpy(forbidden).to(batch.device)
         for given in (batch.prefix_tokens, batch.first_tokens):
             if given is not None:
@@ -105,15 +105,6 @@ def _sources(batch: BatchInfo) -> Iterator[list[int]]:
     padding = batch.src_padding
     for row, tokens in enumerate(batch.src_tokens):
         yield (tokens if padding is None else tokens[~padding[row]]).tolist()
-
-
-def _tokens(phrase: Phrase) -> Iterator[int]:
-    """The tokens of a phrase, or of all its alternatives."""
-    for item in phrase:
-        if isinstance(item, int):
-            yield item
-        else:
-            yield from item
 
 
 LARGEST_SHARE = 0.5

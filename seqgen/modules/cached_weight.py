@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from seqgen.modules.bit_exact.mode import BitExact
+from seqgen.modules.bit_exact import BitExact
 
 T = TypeVar("T")
 

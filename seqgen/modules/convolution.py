@@ -287,15 +287,13 @@ def _evaluate(node: ast.expr) -> Any:
     if isinstance(node, ast.BinOp):
         left, right = _evaluate(node.left), _evaluate(node.right)
         if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
-            return _limited(left, right)
+            return left + _limited(right, 1, len(left))
         if isinstance(node.op, ast.Mult) and isinstance(left, list) and type(right) is int:
-            if len(left) * right > _MAX_LAYERS:
-                raise ValueError(f"more than {_MAX_LAYERS} layers")
-            return left * right
+            return _limited(left, right)
     raise ValueError(f"{ast.unparse(node)!r} is not a list, a tuple, an integer, or lists joined by + or repeated by *")
 
 
-def _limited(left: list[Any], right: list[Any]) -> list[Any]:
-    if len(left) + len(right) > _MAX_LAYERS:
+def _limited(layers: list[Any], times: int, before: int = 0) -> list[Any]:
+    if before + len(layers) * times > _MAX_LAYERS:
         raise ValueError(f"more than {_MAX_LAYERS} layers")
-    return left + right
+    return layers * times

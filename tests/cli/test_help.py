@@ -100,7 +100,7 @@ def test_topics(topics: Sequence[str], shown: Sequence[str], hidden: Sequence[st
 
 
 def test_commands_with_words_have_topics() -> None:
-    assert command("show", "--help", "title").out.startswith("title\n")
+    assert command("show", "--help", "page").out.startswith("page\n")
     assert command("show", "--help", "sort").out.startswith("sort\n")
     text = command("show", "--help").out
     assert "Example\n" in text

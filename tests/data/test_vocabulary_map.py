@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seqgen.data import vocabulary_map
+from examples import shortlist
+from examples.shortlist import ibm_model_1
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.vocabulary_map import VocabularyMap, ibm_model_1
+from seqgen.data.vocabulary_map import VocabularyMap
 from seqgen.errors import DataError
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
 
@@ -39,7 +40,7 @@ def plain_model_1(pairs: list[tuple[list[int], list[int]]], iterations: int) -> 
 
 @pytest.mark.parametrize("at_once", [1, 40, 10_000])
 def test_probabilities_equal_those_of_the_definition(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vocabulary_map, "_PAIRS_AT_ONCE", at_once)
+    monkeypatch.setattr(shortlist, "_PAIRS_AT_ONCE", at_once)
     draw = random.Random(3)
     lines = [[[draw.randrange(9) for _ in range(draw.randrange(5))] for _ in range(12)] for _ in range(2)]
     pairs = [(source, target) for source, target in zip(*lines, strict=True) if source and target]

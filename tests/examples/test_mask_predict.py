@@ -21,7 +21,7 @@ from examples.papers.mask_predict_model import (
     choose_hidden,
 )
 from seqgen.errors import ConfigError
-from seqgen.generation.processors.repetition import NoRepeatNgram
+from seqgen.generation.processors.tokens import NoRepeatNgram
 from seqgen.generation.search.sampling import uniform
 from seqgen.text.translator import ModelInMemory, Translator
 from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments

@@ -226,9 +226,10 @@ def test_what_it_cannot_do_is_refused_with_the_reason() -> None:
         scripted.generate(batch)
     with pytest.raises(ConfigError, match="constraints"):
         make_generator([sharp("fconv_tiny")], words, search_strategy=search).generate(batch, constraints=[[]] * 5)
-    for wrong in ({"penalty_alpha": 1.5}, {"contrastive_topk": 0}):
-        with pytest.raises(ConfigError):
-            ContrastiveSearch(**wrong)
+    for key, value in (("penalty_alpha", 1.5), ("contrastive_topk", 0)):
+        cfg = GenerationConfig(search="contrastive", components={f"search.{key}": value})
+        with pytest.raises(ConfigError, match=f"{key}={value} is"):
+            SequenceGenerator.from_config([sharp("fconv_tiny")], words, cfg)
 
 
 def test_configuration() -> None:

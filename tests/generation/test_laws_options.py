@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from seqgen.generation.ensemble.combinations import Fusion, LogProbabilityMean, ProbabilityMean, Product
 from seqgen.generation.processors.bias import SequenceBias
 from seqgen.generation.processors.length import ExponentialDecay
-from seqgen.generation.processors.repetition import (
+from seqgen.generation.processors.tokens import (
     EncoderNoRepeatNgram,
     EncoderRepetitionPenalty,
     NoRepeatNgram,

@@ -25,13 +25,16 @@ from seqgen.generation.processors.length import (
     MinimumLength,
 )
 from seqgen.generation.processors.prefix_trie import PrefixConstraint, TrieConstraint
-from seqgen.generation.processors.repetition import (
+from seqgen.generation.processors.tokens import (
     EncoderNoRepeatNgram,
     EncoderRepetitionPenalty,
+    Forbid,
+    ForbidFirst,
+    ForcePrefix,
     NoRepeatNgram,
     RepetitionPenalty,
+    UnknownPenalty,
 )
-from seqgen.generation.processors.tokens import Forbid, ForbidFirst, ForcePrefix, UnknownPenalty
 from seqgen.generation.processors.warpers import RemoveInvalid, Renormalize, Temperature
 from tests.step_contexts import batch_info, step_context
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from seqgen.errors import ConfigError, DecodingError
-from seqgen.generation.processors.repetition import RepetitionPenalty
+from seqgen.generation.processors.tokens import RepetitionPenalty
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.search.base import Search
 from seqgen.generation.search.beam import Greedy

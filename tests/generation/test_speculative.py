@@ -15,7 +15,7 @@ from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError, DecodingError
 from seqgen.generation.component import FEATURES
 from seqgen.generation.context import StepContext
-from seqgen.generation.processors.repetition import RepetitionPenalty
+from seqgen.generation.processors.tokens import RepetitionPenalty
 from seqgen.generation.search.beam import Greedy
 from seqgen.generation.search.exact import ExactSearch
 from seqgen.generation.search.sampling import Sampling
@@ -95,6 +95,14 @@ def test_with_all_that_changes_scores(names: list[str], options: dict[str, objec
     alone = decode(models, batch, **options)
     for drafter in (ModelDrafter(near(models[0], names[0])), PromptLookup(3)):
         assert_same(decode(models, batch, SpeculativeSearch(drafter, 4), **options), alone)
+
+
+def test_a_draft_model_reads_its_own_start_token() -> None:
+    model, draft, read = sharp("t5_tiny"), sharp("t5_tiny"), set()
+    draft.start_token = lambda task_eos: 7  # type: ignore[method-assign]
+    draft.decoder.register_forward_pre_hook(lambda _, arguments: read.update(arguments[0][:, 0].tolist()))
+    decode([model], batch_of(SOURCES), SpeculativeSearch(ModelDrafter(draft), 3))
+    assert read == {7}
 
 
 def test_alone_equals_batched_and_prefixes_are_kept() -> None:

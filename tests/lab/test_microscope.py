@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from seqgen.config import TraceConfig
-from seqgen.lab.traces.page import SCRIPTS, page_of
-from seqgen.lab.traces.reference import Fate, reference_path
+from seqgen.lab.traces.page import SCRIPTS, Fate, page_of, reference_path
 from seqgen.lab.traces.sentence import SentenceTrace, next_ranks
 from seqgen.lab.traces.trace import Trace
 from seqgen.lab.traces.writer import TraceWriter
@@ -69,13 +68,13 @@ def heading(browser: Any) -> tuple[str, str]:
 
 
 def test_the_page_is_one_file(tmp_path: Path) -> None:
-    page = page_of(make_trace(tmp_path / "t.jsonl"), "A title")
+    page = page_of(make_trace(tmp_path / "t.jsonl"))
     assert "src=" not in page
     assert "@import" not in page
     assert page.count("<script") == page.count("</script>") == 2
     folder = ROOT / "seqgen" / "lab" / "traces"
     assert {path.name for path in folder.glob("*.js")} == set(SCRIPTS)
-    assert page == page_of(Trace(tmp_path / "t.jsonl"), "A title"), "the same trace gives the same page"
+    assert page == page_of(Trace(tmp_path / "t.jsonl")), "the same trace gives the same page"
 
 
 @pytest.mark.slow

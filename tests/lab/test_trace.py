@@ -20,8 +20,7 @@ from seqgen.errors import ConfigError, DataError, UserError
 from seqgen.generation.observers import Outcome
 from seqgen.lab.traces import sentence as sentence_module, trace as trace_module
 from seqgen.lab.traces.line_trace import StepTrace
-from seqgen.lab.traces.page import page_of
-from seqgen.lab.traces.reference import Fate, reference_path
+from seqgen.lab.traces.page import Fate, page_of, reference_path
 from seqgen.lab.traces.sentence import SentenceTrace, TracedOutput
 from seqgen.lab.traces.trace import TABLES, Trace, replayed
 from seqgen.lab.traces.writer import TraceWriter

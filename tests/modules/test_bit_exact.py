@@ -18,8 +18,8 @@ from seqgen.generation.bit_exact import bit_exact
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
-from seqgen.modules.bit_exact import products
-from seqgen.modules.bit_exact.mode import REPLACED, BitExact
+from seqgen.modules import bit_exact as forms
+from seqgen.modules.bit_exact import REPLACED, BitExact
 from seqgen.modules.dtypes import to_dtype
 from seqgen.structures import Batch, Hypothesis
 from tests.covering import covering
@@ -234,7 +234,7 @@ def test_products_are_right(shape: tuple[int, int, int, int]) -> None:
 
 
 def test_a_kernel_that_depends_on_the_number_of_rows_is_called_by_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "_agree", {})
+    monkeypatch.setattr(forms, "_agree", {})
     calls = []
 
     def product(rows: Tensor) -> Tensor:
@@ -242,23 +242,23 @@ def test_a_kernel_that_depends_on_the_number_of_rows_is_called_by_tiles(monkeypa
         return rows * 2 + len(rows) * 1e-6
 
     x = torch.randn(40, 3)
-    found = products.weight_product(product, "planted", x)
+    found = forms.weight_product(product, "planted", x)
     assert torch.equal(found, x * 2 + 16e-6)
     assert calls == [48, 16, 16, 16, 16, 16, 16]  # compared once, then by tiles
-    assert torch.equal(products.weight_product(product, "planted", x[:5]), x[:5] * 2 + 16e-6)
+    assert torch.equal(forms.weight_product(product, "planted", x[:5]), x[:5] * 2 + 16e-6)
 
 
 def test_kernels_are_compared_for_each_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """One tile agrees with itself; that says nothing about three."""
-    monkeypatch.setattr(products, "_agree", {})
+    monkeypatch.setattr(forms, "_agree", {})
     x = torch.randn(40, 3)
     for rows in (5, 40):
-        found = products.weight_product(lambda rows: rows * 2 + len(rows) * 1e-6, "planted", x[:rows])
+        found = forms.weight_product(lambda rows: rows * 2 + len(rows) * 1e-6, "planted", x[:rows])
         assert torch.equal(found, x[:rows] * 2 + 16e-6)
 
 
 def test_lengths_are_rounded_up() -> None:
-    assert [products.rounded_up(length, 16) for length in (0, 1, 15, 16, 17, 32)] == [0, 16, 16, 16, 32, 32]
+    assert [forms.rounded_up(length, 16) for length in (0, 1, 15, 16, 17, 32)] == [0, 16, 16, 16, 32, 32]
 
 
 def test_sums_of_products_have_their_factors() -> None:

@@ -271,7 +271,7 @@ COMPONENTS = [
         ("tests/generation/test_processors.py::test_the_minimum_length_counts_the_tokens_of_each_sentence",),
     ),
     Fault(
-        "seqgen/generation/processors/repetition.py",
+        "seqgen/generation/processors/tokens.py",
         "        repeated &= ~padding.unfold(1, size, 1).any(-1)\n",
         "        repeated &= ~padding.unfold(1, size, 1).all(-1)\n",
         "n-grams that contain some padding count",

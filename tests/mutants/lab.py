@@ -62,7 +62,7 @@ FAULTS = [
         ("tests/lab/test_tune.py",),
     ),
     Fault(
-        "seqgen/lab/tuning/space.py",
+        "seqgen/lab/tuning/search.py",
         "if (found := score(point)) > highest:",
         "if (found := score(point)) >= highest:",
         "of equal settings the last one is the best",
@@ -97,14 +97,14 @@ FAULTS = [
         ("tests/lab/test_trace.py",),
     ),
     Fault(
-        "seqgen/lab/traces/reference.py",
+        "seqgen/lab/traces/page.py",
         "gap = None if worst < 0 else float(step.scores[worst]) - score",
         "gap = None if worst < 0 else score - float(step.scores[worst])",
         "how far the reference was below the beam has the wrong sign",
         ("tests/lab/test_trace.py",),
     ),
     Fault(
-        "seqgen/lab/traces/writer.py",
+        "seqgen/lab/traces/line_trace.py",
         "sentence - self.first < self.limit",
         "sentence < self.limit",
         "lines of a decode that begins later are not traced",

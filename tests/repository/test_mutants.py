@@ -9,7 +9,7 @@ from tests.mutants.fault import ROOT, Fault
 from tests.mutants.faults import FAULTS
 
 PARTS = (
-    *("seqgen/generation/", "seqgen/modules/", "seqgen/modules/bit_exact/", "seqgen/training/", "models/"),
+    *("seqgen/generation/", "seqgen/modules/", "seqgen/modules/bit_exact.py", "seqgen/training/", "models/"),
     *("seqgen/jobs/", "seqgen/text/", "seqgen/data/", "seqgen/lab/", "seqgen/config/", "seqgen/checkpoints/"),
     *("seqgen/system/", "seqgen/export/", "cli/", "models/fairseq/", "models/huggingface/"),
 )

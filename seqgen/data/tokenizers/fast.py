@@ -8,7 +8,6 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer as Pipeline
 from tokenizers.models import BPE
 
-from seqgen.data.tokenizers.base import TokenBytes, of_spaced_pieces
 from seqgen.data.tokenizers.files import FAST_FILE, MODEL_FILE, TokenizerFiles
 from seqgen.data.tokenizers.pipelines import check_growth, pipeline_errors, to_pipeline
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
@@ -60,15 +59,10 @@ class FastTokenizer(PretrainedTokenizer):
         ignored = self.special.config.get("backend") == "tokenizers" and isinstance(self._pipeline.model, BPE)
         return text if ignored else super().clean_up(text)
 
-    def tokens_and_silent(self) -> tuple[list[str | None], set[int | None]]:
-        """The token of each id, ``None`` for an unused one, and the ids without text: special and added tokens."""
+    def tokens_and_added(self) -> tuple[list[str | None], set[int]]:
+        """See ``PretrainedTokenizer.tokens_and_added``."""
         tokens = [self._pipeline.id_to_token(i) for i in range(len(self.dictionary))]
-        languages = self.languages.ids.values() if self.languages is not None else ()
-        return tokens, {*self._pipeline.get_added_tokens_decoder(), *self.dictionary.special_ids.values(), *languages}
-
-    def token_bytes(self) -> TokenBytes:
-        """See ``Tokenizer.token_bytes``; this is for SentencePiece's tokens."""
-        return of_spaced_pieces(*self.tokens_and_silent())
+        return tokens, set(self._pipeline.get_added_tokens_decoder())
 
     def check_frame(self, before: list[int], after: list[int]) -> None:
         """Check that the pipeline adds certain tokens to a text.

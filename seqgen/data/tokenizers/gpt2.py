@@ -6,7 +6,6 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer as Pipeline, decoders, models, pre_tokenizers
 
-from seqgen.data.tokenizers.base import TokenBytes, of_byte_characters
 from seqgen.data.tokenizers.fast import FastTokenizer, read_pipeline
 from seqgen.data.tokenizers.files import CONFIG_FILE, FAST_FILE, MERGES_FILE, VOCAB_FILE, TokenizerFiles
 from seqgen.data.tokenizers.pipelines import pipeline_errors
@@ -34,6 +33,8 @@ class GPT2Tokenizer(FastTokenizer):
         DataError: a file is missing or damaged.
     """
 
+    byte_characters = True
+
     def __init__(self, files: TokenizerFiles, vocab_size: int | None = None):
         special = SpecialTokens.read(files)
         pipeline = read_pipeline(files) if FAST_FILE in files else byte_level_pipeline(files)
@@ -44,10 +45,6 @@ class GPT2Tokenizer(FastTokenizer):
         set_prefix_space(pipeline, bool(special.config.get("add_prefix_space", False)))
         super().__init__(files, special, pipeline, vocab_size)
         self.begins_with_eos = self._begins_with_eos()
-
-    def token_bytes(self) -> TokenBytes:
-        """See ``Tokenizer.token_bytes``."""
-        return of_byte_characters(*self.tokens_and_silent())
 
     def _begins_with_eos(self) -> bool:
         """Whether ``transformers`` adds begin-of-sentence, which is the same token as end-of-sentence, to a text.
@@ -170,6 +167,8 @@ class SlowBartTokenizer(Framed, SlowTokenizer):
         DataError: a file is missing or damaged.
     """
 
+    byte_characters = True
+
     def __init__(self, files: TokenizerFiles, vocab_size: int | None = None):
         special = read_special_tokens(files, slow=True)
         if special.config.get("errors", "replace") != "replace":
@@ -185,10 +184,6 @@ class SlowBartTokenizer(Framed, SlowTokenizer):
             raise DataError(f"{files.origin}/{VOCAB_FILE} does not contain {unk!r}; copy it again")
         pieces = {index: piece for piece, index in self._ids.items()}
         super().__init__(files, special, pieces, len(self._ids), vocab_size)
-
-    def token_bytes(self) -> TokenBytes:
-        """See ``Tokenizer.token_bytes``."""
-        return of_byte_characters(*self.tokens_and_silent())
 
     def tokenize(self, text: str) -> list[str]:
         """See ``SlowTokenizer.tokenize``."""
@@ -223,6 +218,8 @@ class FastBartTokenizer(Framed, FastTokenizer):
         DataError: a file is missing or damaged, or adds other tokens to a text than ``cls_token`` and ``sep_token``.
     """
 
+    byte_characters = True
+
     def __init__(self, files: TokenizerFiles, vocab_size: int | None = None):
         config = files.json(CONFIG_FILE)
         reads = FAST_FILE in files and not config.get("from_slow")
@@ -234,7 +231,3 @@ class FastBartTokenizer(Framed, FastTokenizer):
         super().__init__(files, special, pipeline, vocab_size)
         if reads:
             self.check_frame(*([token] for token in self.frame()))
-
-    def token_bytes(self) -> TokenBytes:
-        """See ``Tokenizer.token_bytes``."""
-        return of_byte_characters(*self.tokens_and_silent())

@@ -30,7 +30,21 @@ SOURCE, TARGET = "source", "target"
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 
 
-class M2M100Tokenizer(SentencePieceSlowTokenizer):
+class VocabularyTokenizer(SentencePieceSlowTokenizer):
+    """A tokenizer whose pieces have the ids of a vocabulary file.
+
+    Attributes:
+        _ids: the id of each piece.
+    """
+
+    _ids: dict[str, int]
+
+    def piece_id(self, piece: str) -> int:
+        """See ``SlowTokenizer.piece_id``."""
+        return self._ids.get(piece, self._ids[str(self.special.named["unk_token"])])
+
+
+class M2M100Tokenizer(VocabularyTokenizer):
     """M2M-100's tokenizer. The ids of the languages follow those of the vocabulary.
 
     Args:
@@ -46,17 +60,17 @@ class M2M100Tokenizer(SentencePieceSlowTokenizer):
         special = SpecialTokens.read(files)
         special.fill(NAMED)
         processor = load_processor(files.need(FAIRSEQ_MODEL_FILE), f"{files.origin}/{FAIRSEQ_MODEL_FILE}")
-        self._ids = read_vocabulary(files, VOCAB_FILE, str(special.named["unk_token"]))
+        own = read_vocabulary(files, VOCAB_FILE, str(special.named["unk_token"]))
         name = str(special.config.get("language_codes", "m2m100"))
         if name not in CODES:
             raise DataError(
                 f"{files.origin}/{CONFIG_FILE}: language_codes is {name!r}{nearest(name, CODES)}; it must be one of "
                 f"{', '.join(CODES)}"
             )
-        codes = {code: len(self._ids) + i for i, code in enumerate(CODES[name])}
-        self._language_ids = {M2M100_FRAME.format(code): index for code, index in codes.items()}
-        pieces = {index: piece for piece, index in self._ids.items()}
-        unlisted = {index: token for token, index in self._language_ids.items()}
+        codes = {code: len(own) + i for i, code in enumerate(CODES[name])}
+        unlisted = {index: M2M100_FRAME.format(code) for code, index in codes.items()}
+        self._ids = {**own, **{token: index for index, token in unlisted.items()}}
+        pieces = {index: piece for piece, index in own.items()}
         super().__init__(processor, files, special, pieces, len(pieces), vocab_size, unlisted)
         source, target = (special.config.get(key) for key in ("src_lang", "tgt_lang"))
         languages = Languages(
@@ -67,12 +81,6 @@ class M2M100Tokenizer(SentencePieceSlowTokenizer):
             frame=M2M100_FRAME,
         )
         self.languages = languages.checked(f"{files.origin}/{CONFIG_FILE}")
-
-    def piece_id(self, piece: str) -> int:
-        """See ``SlowTokenizer.piece_id``."""
-        if piece in self._language_ids:
-            return self._language_ids[piece]
-        return self._ids.get(piece, self._ids[str(self.special.named["unk_token"])])
 
 
 def read_vocabulary(files: TokenizerFiles, name: str, *needed: str) -> dict[str, int]:
@@ -98,7 +106,7 @@ def read_vocabulary(files: TokenizerFiles, name: str, *needed: str) -> dict[str,
     return ids
 
 
-class MarianTokenizer(SentencePieceSlowTokenizer):
+class MarianTokenizer(VocabularyTokenizer):
     """The tokenizer of one side of a Marian model.
 
     A text can begin with the token of the target language, such as ``>>fra<<``.
@@ -155,10 +163,6 @@ class MarianTokenizer(SentencePieceSlowTokenizer):
         if not text.startswith(before) or end < len(after):
             return super().pieces(text)
         return [text[:end], *super().pieces(text[end:])]
-
-    def piece_id(self, piece: str) -> int:
-        """See ``SlowTokenizer.piece_id``."""
-        return self._ids.get(piece, self._ids[str(self.special.named["unk_token"])])
 
     def join(self, pieces: list[str]) -> str:
         """See ``SlowTokenizer.join``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -58,12 +58,7 @@ class Kind:
             special: the special tokens of the files, which are changed.
             slow: whether by the rules of the slow tokenizer, from which a fast one is converted.
         """
-        named = (
-            FAIRSEQ_NAMED
-            if self.has_bos
-            else {key: token for key, token in FAIRSEQ_NAMED.items() if key != "bos_token"}
-        )
-        special.fill(named)
+        special.fill({key: token for key, token in FAIRSEQ_NAMED.items() if self.has_bos or key != "bos_token"})
         if not self.own_ids and slow:
             for key in ("bos_token", "pad_token", "eos_token", "unk_token"):
                 special.named[key] = with_flags(special.named[key], normalized=False, special=True)
@@ -115,11 +110,6 @@ def with_flags(token: Token | None, **flags: bool) -> Token | None:
     return AddedToken(token, **flags) if isinstance(token, str) else token
 
 
-def by_id(tokens: Iterable[str]) -> dict[int, str]:
-    """Number tokens from 0."""
-    return dict(enumerate(tokens))
-
-
 class SlowFairseqTokenizer(SentencePieceSlowTokenizer):
     """The slow tokenizer of mBART, mBART-50 or NLLB; a subclass sets ``kind``.
 
@@ -140,7 +130,7 @@ class SlowFairseqTokenizer(SentencePieceSlowTokenizer):
         processor = load_processor(files.need(FAIRSEQ_MODEL_FILE), f"{files.origin}/{FAIRSEQ_MODEL_FILE}")
         own = [processor.id_to_piece(i) for i in range(len(FIRST) - OFFSET, processor.vocab_size())]
         further = [*kind.codes, MASK] if kind.own_ids else []
-        pieces = by_id([*FIRST, *own, *further])
+        pieces = dict(enumerate([*FIRST, *own, *further]))
         self._fairseq_ids = {token: index for index, token in pieces.items() if token in (*FIRST, *further)}
         if not kind.own_ids:
             self._fairseq_ids = {}

@@ -79,17 +79,12 @@ class SlowPegasusTokenizer(SentencePieceSlowTokenizer):
         special = SpecialTokens.read(files)
         tokens = PegasusTokens(special)
         special.added = {**special.added, **tokens.added()}
-        self._offset = tokens.offset
+        self.offset = tokens.offset
         processor = load_processor(files.need(MODEL_FILE), f"{files.origin}/{MODEL_FILE}")
         count = processor.vocab_size()
-        pieces = {i: processor.id_to_piece(i) for i in range(min(count, self._offset))}
-        pieces.update({i + self._offset: processor.id_to_piece(i) for i in range(count)})
-        super().__init__(processor, files, special, pieces, count + self._offset, vocab_size)
-
-    def piece_id(self, piece: str) -> int:
-        """See ``SlowTokenizer.piece_id``."""
-        index: int = self._processor.piece_to_id(piece)
-        return index + self._offset
+        pieces = {i: processor.id_to_piece(i) for i in range(min(count, self.offset))}
+        pieces.update({i + self.offset: processor.id_to_piece(i) for i in range(count)})
+        super().__init__(processor, files, special, pieces, count + self.offset, vocab_size)
 
 
 class FastPegasusTokenizer(FastTokenizer):

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer, write_settings
+from seqgen.data.tokenizers.base import (
+    TokenBytes,
+    Tokenizer,
+    load_tokenizer,
+    of_byte_characters,
+    of_spaced_pieces,
+    write_settings,
+)
 from seqgen.data.tokenizers.files import CONFIG_FILE, TokenizerFiles
 from seqgen.data.tokenizers.special_tokens import SpecialTokens
 from seqgen.errors import DataError
@@ -64,6 +71,9 @@ class PretrainedTokenizer(Tokenizer):
             special_ids[name] = ids.get(token)
         super().__init__(Dictionary(names, **special_ids))  # type: ignore[arg-type]
 
+    byte_characters: bool = False
+    """Whether tokens are written in GPT-2's characters for bytes, rather than as SentencePiece's pieces."""
+
     @abstractmethod
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Turn ids into text.
@@ -80,6 +90,17 @@ class PretrainedTokenizer(Tokenizer):
         """See ``Tokenizer.special_text``."""
         is_special = self.decode([index]) != self.decode([index], skip_special_tokens=False)
         return self.dictionary.symbol(index) if is_special else ""
+
+    @abstractmethod
+    def tokens_and_added(self) -> tuple[list[str | None], set[int]]:
+        """The token of each id, ``None`` for an unused one, and the ids of special and added tokens."""
+
+    def token_bytes(self) -> TokenBytes:
+        """See ``Tokenizer.token_bytes``; special and added tokens and those of languages have no text."""
+        tokens, added = self.tokens_and_added()
+        languages = self.languages.ids.values() if self.languages is not None else ()
+        bytes_of = of_byte_characters if self.byte_characters else of_spaced_pieces
+        return bytes_of(tokens, {*added, *self.dictionary.special_ids.values(), *languages})
 
     def clean_up(self, text: str) -> str:
         """Remove spaces before English punctuation if the configuration sets ``clean_up_tokenization_spaces``."""

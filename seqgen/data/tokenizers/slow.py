@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import AddedToken
 
-from seqgen.data.tokenizers.base import SPACE, TokenBytes, of_spaced_pieces
+from seqgen.data.tokenizers.base import SPACE
 from seqgen.data.tokenizers.files import TokenizerFiles
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.data.tokenizers.special_tokens import AddedVocabulary, SpecialTokens, Token
@@ -114,16 +114,10 @@ class SlowTokenizer(PretrainedTokenizer):
             texts.append(self.join(run))
         return self.clean_up(" ".join(texts))
 
-    def tokens_and_silent(self) -> tuple[list[str | None], set[int | None]]:
-        """The token of each id, ``None`` for an unused one, and the ids without text: special, added and languages."""
+    def tokens_and_added(self) -> tuple[list[str | None], set[int]]:
+        """See ``PretrainedTokenizer.tokens_and_added``."""
         tokens = [self._tokens.get(i) for i in range(len(self.dictionary))]
-        special = {i for i, token in enumerate(tokens) if token in self._special}
-        languages = self.languages.ids.values() if self.languages is not None else ()
-        return tokens, {*self.added.tokens, *self.dictionary.special_ids.values(), *special, *languages}
-
-    def token_bytes(self) -> TokenBytes:
-        """See ``Tokenizer.token_bytes``; this is for SentencePiece's tokens."""
-        return of_spaced_pieces(*self.tokens_and_silent())
+        return tokens, {*self.added.tokens, *(i for i, token in enumerate(tokens) if token in self._special)}
 
     def unknown(self, text: str) -> list[str]:
         """See ``Tokenizer.unknown``."""
@@ -138,7 +132,12 @@ class SentencePieceSlowTokenizer(SlowTokenizer):
     Args:
         processor: the ``SentencePieceProcessor``.
         arguments: those of ``SlowTokenizer``.
+
+    Attributes:
+        offset: the difference between the id of a piece and its number in the model.
     """
+
+    offset = 0
 
     def __init__(self, processor: Any, *arguments: Any):
         self._processor = processor
@@ -148,6 +147,11 @@ class SentencePieceSlowTokenizer(SlowTokenizer):
         """See ``SlowTokenizer.pieces``."""
         pieces: list[str] = self._processor.encode(text, out_type=str)
         return pieces
+
+    def piece_id(self, piece: str) -> int:
+        """See ``SlowTokenizer.piece_id``."""
+        index: int = self._processor.piece_to_id(piece)
+        return index + self.offset
 
     def _text(self, pieces: list[str]) -> str:
         text: str = self._processor.decode(pieces)

@@ -7,7 +7,7 @@ from tokenizers import AddedToken
 from seqgen.data.tokenizers.base import SENTINEL, SPACE, TokenBytes
 from seqgen.data.tokenizers.files import MODEL_FILE, TokenizerFiles
 from seqgen.data.tokenizers.sentencepiece_tokenizer import load_processor
-from seqgen.data.tokenizers.slow import OnceEndedTokenizer, join_spaced
+from seqgen.data.tokenizers.slow import OnceEndedTokenizer, SentencePieceSlowTokenizer, join_spaced
 from seqgen.data.tokenizers.special_tokens import SpecialTokens
 
 NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
@@ -15,7 +15,7 @@ NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
 two concatenated protocol buffers merges the second into the first."""
 
 
-class SlowT5Tokenizer(OnceEndedTokenizer):
+class SlowT5Tokenizer(OnceEndedTokenizer, SentencePieceSlowTokenizer):
     """T5's Python tokenizer, which finds the sentinels in a text and gives the parts between them to SentencePiece.
 
     With ``legacy``, SentencePiece adds a space before each part. Without, a space is added only at the beginning of the
@@ -35,20 +35,20 @@ class SlowT5Tokenizer(OnceEndedTokenizer):
         self.legacy = legacy is None or bool(legacy)
         self.add_prefix_space = bool(special.config.get("add_prefix_space", True))
         model = files.need(MODEL_FILE)
-        self._processor = load_processor(model, f"{files.origin}/{MODEL_FILE}")
+        processor = load_processor(model, f"{files.origin}/{MODEL_FILE}")
         if not self.legacy:
-            self._processor = load_processor(model + NO_DUMMY_PREFIX, f"{files.origin}/{MODEL_FILE}")
-        size = self._processor.vocab_size()
+            processor = load_processor(model + NO_DUMMY_PREFIX, f"{files.origin}/{MODEL_FILE}")
+        size = processor.vocab_size()
         top = size - 1 + special.number("extra_ids", 100)
         flags = {"lstrip": True, "rstrip": True, "normalized": False, "special": True}
         count = special.add_t5_sentinels()
         own = {top - i: AddedToken(SENTINEL.format(i), **flags) for i in range(count)}
         special.added = {**own, **special.added}
         special.fill(special=True)
-        pieces = {i: self._processor.id_to_piece(i) for i in range(size)}
-        super().__init__(files, special, pieces, size, vocab_size)
+        pieces = {i: processor.id_to_piece(i) for i in range(size)}
+        super().__init__(processor, files, special, pieces, size, vocab_size)
         self._unk = str(special.named["unk_token"])
-        self._unk_length = len(self._processor.encode(self._unk))
+        self._unk_length = len(processor.encode(self._unk))
 
     def tokenize(self, text: str) -> list[str]:
         """See ``SlowTokenizer.tokenize``."""
@@ -60,28 +60,17 @@ class SlowT5Tokenizer(OnceEndedTokenizer):
 
     def pieces(self, text: str) -> list[str]:
         """See ``SlowTokenizer.pieces``."""
-        pieces: list[str]
         if self.legacy or not text.startswith((SPACE, " ")):
-            pieces = self._processor.encode(text, out_type=str)
-            return pieces
+            return super().pieces(text)
         # SentencePiece drops a leading space; a prefix that is removed afterwards keeps it: "<unk> a" -> < unk > ▁a
-        pieces = self._processor.encode(self._unk + text, out_type=str)
+        pieces = super().pieces(self._unk + text)
         return pieces[self._unk_length :] if len(pieces) >= self._unk_length else pieces
-
-    def piece_id(self, piece: str) -> int:
-        """See ``SlowTokenizer.piece_id``."""
-        index: int = self._processor.piece_to_id(piece)
-        return index
 
     def join(self, pieces: list[str]) -> str:
         """See ``SlowTokenizer.join``."""
         if self.add_prefix_space and pieces[0].startswith(SPACE):
             pieces = [pieces[0][1:], *pieces[1:]]
         return join_spaced(pieces, self._special, self._text)
-
-    def _text(self, pieces: list[str]) -> str:
-        text: str = self._processor.decode(pieces)
-        return text
 
 
 FIRST = ("<pad>", "</s>", "<unk>")

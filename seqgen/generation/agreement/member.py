@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqgen.decoder import Decoder, IncrementalDecoder
-from seqgen.generation.ensemble.member import Member, MemberSpec
-from seqgen.generation.setup import DecodingSetup
+from seqgen.decoder import IncrementalDecoder
+from seqgen.generation.ensemble.member import Member, MemberSpec, has_features
+from seqgen.generation.setup import DecodingSetup, adjusts_logits
 from seqgen.incremental_state import rows_of_parents, rows_of_sentences
-from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Source
 
 
@@ -79,11 +78,11 @@ class OwnHistory(Member):
         # a waiting row may be shorter or longer than the columns; its result is not used
         newest = (self.lengths.clamp(max=columns - 1) - seen).clamp(min=0)
         rows = torch.arange(len(newest), device=newest.device)
-        if type(decoder).extract_features in (Decoder.extract_features, IncrementalDecoder.extract_features):
-            logits = decoder(self.tokens[:, :columns], self.encoder_out, **arguments)[0][rows, newest]
-        else:  # so that the vocabulary is scored at one position of each row only
+        if has_features(decoder):  # so that the vocabulary is scored at one position of each row only
             features = decoder.extract_features(self.tokens[:, :columns], self.encoder_out, **arguments)[0]
             logits = decoder.output_layer(features[rows, newest])
+        else:
+            logits = decoder(self.tokens[:, :columns], self.encoder_out, **arguments)[0][rows, newest]
         logits = self._adjusted(logits)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         lprobs = self.model.get_normalized_probs(logits / self.temperature)
@@ -92,7 +91,7 @@ class OwnHistory(Member):
 
     def _adjusted(self, logits: Tensor) -> Tensor:
         """Apply the model's own changes to the logits, which depend on the number of generated tokens."""
-        if type(self.model).adjust_logits_during_generation is EncoderDecoderModel.adjust_logits_during_generation:
+        if not adjusts_logits(self.model):
             return logits
         adjusted = logits.clone()
         for length in self.lengths.unique().tolist():

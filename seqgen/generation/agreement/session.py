@@ -46,7 +46,6 @@ class Agreement:
     """How members with different target vocabularies agree.
 
     Attributes:
-        texts: for each member the text of each token.
         first_texts: for each member the text before its first token.
         ends: for each member the id of end-of-sentence.
         first_tokens: for each member the token that its outputs begin with, or ``None``.
@@ -55,7 +54,6 @@ class Agreement:
         max_len: each member generates at most this many tokens, end-of-sentence included; 0 for its own limit.
     """
 
-    texts: list[list[str]]
     first_texts: list[str]
     ends: list[int]
     first_tokens: Sequence[int | None]
@@ -74,10 +72,8 @@ class Agreement:
         """
         texts = [token_texts(tokenizer) for tokenizer in tokenizers]
         first_texts = [first_text(*pair) for pair in zip(tokenizers, texts, strict=True)]
-        if len(set(first_texts)) == 1:  # no member begins with a space, or every member does
-            first_texts = [""] * len(first_texts)
         ends = [tokenizer.dictionary.eos() for tokenizer in tokenizers]
-        return cls(texts, first_texts, ends, first_tokens or [None] * len(ends), Lexicon(texts), min_len, max_len)
+        return cls(first_texts, ends, first_tokens or [None] * len(ends), Lexicon(texts), min_len, max_len)
 
 
 class AgreementSession:
@@ -99,7 +95,7 @@ class AgreementSession:
     def __init__(self, setup: DecodingSetup, agreement: Agreement, request: DecodingRequest):
         _check(setup, request)
         self.setup, self.beam, self.min_len = setup, setup.beam_size, agreement.min_len
-        self.lexicon, self.texts = agreement.lexicon, agreement.texts
+        self.lexicon = agreement.lexicon
         sources = setup.ensemble.sources(request.sample)
         self.lexicon.to(sources[0].src_tokens.device)
         weights = setup.ensemble.combination.attention_weights(len(sources))
@@ -237,7 +233,8 @@ class AgreementSession:
         for chosen in itertools.product(*possible):
             tokens, lprobs = zip(*chosen, strict=True)
             texts = tuple(
-                text if token < 0 else own[token] for text, token, own in zip(ahead, tokens, self.texts, strict=True)
+                text if token < 0 else own.texts[token]
+                for text, token, own in zip(ahead, tokens, self.lexicon.members, strict=True)
             )
             if (longest and longest not in texts) or not self.lexicon.possible(texts):
                 continue

@@ -139,20 +139,6 @@ class LogProbabilityMean(Mean):
         return mean.log_softmax(-1)
 
 
-@register_combination("product")
-class Product(Combination):
-    """The product of the members' probabilities, not renormalized: ``sum_i log p_i``."""
-
-    keeps_single = True
-    can_merge = True
-    ignores_context = True
-    takes_columns = True
-
-    def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
-        """See ``Combination``."""
-        return torch.stack(list(lprobs)).sum(0)
-
-
 @dataclass
 class FusionConfig:
     """Configuration of fusion."""
@@ -202,6 +188,14 @@ class Fusion(Combination):
                 other = other.clamp(min=torch.finfo(other.dtype).min / (1 - weight))
             fused = fused.add(other, alpha=weight) if weight else fused
         return fused
+
+
+@register_combination("product")
+class Product(Fusion):
+    """The product of the members' probabilities, not renormalized: ``sum_i log p_i``."""
+
+    def __init__(self) -> None:
+        super().__init__(1.0)
 
 
 class Guidance(Composite, Combination):

@@ -88,10 +88,8 @@ class MemberOutput:
 
     def at(self, position: int) -> MemberOutput:
         """The output at one of ``T`` positions."""
-        attention = None if self.attention is None else self.attention[:, position]
-        features = None if self.features is None else self.features[:, position]
-        layers = None if self.layers is None else [hidden[:, position] for hidden in self.layers]
-        return MemberOutput(self.logits[:, position], attention, features, layers)
+        newest: MemberOutput = map_tensors(self, lambda tensor: tensor[:, position])
+        return newest
 
     def select(self, rows: Tensor) -> MemberOutput:
         """The output of some rows, ``(kept,)`` int64."""
@@ -235,6 +233,11 @@ class Member:
         self.model.decoder.crop(self.state, positions)  # type: ignore[operator]
 
 
+def has_features(decoder: Decoder) -> bool:
+    """Whether a decoder implements ``extract_features``."""
+    return type(decoder).extract_features not in (Decoder.extract_features, IncrementalDecoder.extract_features)
+
+
 def check_features(models: Sequence[EncoderDecoderModel], what: str) -> None:
     """Refuse models whose decoders do not return hidden features.
 
@@ -246,7 +249,7 @@ def check_features(models: Sequence[EncoderDecoderModel], what: str) -> None:
         ConfigError: a decoder implements ``forward`` without ``extract_features``.
     """
     for model in models:
-        if type(model.decoder).extract_features in (Decoder.extract_features, IncrementalDecoder.extract_features):
+        if not has_features(model.decoder):
             raise ConfigError(
                 f"{what} needs hidden features, and {type(model.decoder).__name__} has no extract_features; implement "
                 "extract_features and output_layer in place of forward, or leave it out"

@@ -88,7 +88,7 @@ class _BankedBatch(ConstrainedBatch):
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """See ``Search.step``."""
         unmet = self.constraints.unmet(self.progress)
-        for token in self.batch.end_tokens or [self.batch.eos]:
+        for token in self.batch.end_tokens:
             lprobs[..., token].masked_fill_(unmet, -torch.inf)
         candidates = self._candidates(context, lprobs, scores)
         columns = allocate(self.constraints.bank(self.reached(candidates)), candidates.scores)

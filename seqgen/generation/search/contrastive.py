@@ -148,10 +148,6 @@ class ContrastiveSearch(Search):
     session_class = ContrastiveSession
 
     def __init__(self, penalty_alpha: float = 0.6, contrastive_topk: int = 4):
-        if not 0 <= penalty_alpha <= 1 or contrastive_topk < 1:
-            raise ConfigError(
-                f"penalty_alpha={penalty_alpha} must be between 0 and 1, contrastive_topk={contrastive_topk} at least 1"
-            )
         self.penalty_alpha, self.contrastive_topk = penalty_alpha, contrastive_topk
 
     def rows(self, beam: int) -> int:

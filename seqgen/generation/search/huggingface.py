@@ -97,7 +97,7 @@ class GroupedHypotheses(FinishedHypotheses):
         """Whether all groups are done, the maximum length is reached, or no beam is active."""
         latest = self.early_stopping == "never" and self.ranking.favours_length
         self.group_done |= self._content((max_lengths + 1).unsqueeze(1) if latest else step + 1)
-        return self.group_done.all(1) | (max_lengths <= step) | (active.scores == -torch.inf).all(1)
+        return self.group_done.all(1) | super().done(active, step, max_lengths)
 
 
 class HuggingFaceDiverseBeam(Search):

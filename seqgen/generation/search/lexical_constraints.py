@@ -14,7 +14,7 @@ from torch import Tensor
 
 from seqgen.errors import ConfigError
 from seqgen.generation.candidates import gather_beams
-from seqgen.generation.component import Phrase, Phrases
+from seqgen.generation.component import Phrase, Phrases, tokens_of
 
 NONE = -1
 
@@ -320,9 +320,7 @@ def check_phrases(phrases: Sequence[Phrases], sentences: int, vocab: int) -> Non
             "phrases for each sentence, an empty one for none"
         )
     for sentence, own in enumerate(phrases):
-        items: Iterable[Any] = (item for phrase in own for item in phrase)
-        tokens = [token for item in items for token in ([item] if isinstance(item, int) else item)]
-        wrong = [token for token in tokens if not isinstance(token, int) or not 0 <= token < vocab]
+        wrong = [token for token in tokens_of(own) if not isinstance(token, int) or not 0 <= token < vocab]
         if wrong:
             raise ConfigError(
                 f"a phrase of sentence {sentence} has {wrong[0]!r}, which is no id of the target vocabulary of {vocab} "

@@ -149,8 +149,7 @@ class RandomSearch(Search):
         """See ``Search.begin``."""
         search = super().begin(batch)
         search.num_candidates = batch.num_candidates
-        ids = torch.arange(batch.num_sentences) if batch.ids is None else batch.ids
-        search.ids = ids.to(batch.device)
+        search.ids = batch.ids
         return search
 
     def uniforms(self, purpose: int, step: int, *counters: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Self
 
 import torch
@@ -102,11 +103,8 @@ class StochasticBeam(RandomSearch):
 
     def advance(self, active: Candidates) -> None:
         """See ``Search.advance``."""
-        same = (active.tokens.unsqueeze(2) == self.candidates.tokens.unsqueeze(1)) & (
-            active.beams.unsqueeze(2) == self.candidates.beams.unsqueeze(1)
-        )
-        alive = (active.scores > -torch.inf).unsqueeze(2) & (self.candidate_perturbed > -torch.inf).unsqueeze(1)
-        same &= alive  # (sentences, beam, candidates)
+        possible = replace(self.candidates, scores=self.candidate_perturbed)
+        same = active.matches(possible) & (active.scores > -torch.inf).unsqueeze(2)  # (sentences, beam, candidates)
         columns = same.to(torch.int8).argmax(2)
         self.lprobs = self.candidate_lprobs.gather(1, columns)
         self.perturbed = self.candidate_perturbed.gather(1, columns).masked_fill(~same.any(2), -torch.inf)
@@ -144,10 +142,6 @@ class DrawnHypotheses(FinishedHypotheses):
         for name, values in merged.items():
             setattr(self, name, values.gather(1, best))
         return self._first_active(candidates, ends)
-
-    def done(self, active: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
-        """No beam is active."""
-        return (max_lengths <= step) | (active.scores == -torch.inf).all(1)
 
 
 def downwards(largest: Tensor, masses: Tensor, numbers: Tensor) -> Tensor:

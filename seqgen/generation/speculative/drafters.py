@@ -12,13 +12,13 @@ from seqgen.generation.candidates import normalized
 from seqgen.generation.component import FEATURES
 from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.processors.base import apply_all
-from seqgen.generation.speculative.look_ahead import LookAhead
 from seqgen.generation.speculative.verification import (
     DRAFTED,
     NOTHING,
     Draft,
     Drafter,
     Drafts,
+    LookAhead,
     SpeculativeSession,
     other_vocabulary,
 )
@@ -75,15 +75,8 @@ class ModelDraft(Draft):
 
     def __init__(self, model: EncoderDecoderModel, target: SpeculativeSession, source: Source):
         self.target = target
-        start = model.start_token(target.setup.eos)
-        self.member = LookAhead(
-            model,
-            source,
-            target.beam,
-            start if isinstance(target.backpointers.start, int) and start != target.backpointers.start else None,
-            target.setup.debug,
-            target.reach,
-        )
+        start = model.start_token(target.setup.eos) if target.request.sample.start_tokens is None else None
+        self.member = LookAhead(model, source, target.beam, start, target.setup.debug, target.reach)
         room = model.max_target_lengths(source.src_lengths)
         self.longest = model.max_positions()[1] if room is None else int(room.min())
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
-from seqgen.lab.compare.measures import Measure
-from seqgen.lab.compare.significance import System
+from seqgen.lab.compare.significance import Measure, System
 
 Words = Callable[[str], list[str]]
 
@@ -111,27 +111,20 @@ def by_frequency(
     frequency: Counter[str] = Counter()
     for counts in counted:
         frequency.update(counts)
-    place = {}  # of a word's part, looked up once for each word
-    sums = [[[0, 0, 0] for _ in COUNTS] for _ in systems]  # correct, in the output, in the reference
-    for system, own in zip(systems, sums, strict=True):
-        for line, reference in zip(system.hypotheses, wanted, strict=True):
-            output = Counter(words(line))
-            for word in output.keys() | reference.keys():
-                if word not in place:
-                    place[word] = _place(frequency[word], COUNTS)
-                part = own[place[word]]
-                part[0] += min(output[word], reference[word])
-                part[1] += output[word]
-                part[2] += reference[word]
-    parts = [
-        Part(
-            _label(COUNTS, number),
-            sums[0][number][2],
-            {WORDS: [200 * own[number][0] / (own[number][1] + own[number][2]) for own in sums]},
-        )
-        for number in range(len(COUNTS))
-        if sums[0][number][2]  # words that only outputs have can be correct nowhere
-    ]
+    place = functools.cache(lambda word: _place(frequency[word], COUNTS))
+
+    def by_part(lines: Iterable[Counter[str]]) -> Counter[int]:
+        return Counter(place(word) for line in lines for word in line.elements())
+
+    of_reference = by_part(wanted)
+    f1: dict[int, list[float]] = {part: [] for part in sorted(of_reference)}  # other words can be correct nowhere
+    for system in systems:
+        outputs = [Counter(words(line)) for line in system.hypotheses]
+        written = by_part(outputs)
+        correct = by_part(output & reference for output, reference in zip(outputs, wanted, strict=True))
+        for part, scores in f1.items():
+            scores.append(200 * correct[part] / (written[part] + of_reference[part]))
+    parts = [Part(_label(COUNTS, part), of_reference[part], {WORDS: scores}) for part, scores in f1.items()]
     where = "the references" if training is None else "the training text"
     return Breakdown("frequency", f"of words, by how often they occur in {where}", "words of the reference", parts)
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from seqgen.lab.compare.breakdown import Breakdown, by_agreement, by_frequency, by_length
-from seqgen.lab.compare.measures import Measure, measure
-from seqgen.lab.compare.significance import LEVEL, System, Tested, paired_tests, untested
+from seqgen.lab.compare.significance import LEVEL, Measure, System, Tested, measure, paired_tests, untested
 from seqgen.metrics import Texts
 
 VERSION = 1

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from seqgen.errors import ConfigError
 from seqgen.lab.compare.document import Html, document, element, table
-from seqgen.lab.compare.provenance import recorded_origin
 from seqgen.lab.compare.run import Run
 from seqgen.lab.compare.table import differences, key_name, score_head, score_names, score_rows, shown
 
@@ -83,6 +82,11 @@ def dash(number: int) -> str:
     return DASHES[number // len(COLOURS) % len(DASHES)]
 
 
+def _line(tag: str, number: int, *children: object, **attributes: object) -> Html:
+    """A line with the colour and dashes of a run."""
+    return element(tag, *children, **attributes, stroke=colour(number), stroke_dasharray=dash(number) or None)
+
+
 def svg(chart: Chart, names: Sequence[str]) -> Html:
     """A chart as SVG.
 
@@ -114,8 +118,7 @@ def svg(chart: Chart, names: Sequence[str]) -> Html:
         if curve:
             where = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in curve))
             tip = element("title", f"{names[number]}: last {curve[-1][1]:.4g} at update {curve[-1][0]}")
-            style = {"stroke": colour(number), "stroke_dasharray": dash(number) or None}
-            parts.append(element("polyline", tip, points=where, class_=f"curve run-{number}", **style))
+            parts.append(_line("polyline", number, tip, points=where, class_=f"curve run-{number}"))
     scaled = ", logarithmic" if chart.logarithmic else ""
     label = f"{chart.title}{scaled}, by update, of {len(names)} runs"
     drawing = element("svg", *parts, viewBox=f"0 0 {_WIDTH} {_HEIGHT}", role="img", aria_label=label)
@@ -170,7 +173,13 @@ def page(runs: Sequence[Run], title: str = "Runs") -> str:
     found = differences(runs)
     if found:
         rows = [
-            [key_name(key), *(_value(run, key, value) for run, value in zip(runs, values, strict=True))]
+            [
+                key_name(key),
+                *(
+                    element("span", shown(value), title=run.origin(key) or None)
+                    for run, value in zip(runs, values, strict=True)
+                ),
+            ]
             for key, values in found.items()
         ]
         parts += [element("h2", "What differs"), table(["key", *names], rows, text_columns=len(names) + 1)]
@@ -186,14 +195,8 @@ def page(runs: Sequence[Run], title: str = "Runs") -> str:
     return document(title, *parts, script=script)
 
 
-def _value(run: Run, key: str, value: object) -> Html:
-    origin = recorded_origin(run.provenance, key, run.config.get(key))
-    return element("span", shown(value), title=origin or None)
-
-
 def _switch(number: int, name: str) -> Html:
     """A check box that shows or hides a run's curves, with the run's line."""
-    style = {"stroke": colour(number), "stroke_dasharray": dash(number) or None}
-    line = element("line", x1=0, x2=30, y1=6, y2=6, class_="curve", **style)
+    line = _line("line", number, x1=0, x2=30, y1=6, y2=6, class_="curve")
     box = element("input", type="checkbox", checked=True, data_run=number)
     return element("label", box, element("svg", line, viewBox="0 0 30 12", aria_hidden="true"), f" {name}")

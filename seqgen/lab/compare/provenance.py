@@ -92,7 +92,8 @@ def write_provenance(
     """
     before = read_provenance(run)
     known = before.get("values", {})
-    kept = {key: known[key]["from"] for key, value in values.items() if _is_entry(known.get(key), value)}
+    same = [key for key, value in values.items() if known.get(key, {}).get("value", ...) == value]
+    kept = {key: known[key]["from"] for key in same}
     found = {**origins, **kept}
     session = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -133,6 +134,8 @@ def read_provenance(run: Path) -> dict[str, Any]:
     if not isinstance(record, dict) or any(not isinstance(record.get(key), kind) for key, kind in shape.items()):
         return {}
     record["sessions"] = [session for session in record["sessions"] if isinstance(session, dict)]
+    entries = {key: entry for key, entry in record["values"].items() if isinstance(entry, dict)}
+    record["values"] = {key: entry for key, entry in entries.items() if isinstance(entry.get("from"), str)}
     return record if (record["format"], record["version"]) == (FORMAT, VERSION) else {}
 
 
@@ -145,7 +148,7 @@ def recorded_origin(record: Mapping[str, Any], key: str, value: Any) -> str:
         value: its value in ``config.yaml``.
     """
     entry = record.get("values", {}).get(key)
-    if not isinstance(entry, dict) or not isinstance(entry.get("from"), str):
+    if entry is None:
         return ""
     return entry["from"] if entry.get("value") == value else EDITED
 
@@ -174,7 +177,3 @@ def with_origins(content: str, origins: Mapping[str, str]) -> str:
     except ValueError:
         same = False
     return commented if same else content  # a text of several lines has lines that look like keys
-
-
-def _is_entry(entry: Any, value: Any) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get("from"), str) and entry.get("value", ...) == value

@@ -16,7 +16,7 @@ from seqgen.checkpoints.run_record import flatten
 from seqgen.config import TrainConfig
 from seqgen.config.values import to_dict
 from seqgen.errors import ConfigError, DataError
-from seqgen.lab.compare.provenance import read_provenance
+from seqgen.lab.compare.provenance import read_provenance, recorded_origin
 from seqgen.registry import GROUPS
 from seqgen.system.reading import open_regular, parse_json, parse_yaml, read_bytes
 from seqgen.training.run_log import LOG
@@ -56,31 +56,42 @@ class Run:
     provenance: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
+    def origin(self, key: str) -> str:
+        """Where the value of a key comes from; empty if not known."""
+        return recorded_origin(self.provenance, key, self.config.get(key))
+
     def curve(self, event: str, name: str) -> list[tuple[int, float]]:
         """The values of a curve by update, such as the ``loss`` of ``valid``."""
-        records = [record for record in self.log if record.get("event") == event and _is_number(record.get("update"))]
-        return [(int(record["update"]), float(record[name])) for record in records if _is_number(record.get(name))]
+        return [(int(record["update"]), float(record[name])) for record in self._records(event, "update", name)]
 
     def values(self, event: str) -> list[str]:
         """The names of the curves of ``train`` or ``valid``."""
-        records = [record for record in self.log if record.get("event") == event]
-        names = {name: None for record in records for name, value in record.items() if _is_number(value)}
+        names = {name: None for record in self._records(event) for name, value in record.items() if _is_number(value)}
         return [name for name in names if name not in _NOT_SCORES]
+
+    def _records(self, event: str, *names: str) -> list[dict[str, Any]]:
+        """The records of an event, or of all events for an empty one, in which all these values are numbers."""
+        own = [record for record in self.log if event in ("", record.get("event"))]
+        return [record for record in own if all(_is_number(record.get(name)) for name in names)]
+
+    def _numbers(self, name: str, event: str = "") -> list[float]:
+        return [float(record[name]) for record in self._records(event, name)]
 
     @property
     def parameters(self) -> int | None:
         """Number of parameters of the model."""
-        return next((int(x["parameters"]) for x in reversed(self.log) if _is_number(x.get("parameters"))), None)
+        found = self._numbers("parameters")
+        return int(found[-1]) if found else None
 
     @property
     def updates(self) -> int | None:
         """Number of updates made."""
-        return max((int(record["update"]) for record in self.log if _is_number(record.get("update"))), default=None)
+        return max(map(int, self._numbers("update")), default=None)
 
     @property
     def epoch(self) -> int | None:
         """The last epoch."""
-        return max((int(record["epoch"]) for record in self.log if _is_number(record.get("epoch"))), default=None)
+        return max(map(int, self._numbers("epoch")), default=None)
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -91,8 +102,7 @@ class Run:
     @property
     def seconds(self) -> float | None:
         """Training time: the one at the end of the log, or else the time between the first and the last record."""
-        ended = [float(r["seconds"]) for r in self.log if r.get("event") == "stop" and _is_number(r.get("seconds"))]
-        if ended:
+        if ended := self._numbers("seconds", "stop"):
             return ended[-1]  # it includes the time before training was resumed
         times = [time for record in self.log if (time := _time(record.get("time")))]
         return (max(times) - min(times)).total_seconds() if len(times) > 1 else None

@@ -1,15 +1,18 @@
-"""Whether the scores of systems differ by more than chance: sacreBLEU's confidence intervals and paired tests."""
+"""Whether the scores of systems differ by more than chance: sacreBLEU's confidence intervals and paired tests.
+
+A metric has the form that these tests need: statistics of each sentence, computed once for each text.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 from seqgen.errors import ConfigError
-from seqgen.lab.compare.measures import Measure, WholeTextMeasure
+from seqgen.metrics import Texts, TextScore, corpus_metric
 
 SEED = "SACREBLEU_SEED"
 """The environment variable from which sacreBLEU's tests read their seed."""
@@ -103,17 +106,14 @@ def paired_tests(
         for number, own in enumerate(plain):
             result, other = bootstrap[name][number], trials[name][number] if trials else None
             # sacreBLEU's numbers can be numpy's, of 32 bits for chrF, which cannot be written as JSON
-            found[name].append(
-                Tested(
-                    float(result.score),
-                    own.same,
-                    float(result.mean),
-                    float(result.ci),
-                    None if own.same or result.p_value is None else float(result.p_value),
-                    None if own.same or other is None or other.p_value is None else float(other.p_value),
-                )
-            )
+            score, mean, interval = float(result.score), float(result.mean), float(result.ci)
+            p_values = [_p_value(test) if test and not own.same else None for test in (result, other)]
+            found[name].append(Tested(score, own.same, mean, interval, *p_values))
     return found
+
+
+def _p_value(test: Any) -> float | None:
+    return None if test.p_value is None else float(test.p_value)
 
 
 def untested(systems: Sequence[System], measures: Mapping[str, Measure | WholeTextMeasure]) -> dict[str, list[Tested]]:
@@ -148,3 +148,173 @@ def _seeded(seed: int) -> Iterator[None]:
         del os.environ[SEED]
         if before is not None:
             os.environ[SEED] = before
+
+
+T = TypeVar("T")
+
+
+class _OncePerText(Generic[T]):
+    """A function of a text, computed once for each list of hypotheses.
+
+    Args:
+        compute: the function.
+    """
+
+    def __init__(self, compute: Callable[[Sequence[str]], T]):
+        self._compute = compute
+        # by the identity of a list of hypotheses, which is kept so that no other list can get its address
+        self._known: dict[int, tuple[Sequence[str], T]] = {}
+
+    def __call__(self, hypotheses: Sequence[str]) -> T:
+        if id(hypotheses) not in self._known:
+            self._known[id(hypotheses)] = hypotheses, self._compute(hypotheses)
+        return self._known[id(hypotheses)][1]
+
+
+class Measure:
+    """A metric with the four methods that ``sacrebleu.significance.PairedTest`` calls.
+
+    Args:
+        name: the metric's name, under which the tests return its results.
+        metric: the metric of sacreBLEU, with its references; or another object with these methods.
+        lower_is_better: whether it is an error rate.
+    """
+
+    def __init__(self, name: str, metric: Any, lower_is_better: bool = False):
+        self.name, self.lower_is_better = name, lower_is_better
+        self._metric = metric
+        self._statistics = _OncePerText[list[Any]](lambda texts: list(metric._extract_corpus_statistics(texts, None)))
+
+    def statistics(self, hypotheses: Sequence[str]) -> list[Any]:
+        """The statistics of each sentence, such as numbers of n-grams; sums of them give scores.
+
+        Args:
+            hypotheses: a line for each sentence.
+        """
+        return self._statistics(hypotheses)
+
+    def same(self, hypotheses: Sequence[str], others: Sequence[str]) -> bool:
+        """Whether the statistics of all sentences of two texts are equal, as with equal texts."""
+        return self.statistics(hypotheses) == self.statistics(others)
+
+    def score(self, hypotheses: Sequence[str], sentences: Sequence[int] | None = None) -> float:
+        """The score of a text or of some of its sentences.
+
+        Args:
+            hypotheses: a line for each sentence.
+            sentences: the numbers of the sentences, from 0; ``None`` for all.
+        """
+        statistics = self.statistics(hypotheses)
+        chosen = statistics if sentences is None else [statistics[number] for number in sentences]
+        return float(self._metric._aggregate_and_compute(chosen).score)
+
+    @property
+    def signature(self) -> str:
+        """sacreBLEU's signature; the references must have been read."""
+        return str(self._metric.get_signature())
+
+    def _extract_corpus_statistics(self, hypotheses: Sequence[str], references: None) -> list[Any]:
+        return self.statistics(hypotheses)
+
+    def _aggregate_and_compute(self, statistics: Any) -> Any:
+        score = self._metric._aggregate_and_compute(statistics)
+        score.name = self.name
+        return score
+
+    def _compute_score_from_stats(self, statistics: Any) -> Any:
+        return self._metric._compute_score_from_stats(statistics)
+
+    def get_signature(self) -> Any:
+        """The signature, to which the tests add their settings."""
+        return self._metric.get_signature()
+
+
+@dataclass
+class _Mean:
+    """The value of ``MeanOfSentences`` for a text."""
+
+    score: float
+    name: str = ""
+
+
+class _Signature:
+    """Stands for sacreBLEU's signature."""
+
+    def __init__(self, text: str):
+        self._text = text
+
+    def update(self, name: str, value: Any) -> None:
+        """Do nothing: the settings of the tests are reported elsewhere."""
+
+    def __str__(self) -> str:
+        return self._text
+
+
+class MeanOfSentences:
+    """A metric whose score is a mean over sentences, such as COMET, with the methods of a metric of sacreBLEU.
+
+    Args:
+        scored: computes the values of the sentences, and the signature.
+    """
+
+    def __init__(self, scored: Callable[[Sequence[str]], TextScore]):
+        self._scored = scored
+        self._text = ""
+
+    def _extract_corpus_statistics(self, hypotheses: Sequence[str], references: None) -> list[list[float]]:
+        score = self._scored(hypotheses)
+        self._text = score.signature
+        return [[value, 1.0] for value in score.sentences]
+
+    def _aggregate_and_compute(self, statistics: Any) -> _Mean:
+        return self._compute_score_from_stats([sum(column) for column in zip(*statistics, strict=True)])
+
+    def _compute_score_from_stats(self, statistics: Any) -> _Mean:
+        return _Mean(float(statistics[0]) / float(statistics[1]))
+
+    def get_signature(self) -> _Signature:
+        """The metric's signature."""
+        return _Signature(self._text)
+
+
+class WholeTextMeasure:
+    """A metric of the user that gives no values of sentences, so that it cannot be tested.
+
+    Args:
+        scored: computes the score of a text.
+        lower_is_better: whether it is an error rate.
+    """
+
+    def __init__(self, scored: Callable[[Sequence[str]], TextScore], lower_is_better: bool = False):
+        self._scored, self.lower_is_better = scored, lower_is_better
+        self.signature = ""
+
+    def score(self, hypotheses: Sequence[str]) -> float:
+        """The score of a text."""
+        score = self._scored(hypotheses)
+        self.signature = score.signature
+        return score.value
+
+    def same(self, hypotheses: Sequence[str], others: Sequence[str]) -> bool:
+        """Whether two texts are equal."""
+        return hypotheses == others
+
+
+def measure(name: str, texts: Texts) -> Measure | WholeTextMeasure:
+    """Make the measure of a metric.
+
+    Args:
+        name: the metric.
+        texts: its references, sources and settings; ``hypotheses`` is scored, which shows whether the metric gives
+            values of sentences.
+
+    Raises:
+        ConfigError: the metric does not exist, or its package is not installed.
+    """
+    metric = corpus_metric(name)
+    if metric.sacrebleu is not None:
+        return Measure(name, metric.sacrebleu(texts), metric.lower_is_better)
+    scored = _OncePerText[TextScore](lambda hypotheses: metric.score(replace(texts, hypotheses=hypotheses)))
+    if scored(texts.hypotheses).sentences:
+        return Measure(name, MeanOfSentences(scored), metric.lower_is_better)
+    return WholeTextMeasure(scored, metric.lower_is_better)

@@ -12,7 +12,6 @@ from rich.table import Table
 
 from seqgen.errors import ConfigError, nearest
 from seqgen.lab.compare.document import rich_table, text_lines
-from seqgen.lab.compare.provenance import recorded_origin
 from seqgen.lab.compare.run import Run, defaults_of
 from seqgen.registry import GROUPS
 from seqgen.system.progress import clock
@@ -97,25 +96,25 @@ def sorted_runs(runs: Sequence[Run], by: str) -> list[Run]:
         return list(runs)
     name, scores = by.lower(), score_names(runs)
     column = next((column for column, heading in HEADINGS.items() if heading == by), by)
-    keys = dict.fromkeys(key_name(key) for run in runs for key in run.config)
+    configs = [{key_name(key): value for key, value in run.config.items()} for run in runs]
+    highest_first = column == "tokens_per_second"
     if name in map(str.lower, scores):
-        sign = 1 if lower_is_better(name) else -1
-        found = [{key.lower(): sign * value for key, value in run.best.items()}.get(name) for run in runs]
+        found = [{key.lower(): value for key, value in run.best.items()}.get(name) for run in runs]
+        highest_first = not lower_is_better(name)
     elif column in COLUMNS:
         found = [COLUMNS[column](run) for run in runs]
-        sign = -1 if column == "tokens_per_second" else 1
-        found = [value if value is None or column == "name" else sign * value for value in found]
-    elif key_name(by) in keys:
-        values = [{key_name(key): value for key, value in run.config.items()} for run in runs]
-        found = [_sortable(own[key_name(by)]) if key_name(by) in own else None for own in values]
+    elif any(key_name(by) in config for config in configs):
+        found = [_sortable(own[key_name(by)]) if key_name(by) in own else None for own in configs]
     else:
+        keys = dict.fromkeys(key for config in configs for key in config)
         known = [*scores, *COLUMNS, *HEADINGS.values(), *keys]
         raise ConfigError(
             f"sort={by}: no run has such a score, column or key{nearest(by, known)}; the scores are "
             f"{', '.join(scores) or 'none'}, the columns {', '.join(COLUMNS)}"
         )
     as_text = any(isinstance(value, str) for value in found)
-    ranks = [(value is None, str(value) if as_text else value or 0) for value in found]
+    sign = -1 if highest_first else 1
+    ranks = [(value is None, str(value) if as_text else sign * (value or 0)) for value in found]
     return [runs[place] for place in sorted(range(len(runs)), key=ranks.__getitem__)]
 
 
@@ -207,7 +206,7 @@ def as_dict(runs: Sequence[Run]) -> dict[str, Any]:
                 "stopped": run.stopped or None,
                 "problems": run.problems,
                 "differs": {key_name(key): values[number] for key, values in found.items()},
-                "origins": {key_name(key): recorded_origin(run.provenance, key, run.config.get(key)) for key in found},
+                "origins": {key_name(key): run.origin(key) for key in found},
                 "sessions": run.provenance.get("sessions", []),
             }
             for number, run in enumerate(runs)
@@ -232,9 +231,8 @@ def text_difference(runs: Sequence[Run]) -> str:
 def _differing_keys(runs: Sequence[Run]) -> list[list[str]]:
     rows = []
     for key, values in differences(runs).items():
-        origins = [recorded_origin(run.provenance, key, run.config.get(key)) for run in runs]
-        cells = [f"{shown(value)} ({origin})" if origin else shown(value)
-                 for value, origin in zip(values, origins, strict=True)]  # fmt: skip
+        origins = [f" ({origin})" if (origin := run.origin(key)) else "" for run in runs]
+        cells = [shown(value) + origin for value, origin in zip(values, origins, strict=True)]
         rows.append([key_name(key), *cells])
     return rows
 

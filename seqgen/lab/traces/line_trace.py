@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from seqgen.generation.component import MEMBER_LOGITS
+from seqgen.config import TraceConfig
+from seqgen.generation.component import MEMBER_LOGITS, MEMBER_LPROBS
 from seqgen.generation.observers import FORBIDDEN, Observer, Outcome, StepRecord
+from seqgen.generation.setup import DecodingSetup
 from seqgen.text.results import TextHypothesis
 
 
@@ -201,6 +203,89 @@ class Probe(Recorder):
             for beam, pairs in enumerate(zip(tokens, by, strict=True)):
                 forbidden |= {(beam, t): watched.processors[n] for t, n in zip(*pairs, strict=True) if n >= 0}
         self._found.append(ModelScores(scores, forbidden))
+
+
+class FollowedReference:
+    """The reference of a sentence while it is in the beam.
+
+    Args:
+        tokens: its ids.
+
+    Attributes:
+        scores: its cumulative score at each step, up to the one at which it is dropped.
+    """
+
+    def __init__(self, tokens: Sequence[int]):
+        self.tokens = tokens
+        self.scores: list[float] = []
+        self.beam = 0 if tokens else -1
+
+    def follow(self, record: StepRecord, row: int) -> None:
+        """Look at one step of the sentence in a row of the batch."""
+        step = len(self.scores)
+        if self.beam < 0 or step >= len(self.tokens):
+            return
+        token, active = self.tokens[step], record.active
+        self.scores.append(float(record.scores[row, self.beam] + record.lprobs[row, self.beam, token]))
+        same = (active.beams[row] == self.beam) & (active.tokens[row] == token) & (active.scores[row] > -torch.inf)
+        found = same.nonzero().flatten().tolist()
+        self.beam = found[0] if found else -1
+
+
+class Tracer(Recorder):
+    """The observer that records what a trace contains.
+
+    Args:
+        options: what is recorded.
+        setup: the decoding setup.
+        reference_of: returns the ids of the reference of a line; empty without one.
+    """
+
+    can_merge = True
+
+    def __init__(self, options: TraceConfig, setup: DecodingSetup, reference_of: Callable[[int], Sequence[int]]):
+        super().__init__()
+        self.reference_of, self.vocab_size = reference_of, setup.vocab_size
+        self.references: dict[int, FollowedReference] = {}
+        self.limit = options.sentences or None
+        needs = set()
+        if setup.shortlist is None:  # with a shortlist, components see only the scores of its tokens
+            if options.members and len(setup.ensemble.members) > 1:
+                needs.add(MEMBER_LPROBS)
+            if options.forbidden:
+                needs.add(FORBIDDEN)
+        self.needs = frozenset(needs)  # type: ignore[misc]
+        self.first = 0
+        """Number of the first line that is recorded."""
+        self.full = False
+        """Whether no further line is recorded."""
+
+    def wants(self, sentence: int) -> bool:
+        """Whether a line is recorded."""
+        return not self.full and (self.limit is None or sentence - self.first < self.limit)
+
+    def observe(self, record: StepRecord) -> None:
+        """See ``Observer.observe``."""
+        ids = record.context.sentences.ids.tolist()
+        if any(self.wants(sentence) for sentence in ids):
+            super().observe(record)
+            if record.lprobs.size(-1) == self.vocab_size:  # with a shortlist, columns are not tokens
+                self._follow(record, ids)
+
+    def _follow(self, record: StepRecord, ids: Sequence[int]) -> None:
+        """Record the scores of the references that are still in the beam."""
+        done = record.was_done.tolist()
+        for row, sentence in enumerate(ids):
+            if done[row] or not self.wants(sentence):
+                continue
+            if sentence not in self.references:
+                self.references[sentence] = FollowedReference(self.reference_of(sentence))
+            self.references[sentence].follow(record, row)
+
+    def forget(self, sentence: int) -> None:
+        """See ``Recorder.forget``."""
+        super().forget(sentence)
+        self.references.pop(sentence, None)
 
 
 def _hypothesis_scores(record: StepRecord) -> Tensor:

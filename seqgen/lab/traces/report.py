@@ -7,8 +7,7 @@ from typing import Any
 
 from seqgen.config.values import value_text
 from seqgen.generation.observers import Outcome
-from seqgen.lab.traces.decoding import Lines
-from seqgen.lab.traces.difference import HYPOTHESIS_SCORE, SCORE, Decode, Difference, Explanation
+from seqgen.lab.traces.difference import HYPOTHESIS_SCORE, SCORE, Decode, Difference, Explanation, Lines
 from seqgen.lab.traces.line_trace import LineTrace, ModelScores
 from seqgen.text.results import TextHypothesis
 

@@ -7,7 +7,7 @@ import dataclasses
 import gzip
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,109 +19,24 @@ from seqgen.config import TraceConfig
 from seqgen.errors import ConfigError
 from seqgen.generation.agreement.generator import AgreementGenerator
 from seqgen.generation.compatibility import takes_seed
-from seqgen.generation.component import MEMBER_LPROBS
-from seqgen.generation.observers import FORBIDDEN, StepRecord
+from seqgen.generation.finished import Ranking
 from seqgen.generation.scorer import ScoredTarget
 from seqgen.generation.search.base import Search
 from seqgen.generation.search.exact import ExactSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.session import Session
-from seqgen.generation.setup import DecodingSetup
 from seqgen.lab.traces.header import TraceHeader
-from seqgen.lab.traces.line_trace import Recorder
-from seqgen.lab.traces.reference import can_score, reference_tokens, score_outputs
+from seqgen.lab.traces.line_trace import Tracer
 from seqgen.lab.traces.sentence import SentenceTrace, TracedOutput
 from seqgen.registry import SEARCHES
 from seqgen.text.input_line import InputLine
-from seqgen.text.results import TextHypothesis, Translation
+from seqgen.text.languages import encode_target
+from seqgen.text.results import TextHypothesis, Translation, attend_to_source
 from seqgen.text.sources import EncodedSource
-from seqgen.text.text_decoding import TextDecoding
+from seqgen.text.text_decoding import RESCORED_TOKENS, TextDecoding
 
 _TOGETHER = 32
 """Lines whose references and best outputs are scored together."""
-
-
-class FollowedReference:
-    """The reference of a sentence while it is in the beam.
-
-    Args:
-        tokens: its ids.
-
-    Attributes:
-        scores: its cumulative score at each step, up to the one at which it is dropped.
-    """
-
-    def __init__(self, tokens: Sequence[int]):
-        self.tokens = tokens
-        self.scores: list[float] = []
-        self.beam = 0 if tokens else -1
-
-    def follow(self, record: StepRecord, row: int) -> None:
-        """Look at one step of the sentence in a row of the batch."""
-        step = len(self.scores)
-        if self.beam < 0 or step >= len(self.tokens):
-            return
-        token, active = self.tokens[step], record.active
-        self.scores.append(float(record.scores[row, self.beam] + record.lprobs[row, self.beam, token]))
-        same = (active.beams[row] == self.beam) & (active.tokens[row] == token) & (active.scores[row] > -torch.inf)
-        found = same.nonzero().flatten().tolist()
-        self.beam = found[0] if found else -1
-
-
-class Tracer(Recorder):
-    """The observer that records what a trace contains.
-
-    Args:
-        options: what is recorded.
-        setup: the decoding setup.
-        reference_of: returns the ids of the reference of a line; empty without one.
-    """
-
-    can_merge = True
-
-    def __init__(self, options: TraceConfig, setup: DecodingSetup, reference_of: Callable[[int], Sequence[int]]):
-        super().__init__()
-        self.reference_of, self.vocab_size = reference_of, setup.vocab_size
-        self.references: dict[int, FollowedReference] = {}
-        self.limit = options.sentences or None
-        needs = set()
-        if setup.shortlist is None:  # with a shortlist, components see only the scores of its tokens
-            if options.members and len(setup.ensemble.members) > 1:
-                needs.add(MEMBER_LPROBS)
-            if options.forbidden:
-                needs.add(FORBIDDEN)
-        self.needs = frozenset(needs)  # type: ignore[misc]
-        self.first = 0
-        """Number of the first line that is recorded."""
-        self.full = False
-        """Whether no further line is recorded."""
-
-    def wants(self, sentence: int) -> bool:
-        """Whether a line is recorded."""
-        return not self.full and (self.limit is None or sentence - self.first < self.limit)
-
-    def observe(self, record: StepRecord) -> None:
-        """See ``Observer.observe``."""
-        ids = record.context.sentences.ids.tolist()
-        if any(self.wants(sentence) for sentence in ids):
-            super().observe(record)
-            if record.lprobs.size(-1) == self.vocab_size:  # with a shortlist, columns are not tokens
-                self._follow(record, ids)
-
-    def _follow(self, record: StepRecord, ids: Sequence[int]) -> None:
-        """Record the scores of the references that are still in the beam."""
-        done = record.was_done.tolist()
-        for row, sentence in enumerate(ids):
-            if done[row] or not self.wants(sentence):
-                continue
-            if sentence not in self.references:
-                self.references[sentence] = FollowedReference(self.reference_of(sentence))
-            self.references[sentence].follow(record, row)
-
-    def forget(self, sentence: int) -> None:
-        """See ``Recorder.forget``."""
-        super().forget(sentence)
-        self.references.pop(sentence, None)
 
 
 class TraceWriter:
@@ -288,12 +203,12 @@ class TraceWriter:
         if self.references is None or number >= len(self.references):
             return ()
         line = self.decoding.input_encoder.encode(number, self.texts[number])
-        tokens: list[int] = reference_tokens(self.decoding, self.references[number], line).tolist()
+        tokens: list[int] = encode_target(self.decoding.task, self.references[number], line.languages).tolist()
         return tokens
 
     def _forced(self) -> dict[tuple[int, str], ScoredTarget]:
         """The references and best outputs of the lines that wait, scored by teacher forcing."""
-        wanted: dict[tuple[int, str], tuple[InputLine, Tensor]] = {}
+        wanted: dict[tuple[int, str], Wanted] = {}
         if not self.options.attention and not self.options.reference_scores:
             return {}
         for translation in self.waiting:
@@ -362,3 +277,49 @@ def _hypothesis(item: TextHypothesis, width: int) -> TracedOutput:
 def _rows(attention: Tensor | None, width: int) -> Sequence[Sequence[float]] | None:
     """The attention over the source tokens; ``None`` for attention over something else, such as features."""
     return None if attention is None or attention.size(1) != width else attention.tolist()
+
+
+Wanted = tuple[InputLine, Tensor]
+"""An encoded line, and the ids ``(T,)`` of an output."""
+
+
+def can_score(decoding: TextDecoding, wanted: Wanted) -> bool:
+    """Whether the models have enough positions for an output."""
+    line, tokens = wanted
+    limits = [member.model.max_positions()[1] for member in decoding.members]
+    for member, source in zip(decoding.members, line.sources, strict=False):
+        if (room := member.model.max_target_lengths(torch.tensor([len(source)]))) is not None:
+            limits.append(int(room[0]))
+    return 0 < len(tokens) <= min(limits)
+
+
+@torch.inference_mode()
+def score_outputs(decoding: TextDecoding, outputs: Sequence[Wanted], attention: bool = False) -> list[ScoredTarget]:
+    """Score given outputs, without temperature, processors and penalties.
+
+    Args:
+        decoding: the prepared decoding.
+        outputs: pairs of an encoded line and an output.
+        attention: whether attention is computed.
+
+    Returns:
+        The scores of each output. Its ``score`` is the one by which it would rank as a hypothesis, without processors.
+    """
+    scorer = copy.copy(decoding.scorer)
+    scorer.need_attention = attention
+    cfg, first = decoding.cfg, decoding.models[0]
+    ranking = Ranking(not cfg.unnormalized, cfg.lenpen, cfg.length_penalty)
+    order = sorted(range(len(outputs)), key=lambda index: len(outputs[index][1]))
+    found: dict[int, ScoredTarget] = {}
+    while order:
+        longest = len(outputs[order[-1]][1])
+        rows = order[-max(1, RESCORED_TOKENS // longest) :]
+        del order[-len(rows) :]
+        batch = decoding.collate(decoding.members, [outputs[row] for row in rows])
+        lengths = [len(outputs[row][1]) for row in rows]
+        for row, length, scored in zip(rows, lengths, scorer.score(batch, lengths), strict=True):
+            width, read = batch.source.src_tokens.size(1), len(outputs[row][0].sources[0])
+            own = attend_to_source(scored.hypothesis, width, read, first.left_pad_source)
+            score = float(ranking.score(own.positional_scores.sum(), length))
+            found[row] = ScoredTarget(dataclasses.replace(own, score=score), scored.member_scores)
+    return [found[row] for row in range(len(outputs))]

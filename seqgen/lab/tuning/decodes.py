@@ -7,7 +7,7 @@ import json
 import logging
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,12 +90,8 @@ class OutputsFile:
         self.outputs[key] = outputs
 
 
-@dataclass(frozen=True)
-class NbestList:
-    """The n-best list of a line as the search returned it: what a utility or reranker is given."""
-
-    translation: Translation
-    hypotheses: list[TextHypothesis]
+NbestList = tuple[Translation, list[TextHypothesis]]
+"""The n-best list of a line as the search returned it: what a utility or reranker is given."""
 
 
 class RecordingReranker(Reranker):
@@ -113,7 +109,7 @@ class RecordingReranker(Reranker):
     def __call__(self, translation: Translation, hypotheses: Sequence[TextHypothesis]) -> Sequence[float]:
         """See ``Reranker``."""
         as_given = replace(translation, hypotheses=list(translation.hypotheses), notes=list(translation.notes))
-        self.lists[translation.id] = NbestList(as_given, list(hypotheses))
+        self.lists[translation.id] = as_given, list(hypotheses)
         return self.scores(translation, hypotheses)
 
     def scores(self, translation: Translation, hypotheses: Sequence[TextHypothesis]) -> Sequence[float]:
@@ -122,14 +118,6 @@ class RecordingReranker(Reranker):
             return expected_utilities([item.text for item in hypotheses], self.utility)
         assert self.reranker is not None
         return self.reranker(translation, hypotheses)
-
-
-@dataclass(frozen=True)
-class _Decoded:
-    """The outputs of one search, and its n-best lists by line number; lines that were not ranked have none."""
-
-    outputs: list[str]
-    lists: Mapping[int, NbestList]
 
 
 class Decodes:
@@ -155,7 +143,8 @@ class Decodes:
     ):
         self.translator, self.lines, self.prefixes, self.file = translator, lines, prefixes, file
         self.inputs, self.keep_lists = inputs, keep_lists
-        self.searches: dict[str, _Decoded] = {}
+        # the outputs of each search, and its n-best lists by line number; lines that were not ranked have none
+        self.searches: dict[str, tuple[list[str], Mapping[int, NbestList]]] = {}
         self.notes: set[str] = set()
 
     def key(self, given: Mapping[str, Any]) -> str:
@@ -214,12 +203,13 @@ class Decodes:
         if key not in self.searches:
             decoding.utility, decoding.reranker = None, ranking
             outputs = self._texts(decoding)
-            self.searches[key] = _Decoded(outputs, ranking.lists)
+            self.searches[key] = outputs, ranking.lists
             return outputs, "decoded"
-        outputs = list(self.searches[key].outputs)
-        for number, found in self.searches[key].lists.items():
-            scores = list(ranking.scores(found.translation, found.hypotheses))
-            outputs[number] = on_one_line(found.hypotheses[by_expected_utility(scores)[0]].text)
+        outputs, lists = self.searches[key]
+        outputs = list(outputs)
+        for number, (translation, hypotheses) in lists.items():
+            scores = list(ranking.scores(translation, hypotheses))
+            outputs[number] = on_one_line(hypotheses[by_expected_utility(scores)[0]].text)
         return outputs, "reranked"
 
 
