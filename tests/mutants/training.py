@@ -197,7 +197,7 @@ FAULTS = [
         ("tests/training/test_loop.py::test_finetune_begins_anew_from_weights",),
     ),
     Fault(
-        "seqgen/training/triggers.py",
+        "seqgen/training/training_loop.py",
         "left.append((total - update) * seconds / max(1, update))",
         "left.append(total * seconds / max(1, update))",
         "the remaining time is that of the whole training",

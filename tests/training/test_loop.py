@@ -23,8 +23,7 @@ from seqgen.training.run_log import Records
 from seqgen.training.run_scores import ScoresFile
 from seqgen.training.train import StopSignals
 from seqgen.training.trainer import NonFiniteError, Trainer, UpdateResult
-from seqgen.training.training_loop import TrainingRun
-from seqgen.training.triggers import Triggers
+from seqgen.training.training_loop import TrainingRun, Triggers
 from seqgen.training.validation import ValidationResult
 from tests.training_runs import Lab, assert_identical, everything, lab, records
 

@@ -14,7 +14,7 @@ from seqgen.training.criteria import CriterionOut
 from seqgen.training.distributed import ProcessGroup
 from seqgen.training.optimizers import EMA
 from seqgen.training.trainer import Trainer, UpdateResult
-from seqgen.training.triggers import Triggers
+from seqgen.training.training_loop import Triggers
 from tests.training_runs import Lab, lab
 
 __all__ = ["lab"]
