@@ -105,7 +105,7 @@ class TextTask(Task):
 
     def splits(self) -> list[str]:
         """The splits whose keys are set."""
-        return [split for split in SPLITS if getattr(self.cfg, split)]
+        return [split for split in SPLITS if getattr(self.cfg, split, "")]
 
 
 class RawTextTask(TextTask):
