@@ -251,3 +251,11 @@ def test_shown_python_of_traces_runs(workplace: Path, tmp_path: Path, monkeypatc
     text = (ROOT / "docs" / "trace.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     exec(compile(code, "docs/trace.md", "exec"), {})
+
+
+def test_lines_of_text_have_at_most_120_characters() -> None:
+    """Tables, code and headings may be wider."""
+    for page in PAGES:
+        text = re.sub(r"^ *```.*?^ *```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        wide = [line for line in text.splitlines() if len(line) > 120 and not re.match(r"\||#|    |.*`[^`]{60}", line)]
+        assert wide == [], page
