@@ -14,7 +14,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import seqgen
-from benchmarks import ensembles, interactive
+from benchmarks import catalogue, ensembles, interactive
 from benchmarks.decode import checkout, main
 from benchmarks.decoding import report
 from benchmarks.decoding.command import Command, compare_commands
@@ -82,6 +82,18 @@ def test_all_of_benchmark_a(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     limit = rows[1]
     assert limit["ratios"]["same format"] == pytest.approx(rows[0]["tokens_per_second"] / limit["tokens_per_second"])
     assert "t5_tiny, 4 sentences in batches of 4, beam 5, source 6, 5 tokens" in capsys.readouterr().out
+
+
+def test_the_benchmark_of_catalogues(capsys: pytest.CaptureFixture[str]) -> None:
+    """All ways find the same allowed outputs; the vocabulary is large enough for allowed tokens to be few."""
+    catalogue.main(["--preset", "t5_tiny", "--vocabulary", "300", "--sizes", "60", "--beams", "4", "--queries", "1", "2",
+                    "--rounds", "1", "--original"])  # fmt: skip
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split() for line in lines if "agree" not in line and "trie of" not in line]
+    assert [(row[2], " ".join(row[3:-8])) for row in rows] == [
+        ("1", "edges"), ("1", "all scores"), ("1", "transformers"), ("2", "edges"), ("2", "all scores"),
+    ]  # fmt: skip
+    assert all(row[-6] == row[-4].rstrip(",") and row[-3] == "0" for row in rows), lines
 
 
 def test_the_benchmark_of_ensembles(capsys: pytest.CaptureFixture[str]) -> None:
