@@ -38,15 +38,22 @@ class Certificate(Observer):
     the prefix. Its score as a hypothesis is at most this sum divided by the length penalty of the length that favours
     it most, of those that are still possible. Candidates below the listed ones score no better than the last of them.
 
+    Args:
+        wanted: the number of hypotheses that the user asked for.
+
     Attributes:
-        bounds: by the number of each decoded sentence, the bound in the unit of scores; ``-inf`` if nothing was pruned.
+        found: by the number of each decoded sentence, the bound in the unit of scores (``-inf`` if nothing was pruned),
+            and whether the ``wanted`` best hypotheses are the best of all allowed outputs.
+        counts: numbers of sentences decoded so far, and of exact lists among them.
     """
 
     reads_scores = False
     sentence_state = ("ids", "bound", "longest")
 
-    def __init__(self) -> None:
-        self.bounds: dict[int, float] = {}
+    def __init__(self, wanted: int) -> None:
+        self.wanted = wanted
+        self.found: dict[int, tuple[float, bool]] = {}
+        self.counts = [0, 0]
         self.ids = self.bound = self.longest = torch.zeros(0)
 
     def begin(self, batch: BatchInfo) -> Self:
@@ -77,18 +84,17 @@ class Certificate(Observer):
 
     def end(self, sentence: int, hypotheses: Sequence[Hypothesis]) -> None:
         """See ``Observer.end``."""
-        self.bounds[sentence] = float(self.bound[self.ids == sentence])
+        bound = float(self.bound[self.ids == sentence])
+        # fewer hypotheses than wanted are exact only if nothing was pruned
+        is_full = len(hypotheses) >= self.wanted
+        exact = bound == -torch.inf or (is_full and bound + ROUNDING < hypotheses[self.wanted - 1].score)
+        self.found[sentence] = bound, exact
+        self.counts[0] += 1
+        self.counts[1] += exact
 
-
-def is_exact(bound: float, scores: Sequence[float], wanted: int) -> bool:
-    """Whether a list of hypotheses has the best of all allowed outputs.
-
-    Args:
-        bound: see ``Certificate``.
-        scores: the scores of the hypotheses, best first.
-        wanted: the number of hypotheses that were asked for; fewer are exact only if nothing was pruned.
-    """
-    return bound == -torch.inf or (len(scores) >= wanted and bound + ROUNDING < scores[wanted - 1])
+    def summary(self) -> str:
+        """See ``Observer.summary``."""
+        return f"{self.counts[1]} of {self.counts[0]} n-best lists are certified to be exact"
 
 
 def check_certifiable(setup: DecodingSetup) -> None:

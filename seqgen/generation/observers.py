@@ -152,6 +152,10 @@ class Observer(Component):
         """
         raise NotImplementedError
 
+    def summary(self) -> str:
+        """A sentence about the batches decoded so far, which ``seqgen-generate`` prints at the end; by default none."""
+        return ""
+
     def end(self, sentence: int, hypotheses: Sequence[Hypothesis]) -> None:
         """Look at the result of a sentence; does nothing by default.
 

@@ -185,7 +185,7 @@ class SequenceGenerator:
 
     def summary(self) -> str:
         """A sentence about the batches decoded so far, for the user; empty for none."""
-        return self.setup.search.summary()
+        return " ".join(filter(None, (one.summary() for one in (self.setup.search, *self.setup.observers))))
 
     @torch.inference_mode()
     def generate(

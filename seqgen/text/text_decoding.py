@@ -13,7 +13,7 @@ from torch import Tensor
 
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError, DataError
-from seqgen.generation.certificate import Certificate, is_exact
+from seqgen.generation.certificate import Certificate
 from seqgen.generation.component import Resources
 from seqgen.generation.ensemble.member import encode
 from seqgen.generation.finished import Ranking
@@ -345,8 +345,7 @@ class TextDecoding:
         found = [TextHypothesis(self._text(line, hypothesis), hypothesis) for hypothesis in wanted]
         translation.hypotheses[:] = self._ranked(translation, found)[:nbest]
         if self.certificate is not None:
-            bound = self.certificate.bounds.pop(translation.id)
-            exact = is_exact(bound, [item.score for item in found], nbest)
+            bound, exact = self.certificate.found.pop(translation.id)
             line.translation = replace(translation, bound=bound, exact=exact)
         if self.on_line is not None:
             self.on_line()

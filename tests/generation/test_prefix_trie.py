@@ -17,7 +17,7 @@ from torch import Tensor
 from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.errors import ConfigError, DataError
 from seqgen.generation.candidates import Candidates
-from seqgen.generation.certificate import Certificate, is_exact
+from seqgen.generation.certificate import Certificate
 from seqgen.generation.finished import Ranking
 from seqgen.generation.prefix_trie import NOWHERE, PrefixTrie
 from seqgen.generation.processors.prefix_trie import PrefixConstraint, TrieConstraint, trie_of_file
@@ -275,18 +275,18 @@ def certified(seed: int) -> list[bool]:
             rule, lines, priors or [0.0] * len(lines), [(4, EOS), (EOS,)][number], Ranking(len_penalty=lenpen)
         )
         wanted = [(line, score) for line, score in wanted if score > -torch.inf]
-        bound = certificate.bounds[number]
+        bound, exact = certificate.found[number]
         found = [tuple(one.tokens.tolist()) for one in got]
         pruned = [score for line, score in wanted if line not in found]
         if pruned:
             # a hypothesis that a better one has replaced is no better than the last of the list
             last = got[-1].score if len(got) == beam else -torch.inf
             assert max(pruned) <= max(bound, last) + 1e-6, (seed, number, bound, pruned)
-        exact = is_exact(bound, [one.score for one in got], cfg.nbest)
         if exact:
             count = min(cfg.nbest, len(wanted))
             assert found[:count] == [line for line, _ in wanted[:count]], (seed, number)
         results.append(exact)
+    assert certificate.summary() == f"{sum(results)} of 2 n-best lists are certified to be exact"
     return results
 
 
