@@ -11,8 +11,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from seqgen.cli.config_file import KEY as CONFIG_KEY
-from seqgen.cli.keys import Key, choosers, every_key, is_switch
+from seqgen.cli.keys import CONFIG_KEY, Key, choosers, every_key, is_switch
 from seqgen.errors import ConfigError, nearest
 
 RUNS = ("path", "other", "runs", "run_dir", "checkpoint.finetune_from", "generation.draft")

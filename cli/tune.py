@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import json
 import shlex
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,8 +15,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from seqgen.checkpoints.loading import LoadedModel
 from seqgen.checkpoints.run_lock import run_lock
-from seqgen.cli.command import log, run, set_up_device
-from seqgen.cli.config_file import Arguments
+from seqgen.cli.command import Arguments, log, run, set_up_device
 from seqgen.cli.generate import input_lines, prefix_lines, reference_lines
 from seqgen.cli.line_decoding import check_path_and_split, load_noted, settings_of_part
 from seqgen.config import (
@@ -56,7 +54,7 @@ decodes. VALUES is A,B,C or FIRST:LAST:STEP; for a list (combination.weights) th
 [A,B],[C,D] are values of the whole list, and simplex:N are all lists of multiples of 1/N that sum to 1. The outputs are
 kept in the folder output=; the same command continues an interrupted tuning."""
 
-PREFIX = "tune."
+PREFIX = "tune"
 TUNABLE = ("generation", *DECODING_COMPONENTS)
 """The groups whose keys can be tuned."""
 
@@ -103,14 +101,11 @@ class TuneConfig:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    shared = [argument for argument in given if not argument.startswith(PREFIX)]
-    tuned = [argument for argument in given if argument.startswith(PREFIX)]
 
     def work(cfg: TuneConfig, typed: Arguments) -> None:
-        tune(cfg, typed.overrides, tuned)
+        tune(cfg, typed.overrides, typed.own[PREFIX])
 
-    run(TuneConfig, work, DESCRIPTION, shared, pass_arguments=True)
+    run(TuneConfig, work, DESCRIPTION, argv, pass_arguments=True, prefixes=[PREFIX])
 
 
 def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> None:
@@ -119,12 +114,12 @@ def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> None:
     Args:
         cfg: the configuration that all decodes share.
         shared: its ``key=value`` arguments.
-        tuned: the arguments ``tune.KEY=VALUES``.
+        tuned: the arguments ``tune.KEY=VALUES``, without ``tune.``.
 
     Raises:
         UserError: a key, model or file cannot be used, or memory runs out.
     """
-    pairs = [(key.removeprefix(PREFIX), value) for key, value in map(split_argument, tuned)]
+    pairs = list(map(split_argument, tuned))
     _check_keys(cfg, [key for key, _ in pairs])
     values = dict(pairs)
     loaded = load_noted(cfg, set_up_device(cfg.common))
@@ -168,10 +163,10 @@ def _check_keys(cfg: TuneConfig, keys: Sequence[str]) -> None:
         if key in keys[:index]:
             raise ConfigError(f"tune.{key} is given twice; give all its values at once")
         if group not in TUNABLE or "." not in key:
-            known = [PREFIX + name for name, _, _ in known_keys(cfg) if name.startswith("generation.")]
+            known = [f"{PREFIX}.{name}" for name, _, _ in known_keys(cfg) if name.startswith("generation.")]
             raise ConfigError(
                 f"tune.{key}: only keys of these groups can be tuned: {', '.join(TUNABLE)}"
-                f"{nearest(group, TUNABLE) or did_you_mean(PREFIX + key, known)}"
+                f"{nearest(group, TUNABLE) or did_you_mean(f'{PREFIX}.{key}', known)}"
             )
         if group == "generation":
             _check_numeric(key, annotation_of(cfg, key))
