@@ -16,9 +16,9 @@ from typing import IO, Any
 
 from seqgen.cli.command import Arguments, log, run, set_up_device
 from seqgen.cli.job import is_job, run_job
-from seqgen.cli.line_decoding import check_path_and_split, complete, part_of, prepare_decoding, text_cleaner
+from seqgen.cli.line_decoding import check_outputs, complete, part_of, prepare_decoding, text_cleaner
 from seqgen.cli.output import check_output, open_output, score_lines
-from seqgen.cli.record import NoRecord, Record
+from seqgen.cli.record import Record
 from seqgen.config import GenerateConfig
 from seqgen.config.values import changed, given_settings, to_dict
 from seqgen.data.text import count_lines, is_pipe, read_lines, stream_lines
@@ -47,14 +47,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         given = {**given_settings(cfg, overrides), **debug}
         if is_job(cfg, overrides):
             return run_job(cfg, given, overrides)
-        record = Record(cfg.record, arguments.typed, overrides) if cfg.record else NoRecord()
-        generate(cfg, given, record)
+        generate(cfg, given, Record(cfg.record, arguments.typed, overrides) if cfg.record else None)
         return 0
 
     run(GenerateConfig, work, DESCRIPTION, argv, pass_arguments=True)
 
 
-def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | NoRecord | None = None) -> None:
+def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | None = None) -> None:
     """Decode the input, write the output, and print scores and speed.
 
     Args:
@@ -69,13 +68,13 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | NoR
     if cfg.replay:
         return replay(cfg, given)
     _check_keys(cfg)
-    record = record or NoRecord()
     typed = TypedLines(sys.stdin.buffer) if cfg.input == "-" and sys.stdin.isatty() else None
     if typed is not None:
         log(f"loading {', '.join(cfg.path)} ...")
     streamer = TextStreamer() if cfg.stream else None
     loaded, decoding = prepare_decoding(cfg, given, set_up_device(cfg.common), log, streamer)
-    record.models(loaded)
+    if record is not None:
+        record.models(loaded)
     task = decoding.task
     lines, references, prefixes = input_lines(cfg, task, typed), reference_lines(cfg, task), prefix_lines(cfg)
     total = _count_lines(cfg, references)
@@ -91,11 +90,12 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | NoR
         memory_errors(lambda: _less_memory(len(outputs.hypotheses))),
         decoding_bar(total, "-" if typed is not None else cfg.output) as decoding.on_line,
     ):
-        file = record.output(file)
+        if record is not None:
+            file, lines = record.output(file), record.lines(lines)
         if streamer is not None:
             streamer.file = file
         write = FORMATS[cfg.format](decoding, references)
-        for translation in decoding.translate(trace.lines(record.lines(lines)), prefixes, _buffer_size(cfg)):
+        for translation in decoding.translate(trace.lines(lines), prefixes, _buffer_size(cfg)):
             translation = complete(translation, cfg, clean)
             trace.add(translation)
             outputs.add(translation)
@@ -106,7 +106,8 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | NoR
     seconds = time.perf_counter() - start - (typed.waited if typed is not None else 0.0)
     for note in trace.notes:
         log(note)
-    record.write(decoding)
+    if record is not None:
+        record.write(decoding)
     _report(cfg, outputs, references, seconds, decoding.tokens_written)
     if summary_of_search := decoding.generator.summary():
         log(summary_of_search)
@@ -148,16 +149,13 @@ def _check_keys(cfg: GenerateConfig) -> None:
     Raises:
         ConfigError: a key cannot be used.
     """
-    check_path_and_split(cfg.path, cfg.input, cfg.dataset)
-    if cfg.print_alignment and cfg.format != "fairseq":
-        raise ConfigError(f"print_alignment=true needs format=fairseq, not format={cfg.format}; remove one of them")
+    check_outputs(cfg)
     if cfg.stream and cfg.format != "text":
         raise ConfigError(f"stream=true needs format=text, not format={cfg.format}; remove one of them")
     if cfg.stream and (cfg.remove_bpe or cfg.detokenize):
         raise ConfigError(
             "stream=true writes tokens as they come, without remove_bpe and detokenize; remove one of them"
         )
-    text_cleaner(cfg.remove_bpe, cfg.detokenize)  # whether its package is installed
     files = (cfg.input, cfg.reference, cfg.prefix, cfg.generation.prefix_trie, cfg.generation.shortlist)
     check_output("output", cfg.output, *files)
     check_trace(cfg, *files)

@@ -207,24 +207,6 @@ class Record:
         print(f"wrote {self._path}; to repeat: seqgen-generate {shlex.join(typed)}", file=sys.stderr)
 
 
-class NoRecord:
-    """Stands for a record that is not written."""
-
-    def models(self, loaded: Sequence[LoadedModel]) -> None:
-        """Do nothing."""
-
-    def lines(self, lines: Iterable[str]) -> Iterable[str]:
-        """The lines, unchanged."""
-        return lines
-
-    def output(self, file: IO[str]) -> IO[str]:
-        """The file, unchanged."""
-        return file
-
-    def write(self, decoding: TextDecoding) -> None:
-        """Do nothing."""
-
-
 def recorded_keys(content: Mapping[str, Any]) -> Mapping[str, Any]:
     """The keys of a record.
 
