@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from seqgen.cli.keys import Chooser, Key, choosers, decoding_choosers, every_key, is_switch, keys_of
 from seqgen.config import TrainConfig
-from seqgen.config.keys import similar_keys
+from seqgen.config.keys import did_you_mean, similar_keys
 from seqgen.config.values import describe, value_text
 from seqgen.errors import ConfigError, nearest
 
@@ -186,9 +186,8 @@ def help_on(schema: type, program: str, topic: str) -> str:
     ]
     if sections or exact:
         return "\n\n".join([*sections, *map(_details, exact)])
-    hint = similar_keys(topic, [key.name for key in keys])
     names = [key.name for key in keys] + [name for one in every for name in one.names()]
-    wanted = f" (did you mean {' or '.join(map(repr, hint))}?)" if hint else nearest(topic, names)
+    wanted = did_you_mean(topic, [key.name for key in keys]) or nearest(topic, names)
     raise ConfigError(
         f"--help {topic}: there is no such group, component or key{wanted}; {program} --help all lists all"
     )

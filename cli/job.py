@@ -16,11 +16,10 @@ from typing import Any
 import torch
 
 from seqgen.checkpoints.run_lock import run_lock
-from seqgen.checkpoints.serialization import digest
 from seqgen.cli.command import import_plugins, log, set_up_device
 from seqgen.cli.line_decoding import check_outputs, complete, part_of, prepare_decoding, text_cleaner
 from seqgen.cli.output import check_output
-from seqgen.cli.record import fingerprint, models_fingerprint, named_files
+from seqgen.cli.record import file_digests, fingerprint, models_fingerprint, named_files
 from seqgen.config import GenerateConfig
 from seqgen.config.values import split_argument, to_dict
 from seqgen.data.store_builder import available_cores
@@ -98,7 +97,8 @@ def _run(
 ) -> int:
     start = time.monotonic()
     models = models_fingerprint(cfg.path)
-    files = _digests(named_files(_without_data(keys)))
+    named = {key: value for key, value in keys.items() if key not in ("path", "input", "output", "job.folder")}
+    files = file_digests(named_files(named))
     log(f"reading {cfg.input} ...")
     plan = plan_parts(source, cfg.generation.part_lines, stop.check)
     manifest = Manifest(_settings(cfg, given), {**models, **files}, cfg.generation.part_lines, plan, versions())
@@ -167,14 +167,6 @@ def _is_input(file: Path, inputs: Path) -> bool:
     if inputs.is_dir():
         return place.parent == inputs.resolve()
     return fnmatch(place.name, inputs.name) and fnmatch(str(place.parent), str(inputs.parent.resolve()))
-
-
-def _without_data(keys: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in keys.items() if key not in ("path", "input", "output", "job.folder")}
-
-
-def _digests(files: Sequence[str]) -> dict[str, str]:
-    return {name: digest(Path(name)) for name in files}
 
 
 def _settings(cfg: GenerateConfig, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,7 +240,7 @@ class CommandDecoder:
     def __init__(self, cfg: GenerateConfig, given: Mapping[str, Any], device: torch.device, files: Sequence[str]):
         self.cfg, self.notes = cfg, list[str]()
         _, self.decoding = prepare_decoding(cfg, given, device, self.notes.append)
-        self.fingerprint = fingerprint({**models_fingerprint(cfg.path), **_digests(files)})
+        self.fingerprint = fingerprint({**models_fingerprint(cfg.path), **file_digests(files)})
         self.write = FORMATS[cfg.format](self.decoding, None)
         self.clean = text_cleaner(cfg.remove_bpe, cfg.detokenize)
         self.task = part_of(cfg.dataset, self.decoding.task)
