@@ -43,7 +43,6 @@ SWEEP = ("-m", "--multirun")
 """Options that run a command with several configurations."""
 
 _NAME = "_name"  # a component's name among its values, see ``seqgen.config.values.to_dict``
-_RECORDED = ("user_files",)  # what training records, which no user sets
 RECORDED = "run"
 """The value of ``common.user_dir`` that means the files that the run has recorded."""
 
@@ -346,10 +345,10 @@ def _is_run(content: Mapping[str, Any]) -> bool:
 
 
 def _pairs(schema: type, content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Keys and values as a user would type them."""
+    """Keys and values as a user would type them; ``user_files`` is recorded by training, and no user sets it."""
     for name, value in content.items():
         key = f"{prefix}{name}"
-        if name in _RECORDED or (value is None and is_group(schema, key)):
+        if name == "user_files" or (value is None and is_group(schema, key)):
             continue
         if key == "generation.components" and isinstance(value, Mapping):
             yield from ((own, value_text(item)) for own, item in value.items())
