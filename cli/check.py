@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from seqgen.cli.command import INFORMING, log, run, set_up_device
-from seqgen.cli.config_file import KEY as CONFIG_KEY
+from seqgen.cli.keys import CONFIG_KEY
 from seqgen.config import SINGLE_COMPONENTS, CommonConfig, option
 from seqgen.config.values import split_argument, text_list, text_values
 from seqgen.errors import ConfigError, nearest, printable

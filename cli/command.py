@@ -1,4 +1,4 @@
-"""What all commands share: arguments, help, plugins, and errors that are reported as one sentence."""
+"""What all commands share: arguments, also from files (``config=FILE``), help, plugins, and errors as sentences."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
@@ -21,14 +22,17 @@ import seqgen.models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks, as the import above declares the models
 from seqgen import __version__
 from seqgen.checkpoints.loading import CONFIG_FILE, recorded_user_dirs, run_folder, split_path
-from seqgen.cli.config_file import KEY as CONFIG_KEY, Arguments, with_config_files
-from seqgen.config import CommonConfig
+from seqgen.cli.keys import CONFIG_KEY, every_key
+from seqgen.config import CommonConfig, GenerateConfig, TrainConfig
 from seqgen.config.compose import compose
+from seqgen.config.keys import is_group
 from seqgen.config.user_files import import_user_dir
-from seqgen.config.values import repeated, text_list, text_values
+from seqgen.config.values import repeated, split_argument, text_list, text_values, value_text
 from seqgen.errors import ConfigError, UserError, printable
+from seqgen.registry import GROUPS
 from seqgen.system.devices import find_device, keep_freed_memory, memory_errors, present_devices
 from seqgen.system.hooks import missing
+from seqgen.system.reading import parse_yaml, read_bytes
 
 C = TypeVar("C")
 
@@ -38,6 +42,7 @@ INFORMING = ("-h", "--help", "--completion", "--version")
 SWEEP = ("-m", "--multirun")
 """Options that run a command with several configurations."""
 
+_NAME = "_name"  # a component's name among its values, see ``seqgen.config.values.to_dict``
 RECORDED = "run"
 """The value of ``common.user_dir`` that means the files that the run has recorded."""
 
@@ -50,6 +55,8 @@ def run(
     sweep: Callable[[Arguments], int | None] | None = None,
     complete: Callable[[list[str]], list[str]] = list,
     pass_arguments: bool = False,
+    words: str = "",
+    prefixes: Sequence[str] = (),
 ) -> NoReturn:
     """Run a command and exit: with the command's exit code, or with code 2 after an error of the user.
 
@@ -62,24 +69,46 @@ def run(
             if the command has no sweeps.
         complete: adds arguments that follow from the user's.
         pass_arguments: whether ``work`` also takes the ``Arguments``.
+        words: the key whose values can also be given as words without ``KEY=``, such as folders.
+        prefixes: the beginnings, without the dot, of arguments that are no keys of ``schema``; see ``Arguments.own``.
     """
-    line = CommandLine.parse(sys.argv[1:] if argv is None else argv)
+    typed = list(sys.argv[1:] if argv is None else argv)
+    own = {prefix: [a.removeprefix(f"{prefix}.") for a in typed if a.startswith(f"{prefix}.")] for prefix in prefixes}
+    line = CommandLine([a for a in typed if a.partition(".")[0] not in prefixes], words)
     program = "seqgen-" + Path(sys.argv[0]).stem.removeprefix("seqgen-")
     log_progress()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # the names of files need not be UTF-8
+    with _reported_errors(program):
+        line.check(schema, SWEEP if sweep else ())
+        if "--version" in line.flags:
+            print(f"{program} {__version__}")
+            sys.exit(0)
+        read = with_config_files(schema, line.pairs)
+        overrides = [*read.overrides, *import_plugins(line.pairs)]
+        read.check_trusted(schema)
+        if line.informs:
+            print(_information(schema, program, description, line))
+            sys.exit(0)
+        for message in [*repeated(line.pairs), *read.messages]:
+            log(message)
+        read = dataclasses.replace(read, overrides=complete(overrides), typed=[program, *line.typed], own=own)
+        if sweep and {*SWEEP} & {*line.flags}:
+            sys.exit(sweep(read) or 0)
+        try:
+            config = compose(schema, read.overrides)
+        except ConfigError as error:
+            raise ConfigError(f"{error}{read.origin(str(error))}") from None
+        code = work(config, read) if pass_arguments else work(config)
+        sys.exit(code or 0)
+
+
+@contextmanager
+def _reported_errors(program: str) -> Iterator[None]:
+    """End the process after an error of the user, with a sentence and an exit code."""
     try:
         with memory_errors(lambda: "on this machine; close other programs, or use a machine with more memory"):
-            code = _dispatch(
-                schema,
-                work if pass_arguments else lambda cfg, _: work(cfg),
-                description,
-                line,
-                sweep,
-                program,
-                complete,
-            )
-        sys.exit(code or 0)
+            yield
     except UserError as error:
         _fail(program, str(error), 2)
     except NotImplementedError as error:
@@ -100,103 +129,60 @@ def run(
         _fail(program, f"cannot read or write{where}: {error.strerror}{advice}", 2)
 
 
-def with_words(key: str, arguments: Sequence[str]) -> list[str]:
-    """Add the words among the arguments, such as folders, to those of a key.
-
-    With ``--help`` and other options that inform, words are topics instead.
-
-    Args:
-        key: the key, whose value is a list of strings.
-        arguments: the arguments of a command.
-
-    Returns:
-        The arguments, with ``key=[...]`` in place of the words and of the key.
-    """
-    line = CommandLine.parse(arguments)
-    if not line.words or line.informs:
-        return list(arguments)
-    same = [text for text in line.pairs if text.startswith(f"{key}=")]
-    named = [item for text in same for item in text_values([text], key, list[str] if "=[" in text else str)]
-    others = [text for text in arguments if text not in line.words and text not in same]
-    return [f"{key}={text_list([*line.words, *named])}", *others]
-
-
-@dataclass(frozen=True)
 class CommandLine:
     """What a user typed.
 
-    Attributes:
+    Args:
         typed: all arguments, in order.
+        key: the key whose values can be words; empty if there is none.
+
+    Attributes:
+        typed: all arguments; words are in the value of ``key``, except topics.
         flags: those that begin with ``-``.
-        words: those that are neither flags nor ``key=value``.
-        pairs: those of the form ``key=value``.
+        words: the topics of options that inform.
+        pairs: those of the form ``key=value``; without such an option, all others are there too.
     """
 
-    typed: list[str]
-    flags: list[str]
-    words: list[str]
-    pairs: list[str]
+    def __init__(self, typed: Sequence[str], key: str = ""):
+        self.typed = list(typed)
+        self.flags = [text for text in typed if text.startswith("-")]
+        self.informs = any(flag in INFORMING for flag in self.flags)
+        self.pairs = [text for text in typed if text not in self.flags]
+        self.words = [text for text in self.pairs if "=" not in text]
+        if self.informs:
+            self.pairs = [text for text in self.pairs if "=" in text]
+        elif key and self.words:
+            same = [text for text in self.pairs if text.startswith(f"{key}=")]
+            named = [item for text in same for item in text_values([text], key, list[str] if "=[" in text else str)]
+            others = [text for text in self.typed if text not in (*self.words, *same)]
+            self.typed = [f"{key}={text_list([*self.words, *named])}", *others]
+            self.pairs = [text for text in self.typed if text not in self.flags]
 
-    @classmethod
-    def parse(cls, arguments: Sequence[str]) -> CommandLine:
-        """Sort arguments."""
-        others = [text for text in arguments if not text.startswith("-")]
-        return cls(
-            typed=list(arguments),
-            flags=[text for text in arguments if text.startswith("-")],
-            words=[text for text in others if "=" not in text],
-            pairs=[text for text in others if "=" in text],
-        )
+    def check(self, schema: type, options: Sequence[str]) -> None:
+        """Check that all arguments are UTF-8 and all options exist.
 
-    @property
-    def informs(self) -> bool:
-        """Whether the user asks for information only; words are then topics."""
-        return any(flag in INFORMING for flag in self.flags)
+        Args:
+            schema: the root dataclass of the command's configuration.
+            options: those that the command has besides ``INFORMING``.
+
+        Raises:
+            ConfigError: one is not.
+        """
+        if wrong := next((text for text in self.typed if re.search("[\ud800-\udfff]", text)), ""):
+            raise ConfigError(
+                f"the argument {wrong} is not UTF-8, which the libraries for weights need; rename the file"
+            )
+        unknown = [flag for flag in self.flags if flag.partition("=")[0] not in (*INFORMING, *options)]
+        if unknown and "--version" not in self.flags:
+            from seqgen.cli.help import unknown_option  # only for this message
+
+            raise ConfigError(unknown_option(schema, self.typed, unknown[0]))
 
     def topics(self) -> list[str]:
         """What the user asks about: the words, and the keys of those ``key=value`` that come after the option."""
         after = self.typed[self.typed.index(self.flags[0]) + 1 :]
         keys = [text.partition("=")[0] for text in after if text in self.pairs]
         return [*self.words, *(key for key in keys if key not in (CONFIG_KEY, "common.user_dir"))]
-
-
-def _dispatch(
-    schema: type[C],
-    work: Callable[[C, Arguments], int | None],
-    description: str,
-    line: CommandLine,
-    sweep: Callable[[Arguments], int | None] | None,
-    program: str,
-    complete: Callable[[list[str]], list[str]],
-) -> int | None:
-    if wrong := next((text for text in line.typed if re.search("[\ud800-\udfff]", text)), ""):
-        raise ConfigError(f"the argument {wrong} is not UTF-8, which the libraries for weights need; rename the file")
-    unknown = {flag.partition("=")[0] for flag in line.flags} - {*INFORMING, *(SWEEP if sweep else ())}
-    if "--version" in line.flags:
-        print(f"{program} {__version__}")
-        return 0
-    if unknown:
-        from seqgen.cli.help import unknown_option  # only for this message
-
-        flag = next(flag for flag in line.flags if flag.split("=")[0] in unknown)
-        raise ConfigError(unknown_option(schema, line.typed, flag))
-    pairs = line.pairs if line.informs else [text for text in line.typed if text not in line.flags]
-    read = with_config_files(schema, pairs)
-    overrides = [*read.overrides, *import_plugins(pairs)]
-    read.check_trusted(schema)
-    if line.informs:
-        print(_information(schema, program, description, line))
-        return 0
-    for message in [*repeated(pairs), *read.messages]:
-        log(message)
-    read = dataclasses.replace(read, overrides=complete(overrides), typed=[program, *line.typed])
-    if sweep and {*SWEEP} & {*line.flags}:
-        return sweep(read)
-    try:
-        config = compose(schema, read.overrides)
-    except ConfigError as error:
-        raise ConfigError(f"{error}{read.origin(str(error))}") from None
-    return work(config, read)
 
 
 def _information(schema: type, program: str, description: str, line: CommandLine) -> str:
@@ -225,6 +211,153 @@ def _in_red(text: str) -> str:
     """Text in red, if standard error is a terminal that shows colours and the user wants them (https://no-color.org)."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb" or not sys.stderr.isatty()
     return text if plain else f"\x1b[1;31m{text}\x1b[0m"
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of a command, with those that come from files.
+
+    Attributes:
+        overrides: ``key=value`` arguments without ``config``; the command line's come last.
+        messages: what the user should know about keys of a file that are not used.
+        files: by each key that comes from a file, the file.
+        typed: the program and its arguments, as typed; empty if only keys were given.
+        own: by prefix, the arguments with one of the command's own prefixes, without it.
+    """
+
+    overrides: list[str]
+    messages: list[str] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
+    typed: list[str] = field(default_factory=list)
+    own: dict[str, list[str]] = field(default_factory=dict)
+
+    def origins(self) -> dict[str, str]:
+        """Where each key comes from: the command line, a file, or, for all others, the checkpoint to fine-tune."""
+        own = {text.partition("=")[0] for text in self.typed[1:]}
+        checkpoint = next(iter(text_values(self.overrides, "checkpoint.finetune_from", str)), "")
+        found = {}
+        for key in (split_argument(override)[0] for override in self.overrides):
+            file = f"{CONFIG_KEY}={self.files[key]}" if key in self.files else f"checkpoint {checkpoint}"
+            found[key] = "command line" if key in own else file
+        return found
+
+    def origin(self, message: str) -> str:
+        """The file that has the key of an error message, as the end of the message; empty if no file has it."""
+        found = [file for key, file in self.files.items() if repr(key) in message or f"{key}=" in message]
+        return f"; the key is in {CONFIG_KEY}={found[0]}" if found else ""
+
+    def check_trusted(self, schema: type) -> None:
+        """Check that no file names what is written or what can run code. The user's components are imported already.
+
+        Args:
+            schema: the root dataclass of the command's configuration.
+
+        Raises:
+            ConfigError: a file does, and the user has not typed the key.
+        """
+        if not self.files:
+            return
+        values = dict(map(split_argument, self.overrides))
+        for key in every_key(schema):
+            names, value = key.field.metadata.get("names"), values.get(key.name)
+            if names and key.name in self.files and value != value_text(key.default):
+                what = "is written" if names == "output" else "can run code"
+                raise ConfigError(
+                    f"{CONFIG_KEY}={self.files[key.name]} sets {key.name}={value}, which names what {what}; no file "
+                    f"may do that: type {key.name}={value} as well if you trust it, or another value"
+                )
+
+
+def with_config_files(schema: type, overrides: Sequence[str]) -> Arguments:
+    """Replace ``config=FILE`` by the keys in the file.
+
+    The command line overrides the file. A ``model=NAME`` on the command line also removes the file's ``model.KEY``,
+    which are another model's. The file can be written by hand (``generation: {beam: 4}`` or ``generation.beam: 4``),
+    or, for training, be the ``config.yaml`` of a run.
+
+    Args:
+        schema: the root dataclass of the command's configuration.
+        overrides: ``key=value`` arguments.
+
+    Returns:
+        All arguments.
+
+    Raises:
+        ConfigError: a file cannot be read, or its content is not keys and values.
+    """
+    files = text_values(overrides, CONFIG_KEY)
+    rest = [override for override in overrides if override.partition("=")[0] != CONFIG_KEY]
+    if not files:
+        return Arguments(rest)
+    given = dict(split_argument(override) for override in rest)
+    found: dict[str, str] = {}
+    origins: dict[str, str] = {}
+    messages = []
+    for file in files:
+        content = _read(Path(file))
+        if str(content.get("format")).startswith("seqgen-"):  # otherwise it is the key of the output format
+            from seqgen.cli.record import changes, recorded_keys  # not for every start of a command
+
+            try:
+                keys = recorded_keys(content)
+            except ConfigError as error:
+                raise ConfigError(f"{CONFIG_KEY}={file}: {error}") from None
+            if schema is not GenerateConfig:
+                raise ConfigError(f"{CONFIG_KEY}={file}: this is a record of a decode, which is for seqgen-generate")
+            messages += [f"{CONFIG_KEY}={file}: {change}" for change in changes(content)]
+            content = keys
+        if _is_run(content) and schema is not TrainConfig:
+            raise ConfigError(
+                f"{CONFIG_KEY}={file}: this is the configuration of a training run, which is for seqgen-train; "
+                "path=RUN uses a run with its own settings, and keys of this command are given in a file of their own"
+            )
+        pairs = dict(_pairs(schema, content))
+        replaced = [group for group in GROUPS if group in given and is_group(schema, group)]
+        for group in replaced:
+            dropped = [key for key in pairs if key.partition(".")[0] == group]
+            pairs = {key: value for key, value in pairs.items() if key not in dropped}
+            if any("." in key for key in dropped):
+                messages.append(f"{CONFIG_KEY}={file}: {group}.* is not used, because {group}={given[group]} is given")
+        if wrong := next((key for key in pairs if "=" in key), ""):
+            raise ConfigError(f"{CONFIG_KEY}={file}: {wrong!r} is not a key")
+        used = {key: value for key, value in pairs.items() if key not in given}
+        found |= used
+        origins |= dict.fromkeys(used, file)
+    return Arguments([*(f"{key}={value}" for key, value in found.items()), *rest], messages, origins)
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        content = parse_yaml(read_bytes(path))
+    except FileNotFoundError:
+        raise ConfigError(f"{CONFIG_KEY}={path}: there is no such file") from None
+    except OSError as error:
+        raise ConfigError(f"{CONFIG_KEY}={path}: cannot read it: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ConfigError(f"{CONFIG_KEY}={path}: not a YAML file: {error}") from None
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{CONFIG_KEY}={path}: the file must contain keys and values, such as generation.beam: 4")
+    return content
+
+
+def _is_run(content: Mapping[str, Any]) -> bool:
+    return all(isinstance(content.get(group), Mapping) and _NAME in content[group] for group in ("task", "model"))
+
+
+def _pairs(schema: type, content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Keys and values as a user would type them; ``user_files`` is recorded by training, and no user sets it."""
+    for name, value in content.items():
+        key = f"{prefix}{name}"
+        if name == "user_files" or (value is None and is_group(schema, key)):
+            continue
+        if key == "generation.components" and isinstance(value, Mapping):
+            yield from ((own, value_text(item)) for own, item in value.items())
+        elif isinstance(value, Mapping):
+            if is_group(schema, key) and _NAME in value:
+                yield key, str(value[_NAME])
+            yield from _pairs(schema, {own: item for own, item in value.items() if own != _NAME}, f"{key}.")
+        else:
+            yield key, value_text(value)
 
 
 def import_plugins(overrides: Sequence[str]) -> list[str]:

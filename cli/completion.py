@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from seqgen.cli.config_file import KEY as CONFIG_KEY
-from seqgen.cli.keys import Key, choosers, every_key, is_switch
+from seqgen.cli.keys import CONFIG_KEY, Key, choosers, every_key, is_switch
 from seqgen.errors import ConfigError, nearest
 
 RUNS = ("path", "other", "runs", "run_dir", "checkpoint.finetune_from", "generation.draft")
@@ -75,14 +74,6 @@ def completion_script(schema: type, program: str, shell: str) -> str:
 
 
 def _words(schema: type, program: str) -> Words:
-    keys, values = _keys_and_values(schema)
-    groups = {name.partition(".")[0] for name in keys if "." in name}
-    paths = sorted({CONFIG_KEY, *(key.name for key in every_key(schema) if key.is_path)})
-    return Words(program, keys, values, sorted({"all", *groups, *keys}), paths)
-
-
-def _keys_and_values(schema: type) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """The keys of a command with their help, and the values of those that have a fixed set of them."""
     every = choosers(schema)
     keys: dict[str, Key] = {key.name: key for key in every_key(schema)}
     values = {name: found for name, found in _suggestions().items() if name in keys}
@@ -91,9 +82,13 @@ def _keys_and_values(schema: type) -> tuple[dict[str, str], dict[str, list[str]]
         if choices or is_switch(key.annotation):
             values[name] = [choice for choice in choices or ("true", "false") if choice]
     values |= {one.name: one.names() for one in every}
-    texts = {CONFIG_KEY: "YAML file with keys"} | {one.name: f"name of the {one.registry.kind}" for one in every}
-    texts = {**{name: key.field.metadata.get("help", "") for name, key in keys.items()}, **texts}
-    return dict(sorted(texts.items())), values
+    texts = {name: key.field.metadata.get("help", "") for name, key in keys.items()} | {
+        CONFIG_KEY: "YAML file with keys"
+    }
+    texts |= {one.name: f"name of the {one.registry.kind}" for one in every}
+    groups = {name.partition(".")[0] for name in texts if "." in name}
+    paths = sorted({CONFIG_KEY, *(key.name for key in keys.values() if key.is_path)})
+    return Words(program, dict(sorted(texts.items())), values, sorted({"all", *groups, *texts}), paths)
 
 
 def _suggestions() -> dict[str, list[str]]:
@@ -167,7 +162,8 @@ def _case(keys: Sequence[str], action: str) -> str:
 
 def _zsh(words: Words) -> str:
     files = "\n        _files" if words.program in WORDS else ""
-    options = "\n".join(f"        {_quoted(f'{name}:{text}')}" for name, text in OPTIONS.items())
+    options = "\n".join(f"        {shlex.quote(f'{name}:{text}')}" for name, text in OPTIONS.items())
+    keys = "\n".join(f"        {shlex.quote(f'{key}=:{_colons(text)}')}" for key, text in words.keys.items())
     cases = "\n".join(
         f"        {key}) compadd -- {' '.join(map(shlex.quote, items))} ;;" for key, items in words.values.items()
     )
@@ -178,7 +174,7 @@ def _zsh(words: Words) -> str:
 {words.function}() {{
     local -a keys options
     keys=(
-{_zsh_keys(words.keys)}
+{keys}
     )
     options=(
 {options}
@@ -208,10 +204,6 @@ fi
 """
 
 
-def _zsh_keys(keys: Mapping[str, str]) -> str:
-    return "\n".join(f"        {_quoted(f'{key}=:{_colons(text)}')}" for key, text in keys.items())
-
-
 def _fish(words: Words) -> str:
     others = "\n        __fish_complete_path $word" if words.program in WORDS else ""
     cases = "\n".join(
@@ -219,6 +211,7 @@ def _fish(words: Words) -> str:
         for key, items in words.values.items()
         if len(items) > 1
     )
+    keys = " \\\n".join(f"            {_fish_quoted(f'{k}=')} {_fish_quoted(text)}" for k, text in words.keys.items())
     options = "\n".join(
         f"complete -c {words.program} -l {name.removeprefix('--')} -d {_fish_quoted(text)}"
         for name, text in OPTIONS.items()
@@ -229,7 +222,8 @@ def _fish(words: Words) -> str:
 function {words.function}
     set -l word (commandline -ct)
     if not string match -q '*=*' -- $word
-{_fish_keys(words.keys)}{others}
+        printf '%s\\t%s\\n' \\
+{keys}{others}
         return
     end
     set -l key (string split -m 1 = -- $word)[1]
@@ -248,15 +242,6 @@ complete -c {words.program} -f -a '({words.function})'
 complete -c {words.program} -l completion -x -a 'bash zsh fish' -d {_fish_quoted(OPTIONS["--completion"])}
 {options}
 """
-
-
-def _fish_keys(keys: Mapping[str, str]) -> str:
-    lines = " \\\n".join(f"            {_fish_quoted(f'{key}=')} {_fish_quoted(text)}" for key, text in keys.items())
-    return f"        printf '%s\\t%s\\n' \\\n{lines}"
-
-
-def _quoted(text: str) -> str:
-    return shlex.quote(text)
 
 
 def _colons(text: str) -> str:

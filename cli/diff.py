@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from seqgen.checkpoints.loading import load_models
-from seqgen.cli.command import log, run, set_up_device, with_words
-from seqgen.cli.config_file import Arguments
+from seqgen.cli.command import Arguments, log, run, set_up_device
 from seqgen.cli.output import check_report, write_report
 from seqgen.cli.show import runs_of
 from seqgen.config import CommonConfig, DebugConfig, GenerationConfig, ReadingConfig, option
@@ -75,16 +74,14 @@ class DiffConfig:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command."""
-    argv = sys.argv[1:] if argv is None else argv
-    shared = [argument for argument in argv if argument.partition(".")[0] not in SIDES]
-    own = {side: [a.removeprefix(f"{side}.") for a in argv if a.startswith(f"{side}.")] for side in SIDES}
 
     def work(cfg: DiffConfig, arguments: Arguments) -> int:
+        own = arguments.own
         if cfg.runs:
             return diff_runs(cfg, [*arguments.overrides, *(f"{side}.{key}" for side in SIDES for key in own[side])])
         return diff_decodes(cfg, arguments.overrides, own)
 
-    run(DiffConfig, work, DESCRIPTION, with_words("runs", shared), pass_arguments=True)
+    run(DiffConfig, work, DESCRIPTION, argv, pass_arguments=True, words="runs", prefixes=SIDES)
 
 
 def diff_runs(cfg: DiffConfig, arguments: Sequence[str]) -> int:

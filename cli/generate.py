@@ -1,5 +1,6 @@
 """``seqgen-generate``: decode a test split, a file or standard input with a model or an ensemble.
 
+At a terminal, it prompts for lines or shows a progress bar.
 With ``trace=FILE`` it also writes a trace, and with ``replay=FILE`` it computes the n-best lists of a trace again.
 """
 
@@ -7,19 +8,17 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from seqgen.cli.command import log, run, set_up_device
-from seqgen.cli.config_file import Arguments
+from seqgen.cli.command import Arguments, log, run, set_up_device
 from seqgen.cli.job import is_job, run_job
-from seqgen.cli.line_decoding import check_path_and_split, complete, part_of, prepare_decoding, text_cleaner
+from seqgen.cli.line_decoding import check_outputs, complete, part_of, prepare_decoding, text_cleaner
 from seqgen.cli.output import check_output, open_output, score_lines
-from seqgen.cli.record import NoRecord, Record
-from seqgen.cli.terminal import TypedLines, decoding_bar, summary
+from seqgen.cli.record import Record
 from seqgen.config import GenerateConfig
 from seqgen.config.values import changed, given_settings, to_dict
 from seqgen.data.text import count_lines, is_pipe, read_lines, stream_lines
@@ -28,6 +27,7 @@ from seqgen.lab.traces.trace import Trace, replayed
 from seqgen.lab.traces.writer import TraceWriter
 from seqgen.metrics import text_scores
 from seqgen.system.devices import memory_errors
+from seqgen.system.progress import Bar, clock
 from seqgen.task import Task
 from seqgen.text.output_formats import FORMATS, json_line
 from seqgen.text.results import Translation
@@ -47,14 +47,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         given = {**given_settings(cfg, overrides), **debug}
         if is_job(cfg, overrides):
             return run_job(cfg, given, overrides)
-        record = Record(cfg.record, arguments.typed, overrides) if cfg.record else NoRecord()
-        generate(cfg, given, record)
+        generate(cfg, given, Record(cfg.record, arguments.typed, overrides) if cfg.record else None)
         return 0
 
     run(GenerateConfig, work, DESCRIPTION, argv, pass_arguments=True)
 
 
-def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | NoRecord | None = None) -> None:
+def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | None = None) -> None:
     """Decode the input, write the output, and print scores and speed.
 
     Args:
@@ -69,13 +68,13 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | NoR
     if cfg.replay:
         return replay(cfg, given)
     _check_keys(cfg)
-    record = record or NoRecord()
     typed = TypedLines(sys.stdin.buffer) if cfg.input == "-" and sys.stdin.isatty() else None
     if typed is not None:
         log(f"loading {', '.join(cfg.path)} ...")
     streamer = TextStreamer() if cfg.stream else None
     loaded, decoding = prepare_decoding(cfg, given, set_up_device(cfg.common), log, streamer)
-    record.models(loaded)
+    if record is not None:
+        record.models(loaded)
     task = decoding.task
     lines, references, prefixes = input_lines(cfg, task, typed), reference_lines(cfg, task), prefix_lines(cfg)
     total = _count_lines(cfg, references)
@@ -91,11 +90,12 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | NoR
         memory_errors(lambda: _less_memory(len(outputs.hypotheses))),
         decoding_bar(total, "-" if typed is not None else cfg.output) as decoding.on_line,
     ):
-        file = record.output(file)
+        if record is not None:
+            file, lines = record.output(file), record.lines(lines)
         if streamer is not None:
             streamer.file = file
         write = FORMATS[cfg.format](decoding, references)
-        for translation in decoding.translate(trace.lines(record.lines(lines)), prefixes, _buffer_size(cfg)):
+        for translation in decoding.translate(trace.lines(lines), prefixes, _buffer_size(cfg)):
             translation = complete(translation, cfg, clean)
             trace.add(translation)
             outputs.add(translation)
@@ -106,7 +106,8 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | NoR
     seconds = time.perf_counter() - start - (typed.waited if typed is not None else 0.0)
     for note in trace.notes:
         log(note)
-    record.write(decoding)
+    if record is not None:
+        record.write(decoding)
     _report(cfg, outputs, references, seconds, decoding.tokens_written)
     if summary_of_search := decoding.generator.summary():
         log(summary_of_search)
@@ -148,16 +149,13 @@ def _check_keys(cfg: GenerateConfig) -> None:
     Raises:
         ConfigError: a key cannot be used.
     """
-    check_path_and_split(cfg.path, cfg.input, cfg.dataset)
-    if cfg.print_alignment and cfg.format != "fairseq":
-        raise ConfigError(f"print_alignment=true needs format=fairseq, not format={cfg.format}; remove one of them")
+    check_outputs(cfg)
     if cfg.stream and cfg.format != "text":
         raise ConfigError(f"stream=true needs format=text, not format={cfg.format}; remove one of them")
     if cfg.stream and (cfg.remove_bpe or cfg.detokenize):
         raise ConfigError(
             "stream=true writes tokens as they come, without remove_bpe and detokenize; remove one of them"
         )
-    text_cleaner(cfg.remove_bpe, cfg.detokenize)  # whether its package is installed
     files = (cfg.input, cfg.reference, cfg.prefix, cfg.generation.prefix_trie, cfg.generation.shortlist)
     check_output("output", cfg.output, *files)
     check_trace(cfg, *files)
@@ -247,6 +245,111 @@ def _report(cfg: GenerateConfig, outputs: _Outputs, references: list[str] | None
                 print(line, file=stream)
     speed = f"{len(hypotheses) / seconds:.1f} sentences/s, {tokens / seconds:.1f} tokens/s"
     print(f"{len(hypotheses)} sentences, {tokens} tokens in {seconds:.1f} s: {speed}", file=stream)
+
+
+MOST_NOTES = 20
+"""Maximum number of different notes shown."""
+
+MOST_NUMBERS = 5
+"""Maximum number of line numbers shown per note."""
+
+
+def summary(notes: Iterable[tuple[int, str]]) -> list[str]:
+    """Merge notes with the same text.
+
+    Args:
+        notes: pairs of the number of an input line, from 1, and the text of a note.
+
+    Returns:
+        One line for each of the first different notes, and one that counts the others. Control characters are escaped,
+        so that they have no effect on a terminal.
+    """
+    lines_of: dict[str, list[int]] = {}
+    for line, note in notes:
+        lines_of.setdefault(note, []).append(line)
+    shown = [f"{_numbers(lines)}: {_printable(note)}" for note, lines in lines_of.items()]
+    left = len(shown) - MOST_NOTES
+    more = [f"... and {left} further notes; format=json writes all of them"] if left > 0 else []
+    return [*shown[:MOST_NOTES], *more]
+
+
+def _numbers(lines: list[int]) -> str:
+    named = ", ".join(map(str, lines[:MOST_NUMBERS]))
+    if len(lines) == 1:
+        return f"line {named}"
+    return f"lines {named}" + (f" and {len(lines) - MOST_NUMBERS} others" if len(lines) > MOST_NUMBERS else "")
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+PROMPT = "> "
+
+
+class TypedLines:
+    """The lines that a user types at a terminal, with a prompt before each on standard error.
+
+    Args:
+        file: the terminal, opened for bytes.
+
+    Attributes:
+        waited: seconds for which the command has waited for the user.
+    """
+
+    def __init__(self, file: IO[bytes]):
+        self.file = file
+        self.waited = 0.0
+
+    def readline(self, limit: int) -> bytes:
+        """Prompt for a line and return its first ``limit`` bytes; empty at the end of the input."""
+        print(PROMPT, end="", file=sys.stderr, flush=True)
+        start = time.perf_counter()
+        line = self.file.readline(limit)
+        self.waited += time.perf_counter() - start
+        if not line:
+            print(file=sys.stderr)  # Ctrl-D leaves the cursor behind the prompt
+        return line
+
+    def show_notes(self, line: int, notes: Sequence[str]) -> None:
+        """Print the notes on a line.
+
+        Args:
+            line: its number, from 1.
+            notes: what the user should know about its output.
+        """
+        for text in summary((line, note) for note in notes):
+            log(text)
+
+
+@contextmanager
+def decoding_bar(total: int | None, output: str) -> Iterator[Callable[[], None] | None]:
+    """Show a progress bar while lines are decoded, if standard error is a terminal that does not show the output too.
+
+    Args:
+        total: number of lines; ``None`` if unknown.
+        output: where the output is written; ``-`` for standard output.
+
+    Yields:
+        A function to call after each line; ``None`` if no bar is shown.
+    """
+    if not sys.stderr.isatty() or (output == "-" and sys.stdout.isatty()):
+        yield None
+        return
+    done, start = 0, time.perf_counter()
+    of = "?" if total is None else total
+    bar = Bar(total, "decoding", f"0/{of} -:--:--")
+
+    def advance() -> None:
+        nonlocal done
+        done += 1
+        left = "-:--:--" if total is None else clock((total - done) * (time.perf_counter() - start) / done)
+        bar.update(done, f"{done}/{of} {left}")
+
+    try:
+        yield advance
+    finally:
+        bar.close()
 
 
 OF_REPLAY = ("replay", "output", "format", "common", "generation")

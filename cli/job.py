@@ -16,11 +16,10 @@ from typing import Any
 import torch
 
 from seqgen.checkpoints.run_lock import run_lock
-from seqgen.checkpoints.serialization import digest
 from seqgen.cli.command import import_plugins, log, set_up_device
-from seqgen.cli.line_decoding import check_path_and_split, complete, part_of, prepare_decoding, text_cleaner
+from seqgen.cli.line_decoding import check_outputs, complete, part_of, prepare_decoding, text_cleaner
 from seqgen.cli.output import check_output
-from seqgen.cli.record import fingerprint, models_fingerprint, named_files
+from seqgen.cli.record import file_digests, fingerprint, models_fingerprint, named_files
 from seqgen.config import GenerateConfig
 from seqgen.config.values import split_argument, to_dict
 from seqgen.data.store_builder import available_cores
@@ -98,7 +97,8 @@ def _run(
 ) -> int:
     start = time.monotonic()
     models = models_fingerprint(cfg.path)
-    files = _digests(named_files(_without_data(keys)))
+    named = {key: value for key, value in keys.items() if key not in ("path", "input", "output", "job.folder")}
+    files = file_digests(named_files(named))
     log(f"reading {cfg.input} ...")
     plan = plan_parts(source, cfg.generation.part_lines, stop.check)
     manifest = Manifest(_settings(cfg, given), {**models, **files}, cfg.generation.part_lines, plan, versions())
@@ -126,7 +126,7 @@ def _check_keys(cfg: GenerateConfig, keys: Mapping[str, str]) -> None:
     Raises:
         ConfigError: a key is missing or cannot be used.
     """
-    check_path_and_split(cfg.path, cfg.input, cfg.dataset)
+    check_outputs(cfg)
     if cfg.input in ("", "-") or is_pipe(Path(cfg.input)):
         raise ConfigError(
             "a job reads its input more than once, so that it can be continued; give input=FILE, a folder or a name "
@@ -139,11 +139,8 @@ def _check_keys(cfg: GenerateConfig, keys: Mapping[str, str]) -> None:
                 f"{key} cannot be used in a job (engine=ray, job.*, generation.workers, generation.part_lines)"
                 f"{advice}; remove one of them"
             )
-    if cfg.print_alignment and cfg.format != "fairseq":
-        raise ConfigError(f"print_alignment=true needs format=fairseq, not format={cfg.format}; remove one of them")
     if cfg.output == "-" and not cfg.job.folder:
         raise ConfigError("a job needs a folder for its parts; give job.folder=FOLDER or output=FILE")
-    text_cleaner(cfg.remove_bpe, cfg.detokenize)  # whether its package is installed
 
 
 def _check_places(cfg: GenerateConfig, source: Source, folder: Path) -> None:
@@ -172,14 +169,6 @@ def _is_input(file: Path, inputs: Path) -> bool:
     return fnmatch(place.name, inputs.name) and fnmatch(str(place.parent), str(inputs.parent.resolve()))
 
 
-def _without_data(keys: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in keys.items() if key not in ("path", "input", "output", "job.folder")}
-
-
-def _digests(files: Sequence[str]) -> dict[str, str]:
-    return {name: digest(Path(name)) for name in files}
-
-
 def _settings(cfg: GenerateConfig, given: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that change outputs, with their values; those of models and input are compared by content."""
     chosen = ("format", "print_alignment", "remove_bpe", "detokenize")
@@ -195,19 +184,17 @@ def _settings(cfg: GenerateConfig, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _workers(cfg: GenerateConfig, given: Mapping[str, Any], files: tuple[str, ...]) -> Workers:
-    if cfg.engine == "ray":
+    ray, count = cfg.engine == "ray", cfg.generation.workers
+    cores = int(cfg.ray.cpus) if ray else available_cores() // (count or 1)
+    build = CommandBuilder(cfg, dict(given), cfg.common.threads or max(1, cores), files, os.getcwd())
+    if ray:
         from seqgen.jobs.ray_workers import RayWorkers  # Ray need not be installed
 
-        threads = cfg.common.threads or max(1, int(cfg.ray.cpus))
-        build = CommandBuilder(cfg, dict(given), threads, files, os.getcwd())
-        limit = cfg.generation.workers
-        workers = RayWorkers(build, cfg.ray.address, cfg.ray.actors_per_node, limit, cfg.ray.gpus, cfg.ray.cpus)
+        workers = RayWorkers(build, cfg.ray.address, cfg.ray.actors_per_node, count, cfg.ray.gpus, cfg.ray.cpus)
         for note in workers.notes():
             log(note)
         return workers
-    count = cfg.generation.workers or 1
-    threads = cfg.common.threads or max(1, available_cores() // count)
-    return LocalWorkers(CommandBuilder(cfg, dict(given), threads, files, os.getcwd()), count)
+    return LocalWorkers(build, count or 1)
 
 
 @dataclass(frozen=True)
@@ -253,7 +240,7 @@ class CommandDecoder:
     def __init__(self, cfg: GenerateConfig, given: Mapping[str, Any], device: torch.device, files: Sequence[str]):
         self.cfg, self.notes = cfg, list[str]()
         _, self.decoding = prepare_decoding(cfg, given, device, self.notes.append)
-        self.fingerprint = fingerprint({**models_fingerprint(cfg.path), **_digests(files)})
+        self.fingerprint = fingerprint({**models_fingerprint(cfg.path), **file_digests(files)})
         self.write = FORMATS[cfg.format](self.decoding, None)
         self.clean = text_cleaner(cfg.remove_bpe, cfg.detokenize)
         self.task = part_of(cfg.dataset, self.decoding.task)

@@ -13,10 +13,12 @@ from seqgen.config.compose import chosen_components, decodes
 from seqgen.config.keys import annotation_of, is_group, known_keys
 from seqgen.registry import DECODING_COMPONENTS, GROUPS, Entry, Registry
 
+CONFIG_KEY = "config"
+"""The key whose values are files with keys."""
 HIDDEN = ("components", "user_files")
 """Fields that are set by the keys of components and by training, not by the user."""
 INPUTS = (
-    "config", "path", "other", "runs", "input", "reference", "hypothesis", "source", "target", "prefix", "replay",
+    CONFIG_KEY, "path", "other", "runs", "input", "reference", "hypothesis", "source", "target", "prefix", "replay",
     "common.user_dir", "checkpoint.finetune_from", "generation.draft", "generation.prefix_trie", "generation.shortlist",
     "generation.replace_unknown", "task.train", "task.valid", "task.test", "task.mixture",
     "task.pretrained_tokenizer", "task.spm_model", "task.source_spm_model", "task.target_spm_model", "task.srcdict",

@@ -45,6 +45,18 @@ def check_path_and_split(path: Sequence[str], lines: str, dataset: GenerateDatas
         )
 
 
+def check_outputs(cfg: GenerateConfig) -> None:
+    """Check, as ``check_path_and_split`` does, what is decoded, and that the format of the outputs can be written.
+
+    Raises:
+        ConfigError: it cannot, or a package is not installed.
+    """
+    check_path_and_split(cfg.path, cfg.input, cfg.dataset)
+    if cfg.print_alignment and cfg.format != "fairseq":
+        raise ConfigError(f"print_alignment=true needs format=fairseq, not format={cfg.format}; remove one of them")
+    text_cleaner(cfg.remove_bpe, cfg.detokenize)
+
+
 def part_of(dataset: GenerateDatasetConfig, task: Task) -> Task:
     """The task, or the part of it that ``dataset.gen_source`` names."""
     return task.part(dataset.gen_source) if dataset.gen_source else task

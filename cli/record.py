@@ -110,6 +110,11 @@ def models_fingerprint(paths: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def file_digests(names: Iterable[str]) -> dict[str, str]:
+    """The hash of each file, by its name."""
+    return {name: digest(Path(name)) for name in names}
+
+
 def fingerprint(digests: Mapping[str, str]) -> str:
     """One hash of many."""
     return hashlib.sha256(json.dumps(dict(digests), sort_keys=True).encode()).hexdigest()
@@ -163,7 +168,7 @@ class Record:
         for item in loaded:
             self._files |= {str(file): value for file, value in model_digests(item.checkpoint).items()}
             self._device = str(next(item.model.parameters()).device)
-        self._files |= {name: digest(Path(name)) for name in named_files(self._keys) if name not in self._files}
+        self._files |= file_digests({*named_files(self._keys)} - {*self._files})
 
     def lines(self, lines: Iterable[str]) -> Iterator[str]:
         """The lines, which are hashed while they are read."""
@@ -205,24 +210,6 @@ class Record:
         if own := self._keys.get("common.user_dir"):  # which is not taken from a file
             typed.append(f"common.user_dir={own}")
         print(f"wrote {self._path}; to repeat: seqgen-generate {shlex.join(typed)}", file=sys.stderr)
-
-
-class NoRecord:
-    """Stands for a record that is not written."""
-
-    def models(self, loaded: Sequence[LoadedModel]) -> None:
-        """Do nothing."""
-
-    def lines(self, lines: Iterable[str]) -> Iterable[str]:
-        """The lines, unchanged."""
-        return lines
-
-    def output(self, file: IO[str]) -> IO[str]:
-        """The file, unchanged."""
-        return file
-
-    def write(self, decoding: TextDecoding) -> None:
-        """Do nothing."""
 
 
 def recorded_keys(content: Mapping[str, Any]) -> Mapping[str, Any]:

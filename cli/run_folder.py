@@ -19,7 +19,7 @@ from seqgen.checkpoints.run_record import (
     verify_tokenizers,
     write_run_checksums,
 )
-from seqgen.cli.config_file import Arguments
+from seqgen.cli.command import Arguments
 from seqgen.config import TrainConfig
 from seqgen.config.compose import chosen_components
 from seqgen.config.user_files import recorded_files

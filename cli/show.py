@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.loading import run_folder
-from seqgen.cli.command import log, run, with_words
+from seqgen.cli.command import log, run
 from seqgen.cli.output import check_output, check_report, write_report
 from seqgen.config import option
 from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer
@@ -46,7 +45,7 @@ class ShowConfig:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command."""
-    run(ShowConfig, show, DESCRIPTION, with_words("path", sys.argv[1:] if argv is None else argv))
+    run(ShowConfig, show, DESCRIPTION, argv, words="path")
 
 
 def show(cfg: ShowConfig) -> int:

@@ -21,8 +21,7 @@ from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.loading import checkpoint_loader_of, load_model, read_run_config, run_folder
 from seqgen.checkpoints.run_checkpoints import resolve
 from seqgen.checkpoints.run_lock import run_lock
-from seqgen.cli.command import log, run, set_up_device
-from seqgen.cli.config_file import Arguments
+from seqgen.cli.command import Arguments, log, run, set_up_device
 from seqgen.cli.run_folder import open_run
 from seqgen.config import TrainConfig
 from seqgen.config.compose import chosen_components, compose, expand_sweep

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import json
 import shlex
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,12 +13,13 @@ from math import prod
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from seqgen import __version__
 from seqgen.checkpoints.loading import LoadedModel
 from seqgen.checkpoints.run_lock import run_lock
-from seqgen.cli.command import log, run, set_up_device
-from seqgen.cli.config_file import Arguments
+from seqgen.cli.command import Arguments, log, run, set_up_device
 from seqgen.cli.generate import input_lines, prefix_lines, reference_lines
 from seqgen.cli.line_decoding import check_path_and_split, load_noted, settings_of_part
+from seqgen.cli.record import models_fingerprint
 from seqgen.config import (
     DebugConfig,
     DecodingCommonConfig,
@@ -34,7 +34,7 @@ from seqgen.config.compose import component_field, parse_component_value
 from seqgen.config.keys import annotation_of, did_you_mean, known_keys
 from seqgen.config.values import from_dict, given_settings, split_argument, to_dict
 from seqgen.errors import CheckpointError, ConfigError, DataError, nearest
-from seqgen.lab.tuning.decodes import RANKING, Decodes, OutputsFile, digest_of, sha256, state_of
+from seqgen.lab.tuning.decodes import RANKING, Decodes, OutputsFile, sha256, state_of
 from seqgen.lab.tuning.search import (
     Dimension,
     Metric,
@@ -56,7 +56,7 @@ decodes. VALUES is A,B,C or FIRST:LAST:STEP; for a list (combination.weights) th
 [A,B],[C,D] are values of the whole list, and simplex:N are all lists of multiples of 1/N that sum to 1. The outputs are
 kept in the folder output=; the same command continues an interrupted tuning."""
 
-PREFIX = "tune."
+PREFIX = "tune"
 TUNABLE = ("generation", *DECODING_COMPONENTS)
 """The groups whose keys can be tuned."""
 
@@ -103,14 +103,11 @@ class TuneConfig:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    shared = [argument for argument in given if not argument.startswith(PREFIX)]
-    tuned = [argument for argument in given if argument.startswith(PREFIX)]
 
     def work(cfg: TuneConfig, typed: Arguments) -> None:
-        tune(cfg, typed.overrides, tuned)
+        tune(cfg, typed.overrides, typed.own[PREFIX])
 
-    run(TuneConfig, work, DESCRIPTION, shared, pass_arguments=True)
+    run(TuneConfig, work, DESCRIPTION, argv, pass_arguments=True, prefixes=[PREFIX])
 
 
 def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> None:
@@ -119,12 +116,12 @@ def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> None:
     Args:
         cfg: the configuration that all decodes share.
         shared: its ``key=value`` arguments.
-        tuned: the arguments ``tune.KEY=VALUES``.
+        tuned: the arguments ``tune.KEY=VALUES``, without ``tune.``.
 
     Raises:
         UserError: a key, model or file cannot be used, or memory runs out.
     """
-    pairs = [(key.removeprefix(PREFIX), value) for key, value in map(split_argument, tuned)]
+    pairs = list(map(split_argument, tuned))
     _check_keys(cfg, [key for key, _ in pairs])
     values = dict(pairs)
     loaded = load_noted(cfg, set_up_device(cfg.common))
@@ -159,19 +156,15 @@ def _check_keys(cfg: TuneConfig, keys: Sequence[str]) -> None:
         raise ConfigError(f"reference={cfg.reference} needs input=FILE; a split of the task has its own references")
     if cfg.rounds and cfg.method != "coordinate":
         raise ConfigError(f"rounds={cfg.rounds} has no effect with method={cfg.method}; set method=coordinate")
-    if cfg.metric != "bleu" and cfg.tokenize != TuneConfig.tokenize:
-        raise ConfigError(f"tokenize={cfg.tokenize} has no effect on metric={cfg.metric}; remove it")
-    if cfg.metric == "exact_match" and cfg.lowercase:
-        raise ConfigError("lowercase=true has no effect on metric=exact_match; remove it")
     for index, key in enumerate(keys):
         group = key.partition(".")[0]
         if key in keys[:index]:
             raise ConfigError(f"tune.{key} is given twice; give all its values at once")
         if group not in TUNABLE or "." not in key:
-            known = [PREFIX + name for name, _, _ in known_keys(cfg) if name.startswith("generation.")]
+            known = [f"{PREFIX}.{name}" for name, _, _ in known_keys(cfg) if name.startswith("generation.")]
             raise ConfigError(
                 f"tune.{key}: only keys of these groups can be tuned: {', '.join(TUNABLE)}"
-                f"{nearest(group, TUNABLE) or did_you_mean(PREFIX + key, known)}"
+                f"{nearest(group, TUNABLE) or did_you_mean(f'{PREFIX}.{key}', known)}"
             )
         if group == "generation":
             _check_numeric(key, annotation_of(cfg, key))
@@ -287,8 +280,9 @@ def _decoding(cfg: TuneConfig, space: Sequence[Dimension], loaded: Sequence[Load
     lines, references = list(input_lines(files, task)), reference_lines(files, task)
     prefixes = None if (found := prefix_lines(files)) is None else list(found)
     _check_lines(cfg, lines, references)
-    user_files = {path: state_of(Path(path)) for path in cfg.common.user_dir}
-    inputs = sha256(json.dumps([digest_of(loaded), lines, prefixes, user_files]))
+    reading = to_dict(cfg.reading)
+    named = {path: state_of(Path(path)) for path in [*cfg.common.user_dir, *map(str, filter(None, reading.values()))]}
+    inputs = sha256(json.dumps([__version__, models_fingerprint(cfg.path), reading, lines, prefixes, named]))
     ranks = any(dimension.key.partition(".")[0] in RANKING for dimension in space)
     translator = Translator(loaded, dtype=cfg.generation.dtype)
     decodes = Decodes(translator, lines, prefixes, OutputsFile(Path(cfg.output) / OUTPUTS), inputs, ranks)

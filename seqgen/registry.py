@@ -66,7 +66,6 @@ class Registry:
         self.kind = kind
         self.group = group
         self._entries: dict[str, Entry] = {}
-        self._presets: dict[str, Entry] = {}
         self._modules: dict[str, str] = {}
         self._recorded: dict[str, str] = {}
 
@@ -117,8 +116,7 @@ class Registry:
         if not is_dataclass(entry.config):
             raise ConfigError(f"{self.kind} {entry.name!r} ({entry.origin}): config must be a dataclass")
         for name in (entry.name, *entry.presets):
-            taken = self._entries.get(name) or self._presets.get(name)
-            if taken is not None:
+            if (taken := self.find(name)) is not None:
                 raise ConfigError(
                     f"{self.kind} {name!r} is registered twice, in {taken.origin} and in {entry.origin}; rename one"
                 )
@@ -131,12 +129,11 @@ class Registry:
         for name, preset in entry.presets.items():
             if type(preset) is not entry.config:
                 raise ConfigError(f"preset {name!r} of {self.kind} {entry.name!r} is not a {entry.config.__name__}")
-        self._entries[entry.name] = entry
-        self._presets.update(dict.fromkeys(entry.presets, entry))
+        self._entries |= dict.fromkeys((entry.name, *entry.presets), entry)
 
     def find(self, name: str) -> Entry | None:
         """The entry of a name or preset, without importing any module; ``None`` if it is not registered."""
-        return self._entries.get(name) or self._presets.get(name)
+        return self._entries.get(name)
 
     def entry(self, name: str) -> Entry:
         """Look up a name or preset, and import the module that is declared for it.
@@ -178,7 +175,7 @@ class Registry:
         elif len(known) <= LISTED:
             names = f"choose one of: {', '.join(known)}"
         else:
-            own = "" if hint else f"choose one of: {', '.join(sorted(self._entries))}; "
+            own = "" if hint else f"choose one of: {', '.join(entry.name for entry in self.entries())}; "
             names = f"{own}--help {self.group} lists all {len(known)}"
         return f"there is no {self.kind} {name!r}{hint}; {names}"
 
@@ -186,12 +183,12 @@ class Registry:
         """All names and presets, sorted; imports every declared module."""
         for module in self._modules.values():
             importlib.import_module(module)
-        return sorted({*self._entries, *self._presets})
+        return sorted(self._entries)
 
     def entries(self) -> list[Entry]:
         """All components, sorted by name; imports every declared module."""
         self.names()
-        return [self._entries[name] for name in sorted(self._entries)]
+        return [entry for name, entry in sorted(self._entries.items()) if name == entry.name]
 
     def config(self, name: str) -> Any:
         """Make the configuration of a name or preset.

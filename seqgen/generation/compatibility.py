@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from seqgen.config import GenerationConfig
-from seqgen.config.values import to_dict
+from seqgen.config.values import to_dict, value_text
 from seqgen.errors import ConfigError
 from seqgen.generation.rules import DRAWING, draws, rules_named
 
@@ -24,11 +24,6 @@ def restricting(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values that are not the defaults, without a ``min_len`` of 0: it only forbids less than the default."""
     changed = {key: value for key, value in values.items() if value != NEUTRAL.get(key, value)}
     return {key: value for key, value in changed.items() if (key, value) != ("min_len", 0)}
-
-
-def text_of(value: Any) -> str:
-    """A value as it is written on the command line."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def takes_seed(cfg: GenerationConfig) -> bool:
@@ -180,7 +175,7 @@ def check_compatible(cfg: GenerationConfig) -> None:
         ConfigError: names the first such key, the reason and what to do.
     """
     for key, reason in incompatible(cfg):
-        raise ConfigError(f"generation.{key}={text_of(getattr(cfg, key))} {reason}")
+        raise ConfigError(f"generation.{key}={value_text(getattr(cfg, key))} {reason}")
 
 
 def incompatible(cfg: GenerationConfig) -> Iterator[tuple[str, str]]:

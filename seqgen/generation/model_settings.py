@@ -13,9 +13,9 @@ from typing import Any
 
 from seqgen.config import GenerationConfig
 from seqgen.config.compose import parse_components
-from seqgen.config.values import from_dict, to_dict
+from seqgen.config.values import from_dict, to_dict, value_text
 from seqgen.errors import ConfigError, shown
-from seqgen.generation.compatibility import NEUTRAL, check_compatible, incompatible, restricting, text_of
+from seqgen.generation.compatibility import NEUTRAL, check_compatible, incompatible, restricting
 from seqgen.generation.rules import HUGGINGFACE, draws, with_semantics
 from seqgen.registry import DECODING_COMPONENTS
 
@@ -81,7 +81,7 @@ def resolve_settings(own: Sequence[Mapping[str, Any]], given: Mapping[str, Any])
     if 0 < cfg.max_len <= cfg.max_len_b:  # the value only removes a default limit
         notable.pop("max_len_b", None)
     notable |= notable.pop("components", {})
-    listed = ", ".join(f"{key}={text_of(value)}" for key, value in notable.items())
+    listed = ", ".join(f"{key}={value_text(value)}" for key, value in notable.items())
     notes = [f"keys you do not set come from the model: generation.{listed}"] if listed else []
     if notable.get("max_len") == TOOLKIT_LENGTH and own[0].get("semantics") == HUGGINGFACE.name:
         notes[0] += f"; max_len={TOOLKIT_LENGTH} is the default of transformers for models that set no limit"

@@ -12,7 +12,7 @@ import yaml
 
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks
-from seqgen.cli.config_file import Arguments, with_config_files
+from seqgen.cli.command import Arguments, with_config_files
 from seqgen.cli.keys import INPUTS, every_key
 from seqgen.config import GenerateConfig, TrainConfig
 from seqgen.config.compose import compose

@@ -11,7 +11,7 @@ import pytest
 from seqgen.cli.command import _in_red
 from seqgen.cli.convert import ConvertConfig
 from seqgen.cli.diff import DiffConfig
-from seqgen.cli.examples import COMMON_KEYS, EXAMPLES
+from seqgen.cli.help import COMMON_KEYS, EXAMPLES
 from seqgen.cli.score import ScoreConfig
 from seqgen.cli.show import ShowConfig
 from seqgen.cli.tune import TuneConfig

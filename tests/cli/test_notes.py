@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from seqgen.cli.generate import summary
 from seqgen.cli.output import check_output
-from seqgen.cli.terminal import summary
 from seqgen.errors import ConfigError
 from tests.commands import SMALL_FCONV, Outcome, command, corpus, training_arguments
 

@@ -306,7 +306,7 @@ def registered() -> Any:
     yield
     for name in ("louder", "impostor"):
         del LOGITS_PROCESSORS._entries[name]
-    del LOGITS_PROCESSORS._presets["loudest"]
+    del LOGITS_PROCESSORS._entries["loudest"]
 
 
 @pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])

@@ -406,7 +406,7 @@ def test_a_preset_of_a_strategy_of_ones_own_has_its_values() -> None:
         plain, preset = (search_of(search=name) for name in ("take", "take_many"))
     finally:
         SEARCHES._entries.pop("take")
-        SEARCHES._presets.pop("take_many")
+        SEARCHES._entries.pop("take_many")
     assert isinstance(plain, Take)
     assert isinstance(preset, Take)
     assert (plain.values, preset.values) == ((1, 2), (7, 2))

@@ -44,14 +44,14 @@ FAULTS = [
         ("tests/training/test_finetuning.py", "tests/cli/test_commands.py"),
     ),
     Fault(
-        "cli/config_file.py",
+        "cli/command.py",
         "used = {key: value for key, value in pairs.items() if key not in given}",
         "used = dict(pairs)",
         "a file overrides the command line",
         ("tests/cli/test_config_file.py",),
     ),
     Fault(
-        "cli/config_file.py",
+        "cli/command.py",
         'found[key] = "command line" if key in own else file',
         'found[key] = file if key in self.files else "command line"',
         "values that a checkpoint gives seem typed",

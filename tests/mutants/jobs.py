@@ -119,8 +119,8 @@ FAULTS = [
     ),
     Fault(
         "cli/job.py",
-        "max(1, available_cores() // count)",
-        "max(1, available_cores())",
+        "available_cores() // (count or 1)",
+        "available_cores()",
         "each worker takes all cores",
         ("tests/jobs/test_command.py",),
     ),

@@ -5,17 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from seqgen import __version__
-from seqgen.checkpoints.loading import LoadedModel
 from seqgen.checkpoints.run_record import flatten
 from seqgen.checkpoints.serialization import digest
 from seqgen.config import GenerationConfig
@@ -231,24 +225,6 @@ def state_of(path: Path) -> Any:
     except (OSError, ValueError):  # a text that cannot be a path
         pass
     return None
-
-
-def digest_of(loaded: Sequence[LoadedModel]) -> str:
-    """A digest of models: their weights, configurations and tokenizers, wherever their files are."""
-    state = hashlib.sha256(__version__.encode())
-    for item in loaded:
-        state.update(f"{item.config.model} {item.config.task}".encode())
-        for name, value in item.model.state_dict().items():
-            if isinstance(value, Tensor):
-                flat = value.detach().cpu().contiguous().reshape(-1)
-                state.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-                state.update(flat.view(torch.uint8).numpy().data)
-        for tokenizer in (item.task.source_tokenizer, item.task.target_tokenizer):
-            with tempfile.TemporaryDirectory() as folder:
-                tokenizer.save(Path(folder))
-                for path in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
-                    state.update(f"{path.relative_to(folder).as_posix()} {digest(path)}".encode())
-    return state.hexdigest()
 
 
 def sha256(text: str) -> str:
