@@ -15,10 +15,9 @@ from seqgen.errors import DataError
 from seqgen.generation.component import Phrase
 from seqgen.generation.ensemble.member import INPUT
 from seqgen.structures import EncoderOut
-from seqgen.text.languages import LanguageReader, LineLanguages, encode_source
+from seqgen.text.languages import LanguageReader, LineLanguages, TextModel, encode_source
 from seqgen.text.results import Translation
 from seqgen.text.sources import EncodedSource, MemberSource, check_encodable, source_text
-from seqgen.text.text_model import TextModel
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
