@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from seqgen.config import GenerationConfig
+from seqgen.data.tokenizers.languages import TargetLanguage
 from seqgen.errors import DataError
 from seqgen.generation.component import Phrase
 from seqgen.generation.ensemble.member import INPUT
@@ -127,8 +128,8 @@ class InputEncoder:
             sources,
             self._phrases(phrases, translation, sources),
             self._prefix(translation, sources, languages),
-            self.languages.first_token(languages),
-            self.languages.start_token(languages),
+            self.languages.target_token(languages, TargetLanguage.FIRST),
+            self.languages.target_token(languages, TargetLanguage.START),
             None if encoded is None else encoded.encoder_out,
             languages,
         )

@@ -119,15 +119,8 @@ class LanguageReader:
         rest = [field for index, field in enumerate(fields) if index not in self._fields.values()]
         return "\t".join(rest), LineLanguages(**codes)
 
-    def first_token(self, languages: LineLanguages) -> int | None:
-        """The token with which the output begins, if it is that of the target language."""
-        return self._target_id(languages, TargetLanguage.FIRST)
-
-    def start_token(self, languages: LineLanguages) -> int | None:
-        """The start token of the decoder, if it is that of the target language."""
-        return self._target_id(languages, TargetLanguage.START)
-
-    def _target_id(self, languages: LineLanguages, role: TargetLanguage) -> int | None:
+    def target_token(self, languages: LineLanguages, role: TargetLanguage) -> int | None:
+        """The token of the target language, if it has this role in the output; see ``InputLine``."""
         if self.languages is None or self.languages.target is not role or not languages.target_lang:
             return None
         return self.languages.ids[languages.target_lang]
