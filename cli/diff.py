@@ -35,7 +35,7 @@ from seqgen.lab.traces.difference import (
 from seqgen.lab.traces.line_trace import LineTrace
 from seqgen.lab.traces.report import Report
 from seqgen.registry import DECODING_COMPONENTS
-from seqgen.text.text_model import TextModel
+from seqgen.text.languages import TextModel
 
 DESCRIPTION = """shows how two runs differ: seqgen-diff RUN RUN prints keys and where their values come from, versions,
 data, scores. With input=FILE it decodes the file twice and names the first line, step and beam at which the decodes

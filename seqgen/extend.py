@@ -102,6 +102,7 @@ from seqgen.generation.speculative.verification import (
 
 # isort: split
 # From lines to lines
+from seqgen.text.languages import TextModel as TextModel
 from seqgen.text.reranking import (
     Matrix as Matrix,
     NgramUtility as NgramUtility,
@@ -112,7 +113,6 @@ from seqgen.text.reranking import (
 )
 from seqgen.text.results import TextHypothesis as TextHypothesis, Translation as Translation
 from seqgen.text.sources import EncodedSource as EncodedSource, MemberSource as MemberSource
-from seqgen.text.text_model import TextModel as TextModel
 from seqgen.text.translator import ModelInMemory as ModelInMemory
 
 # isort: split

@@ -199,7 +199,7 @@ class JobFolder:
             "seconds": round(answers.seconds, 3),
             **details,
             "failed": [asdict(failure) for failure in answers.failures],
-            "notes": counted(answers.notes)[:MAX_NOTES],
+            "notes": counted({"note": text, "lines": 1, "first_line": line} for line, text in answers.notes),
         }
         place = self._append(json.dumps(record) + "\n")
         failed = len(answers.failures)
@@ -314,26 +314,27 @@ def merged_notes(records: Iterable[Mapping[str, Any]]) -> list[str]:
     Returns:
         For each of the first ``MAX_NOTES`` texts a line.
     """
-    found: dict[str, tuple[int, int]] = {}
-    for record in records:
-        for entry in record["notes"]:
-            lines, first = found.get(entry["note"], (0, entry["first_line"]))
-            if entry["note"] in found or len(found) < MAX_NOTES:
-                found[entry["note"]] = lines + entry["lines"], first
-    others = {text: f" and {lines - 1} others" if lines > 1 else "" for text, (lines, _) in found.items()}
-    return [f"line {first}{others[text]}: {text}" for text, (_, first) in found.items()]
+    notes = counted(note for record in records for note in record["notes"])
+    return [f"line {note['first_line']}{_others(note['lines'] - 1)}: {note['note']}" for note in notes]
 
 
-def counted(notes: Sequence[tuple[int, str]]) -> list[dict[str, Any]]:
+def _others(lines: int) -> str:
+    return f" and {lines} others" if lines else ""
+
+
+def counted(notes: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Count notes by their text.
 
     Args:
-        notes: number of a line, from 1, and a text.
+        notes: a text (``note``), its number of lines and the first of them, from 1.
 
     Returns:
-        For each text its number of lines and the first of them.
+        The same for each of the first ``MAX_NOTES`` texts.
     """
     found: dict[str, dict[str, Any]] = {}
-    for line, text in notes:
-        found.setdefault(text, {"note": text, "lines": 0, "first_line": line})["lines"] += 1
+    for note in notes:
+        if note["note"] in found:
+            found[note["note"]]["lines"] += note["lines"]
+        elif len(found) < MAX_NOTES:
+            found[note["note"]] = dict(note)
     return list(found.values())

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from seqgen.config import GenerationConfig
+from seqgen.data.tokenizers.languages import TargetLanguage
 from seqgen.errors import DataError
 from seqgen.generation.component import Phrase
 from seqgen.generation.ensemble.member import INPUT
 from seqgen.structures import EncoderOut
-from seqgen.text.languages import LanguageReader, LineLanguages, encode_source
+from seqgen.text.languages import LanguageReader, LineLanguages, TextModel, encode_source
 from seqgen.text.results import Translation
 from seqgen.text.sources import EncodedSource, MemberSource, check_encodable, source_text
-from seqgen.text.text_model import TextModel
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -128,8 +128,8 @@ class InputEncoder:
             sources,
             self._phrases(phrases, translation, sources),
             self._prefix(translation, sources, languages),
-            self.languages.first_token(languages),
-            self.languages.start_token(languages),
+            self.languages.target_token(languages, TargetLanguage.FIRST),
+            self.languages.target_token(languages, TargetLanguage.START),
             None if encoded is None else encoded.encoder_out,
             languages,
         )

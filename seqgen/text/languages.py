@@ -1,10 +1,11 @@
-"""The languages of each line, for models that translate between several languages."""
+"""What decoding needs of a loaded model, and the languages of each line, for models that translate between several."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,11 +13,38 @@ from torch import Tensor
 from seqgen.config import GenerationConfig
 from seqgen.data.tokenizers.languages import Languages, TargetLanguage
 from seqgen.errors import ConfigError, DataError
+from seqgen.generation.component import Resources
+from seqgen.model import EncoderDecoderModel
 from seqgen.task import Task
-from seqgen.text.text_model import TextModel, own_first_token
 
 _FIELD = re.compile(r"field([1-9]\d?)")
 KEYS = ("source_lang", "target_lang")
+
+
+class TextModel(Protocol):
+    """A model and its task, as ``load_model`` returns them."""
+
+    @property
+    def task(self) -> Task:
+        """Encodes and decodes text."""
+
+    @property
+    def model(self) -> EncoderDecoderModel:
+        """The model."""
+
+    @property
+    def generation(self) -> Mapping[str, Any]:
+        """The model's own decoding settings, by the names of ``GenerationConfig``'s fields."""
+
+
+def own_first_token(model: TextModel) -> int | None:
+    """The id of the token that a model's own settings force at the beginning of outputs; ``None`` if there is none.
+
+    Args:
+        model: the model, with its settings.
+    """
+    token = str(model.generation.get("forced_first") or "")
+    return Resources(model.task.target_dictionary).token(token) if token else None
 
 
 @dataclass(frozen=True)
@@ -44,7 +72,7 @@ class LanguageReader:
     """
 
     def __init__(self, models: Sequence[TextModel], cfg: GenerationConfig):
-        self.languages = languages_of(models[0].task)
+        self.languages = models[0].task.source_tokenizer.languages
         names = {key: str(getattr(cfg, key)) for key in KEYS if getattr(cfg, key)}
         self._fields = {key: int(found[1]) - 1 for key, name in names.items() if (found := _FIELD.fullmatch(name))}
         self._codes: dict[str, str] = {}
@@ -91,19 +119,8 @@ class LanguageReader:
         rest = [field for index, field in enumerate(fields) if index not in self._fields.values()]
         return "\t".join(rest), LineLanguages(**codes)
 
-    def first_token(self, languages: LineLanguages) -> int | None:
-        """The token with which the output begins, if it is that of the target language."""
-        return self._target_id(languages, TargetLanguage.FIRST)
-
-    def start_token(self, languages: LineLanguages) -> int | None:
-        """The start token of the decoder, if it is that of the target language."""
-        return self._target_id(languages, TargetLanguage.START)
-
-    def start_tokens(self, languages: Sequence[LineLanguages]) -> Tensor | None:
-        """The start token of each line, ``(N,)`` int64; ``None`` if it is the model's own."""
-        return tokens_of([self.start_token(own) for own in languages])
-
-    def _target_id(self, languages: LineLanguages, role: TargetLanguage) -> int | None:
+    def target_token(self, languages: LineLanguages, role: TargetLanguage) -> int | None:
+        """The token of the target language, if it has this role in the output; see ``InputLine``."""
         if self.languages is None or self.languages.target is not role or not languages.target_lang:
             return None
         return self.languages.ids[languages.target_lang]
@@ -119,11 +136,6 @@ def tokens_of(ids: Sequence[int | None]) -> Tensor | None:
     return torch.tensor(known) if known else None
 
 
-def languages_of(task: Task) -> Languages | None:
-    """The languages between which a task's model translates; ``None`` if it has no choice."""
-    return task.source_tokenizer.languages
-
-
 def encode_source(task: Task, text: str, languages: LineLanguages) -> Tensor:
     """Turn a source line into ids, as ``Task.encode_source`` does.
 
@@ -132,7 +144,7 @@ def encode_source(task: Task, text: str, languages: LineLanguages) -> Tensor:
         text: the line.
         languages: its languages.
     """
-    if languages_of(task) is None or languages == LineLanguages():
+    if task.source_tokenizer.languages is None or languages == LineLanguages():
         return task.encode_source(text)
     return task.encode_source_in(text, languages.source_lang, languages.target_lang)
 
@@ -152,7 +164,7 @@ def encode_target(task: Task, text: str, languages: LineLanguages) -> Tensor:
 
 def begins_with_language(task: Task) -> bool:
     """Whether outputs begin with the token of their language."""
-    languages = languages_of(task)
+    languages = task.source_tokenizer.languages
     return languages is not None and languages.target is TargetLanguage.FIRST
 
 
@@ -171,7 +183,7 @@ def force_target_language(cfg: GenerationConfig, task: Task) -> GenerationConfig
     """
     if not cfg.target_lang:
         return cfg
-    languages = _needed(languages_of(task), "target_lang", cfg.target_lang)
+    languages = _needed(task.source_tokenizer.languages, "target_lang", cfg.target_lang)
     if not begins_with_language(task):
         return cfg
     if cfg.forced_first:
@@ -184,17 +196,17 @@ def force_target_language(cfg: GenerationConfig, task: Task) -> GenerationConfig
     return replace(cfg, forced_first=task.target_dictionary.symbol(languages.ids[code]))
 
 
-def chooses_itself(cfg: GenerationConfig, task: Task, start_token: int) -> str | None:
+def chooses_itself(cfg: GenerationConfig, model: TextModel) -> str | None:
     """A note for the user if nothing determines the language of the output.
 
     Args:
         cfg: the configuration of decoding.
-        task: the first model's task.
-        start_token: the start token of its decoder.
+        model: the model.
     """
-    languages = languages_of(task)
+    languages = model.task.source_tokenizer.languages
     if languages is None or cfg.target_lang or cfg.forced_first or languages.in_text:
         return None
+    start_token = model.model.start_token(model.task.target_dictionary.eos())
     if languages.target is TargetLanguage.START and start_token in languages.ids.values():
         return None
     return (
@@ -210,15 +222,12 @@ def choose_themselves(cfg: GenerationConfig, models: Sequence[TextModel]) -> lis
         cfg: the configuration of decoding.
         models: the members.
     """
-    notes = []
-    for number, model in enumerate(models, start=1):
-        start_token = model.model.start_token(model.task.target_dictionary.eos())
-        if own_first_token(model) is None and chooses_itself(cfg, model.task, start_token):
-            notes.append(
-                f"model {number} chooses the language of the output itself: members with different target vocabularies "
-                "cannot be told the language"
-            )
-    return notes
+    return [
+        f"model {number} chooses the language of the output itself: members with different target vocabularies cannot "
+        "be told the language"
+        for number, model in enumerate(models, start=1)
+        if own_first_token(model) is None and chooses_itself(cfg, model)
+    ]
 
 
 def _needed(languages: Languages | None, key: str, value: str) -> Languages:

@@ -55,7 +55,21 @@ class GivenSettings:
             settings: keys of ``GenerationConfig``, and with their prefixes the keys of components and of
                 ``DebugConfig`` (``search.groups``, ``debug.use_cache``). A list may contain names and objects.
         """
-        objects, named = separate_objects(settings)
+        objects: dict[str, Any] = {}
+        named = dict(settings)
+        for key, (kind, argument) in OBJECTS.items():
+            value: Any = named.get(key)
+            if isinstance(value, kind):
+                objects[argument] = value
+                named[key] = ""
+            elif not isinstance(value, list | tuple) or not any(isinstance(item, kind) for item in value):
+                continue
+            elif key == "members":  # by position, one entry for each model
+                objects[argument] = [item if isinstance(item, MemberSpec) else None for item in value]
+                named[key] = [input_of(item) if isinstance(item, MemberSpec) else item for item in value]
+            else:
+                objects[argument] = [item for item in value if isinstance(item, kind)]
+                named[key] = [item for item in value if not isinstance(item, kind)]
         plain = {key: value for key, value in named.items() if "." not in key}
         debug = {key.removeprefix("debug."): value for key, value in named.items() if key.startswith("debug.")}
         own = {key: value for key, value in named.items() if "." in key and not key.startswith("debug.")}
@@ -112,33 +126,6 @@ def ensemble_settings(cfg: GenerationConfig, objects: Mapping[str, Any]) -> dict
     if specs := objects.get("members"):
         settings["members"] = [spec or source for spec, source in zip(specs, cfg.members, strict=True)]
     return settings
-
-
-def separate_objects(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Separate objects from names and numbers.
-
-    Args:
-        settings: keys of ``GenerationConfig`` and their values. A list may contain names and objects.
-
-    Returns:
-        The objects, by the arguments of the generator, and the settings without them; see ``GivenSettings``.
-    """
-    objects: dict[str, Any] = {}
-    plain = dict(settings)
-    for key, (kind, argument) in OBJECTS.items():
-        value: Any = plain.get(key)
-        if isinstance(value, kind):
-            objects[argument] = value
-            plain[key] = ""
-        elif not isinstance(value, list | tuple) or not any(isinstance(item, kind) for item in value):
-            continue
-        elif key == "members":  # by position, one entry for each model
-            objects[argument] = [item if isinstance(item, MemberSpec) else None for item in value]
-            plain[key] = [input_of(item) if isinstance(item, MemberSpec) else item for item in value]
-        else:
-            objects[argument] = [item for item in value if isinstance(item, kind)]
-            plain[key] = [item for item in value if not isinstance(item, kind)]
-    return objects, plain
 
 
 def identities(objects: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...]]]:

@@ -16,8 +16,7 @@ from seqgen.generation.component import Component, Resources, build
 from seqgen.generation.ensemble.member import EMPTY, field_of
 from seqgen.registry import MEMBER_SOURCES
 from seqgen.structures import EncoderOut
-from seqgen.text.languages import LineLanguages
-from seqgen.text.text_model import TextModel
+from seqgen.text.languages import LineLanguages, TextModel
 
 
 class MemberSource(Component):

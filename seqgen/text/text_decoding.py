@@ -24,7 +24,7 @@ from seqgen.structures import Batch, Hypothesis
 from seqgen.system.devices import out_of_memory
 from seqgen.task import Task
 from seqgen.text.input_line import InputEncoder, InputLine, with_prefixes
-from seqgen.text.languages import LineLanguages, encode_source, tokens_of
+from seqgen.text.languages import LineLanguages, TextModel, encode_source, tokens_of
 from seqgen.text.reranking import (
     Reranker,
     Utility,
@@ -35,7 +35,6 @@ from seqgen.text.reranking import (
 )
 from seqgen.text.results import Details, TextHypothesis, Translation, attend_to_source
 from seqgen.text.sources import EncodedSource, check_encodable, check_fits, merged_encodings, sources_from_config
-from seqgen.text.text_model import TextModel
 from seqgen.text.unknown_words import UnknownWords
 from seqgen.text.word_streaming import WordStreamer, continuation
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from seqgen.config import GenerationConfig
 from seqgen.data.pair_dataset import Example
+from seqgen.data.tokenizers.languages import TargetLanguage
 from seqgen.errors import ConfigError, DataError
 from seqgen.generation.component import Resources
 from seqgen.generation.ensemble.member import INPUT
@@ -18,9 +19,8 @@ from seqgen.generation.scorer import SequenceScorer
 from seqgen.language_model import LanguageModel
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis
-from seqgen.text.languages import LanguageReader, encode_source, encode_target
+from seqgen.text.languages import LanguageReader, TextModel, encode_source, encode_target, tokens_of
 from seqgen.text.sources import source_text, sources_from_config
-from seqgen.text.text_model import TextModel
 
 
 class Block(NamedTuple):
@@ -138,7 +138,7 @@ class TextScoring:
             at_once = max(1, self.tokens_at_once // max(map(len, targets)))
             for part in (slice(first, first + at_once) for first in range(0, len(ids), at_once)):
                 examples = [list(map(Example, ids[part], own[part], targets[part])) for own in encoded_sources]
-                start_tokens = reader.start_tokens(languages[part])
+                start_tokens = tokens_of([reader.target_token(own, TargetLanguage.START) for own in languages[part]])
                 batch = replace(self._collate(examples), texts=list(texts[part]), start_tokens=start_tokens)
                 yield from (hypotheses[0] for hypotheses in self.scorer.generate(batch))
 

@@ -33,11 +33,11 @@ from seqgen.modules.dtypes import note_on, to_dtype
 from seqgen.structures import Hypothesis
 from seqgen.task import Task
 from seqgen.text.input_line import check_text
+from seqgen.text.languages import TextModel
 from seqgen.text.results import Details, Translation
 from seqgen.text.settings import CallSettings, GivenSettings, ensemble_settings, identities
 from seqgen.text.sources import EncodedSource
 from seqgen.text.text_decoding import TextDecoding
-from seqgen.text.text_model import TextModel
 from seqgen.text.text_scoring import OF_SCORING, TextScoring, check_blocks
 from seqgen.text.vocabularies import DifferentVocabularies, vocabularies_of
 from seqgen.text.word_streaming import IteratorStreamer, StreamedText

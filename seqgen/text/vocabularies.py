@@ -20,9 +20,15 @@ from seqgen.generation.model_settings import resolve_settings
 from seqgen.generation.options import SEARCH_KEYS, setup_from_config
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
-from seqgen.text.languages import begins_with_language, choose_themselves, chooses_itself, force_target_language
+from seqgen.text.languages import (
+    TextModel,
+    begins_with_language,
+    choose_themselves,
+    chooses_itself,
+    force_target_language,
+    own_first_token,
+)
 from seqgen.text.results import Details
-from seqgen.text.text_model import TextModel, own_first_token
 
 
 class SharedVocabulary:
@@ -81,8 +87,7 @@ class SharedVocabulary:
 
     def language_notes(self, cfg: GenerationConfig) -> list[str]:
         """Notes for the user if nothing determines the language of the output."""
-        start_token = self.members[0].model.start_token(self.task.target_dictionary.eos())
-        note = chooses_itself(cfg, self.task, start_token)
+        note = chooses_itself(cfg, self.members[0])
         return [note] if note else []
 
     def build_generator(

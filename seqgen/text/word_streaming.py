@@ -11,9 +11,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, NamedTuple, Self
-
-from seqgen.errors import DecodingError
+from typing import IO, NamedTuple
 
 
 def continuation(decode: Callable[[Sequence[int]], str], prompt: Sequence[int], tokens: Sequence[int]) -> str:
@@ -195,15 +193,10 @@ class StreamedText(NamedTuple):
 
 
 class IteratorStreamer(WordStreamer):
-    """An iterator over ``StreamedText`` for a thread other than the decoding thread; it raises the errors of decoding.
+    """An iterator over ``StreamedText`` for a thread other than the decoding one; it raises the errors of decoding."""
 
-    Args:
-        timeout: seconds to wait for the next words before a ``DecodingError``; ``None`` to wait without limit.
-    """
-
-    def __init__(self, timeout: float | None = None):
+    def __init__(self) -> None:
         super().__init__()
-        self.timeout = timeout
         self._queue: queue.SimpleQueue[StreamedText | BaseException | None] = queue.SimpleQueue()
         self._over = False
         self._cancelled = threading.Event()
@@ -236,19 +229,10 @@ class IteratorStreamer(WordStreamer):
     def __next__(self) -> StreamedText:
         if self._over:
             raise StopIteration
-        try:
-            item = self._queue.get(timeout=self.timeout)
-        except queue.Empty:
-            raise DecodingError(f"no word came within {self.timeout:g} seconds; wait longer, or cancel") from None
+        item = self._queue.get()
         if isinstance(item, StreamedText):
             return item
         self._over = True
         if item is None:
             raise StopIteration
         raise item
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *unused: object) -> None:
-        self.cancel()

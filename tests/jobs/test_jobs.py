@@ -269,7 +269,8 @@ def test_batches_stay_as_they_are_when_a_line_fails_for_another_reason() -> None
 def test_notes_are_counted_by_their_text() -> None:
     first = [(2, "short"), (3, "long"), (4, "short"), *((10 + i, f"note {i}") for i in range(MAX_NOTES))]
     second = [(51, "new"), (52, "short"), (53, "long")]
-    notes = merged_notes({"notes": counted(some)} for some in (first, second))
+    each = ([{"note": text, "lines": 1, "first_line": line} for line, text in some] for some in (first, second))
+    notes = merged_notes({"notes": counted(some)} for some in each)
     assert len(notes) == MAX_NOTES, "the last texts are left out, but those that are known are counted on"
     assert notes[:3] == ["line 2 and 2 others: short", "line 3 and 1 others: long", "line 10: note 0"]
 

@@ -17,9 +17,9 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.errors import ConfigError, UserError
 from seqgen.generation.search.exact import ExactSearch
 from seqgen.lab.traces.line_trace import LineTrace, ModelScores, Probe, Recorder, StepTrace
+from seqgen.text.languages import TextModel
 from seqgen.text.results import Details, TextHypothesis, Translation
 from seqgen.text.text_decoding import TextDecoding
-from seqgen.text.text_model import TextModel
 from seqgen.text.translator import Translator
 
 Values = Mapping[str, Any]
