@@ -343,9 +343,13 @@ def _check_keys(cfg: ScoreConfig) -> None:
 
 
 def _check_keys_of_text(cfg: ScoreConfig, given: Sequence[str]) -> None:
-    compares = _compares(cfg)
+    compares, tests = _compares(cfg), cfg.compare.tests != "none"
     if "compare" in given and not compares:
         raise ConfigError("compare.* needs several systems, hypothesis=[A,B], or json=FILE or page=FILE; remove it")
+    if cfg.compare.seed and not tests:
+        raise ConfigError("compare.seed has no effect with compare.tests=none; remove one of them")
+    if cfg.compare.examples != CompareConfig().examples and len(cfg.hypothesis) < 2:
+        raise ConfigError("compare.examples needs several systems, hypothesis=[A,B]; remove it")
     names = cfg.metrics or (OF_COMPARISONS if compares else METRICS)
     metrics = [corpus_metric(name) for name in names]
     if cfg.source and not compares and not any(metric.needs_sources for metric in metrics):

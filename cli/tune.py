@@ -156,6 +156,10 @@ def _check_keys(cfg: TuneConfig, keys: Sequence[str]) -> None:
         raise ConfigError(f"reference={cfg.reference} needs input=FILE; a split of the task has its own references")
     if cfg.rounds and cfg.method != "coordinate":
         raise ConfigError(f"rounds={cfg.rounds} has no effect with method={cfg.method}; set method=coordinate")
+    if cfg.metric != "bleu" and cfg.tokenize != TuneConfig.tokenize:
+        raise ConfigError(f"tokenize={cfg.tokenize} has no effect on metric={cfg.metric}; remove it")
+    if cfg.metric == "exact_match" and cfg.lowercase:
+        raise ConfigError("lowercase=true has no effect on metric=exact_match; remove it")
     for index, key in enumerate(keys):
         group = key.partition(".")[0]
         if key in keys[:index]:

@@ -282,6 +282,8 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ([*two, "comet_model=x"], "comet_model has no effect on bleu, chrf, ter"),
         ([*two, "metrics=chrf", "tokenize=char"], "tokenize has no effect on chrf"),
         ([*files(paths, "one.de", "a.hyp"), "metrics=[ter,rouge1]", "lowercase=true"], "lowercase has no effect on"),
+        ([*two, "compare.tests=none", "compare.seed=3"], "compare.seed has no effect with compare.tests=none"),
+        ([*files(paths, "one.de", "a.hyp"), "json=-", "compare.examples=3"], "compare.examples needs several systems"),
         ([*files(paths, "one.de", "a.hyp"), f"source={paths['source.en']}"], "source has no effect: it is for metric"),
         ([f"hypothesis={tmp_path}/empty", f"reference={tmp_path}/empty", f"json={tmp_path}/e.json"], "have no lines"),
         ([*two, f"page={tmp_path}/no/p.html"], "does not exist"),

@@ -337,6 +337,8 @@ class TestRefused:
             (("tune.generation.lenpen",), ["key=value"]),
             (("tune.generation.lenpen=1", "rounds=2"), ["rounds=2", "method=coordinate"]),
             (("tune.generation.lenpen=1", "dataset.gen_subset=test"), ["has no effect"]),
+            (("tune.generation.lenpen=1", "metric=exact_match", "lowercase=true"), ["no effect"]),
+            (("tune.generation.lenpen=1", "tokenize=char"), ["tokenize=char", "no effect on metric=chrf"]),
             (("tune.generation.sampling_topk=2,3",), ["fewer than two settings", "sampling_topk"]),
             (("tune.generation.lenpen=1", "reference="), ["reference is missing"]),
             (("tune.generation.nbest=5,6", "generation.nbest=4"), ["fewer than two settings can be decoded", "nbest"]),
