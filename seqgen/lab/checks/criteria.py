@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad as pad_columns
 
-from seqgen.lab.checks.checking import Compared, Invariants, require
+from seqgen.lab.checks.checking import Advice, Compared, Diagnosis, Invariants, Wrong, require
 from seqgen.lab.checks.subject import Ids
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, tensors_in
@@ -236,3 +237,54 @@ CRITERION: Invariants[Training] = {
     "gradients accumulate": gradients_accumulate,
 }
 """The invariants of a criterion."""
+
+
+class CriterionCause(Enum):
+    """The usual causes; the value says what to do."""
+
+    RANDOMNESS = (
+        "the loss is random in evaluation, or depends on earlier calls; draw random numbers only if model.training is "
+        "true, and keep nothing on the criterion"
+    )
+    GRADIENT = (
+        "a part of the loss has no gradient or a wrong one; look for detach, item, data and torch.no_grad, and for a "
+        "custom backward"
+    )
+    PADDING = (
+        "padding of the target is counted; leave out the positions whose target is padding (target_logits does so)"
+    )
+    SOURCE_PADDING = "the loss depends on padding of the source; pass batch.source.src_lengths to the model"
+    MEAN = "the loss is a mean; return the sum over target tokens, since the trainer divides by the sum of sample_size"
+    SAMPLE_SIZE = (
+        "sample_size or a logged value does not add up over ranks; count what the loss is summed over, without padding"
+    )
+    MIXES_SENTENCES = "the loss of a sentence depends on the other sentences; do not normalize over the batch"
+    LOGGING = "a logged value is wrong; log detached sums over the batch (see CriterionOut.logging)"
+    CHANGED = "the criterion changes the batch, the weights or the mode of the model; copy what you change"
+    LOSS = "the loss has to be a finite scalar tensor with a gradient, and sample_size a positive number"
+
+
+def _of_the_sum(subject: Training, wrong: Wrong) -> Diagnosis:
+    """Why the parts of a batch do not sum to the batch; a mean does not change if each sentence occurs twice."""
+    once, twice = (float(subject.compute(subject.batch(rows)).loss) for rows in ([0, 1], [0, 1, 0, 1]))
+    return Diagnosis(CriterionCause.MEAN if abs(twice - once) < 1e-8 else CriterionCause.MIXES_SENTENCES)
+
+
+CRITERION_ADVICE: Advice[Training] = [
+    ("the loss is a scalar", "has no gradient", CriterionCause.GRADIENT),
+    ("the loss is a scalar", "logged", CriterionCause.LOGGING),
+    ("the loss is a scalar", "", CriterionCause.LOSS),
+    ("inputs are not changed", "", CriterionCause.CHANGED),
+    ("losses are repeatable", "", CriterionCause.RANDOMNESS),
+    ("gradients accumulate", "", CriterionCause.RANDOMNESS),
+    ("padding counts nothing", "of the source changes the loss", CriterionCause.SOURCE_PADDING),
+    ("padding counts nothing", "changes the loss", CriterionCause.PADDING),
+    ("sum over ranks = whole batch", "logged", CriterionCause.LOGGING),
+    ("sum over ranks = whole batch", "sample_size", CriterionCause.SAMPLE_SIZE),
+    ("sum over ranks = whole batch", "", _of_the_sum),
+    ("gradient = finite differences", "", CriterionCause.GRADIENT),
+    ("padding counts nothing", "", CriterionCause.SAMPLE_SIZE),
+    ("order of sentences", "", CriterionCause.MIXES_SENTENCES),
+    ("logged counts", "", CriterionCause.LOGGING),
+]
+"""What to say about the violations of a criterion."""

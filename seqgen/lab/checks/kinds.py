@@ -17,12 +17,10 @@ from seqgen.generation.component import Component
 from seqgen.generation.ensemble.combinations import Combination
 from seqgen.generation.search.base import Search
 from seqgen.lab.checks.checking import Invariants
-from seqgen.lab.checks.components import COMBINATION, OBSERVER, STOPPING
+from seqgen.lab.checks.components import COMBINATION, OBSERVER, PROCESSOR, STOPPING
 from seqgen.lab.checks.criteria import Training
-from seqgen.lab.checks.decoding import Decoding
-from seqgen.lab.checks.processors import PROCESSOR
 from seqgen.lab.checks.strategies import STRATEGY
-from seqgen.lab.checks.subject import Subject, randomize_, tiny_dictionary
+from seqgen.lab.checks.subject import Decoding, Subject, randomize_, tiny_dictionary
 from seqgen.lab.checks.tasks import Prepared
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import CRITERIA, DECODING_COMPONENTS, MODELS, TASKS

@@ -15,8 +15,7 @@ from seqgen.data.pair_dataset import pad_rows
 from seqgen.errors import ConfigError
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.lab.checks.checking import Compared, NotApplicableError, Violation, at, needs, require
-from seqgen.lab.checks.decoding import Decoding
-from seqgen.lab.checks.subject import SOURCES, Results, Subject
+from seqgen.lab.checks.subject import SOURCES, Decoding, Results, Subject
 
 
 def same_hypotheses(subject: Compared, got: Results, wanted: Results, what: str, first: int = 0) -> None:

@@ -17,9 +17,8 @@ from seqgen.generation.session import Session, StepScores
 from seqgen.generation.setup import DecodingSetup
 from seqgen.lab.checks.checking import Invariants, Violation, at, needs, require
 from seqgen.lab.checks.components import SHARED
-from seqgen.lab.checks.decoding import LONGEST, Decoding
 from seqgen.lab.checks.search import same_hypotheses
-from seqgen.lab.checks.subject import SOURCES
+from seqgen.lab.checks.subject import LONGEST, SOURCES, Decoding
 from seqgen.structures import Hypothesis
 
 
