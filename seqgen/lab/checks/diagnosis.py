@@ -571,7 +571,6 @@ COMPONENT_ADVICE: Advice[Decoding] = [
     ("optimized = not optimized", "use_cache", ComponentCause.CACHE),
     ("joining = one batch", "", _only_joining),
     ("alone = in a batch", "", _batched),
-    ("order of sentences", "", _batched),
     ("alone = in a batch, sampled", "", _batched),
     ("observed = not observed", "", ComponentCause.OBSERVER),
     ("scorer = generator", "", ComponentCause.SCORER),
@@ -585,7 +584,6 @@ COMPONENT_ADVICE: Advice[Decoding] = [
     ("hypotheses end, are sorted", "", ComponentCause.OUTPUTS),
     ("calls change nothing else", "", ComponentCause.CHANGED_BY_CALL),
     ("forks are independent", "", ComponentCause.SHARED_BY_FORKS),
-    ("vocabularies of other sizes", "", ComponentCause.VOCABULARY),
     ("blocks of the vocabulary", "", ComponentCause.VOCABULARY),
     ("scores depend on the hypothesis", "", ComponentCause.MIXES_BEAMS),
 ]

@@ -144,11 +144,18 @@ def probabilities_sum_to_one(subject: Subject) -> None:
     subject.same(lprobs.exp(), probs, what="log-probabilities are not the logarithms of the probabilities")
 
 
-def train_step(subject: Subject, model: EncoderDecoderModel) -> dict[str, float]:
-    """One step of training on random pairs; the largest gradient of each parameter."""
+def train_step(subject: Subject, model: EncoderDecoderModel, training: bool = True) -> dict[str, float]:
+    """One step of training on random pairs; the largest gradient of each parameter.
+
+    Args:
+        subject: makes the pairs.
+        model: the model, in evaluation mode before and after.
+        training: whether the mode is changed for the step.
+    """
     batch = subject.inputs([6, 4, 7], seed=3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model.train()
+    if training:
+        model.train()
     with torch.enable_grad():
         logits = model(batch.src_tokens, batch.src_lengths, batch.prev_output_tokens[:, :-1]).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.prev_output_tokens[:, 1:].flatten())
@@ -160,7 +167,8 @@ def train_step(subject: Subject, model: EncoderDecoderModel) -> dict[str, float]
         for key, parameter in model.named_parameters()
     }
     optimizer.step()
-    model.eval()
+    if training:
+        model.eval()
     return gradients
 
 
@@ -204,24 +212,13 @@ def every_parameter_is_trained(subject: Subject) -> None:
         raise Violation(f"a training step gives no gradient to {', '.join(without[:3])}")
 
 
-def fresh_after_training(subject: Subject) -> None:
-    """A decode after training and evaluation and training again uses the new weights."""
+def fresh_after_training(subject: Subject, what: str = "training", training: bool = True) -> None:
+    """A decode after a step, evaluation and another step uses the new weights, also if ``train()`` is never called."""
     model = copy.deepcopy(subject.model)
     for _ in range(2):
         before = stepped_logits(subject, model)
-        train_step(subject, model)
-        _assert_fresh(subject, model, before, "training")
-
-
-def fresh_after_a_step_in_evaluation_mode(subject: Subject) -> None:
-    """An optimizer may step without ``train()`` ever being called."""
-    model = copy.deepcopy(subject.model)
-    before = stepped_logits(subject, model)
-    batch = subject.inputs(target_length=5)
-    with torch.enable_grad():
-        model(batch.src_tokens, batch.src_lengths, batch.prev_output_tokens).logits.logsumexp(-1).sum().backward()
-    torch.optim.SGD(model.parameters(), lr=0.1).step()
-    _assert_fresh(subject, model, before, "an optimizer step in evaluation mode")
+        train_step(subject, model, training)
+        _assert_fresh(subject, model, before, what)
 
 
 def fresh_after_loading(subject: Subject) -> None:
@@ -305,7 +302,9 @@ WEIGHTS: Invariants[Subject] = {
     "every parameter is trained": every_parameter_is_trained,
     "saved weights are the model": saved_weights_are_the_model,
     "no stale weight after training": fresh_after_training,
-    "no stale weight after a step in eval()": fresh_after_a_step_in_evaluation_mode,
+    "no stale weight after a step in eval()": partial(
+        fresh_after_training, what="an optimizer step in evaluation mode", training=False
+    ),
     "no stale weight after loading": fresh_after_loading,
     "no stale weight after moving": fresh_after_moving,
     "no stale weight after a change in place": fresh_after_a_change_in_place,

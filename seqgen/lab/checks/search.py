@@ -58,6 +58,7 @@ def alone_equals_batched(
     subject: Subject | Decoding,
     what: str = "the batch changes the result of a sentence",
     lengths: Sequence[int] = SOURCES,
+    order: Sequence[int] = range(len(SOURCES)),
     **options: Any,
 ) -> None:
     """A sentence alone gives the same result as in a batch.
@@ -66,12 +67,13 @@ def alone_equals_batched(
         subject: what decodes.
         what: what is wrong otherwise.
         lengths: length of each source.
+        order: the sentences in the order of the batch.
         options: those of the decodes.
     """
-    together = subject.decode(subject.batch(lengths=lengths), **options)
-    for row in range(len(lengths)):
+    together = subject.decode(subject.batch(order, lengths), **options)
+    for place, row in enumerate(order):
         alone = subject.decode(subject.batch([row], lengths), **options)
-        same_hypotheses(subject, together[row : row + 1], alone, what, row)
+        same_hypotheses(subject, together[place : place + 1], alone, what, row)
 
 
 def ensemble_of_itself(subject: Subject | Decoding, what: str) -> None:

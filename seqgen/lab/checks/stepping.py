@@ -271,23 +271,6 @@ def start_offsets(subject: Subject) -> None:
             tokens = batch.prev_output_tokens[row : row + 1, start:]
             wanted = decoder(tokens, rows_out.index_select(torch.tensor([row]))).logits
             subject.same(got[row : row + 1, start:], wanted, step=start, rows=[row], beam=BEAM)
-    _start_offsets_are_reordered(subject)
-
-
-def _start_offsets_are_reordered(subject: Subject) -> None:
-    decoder = subject.decoder
-    for verb in ("select_sentences", "reorder_incremental_state"):
-        batch = subject.inputs()
-        encoder_out = subject.encode(batch)
-        state = decoder.new_incremental_state(len(LENGTHS))
-        state.start_offsets = torch.tensor([0, 0, 2, 1])
-        decoder(batch.prev_output_tokens[:, :4], encoder_out, state)
-        keep = torch.tensor([2, 0])
-        getattr(decoder, verb)(state, keep)
-        encoder_out, tokens = encoder_out.index_select(keep), batch.prev_output_tokens[keep]
-        got = decoder(tokens, encoder_out, state).logits
-        wanted = decoder(tokens[:1, 2:], encoder_out.index_select(torch.tensor([0]))).logits
-        subject.same(got[:1], wanted[:, 2:], step=4, rows=[2], what=f"the logits after {verb} differ")
 
 
 def attention_stepped(subject: Subject) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from seqgen.data.iterator import EpochIterator
 from seqgen.data.pair_dataset import Dataset, Example, PairDataset
 from seqgen.errors import ConfigError
-from seqgen.lab.checks.checking import Advice, Compared, Invariants, NotApplicableError, Violation
+from seqgen.lab.checks.checking import Advice, Compared, Invariants, NotApplicableError, Violation, needs
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch
 from seqgen.task import Task
@@ -68,6 +68,16 @@ class Prepared(Compared):
 
     def _collate(self, examples: Sequence[Any]) -> Batch:
         return self.task.collate(examples, self.model)
+
+    def pairs(self, examples: Sequence[Example]) -> Batch:
+        """A batch with targets.
+
+        Raises:
+            NotApplicableError: the split has no targets.
+        """
+        batch = self._collate(examples)
+        needs(batch.target is not None, "the split has no targets")
+        return batch
 
 
 def _target(example: Example) -> Tensor:
@@ -275,11 +285,7 @@ def _check_target(subject: Prepared, batch: Batch, row: int, wanted: Tensor) -> 
 def alone_equals_batched(subject: Prepared) -> None:
     """The losses of examples alone sum to the loss of their batch."""
     examples = subject.uneven()
-    batch = subject.task.collate(examples, subject.model)
-    if batch.target is None:
-        raise NotApplicableError("the split has no targets")
-    together = _valid_step(subject, batch)
-    alone = [_valid_step(subject, subject.task.collate([example], subject.model)) for example in examples]
+    together, *alone = (_valid_step(subject, subject.pairs(some)) for some in (examples, *([one] for one in examples)))
     for name in ("loss", "sample_size"):
         wanted = sum(float(getattr(out, name)) for out in alone)
         what = f"the {name.replace('_', ' ')} of a batch is not the sum over its examples"
@@ -294,9 +300,7 @@ def _valid_step(subject: Prepared, batch: Batch) -> Any:
 def validation_changes_nothing(subject: Prepared) -> None:
     """A validation step changes neither weights, gradients and modes nor random numbers and the next examples."""
     subject.model.eval()
-    batch = subject.task.collate(subject.uneven(), subject.model)
-    if batch.target is None:
-        raise NotApplicableError("the split has no targets")
+    batch = subject.pairs(subject.uneven())
     before = {name: value.clone() for name, value in subject.model.state_dict().items()}
     torch.manual_seed(11)
     random = torch.get_rng_state()
@@ -318,9 +322,7 @@ def validation_changes_nothing(subject: Prepared) -> None:
 
 def training_step_trains(subject: Prepared) -> None:
     """The loss of a training step has a gradient, and in evaluation mode it is that of a validation step."""
-    batch = subject.task.collate(subject.uneven(), subject.model)
-    if batch.target is None:
-        raise NotApplicableError("the split has no targets")
+    batch = subject.pairs(subject.uneven())
     subject.model.train()
     with torch.enable_grad():
         out = subject.task.train_step(batch, subject.model, subject.criterion)
