@@ -15,7 +15,7 @@ from torch import Tensor
 from seqgen.data.iterator import EpochIterator
 from seqgen.data.pair_dataset import Dataset, Example, PairDataset
 from seqgen.errors import ConfigError
-from seqgen.lab.checks.checking import Advice, Compared, Invariants, NotApplicableError, Violation, needs
+from seqgen.lab.checks.checking import Advice, Compared, Invariants, Violation, needs, require
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch
 from seqgen.task import Task
@@ -96,13 +96,11 @@ def text_survives(subject: Prepared) -> None:
         checked += 1
         text = task.decode(ids)
         again = task.encode_target(text)
-        if not torch.equal(ids, again):
-            raise Violation(f"{line!r} becomes {text!r} when it is encoded and decoded", sentence=number)
+        require(torch.equal(ids, again), f"{line!r} becomes {text!r} when it is encoded and decoded", sentence=number)
         padded = torch.cat([ids, ids.new_full((2,), words.pad())])
         if task.decode(padded) != text:
             raise Violation(f"padding changes the text of {line!r}: {task.decode(padded)!r}", sentence=number)
-    if not checked:
-        raise NotApplicableError("there is no text without unknown tokens")
+    needs(checked, "there is no text without unknown tokens")
 
 
 def _texts(subject: Prepared) -> list[str]:
@@ -130,9 +128,8 @@ def ids_are_in_the_vocabulary(subject: Prepared) -> None:
         for ids, words, side in sides:
             if side == "target" and example.target is None:
                 continue
-            if ids.dim() != 1 or ids.dtype != torch.int64 or not len(ids):
-                what = f"the {side} of an example is {tuple(ids.shape)} {ids.dtype} and should be (length,) int64"
-                raise Violation(what, sentence=example.id)
+            what = f"the {side} of an example is {tuple(ids.shape)} {ids.dtype} and should be (length,) int64"
+            require(ids.dim() == 1 and ids.dtype == torch.int64 and len(ids), what, sentence=example.id)
             if int(ids.min()) < 0 or int(ids.max()) >= len(words):
                 what = (
                     f"the {side} of an example has the id {int(ids.max())}, but the vocabulary has {len(words)} tokens"
@@ -152,21 +149,18 @@ def examples_are_fixed(subject: Prepared) -> None:
         if one.id != two.id or not torch.equal(one.source, two.source) or not torch.equal(_target(one), _target(two)):
             raise Violation("an example differs when it is read again", sentence=one.id)
     lengths = dataset.lengths(1, 1)
-    if len(lengths) != len(dataset):
-        raise Violation(f"lengths has {len(lengths)} rows for {len(dataset)} examples")
+    require(len(lengths) == len(dataset), f"lengths has {len(lengths)} rows for {len(dataset)} examples")
     if getattr(subject.task.cfg, "subword_sampling", False):
         return
     for example, row in zip(first, lengths.tolist(), strict=False):
         own = [len(example.source)] + ([] if example.target is None else [len(example.target)])
-        if row[: len(own)] != own:
-            raise Violation(f"lengths says {row}, but the example has {own} tokens", sentence=example.id)
+        require(row[: len(own)] == own, f"lengths says {row}, but the example has {own} tokens", sentence=example.id)
 
 
 def training_and_decoding_encode_alike(subject: Prepared) -> None:
     """The examples of a split are its lines as ``encode_source`` and ``encode_target`` encode them."""
     task, dataset = subject.task, subject.dataset
-    if not isinstance(dataset, PairDataset):
-        raise NotApplicableError(f"the examples of a {type(dataset).__name__} are not the lines of a split")
+    needs(isinstance(dataset, PairDataset), f"the examples of a {type(dataset).__name__} are not the lines of a split")
     sources = list(itertools.islice(task.source_lines(subject.split), 10 * MOST))
     references = task.references(subject.split)
     targets = None if references is None else list(itertools.islice(references, 10 * MOST))
@@ -212,15 +206,13 @@ def resuming_continues(subject: Prepared) -> None:
     """An iterator that is restored in the middle of an epoch returns the remaining batches."""
     whole = subject.iterator()
     batches = list(whole)
-    if len(batches) < 2:
-        raise NotApplicableError("the split has only one batch")
+    needs(len(batches) >= 2, "the split has only one batch")
     interrupted = subject.iterator()
     taken = list(itertools.islice(iter(interrupted), len(batches) // 2))
     restored = subject.iterator()
     restored.load_state_dict(copy.deepcopy(interrupted.state_dict()))
     rest = [*taken, *restored]
-    if len(rest) != len(batches):
-        raise Violation(f"a resumed epoch has {len(rest)} batches in place of {len(batches)}")
+    require(len(rest) == len(batches), f"a resumed epoch has {len(rest)} batches in place of {len(batches)}")
     for number, (one, two) in enumerate(zip(rest, batches, strict=True)):
         if not torch.equal(one.ids, two.ids) or not torch.equal(one.source.src_tokens, two.source.src_tokens):
             raise Violation(f"batch {number} of a resumed epoch differs", sentence=int(two.ids[0]))
@@ -231,17 +223,15 @@ def batches_have_the_examples(subject: Prepared) -> None:
     task, examples = subject.task, subject.uneven()
     batch = task.collate(examples, subject.model)
     pad, left = task.source_dictionary.pad(), subject.model.left_pad_source
-    if batch.num_sentences != len(examples):
-        raise Violation(f"a batch of {len(examples)} examples has {batch.num_sentences} rows")
+    require(batch.num_sentences == len(examples), f"a batch of {len(examples)} examples has {batch.num_sentences} rows")
     for row, example in enumerate(examples):
         tokens, length = batch.source.src_tokens[row], int(batch.source.src_lengths[row])
         if length != len(example.source):
             raise Violation(f"src_lengths is {length} for a source of {len(example.source)} tokens", sentence=row)
         own, rest = (tokens[-length:], tokens[:-length]) if left else (tokens[:length], tokens[length:])
-        if not torch.equal(own, example.source) or bool((rest != pad).any()):
-            side = "left" if left else "right"
-            what = f"src_tokens is {tokens.tolist()} for {example.source.tolist()}, padded with {pad} on the {side}"
-            raise Violation(what, sentence=row)
+        side = "left" if left else "right"
+        what = f"src_tokens is {tokens.tolist()} for {example.source.tolist()}, padded with {pad} on the {side}"
+        require(torch.equal(own, example.source) and not bool((rest != pad).any()), what, sentence=row)
     if batch.target is None:
         return
     if batch.prev_output_tokens is None or batch.prev_output_tokens.shape != batch.target.shape:
@@ -249,8 +239,7 @@ def batches_have_the_examples(subject: Prepared) -> None:
     for row, example in enumerate(examples):
         _check_target(subject, batch, row, _target(example))
     counted = sum(len(_target_row(batch, row, task.target_dictionary.pad())) for row in range(len(examples)))
-    if batch.ntokens != counted:
-        raise Violation(f"ntokens is {batch.ntokens}, but the targets have {counted} tokens")
+    require(batch.ntokens == counted, f"ntokens is {batch.ntokens}, but the targets have {counted} tokens")
 
 
 def _target_row(batch: Batch, row: int, pad: int) -> Tensor:
@@ -269,17 +258,15 @@ def _check_target(subject: Prepared, batch: Batch, row: int, wanted: Tensor) -> 
     pad = subject.task.target_dictionary.pad()
     target, previous = _target_row(batch, row, pad), batch.prev_output_tokens[row]
     moved = len(target) == len(wanted) - 1
-    if not torch.equal(target, wanted[1:] if moved else wanted):
-        what = f"the target is {batch.target[row].tolist()} for {wanted.tolist()}, padded with {pad} on the right"
-        raise Violation(what, sentence=row)
+    what = f"the target is {batch.target[row].tolist()} for {wanted.tolist()}, padded with {pad} on the right"
+    require(torch.equal(target, wanted[1:] if moved else wanted), what, sentence=row)
     start = int(wanted[0]) if moved else subject.model.start_token(subject.task.target_dictionary.eos())
     if int(previous[0]) != start:
         raise Violation(
             f"prev_output_tokens begins with {int(previous[0])} and should with {start}", step=0, sentence=row
         )
-    if not torch.equal(previous[1 : len(target)], target[:-1]):
-        what = f"prev_output_tokens {previous.tolist()} is not the target {target.tolist()}, shifted right by one"
-        raise Violation(what, sentence=row)
+    what = f"prev_output_tokens {previous.tolist()} is not the target {target.tolist()}, shifted right by one"
+    require(torch.equal(previous[1 : len(target)], target[:-1]), what, sentence=row)
 
 
 def alone_equals_batched(subject: Prepared) -> None:
@@ -309,11 +296,9 @@ def validation_changes_nothing(subject: Prepared) -> None:
     if not torch.equal(random, torch.get_rng_state()):
         raise Violation("a validation step draws random numbers, so that training depends on when it is validated")
     for name, value in subject.model.state_dict().items():
-        if not torch.equal(value, before[name]):
-            raise Violation(f"a validation step changes {name}")
+        require(torch.equal(value, before[name]), f"a validation step changes {name}")
     for name, parameter in subject.model.named_parameters():
-        if parameter.grad is not None:
-            raise Violation(f"a validation step computes the gradient of {name}")
+        require(parameter.grad is None, f"a validation step computes the gradient of {name}")
     if any(module.training for module in subject.model.modules()):
         raise Violation("a validation step puts the model into training mode")
     if isinstance(out.loss, Tensor) and out.loss.requires_grad:
@@ -326,8 +311,7 @@ def training_step_trains(subject: Prepared) -> None:
     subject.model.train()
     with torch.enable_grad():
         out = subject.task.train_step(batch, subject.model, subject.criterion)
-        if not isinstance(out.loss, Tensor) or not out.loss.requires_grad:
-            raise Violation("the loss of a training step has no gradient")
+        require(isinstance(out.loss, Tensor) and out.loss.requires_grad, "the loss of a training step has no gradient")
         out.loss.backward()
     if not any(p.grad is not None and p.grad.any() for p in subject.model.parameters()):
         raise Violation("no weight gets a gradient in a training step")
@@ -350,8 +334,7 @@ def task_is_restored(subject: Prepared) -> None:
 def references_score_best(subject: Prepared) -> None:
     """Of the references and other texts, the references have the best scores."""
     references = _references(subject)
-    if len(set(references)) < 2:
-        raise NotApplicableError("the split has no two different references")
+    needs(len(set(references)) >= 2, "the split has no two different references")
     others = [*references[1:], references[0]]
     best, worse = (subject.task.metrics(texts, references) for texts in (references, others))
     for name, value in best.items():
