@@ -35,10 +35,8 @@ from seqgen.structures import Batch, Hypothesis
 WITHOUT_EFFECT = {"two_stage_candidates", "shortlist_columns", "shared_encoders", "continuous_batching"}
 """Optimizations that the small decodes do not use: ``blocks_change_nothing`` and ``joining_changes_nothing`` do."""
 
-SWITCHES = {
-    field.name: DebugConfig.off(field.name) for field in fields(DebugConfig) if field.name not in WITHOUT_EFFECT
-}
-"""Each other optimization of decoding, turned off."""
+SWITCHES = [field.name for field in fields(DebugConfig) if field.name not in WITHOUT_EFFECT]
+"""Each other optimization of decoding."""
 
 
 def decodes_are_repeatable(subject: Decoding) -> None:
@@ -60,24 +58,15 @@ def alone_equals_batched(subject: Decoding) -> None:
     search.alone_equals_batched(subject, order=[3, 0, 4, 2, 1], prefix=True)
 
 
-def optimizations_change_nothing(subject: Decoding) -> None:
-    """Turning an optimization off changes nothing."""
-    batch = subject.batch()
-    usual = subject.decode(batch)
-    for name, debug in SWITCHES.items():
-        same_hypotheses(subject, usual, subject.decode(batch, debug=debug), f"debug.{name} changes the result")
-
-
 def blocks_change_nothing(subject: Decoding) -> None:
     """The component works with a vocabulary of another size, and searching it in blocks changes nothing."""
     wide = subject.wide
-    batch, beam = wide.batch(), min(2, subject.generation.beam)
+    options: dict[str, Any] = {"beam": min(2, subject.generation.beam), "max_len": 3}
     try:
-        usual = wide.decode(batch, beam=beam, max_len=3)
+        wide.decode(wide.batch(), **options)
     except DecodingError as error:
         raise NotApplicableError(f"the decode ends with an error: {error}") from None
-    plain = wide.decode(batch, beam=beam, max_len=3, debug=DebugConfig(two_stage_candidates=False))
-    same_hypotheses(subject, usual, plain, "debug.two_stage_candidates changes the result")
+    search.off_changes_nothing(wide, ["two_stage_candidates"], [options])
 
 
 def joining_changes_nothing(subject: Decoding) -> None:
@@ -207,7 +196,7 @@ def changes_nothing(subject: Decoding) -> bool:
 SHARED: Invariants[Decoding] = {
     "decodes are repeatable": decodes_are_repeatable,
     "alone = in a batch": alone_equals_batched,
-    "optimized = not optimized": optimizations_change_nothing,
+    "optimized = not optimized": partial(search.off_changes_nothing, names=SWITCHES),
     "blocks of the vocabulary": blocks_change_nothing,
     "joining = one batch": joining_changes_nothing,
     "two decodes at a time": two_decodes_at_a_time,

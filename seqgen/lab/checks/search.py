@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -100,22 +100,35 @@ def scorer_equals_generator(subject: Subject | Decoding, **options: Any) -> None
     same_hypotheses(subject, got, wanted, "the scorer disagrees with the generator")
 
 
+def off_changes_nothing(
+    subject: Subject | Decoding, names: Iterable[str], cases: Sequence[dict[str, Any]] = ({},), what: str = ""
+) -> None:
+    """Turning off an optimization gives the same hypotheses.
+
+    Args:
+        subject: what decodes.
+        names: the switches, each turned off by itself.
+        cases: the options of the decodes.
+        what: what is wrong otherwise.
+    """
+    batch = subject.batch()
+    for options in cases:
+        usual = subject.decode(batch, **options)
+        for name in names:
+            plain = subject.decode(batch, debug=DebugConfig.off(name), **options)
+            same_hypotheses(subject, usual, plain, what or f"debug.{name} changes the result")
+
+
 def cached_equals_uncached(subject: Subject) -> None:
     """Decoding without a state, which computes all positions at each step, gives the same hypotheses."""
-    batch, what = subject.batch(), "search without a cache gives another result"
     cases: list[dict[str, Any]] = [{}, {"no_repeat_ngram_size": 2}, {"beam_size": 1}, {"min_len": 6}]
-    for options in cases:
-        wanted = subject.decode(batch, debug=DebugConfig.off("use_cache"), **options)
-        same_hypotheses(subject, subject.decode(batch, **options), wanted, what)
+    off_changes_nothing(subject, ["use_cache"], cases, "search without a cache gives another result")
 
 
 def indirection_equals_moving(subject: Subject) -> None:
     """The indirection table of self-attention gives the same hypotheses as moving rows."""
-    batch, what = subject.batch(), "debug.beam_table changes the result"
-    for beam in (2, 5):
-        options: dict[str, Any] = {"beam_size": beam, "min_len": 2, "no_repeat_ngram_size": 3}
-        wanted = subject.decode(batch, debug=DebugConfig.off("beam_table"), **options)
-        same_hypotheses(subject, subject.decode(batch, **options), wanted, what)
+    cases = [{"beam_size": beam, "min_len": 2, "no_repeat_ngram_size": 3} for beam in (2, 5)]
+    off_changes_nothing(subject, ["beam_table"], cases)
 
 
 def beam_of_one_is_greedy(subject: Subject) -> None:
