@@ -19,15 +19,14 @@ from seqgen.config import SINGLE_COMPONENTS, CommonConfig, option
 from seqgen.config.values import split_argument, text_list, text_values
 from seqgen.errors import ConfigError, nearest, printable
 from seqgen.lab.checks import kinds
-from seqgen.lab.checks.advice import COMPONENT_ADVICE, CRITERION_ADVICE, TASK_ADVICE
 from seqgen.lab.checks.checking import Advice, Outcome, Raised, S, causes, check_all, failed
 from seqgen.lab.checks.components import changes_nothing
-from seqgen.lab.checks.criteria import CRITERION
-from seqgen.lab.checks.decoding import Decoding
-from seqgen.lab.checks.diagnosis import ADVICE
+from seqgen.lab.checks.criteria import CRITERION, CRITERION_ADVICE
+from seqgen.lab.checks.diagnosis import ADVICE, COMPONENT_ADVICE
 from seqgen.lab.checks.kinds import KINDS, WORDS
 from seqgen.lab.checks.models import check as check_model
-from seqgen.lab.checks.tasks import TASK
+from seqgen.lab.checks.subject import Decoding
+from seqgen.lab.checks.tasks import TASK, TASK_ADVICE
 from seqgen.registry import DECODING_COMPONENTS
 
 OF_MODELS = """checks the invariants of a model: with model=NAME those of a random one for a vocabulary of 23 tokens,

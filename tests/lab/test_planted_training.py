@@ -15,12 +15,11 @@ import seqgen.models  # declares the built-in models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from examples.dates import DatesConfig, DatesTask, LetterTokenizer
 from seqgen.data.pair_dataset import PairDataset
-from seqgen.lab.checks.advice import CRITERION_ADVICE, TASK_ADVICE, CriterionCause, TaskCause
 from seqgen.lab.checks.checking import check_all, diagnose
-from seqgen.lab.checks.criteria import CRITERION, Training
+from seqgen.lab.checks.criteria import CRITERION, CRITERION_ADVICE, CriterionCause, Training
 from seqgen.lab.checks.kinds import Vocabularies, new_model, small_transformer
 from seqgen.lab.checks.subject import Subject, randomize_, tiny_dictionary
-from seqgen.lab.checks.tasks import TASK, Prepared
+from seqgen.lab.checks.tasks import TASK, TASK_ADVICE, Prepared, TaskCause
 from seqgen.structures import Batch
 from seqgen.task import Task
 from seqgen.training.criteria import (

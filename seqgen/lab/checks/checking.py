@@ -239,7 +239,7 @@ class Diagnosis:
 
 
 def check_all(invariants: Invariants[S], subject: S) -> Iterator[Outcome]:
-    """Check invariants one after the other.
+    """Check invariants one after the other; an error that is raised counts as a violation (``Raised``).
 
     Args:
         invariants: their functions by name.
@@ -249,32 +249,21 @@ def check_all(invariants: Invariants[S], subject: S) -> Iterator[Outcome]:
         What was found, for each invariant.
     """
     for name, invariant in invariants.items():
-        yield check_one(name, invariant, subject)
-
-
-def check_one(name: str, invariant: Callable[[S], None], subject: S) -> Outcome:
-    """Check one invariant; an error that is raised counts as a violation (``Raised``).
-
-    Args:
-        name: its name.
-        invariant: its function.
-        subject: what is checked.
-    """
-    own, begin = replace(subject), time.perf_counter()
-    violation, reason = None, ""
-    try:
-        with torch.no_grad():
-            own.hold(invariant)
-    except Violation as error:
-        violation = error
-    except NotApplicableError as error:
-        reason = str(error)
-    except Exception as error:  # the component is the user's, and may raise anything
-        violation = Raised(error)
-    finally:
-        subject.restore()
-    difference = own.largest if violation is None else violation.difference
-    return Outcome(name, time.perf_counter() - begin, difference, violation, reason)
+        own, begin = replace(subject), time.perf_counter()
+        violation, reason = None, ""
+        try:
+            with torch.no_grad():
+                own.hold(invariant)
+        except Violation as error:
+            violation = error
+        except NotApplicableError as error:
+            reason = str(error)
+        except Exception as error:  # the component is the user's, and may raise anything
+            violation = Raised(error)
+        finally:
+            subject.restore()
+        difference = own.largest if violation is None else violation.difference
+        yield Outcome(name, time.perf_counter() - begin, difference, violation, reason)
 
 
 def failed(outcomes: Sequence[Outcome]) -> list[Outcome]:

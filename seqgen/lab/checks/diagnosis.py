@@ -1,4 +1,4 @@
-"""The usual cause of a violated invariant of a model, and the first layer that differs."""
+"""The usual causes of violated invariants of models and decoding components, and the first layer that differs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seqgen.decoder import IncrementalDecoder
 from seqgen.incremental_state import StatefulModule, rows_of_parents
+from seqgen.lab.checks import search
 from seqgen.lab.checks.checking import Advice, Diagnosis, Wrong
+from seqgen.lab.checks.components import alone_equals_batched
 from seqgen.lab.checks.models import WEIGHTS, without_cached_weights
+from seqgen.lab.checks.search import same_hypotheses
 from seqgen.lab.checks.stepping import Decode
-from seqgen.lab.checks.subject import BEAM, LENGTHS, Inputs, Subject, expand
+from seqgen.lab.checks.subject import BEAM, LENGTHS, Decoding, Inputs, Subject, expand
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import EncoderOut, tensors_in
 
@@ -288,7 +290,7 @@ def _steps(subject: Subject, wrong: Wrong) -> Diagnosis | None:
         return Diagnosis(Cause.TARGET_PADDING)
     if "steps = parallel pass" not in wrong:
         return None
-    shares = subject.decoder.shares_encoder_output and not _raises(lambda: _expanded_steps(subject))
+    shares = subject.decoder.shares_encoder_output and _holds(lambda: _expanded_steps(subject))
     return Diagnosis(Cause.SHARED_ROWS if shares else Cause.STATE)
 
 
@@ -315,12 +317,12 @@ def _failing_step(subject: Subject, batch: Inputs, chunks: Sequence[int]) -> int
     return None
 
 
-Move = Callable[[IncrementalDecoder, Any], None]
-"""Moves the rows of a decoder's state."""
-
-
 def _parting_of_step(
-    subject: Subject, tokens: Tensor, encoder_out: EncoderOut, order: Tensor | None = None, move: Move | None = None
+    subject: Subject,
+    tokens: Tensor,
+    encoder_out: EncoderOut,
+    order: Tensor | None = None,
+    move: tuple[str, Tensor] | None = None,
 ) -> Parting | None:
     """The first layer of the decoder in which the last of several steps differs from the parallel pass.
 
@@ -329,14 +331,15 @@ def _parting_of_step(
         tokens: ``(N, T)`` target tokens.
         encoder_out: the encoder's output.
         order: the rows of the last step; by default all.
-        move: moves the rows of the state accordingly before the last step.
+        move: the method of the decoder that moves the rows of the state accordingly, and its argument.
     """
     decoder, width = copy.deepcopy(subject.decoder), tokens.size(1)
     state: Any = decoder.new_incremental_state(len(tokens) // BEAM, BEAM) if move else {}
     for upto in range(1, width):
         decoder(tokens[:, :upto], encoder_out, state)
     if move is not None and order is not None:
-        move(decoder, state)
+        verb, argument = move
+        getattr(decoder, verb)(state, argument)
         tokens, encoder_out = tokens[order], encoder_out.index_select(order)
     stepped = record(decoder, lambda: decoder(tokens, encoder_out, state))
     parallel = record(decoder, lambda: decoder(tokens, encoder_out))
@@ -367,12 +370,8 @@ def _reordering(subject: Subject, wrong: Wrong) -> Diagnosis:
         "select_sentences": (keep, torch.arange(BEAM, 2 * BEAM)),
     }
     for verb, (argument, rows) in orders.items():
-
-        def move(decoder: IncrementalDecoder, state: Any, verb: str = verb, argument: Tensor = argument) -> None:
-            getattr(decoder, verb)(state, argument)
-
         with suppress(Exception):  # a method that reorders may fail for the same cause
-            parting = _parting_of_step(subject, tokens, encoder_out, rows, move)
+            parting = _parting_of_step(subject, tokens, encoder_out, rows, (verb, argument))
             if parting is not None:
                 return Diagnosis(Cause.NOT_REORDERED, _joined("decoder", _owner_of_state(subject, parting.name)))
     state: Any = subject.decoder.new_incremental_state(2, BEAM)
@@ -392,11 +391,7 @@ def _owner_of_state(subject: Subject, name: str) -> str:
 
 
 def _stale(subject: Subject, wrong: Wrong) -> Diagnosis:
-    return Diagnosis(Cause.STALE_WEIGHT, _stale_layer(subject))
-
-
-def _stale_layer(subject: Subject) -> str:
-    """The first layer whose output in a changed model differs from that of a model which has not decoded yet."""
+    """The layer is the first one whose output in a changed model differs from that of one which has not decoded yet."""
     batch, model = subject.inputs(), copy.deepcopy(subject.model)
 
     def step(one: EncoderDecoderModel) -> None:
@@ -405,15 +400,8 @@ def _stale_layer(subject: Subject) -> str:
     step(model)
     model.load_state_dict({key: value * 1.25 for key, value in model.state_dict().items()})
     fresh = without_cached_weights(subject, model)
-    return _name(first_parting(record(model, lambda: step(model)), record(fresh, lambda: step(fresh)), _whole, _whole))
-
-
-def _raises(call: Callable[[], None]) -> bool:
-    try:
-        call()
-    except Exception:
-        return True
-    return False
+    parting = first_parting(record(model, lambda: step(model)), record(fresh, lambda: step(fresh)), _whole, _whole)
+    return Diagnosis(Cause.STALE_WEIGHT, _name(parting))
 
 
 def _whole(tensor: Tensor) -> Tensor:
@@ -452,3 +440,151 @@ ADVICE: Advice[Subject] = [
     ("attention in steps", "", Cause.ATTENTION),
 ]
 """What to say about the violations of a model. The causes that violate almost all invariants come first."""
+
+
+class ComponentCause(Enum):
+    """The usual causes; the value says what to do."""
+
+    RANDOMNESS = (
+        "the component draws from PyTorch's own random numbers; use seqgen.generation.search.sampling, whose numbers "
+        "depend on a seed, the line number and the step"
+    )
+    KEPT_ON_SELF = (
+        "the component keeps values of a batch on the object that all batches share; let begin return a copy (call "
+        "super().begin) and store them there"
+    )
+    NOT_REORDERED = (
+        "a state does not follow the beams; name its tensor (sentences, beam, ...) in beam_state, and call "
+        "super().advance where you override advance"
+    )
+    NOT_SELECTED = (
+        "a state keeps the rows of sentences that have left the batch; name its tensor in sentence_state or beam_state"
+    )
+    MIXES_SENTENCES = (
+        "the result of a sentence depends on the other sentences of the batch; do not reduce over the first dimension"
+    )
+    SOURCE_PADDING = (
+        "the result depends on the padding of the source; leave out the positions where context.src_padding is true"
+    )
+    MIXES_BEAMS = "the scores of a beam depend on the other beams of its sentence; compute each row by itself"
+    NOT_NORMALIZED = (
+        "additive or shift_invariant is true, but the component needs normalized log-probabilities: adding a constant "
+        "to the scores of a row changes its choices; remove the attribute"
+    )
+    CACHE = (
+        "the result differs if nothing is cached (debug.use_cache=false computes all positions at each step): the "
+        "component changes a decoder's cache or features in place, or depends on how a step is computed"
+    )
+    CANNOT_JOIN = (
+        "can_merge is true, but the component reads context.step, tokens or source ids, or a state is not merged; use "
+        "context.steps, name the state in sentence_state or beam_state, or remove the attribute"
+    )
+    NOT_INDEPENDENT = "independent_rows is true, but candidate i does not continue beam i; remove the attribute"
+    FIRST_STEP = (
+        "the same hypothesis is kept twice; at context.step == 0 all beams are equal, so that only the first one may "
+        "be expanded"
+    )
+    INDICES = (
+        "tokens or beams of candidates are wrong; of an index into (beam * V) scores, the beam is index // V and the "
+        "token index % V"
+    )
+    FORBIDDEN = "candidates with a score of -inf become possible; leave -inf as it is"
+    NAN_HIDDEN = "scores that are NaN are replaced or compared away, so that a damaged model is not noticed"
+    SCORES = (
+        "the scores of candidates are not scores + lprobs; return these sums, or set adjusts_scores if a penalty is "
+        "intended"
+    )
+    OUTPUTS = "hypotheses do not end, or are not sorted; see the method finished"
+    NAN = (
+        "a score becomes NaN or infinite, often because -inf is multiplied by zero or subtracted from itself; leave "
+        "-inf as it is"
+    )
+    CONTEXT_CHANGED = (
+        "the component writes into a tensor that it was given, of the context or the scores of a member; clone it first"
+    )
+    CHANGED_BY_CALL = (
+        "a call changes the component's own tensors, or returns one of them; change state in advance, and return a new "
+        "tensor"
+    )
+    SHAPE = "the result has another shape or dtype; return (rows, V) scores in the dtype of the argument"
+    SHARED_BY_FORKS = "a fork shares a tensor that is changed in place; name the tensor in sentence_state or beam_state"
+    VOCABULARY = "the component works for one size of the vocabulary only; take the size from lprobs.size(-1)"
+    OBSERVER = "the observer changes a tensor of the record; clone what you change"
+    SCORER = (
+        "the combination gives another score where all positions are known; ignores_context is true only for a "
+        "combination that does not read the context"
+    )
+
+
+_TOGETHER: dict[str, Any] = {"end_symbols": [], "min_len": 5}
+"""All outputs end at the same step, so that no sentence leaves the batch early."""
+
+
+def _repeated(subject: Decoding, wrong: Wrong) -> Diagnosis:
+    def seeded() -> Any:
+        torch.manual_seed(0)
+        return subject.decode(subject.batch())
+
+    repeats = _holds(lambda: same_hypotheses(subject, seeded(), seeded(), ""))
+    return Diagnosis(ComponentCause.RANDOMNESS if repeats else ComponentCause.KEPT_ON_SELF)
+
+
+def _only_joining(subject: Decoding, wrong: Wrong) -> Diagnosis | None:
+    return Diagnosis(ComponentCause.CANNOT_JOIN) if len(wrong) == 1 else None
+
+
+def _batched(subject: Decoding, wrong: Wrong) -> Diagnosis:
+    for rules in subject.all_rules:
+        subject.rules = rules
+        if _holds(lambda: alone_equals_batched(subject)):
+            continue
+        if _holds(lambda: search.alone_equals_batched(subject, **_TOGETHER)):
+            return Diagnosis(ComponentCause.NOT_SELECTED)
+        if _holds(lambda: search.alone_equals_batched(subject, lengths=[5] * 5)):
+            return Diagnosis(ComponentCause.SOURCE_PADDING)
+        break
+    return Diagnosis(ComponentCause.MIXES_SENTENCES)
+
+
+def _holds(law: Callable[[], object]) -> bool:
+    try:
+        law()
+    except Exception:
+        return False
+    return True
+
+
+COMPONENT_ADVICE: Advice[Decoding] = [
+    ("calls change nothing else", "becomes", ComponentCause.NAN),
+    ("calls change nothing else", "in place", ComponentCause.CONTEXT_CHANGED),
+    ("calls change nothing else", "the call changes", ComponentCause.CHANGED_BY_CALL),
+    ("calls change nothing else", "the processor returns", ComponentCause.SHAPE),
+    ("state follows the beams", "", ComponentCause.NOT_REORDERED),
+    ("state of sentences that leave", "", ComponentCause.NOT_SELECTED),
+    ("candidates are continuations", "independent_rows", ComponentCause.NOT_INDEPENDENT),
+    ("candidates are continuations", "not in the range", ComponentCause.INDICES),
+    ("candidates are continuations", "shapes", ComponentCause.INDICES),
+    ("candidates are continuations", "does not exist", ComponentCause.FORBIDDEN),
+    ("decodes are repeatable", "", _repeated),
+    ("two decodes at a time", "", ComponentCause.KEPT_ON_SELF),
+    ("optimized = not optimized", "skip_log_softmax", ComponentCause.NOT_NORMALIZED),
+    ("optimized = not optimized", "use_cache", ComponentCause.CACHE),
+    ("joining = one batch", "", _only_joining),
+    ("alone = in a batch", "", _batched),
+    ("alone = in a batch, sampled", "", _batched),
+    ("observed = not observed", "", ComponentCause.OBSERVER),
+    ("scorer = generator", "", ComponentCause.SCORER),
+    ("joining = one batch", "", ComponentCause.CANNOT_JOIN),
+    ("NaN is an error", "", ComponentCause.NAN_HIDDEN),
+    ("forbidden tokens", "", ComponentCause.FORBIDDEN),
+    ("a sentence without outputs", "", ComponentCause.FORBIDDEN),
+    ("candidates are continuations", "", ComponentCause.FIRST_STEP),
+    ("hypotheses differ", "", ComponentCause.FIRST_STEP),
+    ("scores are the model's", "", ComponentCause.SCORES),
+    ("hypotheses end, are sorted", "", ComponentCause.OUTPUTS),
+    ("calls change nothing else", "", ComponentCause.CHANGED_BY_CALL),
+    ("forks are independent", "", ComponentCause.SHARED_BY_FORKS),
+    ("blocks of the vocabulary", "", ComponentCause.VOCABULARY),
+    ("scores depend on the hypothesis", "", ComponentCause.MIXES_BEAMS),
+]
+"""What to say about the violations of a decoding component."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,12 +18,10 @@ from seqgen.generation.component import Component
 from seqgen.generation.ensemble.combinations import Combination
 from seqgen.generation.search.base import Search
 from seqgen.lab.checks.checking import Invariants
-from seqgen.lab.checks.components import COMBINATION, OBSERVER, STOPPING
+from seqgen.lab.checks.components import COMBINATION, OBSERVER, PROCESSOR, STOPPING
 from seqgen.lab.checks.criteria import Training
-from seqgen.lab.checks.decoding import Decoding
-from seqgen.lab.checks.processors import PROCESSOR
 from seqgen.lab.checks.strategies import STRATEGY
-from seqgen.lab.checks.subject import Subject, randomize_, tiny_dictionary
+from seqgen.lab.checks.subject import Decoding, Subject, randomize_, tiny_dictionary
 from seqgen.lab.checks.tasks import Prepared
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import CRITERIA, DECODING_COMPONENTS, MODELS, TASKS
@@ -42,6 +41,23 @@ SMALL = {
     "decoder_attention_heads": 2,
     "dropout": 0.0,
 }
+
+
+@contextmanager
+def _building(what: str, otherwise: str) -> Iterator[None]:
+    """Turn an error of the user's component, which may raise anything, into a ``ConfigError``.
+
+    Args:
+        what: what is built, and from what.
+        otherwise: what to do if that fails.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        message = f"the {what}: {type(error).__name__}: {error}; {otherwise}"
+        raise ConfigError(message) from error
 
 
 class Vocabularies:
@@ -70,15 +86,9 @@ def new_model(config: Any, words: Dictionary, seed: int = 0) -> EncoderDecoderMo
     """
     component: Any = MODELS.of(config).component
     torch.manual_seed(seed)
-    try:
+    what = "model cannot be built from its keys and the dictionaries of a task"
+    with _building(what, "correct build_model, or check a trained run with path=RUN"):
         model: EncoderDecoderModel = component.build_model(config, Vocabularies(words))
-    except UserError:
-        raise
-    except Exception as error:  # the model is the user's, and may raise anything
-        raise ConfigError(
-            f"the model cannot be built from its keys and the dictionaries of a task: {type(error).__name__}: {error}; "
-            "correct build_model, or check a trained run with path=RUN"
-        ) from error
     return model.double()
 
 
@@ -246,17 +256,8 @@ def _trained_decoding(
     if words != other.target_dictionary or sources != other.source_dictionary:
         raise ConfigError("the models of path have different vocabularies; give two with the same")
     models = [one.model for one in loaded]
-    return Decoding(
-        generation,
-        group,
-        None,
-        words,
-        sources,
-        kind,
-        models=models,
-        tokenizer=task.target_tokenizer,
-        tolerance=cfg.tolerance,
-    )
+    options: dict[str, Any] = {"models": models, "tokenizer": task.target_tokenizer, "tolerance": cfg.tolerance}
+    return Decoding(generation, group, None, words, sources, kind, **options)
 
 
 def _accepted(subject: Decoding, note: Note) -> Decoding:
@@ -309,15 +310,9 @@ def criterion_subject(cfg: CriterionCheckConfig) -> Training:
     words = tiny_dictionary()
     model = randomize_(new_model(cfg.model or small_transformer(), words))
     component: Any = CRITERIA.of(cfg.criterion).component
-    try:
+    what = "criterion cannot be built from its keys and a task with two dictionaries"
+    with _building(what, "correct its __init__"):
         criterion = component(cfg.criterion, Vocabularies(words))
-    except UserError:
-        raise
-    except Exception as error:  # the criterion is the user's, and may raise anything
-        raise ConfigError(
-            f"the criterion cannot be built from its keys and a task with two dictionaries: {type(error).__name__}: "
-            f"{error}; correct its __init__"
-        ) from error
     ids = Subject.of(model, words, len(words)).ids
     return Training(criterion, model, ids, tolerance=cfg.tolerance)
 

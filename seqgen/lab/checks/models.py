@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from seqgen.lab.checks import search, stepping
-from seqgen.lab.checks.checking import Invariants, NotApplicableError, Outcome, Violation, check_all
+from seqgen.lab.checks.checking import Invariants, Outcome, Violation, check_all, needs, require
 from seqgen.lab.checks.subject import LENGTHS, Subject
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.dropout import LayerDropList
@@ -79,16 +79,14 @@ def _target_tokens_are_read(subject: Subject) -> None:
         moved = subject.model(batch.src_tokens, batch.src_lengths, changed).logits
         subject.same(moved[:, :column], logits[:, :column], what=f"an earlier position sees target token {column}")
         apart = (moved - logits).abs().amax(-1) > _LEAST
-        if not apart[:, column].all():
-            raise Violation("a target token does not change the logits of its own position", step=column)
+        require(apart[:, column].all(), "a target token does not change the logits of its own position", step=column)
         if apart[:, -1].float().mean() <= 0.5 and column >= 2:  # convolutions have a limited width
             raise Violation(f"target token {column} does not change the logits of position 4", step=4)
 
 
 def start_token_is_read(subject: Subject) -> None:
     """Noise on the embedding of the first target column changes the logits of the next position."""
-    if subject.is_language_model:
-        raise NotApplicableError("a decoder-only model does not read the start token")
+    needs(not subject.is_language_model, "a decoder-only model does not read the start token")
     batch = subject.inputs(target_length=3)
     logits, shape = subject.logits(batch), batch.prev_output_tokens.shape
     noisy: list[nn.Module] = []
@@ -107,10 +105,8 @@ def start_token_is_read(subject: Subject) -> None:
     finally:
         for handle in handles:
             handle.remove()
-    if not noisy:
-        raise NotApplicableError("no nn.Embedding of the decoder reads the target tokens")
-    if not moved.isfinite().all():
-        raise Violation("the logits after the start token are not finite", step=0)
+    needs(noisy, "no nn.Embedding of the decoder reads the target tokens")
+    require(moved.isfinite().all(), "the logits after the start token are not finite", step=0)
     unread = (moved[:, 1] - logits[:, 1]).abs().amax(-1) <= _LEAST
     if unread.any():
         raise Violation("the second position does not see the start token", step=1, sentence=int(unread.nonzero()[0]))
@@ -122,17 +118,14 @@ def attention_is_a_distribution(subject: Subject) -> None:
     asked = subject.model(batch.src_tokens, batch.src_lengths, batch.prev_output_tokens, need_attention=True)
     unasked = subject.model(batch.src_tokens, batch.src_lengths, batch.prev_output_tokens)
     subject.same(asked.logits, unasked.logits, what="need_attention changes the logits")
-    if unasked.attention is not None:
-        raise Violation("attention is returned without need_attention")
-    if asked.attention is None:
-        raise NotApplicableError("the model returns no attention")
+    require(unasked.attention is None, "attention is returned without need_attention")
+    needs(asked.attention is not None, "the model returns no attention")
     total = asked.attention.sum(-1)
     subject.same(total, torch.ones_like(total), what="the attention of a position does not sum to one")
     padding = batch.src_tokens.eq(subject.ids.pad).unsqueeze(1).expand_as(asked.attention)
     hidden = asked.attention * padding
     subject.same(hidden, torch.zeros_like(hidden), what="attention to padding is not zero")
-    if not (asked.attention[~padding] > 0).all():
-        raise Violation("attention to a source token is zero")
+    require((asked.attention[~padding] > 0).all(), "attention to a source token is zero")
 
 
 def probabilities_sum_to_one(subject: Subject) -> None:
@@ -144,23 +137,30 @@ def probabilities_sum_to_one(subject: Subject) -> None:
     subject.same(lprobs.exp(), probs, what="log-probabilities are not the logarithms of the probabilities")
 
 
-def train_step(subject: Subject, model: EncoderDecoderModel) -> dict[str, float]:
-    """One step of training on random pairs; the largest gradient of each parameter."""
+def train_step(subject: Subject, model: EncoderDecoderModel, training: bool = True) -> dict[str, float]:
+    """One step of training on random pairs; the largest gradient of each parameter.
+
+    Args:
+        subject: makes the pairs.
+        model: the model, in evaluation mode before and after.
+        training: whether the mode is changed for the step.
+    """
     batch = subject.inputs([6, 4, 7], seed=3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model.train()
+    if training:
+        model.train()
     with torch.enable_grad():
         logits = model(batch.src_tokens, batch.src_lengths, batch.prev_output_tokens[:, :-1]).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.prev_output_tokens[:, 1:].flatten())
         loss.backward()
-    if not loss.isfinite():
-        raise Violation(f"the loss of a training step is {loss.item()}")
+    require(loss.isfinite(), f"the loss of a training step is {loss.item()}")
     gradients = {
         key: 0.0 if parameter.grad is None else parameter.grad.abs().max().item()
         for key, parameter in model.named_parameters()
     }
     optimizer.step()
-    model.eval()
+    if training:
+        model.eval()
     return gradients
 
 
@@ -188,8 +188,7 @@ def _assert_fresh(subject: Subject, model: EncoderDecoderModel, before: Tensor, 
     got = stepped_logits(subject, model)
     wanted = stepped_logits(subject, without_cached_weights(subject, model))
     subject.same(got, wanted.to(got.dtype), what=f"after {what} a decode uses a weight from before")
-    if not (got.to(before.dtype) - before).abs().max() > 1e-6:
-        raise Violation(f"{what} does not change the logits")
+    require((got.to(before.dtype) - before).abs().max() > 1e-6, f"{what} does not change the logits")
 
 
 def every_parameter_is_trained(subject: Subject) -> None:
@@ -200,28 +199,16 @@ def every_parameter_is_trained(subject: Subject) -> None:
             module.p = 0.0
     trained = {key for key, parameter in model.named_parameters() if parameter.requires_grad}
     without = [key for key, gradient in train_step(subject, model).items() if gradient == 0 and key in trained]
-    if without:
-        raise Violation(f"a training step gives no gradient to {', '.join(without[:3])}")
+    require(not without, f"a training step gives no gradient to {', '.join(without[:3])}")
 
 
-def fresh_after_training(subject: Subject) -> None:
-    """A decode after training and evaluation and training again uses the new weights."""
+def fresh_after_training(subject: Subject, what: str = "training", training: bool = True) -> None:
+    """A decode after a step, evaluation and another step uses the new weights, also if ``train()`` is never called."""
     model = copy.deepcopy(subject.model)
     for _ in range(2):
         before = stepped_logits(subject, model)
-        train_step(subject, model)
-        _assert_fresh(subject, model, before, "training")
-
-
-def fresh_after_a_step_in_evaluation_mode(subject: Subject) -> None:
-    """An optimizer may step without ``train()`` ever being called."""
-    model = copy.deepcopy(subject.model)
-    before = stepped_logits(subject, model)
-    batch = subject.inputs(target_length=5)
-    with torch.enable_grad():
-        model(batch.src_tokens, batch.src_lengths, batch.prev_output_tokens).logits.logsumexp(-1).sum().backward()
-    torch.optim.SGD(model.parameters(), lr=0.1).step()
-    _assert_fresh(subject, model, before, "an optimizer step in evaluation mode")
+        train_step(subject, model, training)
+        _assert_fresh(subject, model, before, what)
 
 
 def fresh_after_loading(subject: Subject) -> None:
@@ -236,8 +223,7 @@ def fresh_after_loading(subject: Subject) -> None:
 
 def saved_weights_are_the_model(subject: Subject) -> None:
     """A newly built model has the same logits once it has loaded the weights."""
-    if subject.build is None:
-        raise NotApplicableError("a trained model was itself loaded")
+    needs(subject.build is not None, "a trained model was itself loaded")
     other, batch = without_cached_weights(subject, subject.model), subject.inputs()
     got = other(batch.src_tokens, batch.src_lengths, batch.prev_output_tokens).logits
     subject.same(got, subject.logits(batch), what="a new model with the same weights differs")
@@ -305,7 +291,9 @@ WEIGHTS: Invariants[Subject] = {
     "every parameter is trained": every_parameter_is_trained,
     "saved weights are the model": saved_weights_are_the_model,
     "no stale weight after training": fresh_after_training,
-    "no stale weight after a step in eval()": fresh_after_a_step_in_evaluation_mode,
+    "no stale weight after a step in eval()": partial(
+        fresh_after_training, what="an optimizer step in evaluation mode", training=False
+    ),
     "no stale weight after loading": fresh_after_loading,
     "no stale weight after moving": fresh_after_moving,
     "no stale weight after a change in place": fresh_after_a_change_in_place,

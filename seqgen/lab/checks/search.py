@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +15,7 @@ from seqgen.data.pair_dataset import pad_rows
 from seqgen.errors import ConfigError
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.lab.checks.checking import Compared, NotApplicableError, Violation, at, needs, require
-from seqgen.lab.checks.decoding import Decoding
-from seqgen.lab.checks.subject import SOURCES, Results, Subject
+from seqgen.lab.checks.subject import SOURCES, Decoding, Results, Subject
 
 
 def same_hypotheses(subject: Compared, got: Results, wanted: Results, what: str, first: int = 0) -> None:
@@ -59,6 +58,7 @@ def alone_equals_batched(
     subject: Subject | Decoding,
     what: str = "the batch changes the result of a sentence",
     lengths: Sequence[int] = SOURCES,
+    order: Sequence[int] = range(len(SOURCES)),
     **options: Any,
 ) -> None:
     """A sentence alone gives the same result as in a batch.
@@ -67,12 +67,13 @@ def alone_equals_batched(
         subject: what decodes.
         what: what is wrong otherwise.
         lengths: length of each source.
+        order: the sentences in the order of the batch.
         options: those of the decodes.
     """
-    together = subject.decode(subject.batch(lengths=lengths), **options)
-    for row in range(len(lengths)):
+    together = subject.decode(subject.batch(order, lengths), **options)
+    for place, row in enumerate(order):
         alone = subject.decode(subject.batch([row], lengths), **options)
-        same_hypotheses(subject, together[row : row + 1], alone, what, row)
+        same_hypotheses(subject, together[place : place + 1], alone, what, row)
 
 
 def ensemble_of_itself(subject: Subject | Decoding, what: str) -> None:
@@ -99,22 +100,35 @@ def scorer_equals_generator(subject: Subject | Decoding, **options: Any) -> None
     same_hypotheses(subject, got, wanted, "the scorer disagrees with the generator")
 
 
+def off_changes_nothing(
+    subject: Subject | Decoding, names: Iterable[str], cases: Sequence[dict[str, Any]] = ({},), what: str = ""
+) -> None:
+    """Turning off an optimization gives the same hypotheses.
+
+    Args:
+        subject: what decodes.
+        names: the switches, each turned off by itself.
+        cases: the options of the decodes.
+        what: what is wrong otherwise.
+    """
+    batch = subject.batch()
+    for options in cases:
+        usual = subject.decode(batch, **options)
+        for name in names:
+            plain = subject.decode(batch, debug=DebugConfig.off(name), **options)
+            same_hypotheses(subject, usual, plain, what or f"debug.{name} changes the result")
+
+
 def cached_equals_uncached(subject: Subject) -> None:
     """Decoding without a state, which computes all positions at each step, gives the same hypotheses."""
-    batch, what = subject.batch(), "search without a cache gives another result"
     cases: list[dict[str, Any]] = [{}, {"no_repeat_ngram_size": 2}, {"beam_size": 1}, {"min_len": 6}]
-    for options in cases:
-        wanted = subject.decode(batch, debug=DebugConfig.off("use_cache"), **options)
-        same_hypotheses(subject, subject.decode(batch, **options), wanted, what)
+    off_changes_nothing(subject, ["use_cache"], cases, "search without a cache gives another result")
 
 
 def indirection_equals_moving(subject: Subject) -> None:
     """The indirection table of self-attention gives the same hypotheses as moving rows."""
-    batch, what = subject.batch(), "debug.beam_table changes the result"
-    for beam in (2, 5):
-        options: dict[str, Any] = {"beam_size": beam, "min_len": 2, "no_repeat_ngram_size": 3}
-        wanted = subject.decode(batch, debug=DebugConfig.off("beam_table"), **options)
-        same_hypotheses(subject, subject.decode(batch, **options), wanted, what)
+    cases = [{"beam_size": beam, "min_len": 2, "no_repeat_ngram_size": 3} for beam in (2, 5)]
+    off_changes_nothing(subject, ["beam_table"], cases)
 
 
 def beam_of_one_is_greedy(subject: Subject) -> None:

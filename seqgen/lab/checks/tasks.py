@@ -6,6 +6,7 @@ import copy
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from seqgen.data.iterator import EpochIterator
 from seqgen.data.pair_dataset import Dataset, Example, PairDataset
 from seqgen.errors import ConfigError
-from seqgen.lab.checks.checking import Compared, Invariants, NotApplicableError, Violation
+from seqgen.lab.checks.checking import Advice, Compared, Invariants, Violation, needs, require
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch
 from seqgen.task import Task
@@ -68,6 +69,16 @@ class Prepared(Compared):
     def _collate(self, examples: Sequence[Any]) -> Batch:
         return self.task.collate(examples, self.model)
 
+    def pairs(self, examples: Sequence[Example]) -> Batch:
+        """A batch with targets.
+
+        Raises:
+            NotApplicableError: the split has no targets.
+        """
+        batch = self._collate(examples)
+        needs(batch.target is not None, "the split has no targets")
+        return batch
+
 
 def _target(example: Example) -> Tensor:
     """The target; an empty one if there is none."""
@@ -85,13 +96,11 @@ def text_survives(subject: Prepared) -> None:
         checked += 1
         text = task.decode(ids)
         again = task.encode_target(text)
-        if not torch.equal(ids, again):
-            raise Violation(f"{line!r} becomes {text!r} when it is encoded and decoded", sentence=number)
+        require(torch.equal(ids, again), f"{line!r} becomes {text!r} when it is encoded and decoded", sentence=number)
         padded = torch.cat([ids, ids.new_full((2,), words.pad())])
         if task.decode(padded) != text:
             raise Violation(f"padding changes the text of {line!r}: {task.decode(padded)!r}", sentence=number)
-    if not checked:
-        raise NotApplicableError("there is no text without unknown tokens")
+    needs(checked, "there is no text without unknown tokens")
 
 
 def _texts(subject: Prepared) -> list[str]:
@@ -119,9 +128,8 @@ def ids_are_in_the_vocabulary(subject: Prepared) -> None:
         for ids, words, side in sides:
             if side == "target" and example.target is None:
                 continue
-            if ids.dim() != 1 or ids.dtype != torch.int64 or not len(ids):
-                what = f"the {side} of an example is {tuple(ids.shape)} {ids.dtype} and should be (length,) int64"
-                raise Violation(what, sentence=example.id)
+            what = f"the {side} of an example is {tuple(ids.shape)} {ids.dtype} and should be (length,) int64"
+            require(ids.dim() == 1 and ids.dtype == torch.int64 and len(ids), what, sentence=example.id)
             if int(ids.min()) < 0 or int(ids.max()) >= len(words):
                 what = (
                     f"the {side} of an example has the id {int(ids.max())}, but the vocabulary has {len(words)} tokens"
@@ -141,21 +149,18 @@ def examples_are_fixed(subject: Prepared) -> None:
         if one.id != two.id or not torch.equal(one.source, two.source) or not torch.equal(_target(one), _target(two)):
             raise Violation("an example differs when it is read again", sentence=one.id)
     lengths = dataset.lengths(1, 1)
-    if len(lengths) != len(dataset):
-        raise Violation(f"lengths has {len(lengths)} rows for {len(dataset)} examples")
+    require(len(lengths) == len(dataset), f"lengths has {len(lengths)} rows for {len(dataset)} examples")
     if getattr(subject.task.cfg, "subword_sampling", False):
         return
     for example, row in zip(first, lengths.tolist(), strict=False):
         own = [len(example.source)] + ([] if example.target is None else [len(example.target)])
-        if row[: len(own)] != own:
-            raise Violation(f"lengths says {row}, but the example has {own} tokens", sentence=example.id)
+        require(row[: len(own)] == own, f"lengths says {row}, but the example has {own} tokens", sentence=example.id)
 
 
 def training_and_decoding_encode_alike(subject: Prepared) -> None:
     """The examples of a split are its lines as ``encode_source`` and ``encode_target`` encode them."""
     task, dataset = subject.task, subject.dataset
-    if not isinstance(dataset, PairDataset):
-        raise NotApplicableError(f"the examples of a {type(dataset).__name__} are not the lines of a split")
+    needs(isinstance(dataset, PairDataset), f"the examples of a {type(dataset).__name__} are not the lines of a split")
     sources = list(itertools.islice(task.source_lines(subject.split), 10 * MOST))
     references = task.references(subject.split)
     targets = None if references is None else list(itertools.islice(references, 10 * MOST))
@@ -201,15 +206,13 @@ def resuming_continues(subject: Prepared) -> None:
     """An iterator that is restored in the middle of an epoch returns the remaining batches."""
     whole = subject.iterator()
     batches = list(whole)
-    if len(batches) < 2:
-        raise NotApplicableError("the split has only one batch")
+    needs(len(batches) >= 2, "the split has only one batch")
     interrupted = subject.iterator()
     taken = list(itertools.islice(iter(interrupted), len(batches) // 2))
     restored = subject.iterator()
     restored.load_state_dict(copy.deepcopy(interrupted.state_dict()))
     rest = [*taken, *restored]
-    if len(rest) != len(batches):
-        raise Violation(f"a resumed epoch has {len(rest)} batches in place of {len(batches)}")
+    require(len(rest) == len(batches), f"a resumed epoch has {len(rest)} batches in place of {len(batches)}")
     for number, (one, two) in enumerate(zip(rest, batches, strict=True)):
         if not torch.equal(one.ids, two.ids) or not torch.equal(one.source.src_tokens, two.source.src_tokens):
             raise Violation(f"batch {number} of a resumed epoch differs", sentence=int(two.ids[0]))
@@ -220,17 +223,15 @@ def batches_have_the_examples(subject: Prepared) -> None:
     task, examples = subject.task, subject.uneven()
     batch = task.collate(examples, subject.model)
     pad, left = task.source_dictionary.pad(), subject.model.left_pad_source
-    if batch.num_sentences != len(examples):
-        raise Violation(f"a batch of {len(examples)} examples has {batch.num_sentences} rows")
+    require(batch.num_sentences == len(examples), f"a batch of {len(examples)} examples has {batch.num_sentences} rows")
     for row, example in enumerate(examples):
         tokens, length = batch.source.src_tokens[row], int(batch.source.src_lengths[row])
         if length != len(example.source):
             raise Violation(f"src_lengths is {length} for a source of {len(example.source)} tokens", sentence=row)
         own, rest = (tokens[-length:], tokens[:-length]) if left else (tokens[:length], tokens[length:])
-        if not torch.equal(own, example.source) or bool((rest != pad).any()):
-            side = "left" if left else "right"
-            what = f"src_tokens is {tokens.tolist()} for {example.source.tolist()}, padded with {pad} on the {side}"
-            raise Violation(what, sentence=row)
+        side = "left" if left else "right"
+        what = f"src_tokens is {tokens.tolist()} for {example.source.tolist()}, padded with {pad} on the {side}"
+        require(torch.equal(own, example.source) and not bool((rest != pad).any()), what, sentence=row)
     if batch.target is None:
         return
     if batch.prev_output_tokens is None or batch.prev_output_tokens.shape != batch.target.shape:
@@ -238,8 +239,7 @@ def batches_have_the_examples(subject: Prepared) -> None:
     for row, example in enumerate(examples):
         _check_target(subject, batch, row, _target(example))
     counted = sum(len(_target_row(batch, row, task.target_dictionary.pad())) for row in range(len(examples)))
-    if batch.ntokens != counted:
-        raise Violation(f"ntokens is {batch.ntokens}, but the targets have {counted} tokens")
+    require(batch.ntokens == counted, f"ntokens is {batch.ntokens}, but the targets have {counted} tokens")
 
 
 def _target_row(batch: Batch, row: int, pad: int) -> Tensor:
@@ -258,35 +258,25 @@ def _check_target(subject: Prepared, batch: Batch, row: int, wanted: Tensor) -> 
     pad = subject.task.target_dictionary.pad()
     target, previous = _target_row(batch, row, pad), batch.prev_output_tokens[row]
     moved = len(target) == len(wanted) - 1
-    if not torch.equal(target, wanted[1:] if moved else wanted):
-        what = f"the target is {batch.target[row].tolist()} for {wanted.tolist()}, padded with {pad} on the right"
-        raise Violation(what, sentence=row)
+    what = f"the target is {batch.target[row].tolist()} for {wanted.tolist()}, padded with {pad} on the right"
+    require(torch.equal(target, wanted[1:] if moved else wanted), what, sentence=row)
     start = int(wanted[0]) if moved else subject.model.start_token(subject.task.target_dictionary.eos())
     if int(previous[0]) != start:
         raise Violation(
             f"prev_output_tokens begins with {int(previous[0])} and should with {start}", step=0, sentence=row
         )
-    if not torch.equal(previous[1 : len(target)], target[:-1]):
-        what = f"prev_output_tokens {previous.tolist()} is not the target {target.tolist()}, shifted right by one"
-        raise Violation(what, sentence=row)
+    what = f"prev_output_tokens {previous.tolist()} is not the target {target.tolist()}, shifted right by one"
+    require(torch.equal(previous[1 : len(target)], target[:-1]), what, sentence=row)
 
 
 def alone_equals_batched(subject: Prepared) -> None:
     """The losses of examples alone sum to the loss of their batch."""
     examples = subject.uneven()
-    batch = subject.task.collate(examples, subject.model)
-    if batch.target is None:
-        raise NotApplicableError("the split has no targets")
-    together = _valid_step(subject, batch)
-    alone = [_valid_step(subject, subject.task.collate([example], subject.model)) for example in examples]
-    for name, got in (("loss", together.loss), ("sample size", together.sample_size)):
-        parts = [out.loss if name == "loss" else out.sample_size for out in alone]
-        wanted = torch.as_tensor(sum(float(part) for part in parts), dtype=torch.float64).view(1, 1)
-        value = torch.as_tensor(float(got), dtype=torch.float64).view(1, 1)
-        try:
-            subject.same(value, wanted, what=f"the {name} of a batch is not the sum over its examples")
-        except Violation as error:
-            raise Violation(error.what, error.difference) from None
+    together, *alone = (_valid_step(subject, subject.pairs(some)) for some in (examples, *([one] for one in examples)))
+    for name in ("loss", "sample_size"):
+        wanted = sum(float(getattr(out, name)) for out in alone)
+        what = f"the {name.replace('_', ' ')} of a batch is not the sum over its examples"
+        subject.same_value(float(getattr(together, name)), wanted, what)
 
 
 def _valid_step(subject: Prepared, batch: Batch) -> Any:
@@ -297,9 +287,7 @@ def _valid_step(subject: Prepared, batch: Batch) -> Any:
 def validation_changes_nothing(subject: Prepared) -> None:
     """A validation step changes neither weights, gradients and modes nor random numbers and the next examples."""
     subject.model.eval()
-    batch = subject.task.collate(subject.uneven(), subject.model)
-    if batch.target is None:
-        raise NotApplicableError("the split has no targets")
+    batch = subject.pairs(subject.uneven())
     before = {name: value.clone() for name, value in subject.model.state_dict().items()}
     torch.manual_seed(11)
     random = torch.get_rng_state()
@@ -308,11 +296,9 @@ def validation_changes_nothing(subject: Prepared) -> None:
     if not torch.equal(random, torch.get_rng_state()):
         raise Violation("a validation step draws random numbers, so that training depends on when it is validated")
     for name, value in subject.model.state_dict().items():
-        if not torch.equal(value, before[name]):
-            raise Violation(f"a validation step changes {name}")
+        require(torch.equal(value, before[name]), f"a validation step changes {name}")
     for name, parameter in subject.model.named_parameters():
-        if parameter.grad is not None:
-            raise Violation(f"a validation step computes the gradient of {name}")
+        require(parameter.grad is None, f"a validation step computes the gradient of {name}")
     if any(module.training for module in subject.model.modules()):
         raise Violation("a validation step puts the model into training mode")
     if isinstance(out.loss, Tensor) and out.loss.requires_grad:
@@ -321,14 +307,11 @@ def validation_changes_nothing(subject: Prepared) -> None:
 
 def training_step_trains(subject: Prepared) -> None:
     """The loss of a training step has a gradient, and in evaluation mode it is that of a validation step."""
-    batch = subject.task.collate(subject.uneven(), subject.model)
-    if batch.target is None:
-        raise NotApplicableError("the split has no targets")
+    batch = subject.pairs(subject.uneven())
     subject.model.train()
     with torch.enable_grad():
         out = subject.task.train_step(batch, subject.model, subject.criterion)
-        if not isinstance(out.loss, Tensor) or not out.loss.requires_grad:
-            raise Violation("the loss of a training step has no gradient")
+        require(isinstance(out.loss, Tensor) and out.loss.requires_grad, "the loss of a training step has no gradient")
         out.loss.backward()
     if not any(p.grad is not None and p.grad.any() for p in subject.model.parameters()):
         raise Violation("no weight gets a gradient in a training step")
@@ -351,8 +334,7 @@ def task_is_restored(subject: Prepared) -> None:
 def references_score_best(subject: Prepared) -> None:
     """Of the references and other texts, the references have the best scores."""
     references = _references(subject)
-    if len(set(references)) < 2:
-        raise NotApplicableError("the split has no two different references")
+    needs(len(set(references)) >= 2, "the split has no two different references")
     others = [*references[1:], references[0]]
     best, worse = (subject.task.metrics(texts, references) for texts in (references, others))
     for name, value in best.items():
@@ -375,3 +357,55 @@ TASK: Invariants[Prepared] = {
     "references score best": references_score_best,
 }
 """The invariants of a task."""
+
+
+class TaskCause(Enum):
+    """The usual causes; the value says what to do."""
+
+    TEXT = "decode is not the inverse of encode_target; tokens are lost, joined wrongly or changed"
+    IDS = "an id is not in the vocabulary, or an example has padding; collate adds padding, an example has none"
+    RANDOM_EXAMPLES = (
+        "examples depend on the order in which they are read; draw random numbers from the seed, epoch and position "
+        "that example gets"
+    )
+    LENGTHS = "lengths does not count the tokens of the examples; count all of them, end-of-sentence included"
+    ENCODING = (
+        "training data are encoded in another way than the input of decoding; let load_dataset and encode_source add "
+        "the same tokens, end-of-sentence included"
+    )
+    EXAMPLES = "an epoch leaves examples out or repeats them; each example needs its own position and id"
+    PADDING = "a batch is padded wrongly; pad sources with source_dictionary.pad() on model.left_pad_source's side"
+    COUNTS = "src_lengths or ntokens are wrong; they count the tokens without padding"
+    NOT_SHIFTED = "the decoder reads the token that it has to predict; prev_output_tokens is the target, shifted right"
+    START = "prev_output_tokens does not begin with model.start_token(eos)"
+    TARGET = "targets are not those of the examples; pad them on the right with target_dictionary.pad()"
+    VALIDATION = "valid_step changes training; compute it without gradients, training mode and random numbers"
+    TRAINING = "train_step returns no differentiable loss; do not detach it"
+    LOSS = "the loss of an example depends on the other examples of its batch; see the masks, or valid_step"
+    NOT_RESTORED = (
+        "setup_task makes another vocabulary when a run is resumed; if the run folder has a tokenizer, load it"
+    )
+    METRICS = "metrics confuses outputs and references, or returns scores of which smaller ones are better"
+
+
+TASK_ADVICE: Advice[Prepared] = [
+    ("ids are in the vocabulary", "", TaskCause.IDS),
+    ("examples are fixed", "lengths", TaskCause.LENGTHS),
+    ("examples are fixed", "", TaskCause.RANDOM_EXAMPLES),
+    ("restored task = task", "", TaskCause.NOT_RESTORED),
+    ("batches have the examples", "src_lengths", TaskCause.COUNTS),
+    ("batches have the examples", "ntokens", TaskCause.COUNTS),
+    ("batches have the examples", "begins with", TaskCause.START),
+    ("batches have the examples", "shifted right", TaskCause.NOT_SHIFTED),
+    ("batches have the examples", "src_tokens", TaskCause.PADDING),
+    ("batches have the examples", "", TaskCause.TARGET),
+    ("validation changes nothing", "", TaskCause.VALIDATION),
+    ("training step", "", TaskCause.TRAINING),
+    ("every example once", "", TaskCause.EXAMPLES),
+    ("resuming continues", "", TaskCause.RANDOM_EXAMPLES),
+    ("text survives", "", TaskCause.TEXT),
+    ("training and decoding encode alike", "", TaskCause.ENCODING),
+    ("alone = in a batch", "", TaskCause.LOSS),
+    ("references score best", "", TaskCause.METRICS),
+]
+"""What to say about the violations of a task."""
