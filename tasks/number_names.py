@@ -20,7 +20,7 @@ from seqgen.data.text import ParallelFiles
 from seqgen.errors import ConfigError
 from seqgen.registry import register_task
 from seqgen.system.files import new_folder
-from seqgen.tasks.raw_text import SPLITS, cache_folder, check_split
+from seqgen.tasks.raw_text import cache_folder, check_split
 from seqgen.tasks.translation import ParallelTextConfig, ParallelTextTask
 
 LIMIT = 100_000
@@ -91,10 +91,6 @@ class NumberNamesTask(ParallelTextTask):
                     (temporary / f"{split}.{language}").write_bytes(text.encode())
         source, target = (home / f"{split}.{language}" for language in languages)
         return ParallelFiles([source], [target])
-
-    def splits(self) -> list[str]:
-        """All three splits."""
-        return list(SPLITS)
 
 
 def split_numbers(split: str, train_size: int) -> list[int]:

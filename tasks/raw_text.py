@@ -104,8 +104,8 @@ class TextTask(Task):
         return cache_folder(self.cfg, self.folder)
 
     def splits(self) -> list[str]:
-        """The splits whose keys are set."""
-        return [split for split in SPLITS if getattr(self.cfg, split, "")]
+        """The splits whose keys are set; those without a key, whose text the task makes itself, always exist."""
+        return [split for split in SPLITS if getattr(self.cfg, split, True)]
 
 
 class RawTextTask(TextTask):

@@ -255,7 +255,6 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ([f"{tmp_path}/runs", "sort=los"], "did you mean 'loss'?"),
         ([f"{tmp_path}/runs", "page=-"], "page=-: a page is not written"),
         ([f"{tmp_path}/runs", "png=x.jpg"], "must end in .png"),
-        (["runs", "title=A"], "title=A has no effect on runs"),
         (["runs", "languages=true", "sort=loss"], "sort=loss has no effect on languages"),
         (["runs", "x", "languages=true"], "the languages of one model"),
         (["runs", "json"], "json is a key, which needs a value; give json=VALUE"),
