@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from seqgen.checkpoints.run_checkpoints import Checkpoints, read_weights, resolve
+from seqgen.cli.run_folder import write_config
 from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
 from seqgen.errors import CheckpointError, ConfigError
@@ -360,6 +361,7 @@ def test_a_metric_that_is_not_computed_is_noticed_before_training(lab: Lab) -> N
 
 def test_finetune_begins_anew_from_weights(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     source = lab.train("source", "optimization.max_update=3")
+    write_config(source, lab.config("optimization.max_update=3"))
     start = [f"checkpoint.finetune_from={source}", "lr_scheduler.warmup_updates=9", "optimization.ema_decay=0.99"]
     run = lab.train("finetuned", "optimization.max_update=1", *start)
     # the first update of a warm-up has a learning rate of zero, so weights and average are still those of the source
