@@ -35,7 +35,7 @@ from seqgen.lab.compare.run import read_run
 from seqgen.registry import GROUPS, TASKS
 from seqgen.system.processes import end_with
 from seqgen.training.distributed import ProcessGroup, group_from_environment, join, leave
-from seqgen.training.run_scores import lower_is_better
+from seqgen.training.run_log import lower_is_better
 from seqgen.training.train import train
 
 PREPARATION = timedelta(days=1)

@@ -15,8 +15,7 @@ from seqgen.checkpoints.run_lock import run_lock
 from seqgen.checkpoints.run_record import flatten, tokenizer_digests, verify_run
 from seqgen.errors import CheckpointError
 from seqgen.system.files import CACHE, new_folder
-from seqgen.training.run_log import EVENTS, LOG
-from seqgen.training.run_scores import SCORES
+from seqgen.training.run_log import EVENTS, LOG, SCORES
 
 _OF_TRAINING = (CACHE, FOLDER, EVENTS, LOG, SCORES)
 """Content of a run folder that belongs to its training, and is not copied into the run of an average."""

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from seqgen.checkpoints.run_record import flatten
 from seqgen.data.dictionary import Dictionary
+from seqgen.errors import ConfigError
 from seqgen.system.files import disk_errors, open_own, write_atomically
 from seqgen.system.reading import open_regular, parse_json
-from seqgen.training.run_scores import ScoresFile
 from seqgen.training.validation import Sample
 
 LOG = "log.jsonl"
+SCORES = "scores.json"
 EVENTS = "tensorboard"
 CELL = 12
 """Pixels of one weight in a picture of attention, in each direction."""
@@ -28,6 +29,84 @@ EMBEDDED_NUMBERS = 500_000
 """Most numbers in the table of embeddings: TensorBoard stores them as text."""
 CURVES = ("train", "valid")
 """Events whose values are curves in TensorBoard; the others occur once."""
+
+
+_LOWER_IS_BETTER = ("loss", "ppl", "ter", "wer", "cer", "error")
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether lower values of a metric are better, by its name: losses, perplexities and error rates."""
+    return metric.lower().endswith(_LOWER_IS_BETTER)
+
+
+def pick(scores: Mapping[str, float], metric: str) -> float:
+    """The score that ranks checkpoints.
+
+    Args:
+        scores: the validation scores by name.
+        metric: name of the score, in upper or lower case.
+
+    Raises:
+        ConfigError: validation does not compute it.
+    """
+    by_name = {name.lower(): value for name, value in scores.items()}
+    if metric.lower() not in by_name:
+        raise ConfigError(
+            f"checkpoint.best_checkpoint_metric={metric} is not among the validation scores: {', '.join(by_name)}; "
+            "scores of decoded text need dataset.validate_decode to be set"
+        )
+    return by_name[metric.lower()]
+
+
+def is_better(score: Any, best: float | None, metric: str) -> bool:
+    """Whether a score is a finite number, and better than the best one so far; ``None`` for none."""
+    if not isinstance(score, int | float) or not math.isfinite(score):
+        return False
+    return best is None or (score < best if lower_is_better(metric) else score > best)
+
+
+_FIELDS = ("event", "time", "update", "epoch")
+
+
+class ScoresFile:
+    """Writes ``scores.json`` from the validation records of the log, so that both agree even after a kill.
+
+    The file has ``metric``, the name of the score that ranks checkpoints; ``best`` and ``last``, each with ``update``,
+    ``epoch``, ``time`` and ``scores`` by name; and ``signatures``, the sacreBLEU signatures by score name.
+
+    Args:
+        run: the run's folder.
+        metric: name of the score that ranks checkpoints.
+        signatures: sacreBLEU signatures by score name.
+    """
+
+    def __init__(self, run: Path, metric: str, signatures: Mapping[str, str]):
+        self.path, self.metric, self.signatures = run / SCORES, metric, signatures
+        self.best: dict[str, Any] | None = None
+        self.last: dict[str, Any] | None = None
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Add a validation record of the log, which becomes ``last``, and ``best`` if its score is better."""
+        scores = {name: value for name, value in record.items() if name not in _FIELDS}
+        self.last = {name: record.get(name) for name in _FIELDS[1:]} | {"scores": scores}
+        best = pick(self.best["scores"], self.metric) if self.best is not None else None
+        if is_better(pick(scores, self.metric), best, self.metric):
+            self.best = self.last
+
+    def write(self) -> None:
+        """Write the file; without validation records, remove it."""
+        if self.last is None:
+            self.path.unlink(missing_ok=True)
+            return
+        names = self.last["scores"]
+        kinds = {name: self.signatures.get(name.rpartition(".")[2]) for name in names}  # of "de.bleu": "bleu"
+        content = {
+            "metric": self.metric,
+            "best": self.best,
+            "last": self.last,
+            "signatures": {name: signature for name, signature in kinds.items() if signature},
+        }
+        write_atomically(self.path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 
 
 class Records:

@@ -21,7 +21,7 @@ from seqgen.registry import CRITERIA
 from seqgen.structures import Batch
 from seqgen.system.devices import out_of_memory, seed_everything
 from seqgen.task import Task
-from seqgen.training.criteria import Criterion, CriterionOut
+from seqgen.training.criteria import Criterion, CriterionOut, move_scalars, sum_outs
 from seqgen.training.distributed import ProcessGroup
 from seqgen.training.lr_schedulers import build_lr_scheduler
 from seqgen.training.optimizers import EMA, build_optimizer
@@ -38,7 +38,6 @@ from seqgen.training.parallel import (
     whole,
     zeros_like_part,
 )
-from seqgen.training.run_scores import move_scalars
 
 SKIPS = 100
 """Maximum number of consecutive updates that are skipped for a non-finite loss before training stops."""
@@ -188,9 +187,10 @@ class Trainer:
         if problem:
             return self._leave_out(result, problem, expected=True)
         ids = [batch.ids for batch in batches if batch is not None]
-        local, bad = _sum_outs(outs, ids)
-        result.sums = sums = self.group.sum(local)
+        own, losses = sum_outs(outs)
+        result.sums = sums = self.group.sum(own)
         if not math.isfinite(sums["loss"]):
+            bad = [i for part, loss in zip(ids, losses, strict=True) if not math.isfinite(loss) for i in part.tolist()]
             bad = [sentence for part in self.group.gather(bad) for sentence in part]
             return self._leave_out(result, f"the loss is {sums['loss']} on a batch with the sentences {_some(bad)}")
         if self.scaler is not None:
@@ -425,29 +425,6 @@ def _freeze(model: EncoderDecoderModel, patterns: Sequence[str]) -> None:
         raise ConfigError(f"optimization.freeze: {error}") from None
     if not num_parameters(model, trainable_only=True):
         raise ConfigError(f"optimization.freeze=[{','.join(patterns)}] leaves no parameter to train; remove a pattern")
-
-
-def _sum_outs(outs: Sequence[CriterionOut], ids: Sequence[Tensor]) -> tuple[dict[str, float], list[int]]:
-    """Sum the criterion's values over batches.
-
-    Args:
-        outs: what the criterion returned for each batch.
-        ids: ``(N,)`` int64 sentence numbers of each batch.
-
-    Returns:
-        The sums by name, and the sentence numbers of the batches whose loss is not finite.
-    """
-    sums = {"loss": 0.0, "sample_size": 0.0}
-    rows = [{**out.logging, "loss": out.loss, "sample_size": float(out.sample_size)} for out in outs]
-    values = iter(move_scalars([value for row in rows for value in row.values()]))
-    bad: list[int] = []
-    for row, sentences in zip(rows, ids, strict=True):
-        for name in row:
-            value = next(values)
-            sums[name] = sums.get(name, 0.0) + value
-            if name == "loss" and not math.isfinite(value):
-                bad += sentences.tolist()
-    return sums, bad
 
 
 def _some(ids: Sequence[int], limit: int = 10) -> str:

@@ -20,8 +20,7 @@ from seqgen.errors import CheckpointError, ConfigError
 from seqgen.metrics import text_scores
 from seqgen.training import training_loop
 from seqgen.training.distributed import ProcessGroup
-from seqgen.training.run_log import Records
-from seqgen.training.run_scores import ScoresFile
+from seqgen.training.run_log import Records, ScoresFile
 from seqgen.training.train import StopSignals
 from seqgen.training.trainer import NonFiniteError, Trainer, UpdateResult
 from seqgen.training.training_loop import TrainingRun, Triggers
