@@ -20,7 +20,6 @@ import torch
 from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.loading import checkpoint_loader_of, load_model, read_run_config, run_folder
 from seqgen.checkpoints.run_checkpoints import resolve
-from seqgen.checkpoints.run_lock import run_lock
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.config_file import Arguments
 from seqgen.cli.run_folder import open_run
@@ -33,6 +32,7 @@ from seqgen.data.tokenizers.setup import TokenizerConfig
 from seqgen.errors import CheckpointError, ConfigError, UserError
 from seqgen.lab.compare.run import read_run
 from seqgen.registry import GROUPS, TASKS
+from seqgen.system.files import run_lock
 from seqgen.system.processes import end_with
 from seqgen.training.distributed import ProcessGroup, group_from_environment, join, leave
 from seqgen.training.run_log import lower_is_better

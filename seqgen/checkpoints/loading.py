@@ -26,7 +26,6 @@ from seqgen.checkpoints.device_map import place
 from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.model_weights import build_real, can_materialize, check_size, fit, load_weights, materialize
 from seqgen.checkpoints.run_checkpoints import resolve, weight_shapes
-from seqgen.checkpoints.run_lock import run_lock
 from seqgen.checkpoints.run_record import update_generation, verify_run, verify_task
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig, option
 from seqgen.config.values import from_dict, to_dict
@@ -39,7 +38,7 @@ from seqgen.generation.model_settings import own_settings
 from seqgen.model import EncoderDecoderModel, Vocabularies
 from seqgen.registry import MODELS, TASKS, register_task
 from seqgen.system.devices import find_device
-from seqgen.system.files import frozen, write_atomically
+from seqgen.system.files import frozen, run_lock, write_atomically
 from seqgen.system.reading import parse_yaml, read_bytes
 from seqgen.system.switches import MAPPED_WEIGHTS
 from seqgen.task import Task

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from seqgen.checkpoints.loading import CONFIG_FILE, read_yaml, run_folder_of
 from seqgen.checkpoints.run_checkpoints import FOLDER, Checkpoints, numbered, read_weights, resolve, update_of
-from seqgen.checkpoints.run_lock import run_lock
 from seqgen.checkpoints.run_record import flatten, tokenizer_digests, verify_run
 from seqgen.errors import CheckpointError
-from seqgen.system.files import CACHE, new_folder
+from seqgen.system.files import CACHE, new_folder, run_lock
 from seqgen.training.run_log import EVENTS, LOG, SCORES
 
 _OF_TRAINING = (CACHE, FOLDER, EVENTS, LOG, SCORES)

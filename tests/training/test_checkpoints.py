@@ -26,10 +26,9 @@ from seqgen.checkpoints.run_checkpoints import (
     read_weights,
     resolve,
 )
-from seqgen.checkpoints.run_lock import run_lock
 from seqgen.checkpoints.serialization import pack, read_tensors, unpack, write_tensors
 from seqgen.errors import CheckpointError, UserError
-from seqgen.system.files import write_atomically
+from seqgen.system.files import run_lock, write_atomically
 from seqgen.training.averaging import average, last_checkpoints, write_average
 from tests.hostile import damage_file
 
@@ -457,7 +456,7 @@ def test_average_of_different_models(tmp_path: Path) -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from seqgen.checkpoints.run_lock import run_lock
+from seqgen.system.files import run_lock
 with run_lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
