@@ -445,9 +445,8 @@ def run_folder_of(checkpoint: Path) -> Path:
     Raises:
         CheckpointError: there is none.
     """
-    for folder in checkpoint.resolve().parents:
-        if (folder / CONFIG_FILE).is_file():
-            return folder
+    if folder := run_folder(checkpoint):
+        return folder
     raise CheckpointError(
         f"{checkpoint}: no folder above it contains a {CONFIG_FILE}; give a checkpoint inside its run folder"
     )

@@ -127,8 +127,7 @@ class Records:
     def __init__(self, run: Path, update: int, tensorboard: bool, scores: ScoresFile | None = None):
         self.path = run / LOG
         self.scores = scores
-        self._forget_after(update)
-        self._restore_scores()
+        self._restore(update)
         self._events: Any = None
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
@@ -138,21 +137,17 @@ class Records:
             with disk_errors(EVENTS):
                 self._events = SummaryWriter(folder, purge_step=update + 1, flush_secs=30)  # type: ignore[no-untyped-call]
 
-    def _forget_after(self, update: int) -> None:
+    def _restore(self, update: int) -> None:
+        """Forget what was logged after an update, and restore the scores from the rest."""
         if not self.path.exists():
             return
-        lines = self._lines()
+        with open_regular(self.path) as file:
+            lines = file.read().decode(errors="replace").splitlines(keepends=True)
         kept = [line for line in lines if _update_of(line) <= update]
         if len(kept) < len(lines):
             write_atomically(self.path, "".join(kept))
-
-    def _lines(self) -> list[str]:
-        with open_regular(self.path) as file:
-            return file.read().decode(errors="replace").splitlines(keepends=True)
-
-    def _restore_scores(self) -> None:
-        if self.scores is not None and self.path.exists():
-            for line in self._lines():
+        if self.scores is not None:
+            for line in kept:
                 if '"valid"' in line and (record := parse_json(line)).get("event") == "valid":
                     self.scores.add(record)
             self.scores.write()

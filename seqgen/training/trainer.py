@@ -17,14 +17,14 @@ from seqgen.config import TrainConfig
 from seqgen.errors import ConfigError, UserError
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.inspection import freeze, num_parameters
-from seqgen.registry import CRITERIA
+from seqgen.registry import CRITERIA, LR_SCHEDULERS, OPTIMIZERS
 from seqgen.structures import Batch
 from seqgen.system.devices import out_of_memory, seed_everything
 from seqgen.task import Task
 from seqgen.training.criteria import Criterion, CriterionOut, move_scalars, sum_outs
 from seqgen.training.distributed import ProcessGroup
-from seqgen.training.lr_schedulers import build_lr_scheduler
-from seqgen.training.optimizers import EMA, build_optimizer
+from seqgen.training.lr_schedulers import LRScheduler
+from seqgen.training.optimizers import EMA
 from seqgen.training.parallel import (
     LossModule,
     PlainCopy,
@@ -103,8 +103,8 @@ class Trainer:
         named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
         self.names = [name for name, _ in named]
         self.params = [param for _, param in named]
-        self.optimizer = build_optimizer(cfg.optimizer, self.params)
-        self.scheduler = build_lr_scheduler(cfg.lr_scheduler, cfg.optimization)
+        self.optimizer: torch.optim.Optimizer = OPTIMIZERS.of(cfg.optimizer).component.build(cfg.optimizer, self.params)  # type: ignore[attr-defined]
+        self.scheduler: LRScheduler = LR_SCHEDULERS.of(cfg.lr_scheduler).component(cfg.lr_scheduler, cfg.optimization)
         self.scaler = torch.amp.GradScaler(device.type, init_scale=2.0**7) if cfg.common.fp16 else None
         self.update = 0
         self.skips = 0  # in a row

@@ -19,12 +19,14 @@ from seqgen.data.combined_datasets import JoinedDataset, PackedDataset, pack
 from seqgen.data.iterator import EpochIterator
 from seqgen.data.pair_dataset import Dataset, LimitedDataset
 from seqgen.errors import CheckpointError, ConfigError, DataError, ResourceError
+from seqgen.model import EncoderDecoderModel
 from seqgen.modules.inspection import num_parameters
 from seqgen.registry import MODELS
 from seqgen.structures import Batch
 from seqgen.system.devices import memory_errors, seed_everything
 from seqgen.system.processes import NotedSignals
 from seqgen.task import Task
+from seqgen.text.translator import ModelInMemory, Translator
 from seqgen.training.distributed import ProcessGroup
 from seqgen.training.parallel import unused_keys
 from seqgen.training.progress import Meter, ProgressDisplay, describe_parts, make_display
@@ -179,7 +181,7 @@ class TrainingRun:
             num_workers=cfg.dataset.num_workers,
         )
         self.iterator = self._train_iterator()
-        self.validator = Validator(self.trainer, self._valid_iterators(), lambda: bool(signals.received))
+        self.validator = Validator(self.trainer, self._valid_iterators(), self._decoder, lambda: bool(signals.received))
         self.saving = Saving(cfg, folder, group, self.trainer)
         self.meter = Meter()
         self.best: float | None = None
@@ -225,6 +227,9 @@ class TrainingRun:
         """Collate packed examples: each row has several."""
         batches = [self._collate(row) for row in rows]
         return pack(batches, self.task.source_dictionary.pad(), self.task.target_dictionary.pad())
+
+    def _decoder(self, model: EncoderDecoderModel, settings: dict[str, Any]) -> Translator:
+        return Translator(ModelInMemory(self.task, model), **settings)
 
     def run(self) -> int:
         """Train until there is a reason to stop.

@@ -6,7 +6,7 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,11 +16,11 @@ from seqgen.data.iterator import EpochIterator
 from seqgen.errors import ConfigError
 from seqgen.model import EncoderDecoderModel
 from seqgen.text.results import Details
-from seqgen.text.translator import ModelInMemory, Translator
 from seqgen.training.criteria import mean_scores, sum_outs
 
 if TYPE_CHECKING:
     from seqgen.task import Task
+    from seqgen.text.translator import Translator
     from seqgen.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -71,6 +71,7 @@ class Validator:
     Args:
         trainer: has the configuration, the task, the model and the process group.
         iterators: the batches of each part of the validation split, by the part's name; ``""`` is the whole split.
+        decoder: makes what decodes with a model, from settings by the names of ``GenerationConfig``'s fields.
         should_stop: called between batches; if it returns true, validation raises ``Interrupted``.
 
     Raises:
@@ -82,9 +83,10 @@ class Validator:
         self,
         trainer: Trainer,
         iterators: Mapping[str, EpochIterator],
+        decoder: Callable[[EncoderDecoderModel, dict[str, Any]], Translator],
         should_stop: Callable[[], bool],
     ):
-        self.trainer, self.iterators, self.should_stop = trainer, iterators, should_stop
+        self.trainer, self.iterators, self.decoder, self.should_stop = trainer, iterators, decoder, should_stop
         cfg = trainer.cfg.dataset
         self.split, self.decode_limit = cfg.valid_subset, cfg.validate_decode
         self._check_metric()
@@ -167,7 +169,7 @@ class Validator:
         sources = list(itertools.islice(task.source_lines(self.split), limit))
         references = list(itertools.islice(task.references(self.split) or (), len(sources)))
         settings = {**to_dict(trainer.cfg.generation), **task.decoding_settings()}
-        translator = Translator(ModelInMemory(trainer.task, model), **settings)
+        translator = self.decoder(model, settings)
         decoding = translator.prepare()
         hypotheses = [""] * len(sources)
         mine = range(group.rank, len(sources), group.world_size)
