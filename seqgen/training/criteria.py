@@ -165,12 +165,12 @@ class CrossEntropyCriterion(Criterion):
         """
         kept = TargetPositions(batch, self.task.target_dictionary.pad())
         target, options = kept.target, (self.label_smoothing, self.cfg.z_loss if model.training else 0.0)
-        features = kept.features(model) if _has_default_forward(model) else None
+        features = kept.features(model)
         product = None if features is None else projection_of(model.decoder, features)
         if product is not None:
             loss, nll, correct = projected_cross_entropy(*product, target, *options)
         else:
-            logits = kept.logits(model) if features is None else model.decoder.output_layer(features)
+            logits = kept.logits(model, features)
             loss, nll, correct = cross_entropy(logits, target, *options)
         ntokens = target.numel()
         logging: dict[str, Tensor | float] = {"nll_loss": nll, "correct": correct, "ntokens": ntokens}
@@ -202,10 +202,7 @@ def target_logits(model: EncoderDecoderModel, batch: Batch, pad: int) -> tuple[T
         ValueError: the batch has no target.
     """
     kept = TargetPositions(batch, pad)
-    if _has_default_forward(model):
-        # the logits of model(...), but padding is removed before the projection to the vocabulary
-        return model.decoder.output_layer(kept.features(model)), kept.target
-    return kept.logits(model), kept.target
+    return kept.logits(model, kept.features(model)), kept.target
 
 
 class TargetPositions:
@@ -234,25 +231,28 @@ class TargetPositions:
         self.target = target if self.kept.numel() == target.numel() else target[self.kept]
         self.source, self.previous, self.segments = batch.source, batch.prev_output_tokens, batch.segments
 
-    def features(self, model: EncoderDecoderModel) -> Tensor:
+    def features(self, model: EncoderDecoderModel) -> Tensor | None:
         """Compute the decoder's last features.
 
         Args:
-            model: a model with the default ``forward``.
+            model: the model.
 
         Returns:
-            ``(M, C)`` features.
+            ``(M, C)`` features; ``None`` for a model with a ``forward`` of its own.
         """
+        if not _has_default_forward(model):
+            return None
         packed: dict[str, Any] = {} if self.segments is None else {"segments": self.segments}
         encoder_out = model.encoder(self.source.src_tokens, self.source.src_lengths, **packed)
         features, _ = model.decoder.extract_features(self.previous, encoder_out, **packed)
         return _rows(features, self.kept)
 
-    def logits(self, model: EncoderDecoderModel) -> Tensor:
-        """Compute the logits by the model's own ``forward``.
+    def logits(self, model: EncoderDecoderModel, features: Tensor | None) -> Tensor:
+        """Compute the logits from features without padding, or by the model's own ``forward``.
 
         Args:
             model: the model.
+            features: what ``features`` returned.
 
         Returns:
             ``(M, V)`` logits.
@@ -260,6 +260,8 @@ class TargetPositions:
         Raises:
             ConfigError: the batch is packed; a ``forward`` of the model's own does not get the segments.
         """
+        if features is not None:
+            return model.decoder.output_layer(features)
         if self.segments is not None:
             raise ConfigError(
                 f"dataset.pack=true is not possible with {type(model).__name__}: its own forward, or that of its "
@@ -325,25 +327,35 @@ def cross_entropy(
     return loss, nll, correct
 
 
-class _CrossEntropy(torch.autograd.Function):
+class _Loss(torch.autograd.Function):
+    """A loss whose gradients are known after the forward pass, which has three arguments without gradients."""
+
     @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, target: Tensor, label_smoothing: float, z_loss: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        wanted = ctx.needs_input_grad[0]
-        buffer = _buffer(logits) if wanted else logits
-        sums = _losses(buffer, target, label_smoothing, z_loss, gradient=wanted)
-        ctx.gradient, ctx.dtype = (buffer if wanted else None), logits.dtype
+    def results(ctx: Any, sums: Tensor, dtype: torch.dtype, *gradients: Tensor | None) -> tuple[Tensor, ...]:
+        """Keep the gradients for the backward pass; return the three values of ``_losses``."""
+        ctx.gradients, ctx.dtype = gradients, dtype
         loss, nll, correct = sums.unbind()
         ctx.mark_non_differentiable(nll, correct)
         return loss, nll, correct
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, None, None, None]:
-        gradient, ctx.gradient = ctx.gradient, None
-        (gradient,) = _scaled([gradient], grad_loss)
-        return None if gradient is None else gradient.to(ctx.dtype), None, None, None
+    def backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        gradients, ctx.gradients = ctx.gradients, ()
+        if all(gradient is None for gradient in gradients):
+            raise RuntimeError("backward was already called on this loss, which overwrote its gradient")
+        if grad_loss.device.type != "cpu" or grad_loss != 1:
+            gradients = [gradient if gradient is None else gradient.mul_(grad_loss) for gradient in gradients]
+        return *(gradient if gradient is None else gradient.to(ctx.dtype) for gradient in gradients), None, None, None
+
+
+class _CrossEntropy(_Loss):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor, label_smoothing: float, z_loss: float) -> tuple[Tensor, ...]:
+        wanted = ctx.needs_input_grad[0]
+        buffer = _buffer(logits) if wanted else logits
+        sums = _losses(buffer, target, label_smoothing, z_loss, gradient=wanted)
+        return _Loss.results(ctx, sums, logits.dtype, buffer if wanted else None)
 
 
 def _buffer(logits: Tensor) -> Tensor:
@@ -357,15 +369,6 @@ def _buffer(logits: Tensor) -> Tensor:
         producer = producer.next_functions[0][0]
     owned = producer is not None and producer.name() in _LINEAR and logits.is_contiguous()
     return logits.detach() if owned else logits.detach().clone()
-
-
-def _scaled(gradients: Sequence[Tensor | None], grad_loss: Tensor) -> list[Tensor | None]:
-    """Multiply gradients by that of the loss, in place."""
-    if all(gradient is None for gradient in gradients):
-        raise RuntimeError("backward was already called on this loss, which overwrote its gradient")
-    if grad_loss.device.type == "cpu" and grad_loss == 1:
-        return list(gradients)
-    return [None if gradient is None else gradient.mul_(grad_loss) for gradient in gradients]
 
 
 def projection_of(decoder: Decoder, features: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -419,11 +422,11 @@ def projected_cross_entropy(
     return loss, nll, correct
 
 
-class _ProjectedCrossEntropy(torch.autograd.Function):
+class _ProjectedCrossEntropy(_Loss):
     @staticmethod
     def forward(
         ctx: Any, features: Tensor, weight: Tensor, target: Tensor, label_smoothing: float, z_loss: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         rows, vocab = features.size(0), weight.size(0)
         wants_features, wants_weight = ctx.needs_input_grad[:2]
         grad_features = torch.empty_like(features) if wants_features else None
@@ -438,17 +441,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
                 grad_features[part] = multiply(logits, weight.t())
             if grad_weight is not None:
                 grad_weight.addmm_(logits.t(), features[part])
-        ctx.gradients = grad_features, grad_weight
-        loss, nll, correct = sums.unbind()
-        ctx.mark_non_differentiable(nll, correct)
-        return loss, nll, correct
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        gradients, ctx.gradients = ctx.gradients, (None, None)
-        gradients = _scaled(gradients, grad_loss)
-        return gradients[0], gradients[1], None, None, None
+        return _Loss.results(ctx, sums, features.dtype, grad_features, grad_weight)
 
 
 def _losses(logits: Tensor, target: Tensor, label_smoothing: float, z_loss: float, gradient: bool) -> Tensor:
