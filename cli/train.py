@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from seqgen.checkpoints.hub import local_path
-from seqgen.checkpoints.loading import checkpoint_loader_of, load_model, read_run_config, run_folder
+from seqgen.checkpoints.loading import checkpoint_loader_of, load_model, read_run_config, run_folder_of
 from seqgen.checkpoints.run_checkpoints import resolve
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.config_file import Arguments
@@ -227,10 +227,7 @@ def _completed(path: Path, given: Mapping[str, str]) -> dict[str, str]:
         return _with_tokenizer({**model, **given}, path, {}) if (path / "config.json").is_file() else {**model, **given}
     if not path.exists() and "model" in given:  # only a new run reads it
         return dict(given)
-    resolve(path)  # before anything is written
-    folder = run_folder(path)
-    if folder is None:
-        return dict(given)
+    folder = run_folder_of(resolve(path))  # before anything is written
     config = read_run_config(folder)
     model = {} if "model" in given else component_arguments("model", config.model)
     has_task = "task" in given or not TASKS.of(config.task).can_be_chosen
