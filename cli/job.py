@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from seqgen.checkpoints.run_lock import run_lock
 from seqgen.cli.command import import_plugins, log, set_up_device
 from seqgen.cli.line_decoding import check_outputs, complete, part_of, prepare_decoding, text_cleaner
 from seqgen.cli.output import check_output
@@ -31,7 +30,7 @@ from seqgen.jobs.manifest import Manifest, plan_parts
 from seqgen.jobs.source import Source, find_source
 from seqgen.jobs.workers import Answers, LocalWorkers, Workers
 from seqgen.lab.compare.provenance import versions
-from seqgen.system.files import disk_errors, new_file, remove_leftovers
+from seqgen.system.files import disk_errors, new_file, remove_leftovers, run_lock
 from seqgen.system.progress import LineProgress, duration
 from seqgen.text.output_formats import FORMATS
 from seqgen.text.results import Translation

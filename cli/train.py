@@ -18,9 +18,8 @@ from typing import Any
 import torch
 
 from seqgen.checkpoints.hub import local_path
-from seqgen.checkpoints.loading import checkpoint_loader_of, load_model, read_run_config, run_folder
+from seqgen.checkpoints.loading import checkpoint_loader_of, load_model, read_run_config, run_folder_of
 from seqgen.checkpoints.run_checkpoints import resolve
-from seqgen.checkpoints.run_lock import run_lock
 from seqgen.cli.command import Arguments, log, run, set_up_device
 from seqgen.cli.run_folder import open_run
 from seqgen.config import TrainConfig
@@ -32,9 +31,10 @@ from seqgen.data.tokenizers.setup import TokenizerConfig
 from seqgen.errors import CheckpointError, ConfigError, UserError
 from seqgen.lab.compare.run import read_run
 from seqgen.registry import GROUPS, TASKS
+from seqgen.system.files import run_lock
 from seqgen.system.processes import end_with
 from seqgen.training.distributed import ProcessGroup, group_from_environment, join, leave
-from seqgen.training.run_scores import lower_is_better
+from seqgen.training.run_log import lower_is_better
 from seqgen.training.train import train
 
 PREPARATION = timedelta(days=1)
@@ -226,10 +226,7 @@ def _completed(path: Path, given: Mapping[str, str]) -> dict[str, str]:
         return _with_tokenizer({**model, **given}, path, {}) if (path / "config.json").is_file() else {**model, **given}
     if not path.exists() and "model" in given:  # only a new run reads it
         return dict(given)
-    resolve(path)  # before anything is written
-    folder = run_folder(path)
-    if folder is None:
-        return dict(given)
+    folder = run_folder_of(resolve(path))  # before anything is written
     config = read_run_config(folder)
     model = {} if "model" in given else component_arguments("model", config.model)
     has_task = "task" in given or not TASKS.of(config.task).can_be_chosen

@@ -15,7 +15,6 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from seqgen import __version__
 from seqgen.checkpoints.loading import LoadedModel
-from seqgen.checkpoints.run_lock import run_lock
 from seqgen.cli.command import Arguments, log, run, set_up_device
 from seqgen.cli.generate import input_lines, prefix_lines, reference_lines
 from seqgen.cli.line_decoding import check_path_and_split, load_noted, settings_of_part
@@ -47,7 +46,7 @@ from seqgen.lab.tuning.search import (
 )
 from seqgen.metrics import METRICS, TextScore, score_with_interval
 from seqgen.registry import DECODING_COMPONENTS
-from seqgen.system.files import write_atomically
+from seqgen.system.files import run_lock, write_atomically
 from seqgen.text.translator import Translator
 
 DESCRIPTION = """decodes a validation set with several values of decoding keys, and prints which ones score best.

@@ -20,7 +20,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -256,11 +257,6 @@ def _checked(folder: Path) -> Path:
     )
 
 
-def run_of(checkpoint: Path) -> Path:
-    """The run folder that a checkpoint's folder lies in."""
-    return checkpoint.absolute().parent.parent
-
-
 def read_weights(checkpoint: Path) -> dict[str, Tensor]:
     """Read a checkpoint's weights, and verify their checksum.
 
@@ -376,20 +372,36 @@ def gather_run(path: Path, folder: Path) -> list[str]:
         UserError: the folder cannot be written.
     """
     checkpoints = checkpoints_of(path)
-    run = run_of(checkpoints[0])
-    with new_folder(folder) as temporary, disk_errors(folder):
-        for item in run.iterdir():
-            if item.name in (FOLDER, CACHE) or item.name.startswith("."):
-                continue
-            if item.is_dir():
-                shutil.copytree(item, temporary / item.name)
-            else:
-                shutil.copy2(item, temporary / item.name)
-        written = Checkpoints(temporary)
+    with copy_of_run(checkpoints[0].absolute().parent.parent, folder) as written:
         for checkpoint in checkpoints:
             state = read_training_state(checkpoint) if (checkpoint / STATE).is_file() else None
             written.save([checkpoint.name], read_weights(checkpoint), state)
     return [checkpoint.name for checkpoint in checkpoints]
+
+
+@contextmanager
+def copy_of_run(run: Path, folder: Path, left_out: Sequence[str] = ()) -> Iterator[Checkpoints]:
+    """Write a copy of a run that has the checkpoints that the caller saves, atomically.
+
+    Args:
+        run: the run folder.
+        folder: the folder to write, which must not exist yet.
+        left_out: names of files and folders that are not copied, besides checkpoints, cache and hidden ones.
+
+    Yields:
+        The checkpoints of the copy.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+
+    def ignored(place: str, names: list[str]) -> list[str]:
+        return [name for name in names if Path(place) == run and (name in leave or name.startswith("."))]
+
+    leave = {FOLDER, CACHE, *left_out}
+    with new_folder(folder) as temporary, disk_errors(folder):
+        shutil.copytree(run, temporary, ignore=ignored, dirs_exist_ok=True)
+        yield Checkpoints(temporary)
 
 
 def _write(folder: Path, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:

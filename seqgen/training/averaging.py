@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from seqgen.checkpoints.loading import CONFIG_FILE, read_yaml, run_folder_of
-from seqgen.checkpoints.run_checkpoints import FOLDER, Checkpoints, numbered, read_weights, resolve, update_of
-from seqgen.checkpoints.run_lock import run_lock
+from seqgen.checkpoints.run_checkpoints import (
+    FOLDER,
+    Checkpoints,
+    copy_of_run,
+    numbered,
+    read_weights,
+    resolve,
+    update_of,
+)
 from seqgen.checkpoints.run_record import flatten, tokenizer_digests, verify_run
 from seqgen.errors import CheckpointError
-from seqgen.system.files import CACHE, new_folder
-from seqgen.training.run_log import EVENTS, LOG
-from seqgen.training.run_scores import SCORES
-
-_OF_TRAINING = (CACHE, FOLDER, EVENTS, LOG, SCORES)
-"""Content of a run folder that belongs to its training, and is not copied into the run of an average."""
+from seqgen.system.files import run_lock
+from seqgen.training.run_log import EVENTS, LOG, SCORES
 
 
 def average_runs(
@@ -46,8 +47,11 @@ def average_runs(
         checkpoints = last_checkpoints(folder, last) if last else [resolve(path) for path in paths]
         weights = average(checkpoints)
         if new_run is None:
-            return write_average(folder, weights, name), checkpoints
-        _write_run(folder, new_run, weights)
+            written = Checkpoints(folder)
+            written.save([name], weights, None)
+            return written.folder / name, checkpoints
+        with copy_of_run(folder, new_run, (EVENTS, LOG, SCORES)) as copy:
+            copy.save(["best"], weights, None)
         return new_run, checkpoints
 
 
@@ -96,7 +100,8 @@ def average(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
     sums = {name: first[name].double() for name in first_names.values() if first[name].is_floating_point()}
     for path in checkpoints[1:]:
         other = read_weights(path)
-        different = {name for name in first.keys() | other.keys() if _shape(first, name) != _shape(other, name)}
+        shapes, others = ({name: one.shape for name, one in weights.items()} for weights in (first, other))
+        different = {name for name, _ in shapes.items() ^ others.items()}
         if different:
             raise CheckpointError(
                 f"{path}: its weights differ in names or shapes from those of {checkpoints[0]}: "
@@ -106,48 +111,6 @@ def average(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
             total += other[name]
     means = {name: (total / len(checkpoints)).to(first[name].dtype) for name, total in sums.items()}
     return {name: means.get(averaged_as[name], tensor) for name, tensor in first.items()}
-
-
-def write_average(run: Path, weights: dict[str, Tensor], name: str = "average") -> Path:
-    """Write averaged weights as a checkpoint, for decoding but not for resuming training.
-
-    Args:
-        run: the run folder; the caller holds its lock.
-        weights: the result of ``average``.
-        name: the checkpoint's name.
-
-    Returns:
-        The checkpoint's folder.
-
-    Raises:
-        CheckpointError: it cannot be written.
-    """
-    checkpoints = Checkpoints(run)
-    checkpoints.save([name], weights, None)
-    return checkpoints.folder / name
-
-
-def _shape(weights: dict[str, Tensor], name: str) -> torch.Size | None:
-    return weights[name].shape if name in weights else None
-
-
-def _write_run(first: Path, folder: Path, weights: dict[str, Tensor]) -> None:
-    """Write averaged weights as the best checkpoint of a new run, which otherwise equals the first run.
-
-    Args:
-        first: the first run.
-        folder: the new run folder.
-        weights: the average.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    with new_folder(folder) as temporary:
-        for path in sorted(first.iterdir()):
-            if path.name not in _OF_TRAINING and not path.name.startswith("."):
-                copy = shutil.copytree if path.is_dir() else shutil.copy2
-                copy(path, temporary / path.name)
-        write_average(temporary, weights, "best")
 
 
 def _check_runs(folders: Sequence[Path], note: Callable[[str], None]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from seqgen.config import OptimizationConfig, like, option
 from seqgen.errors import ConfigError
-from seqgen.registry import LR_SCHEDULERS, register_lr_scheduler
+from seqgen.registry import register_lr_scheduler
 from seqgen.system.hooks import Hooked
 
 
@@ -78,17 +78,6 @@ class LRScheduler(Hooked):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that ``state_dict`` returned."""
-
-
-def build_lr_scheduler(cfg: Any, optimization: OptimizationConfig) -> LRScheduler:
-    """Build the schedule whose configuration class this is.
-
-    Args:
-        cfg: an instance of a registered configuration class.
-        optimization: the ``optimization`` group.
-    """
-    scheduler: LRScheduler = LR_SCHEDULERS.of(cfg).component(cfg, optimization)
-    return scheduler
 
 
 @dataclass

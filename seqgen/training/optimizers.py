@@ -19,21 +19,7 @@ from torch.nn import Parameter
 
 from seqgen.config import like, option
 from seqgen.errors import ConfigError
-from seqgen.registry import OPTIMIZERS, register_optimizer
-
-
-def build_optimizer(cfg: Any, params: Iterable[Parameter]) -> torch.optim.Optimizer:
-    """Build the optimizer whose configuration class this is.
-
-    Args:
-        cfg: an instance of a registered configuration class.
-        params: the parameters to train.
-
-    Raises:
-        ConfigError: options exclude each other or have wrong values.
-    """
-    optimizer: torch.optim.Optimizer = OPTIMIZERS.of(cfg).component.build(cfg, list(params))  # type: ignore[attr-defined]
-    return optimizer
+from seqgen.registry import register_optimizer
 
 
 @dataclass
@@ -79,7 +65,7 @@ class Adam(torch.optim.AdamW):
 
     @classmethod
     def build(cls, cfg: AdamConfig, params: list[Parameter]) -> Self:
-        """Build it; see ``build_optimizer``."""
+        """Build it from the configuration that the class is registered with, and the parameters to train."""
         if len(cfg.adam_betas) != 2 or not all(0 <= beta < 1 for beta in cfg.adam_betas):
             raise ConfigError(f"optimizer.adam_betas={cfg.adam_betas} must be two numbers, >= 0 and < 1")
         betas = (cfg.adam_betas[0], cfg.adam_betas[1])
@@ -97,7 +83,7 @@ class SGD(torch.optim.SGD):
 
     @classmethod
     def build(cls, cfg: SGDConfig, params: list[Parameter]) -> Self:
-        """Build it; see ``build_optimizer``."""
+        """Build it from the configuration that the class is registered with, and the parameters to train."""
         return cls(params, momentum=cfg.momentum, weight_decay=cfg.weight_decay, fused=_can_fuse(params))
 
 
@@ -111,7 +97,7 @@ class NAG(torch.optim.SGD):
 
     @classmethod
     def build(cls, cfg: NAGConfig, params: list[Parameter]) -> Self:
-        """Build it; see ``build_optimizer``."""
+        """Build it from the configuration that the class is registered with, and the parameters to train."""
         return cls(params, cfg.momentum, cfg.weight_decay, _can_fuse(params))
 
     @torch.no_grad()
@@ -169,7 +155,7 @@ class Adafactor(torch.optim.Optimizer):
 
     @classmethod
     def build(cls, cfg: AdafactorConfig, params: list[Parameter]) -> Self:
-        """Build it; see ``build_optimizer``.
+        """Build it; see ``Adam.build``.
 
         Raises:
             ConfigError: options exclude each other.

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from seqgen.errors import printable
 from seqgen.system.progress import Bar, clock
-from seqgen.training.run_scores import mean_scores
+from seqgen.training.criteria import mean_scores
 from seqgen.training.trainer import UpdateResult
 
 _BRIEF = ("loss", "tokens_per_second")  # shown next to the bar

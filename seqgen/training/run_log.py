@@ -10,24 +10,100 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from seqgen.checkpoints.run_record import flatten
 from seqgen.data.dictionary import Dictionary
+from seqgen.errors import ConfigError
 from seqgen.system.files import disk_errors, open_own, write_atomically
 from seqgen.system.reading import open_regular, parse_json
-from seqgen.training.run_scores import ScoresFile
 from seqgen.training.validation import Sample
 
 LOG = "log.jsonl"
+SCORES = "scores.json"
 EVENTS = "tensorboard"
-CELL = 12
-"""Pixels of one weight in a picture of attention, in each direction."""
 EMBEDDED_NUMBERS = 500_000
 """Most numbers in the table of embeddings: TensorBoard stores them as text."""
 CURVES = ("train", "valid")
 """Events whose values are curves in TensorBoard; the others occur once."""
+
+
+_LOWER_IS_BETTER = ("loss", "ppl", "ter", "wer", "cer", "error")
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether lower values of a metric are better, by its name: losses, perplexities and error rates."""
+    return metric.lower().endswith(_LOWER_IS_BETTER)
+
+
+def pick(scores: Mapping[str, float], metric: str) -> float:
+    """The score that ranks checkpoints.
+
+    Args:
+        scores: the validation scores by name.
+        metric: name of the score, in upper or lower case.
+
+    Raises:
+        ConfigError: validation does not compute it.
+    """
+    by_name = {name.lower(): value for name, value in scores.items()}
+    if metric.lower() not in by_name:
+        raise ConfigError(
+            f"checkpoint.best_checkpoint_metric={metric} is not among the validation scores: {', '.join(by_name)}; "
+            "scores of decoded text need dataset.validate_decode to be set"
+        )
+    return by_name[metric.lower()]
+
+
+def is_better(score: Any, best: float | None, metric: str) -> bool:
+    """Whether a score is a finite number, and better than the best one so far; ``None`` for none."""
+    if not isinstance(score, int | float) or not math.isfinite(score):
+        return False
+    return best is None or (score < best if lower_is_better(metric) else score > best)
+
+
+_FIELDS = ("event", "time", "update", "epoch")
+
+
+class ScoresFile:
+    """Writes ``scores.json`` from the validation records of the log, so that both agree even after a kill.
+
+    The file has ``metric``, the name of the score that ranks checkpoints; ``best`` and ``last``, each with ``update``,
+    ``epoch``, ``time`` and ``scores`` by name; and ``signatures``, the sacreBLEU signatures by score name.
+
+    Args:
+        run: the run's folder.
+        metric: name of the score that ranks checkpoints.
+        signatures: sacreBLEU signatures by score name.
+    """
+
+    def __init__(self, run: Path, metric: str, signatures: Mapping[str, str]):
+        self.path, self.metric, self.signatures = run / SCORES, metric, signatures
+        self.best: dict[str, Any] | None = None
+        self.last: dict[str, Any] | None = None
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Add a validation record of the log, which becomes ``last``, and ``best`` if its score is better."""
+        scores = {name: value for name, value in record.items() if name not in _FIELDS}
+        self.last = {name: record.get(name) for name in _FIELDS[1:]} | {"scores": scores}
+        best = pick(self.best["scores"], self.metric) if self.best is not None else None
+        if is_better(pick(scores, self.metric), best, self.metric):
+            self.best = self.last
+
+    def write(self) -> None:
+        """Write the file; without validation records, remove it."""
+        if self.last is None:
+            self.path.unlink(missing_ok=True)
+            return
+        names = self.last["scores"]
+        kinds = {name: self.signatures.get(name.rpartition(".")[2]) for name in names}  # of "de.bleu": "bleu"
+        content = {
+            "metric": self.metric,
+            "best": self.best,
+            "last": self.last,
+            "signatures": {name: signature for name, signature in kinds.items() if signature},
+        }
+        write_atomically(self.path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 
 
 class Records:
@@ -48,8 +124,7 @@ class Records:
     def __init__(self, run: Path, update: int, tensorboard: bool, scores: ScoresFile | None = None):
         self.path = run / LOG
         self.scores = scores
-        self._forget_after(update)
-        self._restore_scores()
+        self._restore(update)
         self._events: Any = None
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
@@ -59,21 +134,17 @@ class Records:
             with disk_errors(EVENTS):
                 self._events = SummaryWriter(folder, purge_step=update + 1, flush_secs=30)  # type: ignore[no-untyped-call]
 
-    def _forget_after(self, update: int) -> None:
+    def _restore(self, update: int) -> None:
+        """Forget what was logged after an update, and restore the scores from the rest."""
         if not self.path.exists():
             return
-        lines = self._lines()
+        with open_regular(self.path) as file:
+            lines = file.read().decode(errors="replace").splitlines(keepends=True)
         kept = [line for line in lines if _update_of(line) <= update]
         if len(kept) < len(lines):
             write_atomically(self.path, "".join(kept))
-
-    def _lines(self) -> list[str]:
-        with open_regular(self.path) as file:
-            return file.read().decode(errors="replace").splitlines(keepends=True)
-
-    def _restore_scores(self) -> None:
-        if self.scores is not None and self.path.exists():
-            for line in self._lines():
+        if self.scores is not None:
+            for line in kept:
                 if '"valid"' in line and (record := parse_json(line)).get("event") == "valid":
                     self.scores.add(record)
             self.scores.write()
@@ -134,26 +205,18 @@ class Records:
         for name, value in norms.items():
             self._event("add_scalar", f"train_gradients/{name}", value, update)
 
-    def write_samples(self, update: int, samples: Sequence[Sample], lengths: Sequence[tuple[int, int]] = ()) -> None:
-        """Write decoded sentences to TensorBoard: some as a table, with pictures of their attention, and all lengths.
+    def write_samples(self, update: int, samples: Sequence[Sample]) -> None:
+        """Write some decoded sentences to TensorBoard, as a table.
 
         Args:
             update: number of updates made so far.
-            samples: the sentences of the table.
-            lengths: of every decoded sentence, the characters of the output and of the reference.
+            samples: the sentences.
         """
         if self._events is None or not samples:
             return
         rows = [f"| {_cell(s.source)} | {_cell(s.hypothesis)} | {_cell(s.reference)} |" for s in samples]
         table = "\n".join(["| source | hypothesis | reference |", "|---|---|---|", *rows])
         self._event("add_text", "valid/samples", table, update)
-        for number, attention in enumerate(s.attention for s in samples if s.attention is not None):
-            self._event("add_image", f"valid/attention {number}", _picture(attention), update)
-        outputs, references = np.array(lengths).reshape(-1, 2).T
-        if lengths:
-            self._event("add_histogram", "valid/characters", outputs, update)
-        if references.any():
-            self._event("add_scalar", "valid/length_ratio", outputs.sum() / references.sum(), update)
 
     def write_embedding(self, update: int, model: nn.Module, dictionary: Dictionary) -> None:
         """Write the embeddings of the first tokens to TensorBoard's projector.
@@ -202,12 +265,6 @@ def _update_of(line: str) -> float:
 
 def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _picture(attention: Tensor) -> Tensor:
-    """A grey picture of attention weights, ``(1, 12 * T, 12 * S)``: a row for each output token, dark where it is 1."""
-    scaled = 1 - attention.detach().float().cpu().clamp(0, 1)
-    return scaled.repeat_interleave(CELL, 0).repeat_interleave(CELL, 1)[None]
 
 
 def _cell(text: str) -> str:

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from seqgen.checkpoints.run_lock import RunLock
 from seqgen.config import TrainConfig
 from seqgen.config.user_files import components_in_use, import_modules, modules_of, user_modules
 from seqgen.config.values import from_dict, to_dict
@@ -26,6 +25,7 @@ from seqgen.data.store_builder import available_cores
 from seqgen.errors import ResourceError, UserError
 from seqgen.registry import TASKS
 from seqgen.system.devices import keep_freed_memory, out_of_memory
+from seqgen.system.files import RunLock
 from seqgen.system.processes import HANGUP, Child, NotedSignals, answering, receive_signals, sendable
 from seqgen.task import Task
 from seqgen.training.distributed import LostRanksError, ProcessGroup, group_from_environment, join, leave

@@ -17,14 +17,14 @@ from seqgen.config import TrainConfig
 from seqgen.errors import ConfigError, UserError
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.inspection import freeze, num_parameters
-from seqgen.registry import CRITERIA
+from seqgen.registry import CRITERIA, LR_SCHEDULERS, OPTIMIZERS
 from seqgen.structures import Batch
 from seqgen.system.devices import out_of_memory, seed_everything
 from seqgen.task import Task
-from seqgen.training.criteria import Criterion, CriterionOut
+from seqgen.training.criteria import Criterion, CriterionOut, move_scalars, sum_outs
 from seqgen.training.distributed import ProcessGroup
-from seqgen.training.lr_schedulers import build_lr_scheduler
-from seqgen.training.optimizers import EMA, build_optimizer
+from seqgen.training.lr_schedulers import LRScheduler
+from seqgen.training.optimizers import EMA
 from seqgen.training.parallel import (
     LossModule,
     PlainCopy,
@@ -38,7 +38,6 @@ from seqgen.training.parallel import (
     whole,
     zeros_like_part,
 )
-from seqgen.training.run_scores import move_scalars
 
 SKIPS = 100
 """Maximum number of consecutive updates that are skipped for a non-finite loss before training stops."""
@@ -104,8 +103,8 @@ class Trainer:
         named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
         self.names = [name for name, _ in named]
         self.params = [param for _, param in named]
-        self.optimizer = build_optimizer(cfg.optimizer, self.params)
-        self.scheduler = build_lr_scheduler(cfg.lr_scheduler, cfg.optimization)
+        self.optimizer: torch.optim.Optimizer = OPTIMIZERS.of(cfg.optimizer).component.build(cfg.optimizer, self.params)  # type: ignore[attr-defined]
+        self.scheduler: LRScheduler = LR_SCHEDULERS.of(cfg.lr_scheduler).component(cfg.lr_scheduler, cfg.optimization)
         self.scaler = torch.amp.GradScaler(device.type, init_scale=2.0**7) if cfg.common.fp16 else None
         self.update = 0
         self.skips = 0  # in a row
@@ -188,9 +187,10 @@ class Trainer:
         if problem:
             return self._leave_out(result, problem, expected=True)
         ids = [batch.ids for batch in batches if batch is not None]
-        local, bad = _sum_outs(outs, ids)
-        result.sums = sums = self.group.sum(local)
+        own, losses = sum_outs(outs)
+        result.sums = sums = self.group.sum(own)
         if not math.isfinite(sums["loss"]):
+            bad = [i for part, loss in zip(ids, losses, strict=True) if not math.isfinite(loss) for i in part.tolist()]
             bad = [sentence for part in self.group.gather(bad) for sentence in part]
             return self._leave_out(result, f"the loss is {sums['loss']} on a batch with the sentences {_some(bad)}")
         if self.scaler is not None:
@@ -425,29 +425,6 @@ def _freeze(model: EncoderDecoderModel, patterns: Sequence[str]) -> None:
         raise ConfigError(f"optimization.freeze: {error}") from None
     if not num_parameters(model, trainable_only=True):
         raise ConfigError(f"optimization.freeze=[{','.join(patterns)}] leaves no parameter to train; remove a pattern")
-
-
-def _sum_outs(outs: Sequence[CriterionOut], ids: Sequence[Tensor]) -> tuple[dict[str, float], list[int]]:
-    """Sum the criterion's values over batches.
-
-    Args:
-        outs: what the criterion returned for each batch.
-        ids: ``(N,)`` int64 sentence numbers of each batch.
-
-    Returns:
-        The sums by name, and the sentence numbers of the batches whose loss is not finite.
-    """
-    sums = {"loss": 0.0, "sample_size": 0.0}
-    rows = [{**out.logging, "loss": out.loss, "sample_size": float(out.sample_size)} for out in outs]
-    values = iter(move_scalars([value for row in rows for value in row.values()]))
-    bad: list[int] = []
-    for row, sentences in zip(rows, ids, strict=True):
-        for name in row:
-            value = next(values)
-            sums[name] = sums.get(name, 0.0) + value
-            if name == "loss" and not math.isfinite(value):
-                bad += sentences.tolist()
-    return sums, bad
 
 
 def _some(ids: Sequence[int], limit: int = 10) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from seqgen.checkpoints.initial_weights import initialize
+from seqgen.checkpoints.loading import initialize
 from seqgen.config import TrainConfig
 from seqgen.config.values import to_dict
 from seqgen.data.combined_datasets import JoinedDataset, PackedDataset, pack
@@ -30,8 +30,7 @@ from seqgen.text.translator import ModelInMemory, Translator
 from seqgen.training.distributed import ProcessGroup
 from seqgen.training.parallel import unused_keys
 from seqgen.training.progress import Meter, ProgressDisplay, describe_parts, make_display
-from seqgen.training.run_log import Records
-from seqgen.training.run_scores import ScoresFile, lower_is_better, pick
+from seqgen.training.run_log import Records, ScoresFile, is_better, lower_is_better, pick
 from seqgen.training.saving import Resumable, Saving
 from seqgen.training.trainer import Trainer
 from seqgen.training.validation import Interrupted, ValidationResult, Validator
@@ -368,9 +367,9 @@ class TrainingRun:
         with memory_errors(self._smaller_validation):
             result = self.validator.validate()
         metric = self.cfg.checkpoint.best_checkpoint_metric
-        score, sign = pick(result.scores, metric), 1 if lower_is_better(metric) else -1
-        self.trainer.scheduler.on_validation(sign * score)
-        improved = math.isfinite(score) and (self.best is None or sign * score < sign * self.best)
+        score = pick(result.scores, metric)
+        self.trainer.scheduler.on_validation(score if lower_is_better(metric) else -score)
+        improved = is_better(score, self.best, metric)
         self.best, self.stale = (score, 0) if improved else (self.best, self.stale + 1)
         self._log_validation(result, epoch, improved)
         return improved
@@ -378,7 +377,7 @@ class TrainingRun:
     def _log_validation(self, result: ValidationResult, epoch: int, improved: bool) -> None:
         self._write("valid", epoch, result.scores)
         if self.records is not None:
-            self.records.write_samples(self.trainer.update, result.samples, result.lengths)
+            self.records.write_samples(self.trainer.update, result.samples)
         best = " | best so far" if improved else ""
         whole, parts = describe_parts(result.scores)
         line = f"valid at update {self.trainer.update} | epoch {epoch} | {whole}{best}"

@@ -16,7 +16,7 @@ import yaml
 
 from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.run_checkpoints import Checkpoints, numbered, read_training_state, read_weights
-from seqgen.checkpoints.run_lock import run_lock
+from seqgen.system.files import run_lock
 from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, Outcome, command, corpus, sentences, training_arguments
 
 UPDATES = "optimization.max_update=30"

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import torch
 
-from seqgen.checkpoints.run_lock import run_lock
 from seqgen.checkpoints.serialization import digest
 from seqgen.cli import job as job_module
 from seqgen.cli.job import CommandDecoder
 from seqgen.cli.record import fingerprint
 from seqgen.config import GenerateConfig
 from seqgen.config.compose import compose
+from seqgen.system.files import run_lock
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import Translator
 from tests.commands import Outcome, command

@@ -20,7 +20,6 @@ from unittest import mock
 
 import pytest
 
-from seqgen.checkpoints.run_lock import run_lock
 from seqgen.errors import CheckpointError, ConfigError, DataError, ResourceError, UserError
 from seqgen.jobs.folder import MAX_NOTES, counted, merged_notes
 from seqgen.jobs.job import JobStopped, Stop
@@ -28,6 +27,7 @@ from seqgen.jobs.manifest import Manifest, cut, plan_parts, text_digest
 from seqgen.jobs.ray_workers import RayWorkers
 from seqgen.jobs.source import Source, find_source
 from seqgen.jobs.workers import Failure, LocalWorkers, Piece, answer, start_error
+from seqgen.system.files import run_lock
 from seqgen.system.progress import LineProgress, duration
 from tests.job_decoders import TOKENS, Bench, Capitals, CapitalsBuilder, InlineWorkers, expected, numbered
 

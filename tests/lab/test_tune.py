@@ -14,10 +14,10 @@ import pytest
 import sacrebleu
 from hypothesis import given, strategies as st
 
-from seqgen.checkpoints.run_lock import run_lock
 from seqgen.errors import ConfigError
 from seqgen.lab.tuning.search import Dimension, arguments, dimensions, grid, search_coordinates
 from seqgen.metrics import score_with_interval, text_scores
+from seqgen.system.files import run_lock
 from seqgen.text.text_decoding import TextDecoding
 from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, Outcome, command, corpus, sentences, training_arguments
 

@@ -20,7 +20,7 @@ FAULTS = [
         ("tests/checkpoints/test_device_map.py",),
     ),
     Fault(
-        "seqgen/checkpoints/initial_weights.py",
+        "seqgen/checkpoints/loading.py",
         'not name.startswith(prefix) or "position" in name',
         "not name.startswith(prefix)",
         "positions get the rows of new tokens",

@@ -26,11 +26,10 @@ from seqgen.checkpoints.run_checkpoints import (
     read_weights,
     resolve,
 )
-from seqgen.checkpoints.run_lock import run_lock
 from seqgen.checkpoints.serialization import pack, read_tensors, unpack, write_tensors
 from seqgen.errors import CheckpointError, UserError
-from seqgen.system.files import write_atomically
-from seqgen.training.averaging import average, last_checkpoints, write_average
+from seqgen.system.files import run_lock, write_atomically
+from seqgen.training.averaging import average, last_checkpoints
 from tests.hostile import damage_file
 
 # -- values to files and back -------------------------------------------------------------------------------------
@@ -426,8 +425,8 @@ def test_average(tmp_path: Path) -> None:
     assert got["w"].tolist() == [5.5, 0.0]
     assert got["w"].dtype == torch.float32
     assert got["count"] == 2
-    written = write_average(tmp_path, got)
-    assert torch.equal(read_weights(resolve(written))["w"], got["w"])
+    Checkpoints(tmp_path).save(["average"], got, None)
+    assert torch.equal(read_weights(resolve(tmp_path / "checkpoints" / "average"))["w"], got["w"])
     with pytest.raises(CheckpointError, match="5 checkpoints are to be averaged, but the run has only 3"):
         last_checkpoints(tmp_path, 5)
 
@@ -441,8 +440,8 @@ def test_average_of_many_equal_ones_is_the_same(tmp_path: Path) -> None:
 def test_average_keeps_weights_shared(tmp_path: Path) -> None:
     table = torch.randn(300, 4)
     Checkpoints(tmp_path).save(["update_1", "last"], {"in": table, "out": table}, {"update": 1})
-    path = write_average(tmp_path, average(last_checkpoints(tmp_path, 1)))
-    assert (path / "model.safetensors").stat().st_size < 1.5 * table.numel() * 4
+    Checkpoints(tmp_path).save(["average"], average(last_checkpoints(tmp_path, 1)), None)
+    assert (tmp_path / "checkpoints" / "average" / "model.safetensors").stat().st_size < 1.5 * table.numel() * 4
 
 
 def test_average_of_different_models(tmp_path: Path) -> None:
@@ -457,7 +456,7 @@ def test_average_of_different_models(tmp_path: Path) -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from seqgen.checkpoints.run_lock import run_lock
+from seqgen.system.files import run_lock
 with run_lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

@@ -11,7 +11,6 @@ from torch.nn import Parameter
 
 from seqgen.errors import ConfigError
 from seqgen.registry import OPTIMIZERS
-from seqgen.training.optimizers import build_optimizer
 
 
 def minimize(name: str, steps: int = 3, lr: float = 0.1, **options: Any) -> tuple[Tensor, list[Tensor]]:
@@ -23,7 +22,7 @@ def minimize(name: str, steps: int = 3, lr: float = 0.1, **options: Any) -> tupl
     torch.manual_seed(0)
     param = Parameter(torch.randn(3, 4, dtype=torch.float64))
     start, path = param.detach().clone(), []
-    optimizer = build_optimizer(cfg, [param])
+    optimizer = OPTIMIZERS.of(cfg).component.build(cfg, [param])
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = lr / (step + 1)
         param.grad = gradient(step)
@@ -113,7 +112,7 @@ def test_adafactor_equals_that_of_transformers(options: dict[str, Any]) -> None:
     for key, value in options.items():
         assert hasattr(cfg, key)
         setattr(cfg, key, value)
-    optimizer = build_optimizer(cfg, ours)
+    optimizer = OPTIMIZERS.of(cfg).component.build(cfg, ours)
     given = {**options, "beta1": options.get("beta1") or None, "lr": None if cfg.relative_step else 0.05}
     oracle = optimization.Adafactor(theirs, **{"scale_parameter": True, **given})
     for _ in range(12):
@@ -129,7 +128,8 @@ def test_adafactor_equals_that_of_transformers(options: dict[str, Any]) -> None:
 
 def test_adafactor_of_a_vector_is_not_factored() -> None:
     param = Parameter(torch.tensor([1.0, -2.0]))
-    optimizer = build_optimizer(OPTIMIZERS.config("adafactor"), [param])
+    cfg = OPTIMIZERS.config("adafactor")
+    optimizer = OPTIMIZERS.of(cfg).component.build(cfg, [param])
     optimizer.param_groups[0]["lr"] = 0.1
     param.grad = torch.tensor([4.0, -0.5])
     optimizer.step()  # at the first step the second moment is the squared gradient, so that the update is its sign

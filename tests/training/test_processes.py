@@ -14,8 +14,8 @@ from unittest import mock
 
 import pytest
 
-from seqgen.checkpoints.run_lock import run_lock
 from seqgen.errors import CheckpointError, ResourceError, UserError
+from seqgen.system.files import run_lock
 from seqgen.training.distributed import LostRanksError, ProcessGroup, join
 from seqgen.training.train import StopSignals, _cause
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent.parent
 HAND_OVER = """
 import multiprocessing, sys, time
 from pathlib import Path
-from seqgen.checkpoints.run_lock import run_lock
+from seqgen.system.files import run_lock
 
 def hold(lock):
     lock.sign()

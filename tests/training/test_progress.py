@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 
 from seqgen.system.devices import seed_everything, seed_of
+from seqgen.training.criteria import mean_scores
 from seqgen.training.progress import BarDisplay, Lines, Meter, ProgressDisplay, describe, describe_parts, make_display
-from seqgen.training.run_log import Records
-from seqgen.training.run_scores import lower_is_better, mean_scores, pick
+from seqgen.training.run_log import Records, lower_is_better, pick
 from seqgen.training.trainer import UpdateResult
 from seqgen.training.validation import Sample
 

@@ -9,7 +9,7 @@ import pytest
 from seqgen.config import OptimizationConfig
 from seqgen.errors import ConfigError
 from seqgen.registry import LR_SCHEDULERS
-from seqgen.training.lr_schedulers import LRScheduler, build_lr_scheduler
+from seqgen.training.lr_schedulers import LRScheduler
 
 
 def schedule(name: str, lr: list[float] | None = None, max_update: int = 0, **options: Any) -> LRScheduler:
@@ -17,7 +17,9 @@ def schedule(name: str, lr: list[float] | None = None, max_update: int = 0, **op
     for key, value in options.items():
         assert hasattr(cfg, key)
         setattr(cfg, key, value)
-    return build_lr_scheduler(cfg, OptimizationConfig(lr=lr if lr is not None else [1.0], max_update=max_update))
+    optimization = OptimizationConfig(lr=lr if lr is not None else [1.0], max_update=max_update)
+    scheduler: LRScheduler = LR_SCHEDULERS.of(cfg).component(cfg, optimization)
+    return scheduler
 
 
 @pytest.mark.parametrize("name", [name for name in LR_SCHEDULERS.names() if name != "t5_inverse_sqrt"])

@@ -19,8 +19,7 @@ from seqgen.errors import ConfigError, DataError
 from seqgen.lab.compare.provenance import read_provenance, recorded_origin
 from seqgen.registry import GROUPS
 from seqgen.system.reading import open_regular, parse_json, parse_yaml, read_bytes
-from seqgen.training.run_log import LOG
-from seqgen.training.run_scores import SCORES, lower_is_better
+from seqgen.training.run_log import LOG, SCORES, lower_is_better
 
 DEPTH = 2
 """How many folders deep runs are looked for."""

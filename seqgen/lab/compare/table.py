@@ -15,7 +15,7 @@ from seqgen.lab.compare.document import rich_table, text_lines
 from seqgen.lab.compare.run import Run, defaults_of
 from seqgen.registry import GROUPS
 from seqgen.system.progress import clock
-from seqgen.training.run_scores import lower_is_better
+from seqgen.training.run_log import lower_is_better
 
 MISSING = "-"
 """Stands for the value of a key that a run does not have, because its component has no such key."""
