@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import numpy as np
+from torch import Tensor, nn
 
 from seqgen.checkpoints.run_record import flatten
 from seqgen.data.dictionary import Dictionary
@@ -22,6 +23,8 @@ from seqgen.training.validation import Sample
 LOG = "log.jsonl"
 SCORES = "scores.json"
 EVENTS = "tensorboard"
+CELL = 12
+"""Pixels of one weight in a picture of attention, in each direction."""
 EMBEDDED_NUMBERS = 500_000
 """Most numbers in the table of embeddings: TensorBoard stores them as text."""
 CURVES = ("train", "valid")
@@ -205,18 +208,26 @@ class Records:
         for name, value in norms.items():
             self._event("add_scalar", f"train_gradients/{name}", value, update)
 
-    def write_samples(self, update: int, samples: Sequence[Sample]) -> None:
-        """Write some decoded sentences to TensorBoard, as a table.
+    def write_samples(self, update: int, samples: Sequence[Sample], lengths: Sequence[tuple[int, int]] = ()) -> None:
+        """Write decoded sentences to TensorBoard: some as a table, with pictures of their attention, and all lengths.
 
         Args:
             update: number of updates made so far.
-            samples: the sentences.
+            samples: the sentences of the table.
+            lengths: of every decoded sentence, the characters of the output and of the reference.
         """
         if self._events is None or not samples:
             return
         rows = [f"| {_cell(s.source)} | {_cell(s.hypothesis)} | {_cell(s.reference)} |" for s in samples]
         table = "\n".join(["| source | hypothesis | reference |", "|---|---|---|", *rows])
         self._event("add_text", "valid/samples", table, update)
+        for number, attention in enumerate(s.attention for s in samples if s.attention is not None):
+            self._event("add_image", f"valid/attention {number}", _picture(attention), update)
+        outputs, references = np.array(lengths).reshape(-1, 2).T
+        if lengths:
+            self._event("add_histogram", "valid/characters", outputs, update)
+        if references.any():
+            self._event("add_scalar", "valid/length_ratio", outputs.sum() / references.sum(), update)
 
     def write_embedding(self, update: int, model: nn.Module, dictionary: Dictionary) -> None:
         """Write the embeddings of the first tokens to TensorBoard's projector.
@@ -265,6 +276,12 @@ def _update_of(line: str) -> float:
 
 def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _picture(attention: Tensor) -> Tensor:
+    """A grey picture of attention weights, ``(1, 12 * T, 12 * S)``: a row for each output token, dark where it is 1."""
+    scaled = 1 - attention.detach().float().cpu().clamp(0, 1)
+    return scaled.repeat_interleave(CELL, 0).repeat_interleave(CELL, 1)[None]
 
 
 def _cell(text: str) -> str:

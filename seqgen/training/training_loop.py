@@ -377,7 +377,7 @@ class TrainingRun:
     def _log_validation(self, result: ValidationResult, epoch: int, improved: bool) -> None:
         self._write("valid", epoch, result.scores)
         if self.records is not None:
-            self.records.write_samples(self.trainer.update, result.samples)
+            self.records.write_samples(self.trainer.update, result.samples, result.lengths)
         best = " | best so far" if improved else ""
         whole, parts = describe_parts(result.scores)
         line = f"valid at update {self.trainer.update} | epoch {epoch} | {whole}{best}"

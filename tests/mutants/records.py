@@ -62,6 +62,13 @@ FAULTS = [
         ("tests/training/test_loop.py::test_reasons_to_stop",),
     ),
     Fault(
+        "seqgen/training/validation.py",
+        "result.lengths += [(len(s.hypothesis), len(s.reference)) for s in samples]",
+        "result.lengths += [(len(s.hypothesis), len(s.source)) for s in samples]",
+        "outputs are compared with the lengths of the sources",
+        ("tests/training/test_loop.py::test_lengths_of_outputs_stand_beside_those_of_references",),
+    ),
+    Fault(
         "seqgen/training/progress.py",
         "        vars(self).update({name: state[name] for name in self.state_dict()})\n        self._last",
         '        vars(self).update({name: state[name] for name in ("sums", "gnorm", "updates", "skipped")})\n        self._last',
