@@ -7,6 +7,10 @@ and ``HF_HUB_CACHE`` (the cache), ``HF_HUB_OFFLINE``, ``HF_ENDPOINT`` (another s
 from __future__ import annotations
 
 import re
+import threading
+import time
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -34,6 +38,9 @@ WEIGHTS = (
 TIMEOUT_SECONDS = 10.0
 """How long the server may take to answer. ``huggingface_hub`` has such limits of its own for files."""
 
+STALL_SECONDS = 300.0
+"""A download is given up when nothing was written for so long; the library writes 10 MB at a time."""
+
 _NAMES = {"ETag": r'(W/)?"?[\w-]+"?', "X-Linked-Etag": r'(W/)?"?[\w-]+"?', "X-Repo-Commit": r"[0-9a-f]{40}"}
 """What headers must look like from which the library makes names of files and folders."""
 
@@ -48,8 +55,8 @@ def local_path(path: str | Path) -> Path:
         The path itself, or the folder in the cache.
 
     Raises:
-        CheckpointError: there is no such repository or revision, it is not accessible, or has no such
-            model.
+        CheckpointError: there is no such repository or revision, it is not accessible, the download makes no
+            progress, or it has no such model.
         ConfigError: the path is an address, the name is not that of a repository, or ``huggingface_hub`` is not
             installed.
     """
@@ -65,7 +72,7 @@ def local_path(path: str | Path) -> Path:
     except ImportError as error:
         raise ConfigError(f"{path} needs the package huggingface_hub ({error}): pip install huggingface_hub") from None
     try:
-        return _download(repository, revision or None)
+        return _watched(repository, revision or None)
     except errors.HFValidationError:
         raise ConfigError(
             f"{path} is not the name of a repository; write hf:ORGANIZATION/NAME or hf:ORGANIZATION/NAME@REVISION"
@@ -85,6 +92,39 @@ def local_path(path: str | Path) -> Path:
         first_line = str(error).strip().partition("\n")[0]
         message = f"cannot be downloaded from {constants.ENDPOINT}: {first_line}"
     raise CheckpointError(f"{path}: {message}")
+
+
+def _watched(repository: str, revision: str | None) -> Path:
+    """Download a model in a thread that is left alone when it makes no progress; see ``_download``."""
+    download: Future[Path] = Future()
+
+    def work() -> None:
+        try:
+            download.set_result(_download(repository, revision))
+        except BaseException as error:
+            download.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    written, since = 0, time.monotonic()
+    while time.monotonic() - since < STALL_SECONDS:
+        if wait([download], timeout=min(1.0, STALL_SECONDS)).done:
+            return download.result()
+        if (now := _size_in_cache(repository)) != written:
+            written, since = now, time.monotonic()
+    raise TimeoutError(
+        f"nothing has arrived for {STALL_SECONDS:g} seconds; what arrived before is kept, so run the same command again"
+    )
+
+
+def _size_in_cache(repository: str) -> int:
+    """The number of files of a repository in the cache and of their bytes, also of those that are not complete."""
+    from huggingface_hub import constants
+
+    size = 0
+    for file in Path(constants.HF_HUB_CACHE, f"models--{repository.replace('/', '--')}").rglob("*"):
+        with suppress(OSError):  # it was just renamed
+            size += 1 + file.stat().st_size
+    return size
 
 
 def _download(repository: str, revision: str | None) -> Path:
