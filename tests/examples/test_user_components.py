@@ -101,8 +101,8 @@ def test_keys_of_components_that_the_run_names(run: Path) -> None:
     keys = ("search.delta=0.0", "processor.variety.weight=2.0")
     named = rows(decode(run, "generation.search=cropping", "generation.processors=[variety]", *keys))
     assert rows(bare(*keys)) == named != rows(bare())
-    assert "generation.processors=['variety'], search=cropping\n" in bare(*keys).err
-    assert "generation.processors=['variety'], search=cropping, search.delta=1.5\n" in bare(keys[1]).err
+    assert 'generation.processors=["variety"], search=cropping\n' in bare(*keys).err
+    assert 'generation.processors=["variety"], search=cropping, search.delta=1.5\n' in bare(keys[1]).err
     values = {"search.delta": 0.0, "processor.variety.weight": 2.0}
     for found in (
         Translator(run, nbest=3, max_len_b=8, **values).translate(LINES),
