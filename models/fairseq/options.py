@@ -23,16 +23,6 @@ from seqgen.registry import MODELS
 
 _LARGEST = 2**31 - 1
 
-_FCONV_20 = "[(512, 3)] * 20"
-_FCONV_EN_DE = "[(512, 3)] * 9 + [(1024, 3)] * 4 + [(2048, 1)] * 2"
-_FCONV_EN_FR = "[(512, 3)] * 6 + [(768, 3)] * 4 + [(1024, 3)] * 3 + [(2048, 1)] * 1 + [(4096, 1)] * 1"
-
-
-def _fconv(dim: int, out_dim: int, encoder: str, decoder: str) -> dict[str, Any]:
-    dims = {"encoder_embed_dim": dim, "decoder_embed_dim": dim, "decoder_out_embed_dim": out_dim}
-    return {**dims, "encoder_layers": encoder, "decoder_layers": decoder}
-
-
 def _transformer(dim: int, ffn_dim: int, heads: int, **further: Any) -> dict[str, Any]:
     both = {"embed_dim": dim, "ffn_embed_dim": ffn_dim, "attention_heads": heads}
     return {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in both.items()} | further
@@ -57,10 +47,8 @@ _PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
 ARCHITECTURES: dict[str, dict[str, dict[str, Any]]] = {
     "fconv": {
         "fconv": {},
-        "fconv_iwslt_de_en": _fconv(256, 256, "[(256, 3)] * 4", "[(256, 3)] * 3"),
-        "fconv_wmt_en_ro": _fconv(512, 512, _FCONV_20, _FCONV_20),
-        "fconv_wmt_en_de": _fconv(768, 512, _FCONV_EN_DE, _FCONV_EN_DE),
-        "fconv_wmt_en_fr": _fconv(768, 512, _FCONV_EN_FR, _FCONV_EN_FR),
+        "fconv_wmt_en_ro": {"decoder_out_embed_dim": 512},
+        **{name: vars(MODELS.config(name)) for name in ("fconv_iwslt_de_en", "fconv_wmt_en_de", "fconv_wmt_en_fr")},
     },
     "transformer": {
         "transformer": {},

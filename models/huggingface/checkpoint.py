@@ -83,7 +83,7 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
     generation, notes = read_generation(
         path, task.target_tokenizer, architecture.decoder_only, architecture.generation_defaults(config)
     )
-    saved, is_of_5 = config.string("dtype", config.string("torch_dtype", "float32")), config.written_by(5)
+    saved, is_of_5 = config.get("dtype", config.get("torch_dtype", "float32")), config.written_by(5)
     notes += _notes(config, architecture, reading)
     if placement.dtype is None and saved not in _DTYPES:
         notes.append(
@@ -113,7 +113,7 @@ def _id_tokenizer(config: JSONConfig, vocab_size: int) -> WhitespaceTokenizer:
     Raises:
         CheckpointError: the configuration names no padding or end-of-sentence.
     """
-    pad, eos = (config.integer(f"{name}_token_id", -1) for name in ("pad", "eos"))
+    pad, eos = (config.get(f"{name}_token_id", -1) for name in ("pad", "eos"))
     return WhitespaceTokenizer(Dictionary(map(str, range(vocab_size)), pad=pad, eos=eos, unk=pad, bos=None))
 
 
@@ -203,7 +203,7 @@ def architecture_of(config: JSONConfig) -> Architecture:
     Raises:
         CheckpointError: it is of an architecture that seqgen does not have.
     """
-    kind = config.string("model_type")
+    kind = config.get("model_type", "")
     if kind not in MODULES:
         named = config.values.get("architectures")
         what = f"model_type={shown(kind)}" + (f" ({str(named[0])[:100]})" if isinstance(named, list) and named else "")

@@ -77,8 +77,8 @@ FAULTS = [
     ),
     Fault(
         "models/huggingface/generation.py",
-        'self.config.integer("max_matching_ngram_size", 2)',
-        'self.config.integer("max_matching_ngram_size", 3)',
+        'self.config.get("max_matching_ngram_size", 2)',
+        'self.config.get("max_matching_ngram_size", 3)',
         "drafts from the prompt match longer n-grams by default",
         ("tests/models/huggingface/test_checkpoints.py",),
     ),
