@@ -44,13 +44,11 @@ class ModelSize:
         vocab_size: rows of the embedding.
         layers: layers of all stacks together.
         parameters: parameters of the weight matrices; norms and biases, which are few, are not counted.
-        buffers: values of tables that are computed, of which the files have none.
     """
 
     vocab_size: int
     layers: int
     parameters: int
-    buffers: int = 0
 
 
 V = TypeVar("V", bool, int, float, str)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from seqgen.checkpoints.loading import DecodingTask
 from seqgen.config.values import value_text
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.errors import CheckpointError, ConfigError, DataError, shown
+from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.models.huggingface.architecture import HEAD, Architecture, JSONConfig, ModelSize, activation_name
 from seqgen.models.huggingface.weights import Layout, Piece, stacked, weights_of, with_bias
 from seqgen.models.transformer import TransformerConfig, TransformerModel
@@ -59,17 +59,6 @@ class Kind:
             "layernorm_embedding": self.norms_embeddings,
             "sinusoids": "fairseq" if self.positions == "learned" else self.positions,
             "position_offset": pad + 1 if self.position_offset is None else self.position_offset,
-        }
-
-    def described_structure(self) -> dict[str, bool]:
-        """Keys of old versions that describe what the type alone determines, with the values that are right for it."""
-        return {
-            "normalize_before": self.pre_norm,
-            "add_final_layer_norm": self.pre_norm,
-            "normalize_embedding": self.norms_embeddings,
-            "static_position_embeddings": self.positions != "learned",
-            "add_bias_logits": False,
-            "do_blenderbot_90_layernorm": False,
         }
 
 
@@ -134,7 +123,8 @@ _OFF = ("is_decoder", "add_cross_attention", "tie_encoder_decoder", "pruned_head
 _NO_EFFECT = frozenset(
     """
     num_hidden_layers init_std classif_dropout extra_pos_embeddings save_step model_max_length max_source_positions
-    max_target_positions decoder_vocab_size share_encoder_decoder_embeddings
+    max_target_positions normalize_before add_final_layer_norm normalize_embedding static_position_embeddings
+    add_bias_logits do_blenderbot_90_layernorm decoder_vocab_size share_encoder_decoder_embeddings
     """.split()  # noqa: SIM905
 )
 """Keys that do not change what transformers 4.53.3 computes, besides those of all models; the last two, unless it is a
@@ -147,7 +137,7 @@ class BartArchitecture(Architecture):
     """BART and its relatives; see ``Architecture``."""
 
     model_class = TransformerModel
-    no_effect = _NO_EFFECT | frozenset(KINDS["bart"].described_structure())
+    no_effect = _NO_EFFECT
 
     def read_config(self, config: JSONConfig) -> TransformerConfig:
         """Turn a folder's ``config.json`` into a configuration."""
@@ -182,16 +172,15 @@ class BartArchitecture(Architecture):
         kind = KINDS[config.get("model_type", "")]
         source, target = _vocab_sizes(config, kind)
         shared, tied = _shares(cfg)
-        dim, learned = cfg.encoder_embed_dim, kind.positions == "learned"
+        dim = cfg.encoder_embed_dim
         embeddings = source + (0 if shared else target) + (0 if tied else target)
         layers = cfg.encoder_layers * (4 * dim + 2 * cfg.encoder_ffn_embed_dim)
         layers += cfg.decoder_layers * (8 * dim + 2 * cfg.decoder_ffn_embed_dim)
-        positions = cfg.max_source_positions + cfg.max_target_positions
+        positions = cfg.max_source_positions + cfg.max_target_positions if kind.positions == "learned" else 0
         return ModelSize(
             vocab_size=source,
             layers=cfg.encoder_layers + cfg.decoder_layers,
-            parameters=dim * (embeddings + layers + (positions if learned else 0)),
-            buffers=0 if learned else dim * positions,
+            parameters=dim * (embeddings + layers + positions),
         )
 
     def make_task(self, cfg: TransformerConfig, path: Path, tokenizer: Tokenizer) -> DecodingTask:
@@ -219,17 +208,6 @@ class BartArchitecture(Architecture):
         if config.get("force_bos_token_to_be_generated", False):
             defaults["forced_bos_token_id"] = _id(config, kind, "bos_token_id")
         return defaults
-
-    def reading_notes(self, config: JSONConfig) -> list[str]:
-        """Notes about keys that contradict the type, or are unknown."""
-        name = config.get("model_type", "")
-        fixed = KINDS[name].described_structure()
-        notes = [
-            f"{config.path}: {key}={shown(value)} has no effect on a {name}, as in transformers"
-            for key, value in config.values.items()
-            if key in fixed and value is not None and bool(value) != fixed[key]
-        ]
-        return notes + super().reading_notes(config)
 
     def write_config(self, model: TransformerModel) -> dict[str, Any]:
         """The content of a model's ``config.json``; the type is the one whose structure the model has."""

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from seqgen.checkpoints.loading import LoadedModel, Placement, register_checkpoint_loader
-from seqgen.checkpoints.model_weights import MAX_BUFFERS, on_meta
+from seqgen.checkpoints.model_weights import check_buffers, on_meta
 from seqgen.checkpoints.serialization import write_json
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
 from seqgen.config.values import to_dict
@@ -94,6 +94,7 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
             model = task.build_model(cfg)
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error}") from None
+    check_buffers(model, str(path))
     model.to(placement.dtype or _DTYPES.get(saved, torch.float32))
     untied = fill(model, architecture.layout(cfg), path, placement.device)
     if untied:
@@ -143,11 +144,6 @@ def _check_size(described: ModelSize, path: Path) -> None:
         raise CheckpointError(
             f"{path}: the weights do not match its config.json, which describes {described.layers:,} layers "
             f"and {described.parameters:,} parameters, more than {size:,} bytes can hold; copy all files of one model"
-        )
-    if 4 * described.buffers > MAX_BUFFERS:
-        raise CheckpointError(
-            f"{path}: its config.json describes tables of {described.buffers:,} values, more than {MAX_BUFFERS >> 30} "
-            "GiB; is max_position_embeddings right?"
         )
 
 
