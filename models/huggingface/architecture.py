@@ -36,21 +36,6 @@ NO_EFFECT = frozenset(
 """Keys of a ``config.json`` that do not change what transformers 4.53.3 computes, whatever the model."""
 
 
-@dataclass(frozen=True)
-class ModelSize:
-    """What a configuration describes, to compare with the size of the files before anything is built.
-
-    Attributes:
-        vocab_size: rows of the embedding.
-        layers: layers of all stacks together.
-        parameters: parameters of the weight matrices; norms and biases, which are few, are not counted.
-    """
-
-    vocab_size: int
-    layers: int
-    parameters: int
-
-
 V = TypeVar("V", bool, int, float, str)
 
 _WANTED: dict[type, str] = {bool: "true or false", float: "a number", str: "a text"}
@@ -225,8 +210,8 @@ class Architecture(ABC):
         """
 
     @abstractmethod
-    def size(self, cfg: Any, config: JSONConfig) -> ModelSize:
-        """The size that a folder's configuration describes.
+    def vocab_size(self, cfg: Any, config: JSONConfig) -> int:
+        """The size of the vocabulary, of the source if there are two.
 
         Args:
             cfg: what ``read_config`` returned.

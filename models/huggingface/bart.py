@@ -16,7 +16,7 @@ from seqgen.checkpoints.loading import DecodingTask
 from seqgen.config.values import value_text
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, ConfigError, DataError
-from seqgen.models.huggingface.architecture import HEAD, Architecture, JSONConfig, ModelSize, activation_name
+from seqgen.models.huggingface.architecture import HEAD, Architecture, JSONConfig, activation_name
 from seqgen.models.huggingface.weights import Layout, Piece, stacked, weights_of, with_bias
 from seqgen.models.transformer import TransformerConfig, TransformerModel
 
@@ -167,21 +167,9 @@ class BartArchitecture(Architecture):
         cfg: TransformerConfig = config.model(values)
         return cfg
 
-    def size(self, cfg: TransformerConfig, config: JSONConfig) -> ModelSize:
-        """The size that a folder's configuration describes."""
-        kind = KINDS[config.get("model_type", "")]
-        source, target = _vocab_sizes(config, kind)
-        shared, tied = _shares(cfg)
-        dim = cfg.encoder_embed_dim
-        embeddings = source + (0 if shared else target) + (0 if tied else target)
-        layers = cfg.encoder_layers * (4 * dim + 2 * cfg.encoder_ffn_embed_dim)
-        layers += cfg.decoder_layers * (8 * dim + 2 * cfg.decoder_ffn_embed_dim)
-        positions = cfg.max_source_positions + cfg.max_target_positions if kind.positions == "learned" else 0
-        return ModelSize(
-            vocab_size=source,
-            layers=cfg.encoder_layers + cfg.decoder_layers,
-            parameters=dim * (embeddings + layers + positions),
-        )
+    def vocab_size(self, cfg: TransformerConfig, config: JSONConfig) -> int:
+        """The size of the source's vocabulary."""
+        return _vocab_sizes(config, KINDS[config.get("model_type", "")])[0]
 
     def make_task(self, cfg: TransformerConfig, path: Path, tokenizer: Tokenizer) -> DecodingTask:
         """The task that decodes; the configuration gets the first decoder input.

@@ -8,7 +8,7 @@ from typing import Any
 from seqgen.checkpoints.loading import PromptDecodingTask
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError
-from seqgen.models.huggingface.architecture import HEAD, Architecture, JSONConfig, ModelSize, activation_name
+from seqgen.models.huggingface.architecture import HEAD, Architecture, JSONConfig, activation_name
 from seqgen.models.huggingface.weights import Layout, Piece, with_bias
 from seqgen.models.transformer_lm import TransformerLanguageModel, TransformerLMConfig
 
@@ -79,12 +79,9 @@ class GPT2Architecture(Architecture):
         cfg: TransformerLMConfig = config.model(values)
         return cfg
 
-    def size(self, cfg: TransformerLMConfig, config: JSONConfig) -> ModelSize:
-        """The size that a folder's configuration describes."""
-        vocab_size, dim = config.get("vocab_size", 50257, minimum=1), cfg.decoder_embed_dim
-        embeddings = (1 if cfg.share_decoder_input_output_embed else 2) * vocab_size + cfg.max_target_positions
-        layer = 4 * dim + 2 * cfg.decoder_ffn_embed_dim
-        return ModelSize(vocab_size, cfg.decoder_layers, dim * (embeddings + cfg.decoder_layers * layer))
+    def vocab_size(self, cfg: TransformerLMConfig, config: JSONConfig) -> int:
+        """The size of the vocabulary."""
+        return config.get("vocab_size", 50257, minimum=1)
 
     def make_task(self, cfg: TransformerLMConfig, path: Path, tokenizer: Tokenizer) -> PromptDecodingTask:
         """The task that decodes: a prompt has the ids that transformers gives it; an empty one is end-of-sentence."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from seqgen.checkpoints.loading import DecodingTask
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, shown
-from seqgen.models.huggingface.architecture import ACTIVATIONS, HEAD, Architecture, JSONConfig, ModelSize
+from seqgen.models.huggingface.architecture import ACTIVATIONS, HEAD, Architecture, JSONConfig
 from seqgen.models.huggingface.weights import Layout, Piece, stacked, weights_of
 from seqgen.models.t5.layers import T5Config
 from seqgen.models.t5.model import T5Model
@@ -78,9 +78,9 @@ class T5Architecture(Architecture):
         cfg: T5Config = config.model(values)
         return cfg
 
-    def size(self, cfg: T5Config, config: JSONConfig) -> ModelSize:
-        """The size that a folder's configuration describes."""
-        return ModelSize(cfg.vocab_size, cfg.total_layers, cfg.num_parameters)
+    def vocab_size(self, cfg: T5Config, config: JSONConfig) -> int:
+        """The size of the vocabulary."""
+        return cfg.vocab_size
 
     def make_task(self, cfg: T5Config, path: Path, tokenizer: Tokenizer) -> DecodingTask:
         """The task that decodes; the configuration gets the first decoder input."""

@@ -212,8 +212,8 @@ def check_buffers(model: nn.Module, where: str) -> None:
         )
 
 
-def build_real(build: Callable[[], Any], where: str) -> Any:
-    """Build a model on a real device.
+def build_checked(build: Callable[[], Any], where: str) -> Any:
+    """Build a model, with errors for the user.
 
     Args:
         build: builds the model.
