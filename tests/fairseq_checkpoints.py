@@ -13,7 +13,6 @@ from torch import Tensor
 
 from seqgen.data.dictionary import Dictionary
 from seqgen.model import EncoderDecoderModel
-from seqgen.models.fairseq.options import NOT_FAIRSEQS
 from seqgen.models.fconv import FConvConfig
 from seqgen.models.transformer import TransformerConfig
 from seqgen.models.transformer_lm import TransformerLMConfig
@@ -99,6 +98,16 @@ def fairseq_weights(model: EncoderDecoderModel) -> dict[str, Tensor]:
             weights[name] = tensor
     weights["decoder.version"] = torch.tensor([3.0])
     return weights
+
+
+NOT_FAIRSEQS = frozenset(
+    {
+        *("position_offset", "sinusoids", "share_encoder_decoder_embed", "output_bias", "decoder_start_token_id"),
+        *("embedding_dropout", "layer_norm_epsilon", "scale_attn_weights", "scale_attn_by_inverse_layer_idx"),
+        "positions_from_zero",
+    }
+)
+"""Keys of the models' configurations that fairseq does not have."""
 
 
 def options_of(config: AnyConfig) -> dict[str, Any]:

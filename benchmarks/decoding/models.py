@@ -22,7 +22,7 @@ from seqgen.data.tokenizers.pretrained import FAST, load_pretrained_tokenizer, m
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.data.vocabulary_map import VocabularyMap
 from seqgen.model import EncoderDecoderModel
-from seqgen.models.huggingface.bart_kinds import KINDS, SIDES
+from seqgen.models.huggingface.bart import KINDS, SIDES
 from seqgen.models.huggingface.checkpoint import save_pretrained
 from seqgen.models.t5.layers import PRESETS
 from seqgen.models.t5.model import T5Model

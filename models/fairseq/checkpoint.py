@@ -34,10 +34,9 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.data.tokenizers.language_tokens import LanguageTokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
-from seqgen.errors import CheckpointError, ConfigError, DataError
+from seqgen.errors import CheckpointError, ConfigError, DataError, shown
 from seqgen.model import EncoderDecoderModel
-from seqgen.models.fairseq.languages import FairseqLanguages
-from seqgen.models.fairseq.options import FairseqOptions, read_options
+from seqgen.models.fairseq.options import FairseqLanguages, FairseqOptions, read_options
 from seqgen.models.fconv import FConvConfig
 from seqgen.models.transformer import TransformerConfig
 from seqgen.models.transformer_lm import TransformerLMConfig
@@ -59,7 +58,6 @@ _RENAMED = [
 ]
 
 _PACKAGES = ("omegaconf.", "fairseq.")  # whose objects become inert: options (in some versions) and training meters
-_MAX_POSITIONS = 1_000_000
 _SENTENCEPIECE_NAMES = ("sentencepiece.bpe.model", "spm.model", "sentencepiece.model", "spm.128k.model")
 _M2M_DICTIONARY = "model_dict.128k.txt"
 
@@ -142,19 +140,15 @@ def _build(
 
 
 def _check_counts(config: TransformerConfig | TransformerLMConfig, weights: dict[str, Tensor], path: Path) -> None:
-    """Refuse more layers than there are weights for, and too large sinusoidal tables, which have no weights."""
+    """Refuse more layers than there are weights for."""
     for side in ("encoder", "decoder"):
         layers = {name.split(".")[2] for name in weights if name.startswith(f"{side}.layers.")}
         wanted = getattr(config, f"{side}_layers", 0)
         if wanted > len(layers):
             raise CheckpointError(
-                f"{path}: its options do not match its weights: {side}_layers is {wanted}, but {side}.layers."
+                f"{path}: its options do not match its weights: {side}_layers is {shown(wanted)}, but {side}.layers."
                 f"{len(layers)} is missing; copy it again"
             )
-    for side in ("source", "target"):
-        positions = getattr(config, f"max_{side}_positions", 0)
-        if positions > _MAX_POSITIONS:
-            raise CheckpointError(f"{path}: max_{side}_positions is {positions}; at most {_MAX_POSITIONS} can be read")
 
 
 def _ties(config: Any) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""From the options that fairseq saves in a checkpoint to the configuration of a model.
+"""From the options that fairseq saves in a checkpoint to the configuration of a model and its languages.
 
 Every option is of one of four kinds: it has a counterpart in the model's configuration; it changes the computation in a
 way that seqgen does not support, and must be off; it is known not to change the computation; or it is unknown, and the
@@ -8,29 +8,20 @@ checkpoint is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from seqgen.config.values import from_dict
-from seqgen.errors import CheckpointError, ConfigError, nearest, shown
-from seqgen.models.fairseq.languages import MULTILINGUAL, FairseqLanguages, read_languages
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.tokenizers.languages import Languages, TargetLanguage
+from seqgen.errors import CheckpointError, ConfigError, DataError, nearest, shown
 from seqgen.models.fconv import FConvConfig
 from seqgen.models.transformer import TransformerConfig
 from seqgen.models.transformer_lm import TransformerLMConfig
 from seqgen.registry import MODELS
-
-_LARGEST = 2**31 - 1
-
-_FCONV_20 = "[(512, 3)] * 20"
-_FCONV_EN_DE = "[(512, 3)] * 9 + [(1024, 3)] * 4 + [(2048, 1)] * 2"
-_FCONV_EN_FR = "[(512, 3)] * 6 + [(768, 3)] * 4 + [(1024, 3)] * 3 + [(2048, 1)] * 1 + [(4096, 1)] * 1"
-
-
-def _fconv(dim: int, out_dim: int, encoder: str, decoder: str) -> dict[str, Any]:
-    dims = {"encoder_embed_dim": dim, "decoder_embed_dim": dim, "decoder_out_embed_dim": out_dim}
-    return {**dims, "encoder_layers": encoder, "decoder_layers": decoder}
+from seqgen.system.reading import read_bytes
 
 
 def _transformer(dim: int, ffn_dim: int, heads: int, **further: Any) -> dict[str, Any]:
@@ -57,10 +48,8 @@ _PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
 ARCHITECTURES: dict[str, dict[str, dict[str, Any]]] = {
     "fconv": {
         "fconv": {},
-        "fconv_iwslt_de_en": _fconv(256, 256, "[(256, 3)] * 4", "[(256, 3)] * 3"),
-        "fconv_wmt_en_ro": _fconv(512, 512, _FCONV_20, _FCONV_20),
-        "fconv_wmt_en_de": _fconv(768, 512, _FCONV_EN_DE, _FCONV_EN_DE),
-        "fconv_wmt_en_fr": _fconv(768, 512, _FCONV_EN_FR, _FCONV_EN_FR),
+        "fconv_wmt_en_ro": {"decoder_out_embed_dim": 512},
+        **{name: vars(MODELS.config(name)) for name in ("fconv_iwslt_de_en", "fconv_wmt_en_de", "fconv_wmt_en_fr")},
     },
     "transformer": {
         "transformer": {},
@@ -120,87 +109,192 @@ leave them off."""
 
 _PLAY_NO_PART = frozenset(
     """
-    _name arch criterion task tokenizer bpe optimizer lr_scheduler scoring no_seed_provided user_dir data source_lang
-    target_lang load_alignments left_pad_source left_pad_target upsample_primary truncate_source
-    num_batch_buckets raw_text lazy_load dataset_impl max_positions workers num_workers max_tokens max_sentences
-    batch_size max_tokens_valid max_sentences_valid batch_size_valid required_batch_size_multiple
-    required_seq_len_multiple skip_invalid_size_inputs_valid_test data_buffer_size train_subset valid_subset
-    combine_valid_subsets ignore_unused_valid_subsets gen_subset num_shards shard_id grouped_shuffling
-    update_epoch_batch_itr update_ordered_indices_seed curriculum sample_without_replacement max_valid_steps
-
-    no_progress_bar log_interval log_format log_file tensorboard_logdir wandb_project azureml_logging aim_repo
-    aim_run_hash tbmf_wrapper reset_logging suppress_crashes profile use_plasma_view plasma_path seed cpu tpu
-    empty_cache_freq all_gather_list_size quantization_config_path model_parallel_size
-
-    fp16 bf16 memory_efficient_fp16 memory_efficient_bf16 fp16_no_flatten_grads fp16_init_scale fp16_scale_window
-    fp16_scale_tolerance on_cpu_convert_precision min_loss_scale threshold_loss_scale amp amp_batch_retries
-    amp_init_scale amp_scale_window
-
-    distributed_world_size distributed_num_procs distributed_rank distributed_backend distributed_init_method
-    distributed_port distributed_wrapper distributed_no_spawn device_id local_rank ddp_backend ddp_comm_hook
-    bucket_cap_mb fix_batches_to_gpus find_unused_parameters gradient_as_bucket_view fast_stat_sync heartbeat_timeout
-    broadcast_buffers slowmo_momentum slowmo_algorithm slowmo_base_algorithm localsgd_frequency nprocs_per_node
-    pipeline_model_parallel pipeline_balance pipeline_devices pipeline_chunks pipeline_encoder_balance
-    pipeline_encoder_devices pipeline_decoder_balance pipeline_decoder_devices pipeline_checkpoint zero_sharding
-    no_reshard_after_forward fp32_reduce_scatter cpu_offload use_sharded_state not_fsdp_flatten_parameters
-    min_params_to_wrap
-
-    max_epoch max_update stop_time_hours clip_norm sentence_avg update_freq lr min_lr stop_min_lr use_bmuf
-    skip_remainder_batch debug_param_names block_lr block_momentum global_sync_iter warmup_iterations use_nbm
-    average_sync momentum weight_decay adam_betas adam_eps use_old_adam fp16_adam_stats adamax_betas adagrad
-    adafactor_eps clip_threshold decay_rate beta1 relative_step scale_parameter warmup_init warmup_updates
-    warmup_init_lr force_anneal lrshrink lr_shrink lr_patience lr_threshold end_learning_rate power total_num_update
-    max_lr t_mult lr_period_updates shrink_min lr_deacy_period phase_ratio init_lr_scale final_lr_scale warmup_steps
-    hold_steps decay_steps
-
-    save_dir restore_file continue_once finetune_from_model reset_dataloader reset_lr_scheduler reset_meters
-    reset_optimizer optimizer_overrides save_interval save_interval_updates keep_interval_updates
-    keep_interval_updates_pattern keep_last_epochs keep_best_checkpoints no_save no_epoch_checkpoints
+    _name arch criterion task tokenizer bpe optimizer scoring no_seed_provided user_dir data source_lang target_lang
+    load_alignments left_pad_source left_pad_target upsample_primary truncate_source num_batch_buckets raw_text
+    lazy_load dataset_impl max_positions workers num_workers max_tokens max_sentences batch_size max_tokens_valid
+    max_sentences_valid batch_size_valid required_batch_size_multiple required_seq_len_multiple
+    skip_invalid_size_inputs_valid_test data_buffer_size train_subset valid_subset combine_valid_subsets
+    ignore_unused_valid_subsets gen_subset num_shards shard_id grouped_shuffling update_epoch_batch_itr
+    update_ordered_indices_seed curriculum sample_without_replacement max_valid_steps no_progress_bar
+    tensorboard_logdir wandb_project azureml_logging tbmf_wrapper suppress_crashes profile use_plasma_view
+    plasma_path seed cpu tpu empty_cache_freq all_gather_list_size quantization_config_path model_parallel_size fp16
+    bf16 memory_efficient_fp16 memory_efficient_bf16 on_cpu_convert_precision min_loss_scale threshold_loss_scale
+    amp device_id local_rank ddp_backend ddp_comm_hook bucket_cap_mb fix_batches_to_gpus find_unused_parameters
+    gradient_as_bucket_view fast_stat_sync heartbeat_timeout broadcast_buffers localsgd_frequency nprocs_per_node
+    zero_sharding no_reshard_after_forward fp32_reduce_scatter cpu_offload use_sharded_state
+    not_fsdp_flatten_parameters min_params_to_wrap max_epoch max_update stop_time_hours clip_norm sentence_avg
+    update_freq lr min_lr stop_min_lr use_bmuf skip_remainder_batch debug_param_names block_lr block_momentum
+    global_sync_iter use_nbm average_sync momentum weight_decay use_old_adam adamax_betas adagrad adafactor_eps
+    clip_threshold decay_rate beta1 relative_step scale_parameter force_anneal lrshrink end_learning_rate power
+    total_num_update max_lr t_mult shrink_min phase_ratio init_lr_scale final_lr_scale hold_steps decay_steps
+    restore_file continue_once finetune_from_model optimizer_overrides no_save no_epoch_checkpoints
     no_last_checkpoints no_save_optimizer_state best_checkpoint_metric maximize_best_checkpoint_metric patience
-    checkpoint_suffix checkpoint_shard_count load_checkpoint_on_all_dp_ranks write_checkpoints_asynchronously
-    validate_interval validate_interval_updates validate_after_updates fixed_validation_seed disable_validation
-    store_ema ema_decay ema_start_update ema_seed_model ema_update_freq ema_fp32
-
-    label_smoothing report_accuracy ignore_prefix_size
-    eval_bleu eval_bleu_args eval_bleu_detok eval_bleu_detok_args eval_tokenized_bleu eval_bleu_remove_bpe
-    eval_bleu_print_samples
-
-    langs lang_dict lang_pairs lang_tok_style encoder_langtok decoder_langtok langtoks langtoks_specs
-    lang_tok_replacing_bos_eos keep_inference_langtok enable_lang_ids enable_reservsed_directions_shared_datasets
-    extra_data extra_lang_pairs fixed_dictionary source_dict target_dict sampling_method sampling_temperature
-    sampling_weights sampling_weights_from_file virtual_epoch_size virtual_data_size shuffle_instance
-    one_dataset_per_batch same_lang_per_batch
-
-    tokens_per_sample sample_break_mode shorten_method shorten_data_split_list pad_to_fixed_length pad_to_fixed_bsz
-    pad_to_bsz future_target character_filters character_embedding_dim char_embedder_highway_layers
-    no_tie_adaptive_proj decoder_final_norm
-
-    encoder_embed_path decoder_embed_path relu_dropout adaptive_softmax_dropout adaptive_softmax_factor
-    adaptive_input_factor adaptive_input_cutoff checkpoint_activations offload_activations quant_noise_pq_block_size
-    base_sublayers base_shuffle export decoder_input_dim decoder_output_dim encoder_factorized_embed_dim
-    decoder_factorized_embed_dim encoder_adapter_reduction_factor decoder_adapter_reduction_factor
-    encoder_adapter_activation_fn decoder_adapter_activation_fn encoder_adapter_lang_ids decoder_adapter_lang_ids
-    encoder_finetune_adapter decoder_finetune_adapter encoder__name decoder__name quant_noise__name
-    pooler_dropout pooler_activation_fn do_r4f spectral_norm_classification_head
+    load_checkpoint_on_all_dp_ranks write_checkpoints_asynchronously fixed_validation_seed disable_validation
+    store_ema label_smoothing report_accuracy ignore_prefix_size langs lang_dict lang_pairs lang_tok_style
+    encoder_langtok decoder_langtok langtoks langtoks_specs lang_tok_replacing_bos_eos enable_lang_ids
+    enable_reservsed_directions_shared_datasets extra_data extra_lang_pairs fixed_dictionary source_dict target_dict
+    sampling_method sampling_temperature sampling_weights sampling_weights_from_file shuffle_instance
+    one_dataset_per_batch same_lang_per_batch tokens_per_sample sample_break_mode shorten_method
+    shorten_data_split_list pad_to_fixed_length pad_to_fixed_bsz pad_to_bsz future_target character_filters
+    character_embedding_dim char_embedder_highway_layers no_tie_adaptive_proj decoder_final_norm encoder_embed_path
+    decoder_embed_path relu_dropout adaptive_softmax_dropout adaptive_softmax_factor adaptive_input_factor
+    adaptive_input_cutoff offload_activations quant_noise_pq_block_size base_sublayers base_shuffle export
+    decoder_input_dim decoder_output_dim encoder_factorized_embed_dim decoder_factorized_embed_dim
+    encoder_adapter_reduction_factor decoder_adapter_reduction_factor encoder_adapter_activation_fn
+    decoder_adapter_activation_fn encoder_adapter_lang_ids decoder_adapter_lang_ids encoder_finetune_adapter
+    decoder_finetune_adapter encoder__name decoder__name quant_noise__name pooler_dropout pooler_activation_fn
+    do_r4f spectral_norm_classification_head
     """.split()  # noqa: SIM905  # a list of this length is read more easily without quotes
 )
 """Options about data, training, logging and saving, and those that belong to one of ``_MUST_BE``."""
 
-
-NOT_FAIRSEQS = frozenset(
-    {
-        *("position_offset", "sinusoids", "share_encoder_decoder_embed", "output_bias", "decoder_start_token_id"),
-        *("embedding_dropout", "layer_norm_epsilon", "scale_attn_weights", "scale_attn_by_inverse_layer_idx"),
-        "positions_from_zero",
-    }
+_FAMILIES = (
+    *("adam_", "aim_", "amp_", "checkpoint_", "distributed_", "ema_", "eval_", "fp16_", "keep_", "log_"),
+    *("lr_", "pipeline_", "reset_", "save_", "slowmo_", "validate_", "virtual_", "warmup_"),
 )
-"""Keys of the models' configurations that fairseq does not have."""
+"""How the names of further options about training, logging and saving begin."""
+
 
 _OF_THE_TASK = (
     *("tokens_per_sample", "max_target_positions", "add_bos_token", "output_dictionary_size"),
     *("self_target", "past_target"),
 )
 """Options of the task language_modeling that change the model."""
+
+
+MULTILINGUAL = "translation_multi_simple_epoch"
+"""The task of multilingual checkpoints, such as M2M-100."""
+
+FRAMES = {"multilingual": "__{}__", "mbart": "[{}]"}
+"""The token of a language for each ``lang_tok_style``."""
+
+MASK = "<mask>"
+SUFFIXES = {"dae": "_dae", "mined": "_mined"}
+"""What the kinds of data that have tokens of their own append to a language, by the end of their names."""
+
+
+@dataclass(frozen=True)
+class FairseqLanguages:
+    """How a multilingual checkpoint is told the languages.
+
+    Attributes:
+        codes: the languages in the order of their tokens; empty if the options do not list them.
+        file: name of the file with the languages (``lang_dict``); empty for none.
+        pairs: the pairs of the training data, such as ``en-de``.
+        dictionary: name of the file of the dictionary that is the same for all languages; empty for none.
+        frame: the token of a language, such as ``__{}__``.
+        source: whose token sources begin with: ``src``, ``tgt``, or empty for none.
+        by_target: whether targets begin with the token of their language.
+        kinds: the kinds of training data that have tokens of languages.
+        has_mask: whether the vocabulary has a mask token after the tokens of languages.
+    """
+
+    codes: Sequence[str]
+    file: str
+    pairs: Sequence[str]
+    dictionary: str
+    frame: str
+    source: str
+    by_target: bool
+    kinds: Sequence[str]
+    has_mask: bool
+
+    def find_codes(self, path: Path, dictionary: Dictionary, given: str) -> list[str]:
+        """Find the languages: in the given file, the options, the file that they name, the dictionary, or the pairs.
+
+        Args:
+            path: the checkpoint.
+            dictionary: its dictionary as in the file, which may have the tokens of languages.
+            given: a file with one language on each line; empty for none.
+
+        Raises:
+            DataError: the given file cannot be read, or there are no languages.
+        """
+        beside = path.parent / Path(self.file).name if self.file else path
+        if given or (not self.codes and beside is not path and beside.is_file()):
+            file = Path(given) if given else beside
+            try:
+                return read_bytes(file).decode().split()
+            except (OSError, UnicodeDecodeError) as error:
+                raise DataError(f"cannot read the languages in {file}: {error}") from None
+        token = re.compile(re.escape(self.frame).replace(re.escape("{}"), r"([a-z]{2,3}(?:[_-]\w+)?)"))
+        listed = [found[1] for word in dictionary if (found := token.fullmatch(word))]
+        listed = [code for code in listed if not code.endswith(tuple(SUFFIXES.values()))]
+        codes = list(self.codes) or listed or sorted({code for pair in self.pairs for code in pair.split("-")})
+        if not codes:
+            raise DataError(f"{path} does not list its languages; give reading.lang_dict=FILE, with one on each line")
+        return codes
+
+    def add_tokens(self, dictionary: Dictionary, codes: Sequence[str]) -> None:
+        """Append the tokens that the file of the dictionary lacks.
+
+        Args:
+            dictionary: the dictionary, which is changed.
+            codes: the languages.
+        """
+        for kind in self.kinds:
+            suffix = next((own for end, own in SUFFIXES.items() if kind.endswith(end)), "")
+            for code in codes:
+                dictionary.add_symbol(self.frame.format(code + suffix))
+        if self.has_mask:
+            dictionary.add_symbol(MASK)
+
+    def convention(self, codes: Sequence[str]) -> Languages:
+        """How languages are chosen.
+
+        Args:
+            codes: the languages.
+        """
+        place = TargetLanguage.FIRST if self.by_target else TargetLanguage.SOURCE
+        default = ("en" if "en" in codes else codes[0]) if self.source == "src" else ""
+        return Languages({}, place, default, frame=self.frame)
+
+
+def read_languages(options: Mapping[str, Any], path: Path) -> FairseqLanguages:
+    """Read the options of the task.
+
+    Args:
+        options: the options of the task, as plain values.
+        path: the checkpoint, for messages.
+
+    Raises:
+        CheckpointError: an option is not supported.
+    """
+    source, target = options.get("encoder_langtok"), "tgt" if options.get("decoder_langtok") else None
+    langtoks = options.get("langtoks")  # fairseq adds what the two options above mean as "main"
+    main = langtoks.get("main") if isinstance(langtoks, Mapping) else None
+    if isinstance(main, list | tuple) and len(main) == 2:
+        source, target = main
+    if options.get("lang_tok_replacing_bos_eos"):
+        raise CheckpointError(f"{path} was trained with lang_tok_replacing_bos_eos, which seqgen does not support")
+    if (source or "", target or "") not in (("src", "tgt"), ("", "tgt"), ("tgt", "")):
+        raise CheckpointError(
+            f"{path} was trained with encoder_langtok={source} and decoder_langtok={target == 'tgt'}; seqgen supports "
+            "the token of the target language in the target, with or without that of the source language in the "
+            "source, or the token of the target language in the source"
+        )
+    style = str(options.get("lang_tok_style") or "multilingual")
+    if style not in FRAMES:
+        raise CheckpointError(f"{path} was trained with lang_tok_style={style}; there are: {', '.join(FRAMES)}")
+    extra = options.get("extra_data")
+    return FairseqLanguages(
+        codes=_texts(options.get("langs")),
+        file=str(options.get("lang_dict") or ""),
+        pairs=_texts(options.get("lang_pairs")),
+        dictionary=str(options.get("fixed_dictionary") or options.get("source_dict") or ""),
+        frame=FRAMES[style],
+        source=str(source or ""),
+        by_target=target == "tgt",
+        kinds=_texts(options.get("langtoks_specs")) or ["main"],
+        has_mask=style == "mbart" or (isinstance(extra, Mapping) and "mono_dae" in extra),
+    )
+
+
+def _texts(value: Any) -> list[str]:
+    """A list of texts, which old versions save as one text with commas."""
+    if isinstance(value, str):
+        return [part for part in value.split(",") if part]
+    return [str(item) for item in value] if isinstance(value, list | tuple) else []
 
 
 @dataclass(frozen=True)
@@ -304,15 +398,12 @@ def _config(family: str, options: dict[str, Any], path: Path) -> FConvConfig | T
         _fill_in_language_model(options)
     if family != "fconv" and "relu_dropout" in options:  # the old name
         options.setdefault("activation_dropout", options["relu_dropout"])
-    known = {field.name: field for field in fields(schema) if field.name not in NOT_FAIRSEQS}
+    known = {field.name: field for field in fields(schema)}
     for key, value in sorted(options.items()):
-        if key in {*known, *_MUST_BE} and isinstance(value, int | float) and abs(value) > _LARGEST:
-            raise CheckpointError(
-                f"{path} is damaged: its option {key} is a number above {_LARGEST}, which no model has"
-            )
         if key in _MUST_BE and key not in known and value is not None and value not in _MUST_BE[key]:
             raise CheckpointError(f"{path} was trained with {key}={shown(value)}, which seqgen does not support")
-    unknown = sorted(key for key in options if key not in {*known, *_MUST_BE, *_PLAY_NO_PART})
+    understood = {*known, *_MUST_BE, *_PLAY_NO_PART}
+    unknown = sorted(key for key in options if key not in understood and not key.startswith(_FAMILIES))
     if unknown:
         raise CheckpointError(
             f"{path} was trained with unknown options: {', '.join(unknown[:8])}. If they do not change "

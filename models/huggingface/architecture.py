@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -36,21 +36,17 @@ NO_EFFECT = frozenset(
 """Keys of a ``config.json`` that do not change what transformers 4.53.3 computes, whatever the model."""
 
 
-@dataclass(frozen=True)
-class ModelSize:
-    """What a configuration describes, to compare with the size of the files before anything is built.
+V = TypeVar("V", bool, int, float, str)
 
-    Attributes:
-        vocab_size: rows of the embedding.
-        layers: layers of all stacks together.
-        parameters: parameters of the weight matrices; norms and biases, which are few, are not counted.
-        buffers: values of tables that are computed, of which the files have none.
-    """
+_WANTED: dict[type, str] = {bool: "true or false", float: "a number", str: "a text"}
 
-    vocab_size: int
-    layers: int
-    parameters: int
-    buffers: int = 0
+GENERAL = {
+    **dict.fromkeys(("d_model", "n_embd"), "hidden_size"),
+    **dict.fromkeys(("num_layers", "n_layer"), "num_hidden_layers"),
+    **dict.fromkeys(("encoder_attention_heads", "num_heads", "n_head"), "num_attention_heads"),
+    **{"d_kv": "head_dim", "n_positions": "max_position_embeddings"},
+}
+"""The general names of sizes in ``config.json`` by those of the architectures."""
 
 
 @dataclass(frozen=True)
@@ -79,41 +75,42 @@ class JSONConfig:
             raise CheckpointError(f"{path} is damaged: it must contain keys and values")
         return cls(path, values)
 
-    def integer(self, name: str, default: int, minimum: int = 0) -> int:
-        """A whole number of at least ``minimum``."""
-        value = self.value(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-            raise self.wrong(name, value, f"a whole number of at least {minimum}")
-        if value > LARGEST:
-            raise self.wrong(name, value, f"a whole number of at most {LARGEST}")
-        return value
+    def get(self, name: str, default: V, minimum: int = 0) -> V:
+        """A value of the type of its default: true or false, a whole number, a number or a text.
 
-    def number(self, name: str, default: float) -> float:
-        """A number that is not infinite."""
-        value = self.value(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
-            raise self.wrong(name, value, "a number")
-        return float(value)
+        Args:
+            name: the key.
+            default: the value if the key is missing.
+            minimum: the smallest whole number that is allowed.
 
-    def boolean(self, name: str, default: bool) -> bool:
-        """True or false."""
-        value = self.value(name, default)
-        if not isinstance(value, bool):
-            raise self.wrong(name, value, "true or false")
-        return value
+        Raises:
+            CheckpointError: it is of another type, too small or too large.
+        """
+        value: Any = self.value(name, default)
+        kind: Any = type(default)
+        if kind is float and type(value) in (int, float) and abs(value) <= sys.float_info.max:
+            value = float(value)
+        elif type(value) is not kind or kind is float:
+            raise self.wrong(name, value, _WANTED.get(kind, f"a whole number of at least {minimum}"))
+        elif kind is int and not minimum <= value <= LARGEST:
+            limit = f"least {minimum}" if value < minimum else f"most {LARGEST}"
+            raise self.wrong(name, value, f"a whole number of at {limit}")
+        result: V = value
+        return result
 
-    def string(self, name: str, default: str = "") -> str:
-        """A text."""
-        value = self.value(name, default)
-        if not isinstance(value, str):
-            raise self.wrong(name, value, "a text")
-        return value
+    def read_table(self, table: Iterable[tuple[str, str, Any]], minimum: int = 0) -> dict[str, Any]:
+        """Values that have another name here, by that name.
 
-    def like(self, name: str, default: Any) -> Any:
-        """A value of the type of its default: true or false, a whole number, or a number."""
-        if isinstance(default, bool):
-            return self.boolean(name, default)
-        return self.integer(name, default) if isinstance(default, int) else self.number(name, default)
+        Args:
+            table: for each value its name in the file, the name here, and the default. If the file also has the general
+                name of a size, that value is used, as in transformers.
+            minimum: the smallest whole number that is allowed.
+        """
+        values = {}
+        for theirs, ours, default in table:
+            value = self.get(theirs, default, minimum)
+            values[ours] = self.get(GENERAL[theirs], value, minimum) if theirs in GENERAL else value
+        return values
 
     def value(self, name: str, default: Any = None) -> Any:
         """A value of any type."""
@@ -148,7 +145,7 @@ class JSONConfig:
         Raises:
             CheckpointError: the activation is not supported.
         """
-        name = self.string("activation_function", default)
+        name = self.get("activation_function", default)
         if name not in ACTIVATIONS:
             raise CheckpointError(
                 f"{self.path}: activation_function={name!r} is not supported; seqgen supports "
@@ -213,8 +210,8 @@ class Architecture(ABC):
         """
 
     @abstractmethod
-    def size(self, cfg: Any, config: JSONConfig) -> ModelSize:
-        """The size that a folder's configuration describes.
+    def vocab_size(self, cfg: Any, config: JSONConfig) -> int:
+        """The size of the vocabulary, of the source if there are two.
 
         Args:
             cfg: what ``read_config`` returned.
@@ -280,7 +277,7 @@ class Architecture(ABC):
         if (path / GENERATION_FILE).is_file():
             generation = JSONConfig.read(path / GENERATION_FILE)
             names = ("decoder_start_token_id", "bos_token_id")
-            starts = [*(generation.integer(name, -1, minimum=-1) for name in names), *starts]
+            starts = [*(generation.get(name, -1, minimum=-1) for name in names), *starts]
         return next((start for start in starts if start >= 0), -1)
 
     def generation_defaults(self, config: JSONConfig) -> dict[str, Any]:

@@ -1,11 +1,12 @@
 """BART and its relatives in Hugging Face's layout: mBART, Pegasus, Marian, M2M-100 and NLLB. All are a ``transformer``.
 
-A ``config.json`` names the type and the sizes. What else distinguishes the types is in ``bart_kinds.py``.
+A ``config.json`` names the type and the sizes. What else distinguishes the types is in ``KINDS``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,120 @@ from torch import Tensor, nn
 from seqgen.checkpoints.loading import DecodingTask
 from seqgen.config.values import value_text
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.errors import CheckpointError, ConfigError, DataError, shown
-from seqgen.models.huggingface.architecture import HEAD, Architecture, JSONConfig, ModelSize, activation_name
-from seqgen.models.huggingface.bart_kinds import KINDS, NO_EFFECT, OFF, PROBABILITIES, SIDES, SIZES, Kind
+from seqgen.errors import CheckpointError, ConfigError, DataError
+from seqgen.models.huggingface.architecture import HEAD, Architecture, JSONConfig, activation_name
 from seqgen.models.huggingface.weights import Layout, Piece, stacked, weights_of, with_bias
 from seqgen.models.transformer import TransformerConfig, TransformerModel
+
+SIDES = ("encoder", "decoder")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What all models of one ``model_type`` have in common.
+
+    Attributes:
+        class_name: the class of transformers.
+        pre_norm: whether layer normalization is applied before each sublayer, and once more after the last layer.
+        norms_embeddings: whether layer normalization is applied to embeddings.
+        positions: ``learned``, or the name of the table of sinusoids.
+        position_offset: number of the first position; ``None`` for ``pad_token_id + 1``.
+        ids: the special ids of a model whose ``config.json`` lacks them; -1 for none.
+        defaults: other values of such a model, where they differ from those of BART.
+        has_bias: whether the output projection has a bias.
+    """
+
+    class_name: str
+    pre_norm: bool
+    norms_embeddings: bool
+    positions: str
+    position_offset: int | None
+    ids: Mapping[str, int]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    has_bias: bool = True
+
+    def options(self, pad: int) -> dict[str, Any]:
+        """The values of the model's configuration that all models of this type have.
+
+        Args:
+            pad: id of padding.
+        """
+        return {
+            **{f"{side}_normalize_before": self.pre_norm for side in SIDES},
+            **{f"{side}_learned_pos": self.positions == "learned" for side in SIDES},
+            "layernorm_embedding": self.norms_embeddings,
+            "sinusoids": "fairseq" if self.positions == "learned" else self.positions,
+            "position_offset": pad + 1 if self.position_offset is None else self.position_offset,
+        }
+
+
+def _ids(pad: int, eos: int, bos: int, start: int, forced_eos: int) -> dict[str, int]:
+    names = ("pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id", "forced_eos_token_id")
+    return dict(zip(names, (pad, eos, bos, start, forced_eos), strict=True))
+
+
+_LEARNED: dict[str, Any] = {"positions": "learned", "position_offset": 2}
+_PAPER: dict[str, Any] = {"positions": "paper", "position_offset": 0}
+_M2M_100: dict[str, Any] = {
+    **{"vocab_size": 128112, "activation_function": "relu", "scale_embedding": True, "attention_dropout": 0.1},
+    **{f"{side}_layerdrop": 0.05 for side in SIDES},
+}
+
+KINDS = {
+    "bart": Kind(
+        "BartForConditionalGeneration", pre_norm=False, norms_embeddings=True, **_LEARNED, ids=_ids(1, 2, 0, 2, 2)
+    ),
+    "mbart": Kind(
+        "MBartForConditionalGeneration", pre_norm=True, norms_embeddings=True, **_LEARNED, ids=_ids(1, 2, 0, -1, 2)
+    ),
+    "pegasus": Kind(
+        "PegasusForConditionalGeneration", pre_norm=True, norms_embeddings=False, **_PAPER, ids=_ids(0, 1, -1, 0, 1)
+    ),
+    "marian": Kind(
+        "MarianMTModel",
+        pre_norm=False,
+        norms_embeddings=False,
+        **_PAPER,
+        ids=_ids(58100, 0, -1, 58100, 0),
+        defaults={"vocab_size": 58101},
+    ),
+    "m2m_100": Kind(
+        "M2M100ForConditionalGeneration",
+        pre_norm=True,
+        norms_embeddings=False,
+        positions="fairseq",
+        position_offset=None,
+        ids=_ids(1, 2, 0, 2, -1),
+        defaults=_M2M_100,
+        has_bias=False,
+    ),
+}
+"""The supported values of ``model_type``."""
+
+_SIZES = (
+    ("encoder_layers", "encoder_layers", 12),
+    ("encoder_ffn_dim", "encoder_ffn_embed_dim", 4096),
+    ("decoder_layers", "decoder_layers", 12),
+    ("decoder_ffn_dim", "decoder_ffn_embed_dim", 4096),
+    *((f"{side}_attention_heads", f"{side}_attention_heads", 16) for side in SIDES),
+)
+"""The name in ``config.json``, ours, and the default."""
+
+_PROBABILITIES = {"dropout": 0.1, "attention_dropout": 0.0, "activation_dropout": 0.0}
+_PROBABILITIES |= {f"{side}_layerdrop": 0.0 for side in SIDES}
+
+_OFF = ("is_decoder", "add_cross_attention", "tie_encoder_decoder", "pruned_heads")
+"""Keys that change the computation and are not supported."""
+
+_NO_EFFECT = frozenset(
+    """
+    num_hidden_layers init_std classif_dropout extra_pos_embeddings save_step model_max_length max_source_positions
+    max_target_positions normalize_before add_final_layer_norm normalize_embedding static_position_embeddings
+    add_bias_logits do_blenderbot_90_layernorm decoder_vocab_size share_encoder_decoder_embeddings
+    """.split()  # noqa: SIM905
+)
+"""Keys that do not change what transformers 4.53.3 computes, besides those of all models; the last two, unless it is a
+Marian."""
 
 _SHARED, _BIAS = "model.shared.weight", "final_logits_bias"
 
@@ -27,56 +137,39 @@ class BartArchitecture(Architecture):
     """BART and its relatives; see ``Architecture``."""
 
     model_class = TransformerModel
-    no_effect = NO_EFFECT | frozenset(KINDS["bart"].described_structure())
+    no_effect = _NO_EFFECT
 
     def read_config(self, config: JSONConfig) -> TransformerConfig:
         """Turn a folder's ``config.json`` into a configuration."""
-        name = config.string("model_type")
+        name = config.get("model_type", "")
         kind = KINDS[name]
-        config.refuse(OFF, name)
-        if not config.boolean("is_encoder_decoder", True):
+        config.refuse(_OFF, name)
+        if not config.get("is_encoder_decoder", True):
             raise CheckpointError(f"{config.path}: a {name} with is_encoder_decoder=false is not supported")
         default = kind.defaults
-        # transformers reads both names and prefers the general one
-        dim = config.integer("hidden_size", config.integer("d_model", 1024, minimum=1), minimum=1)
-        heads = config.integer("encoder_attention_heads", 16, minimum=1)
-        heads = config.integer("num_attention_heads", heads, minimum=1)
-        longest = config.integer("max_position_embeddings", 1024, minimum=1)
-        tied = config.boolean("tie_word_embeddings", True)
-        shared = name != "marian" or config.boolean("share_encoder_decoder_embeddings", True)
+        dim = config.read_table([("d_model", "dim", 1024)], minimum=1)["dim"]
+        longest = config.get("max_position_embeddings", 1024, minimum=1)
+        tied = config.get("tie_word_embeddings", True)
+        shared = name != "marian" or config.get("share_encoder_decoder_embeddings", True)
         values = {
             "_name": "transformer",
             **kind.options(_padding(config, kind)),
             **{f"{side}_embed_dim": dim for side in SIDES},
-            **{ours: config.integer(theirs, value, minimum=1) for theirs, ours, value in SIZES},
-            "encoder_attention_heads": heads,
+            **config.read_table(_SIZES, minimum=1),
             "max_source_positions": longest,
             "max_target_positions": longest,
             "activation_fn": config.activation(default.get("activation_function", "gelu")),
-            "no_scale_embedding": not config.boolean("scale_embedding", default.get("scale_embedding", False)),
+            "no_scale_embedding": not config.get("scale_embedding", default.get("scale_embedding", False)),
             "output_bias": kind.has_bias,
-            **{key: config.number(key, default.get(key, value)) for key, value in PROBABILITIES.items()},
+            **{key: config.get(key, default.get(key, value)) for key, value in _PROBABILITIES.items()},
             **_sharing(shared, tied),
         }
         cfg: TransformerConfig = config.model(values)
         return cfg
 
-    def size(self, cfg: TransformerConfig, config: JSONConfig) -> ModelSize:
-        """The size that a folder's configuration describes."""
-        kind = KINDS[config.string("model_type")]
-        source, target = _vocab_sizes(config, kind)
-        shared, tied = _shares(cfg)
-        dim, learned = cfg.encoder_embed_dim, kind.positions == "learned"
-        embeddings = source + (0 if shared else target) + (0 if tied else target)
-        layers = cfg.encoder_layers * (4 * dim + 2 * cfg.encoder_ffn_embed_dim)
-        layers += cfg.decoder_layers * (8 * dim + 2 * cfg.decoder_ffn_embed_dim)
-        positions = cfg.max_source_positions + cfg.max_target_positions
-        return ModelSize(
-            vocab_size=source,
-            layers=cfg.encoder_layers + cfg.decoder_layers,
-            parameters=dim * (embeddings + layers + (positions if learned else 0)),
-            buffers=0 if learned else dim * positions,
-        )
+    def vocab_size(self, cfg: TransformerConfig, config: JSONConfig) -> int:
+        """The size of the source's vocabulary."""
+        return _vocab_sizes(config, KINDS[config.get("model_type", "")])[0]
 
     def make_task(self, cfg: TransformerConfig, path: Path, tokenizer: Tokenizer) -> DecodingTask:
         """The task that decodes; the configuration gets the first decoder input.
@@ -84,7 +177,7 @@ class BartArchitecture(Architecture):
         A tokenizer with other files for the target has the attribute ``target_side``, the tokenizer of the target.
         """
         config = JSONConfig.read(path / "config.json")
-        kind = KINDS[config.string("model_type")]
+        kind = KINDS[config.get("model_type", "")]
         target: Tokenizer = getattr(tokenizer, "target_side", tokenizer)
         wanted = _vocab_sizes(config, kind)[1]
         if len(target.dictionary) != wanted:
@@ -98,22 +191,11 @@ class BartArchitecture(Architecture):
 
     def generation_defaults(self, config: JSONConfig) -> dict[str, Any]:
         """Values that transformers' configuration has although the file lacks them."""
-        kind = KINDS[config.string("model_type")]
+        kind = KINDS[config.get("model_type", "")]
         defaults: dict[str, Any] = {name: value for name, value in kind.ids.items() if value >= 0}
-        if config.boolean("force_bos_token_to_be_generated", False):
+        if config.get("force_bos_token_to_be_generated", False):
             defaults["forced_bos_token_id"] = _id(config, kind, "bos_token_id")
         return defaults
-
-    def reading_notes(self, config: JSONConfig) -> list[str]:
-        """Notes about keys that contradict the type, or are unknown."""
-        name = config.string("model_type")
-        fixed = KINDS[name].described_structure()
-        notes = [
-            f"{config.path}: {key}={shown(value)} has no effect on a {name}, as in transformers"
-            for key, value in config.values.items()
-            if key in fixed and value is not None and bool(value) != fixed[key]
-        ]
-        return notes + super().reading_notes(config)
 
     def write_config(self, model: TransformerModel) -> dict[str, Any]:
         """The content of a model's ``config.json``; the type is the one whose structure the model has."""
@@ -128,13 +210,12 @@ class BartArchitecture(Architecture):
             "is_encoder_decoder": True,
             "vocab_size": vocab_size,
             "d_model": cfg.encoder_embed_dim,
-            **{theirs: getattr(cfg, ours) for theirs, ours, _ in SIZES},
-            "encoder_attention_heads": cfg.encoder_attention_heads,
+            **{theirs: getattr(cfg, ours) for theirs, ours, _ in _SIZES},
             "num_hidden_layers": cfg.encoder_layers,
             "max_position_embeddings": cfg.max_source_positions,
             "activation_function": activation_name(cfg.activation_fn),
             "scale_embedding": not cfg.no_scale_embedding,
-            **{key: getattr(cfg, key) for key in PROBABILITIES},
+            **{key: getattr(cfg, key) for key in _PROBABILITIES},
             "tie_word_embeddings": tied and (shared or name == "marian"),
             **own,
             "use_cache": True,
@@ -221,7 +302,7 @@ ARCHITECTURE = BartArchitecture()
 def _id(config: JSONConfig, kind: Kind, name: str) -> int:
     """A special id; -1 if there is none, which the file says with ``null``."""
     default = -1 if name in config.values else kind.ids[name]
-    return config.integer(name, default, minimum=-1)
+    return config.get(name, default, minimum=-1)
 
 
 def _padding(config: JSONConfig, kind: Kind) -> int:
@@ -234,9 +315,9 @@ def _padding(config: JSONConfig, kind: Kind) -> int:
 
 def _vocab_sizes(config: JSONConfig, kind: Kind) -> tuple[int, int]:
     """The sizes of the source's and the target's vocabulary."""
-    source = config.integer("vocab_size", kind.defaults.get("vocab_size", 50265), minimum=1)
-    separate = kind is KINDS["marian"] and not config.boolean("share_encoder_decoder_embeddings", True)
-    return source, config.integer("decoder_vocab_size", source, minimum=1) if separate else source
+    source = config.get("vocab_size", kind.defaults.get("vocab_size", 50265), minimum=1)
+    separate = kind is KINDS["marian"] and not config.get("share_encoder_decoder_embeddings", True)
+    return source, config.get("decoder_vocab_size", source, minimum=1) if separate else source
 
 
 def _sharing(shared: bool, tied: bool) -> dict[str, bool]:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from seqgen.checkpoints.loading import LoadedModel, Placement, register_checkpoint_loader
-from seqgen.checkpoints.model_weights import MAX_BUFFERS, on_meta
+from seqgen.checkpoints.model_weights import build_checked, check_buffers, on_meta
 from seqgen.checkpoints.serialization import write_json
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
 from seqgen.config.values import to_dict
@@ -27,9 +27,10 @@ from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
 from seqgen.errors import CheckpointError, ConfigError, shown
 from seqgen.model import EncoderDecoderModel
-from seqgen.models.huggingface.architecture import GENERATION_FILE, HEAD, Architecture, JSONConfig, ModelSize
+from seqgen.models.huggingface.architecture import GENERATION_FILE, HEAD, Architecture, JSONConfig
 from seqgen.models.huggingface.generation import GENERATION_KEYS, read_generation, write_generation
 from seqgen.models.huggingface.weights import SHARD_BYTES, fill, weight_files, write_weights
+from seqgen.modules.inspection import num_parameters
 from seqgen.system.files import new_folder
 
 LAYER_BYTES = 500
@@ -73,17 +74,18 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
     config = JSONConfig.read(path / "config.json")
     architecture = architecture_of(config)
     cfg = architecture.read_config(config)
-    size = architecture.size(cfg, config)
-    _check_size(size, path)  # and whether there are weights at all
+    vocab_size = architecture.vocab_size(cfg, config)
+    layers = sum(getattr(cfg, name, 0) for name in ("encoder_layers", "num_layers", "decoder_layers"))
+    _check_size(path, tokens=vocab_size, layers=layers)  # and whether there are weights at all
     if reading.tokenizer == "ids":
-        tokenizer: Tokenizer = _id_tokenizer(config, size.vocab_size)
+        tokenizer: Tokenizer = _id_tokenizer(config, vocab_size)
     else:
-        tokenizer = load_pretrained_tokenizer(path, size.vocab_size)
+        tokenizer = load_pretrained_tokenizer(path, vocab_size)
     task = architecture.make_task(cfg, path, tokenizer)
     generation, notes = read_generation(
         path, task.target_tokenizer, architecture.decoder_only, architecture.generation_defaults(config)
     )
-    saved, is_of_5 = config.string("dtype", config.string("torch_dtype", "float32")), config.written_by(5)
+    saved, is_of_5 = config.get("dtype", config.get("torch_dtype", "float32")), config.written_by(5)
     notes += _notes(config, architecture, reading)
     if placement.dtype is None and saved not in _DTYPES:
         notes.append(
@@ -91,9 +93,11 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
         )
     try:
         with on_meta():
-            model = task.build_model(cfg)
+            model = build_checked(lambda: task.build_model(cfg), str(path))
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error}") from None
+    _check_size(path, parameters=num_parameters(model))
+    check_buffers(model, str(path))
     model.to(placement.dtype or _DTYPES.get(saved, torch.float32))
     untied = fill(model, architecture.layout(cfg), path, placement.device)
     if untied:
@@ -113,7 +117,7 @@ def _id_tokenizer(config: JSONConfig, vocab_size: int) -> WhitespaceTokenizer:
     Raises:
         CheckpointError: the configuration names no padding or end-of-sentence.
     """
-    pad, eos = (config.integer(f"{name}_token_id", -1) for name in ("pad", "eos"))
+    pad, eos = (config.get(f"{name}_token_id", -1) for name in ("pad", "eos"))
     return WhitespaceTokenizer(Dictionary(map(str, range(vocab_size)), pad=pad, eos=eos, unk=pad, bos=None))
 
 
@@ -136,19 +140,15 @@ def _notes(config: JSONConfig, architecture: Architecture, reading: ReadingConfi
     return notes
 
 
-def _check_size(described: ModelSize, path: Path) -> None:
-    """Refuse a configuration with more layers or weights than the files have bytes for, before anything is built."""
+def _check_size(path: Path, **described: int) -> None:
+    """Refuse a configuration with more tokens, layers or parameters than the files with weights have bytes for."""
     size = sum(file.stat().st_size for file in weight_files(path))
-    if described.parameters > size or described.layers * LAYER_BYTES > size:
-        raise CheckpointError(
-            f"{path}: the weights do not match its config.json, which describes {described.layers:,} layers "
-            f"and {described.parameters:,} parameters, more than {size:,} bytes can hold; copy all files of one model"
-        )
-    if 4 * described.buffers > MAX_BUFFERS:
-        raise CheckpointError(
-            f"{path}: its config.json describes tables of {described.buffers:,} values, more than {MAX_BUFFERS >> 30} "
-            "GiB; is max_position_embeddings right?"
-        )
+    for what, count in described.items():
+        if count * (LAYER_BYTES if what == "layers" else 1) > size:
+            raise CheckpointError(
+                f"{path}: the weights do not match its config.json, which describes {count:,} {what}, more than "
+                f"{size:,} bytes can hold; copy all files of one model"
+            )
 
 
 def save_pretrained(
@@ -203,7 +203,7 @@ def architecture_of(config: JSONConfig) -> Architecture:
     Raises:
         CheckpointError: it is of an architecture that seqgen does not have.
     """
-    kind = config.string("model_type")
+    kind = config.get("model_type", "")
     if kind not in MODULES:
         named = config.values.get("architectures")
         what = f"model_type={shown(kind)}" + (f" ({str(named[0])[:100]})" if isinstance(named, list) and named else "")

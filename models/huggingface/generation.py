@@ -95,7 +95,7 @@ def read_generation(
     if not has_file:
         config = JSONConfig(config.path, {**(defaults or {}), **config.values})
     reader = _Reader(config, tokenizer, decoder_only)
-    values = {"semantics": HUGGINGFACE.name, **reader.plain(_ALWAYS), **reader.lengths(), **reader.strategy()}
+    values = {"semantics": HUGGINGFACE.name, **config.read_table(_ALWAYS), **reader.lengths(), **reader.strategy()}
     values |= reader.tokens() | reader.texts() | reader.ends()
     reader.note_differences()
     try:
@@ -125,19 +125,15 @@ class _Reader:
         """Add a note about the file."""
         self.notes.append(f"{self.config.path}: {text}")
 
-    def plain(self, table: Sequence[tuple[str, str, Any]]) -> dict[str, Any]:
-        """Values that differ only in their names."""
-        return {ours: self.config.like(theirs, default) for theirs, ours, default in table}
-
     def lengths(self) -> dict[str, Any]:
         """Limits of the length; in the file, those without ``new_tokens`` in their names count the start token."""
         if self.decoder_only:
             return self._lengths_with_prompt()
-        longest = self.config.integer("max_length", TOOLKIT_LENGTH, minimum=1)
+        longest = self.config.get("max_length", TOOLKIT_LENGTH, minimum=1)
         # A limit of 20 is the default, whether given or not, and means 20 new tokens.
         new = longest if longest == TOOLKIT_LENGTH else max(longest - 1, 1)
-        longest = self.config.integer("max_new_tokens", new, minimum=1)
-        shortest = self.config.integer("min_new_tokens", max(self.config.integer("min_length", 0) - 1, 0))
+        longest = self.config.get("max_new_tokens", new, minimum=1)
+        shortest = self.config.get("min_new_tokens", max(self.config.get("min_length", 0) - 1, 0))
         return {"max_len": longest, "max_len_a": 0.0, "max_len_b": _UNLIMITED, "min_len": shortest}
 
     def _lengths_with_prompt(self) -> dict[str, Any]:
@@ -145,15 +141,15 @@ class _Reader:
 
         With ``max_len_a`` -1, ``max_len_b`` limits prompt and output together.
         """
-        longest = self.config.integer("max_length", TOOLKIT_LENGTH, minimum=1)
-        new = self.config.integer("max_new_tokens", 0)
+        longest = self.config.get("max_length", TOOLKIT_LENGTH, minimum=1)
+        new = self.config.get("max_new_tokens", 0)
         values: dict[str, Any] = {"max_len_a": 0.0, "max_len_b": _UNLIMITED}
         if new or longest == TOOLKIT_LENGTH:  # which is the default, whether given or not, and means 20 new tokens
             values["max_len"] = new or TOOLKIT_LENGTH
         else:
             values |= {"max_len_a": -1.0, "max_len_b": longest - 1}
-        values["min_len"] = self.config.integer("min_new_tokens", 0)
-        values["min_total_len"] = 0 if values["min_len"] else self.config.integer("min_length", 0)
+        values["min_len"] = self.config.get("min_new_tokens", 0)
+        values["min_total_len"] = 0 if values["min_len"] else self.config.get("min_length", 0)
         return values
 
     def strategy(self) -> dict[str, Any]:
@@ -162,25 +158,25 @@ class _Reader:
         if early not in (True, False, "never"):
             raise self.config.wrong("early_stopping", early, "true, false or 'never'")
         values: dict[str, Any] = {"early_stopping": str(early).lower()}
-        beams = self.config.integer("num_beams", 1)
-        if self.config.boolean("do_sample", False):
-            values |= {"sampling": True, **self.plain(_SAMPLING)}
+        beams = self.config.get("num_beams", 1)
+        if self.config.get("do_sample", False):
+            values |= {"sampling": True, **self.config.read_table(_SAMPLING)}
             if beams > 1:
                 values["search"] = "beam_sampling"
-            if (groups := self.config.integer("num_beam_groups", 1)) > 1:
+            if (groups := self.config.get("num_beam_groups", 1)) > 1:
                 self.note(f"num_beam_groups={groups} has no effect with do_sample=true")
-        elif beams == 1 and self.config.number("penalty_alpha", 0.0) > 0 and self.config.integer("top_k", 50) > 1:
-            alpha, topk = self.config.number("penalty_alpha", 0.0), self.config.integer("top_k", 50)
+        elif beams == 1 and self.config.get("penalty_alpha", 0.0) > 0 and self.config.get("top_k", 50) > 1:
+            alpha, topk = self.config.get("penalty_alpha", 0.0), self.config.get("top_k", 50)
             own = {"search.penalty_alpha": alpha, "search.contrastive_topk": topk}
             values |= {"search": "contrastive", "components": own}
-        elif (groups := self.config.integer("num_beam_groups", 1)) > 1:
-            own = {"search.groups": groups, "search.strength": self.config.number("diversity_penalty", 0.0)}
+        elif (groups := self.config.get("num_beam_groups", 1)) > 1:
+            own = {"search.groups": groups, "search.strength": self.config.get("diversity_penalty", 0.0)}
             values |= {"search": "diverse_beam", "components": own}
-        if drafted := self.config.integer("prompt_lookup_num_tokens", 0):
+        if drafted := self.config.get("prompt_lookup_num_tokens", 0):
             if beams > 1 or "search" in values:
                 self.note(f"prompt_lookup_num_tokens={drafted} has no effect on this search")
             else:
-                values |= {"draft_tokens": drafted, "prompt_lookup": self.config.integer("max_matching_ngram_size", 2)}
+                values |= {"draft_tokens": drafted, "prompt_lookup": self.config.get("max_matching_ngram_size", 2)}
         return values
 
     def note_differences(self) -> None:
@@ -188,7 +184,7 @@ class _Reader:
         cache = self.config.value("cache_implementation")
         if cache not in _EXACT_CACHES:
             self.note(f"cache_implementation={shown(cache)} is not supported and is ignored")
-        if (scale := self.config.number("guidance_scale", 1.0)) != 1:
+        if (scale := self.config.get("guidance_scale", 1.0)) != 1:
             self.note(
                 f"guidance_scale={scale} contrasts with the scores for an empty source, which "
                 "transformers does not do; outputs differ from its outputs"

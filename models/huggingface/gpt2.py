@@ -8,7 +8,7 @@ from typing import Any
 from seqgen.checkpoints.loading import PromptDecodingTask
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError
-from seqgen.models.huggingface.architecture import HEAD, Architecture, JSONConfig, ModelSize, activation_name
+from seqgen.models.huggingface.architecture import HEAD, Architecture, JSONConfig, activation_name
 from seqgen.models.huggingface.weights import Layout, Piece, with_bias
 from seqgen.models.transformer_lm import TransformerLanguageModel, TransformerLMConfig
 
@@ -16,12 +16,12 @@ _PREFIX = "transformer."
 _EMBEDDING, _POSITIONS = f"{_PREFIX}wte.weight", f"{_PREFIX}wpe.weight"
 
 _SIZES = (
-    ("n_embd", "hidden_size", "decoder_embed_dim", 768),
-    ("n_layer", "num_hidden_layers", "decoder_layers", 12),
-    ("n_head", "num_attention_heads", "decoder_attention_heads", 12),
-    ("n_positions", "max_position_embeddings", "max_target_positions", 1024),
+    ("n_embd", "decoder_embed_dim", 768),
+    ("n_layer", "decoder_layers", 12),
+    ("n_head", "decoder_attention_heads", 12),
+    ("n_positions", "max_target_positions", 1024),
 )
-"""GPT-2's name, the general name, which transformers prefers if a file has both, ours, and the default."""
+"""GPT-2's name, ours, and the default."""
 
 _VALUES: tuple[tuple[str, str, Any], ...] = (
     ("resid_pdrop", "dropout", 0.1),
@@ -67,24 +67,21 @@ class GPT2Architecture(Architecture):
     def read_config(self, config: JSONConfig) -> TransformerLMConfig:
         """Turn a folder's ``config.json`` into a configuration."""
         config.refuse(_OFF, "GPT-2")
-        values = {"_name": "transformer_lm", **_FIXED}
-        for name, general, ours, default in _SIZES:
-            values[ours] = config.integer(general, config.integer(name, default, minimum=1), minimum=1)
-        width = values["decoder_embed_dim"]
-        values |= {
-            "decoder_ffn_embed_dim": config.integer("n_inner", 4 * width, minimum=1),
+        sizes = config.read_table(_SIZES, minimum=1)
+        values = {
+            "_name": "transformer_lm",
+            **_FIXED,
+            **sizes,
+            "decoder_ffn_embed_dim": config.get("n_inner", 4 * sizes["decoder_embed_dim"], minimum=1),
             "activation_fn": config.activation("gelu_new"),
-            **{ours: config.like(name, default) for name, ours, default in _VALUES},
+            **config.read_table(_VALUES),
         }
         cfg: TransformerLMConfig = config.model(values)
         return cfg
 
-    def size(self, cfg: TransformerLMConfig, config: JSONConfig) -> ModelSize:
-        """The size that a folder's configuration describes."""
-        vocab_size, dim = config.integer("vocab_size", 50257, minimum=1), cfg.decoder_embed_dim
-        embeddings = (1 if cfg.share_decoder_input_output_embed else 2) * vocab_size + cfg.max_target_positions
-        layer = 4 * dim + 2 * cfg.decoder_ffn_embed_dim
-        return ModelSize(vocab_size, cfg.decoder_layers, dim * (embeddings + cfg.decoder_layers * layer))
+    def vocab_size(self, cfg: TransformerLMConfig, config: JSONConfig) -> int:
+        """The size of the vocabulary."""
+        return config.get("vocab_size", 50257, minimum=1)
 
     def make_task(self, cfg: TransformerLMConfig, path: Path, tokenizer: Tokenizer) -> PromptDecodingTask:
         """The task that decodes: a prompt has the ids that transformers gives it; an empty one is end-of-sentence."""
@@ -100,7 +97,7 @@ class GPT2Architecture(Architecture):
             "architectures": ["GPT2LMHeadModel"],
             "model_type": "gpt2",
             "vocab_size": model.decoder.embed_tokens.num_embeddings,
-            **{name: getattr(cfg, ours) for name, _, ours, _ in _SIZES},
+            **{name: getattr(cfg, ours) for name, ours, _ in _SIZES},
             "n_inner": cfg.decoder_ffn_embed_dim,
             "activation_function": activation_name(cfg.activation_fn),
             **{name: getattr(cfg, ours) for name, ours, _ in _VALUES},

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from seqgen.checkpoints.loading import DecodingTask
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, shown
-from seqgen.models.huggingface.architecture import HEAD, Architecture, JSONConfig, ModelSize
+from seqgen.models.huggingface.architecture import ACTIVATIONS, HEAD, Architecture, JSONConfig
 from seqgen.models.huggingface.weights import Layout, Piece, stacked, weights_of
 from seqgen.models.t5.layers import T5Config
 from seqgen.models.t5.model import T5Model
@@ -25,19 +25,17 @@ _DEFAULTS = {
 }
 """Defaults of transformers for keys missing in a ``config.json``, where the model types differ."""
 
-# Their names for one function; "gelu" after a gate, which they read as "gelu_new", is the exception.
-_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new"}
-_ACTIVATIONS |= {"gelu_fast": "gelu_new", "gelu_accurate": "gelu_new", "gelu_python": "gelu"}
-_ACTIVATIONS |= {"silu": "silu", "swish": "silu"}
+_NAMES = {"relu": "relu", "gelu": "gelu", "gelu_accurate": "gelu_new", "swish": "silu"}
+_ACTIVATIONS = {theirs: _NAMES[activation] for theirs, activation in ACTIVATIONS.items() if activation in _NAMES}
+"""For each name of an activation the one of ``T5Config``; "gelu" after a gate, which is "gelu_new", is an exception."""
 _GATED = {"relu": "gated-relu", "gelu_new": "gated-gelu", "silu": "gated-silu"}
 
 _VALUES: dict[str, Any] = {
+    **{"d_model": 512, "d_kv": 64},
     **{"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128},
     **{"dropout_rate": 0.1, "layer_norm_epsilon": 1e-6},
 }
 """Defaults of keys that have the same name here, and one default for all model types."""
-
-_SIZES = ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads")
 
 _OFF = ("tie_encoder_decoder", "pruned_heads")
 """Keys that change the computation and are not supported."""
@@ -59,39 +57,34 @@ class T5Architecture(Architecture):
 
     def read_config(self, config: JSONConfig) -> T5Config:
         """Turn a folder's ``config.json`` into a configuration."""
-        kind = config.string("model_type")
+        kind = config.get("model_type", "")
         defaults: Mapping[str, Any] = _DEFAULTS.get(kind, _DEFAULTS["mt5"])
         config.refuse(_OFF, kind)
-        if not config.boolean("is_encoder_decoder", True):
+        if not config.get("is_encoder_decoder", True):
             raise CheckpointError(f"{config.path}: a {kind} with is_encoder_decoder=false is not supported")
-        # Of two names for a size, transformers prefers the general one; only the encoder has num_hidden_layers.
-        layers = config.integer("num_layers", defaults["num_layers"])
+        # only the encoder has the general name of the number of layers
+        layers = config.get("num_layers", defaults["num_layers"])
         values = {
             "_name": "t5",
-            "vocab_size": config.integer("vocab_size", defaults["vocab_size"], minimum=1),
-            "d_model": config.integer("hidden_size", config.integer("d_model", 512)),
-            "d_kv": config.integer("head_dim", config.integer("d_kv", 64)),
-            "d_ff": config.integer("d_ff", defaults["d_ff"]),
-            "num_layers": config.integer("num_hidden_layers", layers),
-            "num_decoder_layers": config.integer("num_decoder_layers", layers, minimum=1),
-            "num_heads": config.integer("num_attention_heads", config.integer("num_heads", defaults["num_heads"])),
-            **{name: config.like(name, default) for name, default in _VALUES.items()},
+            **config.read_table([(name, name, default) for name, default in {**_VALUES, **defaults}.items()]),
+            "vocab_size": config.get("vocab_size", defaults["vocab_size"], minimum=1),
+            "num_decoder_layers": config.get("num_decoder_layers", layers, minimum=1),
             "per_layer_bias": kind == "umt5",
             "feed_forward_proj": _feed_forward(config, defaults["feed_forward_proj"]),
-            "tie_word_embeddings": config.boolean("tie_word_embeddings", _TIED[kind]),
+            "tie_word_embeddings": config.get("tie_word_embeddings", _TIED[kind]),
             "scale_decoder_outputs": _scales(config, kind),
-            "decoder_start_token_id": config.integer("decoder_start_token_id", _STARTS[kind], minimum=-1),
+            "decoder_start_token_id": config.get("decoder_start_token_id", _STARTS[kind], minimum=-1),
         }
         cfg: T5Config = config.model(values)
         return cfg
 
-    def size(self, cfg: T5Config, config: JSONConfig) -> ModelSize:
-        """The size that a folder's configuration describes."""
-        return ModelSize(cfg.vocab_size, cfg.total_layers, cfg.num_parameters)
+    def vocab_size(self, cfg: T5Config, config: JSONConfig) -> int:
+        """The size of the vocabulary."""
+        return cfg.vocab_size
 
     def make_task(self, cfg: T5Config, path: Path, tokenizer: Tokenizer) -> DecodingTask:
         """The task that decodes; the configuration gets the first decoder input."""
-        bos = JSONConfig.read(path / "config.json").integer("bos_token_id", -1, minimum=-1)
+        bos = JSONConfig.read(path / "config.json").get("bos_token_id", -1, minimum=-1)
         cfg.decoder_start_token_id = self.first_decoder_input(path, cfg.decoder_start_token_id, bos)
         if cfg.decoder_start_token_id == tokenizer.dictionary.pad():
             cfg.decoder_start_token_id = -1
@@ -115,7 +108,7 @@ class T5Architecture(Architecture):
             "architectures": [f"{kind.upper()}ForConditionalGeneration"],
             "model_type": kind,
             "is_encoder_decoder": True,
-            **{name: getattr(cfg, name) for name in (*_SIZES, *_VALUES, "feed_forward_proj")},
+            **{name: getattr(cfg, name) for name in (*_DEFAULTS["t5"], *_VALUES)},
             "num_decoder_layers": cfg.decoder_layers,
             "tie_word_embeddings": cfg.scales_outputs if cfg.per_layer_bias else _is_plain_tie(cfg),
             "dense_act_fn": "gelu_new" if cfg.feed_forward_proj == "gated-gelu" else activation,
@@ -182,15 +175,15 @@ def _scales(config: JSONConfig, kind: str) -> bool | None:
     if kind == "mt5":
         return None if config.written_by(4) else False
     given = kind == "t5" and config.value("scale_decoder_outputs") is not None
-    return config.boolean("scale_decoder_outputs", True) if given else None
+    return config.get("scale_decoder_outputs", True) if given else None
 
 
 def _feed_forward(config: JSONConfig, default: str) -> str:
     """The value of ``feed_forward_proj``; the keys ``dense_act_fn`` and ``is_gated_act`` override its parts."""
-    projection = config.string("feed_forward_proj", default)
+    projection = config.get("feed_forward_proj", default)
     activation = "gelu_new" if projection == "gated-gelu" else projection.removeprefix("gated-")
-    activation = config.string("dense_act_fn", activation)
-    gated = config.boolean("is_gated_act", projection.startswith("gated-"))
+    activation = config.get("dense_act_fn", activation)
+    gated = config.get("is_gated_act", projection.startswith("gated-"))
     known = _ACTIVATIONS.get(activation, "")
     result = _GATED.get(known, "") if gated else known
     if not result:

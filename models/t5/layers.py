@@ -87,20 +87,6 @@ class T5Config:
         """Whether features are multiplied by ``d_model ** -0.5`` before the output projection."""
         return self.tie_word_embeddings if self.scale_decoder_outputs is None else self.scale_decoder_outputs
 
-    @property
-    def total_layers(self) -> int:
-        """The number of encoder and decoder layers together."""
-        return self.num_layers + self.decoder_layers
-
-    @property
-    def num_parameters(self) -> int:
-        """The number of parameters in weight matrices; the few parameters of norms are not counted."""
-        attention = 4 * self.d_model * self.inner_dim
-        feed_forward = (3 if self.is_gated else 2) * self.d_model * self.d_ff
-        bias = (self.total_layers if self.per_layer_bias else 2) * self.relative_attention_num_buckets * self.num_heads
-        embeddings = (1 if self.tie_word_embeddings else 2) * self.vocab_size * self.d_model
-        return embeddings + bias + self.total_layers * (attention + feed_forward) + self.decoder_layers * attention
-
     def check(self) -> None:
         """Check the values.
 

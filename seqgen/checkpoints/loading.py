@@ -24,7 +24,14 @@ from torch import Tensor
 
 from seqgen.checkpoints.device_map import place
 from seqgen.checkpoints.hub import local_path
-from seqgen.checkpoints.model_weights import build_real, can_materialize, check_size, fit, load_weights, materialize
+from seqgen.checkpoints.model_weights import (
+    build_checked,
+    can_materialize,
+    check_size,
+    fit,
+    load_weights,
+    materialize,
+)
 from seqgen.checkpoints.run_checkpoints import resolve, weight_shapes
 from seqgen.checkpoints.run_record import update_generation, verify_run, verify_task
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig, option
@@ -350,7 +357,7 @@ def _load_run(path: Path, placement: Placement) -> LoadedModel:
         model.to(placement.dtype)
         materialize(model, placement.device)
     else:
-        model = build_real(lambda: task.build_model(config.model), str(checkpoint))
+        model = build_checked(lambda: task.build_model(config.model), str(checkpoint))
     load_weights(model, checkpoint)
     return LoadedModel(model, task, config, checkpoint, notes=notes, generation=own_settings(config.generation))
 

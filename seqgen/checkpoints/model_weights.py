@@ -190,17 +190,30 @@ def check_size(
             raise _impossible(error, where) from error
         return None
     fit(model, weights, where)
+    check_buffers(model, where)
+    return model
+
+
+def check_buffers(model: nn.Module, where: str) -> None:
+    """Check the size of the buffers that a model computes when it is built.
+
+    Args:
+        model: the model.
+        where: the checkpoint, for messages.
+
+    Raises:
+        CheckpointError: they are too large.
+    """
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
     if buffers > MAX_BUFFERS:
         raise CheckpointError(
             f"{where}: the model would need {buffers >> 30} GiB for buffers, more than {MAX_BUFFERS >> 30} GiB; its "
             "configuration is damaged, perhaps its maximum source or target length"
         )
-    return model
 
 
-def build_real(build: Callable[[], Any], where: str) -> Any:
-    """Build a model on a real device.
+def build_checked(build: Callable[[], Any], where: str) -> Any:
+    """Build a model, with errors for the user.
 
     Args:
         build: builds the model.

@@ -15,8 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -122,7 +121,8 @@ def write_onnx(graph: Graph, path: Path, opset: int) -> None:
     Raises:
         ConfigError: ONNX has no operator for a part of the graph.
     """
-    with _without_warnings():
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns about packages that are not needed
+    with warnings.catch_warnings(action="ignore"):
         try:
             program = torch.onnx.export(
                 graph.program,
@@ -160,19 +160,6 @@ def load_onnx(path: Path, graph: Graph) -> Run:
         return [torch.from_numpy(output) for output in session.run(None, dict(zip(names, arrays, strict=True)))]
 
     return run
-
-
-@contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Hide the exporter's warnings, for example about packages that are not needed."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 METADATA = "export.json"
@@ -285,8 +272,4 @@ def _metadata(loaded: LoadedModel, graphs: Mapping[str, Graph], formats: Sequenc
 
 
 def _described(tensor: NamedTensor) -> dict[str, Any]:
-    return {
-        "name": tensor.name,
-        "shape": list(tensor.shape),
-        "dtype": str(tensor.dtype).removeprefix("torch."),
-    }
+    return {**vars(tensor), "dtype": str(tensor.dtype).removeprefix("torch.")}

@@ -359,19 +359,18 @@ def test_sizes_that_the_weights_do_not_have(config: FConvConfig | TransformerCon
     """They are refused before anything of that size is made."""
     model = random_model(config)
     options = options_of(config)
-    beyond = "above 2147483647, which no model has"
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"max_source_positions": 10**18}, f"max_source_positions is a number {beyond}"),
-        ({"dropout": 10**400}, f"dropout is a number {beyond}"),
-        ({"decoder_layers": 10**600}, f"decoder_layers is a number {beyond}"),
-        ({"pad": 10**600}, f"pad is a number {beyond}"),
+        ({"max_source_positions": 10**18}, "a model of these sizes cannot be built"),
+        ({"dropout": 10**400}, "does not fit into 64 bits"),
+        ({"pad": 10**600}, "was trained with pad=1000000"),
     ]
     if isinstance(config, TransformerConfig):
         cases += [
             ({"encoder_layers": 10**9}, "encoder_layers is 1000000000, but encoder.layers.2 is missing"),
             ({"encoder_embed_dim": 10**9}, "a model of these sizes cannot be built"),
             ({"decoder_ffn_embed_dim": 10**9}, "decoder.layers.0.fc1.weight ((12, 8), here (1000000000, 8))"),
-            ({"max_source_positions": 10**9}, "max_source_positions is 1000000000; at most 1000000 can be read"),
+            ({"max_source_positions": 10**9}, "the model would need 29 GiB for buffers, more than 4 GiB"),
+            ({"decoder_layers": 10**600}, "does not fit into 64 bits"),
         ]
     else:
         cases += [

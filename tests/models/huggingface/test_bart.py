@@ -312,7 +312,7 @@ def test_what_a_config_does_not_say(kind: str, tmp_path: Path) -> None:
     for ours, theirs in same.items():
         assert getattr(cfg, ours) == getattr(original, theirs), ours
     assert cfg.no_scale_embedding != original.scale_embedding
-    assert ARCHITECTURE.size(cfg, config).vocab_size == original.vocab_size
+    assert ARCHITECTURE.vocab_size(cfg, config) == original.vocab_size
     names = ("pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id", "forced_eos_token_id")
     known = {name: getattr(original, name) for name in names}
     assert ARCHITECTURE.generation_defaults(config) == {
@@ -356,14 +356,13 @@ def test_the_start_token_is_the_originals(kind: str, tmp_path: Path) -> None:
     assert compared >= 12
 
 
-def test_unknown_and_contradictory_keys(tmp_path: Path) -> None:
+def test_unknown_keys(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path / "theirs", "bart")
     change_config(folder, id2label={"0": "a"}, normalize_before=False, static_position_embeddings=False, num_beams=3)
     change_config(folder, _anything=1, gradient_checkpointing=True, normalize_embedding=True, extra_pos_embeddings=2)
     assert load_model(folder).notes == []
     change_config(folder, normalize_before=True, normalise_after=True, add_bias_logits=None)
     assert load_model(folder).notes == [
-        f"{folder}/config.json: normalize_before=True has no effect on a bart, as in transformers",
         f"{folder}/config.json: normalise_after=True is unknown and is ignored",
     ]
     assert_near(logits(load_model(folder).model, reread(folder).config), original_logits(tiny_model("bart")))
@@ -380,8 +379,8 @@ def test_unknown_and_contradictory_keys(tmp_path: Path) -> None:
         ({"scale_embedding": "yes"}, "scale_embedding is 'yes', not true or false"),
         ({"dropout": 1.5}, "dropout=1.5 is above its maximum"),
         ({"encoder_layers": 10**9}, "the weights do not match its config.json, which describes"),
-        ({"d_model": 10**9}, "the weights do not match its config.json, which describes"),
-        ({"max_position_embeddings": 2**31 - 1}, "describes tables of 51,539,607,528 values, more than 4 GiB"),
+        ({"d_model": 3 * 10**8}, "the weights do not match its config.json, which describes"),
+        ({"max_position_embeddings": 2**31 - 1}, "the model would need 191 GiB for buffers, more than 4 GiB"),
         ({"max_position_embeddings": 10**12}, "not a whole number of at most 2147483647"),
         ({"pad_token_id": 2**31 - 1}, "pad_token_id=2147483647 is outside the vocabulary of 33 tokens"),
         ({"decoder_start_token_id": 99}, "decoder_start_token_id=99 is outside the vocabulary of 33"),
