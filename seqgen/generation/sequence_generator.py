@@ -185,7 +185,8 @@ class SequenceGenerator:
 
     def summary(self) -> str:
         """A sentence about the batches decoded so far, for the user; empty for none."""
-        return " ".join(filter(None, (one.summary() for one in (self.setup.search, *self.setup.observers))))
+        sentences = [self.setup.search.summary(), *(observer.summary() for observer in self.setup.observers)]
+        return " ".join(filter(None, sentences))
 
     @torch.inference_mode()
     def generate(
