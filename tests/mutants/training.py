@@ -222,6 +222,6 @@ FAULTS = [
         "score < best if lower_is_better(metric)",
         "score <= best if lower_is_better(metric)",
         "of two equal scores the later one is the best",
-        ("tests/training/test_loop.py::test_scores_are_those_of_the_log",),
+        ("tests/training/test_checkpoints.py::test_of_equal_scores_the_earlier_one_is_the_best",),
     ),
 ]

@@ -30,6 +30,7 @@ from seqgen.checkpoints.serialization import pack, read_tensors, unpack, write_t
 from seqgen.errors import CheckpointError, UserError
 from seqgen.system.files import run_lock, write_atomically
 from seqgen.training.averaging import average, last_checkpoints
+from seqgen.training.run_log import is_better
 from tests.hostile import damage_file
 
 # -- values to files and back -------------------------------------------------------------------------------------
@@ -492,3 +493,13 @@ def test_write_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["config.yaml"]
+
+
+def test_of_equal_scores_the_earlier_one_is_the_best() -> None:
+    for metric, better, worse in (("loss", 1.0, 2.0), ("bleu", 30.0, 20.0)):
+        assert is_better(better, None, metric)
+        assert is_better(better, worse, metric)
+        assert not is_better(worse, better, metric)
+        assert not is_better(better, better, metric)
+        assert not is_better(float("nan"), None, metric)
+        assert not is_better(None, None, metric)
