@@ -217,6 +217,25 @@ class TestTheConstraint:
                 assert decode(TrieConstraint(PrefixTrie.of(lines)), debug) == wanted
 
 
+def test_ensembles_and_batches_choose_among_allowed_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FEW, 1)
+    lines = outputs(random.Random(5), 40)
+    models = [ScriptedModel(random_rule(VOCAB, seed)) for seed in (1, 2)]
+    cfg, sources = GenerationConfig(beam=4, nbest=4, max_len_b=7), [[4, 5, EOS], [EOS], [3, 7, 7, EOS]]
+
+    def decode(debug: DebugConfig, rows: Sequence[Sequence[int]]) -> list[Any]:
+        trie = TrieConstraint(PrefixTrie.of(lines))
+        generator = SequenceGenerator.from_config(models, WORDS, cfg, processors=[trie], debug=debug)
+        assert generator.setup.plan.edges == debug.trie_edges
+        found = generator.generate(batch_of(rows))
+        return [[(tuple(one.tokens.tolist()), pytest.approx(one.score, abs=1e-9)) for one in row] for row in found]
+
+    wanted = decode(DebugConfig(trie_edges=False), sources)
+    assert decode(DebugConfig(), sources) == wanted
+    assert [decode(DebugConfig(), [source])[0] for source in sources] == wanted
+    assert all(tokens in lines for row in wanted for tokens, _ in row)
+
+
 def best(rule: Any, lines: Sequence[tuple[int, ...]], priors: Sequence[float], source: Any, ranking: Ranking) -> Any:
     """All allowed outputs with their scores by enumeration, best first."""
     found = []
