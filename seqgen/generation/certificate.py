@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Self
 
@@ -40,6 +41,7 @@ class Certificate(Observer):
 
     Args:
         wanted: the number of hypotheses that the user asked for.
+        processors: the logits processors; with a trie, its longest sequence limits the length of outputs.
 
     Attributes:
         found: by the number of each decoded sentence, the bound in the unit of scores (``-inf`` if nothing was pruned),
@@ -50,8 +52,10 @@ class Certificate(Observer):
     reads_scores = False
     sentence_state = ("ids", "bound", "longest")
 
-    def __init__(self, wanted: int) -> None:
+    def __init__(self, wanted: int, processors: Sequence[LogitsProcessor]) -> None:
         self.wanted = wanted
+        tries = [one.trie.longest for one in _flat(processors) if isinstance(one, TrieConstraint)]
+        self.of_trie = min(tries, default=sys.maxsize)
         self.found: dict[int, tuple[float, bool]] = {}
         self.counts = [0, 0]
         self.ids = self.bound = self.longest = torch.zeros(0)
@@ -59,7 +63,7 @@ class Certificate(Observer):
     def begin(self, batch: BatchInfo) -> Self:
         """See ``Observer.begin``."""
         own = super().begin(batch)
-        own.ids, own.longest = batch.ids, batch.max_lengths + 1
+        own.ids, own.longest = batch.ids, (batch.max_lengths + 1).clamp(max=self.of_trie)
         own.bound = torch.full((batch.num_sentences,), -torch.inf, device=batch.device)
         return own
 

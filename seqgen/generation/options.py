@@ -83,7 +83,7 @@ def setup_from_config(
     ensemble = with_guidance(members, combination_from_config(cfg, resources, combination), cfg.guidance_scale)
     of_config = processors_from_config(cfg, rules, resources)
     named = [build(OBSERVERS, name, Observer, cfg, resources) for name in cfg.observers]
-    certificates = [Certificate(cfg.nbest)] if cfg.certificate else []
+    certificates = [Certificate(cfg.nbest, [*of_config, *processors])] if cfg.certificate else []
     setup = DecodingSetup(
         ensemble=ensemble,
         rules=rules,

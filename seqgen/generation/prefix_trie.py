@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +84,14 @@ class PrefixTrie:
             return self
         priors = None if self.priors is None else self.priors.to(device)
         return PrefixTrie(self.tokens.to(device), self.first.to(device), priors)
+
+    @cached_property
+    def longest(self) -> int:
+        """The number of tokens of the longest sequence."""
+        end, depth = 1, 0  # the nodes before ``end`` have at most this depth
+        while (following := int(self.first[end])) > end:
+            end, depth = following, depth + 1
+        return depth
 
     def degrees(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
         """The first child and the number of children of each node, int64 of the shape of ``nodes``."""

@@ -67,7 +67,9 @@ class TestTheTrie:
         for count in (0, 1, 2, 7, 60):
             lines = [tuple(draw.choices(range(draw.choice([2, 50])), k=draw.randint(1, longest))) for _ in range(count)]
             ended = [(*line, 50) for line in lines]
-            assert paths(PrefixTrie.of(ended)) == (sorted(set(ended)) or [()])
+            trie = PrefixTrie.of(ended)
+            assert paths(trie) == (sorted(set(ended)) or [()])
+            assert trie.longest == max(map(len, ended), default=0)
 
     def test_priors_are_the_largest_below_each_node(self) -> None:
         draw = random.Random(3)
@@ -276,7 +278,7 @@ def certified(seed: int) -> list[bool]:
     cfg = GenerationConfig(
         beam=beam,
         nbest=draw.randint(1, beam),
-        max_len_b=6,
+        max_len_b=draw.choice([6, 60]),
         lenpen=lenpen,
         search="beam",
         semantics=draw.choice(["fairseq", "huggingface"]),
