@@ -146,8 +146,7 @@ def measure_a(options: argparse.Namespace, folder: Path) -> Iterator[Outcome]:
     source, length = (6, 5) if options.tiny else (32, 64)
     workloads = [Workload(preset, *size, source, length, "huggingface") for size in sizes]
     with Workers(options) as workers:
-        toolkits = [*workers.seqgen([str(t5)]), *workers.others(t5)]
-        toolkits += [] if options.quick else workers.limits(t5)
+        toolkits = [*workers.seqgen([str(t5)]), *workers.others(t5), *workers.limits(t5)]
         yield outcome(Comparison(workloads, toolkits, vocabulary), options.rounds)
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.decoding.memory import CudaMemory
 from benchmarks.decoding.worker import Answer, Request, Worker, serve
-from seqgen.modules.linear import Product, Projection, has_onednn, packed_product
+from seqgen.modules.kernels import PLAIN, MatrixProduct, Product, kernels_for
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.float32}
 
 
 class MatrixProducts(Worker):
@@ -28,8 +27,7 @@ class MatrixProducts(Worker):
     version = f"torch {torch.__version__}"
 
     def __init__(self, arguments: argparse.Namespace):
-        if arguments.format not in DTYPES:
-            raise ValueError(f"this worker does not support {arguments.format}; choose one of: {', '.join(DTYPES)}")
+        self.int8 = arguments.format == "int8"
         torch.set_num_threads(arguments.threads)
         self.device, self.dtype = arguments.device, DTYPES[arguments.format]
         if self.device != "cpu":
@@ -57,8 +55,8 @@ class MatrixProducts(Worker):
             For each weight, the number of inputs and its product in the form that is fastest on this device.
         """
         weights = [self.random(*shape) for _ in range(layers) for shape in shapes]
-        packs = Projection.packs and self.device == "cpu" and has_onednn()
-        return [(weight.size(1), packed_product(weight) if packs else _plain_product(weight)) for weight in weights]
+        kernels = kernels_for(self.dtype, self.int8) if self.device == "cpu" else (PLAIN,)
+        return [(weight.size(1), MatrixProduct(partial(Tensor.view_as, weight, weight), kernels)) for weight in weights]
 
     def random(self, *shape: int) -> Tensor:
         """Small random values."""
@@ -113,10 +111,6 @@ class MatrixProducts(Worker):
     def queries(self, rows: int, count: int) -> Tensor:
         """Queries of one step."""
         return self.random(rows, count, self.head)
-
-
-def _plain_product(weight: Tensor) -> Product:
-    return lambda x, bias: F.linear(x, weight, bias)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from seqgen.config.common import option
@@ -274,7 +274,12 @@ class DebugConfig:
     trie_edges: bool = option(
         True, "with a trie of allowed outputs, let the search choose among the scores of allowed tokens alone"
     )
-    prepacked_weights: bool = option(True, "use weights prepacked in the memory layout that is fastest on this CPU")
+    prepacked_weights: bool = option(True, "use weights arranged in the memory layout that is fastest on this CPU")
+    kernel_choice: str = option(
+        "measured",
+        "choose the kernels of matrix products by timing them on this CPU at the first use, or use fixed ones",
+        choices=("measured", "fixed"),
+    )
     lazy_compaction: bool = option(
         True, "remove finished sentences from a batch when an eighth of it is finished, not immediately"
     )
@@ -287,6 +292,6 @@ class DebugConfig:
         Args:
             names: their fields; all if none is given.
         """
-        usual = vars(cls())
-        off: dict[str, Any] = {name: False if isinstance(usual[name], bool) else "off" for name in names or usual}
+        switched = {each.name: each.metadata.get("choices") for each in fields(cls)}
+        off: dict[str, Any] = {name: (switched[name] or [False])[-1] for name in names or switched}
         return cls(**off)

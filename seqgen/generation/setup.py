@@ -25,7 +25,7 @@ from seqgen.generation.stopping import StoppingRule
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.bit_exact import BitExact
 from seqgen.structures import Batch
-from seqgen.system.switches import INPUT_CHOICES, PREPACKED_WEIGHTS, TWO_STAGE_CANDIDATES, switched
+from seqgen.system.switches import INPUT_CHOICES, KERNEL_CHOICE, PREPACKED_WEIGHTS, TWO_STAGE_CANDIDATES, switched
 
 
 class Streamer(Protocol):
@@ -150,7 +150,7 @@ class DecodingSetup:
     def __post_init__(self) -> None:
         """Bit-exact decoding keeps the keys of a row in the order of its tokens, and lets no sentence join later."""
         if self.bit_exact:
-            debug = replace(self.debug, beam_table="off", continuous_batching=False)
+            debug = replace(self.debug, beam_table="off", kernel_choice="fixed", continuous_batching=False)
             object.__setattr__(self, "debug", debug)
 
     @property
@@ -175,7 +175,11 @@ class DecodingSetup:
         A strategy with its own loop computes with the same bits in every batch in all of the loop, see ``exact``.
         """
         debug = self.debug
-        switches = {PREPACKED_WEIGHTS: debug.prepacked_weights, TWO_STAGE_CANDIDATES: debug.two_stage_candidates}
+        switches = {
+            PREPACKED_WEIGHTS: debug.prepacked_weights,
+            KERNEL_CHOICE: debug.kernel_choice == "measured",
+            TWO_STAGE_CANDIDATES: debug.two_stage_candidates,
+        }
         own_loop = self.bit_exact and self.search.session_class is not None
         with switched({**switches, INPUT_CHOICES: not self.bit_exact}), BitExact() if own_loop else nullcontext():
             yield

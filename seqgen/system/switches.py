@@ -36,6 +36,8 @@ class Switch:
 
 
 PREPACKED_WEIGHTS = Switch("prepacked_weights")
+KERNEL_CHOICE = Switch("kernel_choice")
+"""Choosing the kernels of products by measurement; see ``seqgen.modules.kernels``."""
 MAPPED_WEIGHTS = Switch("mapped_weights")
 """Using weights from their mapped file when a model is loaded; see ``seqgen.system.mapped_weights``."""
 TWO_STAGE_CANDIDATES = Switch("two_stage_candidates")

@@ -18,7 +18,7 @@ from seqgen.generation.observers import Observer, StepRecord
 from seqgen.generation.options import setup_from_config
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import DecodingSetup
-from seqgen.system.switches import PREPACKED_WEIGHTS, TWO_STAGE_CANDIDATES
+from seqgen.system.switches import KERNEL_CHOICE, PREPACKED_WEIGHTS, TWO_STAGE_CANDIDATES
 from seqgen.text.translator import Translator
 from tests.commands import command
 from tests.covering import covering
@@ -35,11 +35,13 @@ class Spy(Observer):
 
     def __init__(self) -> None:
         self.prepacked: set[bool] = set()
+        self.measures: set[bool] = set()
         self.two_stage: set[bool] = set()
         self.done: set[int] = set()
 
     def observe(self, record: StepRecord) -> None:
         self.prepacked.add(PREPACKED_WEIGHTS.is_on())
+        self.measures.add(KERNEL_CHOICE.is_on())
         self.two_stage.add(TWO_STAGE_CANDIDATES.is_on())
         self.done.add(int(record.was_done.sum()))
 
@@ -75,9 +77,10 @@ def test_the_page_has_a_switch_for_each_optimization() -> None:
 
 def test_every_switch_is_tried() -> None:
     assert set(OFF) == {field.name for field in fields(DebugConfig)}
-    assert vars(DebugConfig.off("use_cache", "beam_table")).items() - vars(DebugConfig()).items() == {
+    assert vars(DebugConfig.off("use_cache", "beam_table", "kernel_choice")).items() - vars(DebugConfig()).items() == {
         ("use_cache", False),
         ("beam_table", "off"),
+        ("kernel_choice", "fixed"),
     }
     assert all(value != getattr(DebugConfig(), key) for key, value in VALUES)
 
@@ -96,6 +99,7 @@ def test_each_switch_is_honoured(key: str, members: list[Member]) -> None:
     assert generator.setup.plan.adds_logits == (key != "skip_log_softmax")
     assert spy.two_stage == {key != "two_stage_candidates"}
     assert spy.prepacked == {key != "prepacked_weights"}
+    assert spy.measures == {key != "kernel_choice"}
     assert (max(spy.done) > 0) == (key != "lazy_compaction")
     assert generator.can_merge == (key not in ("use_cache", "continuous_batching"))
 

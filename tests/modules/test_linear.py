@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -12,22 +12,29 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from seqgen.modules import linear as module
+from seqgen.modules import kernels, linear as module
 from seqgen.modules.convolution import ConvTBC
+from seqgen.modules.kernels import PREPACKED, Kernel, kernels_for
 from seqgen.modules.linear import Linear, Projection
 
 ROWS = [0, 1, 2, 3, 4, 5, 8, 160]
 
 
-@pytest.fixture(autouse=True)
-def _pack_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, params=kernels_for(torch.float32), ids=lambda kernel: kernel.name)
+def _pack_everything(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test runs with each kernel as the chosen one."""
     monkeypatch.setattr(module, "_LARGE_MATRIX", 1)
-    monkeypatch.setattr(module, "_LARGE_TO_PAD", 1)
+    chosen: Kernel = request.param
+
+    def times(candidates: Sequence[Kernel], *_: object) -> dict[str, float]:
+        return {kernel.name: 1.0 if kernel is chosen else 2.0 for kernel in candidates}
+
+    monkeypatch.setattr(kernels, "measured", times)
 
 
 def packs(layer: Projection) -> bool:
-    """Whether the layer uses a prepacked weight, which the name of its product function shows."""
-    return layer.product().__name__ in ("packed_multiply", "padded_multiply")
+    """Whether the layer can use a prepacked weight."""
+    return PREPACKED in layer.product().kernels
 
 
 @torch.no_grad()
@@ -159,7 +166,7 @@ def test_gradients_autocast_and_inference_mode() -> None:
 
 
 def test_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_packable", lambda: ())
+    monkeypatch.setattr(kernels, "has_onednn", lambda: False)
     layer, x = Linear(16, 16).eval(), torch.randn(2, 16)
     with torch.no_grad():
         assert not packs(layer)

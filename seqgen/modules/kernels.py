@@ -1,0 +1,303 @@
+"""Kernels for products of few rows with a weight, and the choice of the fastest one by measurement.
+
+Which kernel is fastest depends on the processor, the number of rows and the number of threads. So each process measures
+once: it times the kernels on a part of the first matrix of each kind, which takes a few milliseconds. The results of
+different kernels differ only by the order of summation.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from seqgen.system.mapped_weights import give_back, is_mapped
+from seqgen.system.switches import KERNEL_CHOICE
+
+Product: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
+"""Maps ``(..., in_features)`` and a bias ``(out_features,)`` or ``None`` to ``(..., out_features)``."""
+
+
+class Kernel(NamedTuple):
+    """A way to multiply by a matrix.
+
+    Attributes:
+        name: for reports.
+        arrange: maps a matrix ``(out_features, in_features)`` to the layout that ``multiply`` reads.
+        multiply: maps the layout, ``(..., in_features)`` and a bias or ``None`` to ``(..., out_features)``.
+    """
+
+    name: str
+    arrange: Callable[[Tensor], Any]
+    multiply: Callable[[Any, Tensor, Tensor | None], Tensor]
+
+
+def has_onednn() -> bool:
+    """Whether oneDNN is available and enabled."""
+    mkldnn = torch.backends.mkldnn
+    available = mkldnn.is_available() and mkldnn.enabled  # type: ignore[no-untyped-call]
+    return bool(available) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute ``x @ weight.T + bias`` by oneDNN, without gradients.
+
+    Args:
+        x: ``(..., in_features)``.
+        weight: ``(out_features, in_features)`` with any strides, or prepacked by ``_prepacked``.
+        bias: ``(out_features,)`` or ``None``.
+
+    Returns:
+        ``(..., out_features)``.
+    """
+    # The only operator that accepts prepacked weights; torch.compile uses it too.
+    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+    return out
+
+
+_PREPACKED_FOR = 160
+"""The number of input rows that weights are prepacked for; such a layout is fast for fewer rows as well."""
+
+
+def _prepacked(matrix: Tensor) -> Any:
+    return torch.ops.mkldnn._reorder_linear_weight.default(matrix.contiguous(), _PREPACKED_FOR)
+
+
+_PADDED_ROWS = 5
+
+
+def _padded_product(weight: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
+    """Multiply one row as the first of five; alone, it is slower on some processors, as each sum waits for the last."""
+    padded = F.pad(x.reshape(1, -1), (0, 0, 0, _PADDED_ROWS - 1))
+    return onednn_product(padded, weight, bias)[:1].view(*x.shape[:-1], -1)
+
+
+def _widened_product(weight: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
+    """Multiply in float32, for processors without instructions for the dtype of ``x``."""
+    return onednn_product(x.float(), weight, None if bias is None else bias.float()).to(x.dtype)
+
+
+PLAIN = Kernel("plain", lambda matrix: matrix, lambda matrix, x, bias: F.linear(x, matrix, bias))
+TRANSPOSED = Kernel("transposed", lambda matrix: matrix.t().contiguous().t(), PLAIN.multiply)
+PREPACKED = Kernel("prepacked", _prepacked, lambda weight, x, bias: onednn_product(x, weight, bias))
+PADDED = Kernel("padded", _prepacked, _padded_product)
+WIDENED = Kernel("float32", lambda matrix: _prepacked(matrix.float()), _widened_product)
+
+
+class _Integers(NamedTuple):
+    """A matrix quantized to 8-bit integers: the integers in a kernel's layout, and the scale of each output."""
+
+    packed: Any
+    scales: Tensor
+
+
+_AT_ONCE = 1024
+"""Rows of a matrix that are quantized at a time, so that little memory is needed besides the result."""
+
+
+def quantized(matrix: Tensor) -> _Integers:
+    """Quantize a matrix to integers from -127 to 127, with one scale for each output.
+
+    Args:
+        matrix: ``(out_features, in_features)``.
+
+    Returns:
+        The integers, in the matrix' shape, and the scales ``(out_features,)``.
+    """
+    scales = torch.cat([largest(rows) for rows in matrix.split(_AT_ONCE)]) / 127
+    integers = torch.empty(matrix.shape, dtype=torch.int8)
+    for rows, rounded, scale in zip(*(tensor.split(_AT_ONCE) for tensor in (matrix, integers, scales)), strict=True):
+        rounded.copy_((rows / scale).round_())
+    return _Integers(integers, scales.flatten())
+
+
+def largest(rows: Tensor) -> Tensor:
+    """The largest absolute value of each row of ``(..., C)``, at least 1e-30: ``(..., 1)``."""
+    found: Tensor = torch.linalg.vector_norm(rows, torch.inf, -1, keepdim=True)
+    return found.clamp_(min=1e-30)
+
+
+# The kernels below take unsigned inputs. Each row has a scale of its own, since one for the whole input would make each
+# row depend on the others: the integers -127 to 127 of a row are stored as 1 to 255, with zero point 128.
+_ZERO = 128
+
+
+def _onednn_integers(matrix: Tensor) -> _Integers:
+    integers, scales = quantized(matrix)
+    return _Integers(torch.ops.onednn.qlinear_prepack.default(integers, None), scales)
+
+
+def _onednn_int8(weight: _Integers, x: Tensor, bias: Tensor | None) -> Tensor:
+    """Multiply by oneDNN, whose operator takes rows that are quantized already."""
+    rows = x.reshape(-1, x.size(-1))
+    scale = largest(rows)
+    # 128 and a half, so that truncation rounds to the nearest integer
+    unsigned = torch.addcmul(_ZERO + 0.5 + torch.zeros(()), rows, scale.reciprocal(), value=127).to(torch.uint8)
+    zeros = torch.zeros(len(weight.scales), dtype=torch.int32)
+    out: Tensor = torch.ops.onednn.qlinear_pointwise.default(
+        unsigned, 1 / 127, _ZERO, weight.packed, weight.scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+    out.mul_(scale)
+    return (out if bias is None else out.add_(bias)).view(*x.shape[:-1], len(weight.scales))
+
+
+def _fbgemm_integers(matrix: Tensor) -> Any:
+    integers, scales = quantized(matrix)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # dtypes of quantized tensors are deprecated
+        tensor = torch._make_per_channel_quantized_tensor(
+            integers, scales.double(), torch.zeros(len(scales), dtype=torch.int64), 0
+        )
+        return torch.ops.quantized.linear_prepack.default(tensor, None)
+
+
+def _fbgemm_int8(packed: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+    """Multiply by FBGEMM, whose operator quantizes its input by one scale: several rows are first divided by theirs."""
+    multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+    scale = largest(x)
+    if scale.numel() == 1:
+        out: Tensor = multiply(x, scale.item() / 127, _ZERO, packed)
+        return out if bias is None else out.add_(bias)
+    out = multiply(x / scale, 1 / 127, _ZERO, packed)
+    return out.mul_(scale) if bias is None else torch.addcmul(bias, out, scale)
+
+
+ONEDNN_INT8 = Kernel("oneDNN int8", _onednn_integers, _onednn_int8)
+FBGEMM_INT8 = Kernel("FBGEMM int8", _fbgemm_integers, _fbgemm_int8)
+
+
+def kernels_for(dtype: torch.dtype, int8: bool = False) -> Sequence[Kernel]:
+    """The kernels that this processor has, with the one first that is used without measurement.
+
+    Args:
+        dtype: dtype of the matrix and of the rows.
+        int8: whether to multiply in 8-bit integers.
+    """
+    if int8:
+        has_fbgemm = "x86" in torch.backends.quantized.supported_engines
+        return (ONEDNN_INT8, FBGEMM_INT8) if has_fbgemm else (ONEDNN_INT8,)
+    if dtype == torch.float32 and has_onednn():
+        return PREPACKED, PADDED, PLAIN, TRANSPOSED
+    if dtype == torch.bfloat16 and has_onednn():
+        return (PREPACKED, PLAIN) if torch.ops.mkldnn._is_mkldnn_bf16_supported() else (PLAIN, WIDENED)
+    return (PLAIN,)
+
+
+class Kind(NamedTuple):
+    """What a measurement holds for.
+
+    Attributes:
+        names: the kernels.
+        dtype: dtype of the matrix and of the rows.
+        inputs: the number of inputs; time is proportional to that of outputs.
+        rows: the number of rows that is measured; see ``_MEASURED_ROWS``.
+        threads: the number of threads.
+    """
+
+    names: tuple[str, ...]
+    dtype: torch.dtype
+    inputs: int
+    rows: int
+    threads: int
+
+
+TIMES: dict[Kind, dict[str, float]] = {}
+"""The measurements of this process: the seconds of each kernel by its name."""
+
+_MEASURED_ROWS = (1, 4, 32)
+"""The numbers of rows that stand for one row, for 2 to 8, and for more."""
+
+_MEASURED_SIZES = {1: 2**21, 4: 2**21, 32: 2**19}
+"""Numbers of weights that are measured. With few rows, the matrices of all kernels together should not fit into caches
+of the processor, since the weights of a model come from memory too; with many, arithmetic takes the time.
+"""
+
+_ROUNDS = 3
+"""How often each kernel is timed, all by turns; the shortest time counts."""
+
+_ALIKE = 1.1
+"""Kernels that take at most this much longer than the fastest are not distinguished: measurements vary by as much."""
+
+
+def measured(kernels: Sequence[Kernel], dtype: torch.dtype, inputs: int, rows: int) -> dict[str, float]:
+    """Time kernels with a matrix of ones, or find the times that were measured for the same kind of matrix.
+
+    Args:
+        kernels: the kernels.
+        dtype: dtype of the matrix and of the rows.
+        inputs: the number of inputs.
+        rows: the number of rows, one of ``_MEASURED_ROWS``.
+
+    Returns:
+        The seconds of each kernel by its name.
+    """
+    kind = Kind(tuple(kernel.name for kernel in kernels), dtype, inputs, rows, torch.get_num_threads())
+    if kind not in TIMES:
+        matrix = torch.ones(max(1, _MEASURED_SIZES[rows] // inputs), inputs, dtype=dtype)
+        x = torch.ones(rows, inputs, dtype=dtype)
+        products = {kernel.name: partial(kernel.multiply, kernel.arrange(matrix), x, None) for kernel in kernels}
+        for product in products.values():
+            product()  # the first call may compile a kernel
+        times = dict.fromkeys(products, float("inf"))
+        for _ in range(_ROUNDS):
+            for name, product in products.items():
+                start = time.perf_counter()
+                product()
+                times[name] = min(times[name], time.perf_counter() - start)
+        TIMES[kind] = times
+    return TIMES[kind]
+
+
+class MatrixProduct:
+    """The product of rows with one matrix, by the kernel that is fastest for their number.
+
+    The matrix is arranged for a kernel when that is first chosen. A layout is a copy; of kernels that are about equally
+    fast, one whose layout is there already is used. Memory that is mapped from a file is then given back.
+
+    Args:
+        matrix: gives the matrix ``(out_features, in_features)``.
+        kernels: the kernels to choose from; the first one is used if nothing is measured.
+        parameters: the parameters from which the matrix is computed.
+    """
+
+    def __init__(self, matrix: Callable[[], Tensor], kernels: Sequence[Kernel], parameters: Sequence[Tensor] = ()):
+        self._matrix, self.kernels = matrix, kernels
+        self._mapped = [parameter for parameter in parameters if is_mapped(parameter)]
+        self._layouts: dict[Callable[[Tensor], Any], Any] = {}
+        self._products: dict[tuple[int, int], Product] = {}
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Multiply by the matrix and add a bias; see ``Product``."""
+        rows = 0
+        if KERNEL_CHOICE.is_on() and len(self.kernels) > 1:
+            count, (one, few, many) = x.numel() // x.size(-1), _MEASURED_ROWS
+            rows = one if count == 1 else few if count <= 2 * few else many
+        key = rows, torch.get_num_threads()
+        product = self._products.get(key)
+        if product is None:
+            product = self._products[key] = self._arranged(self.choose(rows))
+        return product(x, bias)
+
+    def choose(self, rows: int) -> Kernel:
+        """The kernel for a number of rows, one of ``_MEASURED_ROWS``; 0 for the first kernel."""
+        if rows == 0:
+            return self.kernels[0]
+        kernels = [kernel for kernel in self.kernels if kernel is not PADDED or rows == 1]
+        matrix = self._matrix()
+        times = measured(kernels, matrix.dtype, matrix.size(1), rows)
+        fast = [kernel for kernel in kernels if times[kernel.name] <= _ALIKE * min(times.values())]
+        return min(fast, key=lambda kernel: kernel.arrange not in self._layouts)
+
+    def _arranged(self, kernel: Kernel) -> Product:
+        if kernel.arrange not in self._layouts:
+            self._layouts[kernel.arrange] = kernel.arrange(self._matrix())
+            if kernel is not PLAIN:
+                for parameter in self._mapped:
+                    give_back(parameter)
+        return partial(kernel.multiply, self._layouts[kernel.arrange])

@@ -1,0 +1,166 @@
+"""Every kernel multiplies alike, and the fastest one is chosen for the number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from seqgen.modules import dtypes, kernels as module
+from seqgen.modules.kernels import (
+    PADDED,
+    PLAIN,
+    PREPACKED,
+    TRANSPOSED,
+    WIDENED,
+    Kernel,
+    MatrixProduct,
+    kernels_for,
+    measured,
+)
+from seqgen.system.switches import KERNEL_CHOICE
+
+SHAPES = [(1, 64), (2, 64), (5, 64), (1, 1, 64), (9, 1, 64), (2, 3, 64), (0, 64)]
+FLOATS = [PREPACKED, PLAIN, TRANSPOSED]
+
+needs_int8 = pytest.mark.skipif(not dtypes._has_int8_instructions(), reason="no instructions for int8 here")
+each_int8 = pytest.mark.parametrize("kernel", kernels_for(torch.float32, int8=True), ids=lambda kernel: kernel.name)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("kernel", FLOATS, ids=lambda kernel: kernel.name)
+def test_float_kernels_multiply_alike(kernel: Kernel, with_bias: bool) -> None:
+    torch.manual_seed(0)
+    matrix, bias = torch.randn(33, 64), torch.randn(33) if with_bias else None
+    layout = kernel.arrange(matrix)
+    for shape in SHAPES:
+        x = torch.randn(shape)
+        torch.testing.assert_close(kernel.multiply(layout, x, bias), F.linear(x, matrix, bias), rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+def test_kernels_of_one_row_and_of_bfloat16() -> None:
+    torch.manual_seed(0)
+    matrix, bias = torch.randn(33, 64), torch.randn(33)
+    for shape in ((64,), (1, 64), (1, 1, 64)):
+        x = torch.randn(shape)
+        product = PADDED.multiply(PADDED.arrange(matrix), x, bias)
+        torch.testing.assert_close(product, F.linear(x, matrix, bias), rtol=0, atol=1e-4)
+    narrow, x = matrix.bfloat16(), torch.randn(3, 64).bfloat16()
+    wanted = F.linear(x.float(), narrow.float(), bias.bfloat16().float()).bfloat16()
+    assert torch.equal(WIDENED.multiply(WIDENED.arrange(narrow), x, bias.bfloat16()), wanted)
+
+
+@needs_int8
+@torch.no_grad()
+@each_int8
+def test_int8_by_hand(kernel: Kernel) -> None:
+    """Weights and inputs that integers hold exactly give the exact product; a row of zeros gives the bias."""
+    matrix = torch.tensor([[127.0, -1.0, 2.0, 0.0], [0.5, 1.0, -63.5, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    x = torch.tensor([[127.0, 3.0, -2.0, 1.0], [0.0, 0.0, 0.0, 0.0], [-0.127, 0.001, 0.0, 0.1]])
+    layout, bias = kernel.arrange(matrix), torch.tensor([1.0, -1.0, 2.0])
+    for rows in (x, *x.split(1), x.unsqueeze(1), x[:0]):
+        for added in (bias, None):
+            product = kernel.multiply(layout, rows, added)
+            torch.testing.assert_close(product, F.linear(rows, matrix, added), rtol=1e-5, atol=0.02)
+    assert kernel.multiply(layout, x, bias)[1].tolist() == [1.0, -1.0, 2.0]
+    assert kernel.multiply(layout, x[1:2], bias).tolist() == [[1.0, -1.0, 2.0]]
+
+
+@needs_int8
+@torch.no_grad()
+@each_int8
+def test_int8_of_a_large_matrix(kernel: Kernel) -> None:
+    """More rows than are quantized at a time: each row has its own scale, wherever it is."""
+    torch.manual_seed(0)
+    integers = torch.randint(-126, 127, (2500, 40)).index_fill(1, torch.tensor([3]), 127).float()
+    matrix = integers * torch.rand(2500, 1).add(0.5)
+    x = torch.randint(-126, 127, (2, 40)).index_fill(1, torch.tensor([5]), 127).float()
+    product = kernel.multiply(kernel.arrange(matrix), x, None)
+    torch.testing.assert_close(product, x @ matrix.t(), rtol=1e-5, atol=0.5)
+
+
+@needs_int8
+@torch.no_grad()
+@each_int8
+def test_int8_multiplies_rounded_factors(kernel: Kernel) -> None:
+    torch.manual_seed(0)
+    matrix, x = torch.randn(33, 64), torch.randn(9, 64)
+    x[::2] *= 100
+    rounded = []
+    for rows in (x.double(), matrix.double()):
+        scale = rows.abs().amax(1, keepdim=True) / 127
+        rounded.append((rows / scale).round() * scale)
+    wanted, layout = F.linear(*rounded).float(), kernel.arrange(matrix)
+    for product in (
+        kernel.multiply(layout, x, None),
+        torch.cat([kernel.multiply(layout, row, None) for row in x.split(1)]),
+    ):
+        torch.testing.assert_close(product, wanted, rtol=0, atol=2e-3)
+
+
+def chosen(times: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> MatrixProduct:
+    """The product of a matrix whose kernels take these times."""
+
+    def given(kernels: Sequence[Kernel], *_: object) -> dict[str, float]:
+        return {kernel.name: times[kernel.name] for kernel in kernels}
+
+    monkeypatch.setattr(module, "measured", given)
+    matrix = torch.randn(32, 64)
+    return MatrixProduct(lambda: matrix, [PREPACKED, PADDED, PLAIN, TRANSPOSED])
+
+
+def test_the_fastest_is_chosen_unless_measurements_do_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {"prepacked": 3.0, "padded": 2.0, "plain": 1.5, "transposed": 1.0}
+    assert chosen(times, monkeypatch).choose(1) is TRANSPOSED
+    assert chosen({**times, "plain": 1.05}, monkeypatch).choose(1) is PLAIN, "the first of two that are alike"
+    only_padded = {"prepacked": 3.0, "padded": 1.0, "plain": 4.0, "transposed": 4.0}
+    assert chosen(only_padded, monkeypatch).choose(1) is PADDED
+    assert chosen(only_padded, monkeypatch).choose(4) is PREPACKED, "only one row is padded"
+    assert chosen(times, monkeypatch).choose(0) is PREPACKED
+
+
+@torch.no_grad()
+def test_a_layout_is_used_again_if_another_one_is_no_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {"prepacked": 1.05, "padded": 3.0, "plain": 3.0, "transposed": 1.0}
+    product = chosen(times, monkeypatch)
+    product(torch.randn(1, 64), None)
+    assert product.choose(32) is PREPACKED
+    times["prepacked"] = 2.0
+    other = chosen(times, monkeypatch)
+    other(torch.randn(1, 64), None)
+    times["prepacked"], times["transposed"] = 1.0, 1.05
+    assert other.choose(32) is TRANSPOSED
+
+
+@torch.no_grad()
+def test_numbers_of_rows_have_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(MatrixProduct, "choose", lambda self, rows: asked.append(rows) or PLAIN)
+    matrix = torch.randn(32, 64)
+    product = MatrixProduct(lambda: matrix, [PREPACKED, PLAIN])
+    for rows in (1, 1, 2, 8, 9, 500, 5, 1):
+        product(torch.randn(rows, 1, 64), None)
+    assert asked == [1, 4, 32], "each is chosen once"
+    with KERNEL_CHOICE.off():
+        product(torch.randn(1, 64), None)
+    assert asked == [1, 4, 32, 0]
+
+
+@torch.no_grad()
+def test_each_kind_is_measured_once() -> None:
+    kernels, calls = kernels_for(torch.float32), []
+    spies = [
+        kernel._replace(
+            name=f"spy {number}", arrange=lambda matrix, kernel=kernel: calls.append(1) or kernel.arrange(matrix)
+        )
+        for number, kernel in enumerate(kernels[2:])
+    ]
+    first = measured(spies, torch.float32, 96, 1)
+    assert measured(spies, torch.float32, 96, 1) is first
+    assert len(calls) == len(spies)
+    assert all(0 < seconds < 10 for seconds in first.values())
+    assert measured(spies, torch.float32, 96, 4) is not first
