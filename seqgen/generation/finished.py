@@ -174,6 +174,8 @@ class FinishedHypotheses(Component):
 
     def _place(self, places: Tensor, taken: Tensor, candidates: Candidates, scores: Tensor, step: int | Tensor) -> None:
         """Write the candidates that ``taken`` ``(live, K)`` bool marks into ``places``, ``(live, K)`` int64."""
+        if _none(taken):
+            return
         # the others are written to an extra place, which is cut off
         index = torch.where(taken, places, self.beam)
         for name, value in self._entries(candidates, taken, scores, step).items():
@@ -189,6 +191,8 @@ class FinishedHypotheses(Component):
             step: number of tokens before the new one.
             groups: places and candidates are split into this many equal parts; each part keeps its own best.
         """
+        if _none(scores > -torch.inf):
+            return
         merged = {
             name: torch.cat([getattr(self, name).unflatten(1, (groups, -1)), value.unflatten(1, (groups, -1))], dim=-1)
             for name, value in self._entries(candidates, scores > -torch.inf, scores, step).items()
@@ -196,6 +200,11 @@ class FinishedHypotheses(Component):
         order = merged["scores"].sort(dim=-1, descending=True, stable=True).indices[..., : self.beam // groups]
         for name, values in merged.items():
             setattr(self, name, values.gather(-1, order).flatten(1))
+
+
+def _none(finished: Tensor) -> bool:
+    """Whether no candidate finishes, as in most steps; always false on a GPU, where the question would wait for it."""
+    return finished.device.type == "cpu" and not finished.any()
 
 
 class FirstFinished(FinishedHypotheses):

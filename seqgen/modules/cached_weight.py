@@ -58,6 +58,9 @@ class CachedWeight(nn.Module):
             return self.weight
 
     def _parameters_of_weight(self) -> list[Tensor]:
+        weight = self._parameters.get("weight")
+        if weight is not None:  # every linear layer comes here at every decoding step
+            return [weight]
         parametrizations = self._modules.get("parametrizations")
         if parametrizations is None:
             return [self.weight]

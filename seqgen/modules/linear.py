@@ -117,9 +117,10 @@ class Projection(CachedWeight):
         Returns:
             ``(..., out_features)``.
         """
-        if not self._prepacks(x.device):
+        if torch.is_grad_enabled() or not self._prepacks(x.device):
             return linear(x, self.matrix(), self.bias)
-        return self.kept("product", self.product)(x, self.bias)
+        product: MatrixProduct = self.kept("product", self.product)
+        return product(x, self._parameters["bias"])  # its attribute would be searched for in three dictionaries
 
     def columns(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
         """Prepare the computation of some outputs only, with the current weight.
@@ -137,12 +138,14 @@ class Projection(CachedWeight):
         return lambda x: product(x, bias)
 
     def _prepacks(self, device: torch.device) -> bool:
+        """Whether to use kernels of ``seqgen.modules.kernels``: not if autocast changes dtypes or a compiler traces."""
         return (
             not self.training
-            and (self.packs or self.int8)
-            and PREPACKED_WEIGHTS.is_on()
             and device.type == "cpu"
-            and not _must_not_prepack()
+            and PREPACKED_WEIGHTS.is_on()
+            and (self.packs or self.int8)
+            and not torch.is_autocast_enabled("cpu")
+            and not torch.compiler.is_compiling()
         )
 
     def product(self) -> MatrixProduct:
@@ -183,8 +186,3 @@ def weight_norm_linear(in_features: int, out_features: int, dropout: float = 0.0
     nn.init.zeros_(linear.bias)
     weight_norm(linear, dim=0)
     return linear
-
-
-def _must_not_prepack() -> bool:
-    """Whether gradients are recorded, autocast changes dtypes, or a compiler traces the model."""
-    return torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()

@@ -43,7 +43,7 @@ class _Memory:
             self.filled = new.new_empty(new.size(0), new.size(1), room, new.size(3))
             self.filled[:, :, :seen] = old[:, :, :seen]
             self.filled[:, :, end:] = 0  # positions that are not filled can be read, see rounded_keys
-        self.filled[:, :, seen:end] = new
+        self.filled.narrow(2, seen, end - seen).copy_(new)
 
     def reorder(self, new_order: Tensor) -> None:
         """Gather rows, into the spare memory if the number of rows is the same."""
@@ -85,8 +85,9 @@ class GrowingCache(KeyValueCache):
         """Append new keys and values; see ``KeyValueCache``."""
         if self._keys is None:
             self._hold(KeysAndValues(new.keys[:, :, :0], new.values[:, :, :0]))
-        for memory, tensor in zip(self._memories(), new[:2], strict=True):
-            memory.append(tensor, self.length)
+        keys, values = self._memories()
+        keys.append(new.keys, self.length)
+        values.append(new.values, self.length)
         added = new.keys.size(2)
         self.padding_mask = _join_masks(self.padding_mask, new.padding_mask, rows, self.length, added)
         self.length += added
@@ -94,18 +95,19 @@ class GrowingCache(KeyValueCache):
 
     def view(self) -> KeysAndValues:
         """All positions; see ``KeyValueCache``."""
-        keys, values = (memory.filled[:, :, : self.length] for memory in self._memories())
-        return KeysAndValues(keys, values, self.padding_mask)
+        keys, values = self._memories()
+        length = self.length
+        return KeysAndValues(keys.filled.narrow(2, 0, length), values.filled.narrow(2, 0, length), self.padding_mask)
 
     def attended(self, attn_mask: Tensor | None, is_causal: bool, queries: int, dtype: torch.dtype) -> Attended:
         """All positions, and some that are not filled, but masked; see ``rounded_keys``."""
         filled = self.view().attended(attn_mask, is_causal, queries, dtype)
-        memories = [memory.filled for memory in self._memories()]
-        positions = rounded_keys(self.length, memories[0])
+        keys, values = (memory.filled for memory in self._memories())
+        positions = rounded_keys(self.length, keys)
         derived = type(self).view is not GrowingCache.view  # of a subclass, whose keys are those of its ``view``
-        if derived or filled.is_causal or positions == self.length:
+        if positions == self.length or derived or filled.is_causal:
             return filled
-        keys, values = (memory[:, :, :positions] for memory in memories)
+        keys, values = keys[:, :, :positions], values[:, :, :positions]
         return Attended(keys, values, _extended(filled.mask, self.length, keys), False)
 
     def reorder(self, new_order: Tensor) -> Self:
