@@ -29,6 +29,7 @@ from seqgen.config.keys import is_group
 from seqgen.config.user_files import import_user_dir
 from seqgen.config.values import repeated, split_argument, text_list, text_values, value_text
 from seqgen.errors import ConfigError, UserError, printable
+from seqgen.modules.kernel_choice import set_threads
 from seqgen.registry import GROUPS
 from seqgen.system.devices import find_device, keep_freed_memory, memory_errors, present_devices
 from seqgen.system.hooks import missing
@@ -426,7 +427,7 @@ def set_up_device(cfg: CommonConfig) -> torch.device:
         ConfigError: the device is not available.
     """
     if cfg.threads:
-        torch.set_num_threads(cfg.threads)
+        set_threads(cfg.threads)
     if cfg.keep_freed_memory:
         keep_freed_memory()
     return find_device(present_devices()[0] if cfg.device == "auto" else cfg.device, "common.device")

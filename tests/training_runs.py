@@ -105,6 +105,7 @@ def everything(run: Path, name: str = "last") -> dict[str, Any]:
     state = read_training_state(checkpoint)
     for key in ("busy", "seconds"):
         del state["meter"][key]
+    del state["onednn"]
     return {"weights": read_weights(checkpoint), "state": state}
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from benchmarks.decoding.memory import CudaMemory
 from benchmarks.decoding.worker import Answer, Request, Worker, serve
-from seqgen.modules.kernels import PLAIN, MatrixProduct, Product, kernels_for
+from seqgen.modules.kernel_choice import MatrixProduct
+from seqgen.modules.kernels import PLAIN, Product, kernels_for
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.float32}
 

@@ -30,6 +30,7 @@ from seqgen.generation.processors.prefix_trie import defer_trie
 from seqgen.generation.setup import DecodingRequest, DecodingSetup
 from seqgen.generation.shortlist import OutputColumns
 from seqgen.generation.stopping import TimeLimit
+from seqgen.modules.kernel_choice import fastest_threads
 from seqgen.structures import Hypothesis, Source
 
 
@@ -212,7 +213,7 @@ class Session:
             DecodingError: a model gave NaN or infinity.
         """
         step = self.backpointers.length
-        with self.setup.exact():
+        with self.setup.exact(), fastest_threads(self.scores.numel(), self.scores.device):
             # (1) The members score the next token, the combination merges their scores, the processors change them.
             context, scored = self.score(step)
             # (2) The search strategy chooses candidates.

@@ -1,24 +1,14 @@
-"""Kernels for products of few rows with a weight, and the choice of the fastest one by measurement.
-
-Which kernel is fastest depends on the processor, the number of rows and the number of threads. So each process measures
-once: it times the kernels on a part of the first matrix of each kind, which takes a few milliseconds. The results of
-different kernels differ only by the order of summation.
-"""
+"""Kernels: ways to multiply few rows by a weight on a CPU. Results differ only by the order of summation."""
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from seqgen.system.mapped_weights import give_back, is_mapped
-from seqgen.system.switches import KERNEL_CHOICE
 
 Product: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
 """Maps ``(..., in_features)`` and a bias ``(out_features,)`` or ``None`` to ``(..., out_features)``."""
@@ -187,117 +177,3 @@ def kernels_for(dtype: torch.dtype, int8: bool = False) -> Sequence[Kernel]:
     if dtype == torch.bfloat16 and has_onednn():
         return (PREPACKED, PLAIN) if torch.ops.mkldnn._is_mkldnn_bf16_supported() else (PLAIN, WIDENED)
     return (PLAIN,)
-
-
-class Kind(NamedTuple):
-    """What a measurement holds for.
-
-    Attributes:
-        names: the kernels.
-        dtype: dtype of the matrix and of the rows.
-        inputs: the number of inputs; time is proportional to that of outputs.
-        rows: the number of rows that is measured; see ``_MEASURED_ROWS``.
-        threads: the number of threads.
-    """
-
-    names: tuple[str, ...]
-    dtype: torch.dtype
-    inputs: int
-    rows: int
-    threads: int
-
-
-TIMES: dict[Kind, dict[str, float]] = {}
-"""The measurements of this process: the seconds of each kernel by its name."""
-
-_MEASURED_ROWS = (1, 4, 32)
-"""The numbers of rows that stand for one row, for 2 to 8, and for more."""
-
-_MEASURED_SIZES = {1: 2**21, 4: 2**21, 32: 2**19}
-"""Numbers of weights that are measured. With few rows, the matrices of all kernels together should not fit into caches
-of the processor, since the weights of a model come from memory too; with many, arithmetic takes the time.
-"""
-
-_ROUNDS = 3
-"""How often each kernel is timed, all by turns; the shortest time counts."""
-
-_ALIKE = 1.1
-"""Kernels that take at most this much longer than the fastest are not distinguished: measurements vary by as much."""
-
-
-def measured(kernels: Sequence[Kernel], dtype: torch.dtype, inputs: int, rows: int) -> dict[str, float]:
-    """Time kernels with a matrix of ones, or find the times that were measured for the same kind of matrix.
-
-    Args:
-        kernels: the kernels.
-        dtype: dtype of the matrix and of the rows.
-        inputs: the number of inputs.
-        rows: the number of rows, one of ``_MEASURED_ROWS``.
-
-    Returns:
-        The seconds of each kernel by its name.
-    """
-    kind = Kind(tuple(kernel.name for kernel in kernels), dtype, inputs, rows, torch.get_num_threads())
-    if kind not in TIMES:
-        matrix = torch.ones(max(1, _MEASURED_SIZES[rows] // inputs), inputs, dtype=dtype)
-        x = torch.ones(rows, inputs, dtype=dtype)
-        products = {kernel.name: partial(kernel.multiply, kernel.arrange(matrix), x, None) for kernel in kernels}
-        for product in products.values():
-            product()  # the first call may compile a kernel
-        times = dict.fromkeys(products, float("inf"))
-        for _ in range(_ROUNDS):
-            for name, product in products.items():
-                start = time.perf_counter()
-                product()
-                times[name] = min(times[name], time.perf_counter() - start)
-        TIMES[kind] = times
-    return TIMES[kind]
-
-
-class MatrixProduct:
-    """The product of rows with one matrix, by the kernel that is fastest for their number.
-
-    The matrix is arranged for a kernel when that is first chosen. A layout is a copy; of kernels that are about equally
-    fast, one whose layout is there already is used. Memory that is mapped from a file is then given back.
-
-    Args:
-        matrix: gives the matrix ``(out_features, in_features)``.
-        kernels: the kernels to choose from; the first one is used if nothing is measured.
-        parameters: the parameters from which the matrix is computed.
-    """
-
-    def __init__(self, matrix: Callable[[], Tensor], kernels: Sequence[Kernel], parameters: Sequence[Tensor] = ()):
-        self._matrix, self.kernels = matrix, kernels
-        self._mapped = [parameter for parameter in parameters if is_mapped(parameter)]
-        self._layouts: dict[Callable[[Tensor], Any], Any] = {}
-        self._products: dict[tuple[int, int], Product] = {}
-
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Multiply by the matrix and add a bias; see ``Product``."""
-        rows = 0
-        if KERNEL_CHOICE.is_on() and len(self.kernels) > 1:
-            count, (one, few, many) = x.numel() // x.size(-1), _MEASURED_ROWS
-            rows = one if count == 1 else few if count <= 2 * few else many
-        key = rows, torch.get_num_threads()
-        product = self._products.get(key)
-        if product is None:
-            product = self._products[key] = self._arranged(self.choose(rows))
-        return product(x, bias)
-
-    def choose(self, rows: int) -> Kernel:
-        """The kernel for a number of rows, one of ``_MEASURED_ROWS``; 0 for the first kernel."""
-        if rows == 0:
-            return self.kernels[0]
-        kernels = [kernel for kernel in self.kernels if kernel is not PADDED or rows == 1]
-        matrix = self._matrix()
-        times = measured(kernels, matrix.dtype, matrix.size(1), rows)
-        fast = [kernel for kernel in kernels if times[kernel.name] <= _ALIKE * min(times.values())]
-        return min(fast, key=lambda kernel: kernel.arrange not in self._layouts)
-
-    def _arranged(self, kernel: Kernel) -> Product:
-        if kernel.arrange not in self._layouts:
-            self._layouts[kernel.arrange] = kernel.arrange(self._matrix())
-            if kernel is not PLAIN:
-                for parameter in self._mapped:
-                    give_back(parameter)
-        return partial(kernel.multiply, self._layouts[kernel.arrange])

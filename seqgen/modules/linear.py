@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.utils.parametrizations import weight_norm
 
 from seqgen.modules.cached_weight import CachedWeight
-from seqgen.modules.kernels import PLAIN, Kernel, MatrixProduct, has_onednn, kernels_for, onednn_product
+from seqgen.modules.kernel_choice import ALIKE, MatrixProduct, times
+from seqgen.modules.kernels import PLAIN, Kernel, has_onednn, kernels_for, onednn_product
 from seqgen.system.switches import PREPACKED_WEIGHTS
 
 _LARGE_PRODUCT = 10_000_000
-"""Products of at least this many multiplications use oneDNN; its overhead is about 20 µs."""
+"""Products with fewer multiplications take so little time that the kernel does not matter."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute ``x @ weight.T + bias`` with gradients.
-
-    PyTorch multiplies float32 matrices on a CPU with MKL, which is slow on some processors. This function uses oneDNN,
-    which is part of PyTorch too, and ``F.linear`` where oneDNN cannot be used. Measured on one thread of an AMD EPYC
-    (Zen 5), forward, gradient of the input and of the weight, ms: 1024 x 512 x 2048 22, 22, 25 against 31, 28, 26; 1024
-    x 512 x 32128 454, 358, 507 against 473, 466, 520.
+    """Compute ``x @ weight.T + bias`` with gradients, in training by the kernel that ``TRAINING`` chose.
 
     Args:
         x: ``(..., in_features)``.
@@ -49,15 +48,55 @@ def _applies(x: Tensor, weight: Tensor) -> bool:
         and x.numel() * weight.size(0) >= _LARGE_PRODUCT
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
-        and has_onednn()
+        and TRAINING.uses_onednn()
     )
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
     """Compute ``a @ b.T`` without gradients; both may have any strides."""
-    if a.dtype == torch.float32 and a.device.type == "cpu" and has_onednn():
+    if a.dtype == torch.float32 and a.device.type == "cpu" and TRAINING.uses_onednn():
         return onednn_product(a, b)
     return a @ b.t()
+
+
+class TrainingKernel:
+    """Whether training multiplies by oneDNN or by PyTorch's own function, which is slow on some processors.
+
+    Attributes:
+        onednn: the choice; ``None`` for oneDNN without a choice.
+    """
+
+    def __init__(self) -> None:
+        self.onednn: bool | None = None
+
+    def choose(self) -> None:
+        """Measure, unless there is a choice: a resumed run continues with its own, so that it computes the same bits.
+
+        Several processes use oneDNN without measurement, so that all of them compute alike.
+        """
+        if self.onednn is None and not dist.is_initialized():
+            self.onednn = _onednn_is_fast()
+
+    def uses_onednn(self) -> bool:
+        """Whether to multiply by oneDNN."""
+        return self.onednn is not False and has_onednn()
+
+
+TRAINING = TrainingKernel()
+
+
+@torch.enable_grad()
+def _onednn_is_fast() -> bool:
+    """Whether oneDNN computes a product and its gradients in about the time of PyTorch's own function, or less."""
+    if not has_onednn():
+        return False
+    x, weight = (torch.ones(1024, 512, requires_grad=True) for _ in range(2))
+
+    def by(kernel: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> None:
+        torch.autograd.grad(kernel(x, weight, None).sum(), [x, weight])
+
+    onednn, plain = times({"oneDNN": partial(by, _OneDNNLinear.apply), "plain": partial(by, F.linear)}).values()
+    return onednn <= ALIKE * plain
 
 
 class _OneDNNLinear(torch.autograd.Function):
@@ -150,8 +189,14 @@ class Projection(CachedWeight):
 
     def product(self) -> MatrixProduct:
         """The product with the current weight."""
-        kernels = self._kernels(self.matrix())
-        return MatrixProduct(lambda: self.matrix().detach(), kernels, self._parameters_of_weight())
+        method = weakref.WeakMethod(self.matrix)  # the module keeps the product: a cycle would keep both in memory
+
+        def matrix() -> Tensor:
+            own = method()
+            assert own is not None
+            return own().detach()
+
+        return MatrixProduct(matrix, self._kernels(matrix()), self._parameters_of_weight())
 
     def _kernels(self, matrix: Tensor) -> Sequence[Kernel]:
         """The kernels to choose from."""

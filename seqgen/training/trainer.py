@@ -17,6 +17,7 @@ from seqgen.config import TrainConfig
 from seqgen.errors import ConfigError, UserError
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.inspection import freeze, num_parameters
+from seqgen.modules.linear import TRAINING
 from seqgen.registry import CRITERIA, LR_SCHEDULERS, OPTIMIZERS
 from seqgen.structures import Batch
 from seqgen.system.devices import out_of_memory, seed_everything
@@ -341,6 +342,7 @@ class Trainer:
         return {
             "update": self.update,
             "skips": self.skips,
+            "onednn": TRAINING.onednn,
             "optimizer": {
                 "state": values,
                 "groups": [{k: v for k, v in group.items() if k != "params"} for group in state["param_groups"]],
@@ -371,7 +373,7 @@ class Trainer:
         self.scheduler.load_state_dict(state["lr_scheduler"])
         if self.scaler is not None:
             self.scaler.load_state_dict(state["scaler"])
-        self.update, self.skips = state["update"], state["skips"]
+        self.update, self.skips, TRAINING.onednn = state["update"], state["skips"], state["onednn"]
 
     @property
     def sharded(self) -> bool:

@@ -21,10 +21,12 @@ from seqgen.data.pair_dataset import Dataset, LimitedDataset
 from seqgen.errors import CheckpointError, ConfigError, DataError, ResourceError
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.inspection import num_parameters
+from seqgen.modules.linear import TRAINING
 from seqgen.registry import MODELS
 from seqgen.structures import Batch
 from seqgen.system.devices import memory_errors, seed_everything
 from seqgen.system.processes import NotedSignals
+from seqgen.system.switches import KERNEL_CHOICE
 from seqgen.task import Task
 from seqgen.text.translator import ModelInMemory, Translator
 from seqgen.training.distributed import ProcessGroup
@@ -241,6 +243,7 @@ class TrainingRun:
             UserError: see ``train.train``.
         """
         resumed = self._restore()
+        TRAINING.choose()
         self.total = self.triggers.total_updates(self._updates_in_epoch())
         self.display = make_display(self.cfg.common.log_format if self.group.is_main else "none", self.total)
         if self.group.is_main:
@@ -249,7 +252,8 @@ class TrainingRun:
             self._announce(resumed)
             self.records.write_config({**to_dict(self.cfg), "run_dir": self.folder.name})  # a run can be moved
         try:
-            with self.saving.finishing():
+            # validation has fixed kernels, so that a resumed run gets the same scores
+            with self.saving.finishing(), KERNEL_CHOICE.off():
                 reason = self._catch_up() or self._limit(self.iterator.epoch - 1)
                 while not reason:
                     reason = self._epoch()

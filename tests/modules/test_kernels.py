@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from seqgen.modules import dtypes, kernels as module
+from seqgen.modules import dtypes, kernel_choice as module
+from seqgen.modules.kernel_choice import MatrixProduct, fastest_threads, measured, set_threads
 from seqgen.modules.kernels import (
     PADDED,
     PLAIN,
@@ -16,9 +17,7 @@ from seqgen.modules.kernels import (
     TRANSPOSED,
     WIDENED,
     Kernel,
-    MatrixProduct,
     kernels_for,
-    measured,
 )
 from seqgen.system.switches import KERNEL_CHOICE
 
@@ -142,12 +141,12 @@ def test_numbers_of_rows_have_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MatrixProduct, "choose", lambda self, rows: asked.append(rows) or PLAIN)
     matrix = torch.randn(32, 64)
     product = MatrixProduct(lambda: matrix, [PREPACKED, PLAIN])
-    for rows in (1, 1, 2, 8, 9, 500, 5, 1):
+    for rows in (2, 8, 5, 1, 1, 9, 500):
         product(torch.randn(rows, 1, 64), None)
-    assert asked == [1, 4, 32], "each is chosen once"
+    assert asked == [4, 1, 32], "each is chosen once"
     with KERNEL_CHOICE.off():
         product(torch.randn(1, 64), None)
-    assert asked == [1, 4, 32, 0]
+    assert asked == [4, 1, 32, 0]
 
 
 @torch.no_grad()
@@ -164,3 +163,29 @@ def test_each_kind_is_measured_once() -> None:
     assert len(calls) == len(spies)
     assert all(0 < seconds < 10 for seconds in first.values())
     assert measured(spies, torch.float32, 96, 4) is not first
+
+
+@pytest.mark.parametrize(("one", "both", "wanted"), [(1.0, 1.2, 1), (1.0, 1.05, 2), (2.0, 1.0, 2)])
+def test_few_rows_are_multiplied_with_the_faster_number_of_threads(
+    one: float, both: float, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "measured", lambda *_: {"plain": one if torch.get_num_threads() == 1 else both})
+    monkeypatch.setattr(module, "_given", set())
+    module._threads.cache_clear()
+    before, cpu = torch.get_num_threads(), torch.device("cpu")
+    try:
+        torch.set_num_threads(2)
+        with fastest_threads(1, cpu):
+            assert torch.get_num_threads() == wanted
+        assert torch.get_num_threads() == 2
+        for rows, device in ((9, cpu), (1, torch.device("meta"))):
+            with fastest_threads(rows, device):
+                assert torch.get_num_threads() == 2
+        with KERNEL_CHOICE.off(), fastest_threads(1, cpu):
+            assert torch.get_num_threads() == 2
+        set_threads(2)
+        with fastest_threads(1, cpu):
+            assert torch.get_num_threads() == 2, "the user has said so"
+    finally:
+        torch.set_num_threads(before)
+        module._threads.cache_clear()

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from seqgen.modules import kernels, linear as module
+from seqgen.modules import kernel_choice, kernels, linear as module
 from seqgen.modules.convolution import ConvTBC
 from seqgen.modules.kernels import PREPACKED, Kernel, kernels_for
 from seqgen.modules.linear import Linear, Projection
@@ -29,7 +29,7 @@ def _pack_everything(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     def times(candidates: Sequence[Kernel], *_: object) -> dict[str, float]:
         return {kernel.name: 1.0 if kernel is chosen else 2.0 for kernel in candidates}
 
-    monkeypatch.setattr(kernels, "measured", times)
+    monkeypatch.setattr(kernel_choice, "measured", times)
 
 
 def packs(layer: Projection) -> bool:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seqgen.modules import linear as linear_module
-from seqgen.modules.linear import linear
+from seqgen.modules.linear import TRAINING, TrainingKernel, linear
 from seqgen.training.criteria import cross_entropy
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch has no oneDNN here")
@@ -23,6 +23,7 @@ def inputs(*shape: int, out_features: int = 11, bias: bool = True) -> list[Tenso
 @pytest.fixture(autouse=True)
 def _always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_module, "_LARGE_PRODUCT", 0)
+    monkeypatch.setattr(TRAINING, "onednn", True)
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (3, 4, 6), (1, 1), (130, 70)])
@@ -76,3 +77,23 @@ def test_the_loss_uses_its_memory_again() -> None:
     )
     for one, other in zip(got, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("onednn", "wanted"), [(1.0, True), (2.05, True), (3.0, False)])
+def test_training_has_the_faster_kernel(onednn: float, wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_module, "times", lambda calls: {"oneDNN": onednn, "plain": 2.0})
+    kernel = TrainingKernel()
+    assert kernel.uses_onednn(), "before a choice"
+    kernel.choose()
+    assert kernel.uses_onednn() is kernel.onednn is wanted
+    monkeypatch.setattr(linear_module, "times", lambda calls: pytest.fail("a choice is kept"))
+    kernel.choose()
+
+
+def test_several_processes_compute_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(linear_module, "times", lambda calls: pytest.fail("nothing is measured"))
+    kernel = TrainingKernel()
+    kernel.choose()
+    assert kernel.onednn is None
+    assert kernel.uses_onednn()

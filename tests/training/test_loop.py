@@ -18,6 +18,7 @@ from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
 from seqgen.errors import CheckpointError, ConfigError
 from seqgen.metrics import text_scores
+from seqgen.modules.linear import TRAINING
 from seqgen.training import training_loop
 from seqgen.training.distributed import ProcessGroup
 from seqgen.training.run_log import Records, ScoresFile
@@ -42,6 +43,14 @@ def training_run(lab: Lab, name: str, *overrides: str) -> TrainingRun:
 
 
 # -- one update -----------------------------------------------------------------------------------------------------
+
+
+def test_a_resumed_run_keeps_its_kernel(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TRAINING, "onednn", False)
+    lab.train("kernel", "optimization.max_update=1")
+    TRAINING.onednn = True
+    lab.train("kernel", "optimization.max_update=2")
+    assert TRAINING.onednn is False
 
 
 def test_accumulated_batches_are_one_large_batch(lab: Lab) -> None:

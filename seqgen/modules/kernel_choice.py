@@ -1,0 +1,203 @@
+"""The choice of the fastest kernel, and of the number of threads, by measurement.
+
+What is fastest depends on the processor, the number of rows and the number of threads. So each process measures once:
+it times the kernels with a matrix of ones when it first needs them, which takes a few hundredths of a second.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from seqgen.modules.kernels import PADDED, PLAIN, Kernel, Product, kernels_for
+from seqgen.system.mapped_weights import give_back, is_mapped
+from seqgen.system.switches import KERNEL_CHOICE
+
+
+class Kind(NamedTuple):
+    """What a measurement holds for.
+
+    Attributes:
+        names: the kernels.
+        dtype: dtype of the matrix and of the rows.
+        inputs: the number of inputs; time is proportional to that of outputs.
+        rows: the number of rows that is measured; see ``_MEASURED_ROWS``.
+        threads: the number of threads.
+    """
+
+    names: tuple[str, ...]
+    dtype: torch.dtype
+    inputs: int
+    rows: int
+    threads: int
+
+
+TIMES: dict[Kind, dict[str, float]] = {}
+"""The measurements of this process: the seconds of each kernel by its name."""
+
+_MEASURED_ROWS = (1, 4, 32)
+"""The numbers of rows that stand for one row, for 2 to 8, and for more."""
+
+
+def _class_of(rows: int) -> int:
+    """The measured number of rows that stands for ``rows``."""
+    one, few, many = _MEASURED_ROWS
+    return one if rows == 1 else few if rows <= 2 * few else many
+
+
+_MEASURED_SIZES = {1: 2**21, 4: 2**21, 32: 2**19}
+"""Numbers of weights that are measured. With few rows, the matrices of all kernels together should not fit into caches
+of the processor, since the weights of a model come from memory too; with many, arithmetic takes the time.
+"""
+
+_MEASURED_INPUTS = 512
+"""Inputs of the matrix with which numbers of threads are compared."""
+
+_ROUNDS = 3
+"""How often each kernel is timed, all by turns; the shortest time counts."""
+
+ALIKE = 1.1
+"""Kernels that take at most this much longer than the fastest are not distinguished: measurements vary by as much."""
+
+
+def measured(kernels: Sequence[Kernel], dtype: torch.dtype, inputs: int, rows: int) -> dict[str, float]:
+    """Time kernels with a matrix of ones, or find the times that were measured for the same kind of matrix.
+
+    Args:
+        kernels: the kernels.
+        dtype: dtype of the matrix and of the rows.
+        inputs: the number of inputs.
+        rows: the number of rows, one of ``_MEASURED_ROWS``.
+
+    Returns:
+        The seconds of each kernel by its name.
+    """
+    kind = Kind(tuple(kernel.name for kernel in kernels), dtype, inputs, rows, torch.get_num_threads())
+    if kind not in TIMES:
+        matrix = torch.ones(max(1, _MEASURED_SIZES[rows] // inputs), inputs, dtype=dtype)
+        x = torch.ones(rows, inputs, dtype=dtype)
+        products = {kernel.name: partial(kernel.multiply, kernel.arrange(matrix), x, None) for kernel in kernels}
+        TIMES[kind] = times(products)
+    return TIMES[kind]
+
+
+def times(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
+    """The shortest time of each of some calls, in seconds, all timed by turns."""
+    for call in calls.values():
+        call()  # the first one may compile a kernel
+    found = dict.fromkeys(calls, float("inf"))
+    for _ in range(_ROUNDS):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            found[name] = min(found[name], time.perf_counter() - start)
+    return found
+
+
+def chosen(kernels: Sequence[Kernel], seconds: Mapping[str, float], arranged: Collection[Any] = ()) -> Kernel:
+    """The fastest kernel; of those that are about equally fast, one whose layout is there, or else the first.
+
+    Args:
+        kernels: the kernels that were measured.
+        seconds: the time of each by its name.
+        arranged: the ``arrange`` of each layout that is there.
+    """
+    fast = [kernel for kernel in kernels if seconds[kernel.name] <= ALIKE * min(seconds.values())]
+    return min(fast, key=lambda kernel: kernel.arrange not in arranged)
+
+
+def _of_rows(kernels: Sequence[Kernel], rows: int) -> list[Kernel]:
+    """The kernels for a number of rows: only one row is padded."""
+    return [kernel for kernel in kernels if kernel is not PADDED or rows == 1]
+
+
+class MatrixProduct:
+    """The product of rows with one matrix, by the kernel that is fastest for their number.
+
+    The matrix is arranged for a kernel when that is first chosen. A layout is a copy; of kernels that are about equally
+    fast, one whose layout is there already is used. Memory that is mapped from a file is then given back.
+
+    Args:
+        matrix: gives the matrix ``(out_features, in_features)``.
+        kernels: the kernels to choose from; the first one is used if nothing is measured.
+        parameters: the parameters from which the matrix is computed.
+    """
+
+    def __init__(self, matrix: Callable[[], Tensor], kernels: Sequence[Kernel], parameters: Sequence[Tensor] = ()):
+        self._matrix, self.kernels = matrix, kernels
+        self._mapped = [parameter for parameter in parameters if is_mapped(parameter)]
+        self._layouts: dict[Callable[[Tensor], Any], Any] = {}
+        self._products: dict[tuple[int, int], Product] = {}
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Multiply by the matrix and add a bias; see ``Product``."""
+        is_measured = KERNEL_CHOICE.is_on() and len(self.kernels) > 1
+        key = _class_of(x.numel() // x.size(-1)) if is_measured else 0, torch.get_num_threads()
+        product = self._products.get(key)
+        if product is None:
+            product = self._products[key] = self._arranged(self.choose(key[0]))
+        return product(x, bias)
+
+    def choose(self, rows: int) -> Kernel:
+        """The kernel for a number of rows; 0 for the one that is used if nothing is measured."""
+        if rows == 0:
+            return self.kernels[0]
+        rows = _class_of(rows)
+        kernels, matrix = _of_rows(self.kernels, rows), self._matrix()
+        return chosen(kernels, measured(kernels, matrix.dtype, matrix.size(1), rows), self._layouts)
+
+    def _arranged(self, kernel: Kernel) -> Product:
+        if kernel.arrange not in self._layouts:
+            self._layouts[kernel.arrange] = kernel.arrange(self._matrix())
+            if kernel is not PLAIN:
+                for parameter in self._mapped:
+                    give_back(parameter)
+        return partial(kernel.multiply, self._layouts[kernel.arrange])
+
+
+def set_threads(count: int) -> None:
+    """Compute with a number of threads that the user has chosen: ``fastest_threads`` does not change it."""
+    torch.set_num_threads(count)
+    _given.add(count)
+
+
+_given: set[int] = set()
+"""The numbers of threads that a user has chosen."""
+
+
+@contextmanager
+def fastest_threads(rows: int, device: torch.device) -> Iterator[None]:
+    """In the ``with`` block, use one thread if products of few rows are faster with one than with all.
+
+    They are where two processors are threads of one core, or where other programs are running.
+
+    Args:
+        rows: number of rows; the number of threads is not changed for many rows, and if nothing is measured.
+        device: where products are computed.
+    """
+    threads, rows = torch.get_num_threads(), _class_of(rows)
+    few = threads > 1 and rows < _MEASURED_ROWS[-1] and device.type == "cpu"
+    if not few or threads in _given or not KERNEL_CHOICE.is_on():
+        yield
+        return
+    try:
+        torch.set_num_threads(_threads(rows, threads))
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@cache
+def _threads(rows: int, available: int) -> int:
+    """1 or ``available``, whichever multiplies ``rows`` rows faster."""
+    kernels, fastest = _of_rows(kernels_for(torch.float32), rows), {}
+    for threads in (available, 1):
+        torch.set_num_threads(threads)
+        fastest[threads] = min(measured(kernels, torch.float32, _MEASURED_INPUTS, rows).values())
+    return 1 if fastest[1] * ALIKE < fastest[available] else available
