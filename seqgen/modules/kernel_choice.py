@@ -26,14 +26,12 @@ class Kind(NamedTuple):
     Attributes:
         names: the kernels.
         dtype: dtype of the matrix and of the rows.
-        inputs: the number of inputs; time is proportional to that of outputs.
         rows: the number of rows that is measured; see ``_MEASURED_ROWS``.
         threads: the number of threads.
     """
 
     names: tuple[str, ...]
     dtype: torch.dtype
-    inputs: int
     rows: int
     threads: int
 
@@ -56,8 +54,8 @@ _MEASURED_SIZES = {1: 2**21, 4: 2**21, 32: 2**19}
 of the processor, since the weights of a model come from memory too; with many, arithmetic takes the time.
 """
 
-_MEASURED_INPUTS = 512
-"""Inputs of the matrix with which numbers of threads are compared."""
+_MEASURED_INPUTS = 1024
+"""Inputs of the matrix that is measured: which kernel is the fastest hardly depends on their number."""
 
 _ROUNDS = 3
 """How often each kernel is timed, all by turns; the shortest time counts."""
@@ -66,22 +64,21 @@ ALIKE = 1.1
 """Kernels that take at most this much longer than the fastest are not distinguished: measurements vary by as much."""
 
 
-def measured(kernels: Sequence[Kernel], dtype: torch.dtype, inputs: int, rows: int) -> dict[str, float]:
+def measured(kernels: Sequence[Kernel], dtype: torch.dtype, rows: int) -> dict[str, float]:
     """Time kernels with a matrix of ones, or find the times that were measured for the same kind of matrix.
 
     Args:
         kernels: the kernels.
         dtype: dtype of the matrix and of the rows.
-        inputs: the number of inputs.
         rows: the number of rows, one of ``_MEASURED_ROWS``.
 
     Returns:
         The seconds of each kernel by its name.
     """
-    kind = Kind(tuple(kernel.name for kernel in kernels), dtype, inputs, rows, torch.get_num_threads())
+    kind = Kind(tuple(kernel.name for kernel in kernels), dtype, rows, torch.get_num_threads())
     if kind not in TIMES:
-        matrix = torch.ones(max(1, _MEASURED_SIZES[rows] // inputs), inputs, dtype=dtype)
-        x = torch.ones(rows, inputs, dtype=dtype)
+        matrix = torch.ones(_MEASURED_SIZES[rows] // _MEASURED_INPUTS, _MEASURED_INPUTS, dtype=dtype)
+        x = torch.ones(rows, _MEASURED_INPUTS, dtype=dtype)
         products = {kernel.name: partial(kernel.multiply, kernel.arrange(matrix), x, None) for kernel in kernels}
         TIMES[kind] = times(products)
     return TIMES[kind]
@@ -149,8 +146,8 @@ class MatrixProduct:
         if rows == 0:
             return self.kernels[0]
         rows = _class_of(rows)
-        kernels, matrix = _of_rows(self.kernels, rows), self._matrix()
-        return chosen(kernels, measured(kernels, matrix.dtype, matrix.size(1), rows), self._layouts)
+        kernels = _of_rows(self.kernels, rows)
+        return chosen(kernels, measured(kernels, self._matrix().dtype, rows), self._layouts)
 
     def _arranged(self, kernel: Kernel) -> Product:
         if kernel.arrange not in self._layouts:
@@ -199,5 +196,5 @@ def _threads(rows: int, available: int) -> int:
     kernels, fastest = _of_rows(kernels_for(torch.float32), rows), {}
     for threads in (available, 1):
         torch.set_num_threads(threads)
-        fastest[threads] = min(measured(kernels, torch.float32, _MEASURED_INPUTS, rows).values())
+        fastest[threads] = min(measured(kernels, torch.float32, rows).values())
     return 1 if fastest[1] * ALIKE < fastest[available] else available

@@ -10,9 +10,12 @@ import ctypes
 import mmap
 import os
 import sys
+import threading
 import weakref
 import zlib
+from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from torch import Tensor, nn
 
@@ -40,11 +43,27 @@ class MappedFile:
     def __init__(self, model: nn.Module, path: Path):
         self.path = path.absolute()
         try:
-            self.version, self.checksum = _version(path), _checksum(path)
+            self.version, descriptor = _version(path), os.open(path, os.O_RDONLY)
         except OSError as error:  # a training run may have just replaced the checkpoint
             raise CheckpointError(f"{path}: {error.strerror or error}") from None
+        self._checksum: int | None = None
+        # in a thread, since decoding need not wait for it
+        self._reader = threading.Thread(target=self._read, args=(descriptor,), daemon=True)
+        self._reader.start()
         self._users: dict[int, weakref.ref[Tensor]] = {}
         _FILES.setdefault(model, []).append(self)
+
+    def _read(self, descriptor: int) -> None:
+        with suppress(OSError), open(descriptor, "rb") as file:
+            checksum = _checksum(file)
+            if _version(self.path) == self.version:  # else it may have been changed before it was read
+                self._checksum = checksum
+
+    def is_same(self) -> bool:
+        """Whether the file still has the content that it had when the model was loaded."""
+        self._reader.join()
+        with open(self.path, "rb") as file:
+            return _checksum(file) == self._checksum
 
     def lend(self, parameter: Tensor, tensor: Tensor) -> bool:
         """Let a parameter have its values in the memory of a tensor, without a copy.
@@ -90,7 +109,7 @@ def check_unchanged(model: nn.Module) -> None:
             now = _version(file.path)
             if now == file.version or now[:2] != file.version[:2] or not file.in_use:
                 continue
-            is_equal = _checksum(file.path) == file.checksum
+            is_equal = file.is_same()
         except OSError:
             continue
         if not is_equal:
@@ -107,12 +126,11 @@ def _version(path: Path) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _checksum(path: Path) -> int:
+def _checksum(file: IO[bytes]) -> int:
     """The CRC-32 of a file's content."""
     total = 0
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            total = zlib.crc32(chunk, total)
+    while chunk := file.read(1 << 20):
+        total = zlib.crc32(chunk, total)
     return total
 
 
