@@ -83,9 +83,9 @@ def measure(options: argparse.Namespace) -> list[str]:
             for shape in options.shapes:
                 outputs, inputs = map(int, shape.split("x"))
                 for rows in options.rows:
-                    kernels = [kernel for kernel in every if kernel.name != "padded" or rows == 1]
+                    kernels = [kernel for kernel in every if kernel.suits(rows, 1)]
                     found = seconds_of(kernels, outputs, inputs, DTYPES[name], rows, options.rounds)
-                    product = MatrixProduct(lambda: torch.empty(1, inputs, dtype=DTYPES[name]), every)  # noqa: B023
+                    product = MatrixProduct(lambda: torch.empty(outputs, inputs, dtype=DTYPES[name]), every)  # noqa: B023
                     choice = product.choose(rows)
                     times = "  ".join(
                         f"{kernel.name} {seconds * 1e6:.0f}{'*' if kernel is choice else ''}"

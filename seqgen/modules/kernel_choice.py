@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from seqgen.modules.kernels import PADDED, PLAIN, Kernel, Product, kernels_for
+from seqgen.modules.kernels import PLAIN, Kernel, Product, kernels_for
 from seqgen.system.mapped_weights import give_back, is_mapped
 from seqgen.system.switches import KERNEL_CHOICE
 
@@ -76,6 +76,8 @@ def measured(kernels: Sequence[Kernel], dtype: torch.dtype, rows: int) -> dict[s
         The seconds of each kernel by its name.
     """
     kind = Kind(tuple(kernel.name for kernel in kernels), dtype, rows, torch.get_num_threads())
+    if len(kernels) == 1:
+        return {kernels[0].name: 0.0}
     if kind not in TIMES:
         matrix = torch.ones(_MEASURED_SIZES[rows] // _MEASURED_INPUTS, _MEASURED_INPUTS, dtype=dtype)
         x = torch.ones(rows, _MEASURED_INPUTS, dtype=dtype)
@@ -107,11 +109,6 @@ def chosen(kernels: Sequence[Kernel], seconds: Mapping[str, float], arranged: Co
     """
     fast = [kernel for kernel in kernels if seconds[kernel.name] <= ALIKE * min(seconds.values())]
     return min(fast, key=lambda kernel: kernel.arrange not in arranged)
-
-
-def _of_rows(kernels: Sequence[Kernel], rows: int) -> list[Kernel]:
-    """The kernels for a number of rows: only one row is padded."""
-    return [kernel for kernel in kernels if kernel is not PADDED or rows == 1]
 
 
 class MatrixProduct:
@@ -146,8 +143,9 @@ class MatrixProduct:
         if rows == 0:
             return self.kernels[0]
         rows = _class_of(rows)
-        kernels = _of_rows(self.kernels, rows)
-        return chosen(kernels, measured(kernels, self._matrix().dtype, rows), self._layouts)
+        matrix = self._matrix()
+        kernels = [kernel for kernel in self.kernels if kernel.suits(rows, matrix.size(0))]
+        return chosen(kernels, measured(kernels, matrix.dtype, rows), self._layouts)
 
     def _arranged(self, kernel: Kernel) -> Product:
         if kernel.arrange not in self._layouts:
@@ -193,7 +191,7 @@ def fastest_threads(rows: int, device: torch.device) -> Iterator[None]:
 @cache
 def _threads(rows: int, available: int) -> int:
     """1 or ``available``, whichever multiplies ``rows`` rows faster."""
-    kernels, fastest = _of_rows(kernels_for(torch.float32), rows), {}
+    kernels, fastest = [kernel for kernel in kernels_for(torch.float32) if kernel.suits(rows, _MEASURED_INPUTS)], {}
     for threads in (available, 1):
         torch.set_num_threads(threads)
         fastest[threads] = min(measured(kernels, torch.float32, rows).values())

@@ -21,11 +21,13 @@ class Kernel(NamedTuple):
         name: for reports.
         arrange: maps a matrix ``(out_features, in_features)`` to the layout that ``multiply`` reads.
         multiply: maps the layout, ``(..., in_features)`` and a bias or ``None`` to ``(..., out_features)``.
+        suits: whether it is a candidate for a number of rows and of outputs.
     """
 
     name: str
     arrange: Callable[[Tensor], Any]
     multiply: Callable[[Any, Tensor, Tensor | None], Tensor]
+    suits: Callable[[int, int], bool] = lambda rows, outputs: True
 
 
 def has_onednn() -> bool:
@@ -76,7 +78,7 @@ def _widened_product(weight: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
 PLAIN = Kernel("plain", lambda matrix: matrix, lambda matrix, x, bias: F.linear(x, matrix, bias))
 TRANSPOSED = Kernel("transposed", lambda matrix: matrix.t().contiguous().t(), PLAIN.multiply)
 PREPACKED = Kernel("prepacked", _prepacked, lambda weight, x, bias: onednn_product(x, weight, bias))
-PADDED = Kernel("padded", _prepacked, _padded_product)
+PADDED = Kernel("padded", _prepacked, _padded_product, lambda rows, outputs: rows == 1)
 WIDENED = Kernel("float32", lambda matrix: _prepacked(matrix.float()), _widened_product)
 
 
@@ -109,8 +111,7 @@ def quantized(matrix: Tensor) -> _Integers:
 
 def largest(rows: Tensor) -> Tensor:
     """The largest absolute value of each row of ``(..., C)``, at least 1e-30: ``(..., 1)``."""
-    found: Tensor = torch.linalg.vector_norm(rows, torch.inf, -1, keepdim=True)
-    return found.clamp_(min=1e-30)
+    return rows.abs().amax(-1, keepdim=True).clamp_(min=1e-30)  # the norm of PyTorch is many times slower
 
 
 # The kernels below take unsigned inputs. Each row has a scale of its own, since one for the whole input would make each
@@ -158,8 +159,14 @@ def _fbgemm_int8(packed: Any, x: Tensor, bias: Tensor | None) -> Tensor:
     return out.mul_(scale) if bias is None else torch.addcmul(bias, out, scale)
 
 
+_LARGEST_BUFFER = 2**18
+"""Sums that FBGEMM may have to store, of the number of rows that is measured."""
+
 ONEDNN_INT8 = Kernel("oneDNN int8", _onednn_integers, _onednn_int8)
-FBGEMM_INT8 = Kernel("FBGEMM int8", _fbgemm_integers, _fbgemm_int8)
+# FBGEMM stores the sums in 32 bits before it scales them, which takes long if they do not fit into a cache.
+FBGEMM_INT8 = Kernel(
+    "FBGEMM int8", _fbgemm_integers, _fbgemm_int8, lambda rows, outputs: rows * outputs <= _LARGEST_BUFFER
+)
 
 
 def kernels_for(dtype: torch.dtype, int8: bool = False) -> Sequence[Kernel]:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from seqgen.modules import dtypes, kernel_choice as module
 from seqgen.modules.kernel_choice import MatrixProduct, fastest_threads, measured, set_threads
 from seqgen.modules.kernels import (
+    FBGEMM_INT8,
     PADDED,
     PLAIN,
     PREPACKED,
@@ -67,6 +68,11 @@ def test_int8_by_hand(kernel: Kernel) -> None:
             torch.testing.assert_close(product, F.linear(rows, matrix, added), rtol=1e-5, atol=0.02)
     assert kernel.multiply(layout, x, bias)[1].tolist() == [1.0, -1.0, 2.0]
     assert kernel.multiply(layout, x[1:2], bias).tolist() == [[1.0, -1.0, 2.0]]
+
+
+def test_a_large_vocabulary_and_many_rows_are_not_for_fbgemm() -> None:
+    assert [FBGEMM_INT8.suits(rows, 32128) for rows in (1, 4, 32)] == [True, True, False]
+    assert FBGEMM_INT8.suits(32, 2048)
 
 
 @needs_int8
