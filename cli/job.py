@@ -30,6 +30,7 @@ from seqgen.jobs.manifest import Manifest, plan_parts
 from seqgen.jobs.source import Source, find_source
 from seqgen.jobs.workers import Answers, LocalWorkers, Workers
 from seqgen.lab.compare.provenance import versions
+from seqgen.modules.kernel_choice import TIMES, Kind, measure_all
 from seqgen.system.files import disk_errors, new_file, remove_leftovers, run_lock
 from seqgen.system.progress import LineProgress, duration
 from seqgen.text.output_formats import FORMATS
@@ -185,7 +186,10 @@ def _settings(cfg: GenerateConfig, given: Mapping[str, Any]) -> dict[str, Any]:
 def _workers(cfg: GenerateConfig, given: Mapping[str, Any], files: tuple[str, ...]) -> Workers:
     ray, count = cfg.engine == "ray", cfg.generation.workers
     cores = int(cfg.ray.cpus) if ray else available_cores() // (count or 1)
-    build = CommandBuilder(cfg, dict(given), cfg.common.threads or max(1, cores), files, os.getcwd())
+    threads = cfg.common.threads or max(1, cores)
+    several = cfg.debug.kernel_choice == "measured" and (ray or (count or 1) > 1)
+    times = measure_all(threads, cfg.generation.dtype == "int8") if several else {}
+    build = CommandBuilder(cfg, dict(given), threads, times, files, os.getcwd())
     if ray:
         from seqgen.jobs.ray_workers import RayWorkers  # Ray need not be installed
 
@@ -204,6 +208,7 @@ class CommandBuilder:
         cfg: the whole configuration.
         given: see ``generate``.
         threads: CPU threads of each worker.
+        times: the measured times of kernels, so that all workers choose the same ones.
         files: the files that keys name; workers on other machines must have the same.
         folder: the working folder of the command, to which paths are relative.
     """
@@ -211,6 +216,7 @@ class CommandBuilder:
     cfg: GenerateConfig
     given: dict[str, Any]
     threads: int
+    times: dict[Kind, dict[str, float]]
     files: tuple[str, ...]
     folder: str
 
@@ -219,6 +225,7 @@ class CommandBuilder:
         with suppress(OSError):  # another machine need not have the folder if all paths are absolute
             os.chdir(self.folder)
         import_plugins([])
+        TIMES.update(self.times)
         common = replace(self.cfg.common, threads=self.threads)
         device = set_up_device(common)
         if device.type == "cuda" and device.index is None:

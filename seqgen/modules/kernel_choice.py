@@ -6,6 +6,7 @@ it times the kernels with a matrix of ones when it first needs them, which takes
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -84,6 +85,26 @@ def measured(kernels: Sequence[Kernel], dtype: torch.dtype, rows: int) -> dict[s
         products = {kernel.name: partial(kernel.multiply, kernel.arrange(matrix), x, None) for kernel in kernels}
         TIMES[kind] = times(products)
     return TIMES[kind]
+
+
+def measure_all(threads: int, int8: bool) -> dict[Kind, dict[str, float]]:
+    """Measure all that a model may need, so that processes which get the result in their ``TIMES`` choose alike.
+
+    Args:
+        threads: the number of threads of these processes.
+        int8: whether they multiply in 8-bit integers.
+
+    Returns:
+        ``TIMES``.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    kinds = [(torch.float32, False), (torch.bfloat16, False), *([(torch.float32, True)] if int8 else [])]
+    for (dtype, in_integers), rows in itertools.product(kinds, _MEASURED_ROWS):
+        kernels = kernels_for(dtype, in_integers)
+        measured([kernel for kernel in kernels if kernel.suits(rows, _MEASURED_INPUTS)], dtype, rows)
+    torch.set_num_threads(before)
+    return TIMES
 
 
 def times(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:

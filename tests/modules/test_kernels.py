@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from seqgen.modules import dtypes, kernel_choice as module
-from seqgen.modules.kernel_choice import MatrixProduct, fastest_threads, measured, set_threads
+from seqgen.modules.kernel_choice import MatrixProduct, fastest_threads, measure_all, measured, set_threads
 from seqgen.modules.kernels import (
     FBGEMM_INT8,
     PADDED,
@@ -169,6 +170,17 @@ def test_each_kind_is_measured_once() -> None:
     assert len(calls) == len(spies)
     assert all(0 < seconds < 10 for seconds in first.values())
     assert measured(spies, torch.float32, 4) is not first
+
+
+@torch.no_grad()
+def test_what_a_job_measures_is_all_that_its_workers_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_int8 = dtypes._has_int8_instructions()
+    measure_all(torch.get_num_threads(), has_int8)
+    monkeypatch.setattr(module, "times", lambda calls: pytest.fail("a worker measures by itself"))
+    for dtype, int8 in ((torch.float32, False), (torch.bfloat16, False), (torch.float32, has_int8)):
+        for outputs, rows in itertools.product((64, 32128), (1, 5, 100)):
+            matrix = torch.empty(outputs, 16, dtype=dtype)
+            assert MatrixProduct(lambda: matrix, kernels_for(dtype, int8)).choose(rows).suits(rows, 64)  # noqa: B023
 
 
 @pytest.mark.parametrize(("one", "both", "wanted"), [(1.0, 1.2, 1), (1.0, 1.05, 2), (2.0, 1.0, 2)])
