@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from seqgen.modules.kernels import PLAIN, Kernel, Product, kernels_for
+from seqgen.modules.kernels import PLAIN, Kernel, kernels_for
 from seqgen.system.mapped_weights import give_back, is_mapped
 from seqgen.system.switches import KERNEL_CHOICE
 
@@ -43,13 +43,6 @@ TIMES: dict[Kind, dict[str, float]] = {}
 _MEASURED_ROWS = (1, 4, 32)
 """The numbers of rows that stand for one row, for 2 to 8, and for more."""
 
-
-def _class_of(rows: int) -> int:
-    """The measured number of rows that stands for ``rows``."""
-    one, few, many = _MEASURED_ROWS
-    return one if rows == 1 else few if rows <= 2 * few else many
-
-
 _MEASURED_SIZES = {1: 2**21, 4: 2**21, 32: 2**19}
 """Numbers of weights that are measured. With few rows, the matrices of all kernels together should not fit into caches
 of the processor, since the weights of a model come from memory too; with many, arithmetic takes the time.
@@ -61,8 +54,17 @@ _MEASURED_INPUTS = 1024
 _ROUNDS = 3
 """How often each kernel is timed, all by turns; the shortest time counts."""
 
+_REMEMBERED = 256
+"""Sizes of inputs whose kernel a product remembers."""
+
 ALIKE = 1.1
 """Kernels that take at most this much longer than the fastest are not distinguished: measurements vary by as much."""
+
+
+def _class_of(rows: int) -> int:
+    """The measured number of rows that stands for ``rows``."""
+    one, few, many = _MEASURED_ROWS
+    return one if rows == 1 else few if rows <= 2 * few else many
 
 
 def measured(kernels: Sequence[Kernel], dtype: torch.dtype, rows: int) -> dict[str, float]:
@@ -148,16 +150,19 @@ class MatrixProduct:
         self._matrix, self.kernels = matrix, kernels
         self._mapped = [parameter for parameter in parameters if is_mapped(parameter)]
         self._layouts: dict[Callable[[Tensor], Any], Any] = {}
-        self._products: dict[tuple[int, int], Product] = {}
+        self._products: dict[tuple[int, int, bool], tuple[Any, Any]] = {}
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Multiply by the matrix and add a bias; see ``Product``."""
-        is_measured = KERNEL_CHOICE.is_on() and len(self.kernels) > 1
-        key = _class_of(x.numel() // x.size(-1)) if is_measured else 0, torch.get_num_threads()
-        product = self._products.get(key)
-        if product is None:
-            product = self._products[key] = self._arranged(self.choose(key[0]))
-        return product(x, bias)
+        # every linear layer comes here at every step, so a number of rows is looked up before anything is computed
+        key = x.numel(), torch.get_num_threads(), KERNEL_CHOICE.is_on()
+        found = self._products.get(key)
+        if found is None:
+            if len(self._products) >= _REMEMBERED:
+                self._products.clear()
+            found = self._products[key] = self._arranged(self.choose(x.numel() // x.size(-1) if key[2] else 0))
+        multiply, layout = found
+        return multiply(layout, x, bias)
 
     def choose(self, rows: int) -> Kernel:
         """The kernel for a number of rows; 0 for the one that is used if nothing is measured."""
@@ -168,13 +173,14 @@ class MatrixProduct:
         kernels = [kernel for kernel in self.kernels if kernel.suits(rows, matrix.size(0))]
         return chosen(kernels, measured(kernels, matrix.dtype, rows), self._layouts)
 
-    def _arranged(self, kernel: Kernel) -> Product:
+    def _arranged(self, kernel: Kernel) -> tuple[Any, Any]:
+        """What multiplies, and the layout that it reads."""
         if kernel.arrange not in self._layouts:
             self._layouts[kernel.arrange] = kernel.arrange(self._matrix())
             if kernel is not PLAIN:
                 for parameter in self._mapped:
                     give_back(parameter)
-        return partial(kernel.multiply, self._layouts[kernel.arrange])
+        return kernel.multiply, self._layouts[kernel.arrange]
 
 
 def set_threads(count: int) -> None:

@@ -30,11 +30,15 @@ class Kernel(NamedTuple):
     suits: Callable[[int, int], bool] = lambda rows, outputs: True
 
 
+# The only operator that accepts prepacked weights; torch.compile uses it too. PyTorch without oneDNN has none.
+_onednn_linear: Any = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None)
+
+
 def has_onednn() -> bool:
     """Whether oneDNN is available and enabled."""
     mkldnn = torch.backends.mkldnn
     available = mkldnn.is_available() and mkldnn.enabled  # type: ignore[no-untyped-call]
-    return bool(available) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return bool(available) and _onednn_linear is not None
 
 
 def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -48,8 +52,7 @@ def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     Returns:
         ``(..., out_features)``.
     """
-    # The only operator that accepts prepacked weights; torch.compile uses it too.
-    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+    out: Tensor = _onednn_linear(x, weight, bias, "none", [], "")
     return out
 
 
@@ -77,7 +80,7 @@ def _widened_product(weight: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
 
 PLAIN = Kernel("plain", lambda matrix: matrix, lambda matrix, x, bias: F.linear(x, matrix, bias))
 TRANSPOSED = Kernel("transposed", lambda matrix: matrix.t().contiguous().t(), PLAIN.multiply)
-PREPACKED = Kernel("prepacked", _prepacked, lambda weight, x, bias: onednn_product(x, weight, bias))
+PREPACKED = Kernel("prepacked", _prepacked, lambda weight, x, bias: _onednn_linear(x, weight, bias, "none", [], ""))
 PADDED = Kernel("padded", _prepacked, _padded_product, lambda rows, outputs: rows == 1)
 WIDENED = Kernel("float32", lambda matrix: _prepacked(matrix.float()), _widened_product)
 

@@ -145,15 +145,24 @@ def test_a_layout_is_used_again_if_another_one_is_no_faster(monkeypatch: pytest.
 @torch.no_grad()
 def test_numbers_of_rows_have_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(MatrixProduct, "choose", lambda self, rows: asked.append(rows) or PLAIN)
+
+    def given(kernels: Sequence[Kernel], dtype: torch.dtype, rows: int) -> dict[str, float]:
+        asked.append(rows)
+        return dict.fromkeys((kernel.name for kernel in kernels), 1.0)
+
+    monkeypatch.setattr(module, "measured", given)
     matrix = torch.randn(32, 64)
     product = MatrixProduct(lambda: matrix, [PREPACKED, PLAIN])
-    for rows in (2, 8, 5, 1, 1, 9, 500):
+    for rows in (2, 8, 2, 8, 1, 1, 9, 500):
         product(torch.randn(rows, 1, 64), None)
-    assert asked == [4, 1, 32], "each is chosen once"
+    assert asked == [4, 4, 1, 32, 32], "one row, 2 to 8, and more; each number of rows is asked about once"
     with KERNEL_CHOICE.off():
         product(torch.randn(1, 64), None)
-    assert asked == [4, 1, 32, 0]
+    assert len(asked) == 5
+    monkeypatch.setattr(module, "_REMEMBERED", 3)
+    for rows in range(1, 20):
+        product(torch.randn(rows, 64), None)
+    assert len(product._products) <= 3
 
 
 @torch.no_grad()
