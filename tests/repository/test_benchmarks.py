@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -14,9 +15,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import seqgen
-from benchmarks import catalogue, ensembles, interactive
+from benchmarks import catalogue, ensembles, interactive, kernels
 from benchmarks.decode import checkout, main
-from benchmarks.decoding import report
+from benchmarks.decoding import matrix_worker, report
 from benchmarks.decoding.command import Command, compare_commands
 from benchmarks.decoding.matrix_worker import MatrixProducts
 from benchmarks.decoding.models import (
@@ -32,6 +33,7 @@ from benchmarks.decoding.process import ROOT, WorkerError, WorkerProcess
 from benchmarks.decoding.seqgen_worker import Seqgen
 from benchmarks.decoding.workload import Comparison, Measured, Toolkit, Workload
 from seqgen.checkpoints.loading import load_model
+from seqgen.modules.kernels import PLAIN
 from seqgen.modules.linear import Projection
 
 pytestmark = pytest.mark.slow
@@ -256,6 +258,7 @@ def test_curves_differ_in_one_variable() -> None:
 
 def test_the_matrix_products_are_those_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Projection, "packs", False)  # nobody counts the operations of packed products
+    monkeypatch.setattr(matrix_worker, "kernels_for", lambda *_: (PLAIN,))
     save_random_t5("t5_tiny", 200, tmp_path / "t5")
     sources, length = random_sources([5, 5], 200, eos=1), 7
     model = load_model(tmp_path / "t5").model
@@ -267,6 +270,17 @@ def test_the_matrix_products_are_those_of_the_model(tmp_path: Path, monkeypatch:
     with FlopCounterMode(display=False) as counter:
         MatrixProducts(arguments(tmp_path / "t5")).decode(sources, {"beam": 1, "length": length})
     assert counter.get_total_flops() == expected - attention
+
+
+def test_the_benchmark_of_kernels(capsys: pytest.CaptureFixture[str]) -> None:
+    before = torch.get_num_threads()
+    kernels.main(["--shapes", "256x512", "--rows", "1", "5", "--threads", "1", "--formats", "float32", "--rounds", "1"])
+    torch.set_num_threads(before)
+    head, one, five = capsys.readouterr().out.splitlines()
+    assert "memory gives" in head
+    for line in (one, five):
+        assert line.count("*") == 1
+        assert re.search(r"256x512, +[15] rows:.* plain \d+.*  read \d+$", line)
 
 
 def test_outputs_have_exactly_the_length(tmp_path: Path) -> None:
