@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.decoding.memory import CudaMemory
 from benchmarks.decoding.worker import Answer, Request, Worker, serve
 from seqgen.modules.kernel_choice import MatrixProduct
-from seqgen.modules.kernels import PLAIN, Product, kernels_for
+from seqgen.modules.kernels import PLAIN, kernels_for
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.float32}
 
@@ -45,7 +45,7 @@ class MatrixProducts(Worker):
         self.step = self.weights([*self_attention, (inner, model), (model, inner), *feed_forward], self.layers)
         self.step += self.weights([(cfg["vocab_size"], model)], 1)
 
-    def weights(self, shapes: list[tuple[int, int]], layers: int) -> list[tuple[int, Product]]:
+    def weights(self, shapes: list[tuple[int, int]], layers: int) -> list[tuple[int, MatrixProduct]]:
         """Random weights, different ones for each layer, so that they are read from memory as in a model.
 
         Args:
@@ -84,7 +84,7 @@ class MatrixProducts(Worker):
             torch.cuda.synchronize()
         return [[0] * request["length"]] * sentences
 
-    def multiply(self, weights: list[tuple[int, Product]], rows: int) -> None:
+    def multiply(self, weights: list[tuple[int, MatrixProduct]], rows: int) -> None:
         """Multiply ``(rows, width)`` inputs with each of the weights."""
         for width, product in weights:
             product(self.inputs(rows, width), None)

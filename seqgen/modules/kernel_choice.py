@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from seqgen.modules.kernels import PLAIN, Kernel, kernels_for
+from seqgen.modules.kernels import PLAIN, Kernel, Multiply, kernels_for
 from seqgen.system.mapped_weights import give_back, is_mapped
 from seqgen.system.switches import KERNEL_CHOICE
 
@@ -150,10 +150,10 @@ class MatrixProduct:
         self._matrix, self.kernels = matrix, kernels
         self._mapped = [parameter for parameter in parameters if is_mapped(parameter)]
         self._layouts: dict[Callable[[Tensor], Any], Any] = {}
-        self._products: dict[tuple[int, int, bool], tuple[Any, Any]] = {}
+        self._products: dict[tuple[int, int, bool], tuple[Multiply, Any]] = {}
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Multiply by the matrix and add a bias; see ``Product``."""
+        """Multiply ``(..., in_features)`` by the matrix and add a bias or ``None``: ``(..., out_features)``."""
         # every linear layer comes here at every step, so a number of rows is looked up before anything is computed
         key = x.numel(), torch.get_num_threads(), KERNEL_CHOICE.is_on()
         found = self._products.get(key)
@@ -173,7 +173,7 @@ class MatrixProduct:
         kernels = [kernel for kernel in self.kernels if kernel.suits(rows, matrix.size(0))]
         return chosen(kernels, measured(kernels, matrix.dtype, rows), self._layouts)
 
-    def _arranged(self, kernel: Kernel) -> tuple[Any, Any]:
+    def _arranged(self, kernel: Kernel) -> tuple[Multiply, Any]:
         """What multiplies, and the layout that it reads."""
         if kernel.arrange not in self._layouts:
             self._layouts[kernel.arrange] = kernel.arrange(self._matrix())

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Product: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
-"""Maps ``(..., in_features)`` and a bias ``(out_features,)`` or ``None`` to ``(..., out_features)``."""
+Multiply: TypeAlias = Callable[[Any, Tensor, Tensor | None], Tensor]
+"""Maps a layout of a matrix, rows ``(..., in_features)`` and a bias or ``None`` to ``(..., out_features)``."""
 
 
 class Kernel(NamedTuple):
@@ -20,13 +20,13 @@ class Kernel(NamedTuple):
     Attributes:
         name: for reports.
         arrange: maps a matrix ``(out_features, in_features)`` to the layout that ``multiply`` reads.
-        multiply: maps the layout, ``(..., in_features)`` and a bias or ``None`` to ``(..., out_features)``.
+        multiply: multiplies by the matrix.
         suits: whether it is a candidate for a number of rows and of outputs.
     """
 
     name: str
     arrange: Callable[[Tensor], Any]
-    multiply: Callable[[Any, Tensor, Tensor | None], Tensor]
+    multiply: Multiply
     suits: Callable[[int, int], bool] = lambda rows, outputs: True
 
 
