@@ -155,12 +155,13 @@ class MatrixProduct:
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Multiply ``(..., in_features)`` by the matrix and add a bias or ``None``: ``(..., out_features)``."""
         # every linear layer comes here at every step, so a number of rows is looked up before anything is computed
-        key = x.numel(), torch.get_num_threads(), KERNEL_CHOICE.is_on()
+        measures = KERNEL_CHOICE.is_on()
+        key = x.numel(), torch.get_num_threads(), measures
         found = self._products.get(key)
         if found is None:
             if len(self._products) >= _REMEMBERED:
                 self._products.clear()
-            found = self._products[key] = self._arranged(self.choose(x.numel() // x.size(-1) if key[2] else 0))
+            found = self._products[key] = self._arranged(self.choose(x.numel() // x.size(-1) if measures else 0))
         multiply, layout = found
         return multiply(layout, x, bias)
 

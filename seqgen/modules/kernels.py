@@ -85,18 +85,11 @@ PADDED = Kernel("padded", _prepacked, _padded_product, lambda rows, outputs: row
 WIDENED = Kernel("float32", lambda matrix: _prepacked(matrix.float()), _widened_product)
 
 
-class _Integers(NamedTuple):
-    """A matrix quantized to 8-bit integers: the integers in a kernel's layout, and the scale of each output."""
-
-    packed: Any
-    scales: Tensor
-
-
 _AT_ONCE = 1024
 """Rows of a matrix that are quantized at a time, so that little memory is needed besides the result."""
 
 
-def quantized(matrix: Tensor) -> _Integers:
+def quantized(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Quantize a matrix to integers from -127 to 127, with one scale for each output.
 
     Args:
@@ -109,7 +102,7 @@ def quantized(matrix: Tensor) -> _Integers:
     integers = torch.empty(matrix.shape, dtype=torch.int8)
     for rows, rounded, scale in zip(*(tensor.split(_AT_ONCE) for tensor in (matrix, integers, scales)), strict=True):
         rounded.copy_((rows / scale).round_())
-    return _Integers(integers, scales.flatten())
+    return integers, scales.flatten()
 
 
 def largest(rows: Tensor) -> Tensor:
@@ -122,23 +115,32 @@ def largest(rows: Tensor) -> Tensor:
 _ZERO = 128
 
 
-def _onednn_integers(matrix: Tensor) -> _Integers:
+class _OneDNNIntegers(NamedTuple):
+    """A quantized matrix: the integers in oneDNN's layout, and scale and zero point of each output."""
+
+    packed: Any
+    scales: Tensor
+    zeros: Tensor
+
+
+def _onednn_integers(matrix: Tensor) -> _OneDNNIntegers:
     integers, scales = quantized(matrix)
-    return _Integers(torch.ops.onednn.qlinear_prepack.default(integers, None), scales)
+    packed = torch.ops.onednn.qlinear_prepack.default(integers, None)
+    return _OneDNNIntegers(packed, scales, torch.zeros(len(scales), dtype=torch.int32))
 
 
-def _onednn_int8(weight: _Integers, x: Tensor, bias: Tensor | None) -> Tensor:
+def _onednn_int8(weight: _OneDNNIntegers, x: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply by oneDNN, whose operator takes rows that are quantized already."""
+    packed, scales, zeros = weight
     rows = x.reshape(-1, x.size(-1))
     scale = largest(rows)
-    # 128 and a half, so that truncation rounds to the nearest integer
-    unsigned = torch.addcmul(_ZERO + 0.5 + torch.zeros(()), rows, scale.reciprocal(), value=127).to(torch.uint8)
-    zeros = torch.zeros(len(weight.scales), dtype=torch.int32)
+    middle = torch.full((), _ZERO + 0.5)  # truncation then rounds to the nearest integer
+    unsigned = torch.addcmul(middle, rows, scale.reciprocal(), value=127).to(torch.uint8)
     out: Tensor = torch.ops.onednn.qlinear_pointwise.default(
-        unsigned, 1 / 127, _ZERO, weight.packed, weight.scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        unsigned, 1 / 127, _ZERO, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
     )
     out.mul_(scale)
-    return (out if bias is None else out.add_(bias)).view(*x.shape[:-1], len(weight.scales))
+    return (out if bias is None else out.add_(bias)).view(*x.shape[:-1], len(scales))
 
 
 def _fbgemm_integers(matrix: Tensor) -> Any:

@@ -200,9 +200,7 @@ class Projection(CachedWeight):
 
     def _kernels(self, matrix: Tensor) -> Sequence[Kernel]:
         """The kernels to choose from."""
-        if matrix.numel() >= _LARGE_MATRIX and (self.int8 or self.packs):
-            return kernels_for(matrix.dtype, self.int8)
-        return (PLAIN,)
+        return kernels_for(matrix.dtype, self.int8) if matrix.numel() >= _LARGE_MATRIX else (PLAIN,)
 
 
 class Linear(Projection, nn.Linear):

@@ -37,7 +37,7 @@ class Switch:
 
 PREPACKED_WEIGHTS = Switch("prepacked_weights")
 KERNEL_CHOICE = Switch("kernel_choice")
-"""Choosing the kernels of products by measurement; see ``seqgen.modules.kernels``."""
+"""Choosing the kernels of products by measurement; see ``seqgen.modules.kernel_choice``."""
 MAPPED_WEIGHTS = Switch("mapped_weights")
 """Using weights from their mapped file when a model is loaded; see ``seqgen.system.mapped_weights``."""
 TWO_STAGE_CANDIDATES = Switch("two_stage_candidates")
