@@ -214,7 +214,7 @@ def measure_e(options: argparse.Namespace, folder: Path) -> Iterator[Outcome]:
 def grid(options: argparse.Namespace) -> list[tuple[int, int, int]]:
     """Beams, source lengths and output lengths, short ones first; the transformer has at most 1,024 positions."""
     if options.quick:
-        return [(1, 32, 64), (5, 32, 64), (20, 32, 64), (5, 32, 128), (5, 32, 256), (5, 256, 64), (5, 1024, 64)]
+        return [(1, 32, 64), (5, 32, 64), (20, 32, 64), (5, 32, 1024), (5, 512, 64), (5, 1024, 64)]
     beams = [2, 5] if options.tiny else [1, 2, 5, 10, 20, 50]
     lengths = [2, 4] if options.tiny else [16, 32, 64, 128, 256, 512, 1024]
     source, length = (4, 4) if options.tiny else (32, 64)

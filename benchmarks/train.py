@@ -5,8 +5,7 @@
 
 Trains on Multi30k en-de if it is found (``$SEQGEN_SHARED/data/multi30k`` or ``../shared/data/multi30k``), with a joint
 SentencePiece vocabulary of 8,000, otherwise on random words with similar lengths; float32, batches of 4,096 tokens.
-fairseq's figures were measured on another machine (2 cores of a Xeon with AVX-512). For comparison, the speed of matrix
-products on this machine is printed, and the share of an update that the model's products would take at this speed.
+For comparison, the speed of matrix products on this machine is printed.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.flop_counter import FlopCounterMode
 
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declare the built-in components
@@ -113,13 +111,6 @@ def measure(run: TrainingRun, seconds: float) -> dict[str, float]:
     }
 
 
-def product_share(run: TrainingRun, seconds_per_update: float, gflops: float) -> float:
-    """The share of an update's time that its matrix products would take at the speed of large products."""
-    with FlopCounterMode(display=False) as counter:
-        run.trainer.train_update([next(batches(run))], 1)
-    return counter.get_total_flops() / (gflops * 1e9) / seconds_per_update
-
-
 def matrix_speed(bf16: bool, size: int = 2048, repeats: int = 8) -> float:
     """GFLOP/s of large matrix products; the best of several measurements."""
     a, b = (torch.randn(size, size, dtype=torch.bfloat16 if bf16 else torch.float32) for _ in range(2))
@@ -163,16 +154,15 @@ def main() -> None:
     print(f"matrix products: {gflops:.0f} GFLOP/s on {arguments.threads} threads")
     models = [model for model in arguments.models if model != T5]
     if models:
-        print(f"\n{'model':26} {'tokens/s':>9} {'padding':>8} {'products':>9}")
+        print(f"\n{'model':26} {'tokens/s':>9} {'padding':>8}")
     with tempfile.TemporaryDirectory() as root:
         cache = Path(root) / "cache"
         cache.mkdir()
         for model in models:
             run = prepare(model, Path(root) / model, cache, arguments.bf16)
             row = measure(run, arguments.seconds)
-            row["product_share"] = product_share(run, row["seconds_per_update"], gflops)
             speed = row["tokens_per_second"]
-            print(f"{model:26} {speed:9,.0f} {row['padding']:8.1%} {row['product_share']:9.1%}")
+            print(f"{model:26} {speed:9,.0f} {row['padding']:8.1%}")
             if arguments.profile:
                 row["shares"] = shares(run)
                 print("".join(f"    {share:6.1%}  {name}\n" for name, share in row["shares"].items()))
