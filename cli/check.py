@@ -21,7 +21,8 @@ from seqgen.errors import ConfigError, nearest, printable
 from seqgen.lab.checks import kinds
 from seqgen.lab.checks.checking import Advice, Outcome, Raised, S, causes, check_all, failed
 from seqgen.lab.checks.components import changes_nothing
-from seqgen.lab.checks.criteria import CRITERION, CRITERION_ADVICE
+from seqgen.lab.checks.criteria import CRITERION_ADVICE
+from seqgen.lab.checks.decoding_criteria import check_criterion
 from seqgen.lab.checks.diagnosis import ADVICE, COMPONENT_ADVICE
 from seqgen.lab.checks.kinds import KINDS, WORDS
 from seqgen.lab.checks.models import check as check_model
@@ -113,7 +114,7 @@ CHECKS: dict[str, Check] = {
         kinds.CriterionCheckConfig,
         OF_CRITERIA,
         lambda cfg, _: kinds.criterion_subject(cfg),
-        partial(check_all, CRITERION),
+        check_criterion,
         CRITERION_ADVICE,
     ),
     "path": _MODEL,

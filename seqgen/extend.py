@@ -9,7 +9,12 @@ from seqgen.checkpoints.loading import (
     load_model as load_model,
     register_checkpoint_loader as register_checkpoint_loader,
 )
-from seqgen.config import CommonConfig as CommonConfig, ReadingConfig as ReadingConfig, option as option
+from seqgen.config import (
+    CommonConfig as CommonConfig,
+    GenerationConfig as GenerationConfig,
+    ReadingConfig as ReadingConfig,
+    option as option,
+)
 from seqgen.errors import (
     ConfigError as ConfigError,
     DataError as DataError,
@@ -174,6 +179,12 @@ from seqgen.training.criteria import (
     target_logits as target_logits,
 )
 from seqgen.training.lr_schedulers import LRScheduler as LRScheduler
+from seqgen.training.sequence_criterion import (
+    Rescored as Rescored,
+    SequenceConfig as SequenceConfig,
+    SequenceCriterion as SequenceCriterion,
+    decoding as decoding,
+)
 
 # isort: split
 # Commands

@@ -75,6 +75,9 @@ CLASSES = {
         "Batch",
         "Criterion",
         "CriterionOut",
+        "SequenceConfig",
+        "SequenceCriterion",
+        "Rescored",
         "LRScheduler",
     ),
 }

@@ -40,6 +40,9 @@ NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
 MAX_VALUES = 10_000
 """Maximum number of values of one key in a sweep."""
 
+IN_TRAINING = "criterion.decode."
+"""The prefix of the decoding keys of a criterion that decodes."""
+
 DEFAULT_COMPONENTS = {
     "task": "number_names",
     "model": "fconv_tiny",
@@ -64,20 +67,38 @@ def compose(schema: type[R], overrides: Sequence[str]) -> R:
         ConfigError: a key or name does not exist, or a value has the wrong type or is out of its range.
     """
     pairs = [split_argument(override) for override in overrides]
-    of_components = [(key, value) for key, value in pairs if is_component_key(schema, key)]
     config: Any = schema()
     for group, name in chosen_components(schema, overrides).items():
         setattr(config, group, GROUPS[group].config(name))
+    of_components: list[tuple[GenerationConfig, str, str]] = []
     for key, value in pairs:
-        if not is_group(schema, key) and (key, value) not in of_components:
+        if is_group(schema, key):
+            continue
+        generation, own = _component_key(config, key)
+        if generation is None:
             owner, field = locate(config, key)
             setattr(owner, field.name, _parsed(config, key, value))
-    for key, value in of_components:
-        unknown = may_come_from_a_model(config, key)
-        parsed = UnparsedText(value) if unknown else parse_component_value(config.generation, key, value)
-        config.generation.components[key] = parsed
+        else:
+            of_components.append((generation, own, value))
+    for generation, own, value in of_components:
+        unknown = may_come_from_a_model(config, own)
+        generation.components[own] = UnparsedText(value) if unknown else parse_component_value(generation, own, value)
     check_ranges(config)
     return cast(R, config)
+
+
+def _component_key(config: Any, key: str) -> tuple[GenerationConfig | None, str]:
+    """The decoding options that a component's own key belongs to, and the key without their prefix.
+
+    ``search.groups`` belongs to ``generation``, ``criterion.decode.search.groups`` to the options of a criterion that
+    decodes; other keys belong to none.
+    """
+    if is_component_key(type(config), key):
+        return config.generation, key
+    own, options = key.removeprefix(IN_TRAINING), getattr(getattr(config, "criterion", None), "decode", None)
+    if own != key and isinstance(options, GenerationConfig) and is_component_key(TrainConfig, own):
+        return options, own
+    return None, key
 
 
 def chosen_components(schema: type, overrides: Sequence[str]) -> dict[str, str]:

@@ -14,7 +14,8 @@ to the gradients of features and weight.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from seqgen.checkpoints.loading import load_models
 from seqgen.config import like, option
 from seqgen.decoder import Decoder, IncrementalDecoder
 from seqgen.errors import ConfigError
@@ -112,11 +114,18 @@ class Criterion(Hooked):
     Args:
         cfg: an instance of the configuration class that the criterion is registered with.
         task: the task, which has the target dictionary.
+
+    Attributes:
+        update: number of updates made so far; the same for all batches of an update.
+        decoding_seconds: time spent decoding since the trainer last set it to 0.
     """
 
     def __init__(self, cfg: Any, task: Task):
         self.cfg = cfg
         self.task = task
+        self.update = 0
+        self.decoding_seconds = 0.0
+        self.whole: Callable[[EncoderDecoderModel], AbstractContextManager[EncoderDecoderModel]] = nullcontext
 
     def __call__(self, model: EncoderDecoderModel, batch: Batch) -> CriterionOut:
         """Compute the loss.
@@ -129,6 +138,39 @@ class Criterion(Hooked):
             The loss, summed over the batch, and the values to log.
         """
         raise NotImplementedError
+
+    def frozen(self, path: str) -> EncoderDecoderModel:
+        """Load a model that is not trained, such as the one where training began; it is on the CPU.
+
+        Args:
+            path: a run or checkpoint; one model with the vocabularies of the task.
+
+        Raises:
+            ConfigError: it has other vocabularies.
+            UserError: it cannot be loaded.
+        """
+        (loaded, *others) = load_models([path])
+        task, own = loaded.task, self.task
+        if others or (task.source_dictionary, task.target_dictionary) != (own.source_dictionary, own.target_dictionary):
+            raise ConfigError(f"{path}: give one model that has the vocabularies of this run")
+        model: EncoderDecoderModel = loaded.model.eval().requires_grad_(False)
+        return model
+
+    def after_update(self, sums: Mapping[str, float]) -> None:
+        """Change the criterion's state, such as a running mean, after each update. By default there is none.
+
+        Nothing else may change it: all batches of an update, in all ranks, have the same state.
+
+        Args:
+            sums: ``loss``, ``sample_size`` and the logged values, summed over the batches of all ranks.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state that is saved with the run: nested plain values and tensors; the same in all ranks."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state that ``state_dict`` returned."""
 
 
 @dataclass
@@ -240,10 +282,12 @@ class TargetPositions:
         Returns:
             ``(M, C)`` features; ``None`` for a model with a ``forward`` of its own.
         """
-        if not _has_default_forward(model):
+        if not has_default_forward(model):
             return None
         packed: dict[str, Any] = {} if self.segments is None else {"segments": self.segments}
-        encoder_out = model.encoder(self.source.src_tokens, self.source.src_lengths, **packed)
+        encoder_out = self.source.encoder_out
+        if encoder_out is None:
+            encoder_out = model.encoder(self.source.src_tokens, self.source.src_lengths, **packed)
         features, _ = model.decoder.extract_features(self.previous, encoder_out, **packed)
         return _rows(features, self.kept)
 
@@ -270,7 +314,7 @@ class TargetPositions:
         return _rows(model(self.source.src_tokens, self.source.src_lengths, self.previous).logits, self.kept)
 
 
-def _has_default_forward(model: EncoderDecoderModel) -> bool:
+def has_default_forward(model: EncoderDecoderModel) -> bool:
     """Whether a model's output is ``output_layer(extract_features(...))`` of its decoder."""
     return (
         type(model).forward is EncoderDecoderModel.forward

@@ -184,6 +184,19 @@ def synchronizing(module: nn.Module, last: bool) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def resharded(module: nn.Module) -> Iterator[None]:
+    """During its forward pass: return the weights that a module has gathered, and gather them again afterwards.
+
+    Args:
+        module: what ``parallel`` returned for ``sharding=fsdp``.
+    """
+    assert isinstance(module, FSDPModule)
+    module.reshard()
+    yield
+    module.unshard()
+
+
 # -- tensors of which each rank has a part -------------------------------------------------------------------------
 
 

@@ -149,7 +149,7 @@ class Meter:
     def reset(self) -> None:
         """Start a new record: set all sums to zero."""
         self.sums: dict[str, float] = {}
-        self.gnorm = self.busy = 0.0
+        self.gnorm = self.busy = self.decoding = 0.0
         self.updates = self.skipped = 0
 
     def tick(self, busy: bool = False) -> None:
@@ -168,21 +168,27 @@ class Meter:
         for name, value in result.sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
         self.gnorm += result.gnorm
+        self.decoding += result.decoding_seconds
         self.updates += 1
 
     def record(self) -> dict[str, float]:
-        """The means since the last record, by name: ``mean_scores``, ``gnorm``, ``tokens_per_second``, ``skipped``."""
+        """The means since the last record, by name: ``mean_scores``, ``gnorm``, ``tokens_per_second``, ``skipped``.
+
+        ``decoding`` is the percentage of the updates' time that a criterion spent decoding.
+        """
         tokens = self.sums.get("ntokens", self.sums.get("sample_size", 0.0))
         scores = mean_scores(self.sums)
         scores["gnorm"] = self.gnorm / max(1, self.updates)
         scores["tokens_per_second"] = tokens / self.busy if self.busy else 0.0
+        if self.decoding and self.busy:
+            scores["decoding"] = 100 * self.decoding / self.busy
         if self.skipped:
             scores["skipped"] = self.skipped
         return scores
 
     def state_dict(self) -> dict[str, Any]:
         """The state needed to resume."""
-        names = ("sums", "gnorm", "busy", "updates", "skipped", "seconds")
+        names = ("sums", "gnorm", "busy", "decoding", "updates", "skipped", "seconds")
         return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

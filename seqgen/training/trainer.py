@@ -35,6 +35,7 @@ from seqgen.training.parallel import (
     local,
     parallel,
     recompute_activations,
+    resharded,
     synchronizing,
     whole,
     zeros_like_part,
@@ -58,12 +59,14 @@ class UpdateResult:
         gnorm: L2 norm of the gradient of the mean loss, before clipping.
         lr: the learning rate of this update.
         skipped: why the update was skipped; empty if it was not.
+        decoding_seconds: time that this rank's criterion spent decoding.
     """
 
     sums: dict[str, float] = field(default_factory=dict)
     gnorm: float = 0.0
     lr: float = 0.0
     skipped: str = ""
+    decoding_seconds: float = 0.0
 
 
 class Trainer:
@@ -127,6 +130,8 @@ class Trainer:
             recompute_activations(model)
         loss = LossModule(model, lambda batch, model: self.task.train_step(batch, model, self.criterion))
         self._loss_module = parallel(loss, sharding, self.group, self.device)
+        if sharded:
+            self.criterion.whole = self._whole_model
         if sharded and self.ema is not None:
             parallel(LossModule(self.ema.model, loss.loss), sharding, self.group, self.device)
 
@@ -143,6 +148,15 @@ class Trainer:
         else:
             with self.group.collective(), self._copy.of(model) as copy:
                 yield copy
+
+    @contextlib.contextmanager
+    def _whole_model(self, model: EncoderDecoderModel) -> Iterator[EncoderDecoderModel]:
+        """``plain``, for a criterion, which is called in the forward pass; in evaluation the model is already plain."""
+        if model is not self.model:
+            yield model
+            return
+        with resharded(self._loss_module), self.plain(model) as copy:
+            yield copy
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[EncoderDecoderModel]:
@@ -184,7 +198,9 @@ class Trainer:
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         result = UpdateResult(lr=self.scheduler.lr_at(self.update, epoch))
+        self.criterion.update, self.criterion.decoding_seconds = self.update, 0.0
         outs, problem = self._gradients(batches, spare)
+        result.decoding_seconds = self.criterion.decoding_seconds
         if problem:
             return self._leave_out(result, problem, expected=True)
         ids = [batch.ids for batch in batches if batch is not None]
@@ -301,6 +317,7 @@ class Trainer:
                 return
         self.update += 1
         self.skips = 0
+        self.criterion.after_update(result.sums)
         if self.ema is not None:
             self.ema.update(self.model, self.update)
 
@@ -343,6 +360,7 @@ class Trainer:
             "update": self.update,
             "skips": self.skips,
             "onednn": TRAINING.onednn,
+            "criterion": self.criterion.state_dict(),
             "optimizer": {
                 "state": values,
                 "groups": [{k: v for k, v in group.items() if k != "params"} for group in state["param_groups"]],
@@ -374,6 +392,8 @@ class Trainer:
         if self.scaler is not None:
             self.scaler.load_state_dict(state["scaler"])
         self.update, self.skips, TRAINING.onednn = state["update"], state["skips"], state["onednn"]
+        self.criterion.update = self.update
+        self.criterion.load_state_dict(state["criterion"])
 
     @property
     def sharded(self) -> bool:

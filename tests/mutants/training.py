@@ -156,8 +156,8 @@ FAULTS = [
     ),
     Fault(
         "seqgen/training/trainer.py",
-        "        self.skips = 0\n        if self.ema",
-        "        if self.ema",
+        "        self.skips = 0\n        self.criterion",
+        "        self.criterion",
         "skipped updates are counted although others come between them",
         ("tests/training/test_loop.py::test_a_loss_that_is_not_finite_can_be_skipped",),
     ),

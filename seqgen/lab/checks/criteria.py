@@ -237,6 +237,15 @@ class CriterionCause(Enum):
     MIXES_SENTENCES = "the loss of a sentence depends on the other sentences; do not normalize over the batch"
     LOGGING = "a logged value is wrong; log detached sums over the batch (see CriterionOut.logging)"
     CHANGED = "the criterion changes the batch, the weights or the mode of the model; copy what you change"
+    STALE = (
+        "decoding uses cached weights of an earlier update; decode with self.decode(model, batch), and cache no weights"
+    )
+    NOT_APART = "decoding is not apart from training; decode with self.decode(model, batch), which uses evaluation mode"
+    RESCORED = (
+        "decoding and rescore compute with different models or inputs; do not override them, and look for a forward "
+        "that differs between training and decoding"
+    )
+    RISK = "the loss is not the expected risk; correct it, or let is_expected_risk be false"
     LOSS = "the loss has to be a finite scalar tensor with a gradient, and sample_size a positive number"
 
 
@@ -252,6 +261,10 @@ CRITERION_ADVICE: Advice[Training] = [
     ("the loss is a scalar", "", CriterionCause.LOSS),
     ("inputs are not changed", "", CriterionCause.CHANGED),
     ("losses are repeatable", "", CriterionCause.RANDOMNESS),
+    ("decoding is not training", "", CriterionCause.NOT_APART),
+    ("decoding reads current weights", "", CriterionCause.STALE),
+    ("decoding = rescoring", "", CriterionCause.RESCORED),
+    ("expected risk = enumeration", "", CriterionCause.RISK),
     ("padding counts nothing", "of the source changes the loss", CriterionCause.SOURCE_PADDING),
     ("padding counts nothing", "changes the loss", CriterionCause.PADDING),
     ("sum over ranks = whole batch", "logged", CriterionCause.LOGGING),

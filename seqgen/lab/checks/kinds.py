@@ -13,6 +13,7 @@ import torch
 from seqgen.checkpoints.loading import DecodingTask, load_models
 from seqgen.config import CommonConfig, GenerationConfig, ReadingConfig, option
 from seqgen.data.dictionary import Dictionary
+from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.errors import ConfigError, UserError
 from seqgen.generation.component import Component
 from seqgen.generation.ensemble.combinations import Combination
@@ -310,9 +311,10 @@ def criterion_subject(cfg: CriterionCheckConfig) -> Training:
     words = tiny_dictionary()
     model = randomize_(new_model(cfg.model or small_transformer(), words))
     component: Any = CRITERIA.of(cfg.criterion).component
-    what = "criterion cannot be built from its keys and a task with two dictionaries"
+    what = "criterion cannot be built from its keys and a task"
     with _building(what, "correct its __init__"):
-        criterion = component(cfg.criterion, Vocabularies(words))
+        tokenizer = WhitespaceTokenizer(words)
+        criterion = component(cfg.criterion, Task(None, tokenizer, tokenizer))
     ids = Subject.of(model, words, len(words)).ids
     return Training(criterion, model, ids, tolerance=cfg.tolerance)
 

@@ -1,0 +1,303 @@
+"""Criteria that decode with the model that is trained, and score its outputs with gradients.
+
+An update with such a criterion has two parts. ``decode`` searches with the model as it is, without dropout and without
+gradients, by the code of ``seqgen-generate``. ``rescore`` computes the log-probabilities of the outputs again, by
+teacher forcing and with gradients. In evaluation, both give the same numbers up to rounding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint
+
+from seqgen.config import GenerationConfig, option
+from seqgen.config.values import changed
+from seqgen.errors import ConfigError
+from seqgen.generation.component import Resources
+from seqgen.model import EncoderDecoderModel
+from seqgen.structures import Batch, Hypothesis, map_tensors
+from seqgen.text.reranking import Utility, utility_from_config
+from seqgen.training.criteria import Criterion, CriterionOut, TargetPositions, cross_entropy, has_default_forward
+
+if TYPE_CHECKING:
+    from seqgen.task import Task
+
+_OF_THE_COMMAND = frozenset(
+    {"nbest", "batch_size", "max_tokens", "buffer_size", "dtype", "rerank", "replace_unknown", "draft", "constraints"}
+    | {"source_lang", "target_lang", "members", "ensemble_weights", "max_time"}
+)
+"""Decoding keys without effect in training."""
+
+
+def decoding(**values: Any) -> Any:
+    """A field for decoding keys, ``criterion.decode.KEY``.
+
+    Args:
+        values: defaults other than those of ``generation.KEY``.
+    """
+    return field(default_factory=lambda: GenerationConfig(**{"mbr": "chrf", **values}))
+
+
+@dataclass
+class SequenceConfig:
+    """Options of every criterion that decodes."""
+
+    decode: GenerationConfig = decoding()
+    token_loss: float = option(
+        0.0, "weight of the cross-entropy with the references; the sequence loss has the rest", minimum=0, maximum=1
+    )
+
+
+@dataclass(frozen=True)
+class Rescored:
+    """Log-probabilities of the hypotheses of a batch, with gradients.
+
+    Attributes:
+        token_lprobs: ``(N, K, T)`` in nats; 0 after the end of a hypothesis.
+        mask: ``(N, K, T)`` bool, true where a hypothesis has a token. A sentence can have fewer than ``K`` hypotheses.
+    """
+
+    token_lprobs: Tensor
+    mask: Tensor
+
+    @property
+    def lprobs(self) -> Tensor:
+        """``(N, K)`` log-probability of each hypothesis; 0 where there is none."""
+        return self.token_lprobs.sum(-1)
+
+    @property
+    def lengths(self) -> Tensor:
+        """``(N, K)`` int64 tokens of each hypothesis, end-of-sentence included; 0 where there is none."""
+        return self.mask.sum(-1)
+
+    @property
+    def present(self) -> Tensor:
+        """``(N, K)`` bool, whether there is a hypothesis."""
+        return self.mask.any(-1)
+
+
+class SequenceCriterion(Criterion):
+    """Base class of criteria that decode; a subclass implements ``sequence_loss``.
+
+    The loss is ``token_loss`` times the cross-entropy with the references plus ``1 - token_loss`` times the sequence
+    loss. Both are sums over sentences, and ``sample_size`` is the number of sentences.
+
+    Args:
+        cfg: an instance of a subclass of ``SequenceConfig``.
+        task: the task.
+
+    Raises:
+        ConfigError: a decoding key has no effect in training.
+    """
+
+    def __init__(self, cfg: Any, task: Task):
+        super().__init__(cfg, task)
+        unused = sorted(_OF_THE_COMMAND.intersection(changed(cfg.decode)))
+        if unused:
+            raise ConfigError(
+                f"criterion.decode.{unused[0]} has no effect: all hypotheses of a training batch are decoded together "
+                "by the model that is trained; remove it"
+            )
+        tokenizer = task.target_tokenizer
+        resources = Resources(task.target_dictionary, tokenizer.encode, tokenizer.decode)
+        self.utility: Utility = utility_from_config(cfg.decode, resources)
+
+    is_expected_risk = False
+    """Whether the sequence loss is the mean of ``1 - utility / 100``, weighted by the candidates' probabilities, which
+    are divided by their sum. The check then compares it with the expected risk over all outputs."""
+
+    def sequence_loss(self, model: EncoderDecoderModel, batch: Batch) -> tuple[Tensor, dict[str, Tensor | float]]:
+        """Compute the loss of a batch by decoding.
+
+        Args:
+            model: the model, in training or evaluation mode.
+            batch: a batch with a target.
+
+        Returns:
+            The loss, a scalar summed over sentences, and values to log, summed over sentences.
+        """
+        raise NotImplementedError
+
+    def __call__(self, model: EncoderDecoderModel, batch: Batch) -> CriterionOut:
+        """Compute the interpolated loss; see ``Criterion``."""
+        weight, words = self.cfg.token_loss, self.task.target_dictionary
+        kept = TargetPositions(batch, words.pad())
+        with torch.set_grad_enabled(torch.is_grad_enabled() and weight > 0):
+            token_loss, nll, correct = cross_entropy(kept.logits(model, kept.features(model)), kept.target)
+        loss, logged = self.sequence_loss(model, batch) if weight < 1 else (0.0, {})
+        sentences = batch.ids.numel()
+        counts = {"nll_loss": nll, "correct": correct, "ntokens": kept.target.numel(), "nsentences": sentences}
+        return CriterionOut(weight * token_loss + (1 - weight) * loss, sentences, {**counts, **logged})
+
+    # -- for subclasses -----------------------------------------------------------------------------------------------
+
+    def decode(
+        self, model: EncoderDecoderModel, batch: Batch, prefix_tokens: Tensor | None = None
+    ) -> list[list[Hypothesis]]:
+        """Decode the sources of a batch with the model as it is now, in evaluation mode, by ``criterion.decode.KEY``.
+
+        The random numbers of sampling depend on ``criterion.decode.seed``, the number of the update, the sentence and
+        the step. Those of training are left as they are.
+
+        Args:
+            model: the model that is trained.
+            batch: the batch; outputs begin after the first decoder input of its target.
+            prefix_tokens: ``(N, P)`` int64 tokens that each output begins with, padded on the right.
+
+        Returns:
+            The hypotheses of each sentence, best first, at most ``criterion.decode.beam``.
+
+        Raises:
+            ConfigError: rows have several examples, or the decoding keys contradict each other.
+        """
+        if batch.segments is not None:
+            raise ConfigError("a criterion that decodes needs dataset.pack=false")
+        begin, cfg = time.perf_counter(), self.cfg.decode
+        cfg = replace(cfg, seed=cfg.seed + self.update)
+        first = None if batch.prev_output_tokens is None else batch.prev_output_tokens[:, 0]
+        sample = replace(batch, prev_output_tokens=None, target=None, target_lengths=None, start_tokens=first)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng())
+            stack.enter_context(torch.autocast(batch.ids.device.type, enabled=False))
+            whole = stack.enter_context(self.whole(model))
+            generator = self.task.build_generator([whole], cfg)
+            found = self.task.inference_step(generator, [whole], sample, prefix_tokens)
+        self.decoding_seconds += time.perf_counter() - begin
+        # tensors of inference mode cannot be saved for the backward pass
+        return [[map_tensors(hypothesis, Tensor.clone) for hypothesis in hypotheses] for hypotheses in found]
+
+    def with_references(self, batch: Batch, hypotheses: Sequence[Sequence[Hypothesis]]) -> list[list[Hypothesis]]:
+        """Add the reference of each sentence to its hypotheses, as the last one, unless it is among them.
+
+        Args:
+            batch: a batch with a target.
+            hypotheses: those of each sentence.
+
+        Returns:
+            The hypotheses of each sentence. The scores of an added reference are NaN; see ``rescore``.
+        """
+        references = (Hypothesis(one, math.nan, torch.full((len(one),), math.nan)) for one in self.references(batch))
+        pairs = zip(hypotheses, references, strict=True)
+        return [[*row, *([] if any(_equal(one, own) for one in row) else [own])] for row, own in pairs]
+
+    def references(self, batch: Batch) -> list[Tensor]:
+        """The target tokens of each sentence without padding, ``(T,)`` int64 on the CPU."""
+        kept = TargetPositions(batch, self.task.target_dictionary.pad())
+        assert batch.target is not None
+        rows = torch.div(kept.kept, batch.target.size(1), rounding_mode="floor")
+        counts = rows.bincount(minlength=batch.target.size(0)).tolist()
+        return list(kept.target.cpu().split(counts))
+
+    def utilities(self, batch: Batch, hypotheses: Sequence[Sequence[Hypothesis]]) -> Tensor:
+        """Measure hypotheses with the references, by the utility that ``criterion.decode.mbr`` names.
+
+        Args:
+            batch: a batch with a target.
+            hypotheses: those of each sentence.
+
+        Returns:
+            ``(N, K)`` float64 utilities, between 0 and 100; 0 where there is no hypothesis.
+        """
+        found = []
+        for row, reference in zip(hypotheses, self.references(batch), strict=True):
+            texts = [self.task.decode(one.tokens) for one in row]
+            found.append(torch.from_numpy(self.utility.compare(texts, [self.task.decode(reference)])[:, 0]))
+        return pad_sequence(found, batch_first=True).to(batch.ids.device)
+
+    def rescore(self, model: EncoderDecoderModel, batch: Batch, hypotheses: Sequence[Sequence[Hypothesis]]) -> Rescored:
+        """Compute log-probabilities by teacher forcing, with gradients, and with dropout if the model is in training.
+
+        Each source is encoded once. Hypotheses of similar lengths are computed together, at most as many tokens as the
+        batch has, padding included. Their logits are not stored, but computed again in the backward pass.
+
+        Args:
+            model: the model.
+            batch: has the sources.
+            hypotheses: those of each sentence; only their tokens are read.
+
+        Returns:
+            The log-probabilities, in float32 or more.
+        """
+        device, source = batch.ids.device, batch.source
+        rows = [(i, j, one.tokens) for i, row in enumerate(hypotheses) for j, one in enumerate(row)]
+        rows.sort(key=lambda item: len(item[2]))
+        longest, most = len(rows[-1][2]) if rows else 1, max(map(len, hypotheses), default=1)
+        encoder_out = None
+        if has_default_forward(model):
+            encoder_out = model.encoder(source.src_tokens, source.src_lengths)
+        places: list[Tensor] = []
+        values: list[Tensor] = []
+        for part in _parts(rows, max(_tokens(batch), longest)):
+            chosen = torch.tensor([i for i, _, _ in part], device=device)
+            own = None if encoder_out is None else model.encoder.reorder_encoder_out(encoder_out, chosen)
+            targets = _collated(batch, chosen, [tokens for _, _, tokens in part], own)
+            values.append(_token_lprobs(model, targets))
+            first = torch.tensor([(i * most + j) * longest for i, j, _ in part], device=device)
+            assert targets.target_lengths is not None
+            lengths = targets.target_lengths.to(device)
+            columns = torch.arange(int(lengths.max()), device=device)
+            places.append((first.unsqueeze(1) + columns)[columns < lengths.unsqueeze(1)])
+        shape = (len(hypotheses), most, longest)
+        flat = torch.zeros(math.prod(shape), dtype=values[0].dtype if values else torch.float32, device=device)
+        mask = torch.zeros_like(flat, dtype=torch.bool)
+        if not values:
+            return Rescored(flat.view(shape), mask.view(shape))
+        every = torch.cat(places)
+        mask[every] = True
+        return Rescored(flat.index_put((every,), torch.cat(values)).view(shape), mask.view(shape))
+
+
+def _equal(one: Hypothesis, other: Hypothesis) -> bool:
+    return torch.equal(one.tokens, other.tokens)
+
+
+def _tokens(batch: Batch) -> int:
+    """Tokens of the larger side of a batch, padding included."""
+    return max(side.numel() for side in (batch.source.src_tokens, batch.target) if side is not None)
+
+
+def _parts(rows: Sequence[tuple[int, int, Tensor]], max_tokens: int) -> list[list[tuple[int, int, Tensor]]]:
+    """Divide rows that are sorted by length into parts with at most ``max_tokens`` tokens, padding included."""
+    parts: list[list[tuple[int, int, Tensor]]] = []
+    for row in rows:
+        if not parts or (len(parts[-1]) + 1) * len(row[2]) > max_tokens:
+            parts.append([])
+        parts[-1].append(row)
+    return parts
+
+
+def _collated(batch: Batch, rows: Tensor, targets: Sequence[Tensor], encoder_out: Any) -> Batch:
+    """A batch with a row for each target; ``rows`` says for which sentence it is."""
+    device = batch.ids.device
+    lengths = torch.tensor([len(target) for target in targets])
+    target = pad_sequence([one.to(device) for one in targets], batch_first=True)
+    assert batch.prev_output_tokens is not None
+    previous = torch.cat([batch.prev_output_tokens[rows, :1], target[:, :-1]], dim=1)
+    source = replace(batch.source, src_tokens=batch.source.src_tokens[rows], src_lengths=batch.source.src_lengths[rows])
+    source = replace(source, encoder_out=encoder_out)
+    return Batch(batch.ids[rows], source, previous, target, int(lengths.sum()), target_lengths=lengths.to(device))
+
+
+def _token_lprobs(model: EncoderDecoderModel, batch: Batch) -> Tensor:
+    """``(M,)`` log-probabilities of the target tokens, row by row; the logits are not stored."""
+    kept = TargetPositions(batch, pad=-1)
+    features = kept.features(model)
+
+    def lprobs_of(features: Tensor | None) -> Tensor:
+        logits = kept.logits(model, features)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return model.get_normalized_probs(logits, log_probs=True).gather(1, kept.target.unsqueeze(1)).squeeze(1)
+
+    if features is None or not torch.is_grad_enabled():
+        return lprobs_of(features)
+    found: Tensor = checkpoint(lprobs_of, features, use_reentrant=False)
+    return found
