@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 import examples.lstm  # noqa: F401  # registers its models
-from seqgen.config import option
+from seqgen.config import GenerationConfig, option
 from seqgen.registry import register_criterion
 from seqgen.structures import Batch
 from seqgen.task import Task
 from seqgen.training.criteria import CriterionOut, CrossEntropyConfig, CrossEntropyCriterion
 from seqgen.training.distributed import ProcessGroup, join, leave
+from seqgen.training.sequence_criterion import SequenceConfig, SequenceCriterion, decoding
 from seqgen.training.train import StopSignals, _free_port
 from seqgen.training.training_loop import TrainingRun
 from tests.training_runs import Lab
@@ -72,6 +73,35 @@ class ShortOfMemory(CrossEntropyCriterion):
                 raise torch.OutOfMemoryError("out of memory")
             out.loss = _NoGradient.apply(out.loss)
         return out
+
+
+@dataclass
+class BaselineConfig(SequenceConfig):
+    """Samples of at most 12 tokens."""
+
+    decode: GenerationConfig = decoding(beam=3, sampling=True, max_len=12)
+
+
+@register_criterion("with_baseline", config=BaselineConfig)
+class WithBaseline(SequenceCriterion):
+    """A policy gradient (Williams 1992) whose baseline is the running mean of the utility of all ranks."""
+
+    baseline = 0.0
+
+    def sequence_loss(self, model: Any, batch: Batch) -> tuple[Tensor, dict[str, Tensor | float]]:
+        samples = self.decode(model, batch)
+        utilities = self.utilities(batch, samples)
+        loss = -((utilities - self.baseline) * self.rescore(model, batch, samples).lprobs).mean(1).sum()
+        return loss, {"utility": utilities.mean(1).sum()}
+
+    def after_update(self, sums: Mapping[str, float]) -> None:
+        self.baseline = 0.5 * self.baseline + 0.5 * sums["utility"] / sums["sample_size"]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"baseline": self.baseline}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.baseline = state["baseline"]
 
 
 Job = tuple[str, str, Sequence[str]]

@@ -48,7 +48,7 @@ class MinimumRisk(SequenceCriterion):
 
     @property
     def is_expected_risk(self) -> bool:
-        """Whether the loss is the expected risk if all outputs are candidates."""
+        """See ``SequenceCriterion.is_expected_risk``."""
         return self.cfg.alpha == 1 and not self.cfg.length_normalized
 
     def sequence_loss(self, model: EncoderDecoderModel, batch: Batch) -> tuple[Tensor, dict[str, Tensor | float]]:

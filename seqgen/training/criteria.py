@@ -118,6 +118,9 @@ class Criterion(Hooked):
     Attributes:
         update: number of updates made so far; the same for all batches of an update.
         decoding_seconds: time spent decoding since the trainer last set it to 0.
+        whole: a context with the model that has all weights, for decoding with one whose weights are sharded.
+        passes: how many passes through a model this process makes if it needs this many; all processes make equally
+            many if the weights are sharded.
     """
 
     def __init__(self, cfg: Any, task: Task):
@@ -126,6 +129,7 @@ class Criterion(Hooked):
         self.update = 0
         self.decoding_seconds = 0.0
         self.whole: Callable[[EncoderDecoderModel], AbstractContextManager[EncoderDecoderModel]] = nullcontext
+        self.passes: Callable[[EncoderDecoderModel, int], int] = lambda _, own: own
 
     def __call__(self, model: EncoderDecoderModel, batch: Batch) -> CriterionOut:
         """Compute the loss.

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from seqgen.config.values import changed
 from seqgen.errors import ConfigError
 from seqgen.generation.component import Resources
 from seqgen.model import EncoderDecoderModel
-from seqgen.structures import Batch, Hypothesis, map_tensors
+from seqgen.structures import Batch, EncoderOut, Hypothesis, Source, map_tensors
 from seqgen.text.reranking import Utility, utility_from_config
 from seqgen.training.criteria import Criterion, CriterionOut, TargetPositions, cross_entropy, has_default_forward
 
@@ -111,9 +111,14 @@ class SequenceCriterion(Criterion):
         resources = Resources(task.target_dictionary, tokenizer.encode, tokenizer.decode)
         self.utility: Utility = utility_from_config(cfg.decode, resources)
 
-    is_expected_risk = False
-    """Whether the sequence loss is the mean of ``1 - utility / 100``, weighted by the candidates' probabilities, which
-    are divided by their sum. The check then compares it with the expected risk over all outputs."""
+    @property
+    def is_expected_risk(self) -> bool:
+        """Whether the sequence loss is the expected risk of the candidates, if all outputs are candidates.
+
+        That is the mean of ``1 - utility / 100``, weighted by their probabilities divided by the sum of these. The
+        check compares its gradient with that of all outputs. By default it is not.
+        """
+        return False
 
     def sequence_loss(self, model: EncoderDecoderModel, batch: Batch) -> tuple[Tensor, dict[str, Tensor | float]]:
         """Compute the loss of a batch by decoding.
@@ -135,7 +140,12 @@ class SequenceCriterion(Criterion):
             token_loss, nll, correct = cross_entropy(kept.logits(model, kept.features(model)), kept.target)
         loss, logged = self.sequence_loss(model, batch) if weight < 1 else (0.0, {})
         sentences = batch.ids.numel()
-        counts = {"nll_loss": nll, "correct": correct, "ntokens": kept.target.numel(), "nsentences": sentences}
+        counts: dict[str, Tensor | float] = {
+            "nll_loss": nll,
+            "correct": correct,
+            "ntokens": kept.target.numel(),
+            "nsentences": sentences,
+        }
         return CriterionOut(weight * token_loss + (1 - weight) * loss, sentences, {**counts, **logged})
 
     # -- for subclasses -----------------------------------------------------------------------------------------------
@@ -227,33 +237,38 @@ class SequenceCriterion(Criterion):
         Returns:
             The log-probabilities, in float32 or more.
         """
-        device, source = batch.ids.device, batch.source
-        rows = [(i, j, one.tokens) for i, row in enumerate(hypotheses) for j, one in enumerate(row)]
-        rows.sort(key=lambda item: len(item[2]))
-        longest, most = len(rows[-1][2]) if rows else 1, max(map(len, hypotheses), default=1)
-        encoder_out = None
+        rows = [_Row(i, j, one.tokens) for i, row in enumerate(hypotheses) for j, one in enumerate(row)]
+        rows.sort(key=lambda row: len(row.tokens))
+        longest, most = len(rows[-1].tokens) if rows else 1, max(map(len, hypotheses), default=1)
+        shape = (len(hypotheses), most, longest)
+        if not rows:
+            nothing = torch.zeros(shape, device=batch.ids.device)
+            return Rescored(nothing, nothing.bool())
+        source, encoder_out = batch.source, None
         if has_default_forward(model):
             encoder_out = model.encoder(source.src_tokens, source.src_lengths)
-        places: list[Tensor] = []
-        values: list[Tensor] = []
-        for part in _parts(rows, max(_tokens(batch), longest)):
-            chosen = torch.tensor([i for i, _, _ in part], device=device)
-            own = None if encoder_out is None else model.encoder.reorder_encoder_out(encoder_out, chosen)
-            targets = _collated(batch, chosen, [tokens for _, _, tokens in part], own)
-            values.append(_token_lprobs(model, targets))
-            first = torch.tensor([(i * most + j) * longest for i, j, _ in part], device=device)
-            assert targets.target_lengths is not None
-            lengths = targets.target_lengths.to(device)
-            columns = torch.arange(int(lengths.max()), device=device)
-            places.append((first.unsqueeze(1) + columns)[columns < lengths.unsqueeze(1)])
-        shape = (len(hypotheses), most, longest)
-        flat = torch.zeros(math.prod(shape), dtype=values[0].dtype if values else torch.float32, device=device)
-        mask = torch.zeros_like(flat, dtype=torch.bool)
-        if not values:
-            return Rescored(flat.view(shape), mask.view(shape))
-        every = torch.cat(places)
-        mask[every] = True
-        return Rescored(flat.index_put((every,), torch.cat(values)).view(shape), mask.view(shape))
+        parts = _parts(rows, max(_tokens(batch), longest))
+        missing = self.passes(model, len(parts)) - len(parts)
+        values = [_token_lprobs(model, _collated(model, batch, part, encoder_out)) for part in parts]
+        with torch.random.fork_rng():
+            for _ in range(missing):
+                values[-1] = values[-1] + 0 * _token_lprobs(model, _collated(model, batch, parts[-1], encoder_out))
+        lprobs = torch.cat(values)
+        # row i, hypothesis j and token t is element (i * K + j) * T + t
+        starts = ((row.sentence * most + row.place) * longest for row in rows)
+        pairs = zip(starts, rows, strict=True)
+        places = torch.cat([torch.arange(start, start + len(row.tokens)) for start, row in pairs]).to(lprobs.device)
+        flat = torch.zeros(math.prod(shape), dtype=lprobs.dtype, device=lprobs.device)
+        mask = torch.zeros_like(flat, dtype=torch.bool).index_fill(0, places, True)
+        return Rescored(flat.index_put((places,), lprobs).view(shape), mask.view(shape))
+
+
+class _Row(NamedTuple):
+    """A hypothesis to score: that of which sentence, the how many-th, and its tokens."""
+
+    sentence: int
+    place: int
+    tokens: Tensor
 
 
 def _equal(one: Hypothesis, other: Hypothesis) -> bool:
@@ -265,26 +280,27 @@ def _tokens(batch: Batch) -> int:
     return max(side.numel() for side in (batch.source.src_tokens, batch.target) if side is not None)
 
 
-def _parts(rows: Sequence[tuple[int, int, Tensor]], max_tokens: int) -> list[list[tuple[int, int, Tensor]]]:
+def _parts(rows: Sequence[_Row], max_tokens: int) -> list[list[_Row]]:
     """Divide rows that are sorted by length into parts with at most ``max_tokens`` tokens, padding included."""
-    parts: list[list[tuple[int, int, Tensor]]] = []
+    parts: list[list[_Row]] = []
     for row in rows:
-        if not parts or (len(parts[-1]) + 1) * len(row[2]) > max_tokens:
+        if not parts or (len(parts[-1]) + 1) * len(row.tokens) > max_tokens:
             parts.append([])
         parts[-1].append(row)
     return parts
 
 
-def _collated(batch: Batch, rows: Tensor, targets: Sequence[Tensor], encoder_out: Any) -> Batch:
-    """A batch with a row for each target; ``rows`` says for which sentence it is."""
+def _collated(model: EncoderDecoderModel, batch: Batch, rows: Sequence[_Row], encoder_out: EncoderOut | None) -> Batch:
+    """A batch whose targets are these rows, with the sources, or encoder outputs, of their sentences."""
     device = batch.ids.device
-    lengths = torch.tensor([len(target) for target in targets])
-    target = pad_sequence([one.to(device) for one in targets], batch_first=True)
+    chosen = torch.tensor([row.sentence for row in rows], device=device)
+    lengths = torch.tensor([len(row.tokens) for row in rows])
+    target = pad_sequence([row.tokens.to(device) for row in rows], batch_first=True)
     assert batch.prev_output_tokens is not None
-    previous = torch.cat([batch.prev_output_tokens[rows, :1], target[:, :-1]], dim=1)
-    source = replace(batch.source, src_tokens=batch.source.src_tokens[rows], src_lengths=batch.source.src_lengths[rows])
-    source = replace(source, encoder_out=encoder_out)
-    return Batch(batch.ids[rows], source, previous, target, int(lengths.sum()), target_lengths=lengths.to(device))
+    previous = torch.cat([batch.prev_output_tokens[chosen, :1], target[:, :-1]], dim=1)
+    own = None if encoder_out is None else model.encoder.reorder_encoder_out(encoder_out, chosen)
+    source = Source(batch.source.src_tokens[chosen], batch.source.src_lengths[chosen], own)
+    return Batch(batch.ids[chosen], source, previous, target, int(lengths.sum()), target_lengths=lengths.to(device))
 
 
 def _token_lprobs(model: EncoderDecoderModel, batch: Batch) -> Tensor:

@@ -132,6 +132,7 @@ class Trainer:
         self._loss_module = parallel(loss, sharding, self.group, self.device)
         if sharded:
             self.criterion.whole = self._whole_model
+            self.criterion.passes = lambda used, own: max(self.group.gather(own)) if used is self.model else own
         if sharded and self.ema is not None:
             parallel(LossModule(self.ema.model, loss.loss), sharding, self.group, self.device)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from seqgen.config.values import changed
+from seqgen.config import GenerationConfig
 from seqgen.generation.model_settings import SCORES_STAY
 from seqgen.lab.checks.checking import Invariants, Outcome, at, check_all, needs, require
 from seqgen.lab.checks.criteria import CRITERION, Training
@@ -25,13 +25,20 @@ def _decoding(subject: Training) -> SequenceCriterion:
     return subject.criterion
 
 
+def _with_decoding(criterion: SequenceCriterion, decode: GenerationConfig) -> SequenceCriterion:
+    """The criterion with other decoding keys, and without the cross-entropy with the references."""
+    changed = copy.copy(criterion)
+    changed.cfg = replace(criterion.cfg, decode=decode, token_loss=0.0)
+    return changed
+
+
 def decoding_equals_rescoring(subject: Training) -> None:
-    """In evaluation, the log-probability of each token is the same in ``decode`` and in ``rescore``."""
-    criterion, batch = _decoding(subject), subject.batch()
-    other = sorted({*changed(criterion.cfg.decode)} - SCORES_STAY - {"search", "sampling", "beam"})
-    needs(not other, f"criterion.decode.{(other or [''])[0]} changes the scores of decoding")
+    """In evaluation and beam search, the log-probability of each token is the same in ``decode`` and in ``rescore``."""
+    criterion, batch, kept = _decoding(subject), subject.batch(), SCORES_STAY & {*vars(GenerationConfig())}
+    plain = {name: getattr(criterion.cfg.decode, name) for name in kept}  # others change the scores of decoding
+    beam_search = _with_decoding(criterion, GenerationConfig(**plain))
     subject.model.eval()
-    found = criterion.decode(subject.model, batch)
+    found = beam_search.decode(subject.model, batch)
     scores = criterion.rescore(subject.model, batch, found).token_lprobs
     for row, hypotheses in enumerate(found):
         for place, one in enumerate(hypotheses):
@@ -51,7 +58,8 @@ def decoding_reads_the_current_weights(subject: Training) -> None:
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.add_(torch.sin(torch.arange(parameter.numel()).view_as(parameter)), alpha=0.3)
-            found, wanted = criterion.decode(model, batch), criterion.decode(copy.deepcopy(model), batch)
+            found = criterion.decode(model, batch)
+            wanted = SequenceCriterion.decode(criterion, copy.deepcopy(model), batch)
             _same_hypotheses(subject, found, wanted, "decode uses weights from before an update")
     finally:
         model.load_state_dict(original)
@@ -89,9 +97,8 @@ def expected_risk_is_exact(subject: Training) -> None:
     batch, words = subject.batch(), criterion.task.target_dictionary
     outputs = [[words.eos()]]
     outputs += [[word, words.eos()] for word in range(len(words)) if word not in (words.eos(), words.pad())]
-    every, decode = copy.copy(criterion), criterion.cfg.decode
-    decode = replace(decode, search="beam", sampling=False, beam=len(outputs), min_len=0, max_len=_LONGEST)
-    every.cfg = replace(criterion.cfg, decode=decode, token_loss=0.0)
+    decode = GenerationConfig(mbr=criterion.cfg.decode.mbr, beam=len(outputs), min_len=0, max_len=_LONGEST)
+    every = _with_decoding(criterion, decode)
     got = replace(subject, criterion=every).gradient(batch)
     subject.model.zero_grad(set_to_none=True)
     with torch.enable_grad():
@@ -120,8 +127,11 @@ def _same_hypotheses(subject: Training, got: list[list[Hypothesis]], wanted: lis
     for row, pair in enumerate(zip(got, wanted, strict=True)):
         one, two = ([hypothesis.tokens.tolist() for hypothesis in hypotheses] for hypotheses in pair)
         require(one == two, what, sentence=row)
-        scores = [torch.tensor([hypothesis.score for hypothesis in hypotheses]) for hypotheses in pair]
-        subject.same_value(*scores, what)
+        subject.same_value(_scores(pair[0]), _scores(pair[1]), what)
+
+
+def _scores(hypotheses: list[Hypothesis]) -> Tensor:
+    return torch.tensor([hypothesis.score for hypothesis in hypotheses])
 
 
 DECODING_CRITERION: Invariants[Training] = {

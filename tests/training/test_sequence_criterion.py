@@ -1,0 +1,235 @@
+"""Criteria that decode: rescoring equals a plain pass, training resumes bit by bit, and two ranks are one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import seqgen.models  # noqa: F401  # declares the built-in models
+from examples.objectives.minimum_risk import MinimumRisk, MinimumRiskConfig
+from seqgen.checkpoints.run_record import write_run_checksums
+from seqgen.cli.run_folder import write_config
+from seqgen.config import GenerationConfig, TrainConfig
+from seqgen.config.compose import compose
+from seqgen.data.tokenizers.base import WhitespaceTokenizer
+from seqgen.errors import ConfigError
+from seqgen.lab.checks.kinds import new_model, small_transformer
+from seqgen.lab.checks.subject import Ids, tiny_dictionary
+from seqgen.structures import Batch, Hypothesis
+from seqgen.task import Task
+from seqgen.training.distributed import ProcessGroup
+from tests.parallel_training import MODELS as SMALL, train_in, train_together
+from tests.training.test_parallel import COMMON, TOLERANCE, compare
+from tests.training_runs import Lab, assert_identical, everything, lab, records
+
+__all__ = ["lab"]
+
+WORDS = tiny_dictionary()
+SOURCES, TARGETS = [5, 2, 8, 1], [3, 6, 1, 4]
+SAMPLES = ["criterion=with_baseline", "optimization.lr=[0.01]", "dataset.validate_interval=0"]
+
+
+def criterion(**decode: Any) -> MinimumRisk:
+    tokenizer = WhitespaceTokenizer(WORDS)
+    cfg = MinimumRiskConfig(decode=GenerationConfig(**{"mbr": "chrf", "beam": 4, "max_len": 9, **decode}))
+    return MinimumRisk(cfg, Task(None, tokenizer, tokenizer))
+
+
+def small(name: str) -> Any:
+    if name == "transformer":
+        return small_transformer()
+    return compose(TrainConfig, SMALL[name]).model
+
+
+def pairs(model: Any) -> Batch:
+    return Ids.of(model, WORDS, len(WORDS)).batch(SOURCES, None, TARGETS, seed=3)
+
+
+def hypothesis(tokens: Sequence[int]) -> Hypothesis:
+    return Hypothesis(torch.tensor(tokens), 0.0, torch.zeros(len(tokens)))
+
+
+def plain_lprobs(model: Any, batch: Batch, row: int, tokens: Tensor) -> Tensor:
+    """The log-probabilities of one output, from a batch of one row without padding."""
+    source, length = batch.source, int(batch.source.src_lengths[row])
+    own = source.src_tokens[row, -length:] if model.left_pad_source else source.src_tokens[row, :length]
+    assert batch.prev_output_tokens is not None
+    previous = torch.cat([batch.prev_output_tokens[row, :1], tokens[:-1]])
+    logits = model(own.unsqueeze(0), torch.tensor([length]), previous.unsqueeze(0)).logits[0]
+    return logits.log_softmax(-1).gather(1, tokens.unsqueeze(1)).squeeze(1)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_rescoring_is_a_plain_pass_over_each_hypothesis(name: str) -> None:
+    """Scores and gradients, for different numbers of hypotheses of unequal lengths, in several parts."""
+    model = new_model(small(name), WORDS).eval()
+    batch, eos = pairs(model), WORDS.eos()
+    outputs = [[[7, 8, 9, eos], [eos]], [], [[5] * 30 + [eos], [6, eos], [6, 6]], [[10, 11, eos]]]
+    hypotheses = [[hypothesis(tokens) for tokens in row] for row in outputs]
+    found = criterion().rescore(model, batch, hypotheses)
+    assert found.lengths.tolist() == [[4, 1, 0], [0, 0, 0], [31, 2, 2], [3, 0, 0]]
+    assert found.present.tolist() == [[length > 0 for length in row] for row in found.lengths.tolist()]
+    weights = torch.rand(found.token_lprobs.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    (found.token_lprobs * weights).sum().backward()  # type: ignore[no-untyped-call]
+    gradient = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    total = torch.zeros((), dtype=torch.float64)
+    for row, one in enumerate(hypotheses):
+        for place, each in enumerate(one):
+            wanted = plain_lprobs(model, batch, row, each.tokens)
+            torch.testing.assert_close(found.token_lprobs[row, place, : len(wanted)], wanted, rtol=0, atol=1e-10)
+            total = total + (wanted * weights[row, place, : len(wanted)]).sum()
+    total.backward()  # type: ignore[no-untyped-call]
+    for got, parameter in zip(gradient, model.parameters(), strict=True):
+        if got is not None and parameter.grad is not None:
+            torch.testing.assert_close(got, parameter.grad, rtol=0, atol=1e-9)
+    assert not found.token_lprobs[~found.mask].any()
+
+
+def test_nothing_to_rescore() -> None:
+    model = new_model(small_transformer(), WORDS).eval()
+    found = criterion().rescore(model, pairs(model), [[]] * 4)
+    assert found.lprobs.shape[0] == 4
+    assert not found.mask.any()
+
+
+@pytest.mark.parametrize("keys", [{}, {"search": "stochastic_beam"}])
+def test_decoding_gives_the_log_probabilities_of_rescoring(keys: dict[str, Any]) -> None:
+    model = new_model(small_transformer(), WORDS).train()
+    own, batch = criterion(**keys), pairs(model)
+    hypotheses = own.decode(model, batch)
+    assert model.training
+    scores = own.rescore(model.eval(), batch, hypotheses)
+    for row, found in enumerate(hypotheses):
+        for place, one in enumerate(found):
+            got = scores.token_lprobs[row, place, : len(one.tokens)]
+            torch.testing.assert_close(got.detach(), one.positional_scores, rtol=0, atol=1e-10)
+
+
+def test_samples_depend_on_the_update_and_the_sentence_alone() -> None:
+    model = new_model(small_transformer(), WORDS)
+    own, batch = criterion(sampling=True), pairs(model)
+    first, again = (own.decode(model, batch) for _ in range(2))
+    own.update = 1
+    later = own.decode(model, batch)
+    tokens = [[[one.tokens.tolist() for one in row] for row in found] for found in (first, again, later)]
+    assert tokens[0] == tokens[1] != tokens[2]
+
+
+def test_references_are_added_once() -> None:
+    model = new_model(small_transformer(), WORDS)
+    own, batch = criterion(), pairs(model)
+    references = own.references(batch)
+    assert [len(one) for one in references] == TARGETS
+    hypotheses = [[hypothesis([5, WORDS.eos()])] for _ in TARGETS]
+    hypotheses[1] = [hypothesis(references[1].tolist())]
+    added = own.with_references(batch, hypotheses)
+    assert [len(row) for row in added] == [2, 1, 2, 2]
+    utilities = own.utilities(batch, added)
+    assert utilities.shape == (4, 2)
+    assert utilities[0, 1] == pytest.approx(100)
+    assert utilities[1].tolist() == pytest.approx([100, 0])
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
+def test_the_loss_is_interpolated_with_cross_entropy(weight: float) -> None:
+    model = new_model(small_transformer(), WORDS).eval()
+    own, batch = criterion(), pairs(model)
+    sequence, _ = own.sequence_loss(model, batch)
+    nll = -sum(plain_lprobs(model, batch, row, tokens).sum() for row, tokens in enumerate(own.references(batch)))
+    own.cfg = replace(own.cfg, token_loss=weight)
+    found = own(model, batch)
+    torch.testing.assert_close(found.loss, weight * nll + (1 - weight) * sequence)
+    assert found.sample_size == len(TARGETS)
+
+
+def test_training_resumes_bit_by_bit(lab: Lab) -> None:
+    """The random numbers of samples and the running baseline continue."""
+    whole = lab.train("whole", *SAMPLES, "optimization.max_update=4")
+    for last in (2, 4):
+        parts = lab.train("parts", *SAMPLES, f"optimization.max_update={last}")
+    assert_identical(everything(parts), everything(whole))
+    assert everything(whole)["state"]["criterion"]["baseline"] > 0
+    assert records(parts) == records(whole)
+
+
+def test_progress_shows_utility_and_the_time_of_decoding(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    lab.train("shown", *SAMPLES, "optimization.max_update=2", "common.log_format=lines")
+    said = capsys.readouterr().err
+    assert "| utility " in said
+    assert "| decoding " in said
+
+
+def test_bfloat16_trains(lab: Lab) -> None:
+    run = lab.train("bf16", *SAMPLES, "optimization.max_update=2", "common.bf16=true")
+    assert len(records(run)) == 1
+
+
+def test_two_ranks_are_one(lab: Lab) -> None:
+    """By DDP and FSDP, in float64, with dropout, accumulation and a last update of three batches."""
+    keys = [*COMMON, *SAMPLES, "dataset.validate_decode=0", "dataset.validate_interval=1"]
+    keys += ["dataset.max_tokens=400", "optimization.max_epoch=1"]
+    wanted = Path(lab.root / "one")
+    train_in(lab, ("one", "float64", [*keys, "optimization.update_freq=[4]"]), ProcessGroup())
+    jobs = [
+        (sharding, "float64", [*keys, "optimization.update_freq=[2]", f"distributed_training.sharding={sharding}"])
+        for sharding in TOLERANCE
+    ]
+    train_together(lab.root, 2, jobs, "fork")
+    for name, _, _ in jobs:
+        compare(wanted, lab.root / name, TOLERANCE[name])
+
+
+def test_a_frozen_model_has_the_vocabularies_of_the_run(lab: Lab) -> None:
+    run = lab.train("base", "optimization.max_update=1")
+    task = lab.task(lab.config(), run)
+    write_config(run, lab.config())
+    write_run_checksums(run, lab.config(), task)
+    own = MinimumRisk(MinimumRiskConfig(), task)
+    model = own.frozen(str(run))
+    assert not model.training
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    with pytest.raises(ConfigError, match="give one model that has the vocabularies of this run"):
+        criterion().frozen(str(run))
+
+
+def composed(*keys: str) -> TrainConfig:
+    return compose(TrainConfig, ["criterion=minimum_risk", *keys])
+
+
+def test_decoding_keys_belong_to_the_criterion() -> None:
+    """Also those of components, which need not be the ones of validation."""
+    cfg = composed("criterion.decode.search=diverse_beam", "criterion.decode.search.groups=2", "generation.beam=3")
+    assert cfg.criterion.decode.components == {"search.groups": 2}
+    assert cfg.generation.components == {}
+    assert (cfg.criterion.decode.beam, cfg.generation.beam) == (8, 3)
+    with pytest.raises(ConfigError, match=r"unknown key 'criterion.decode.bean'.*criterion.decode.beam"):
+        composed("criterion.decode.bean=3")
+    with pytest.raises(ConfigError, match=r"unknown key 'search\.group'"):
+        composed("criterion.decode.search=diverse_beam", "criterion.decode.search.group=2")
+
+
+@pytest.mark.parametrize("key", ["nbest", "batch_size", "source_lang"])
+def test_keys_without_effect_are_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"criterion.decode.{key} has no effect"):
+        criterion(**{key: "de" if key == "source_lang" else 2})
+
+
+def test_packed_rows_are_refused() -> None:
+    model = new_model(small_transformer(), WORDS)
+    segments: Any = object()
+    with pytest.raises(ConfigError, match=r"dataset\.pack=false"):
+        criterion().decode(model, replace(pairs(model), segments=segments))
+
+
+def test_a_copied_criterion_is_independent() -> None:
+    own = criterion()
+    copy.copy(own).update = 5
+    assert own.update == 0
