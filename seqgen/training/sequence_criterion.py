@@ -23,6 +23,7 @@ from seqgen.config import GenerationConfig, option
 from seqgen.config.values import changed
 from seqgen.errors import ConfigError
 from seqgen.generation.component import Resources
+from seqgen.generation.search.sampling import RandomSearch
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, EncoderOut, Hypothesis, Source, map_tensors
 from seqgen.text.reranking import Utility, utility_from_config
@@ -155,8 +156,8 @@ class SequenceCriterion(Criterion):
     ) -> list[list[Hypothesis]]:
         """Decode the sources of a batch with the model as it is now, in evaluation mode, by ``criterion.decode.KEY``.
 
-        The random numbers of sampling depend on ``criterion.decode.seed``, the number of the update, the sentence and
-        the step. Those of training are left as they are.
+        The random numbers of sampling depend on the seed of the strategy, the number of the update, the sentence and the
+        step. Those of training are left as they are.
 
         Args:
             model: the model that is trained.
@@ -171,15 +172,16 @@ class SequenceCriterion(Criterion):
         """
         if batch.segments is not None:
             raise ConfigError("a criterion that decodes needs dataset.pack=false")
-        begin, cfg = time.perf_counter(), self.cfg.decode
-        cfg = replace(cfg, seed=cfg.seed + self.update)
+        begin = time.perf_counter()
         first = None if batch.prev_output_tokens is None else batch.prev_output_tokens[:, 0]
         sample = replace(batch, prev_output_tokens=None, target=None, target_lengths=None, start_tokens=first)
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng())
             stack.enter_context(torch.autocast(batch.ids.device.type, enabled=False))
             whole = stack.enter_context(self.whole(model))
-            generator = self.task.build_generator([whole], cfg)
+            generator = self.task.build_generator([whole], self.cfg.decode)
+            if isinstance(search := generator.setup.search, RandomSearch):
+                search.seed += self.update
             found = self.task.inference_step(generator, [whole], sample, prefix_tokens)
         self.decoding_seconds += time.perf_counter() - begin
         # tensors of inference mode cannot be saved for the backward pass

@@ -35,6 +35,8 @@ WORDS = tiny_dictionary()
 SOURCES, TARGETS = [5, 2, 8, 1], [3, 6, 1, 4]
 SAMPLES = ["criterion=with_baseline", "optimization.lr=[0.01]", "dataset.validate_interval=0"]
 
+STOCHASTIC = {"search": "stochastic_beam"}
+
 
 def criterion(**decode: Any) -> MinimumRisk:
     tokenizer = WhitespaceTokenizer(WORDS)
@@ -100,10 +102,11 @@ def test_nothing_to_rescore() -> None:
     assert not found.mask.any()
 
 
-@pytest.mark.parametrize("keys", [{}, {"search": "stochastic_beam"}])
+@pytest.mark.parametrize("keys", [{}, STOCHASTIC])
 def test_decoding_gives_the_log_probabilities_of_rescoring(keys: dict[str, Any]) -> None:
     model = new_model(small_transformer(), WORDS).train()
     own, batch = criterion(**keys), pairs(model)
+    own.update = 7
     hypotheses = own.decode(model, batch)
     assert model.training
     scores = own.rescore(model.eval(), batch, hypotheses)
@@ -113,9 +116,10 @@ def test_decoding_gives_the_log_probabilities_of_rescoring(keys: dict[str, Any])
             torch.testing.assert_close(got.detach(), one.positional_scores, rtol=0, atol=1e-10)
 
 
-def test_samples_depend_on_the_update_and_the_sentence_alone() -> None:
+@pytest.mark.parametrize("keys", [{"sampling": True}, {"sampling": True, "semantics": "huggingface"}, STOCHASTIC])
+def test_samples_depend_on_the_update_and_the_sentence_alone(keys: dict[str, Any]) -> None:
     model = new_model(small_transformer(), WORDS)
-    own, batch = criterion(sampling=True), pairs(model)
+    own, batch = criterion(**keys), pairs(model)
     first, again = (own.decode(model, batch) for _ in range(2))
     own.update = 1
     later = own.decode(model, batch)
