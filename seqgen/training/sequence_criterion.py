@@ -156,7 +156,7 @@ class SequenceCriterion(Criterion):
     ) -> list[list[Hypothesis]]:
         """Decode the sources of a batch with the model as it is now, in evaluation mode, by ``criterion.decode.KEY``.
 
-        The random numbers of sampling depend on the seed of the strategy, the number of the update, the sentence and the
+        The random numbers of sampling depend on the strategy's seed, the number of the update, the sentence and the
         step. Those of training are left as they are.
 
         Args:
