@@ -24,7 +24,7 @@ class WordF1Config:
 
 @register_utility("word_f1", config=WordF1Config)
 class WordF1(Utility):
-    """The harmonic mean of the precision and the recall of words, between 0 and 1.
+    """The harmonic mean of the precision and the recall of words, between 0 and 100.
 
     Args:
         ignore_case: whether words are compared in lower case.
@@ -46,5 +46,5 @@ class WordF1(Utility):
         scores = numpy.zeros((len(texts), len(texts)))
         for i, own in enumerate(words):
             for j, reference in enumerate(words):
-                scores[i, j] = 2 * (own & reference).total() / max(1, own.total() + reference.total())
+                scores[i, j] = 200 * (own & reference).total() / max(1, own.total() + reference.total())
         return scores

@@ -10,6 +10,7 @@ In a sweep (``-m``), one command is run with several configurations. Decoding co
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import re
@@ -81,8 +82,10 @@ def compose(schema: type[R], overrides: Sequence[str]) -> R:
         else:
             of_components.append((generation, own, value))
     for generation, own, value in of_components:
-        unknown = may_come_from_a_model(config, own)
-        generation.components[own] = UnparsedText(value) if unknown else parse_component_value(generation, own, value)
+        with contextlib.nullcontext() if generation is getattr(config, "generation", None) else named_in_training():
+            unknown = may_come_from_a_model(config, own)
+            parsed = UnparsedText(value) if unknown else parse_component_value(generation, own, value)
+        generation.components[own] = parsed
     check_ranges(config)
     return cast(R, config)
 
@@ -99,6 +102,15 @@ def _component_key(config: Any, key: str) -> tuple[GenerationConfig | None, str]
     if own != key and isinstance(options, GenerationConfig) and is_component_key(TrainConfig, own):
         return options, own
     return None, key
+
+
+@contextlib.contextmanager
+def named_in_training() -> Iterator[None]:
+    """In errors, give the keys ``generation.KEY`` the names that they have in training, ``criterion.decode.KEY``."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("generation.", IN_TRAINING)) from None
 
 
 def chosen_components(schema: type, overrides: Sequence[str]) -> dict[str, str]:

@@ -28,8 +28,9 @@ Matrix: TypeAlias = NDArray[numpy.float64]
 class Utility(Component):
     """Measures the quality of a text with another text as the reference; a subclass implements ``__call__``.
 
-    A class that is registered with ``@register_utility`` can be chosen by name (``generation.mbr``). The scale is free,
-    since only the order of expected utilities matters; the built-in utilities are between 0 and 100.
+    A class that is registered with ``@register_utility`` can be chosen by name (``generation.mbr``). Utilities
+    have one scale, that of sacreBLEU's scores: 100 for a perfect output, 0 for a useless one. Rankings need only their
+    order, but training with a ``SequenceCriterion`` needs the scale.
     """
 
     def __call__(self, texts: Sequence[str]) -> Matrix:

@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from seqgen.config import GenerationConfig, option
+from seqgen.config.compose import named_in_training
 from seqgen.config.values import changed
 from seqgen.errors import ConfigError
 from seqgen.generation.component import Resources
@@ -110,7 +111,8 @@ class SequenceCriterion(Criterion):
             )
         tokenizer = task.target_tokenizer
         resources = Resources(task.target_dictionary, tokenizer.encode, tokenizer.decode)
-        self.utility: Utility = utility_from_config(cfg.decode, resources)
+        with named_in_training():
+            self.utility: Utility = utility_from_config(cfg.decode, resources)
 
     @property
     def is_expected_risk(self) -> bool:
@@ -179,7 +181,8 @@ class SequenceCriterion(Criterion):
             stack.enter_context(torch.random.fork_rng())
             stack.enter_context(torch.autocast(batch.ids.device.type, enabled=False))
             whole = stack.enter_context(self.whole(model))
-            generator = self.task.build_generator([whole], self.cfg.decode)
+            with named_in_training():
+                generator = self.task.build_generator([whole], self.cfg.decode)
             if isinstance(search := generator.setup.search, RandomSearch):
                 search.seed += self.update
             found = self.task.inference_step(generator, [whole], sample, prefix_tokens)

@@ -239,7 +239,7 @@ def test_stopping_rule(runs: Path) -> None:
 
 
 def test_utility(runs: Path) -> None:
-    assert WordF1()(["a b", "B c d"]).tolist() == [[1.0, pytest.approx(0.4)], [pytest.approx(0.4), 1.0]]
+    assert WordF1()(["a b", "B c d"]).tolist() == [[100.0, pytest.approx(40)], [pytest.approx(40), 100.0]]
     assert WordF1(ignore_case=False)(["a b", "B c d"])[0, 1] == 0.0
     settings = {"sampling": True, "beam": 8}
     plain = by_object(runs, nbest=8, **settings)

@@ -60,11 +60,12 @@ class Given(Utility):
 
 
 @pytest.mark.parametrize(
-    ("utility", "metric", "sign"),
-    [(Chrf(), CHRF(), 1), (Bleu(), BLEU(effective_order=True), 1), (Ter(), TER(), -1)],
+    ("utility", "metric", "errors"),
+    [(Chrf(), CHRF(), False), (Bleu(), BLEU(effective_order=True), False), (Ter(), TER(), True)],
 )
-def test_utilities_are_sacrebleus_sentence_scores(utility: Utility, metric: Any, sign: int) -> None:
-    wanted = [[sign * metric.sentence_score(own, [other]).score for other in REFERENCES] for own in HYPOTHESES]
+def test_utilities_are_sacrebleus_sentence_scores(utility: Utility, metric: Any, errors: bool) -> None:
+    scores = [[metric.sentence_score(own, [other]).score for other in REFERENCES] for own in HYPOTHESES]
+    wanted = [[100 - score if errors else score for score in row] for row in scores]
     assert utility.compare(HYPOTHESES, REFERENCES) == pytest.approx(numpy.array(wanted))
 
 
@@ -326,7 +327,7 @@ def test_embedding_is_the_cosine_of_mean_states() -> None:
             one, two = (
                 torch.stack([table[1 + ord(word) - ord("a")] for word in text.split()]).mean(0) for text in (own, other)
             )
-            assert found[i, j] == pytest.approx(float(torch.cosine_similarity(one, two, dim=0)), abs=1e-5)
+            assert found[i, j] == pytest.approx(100 * float(torch.cosine_similarity(one, two, dim=0)), abs=1e-3)
 
 
 @pytest.mark.slow
@@ -340,7 +341,7 @@ def test_embedding_reads_a_hugging_face_folder(tmp_path: Path) -> None:
     found = Embedding.build(EmbeddingConfig(str(tmp_path)), Resources(dictionary(3))).compare(["a b"], ["c"])
     with torch.no_grad():
         one, two = (model(torch.tensor([ids]))[0][0].mean(0) for ids in ([2, 5, 6, 3], [2, 7, 3]))
-    assert found[0, 0] == pytest.approx(float(torch.cosine_similarity(one, two, dim=0)), abs=1e-5)
+    assert found[0, 0] == pytest.approx(100 * float(torch.cosine_similarity(one, two, dim=0)), abs=1e-3)
     with pytest.raises(ConfigError, match="the encoder /none cannot be loaded"):
         Embedding.build(EmbeddingConfig("/none"), Resources(dictionary(3)))
 

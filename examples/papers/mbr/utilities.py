@@ -60,8 +60,8 @@ def utility(name: str) -> Callable[[TextFunction], TextFunction]:
 
 @utility("similarity")
 def similarity(text: str, reference: str) -> float:
-    """Twice the length of the longest matching blocks of characters, divided by both lengths: between 0 and 1."""
-    return difflib.SequenceMatcher(None, text, reference, autojunk=False).ratio()
+    """Twice the length of the longest matching blocks of characters, divided by both lengths, in percent."""
+    return 100 * difflib.SequenceMatcher(None, text, reference, autojunk=False).ratio()
 
 
 @dataclass
@@ -73,7 +73,7 @@ class TerConfig:
 
 @register_utility("ter", config=TerConfig)
 class Ter(PairUtility):
-    """The negative translation edit rate, in edits for each 100 words of the reference; at most 0.
+    """100 minus the translation edit rate, in edits for each 100 words of the reference; at most 100.
 
     Args:
         case_sensitive: whether upper and lower case differ.
@@ -84,7 +84,7 @@ class Ter(PairUtility):
 
     def score(self, text: str, reference: str) -> float:
         """See ``PairUtility.score``."""
-        return -float(self.metric.sentence_score(text, [reference]).score)
+        return 100 - float(self.metric.sentence_score(text, [reference]).score)
 
 
 @dataclass
@@ -96,7 +96,7 @@ class EmbeddingConfig:
 
 @register_utility("embedding", config=EmbeddingConfig)
 class Embedding(Utility):
-    """The cosine of the mean hidden states of two texts, between -1 and 1.
+    """The cosine of the mean hidden states of two texts, in percent.
 
     Args:
         tokenizer: turns texts into ids and a mask, ``(N, T)``.
@@ -132,7 +132,7 @@ class Embedding(Utility):
 
     def compare(self, texts: Sequence[str], references: Sequence[str]) -> Matrix:
         """See ``Utility.compare``."""
-        return (self.embed(texts) @ self.embed(references).T).double().cpu().numpy()
+        return 100 * (self.embed(texts) @ self.embed(references).T).double().cpu().numpy()
 
     @torch.no_grad()
     def embed(self, texts: Sequence[str]) -> torch.Tensor:
