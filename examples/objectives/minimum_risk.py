@@ -49,7 +49,7 @@ class MinimumRisk(SequenceCriterion):
     @property
     def is_expected_risk(self) -> bool:
         """See ``SequenceCriterion.is_expected_risk``."""
-        return self.cfg.alpha == 1 and not self.cfg.length_normalized
+        return self.cfg.alpha == 1 and not self.cfg.length_normalized and not self.cfg.add_reference
 
     def sequence_loss(self, model: EncoderDecoderModel, batch: Batch) -> tuple[Tensor, dict[str, Tensor | float]]:
         """See ``SequenceCriterion.sequence_loss``."""

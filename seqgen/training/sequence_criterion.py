@@ -154,7 +154,10 @@ class SequenceCriterion(Criterion):
     # -- for subclasses -----------------------------------------------------------------------------------------------
 
     def decode(
-        self, model: EncoderDecoderModel, batch: Batch, prefix_tokens: Tensor | None = None
+        self,
+        model: EncoderDecoderModel | Sequence[EncoderDecoderModel],
+        batch: Batch,
+        prefix_tokens: Tensor | None = None,
     ) -> list[list[Hypothesis]]:
         """Decode the sources of a batch with the model as it is now, in evaluation mode, by ``criterion.decode.KEY``.
 
@@ -162,8 +165,9 @@ class SequenceCriterion(Criterion):
         step. Those of training are left as they are.
 
         Args:
-            model: the model that is trained.
-            batch: the batch; outputs begin after the first decoder input of its target.
+            model: the model that is trained; or several, such as teachers, which decode as an ensemble.
+            batch: the batch. Outputs of one model begin after the first decoder input of its target, those of an
+                ensemble after the start token of each model.
             prefix_tokens: ``(N, P)`` int64 tokens that each output begins with, padded on the right.
 
         Returns:
@@ -175,20 +179,27 @@ class SequenceCriterion(Criterion):
         if batch.segments is not None:
             raise ConfigError("a criterion that decodes needs dataset.pack=false")
         begin = time.perf_counter()
-        first = None if batch.prev_output_tokens is None else batch.prev_output_tokens[:, 0]
+        alone, previous = isinstance(model, EncoderDecoderModel), batch.prev_output_tokens
+        first = previous[:, 0] if alone and previous is not None else None
         sample = replace(batch, prev_output_tokens=None, target=None, target_lengths=None, start_tokens=first)
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng())
             stack.enter_context(torch.autocast(batch.ids.device.type, enabled=False))
-            whole = stack.enter_context(self.whole(model))
+            models = [model] if isinstance(model, EncoderDecoderModel) else model
+            whole = [stack.enter_context(self.whole(one)) for one in models]
             with named_in_training():
-                generator = self.task.build_generator([whole], self.cfg.decode)
+                generator = self.task.build_generator(whole, self._search_keys())
             if isinstance(search := generator.setup.search, RandomSearch):
                 search.seed += self.update
-            found = self.task.inference_step(generator, [whole], sample, prefix_tokens)
+            found = self.task.inference_step(generator, whole, sample, prefix_tokens)
         self.decoding_seconds += time.perf_counter() - begin
         # tensors of inference mode cannot be saved for the backward pass
         return [[map_tensors(hypothesis, Tensor.clone) for hypothesis in hypotheses] for hypotheses in found]
+
+    def _search_keys(self) -> GenerationConfig:
+        """The decoding keys without the utility, which measures hypotheses with references here, also a single one."""
+        own = {key: value for key, value in self.cfg.decode.components.items() if not key.startswith("utility.")}
+        return replace(self.cfg.decode, mbr="", components=own)
 
     def with_references(self, batch: Batch, hypotheses: Sequence[Sequence[Hypothesis]]) -> list[list[Hypothesis]]:
         """Add the reference of each sentence to its hypotheses, as the last one, unless it is among them.
