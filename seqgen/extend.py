@@ -114,6 +114,7 @@ from seqgen.text.reranking import (
     Reranker as Reranker,
     Utility as Utility,
     count_ngrams as count_ngrams,
+    expected_utilities as expected_utilities,
     utility_from_config as utility_from_config,
 )
 from seqgen.text.results import TextHypothesis as TextHypothesis, Translation as Translation

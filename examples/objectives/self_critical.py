@@ -1,0 +1,76 @@
+"""Self-critical sequence training (Rennie et al. 2017).
+
+The policy gradient of REINFORCE, whose baseline is the utility of the output that the model itself gives in testing.
+With ``y`` sampled from the model, ``g`` its greedy output and ``u`` the utility with the reference, the gradient of a
+sentence's expected risk is estimated by (Rennie et al. 2017, section 3)::
+
+    -(u(y) - u(g)) / 100 * gradient of log p(y|x)
+
+Samples better than the greedy output become more probable, worse ones less probable. With ``criterion.decode.beam=K``,
+it is the mean of ``K`` samples. The loss is a surrogate with this gradient; its value is not meaningful, so watch the
+utility.
+
+The estimate is unbiased if samples have the probabilities of the model: with ``criterion.decode.min_len=0``, without
+truncation such as ``sampling_topk`` and without dropout. The end that is forced at the maximum length is not counted.
+
+``seqgen-train common.user_dir=examples/objectives/self_critical.py criterion=self_critical
+checkpoint.finetune_from=runs/base run_dir=runs/self_critical``
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from seqgen.extend import (
+    Batch,
+    EncoderDecoderModel,
+    GenerationConfig,
+    Hypothesis,
+    SequenceConfig,
+    SequenceCriterion,
+    decoding,
+    register_criterion,
+)
+
+_TRUNCATING = ("sampling_topk", "sampling_topp", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+_OF_SAMPLING = ("beam", "sampling", "seed", *_TRUNCATING)
+"""Decoding keys that greedy search does not have."""
+
+
+@dataclass
+class SelfCriticalConfig(SequenceConfig):
+    """Options of self-critical training."""
+
+    decode: GenerationConfig = decoding(beam=1, sampling=True)
+
+
+@register_criterion("self_critical", config=SelfCriticalConfig)
+class SelfCritical(SequenceCriterion):
+    """The policy gradient with the utility of the greedy output as the baseline."""
+
+    def sequence_loss(self, model: EncoderDecoderModel, batch: Batch) -> tuple[Tensor, dict[str, Tensor | float]]:
+        """See ``SequenceCriterion.sequence_loss``."""
+        samples = self.decode(model, batch)
+        utilities = self.utilities(batch, samples)  # (N, K)
+        baseline = self.utilities(batch, self._greedy(model, batch))  # (N, 1)
+        scored = self.rescore(model, batch, samples)
+        scores = torch.cat([one.positional_scores for row in samples for one in row])
+        drawn = scored.mask.masked_scatter(scored.mask, scores != 0)  # a forced token has a score of 0
+        lprobs, counts = (scored.token_lprobs * drawn).sum(-1), scored.present.sum(1)
+        loss = -((utilities - baseline) / 100 * lprobs).sum(1) / counts  # lprobs are 0 where there is no sample
+        logged = {"utility": (utilities.sum(1) / counts).sum(), "greedy_utility": baseline.sum()}
+        return loss.sum(), logged
+
+    def _greedy(self, model: EncoderDecoderModel, batch: Batch) -> list[list[Hypothesis]]:
+        """The greedy output of each sentence, by the same processors and limits of length as the samples."""
+        usual, defaults = self.cfg, GenerationConfig(beam=1)
+        keys = {key: getattr(defaults, key) for key in _OF_SAMPLING}
+        keys["components"] = {k: v for k, v in usual.decode.components.items() if not k.startswith("search.")}
+        try:
+            self.cfg = replace(usual, decode=replace(usual.decode, search="greedy", **keys))
+            return self.decode(model, batch)
+        finally:
+            self.cfg = usual
