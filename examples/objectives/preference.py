@@ -15,9 +15,7 @@ log-likelihood of the chosen output, which keeps its probability from falling (X
 the pairs before training; here each update finds them with the current model.
 
 ``seqgen-train common.user_dir=examples/objectives/preference.py criterion=dpo criterion.reference=runs/base
-checkpoint.finetune_from=runs/base run_dir=runs/dpo``
-``seqgen-train common.user_dir=examples/objectives/preference.py criterion=cpo criterion.add_reference=true
-checkpoint.finetune_from=runs/base run_dir=runs/cpo``
+checkpoint.finetune_from=runs/base run_dir=runs/dpo``; CPO has ``criterion=cpo`` and no ``criterion.reference``.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ class PreferenceConfig(SequenceConfig):
 
     decode: GenerationConfig = decoding(beam=8)
     beta: float = option(0.1, "factor of the difference of log-probabilities", minimum=0)
-    add_reference: bool = option(False, "make the reference a candidate, which is then always chosen")
+    add_reference: bool = option(False, "make the reference a candidate; no other one has a higher utility")
 
 
 @dataclass
@@ -74,7 +72,7 @@ class Preference(SequenceCriterion):
     """
 
     anchor: EncoderDecoderModel | None = None
-    nll: float = 0.0
+    nll = 0.0
 
     def sequence_loss(self, model: EncoderDecoderModel, batch: Batch) -> tuple[Tensor, dict[str, Tensor | float]]:
         """See ``SequenceCriterion.sequence_loss``."""
@@ -89,7 +87,8 @@ class Preference(SequenceCriterion):
                 others = self.rescore(self.anchor.to(batch.ids.device), batch, pairs).lprobs
             margin = margin - (others[:, 0] - others[:, 1])
         losses = -logsigmoid(self.cfg.beta * margin) - self.nll * lprobs[:, 0]
-        logged = {"utility": utilities[:, 0].sum(), "pairs": differ.sum(), "preferred": (differ & (margin > 0)).sum()}
+        logged: dict[str, Tensor | float] = {"utility": utilities[:, 0].sum(), "pairs": differ.sum()}
+        logged["preferred"] = (differ & (margin > 0)).sum()
         return (losses * differ).sum(), logged
 
 

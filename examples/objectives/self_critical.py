@@ -61,8 +61,7 @@ class SelfCritical(SequenceCriterion):
         drawn = scored.mask.masked_scatter(scored.mask, scores != 0)  # a forced token has a score of 0
         lprobs, counts = (scored.token_lprobs * drawn).sum(-1), scored.present.sum(1)
         loss = -((utilities - baseline) / 100 * lprobs).sum(1) / counts  # lprobs are 0 where there is no sample
-        logged = {"utility": (utilities.sum(1) / counts).sum(), "greedy_utility": baseline.sum()}
-        return loss.sum(), logged
+        return loss.sum(), {"utility": (utilities.sum(1) / counts).sum(), "greedy_utility": baseline.sum()}
 
     def _greedy(self, model: EncoderDecoderModel, batch: Batch) -> list[list[Hypothesis]]:
         """The greedy output of each sentence, by the same processors and limits of length as the samples."""

@@ -1,0 +1,67 @@
+"""MBR distillation: the target is the candidate with the largest mean of plain chrF, and the loss is its likelihood."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from examples.objectives.mbr_distillation import MbrDistillation, MbrDistillationConfig
+from tests.examples.objectives import tiny
+
+
+def made(teacher: str = "", **keys: Any) -> MbrDistillation:
+    decode = tiny.decoding(**{**tiny.SAMPLING, "beam": 8, "max_len": 6, **keys})
+    return MbrDistillation(MbrDistillationConfig(decode=decode, teacher=teacher), tiny.task())
+
+
+def best(outputs: list[list[int]]) -> list[int]:
+    """By the double loop over all candidates."""
+    texts = [tiny.text(tokens) for tokens in outputs]
+    expected = [sum(tiny.chrf(own, other) for other in texts) / len(texts) for own in texts]
+    return outputs[expected.index(max(expected))]
+
+
+@pytest.mark.parametrize("with_teacher", [False, True])
+def test_loss_and_gradient_are_those_of_the_best_candidate(with_teacher: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of samples of the model or of the teacher, which differ; the teacher is not trained."""
+    model, teacher = tiny.model(), tiny.model(seed=1)
+    monkeypatch.setattr(MbrDistillation, "frozen", lambda own, path: {"runs/large": teacher}[path])
+    own, batch = made("runs/large" if with_teacher else ""), tiny.pairs(model)
+    outputs = tiny.tokens_of(own.decode(teacher if with_teacher else model, batch))
+    assert outputs != tiny.tokens_of(own.decode(model if with_teacher else teacher, batch))
+    targets = [best(row) for row in outputs]
+    assert targets != [row[0] for row in outputs]
+    assert len({len(tokens) for tokens in targets}) > 1
+    wanted = -torch.stack([tiny.token_lprobs(model, batch, row, targets[row]).sum() for row in range(3)]).sum()
+    loss, logged = own.sequence_loss(model, batch)
+    assert float(loss.detach()) == pytest.approx(float(wanted.detach()), abs=1e-10)
+    utilities = sum(tiny.utility(own, batch, row, targets[row]) for row in range(3))
+    assert float(logged["utility"]) == pytest.approx(utilities, abs=1e-8)
+    tiny.assert_equal(tiny.gradient(model, loss), tiny.gradient(model, wanted))
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert all(parameter.grad is None for parameter in teacher.parameters())
+
+
+def test_a_repeated_sample_counts_several_times() -> None:
+    """``w1 w1`` is like ``w1 w1 w1``, and ``w2`` is like nothing else, but was drawn four times."""
+    own, model = made(), tiny.model()
+    batch = tiny.pairs(model, [1])
+    eos, first, second = tiny.EOS, tiny.WORDS.index("w1"), tiny.WORDS.index("w2")
+    alike, apart = [[first, first, eos], [first, first, first, eos]], [second, eos]
+    for repeats, target in ((1, alike[0]), (4, apart)):
+        candidates = [*alike, *([apart] * repeats)]
+        assert best(candidates) in (target, alike[1])
+        tiny.replace_decode(own, tiny.giving([candidates], longest=9))
+        wanted = -tiny.token_lprobs(model, batch, 0, best(candidates)).sum()
+        assert float(own.sequence_loss(model, batch)[0].detach()) == pytest.approx(float(wanted.detach()), abs=1e-10)
+    assert best(candidates) == apart
+
+
+def test_one_candidate_is_the_target() -> None:
+    own, model = made(beam=1), tiny.model()
+    batch = tiny.pairs(model)
+    outputs = [row[0] for row in tiny.tokens_of(own.decode(model, batch))]
+    wanted = -sum(float(tiny.token_lprobs(model, batch, row, outputs[row]).sum().detach()) for row in range(3))
+    assert float(own.sequence_loss(model, batch)[0].detach()) == pytest.approx(wanted, abs=1e-10)

@@ -1,0 +1,92 @@
+"""Self-critical training: the expected gradient is that of the expected risk, and the loss is the formula."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from examples.objectives.self_critical import SelfCritical, SelfCriticalConfig
+from seqgen.structures import Batch
+from tests.examples.objectives import tiny
+
+
+def made(**keys: Any) -> SelfCritical:
+    return SelfCritical(SelfCriticalConfig(decode=tiny.decoding(**{**tiny.SAMPLING, **keys})), tiny.task())
+
+
+def greedy(model: Any, batch: Batch, row: int, longest: int = 3) -> list[int]:
+    """The most probable token at each step, from the probabilities of all tokens."""
+    found: list[int] = []
+    while len(found) < longest - 1 and tiny.EOS not in found:
+        tokens = [token for token in range(len(tiny.WORDS)) if token != tiny.PAD]
+        scores = [float(tiny.token_lprobs(model, batch, row, [*found, token])[-1].detach()) for token in tokens]
+        found.append(tokens[scores.index(max(scores))])
+    return found if tiny.EOS in found else [*found, tiny.EOS]
+
+
+def test_the_expected_gradient_is_that_of_the_expected_risk() -> None:
+    """Summed over all 43 outputs, weighted by their probabilities; the greedy output is that of the model."""
+    own, model = made(), tiny.model()
+    decode, outputs = own.decode, tiny.outputs(3)
+    for row in range(3):
+        batch = tiny.pairs(model, [row])
+        lprobs = [tiny.drawn_lprobs(model, batch, 0, tokens, 3).sum() for tokens in outputs]
+        probabilities = torch.stack(lprobs).exp()
+        assert float(probabilities.detach().sum()) == pytest.approx(1, abs=1e-12)
+        utilities = torch.tensor([tiny.utility(own, batch, 0, tokens) for tokens in outputs], dtype=torch.float64)
+        total = torch.zeros((), dtype=torch.float64)
+        for tokens, probability in zip(outputs, probabilities.detach(), strict=True):
+            sampled = tiny.giving([[tokens]])
+            tiny.replace_decode(
+                own, lambda *args, sampled=sampled: (decode if own.cfg.decode.search else sampled)(*args)
+            )
+            total = total + probability * own.sequence_loss(model, batch)[0]
+        wanted = tiny.gradient(model, -(probabilities * utilities).sum() / 100)
+        tiny.assert_equal(tiny.gradient(model, total), wanted)
+
+
+@pytest.mark.parametrize("samples", [1, 6])
+def test_the_loss_is_the_formula(samples: int) -> None:
+    """Of real samples, of unequal lengths; their scores are those of the sampler."""
+    own, model = made(beam=samples, max_len=5), tiny.model()
+    own.update = 2
+    batch = tiny.pairs(model)
+    found = own.decode(model, batch)
+    wanted, utilities, baselines = torch.zeros((), dtype=torch.float64), 0.0, 0.0
+    for row, hypotheses in enumerate(found):
+        assert len(hypotheses) == samples
+        baselines += (baseline := tiny.utility(own, batch, row, greedy(model, batch, row, 5)))
+        for one in hypotheses:
+            tokens = one.tokens.tolist()
+            lprobs, value = tiny.drawn_lprobs(model, batch, row, tokens, 5), tiny.utility(own, batch, row, tokens)
+            torch.testing.assert_close(one.positional_scores[: len(lprobs)], lprobs.detach(), rtol=0, atol=1e-10)
+            utilities += value / samples
+            wanted = wanted - (value - baseline) / 100 * lprobs.sum() / samples
+    loss, logged = own.sequence_loss(model, batch)
+    assert samples == 1 or {len(tokens) for row in tiny.tokens_of(found) for tokens in row} > {1, 5}
+    assert float(loss.detach()) == pytest.approx(float(wanted.detach()), abs=1e-10)
+    assert float(logged["utility"]) == pytest.approx(utilities, abs=1e-8)
+    assert float(logged["greedy_utility"]) == pytest.approx(baselines, abs=1e-8)
+    tiny.assert_equal(tiny.gradient(model, loss), tiny.gradient(model, wanted))
+
+
+def test_samples_equal_to_the_greedy_output_have_no_gradient() -> None:
+    own, model = made(sampling_topk=1), tiny.model()
+    batch = tiny.pairs(model)
+    tiny.replace_decode(own, tiny.giving([[greedy(model, batch, row)] * 2 for row in range(3)]))
+    tiny.assert_zero(tiny.gradient(model, own.sequence_loss(model, batch)[0]))
+
+
+@pytest.mark.parametrize(
+    "keys", [{"sampling_topk": 3}, {"sampling_topp": 0.9}, {"search": "sampling", "components": {"search.seed": 4}}]
+)
+def test_the_baseline_does_not_depend_on_keys_of_sampling(keys: dict[str, Any]) -> None:
+    own, model = made(**keys), tiny.model()
+    if "search" in keys:
+        own = made(**keys, sampling=False, seed=1)
+    batch, before = tiny.pairs(model), own.cfg
+    found = tiny.tokens_of(own._greedy(model, batch))
+    assert found == [[greedy(model, batch, row)] for row in range(3)]
+    assert own.cfg is before

@@ -1,0 +1,127 @@
+"""What tests of objectives share: pairs over seven tokens, all outputs, and plain log-probabilities and utilities."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from sacrebleu.metrics import CHRF
+from torch import Tensor
+
+from seqgen.config import GenerationConfig
+from seqgen.data.tokenizers.base import WhitespaceTokenizer
+from seqgen.lab.checks.kinds import new_model, small_transformer
+from seqgen.lab.checks.subject import Ids, tiny_dictionary
+from seqgen.structures import Batch, Hypothesis
+from seqgen.task import Task
+
+WORDS = tiny_dictionary(3)
+EOS, PAD = WORDS.eos(), WORDS.pad()
+SOURCES, TARGETS = [4, 1, 3], [2, 3, 1]
+SAMPLING = {"sampling": True, "seed": 3}
+
+Gradient = dict[str, Tensor]
+
+
+def task() -> Task:
+    tokenizer = WhitespaceTokenizer(WORDS)
+    return Task(None, tokenizer, tokenizer)
+
+
+def decoding(**keys: Any) -> GenerationConfig:
+    return GenerationConfig(**{"mbr": "chrf", "max_len": 3, "min_len": 0, **keys})
+
+
+def model(seed: int = 0) -> Any:
+    """A model in float64 that never predicts padding, which decoding forbids."""
+    made: Any = new_model(small_transformer(), WORDS, seed).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.mul_(0.8)
+    made.get_normalized_probs = without_padding
+    return made
+
+
+def without_padding(logits: Tensor, log_probs: bool = True) -> Tensor:
+    assert log_probs
+    return logits.index_fill(-1, torch.tensor([PAD]), -1e9).log_softmax(-1)
+
+
+def pairs(of: Any, rows: Sequence[int] | None = None) -> Batch:
+    return Ids.of(of, WORDS, len(WORDS)).batch(SOURCES, rows, TARGETS, seed=3)
+
+
+def outputs(longest: int) -> list[list[int]]:
+    """All outputs of at most this many tokens, end-of-sentence included."""
+    words = [token for token in range(len(WORDS)) if token not in (EOS, PAD)]
+    shorter = outputs(longest - 1) if longest > 1 else []
+    return [[EOS], *([word, *rest] for word in words for rest in shorter)]
+
+
+def token_lprobs(of: Any, batch: Batch, row: int, tokens: Sequence[int]) -> Tensor:
+    """The log-probability of each token, from one row without padding."""
+    source, length = batch.source, int(batch.source.src_lengths[row])
+    previous = torch.tensor([[EOS, *tokens[:-1]]])
+    logits = of(source.src_tokens[row, None, :length], torch.tensor([length]), previous).logits[0]
+    lprobs = without_padding(logits)
+    return torch.stack([lprobs[step, token] for step, token in enumerate(tokens)])
+
+
+def drawn_lprobs(of: Any, batch: Batch, row: int, tokens: Sequence[int], longest: int) -> Tensor:
+    """The same without the end that is forced at the maximum length."""
+    return token_lprobs(of, batch, row, tokens)[: longest - 1]
+
+
+def utility(own: Any, batch: Batch, row: int, tokens: Sequence[int]) -> float:
+    return chrf(text(tokens), text(own.references(batch)[row].tolist()))
+
+
+def text(tokens: Sequence[int]) -> str:
+    return task().decode(torch.tensor(tokens))
+
+
+@functools.cache
+def chrf(output: str, reference: str) -> float:
+    return float(CHRF().sentence_score(output, [reference]).score)
+
+
+def hypothesis(tokens: Sequence[int], longest: int = 3) -> Hypothesis:
+    """An output as it is sampled: the score of a forced end is 0."""
+    scores = [-1.0] * len(tokens)
+    if len(tokens) == longest:
+        scores[-1] = 0.0
+    return Hypothesis(torch.tensor(tokens), 0.0, torch.tensor(scores, dtype=torch.float64))
+
+
+def giving(rows: Sequence[Sequence[Sequence[int]]], longest: int = 3) -> Callable[..., list[list[Hypothesis]]]:
+    """In place of ``decode``: these outputs for each sentence."""
+    return lambda *_: [[hypothesis(tokens, longest) for tokens in row] for row in rows]
+
+
+def replace_decode(own: Any, by: Callable[..., list[list[Hypothesis]]]) -> None:
+    own.decode = by
+
+
+def gradient(of: Any, loss: Tensor) -> Gradient:
+    """The gradient of a loss, by parameter."""
+    named = dict(of.named_parameters())
+    found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+    return {
+        name: torch.zeros_like(value) if one is None else one
+        for (name, value), one in zip(named.items(), found, strict=True)
+    }
+
+
+def assert_equal(got: Gradient, wanted: Gradient, tolerance: float = 1e-8) -> None:
+    for name, value in wanted.items():
+        torch.testing.assert_close(got[name], value, rtol=0, atol=tolerance)
+
+
+def assert_zero(found: Gradient, tolerance: float = 0.0) -> None:
+    assert all(float(value.abs().max()) <= tolerance for value in found.values())
+
+
+def tokens_of(found: Sequence[Sequence[Hypothesis]]) -> list[list[list[int]]]:
+    return [[one.tokens.tolist() for one in row] for row in found]
