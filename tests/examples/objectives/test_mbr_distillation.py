@@ -12,7 +12,7 @@ from tests.examples.objectives import tiny
 
 
 def made(teacher: str = "", **keys: Any) -> MbrDistillation:
-    decode = tiny.decoding(**{**tiny.SAMPLING, "beam": 8, "max_len": 6, **keys})
+    decode = tiny.decoding(**{**tiny.SAMPLING, "beam": 4, "max_len": 6, **keys})
     return MbrDistillation(MbrDistillationConfig(decode=decode, teacher=teacher), tiny.task())
 
 
