@@ -5,9 +5,9 @@ trained on the output ``z`` with the highest score, which approximates the expec
 
     L_SEQ-KD = -log p(z | x)
 
-With ``criterion.closest=true`` (sequence-level interpolation, section 3.3), ``z`` is the output of the beam that is most
-similar to the reference: the one with the highest utility, for which the paper has smoothed BLEU. ``token_loss`` is
-the weight of the reference.
+With ``criterion.closest=true`` (sequence-level interpolation, section 3.3), ``z`` is the output of the beam that is
+most similar to the reference: the one with the highest utility, for which the paper has smoothed BLEU. In both cases
+``criterion.token_loss`` is the weight of the reference.
 
 ``seqgen-train common.user_dir=examples/objectives/sequence_distillation.py criterion=sequence_distillation
 criterion.teachers=[runs/a,runs/b] criterion.closest=true criterion.decode.mbr=bleu run_dir=runs/student``

@@ -12,9 +12,9 @@ Sequence level (section 5.2, equations 7 and 8). The model decodes greedily, and
 
     -sum over t in R of log(1 - p(y_t | y_<t, x))
 
-where ``R`` has the positions of each n-gram that occurs earlier in the output. As in the authors' code, the two
-occurrences may overlap, and ``1 - p`` is at least 1e-5. The paper alternates at random between this loss and the
-likelihood; here ``criterion.token_loss``, 0.5 by default, is the weight of the likelihood.
+where ``R`` has the positions of each n-gram that occurs earlier in the output; the two occurrences may overlap. In both
+losses, ``1 - p`` is at least 1e-5. The paper alternates at random between this loss and the likelihood, of which
+``criterion.token_loss`` is the weight here.
 
 ``seqgen-train common.user_dir=examples/objectives/unlikelihood.py criterion=sequence_unlikelihood criterion.ngram=4
 checkpoint.finetune_from=runs/base run_dir=runs/unlikelihood``
@@ -65,8 +65,9 @@ class Unlikelihood(Criterion):
         negative = negative_candidates(batch.target, examples).flatten(0, 1)[kept.kept]  # (N, T, T) -> (M, T)
         tokens = batch.target[kept.kept // batch.target.size(1)]  # (M, T)
         unlikelihood = -(log_complement(lprobs.gather(1, tokens)) * negative).sum()
-        logging = {"nll_loss": nll.detach(), "unlikelihood": unlikelihood.detach(), "ntokens": target.numel()}
-        logging |= {"correct": (logits.argmax(1) == target).sum(), "nsentences": batch.ids.numel()}
+        logging: dict[str, Tensor | float] = {"nll_loss": nll.detach(), "unlikelihood": unlikelihood.detach()}
+        logging |= {"correct": (logits.argmax(1) == target).sum(), "ntokens": target.numel()}
+        logging["nsentences"] = batch.ids.numel()
         return CriterionOut(nll + self.cfg.alpha * unlikelihood, target.numel(), logging)
 
 
@@ -97,7 +98,7 @@ class SequenceUnlikelihood(SequenceCriterion):
 
 
 def log_complement(lprobs: Tensor) -> Tensor:
-    """``log(1 - p)`` of log-probabilities, where ``1 - p`` is at least 1e-5."""
+    """``log(1 - p)`` of log-probabilities ``log p``."""
     return (-lprobs.expm1()).clamp(min=1e-5).log()
 
 

@@ -1,7 +1,7 @@
 """Word-level knowledge distillation of models or ensembles (Kim and Rush 2016, sections 2.2 and 3.1).
 
-The teachers ``q_1, ..., q_n`` read the reference prefix, as the student ``p`` does. Their mean distribution ``q`` is the
-target (the paper has one teacher), interpolated with the reference by ``alpha``::
+The teachers ``q_1, ..., q_n`` read the reference prefix, as the student ``p`` does. Their mean distribution ``q`` is
+the target (the paper has one teacher), interpolated with the reference by ``alpha``::
 
     L_WORD-KD = -sum over t and v of q(v | y_<t, x) log p(v | y_<t, x)
     L         = (1 - alpha) L_NLL + alpha L_WORD-KD
@@ -65,26 +65,28 @@ class WordDistillation(Criterion):
         """
         logits, target = target_logits(model, batch, self.task.target_dictionary.pad())  # (M, V), (M,)
         nll = -model.get_normalized_probs(logits).gather(1, target.unsqueeze(1)).sum()
-        scale = self.cfg.temperature
-        lprobs = model.get_normalized_probs(logits / scale)
-        distilled = -(self.teachers_probs(model, batch) * lprobs).sum() * scale**2
-        loss = (1 - self.cfg.alpha) * nll + self.cfg.alpha * distilled
-        logging = {"nll_loss": nll.detach(), "distillation": distilled.detach(), "ntokens": target.numel()}
-        logging |= {"correct": (logits.argmax(1) == target).sum(), "nsentences": batch.ids.numel()}
-        return CriterionOut(loss, target.numel(), logging)
-
-    @torch.no_grad()
-    def teachers_probs(self, model: EncoderDecoderModel, batch: Batch) -> Tensor:
-        """``(M, V)`` mean of the teachers' probabilities at the target positions."""
-        words, found = self.task.target_dictionary, []
+        lprobs = model.get_normalized_probs(logits / self.cfg.temperature)
         for teacher in self.teachers:
             if teacher.left_pad_source != model.left_pad_source or (batch.segments and not teacher.supports_packing):
                 raise ConfigError(
                     f"the teacher {type(teacher).__name__} cannot read the batches of {type(model).__name__}: sources "
                     "are padded on another side, or packed; choose another teacher, or set dataset.pack=false"
                 )
+            teacher.to(lprobs)  # device and dtype
+        distilled = -(self.teachers_probs(batch) * lprobs).sum() * self.cfg.temperature**2
+        loss = (1 - self.cfg.alpha) * nll + self.cfg.alpha * distilled
+        logging: dict[str, Tensor | float] = {"nll_loss": nll.detach(), "distillation": distilled.detach()}
+        logging |= {"correct": (logits.argmax(1) == target).sum(), "ntokens": target.numel()}
+        logging["nsentences"] = batch.ids.numel()
+        return CriterionOut(loss, target.numel(), logging)
+
+    @torch.no_grad()
+    def teachers_probs(self, batch: Batch) -> Tensor:
+        """``(M, V)`` mean of the teachers' probabilities at the target positions."""
+        words, found = self.task.target_dictionary, []
+        for teacher in self.teachers:
             own = replace(batch, prev_output_tokens=decoder_input(batch, teacher.start_token(words.eos())))
-            logits, _ = target_logits(teacher.to(batch.ids.device), own, words.pad())
+            logits, _ = target_logits(teacher, own, words.pad())
             found.append(teacher.get_normalized_probs(logits / self.cfg.temperature, log_probs=False))
         return torch.stack(found).mean(0)
 
