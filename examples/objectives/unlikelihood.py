@@ -22,7 +22,6 @@ checkpoint.finetune_from=runs/base run_dir=runs/unlikelihood``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -115,7 +114,7 @@ def negative_candidates(target: Tensor, examples: Tensor | None = None) -> Tenso
     return earlier & ~equal & ~(equal & earlier).any(2).unsqueeze(1)
 
 
-def repeated_ngrams(tokens: Sequence[int], n: int) -> list[int]:
+def repeated_ngrams(tokens: list[int], n: int) -> list[int]:
     """The starts of the n-grams that occur earlier in an output."""
     ngrams = [tuple(tokens[start : start + n]) for start in range(len(tokens) - n + 1)]
     return [start for start, ngram in enumerate(ngrams) if ngrams.index(ngram) < start]
