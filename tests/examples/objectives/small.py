@@ -1,4 +1,4 @@
-"""A small model in float64 and a batch for the tests of criteria, and the plain computations that they have in common."""
+"""A small model in float64 and a batch for the tests of criteria, and plain computations that they have in common."""
 
 from __future__ import annotations
 
