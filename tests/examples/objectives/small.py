@@ -43,7 +43,7 @@ def student(seed: int = 0, factor: float = 1.5, **changes: Any) -> EncoderDecode
 def batch_of(model: EncoderDecoderModel, rows: list[int] | None = None) -> Batch:
     """The pairs as a batch."""
     chosen = range(len(PAIRS)) if rows is None else rows
-    return TASK.collate([(row, *map(torch.tensor, PAIRS[row])) for row in chosen], model)
+    return TASK.collate([(row, torch.tensor(PAIRS[row][0]), torch.tensor(PAIRS[row][1])) for row in chosen], model)
 
 
 def plain_logits(model: EncoderDecoderModel, source: list[int], previous: list[int]) -> Tensor:

@@ -105,6 +105,13 @@ def test_the_loss_is_that_of_the_mixed_inputs(choice: str) -> None:
     assert mixed != [[EOS, *target[:-1]] for _, target in PAIRS]
 
 
+def test_the_first_pass_stores_nothing_for_a_gradient() -> None:
+    model, modes = student().train(), []
+    model.encoder.register_forward_pre_hook(lambda *_: modes.append(torch.is_grad_enabled()))
+    constant(0.5)(model, batch_of(model))
+    assert modes == [False, True]
+
+
 def test_proportion_of_reference_tokens_and_distribution_of_the_others() -> None:
     model = student().train()
     source, target = [4, 5, EOS], [20, 21, EOS]
