@@ -1,7 +1,7 @@
-"""R-Drop (Liang et al. 2021, "R-Drop: Regularized Dropout for Neural Networks", section 2.1).
+"""R-Drop (Liang et al. 2021, "R-Drop: Regularized Dropout for Neural Networks").
 
 Two forward passes have different dropout masks and give the distributions ``P1`` and ``P2`` of each target token ``y``.
-The loss is the negative log-likelihood of both and the symmetric Kullback-Leibler divergence (equations 2 to 4)::
+The loss is the negative log-likelihood of both and the symmetric Kullback-Leibler divergence::
 
     L_NLL = -log P1(y) - log P2(y)
     L_KL  = 1/2 (KL(P1 || P2) + KL(P2 || P1))

@@ -1,7 +1,7 @@
 """Scheduled sampling (Bengio et al. 2015) for models that compute all positions at once (Mihaylova and Martins 2019).
 
 A trained model sees its own outputs in decoding, so it should also see some of them in training. Two passes compute the
-loss (Mihaylova and Martins, section 3)::
+loss::
 
     first pass     P1(. | y_<t, x) for all positions t, without gradients;  z_t ~ P1, or z_t = argmax P1
     mixing         each decoder input y_t stays with probability e_i, and is replaced by z_t otherwise

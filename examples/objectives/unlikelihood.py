@@ -1,6 +1,6 @@
 """Unlikelihood training (Welleck et al. 2020): tokens that the model should not repeat become less probable.
 
-Token level (section 5.1, equations 2 to 4). The negative candidates at position ``t`` of a target are its earlier
+Token level. The negative candidates at position ``t`` of a target are its earlier
 tokens other than the current one, ``C_t = {y_1, ..., y_(t-1)} - {y_t}``; the loss of the position is ::
 
     -log p(y_t | y_<t, x) - alpha * sum over c in C_t of log(1 - p(c | y_<t, x))
@@ -8,7 +8,7 @@ tokens other than the current one, ``C_t = {y_1, ..., y_(t-1)} - {y_t}``; the lo
 ``seqgen-train common.user_dir=examples/objectives/unlikelihood.py criterion=unlikelihood criterion.alpha=1.0
 run_dir=runs/unlikelihood``
 
-Sequence level (section 5.2, equations 7 and 8). The model decodes greedily, and the loss of its output ``y`` is ::
+Sequence level. The model decodes greedily, and the loss of its output ``y`` is ::
 
     -sum over t in R of log(1 - p(y_t | y_<t, x))
 
