@@ -176,6 +176,7 @@ from seqgen.tasks.translation import (
 from seqgen.training.criteria import (
     Criterion as Criterion,
     CriterionOut as CriterionOut,
+    TargetPositions as TargetPositions,
     cross_entropy as cross_entropy,
     target_logits as target_logits,
 )

@@ -1,15 +1,15 @@
 """Minimum risk training (Shen et al. 2016; Edunov et al. 2018).
 
 With candidates ``y`` from a search, their probabilities ``p(y|x)`` sharpened by ``alpha`` and renormalized over the
-candidates, ``q(y) = p(y|x)^alpha / sum p(y'|x)^alpha``, the loss of a sentence is its expected risk (Shen et al. 2016,
-equations 11 and 12; without ``alpha`` in Edunov et al. 2018, equation 5)::
+candidates, ``q(y) = p(y|x)^alpha / sum p(y'|x)^alpha``, the loss of a sentence is its expected risk (Shen et al. 2016;
+without ``alpha`` in Edunov et al. 2018)::
 
     sum over y of q(y) * (1 - u(y) / 100)
 
 ``u`` is the utility with the reference that ``criterion.decode.mbr`` names. If all outputs are candidates and ``alpha``
 is 1, this is the expected risk under the model.
 
-``seqgen-train common.user_dir=examples/objectives/minimum_risk.py criterion=minimum_risk criterion.token_loss=0.3
+``seqgen-train common.user_dir=examples/objectives/minimum_risk.py criterion=minimum_risk criterion.token_loss=0.02
 checkpoint.finetune_from=runs/base run_dir=runs/risk``
 """
 

@@ -260,6 +260,7 @@ class TargetPositions:
 
     Attributes:
         target: ``(M,)`` int64 ids.
+        kept: ``(M,)`` int64 indices into the flattened ``(N * T,)`` positions.
 
     Raises:
         ValueError: the batch has no target.

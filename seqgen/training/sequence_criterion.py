@@ -198,8 +198,9 @@ class SequenceCriterion(Criterion):
 
     def _search_keys(self) -> GenerationConfig:
         """The decoding keys without the utility, which measures hypotheses with references here, also a single one."""
-        own = {key: value for key, value in self.cfg.decode.components.items() if not key.startswith("utility.")}
-        return replace(self.cfg.decode, mbr="", components=own)
+        cfg: GenerationConfig = self.cfg.decode
+        own = {key: value for key, value in cfg.components.items() if not key.startswith("utility.")}
+        return replace(cfg, mbr="", components=own)
 
     def with_references(self, batch: Batch, hypotheses: Sequence[Sequence[Hypothesis]]) -> list[list[Hypothesis]]:
         """Add the reference of each sentence to its hypotheses, as the last one, unless it is among them.

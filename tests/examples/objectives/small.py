@@ -1,0 +1,85 @@
+"""A small model in float64 and a batch for the tests of criteria, and plain computations that they have in common."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import seqgen.models  # noqa: F401  # declares the built-in models
+from seqgen.data.tokenizers.base import WhitespaceTokenizer
+from seqgen.lab.checks.kinds import new_model, small_transformer
+from seqgen.lab.checks.subject import randomize_, tiny_dictionary
+from seqgen.model import EncoderDecoderModel
+from seqgen.structures import Batch
+from seqgen.task import Task
+from tests.commands import command
+
+FOLDER = Path(__file__).parent.parent.parent.parent / "examples" / "objectives"
+
+WORDS = tiny_dictionary()
+TASK = Task(None, WhitespaceTokenizer(WORDS), WhitespaceTokenizer(WORDS))
+EOS = WORDS.eos()
+
+PAIRS = [
+    ([4, 5, 6, EOS], [7, 4, 7, 7, 5, 4, EOS]),  # repeated tokens, one of them next to itself
+    ([8, EOS], [EOS]),
+    ([9, 9, 4, 5, 6, 7, EOS], [5, 6, 5, 6, 5, 6, EOS]),
+    ([10, 11, EOS], [12, EOS]),
+]
+"""Sources and targets of unequal lengths, with end-of-sentence."""
+
+
+def student(seed: int = 0, factor: float = 1.5, **changes: Any) -> EncoderDecoderModel:
+    """A random transformer, in evaluation mode."""
+    config = small_transformer()
+    for name, value in changes.items():
+        setattr(config, name, value)
+    return randomize_(new_model(config, WORDS, seed), seed, factor=factor)
+
+
+def batch_of(model: EncoderDecoderModel, rows: list[int] | None = None) -> Batch:
+    """The pairs as a batch."""
+    chosen = range(len(PAIRS)) if rows is None else rows
+    return TASK.collate([(row, torch.tensor(PAIRS[row][0]), torch.tensor(PAIRS[row][1])) for row in chosen], model)
+
+
+def plain_logits(model: EncoderDecoderModel, source: list[int], previous: list[int]) -> Tensor:
+    """``(T, V)`` logits of one sentence alone, without padding."""
+    found: Tensor = model(torch.tensor([source]), torch.tensor([len(source)]), torch.tensor([previous])).logits[0]
+    return found
+
+
+def plain_lprobs(model: EncoderDecoderModel, source: list[int], target: list[int]) -> Tensor:
+    """``(T, V)`` log-probabilities of one sentence alone, after the target's own prefix."""
+    start = model.start_token(EOS)
+    return plain_logits(model, source, [start, *target[:-1]]).log_softmax(-1)
+
+
+def plain_nll(model: EncoderDecoderModel) -> Tensor:
+    """The negative log-likelihood of the pairs."""
+    losses = []
+    for source, target in PAIRS:
+        lprobs = plain_lprobs(model, source, target)
+        losses += [-lprobs[t, token] for t, token in enumerate(target)]
+    return torch.stack(losses).sum()
+
+
+def same_gradients(model: EncoderDecoderModel, got: Tensor, wanted: Tensor) -> None:
+    """Two losses are equal, and so are their gradients."""
+    torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
+    parameters = list(model.parameters())
+    pairs = zip(*(torch.autograd.grad(loss, parameters, allow_unused=True) for loss in (got, wanted)), strict=True)
+    for one, other in pairs:
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def checked(file: str, *keys: str) -> str:
+    """``seqgen-check`` of a criterion: all invariants hold; returns the output."""
+    outcome = command("check", f"common.user_dir={FOLDER / file}.py", *keys, "common.threads=1")
+    assert outcome.code == 0, outcome.out + outcome.err
+    return outcome.out

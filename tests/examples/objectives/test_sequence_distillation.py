@@ -1,0 +1,139 @@
+"""Sequence-level distillation (examples/objectives/sequence_distillation.py) against beam search and its formula."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from examples.objectives.sequence_distillation import SequenceDistillation, SequenceDistillationConfig
+from seqgen.checkpoints.loading import load_model
+from seqgen.config import GenerationConfig
+from seqgen.errors import ConfigError
+from seqgen.lab.checks.subject import randomize_
+from seqgen.model import EncoderDecoderModel
+from seqgen.text.reranking import Chrf
+from tests.examples.objectives.small import (
+    EOS,
+    PAIRS,
+    TASK,
+    WORDS,
+    batch_of,
+    checked,
+    plain_logits,
+    plain_lprobs,
+    plain_nll,
+    same_gradients,
+    student,
+)
+from tests.examples.objectives.teachers import teachers  # noqa: F401  # a fixture
+
+
+def criterion_of(paths: list[str], beam: int, weight: float = 0.0, closest: bool = False) -> SequenceDistillation:
+    decode = GenerationConfig(beam=beam, mbr="chrf", max_len_a=0.0, max_len_b=1, min_len=1, unnormalized=True)
+    criterion = SequenceDistillation(SequenceDistillationConfig(decode, weight, paths, closest), TASK)
+    criterion.teachers = [sharp(one) for one in criterion.teachers]
+    return criterion
+
+
+def sharp(teacher: EncoderDecoderModel) -> EncoderDecoderModel:
+    """In float64, and with peaked distributions: after two updates, the best output hardly depends on the source."""
+    return randomize_(teacher.double(), factor=2.0)
+
+
+def outputs() -> list[list[int]]:
+    """All outputs: one token and end-of-sentence."""
+    return [[word, EOS] for word in range(len(WORDS)) if word not in (EOS, WORDS.pad())]
+
+
+def ensemble_score(members: list[EncoderDecoderModel], source: list[int], tokens: list[int]) -> float:
+    """The sum over tokens of the logarithm of the mean probability; each member has its own start token."""
+    total = torch.zeros((), dtype=torch.float64)
+    for t, token in enumerate(tokens):
+        probs = [
+            plain_logits(one, source, [one.start_token(EOS), *tokens[:t]]).softmax(-1)[-1, token] for one in members
+        ]
+        total += (sum(probs) / len(probs)).log()  # type: ignore[union-attr]
+    return float(total)
+
+
+@torch.no_grad()
+def targets(paths: list[str], closest: bool) -> list[list[int]]:
+    members, found = [sharp(load_model(path).model) for path in paths], []
+    for source, reference in PAIRS:
+        ranked = sorted(outputs(), key=lambda tokens: -ensemble_score(members, source, tokens))
+        if closest:
+            text = [" ".join(WORDS[token] for token in tokens[:-1]) for tokens in (*ranked, reference)]
+            scores = Chrf().compare(text[:-1], text[-1:])[:, 0].tolist()
+            found.append(ranked[scores.index(max(scores))])
+        else:
+            found.append(ranked[0])
+    return found
+
+
+def plain_loss(model: EncoderDecoderModel, chosen: list[list[int]]) -> Tensor:
+    losses = []
+    for (source, _), tokens in zip(PAIRS, chosen, strict=True):
+        lprobs = plain_lprobs(model, source, tokens)
+        losses += [-lprobs[t, token] for t, token in enumerate(tokens)]
+    return torch.stack(losses).sum()
+
+
+@pytest.mark.parametrize(
+    ("names", "weight", "closest"),
+    [
+        ("transformer", 0.0, False),
+        ("transformer fconv", 0.0, False),
+        ("transformer fconv t5", 0.3, False),  # T5 has another start token
+        ("t5 transformer", 0.3, True),
+    ],
+)
+@pytest.mark.parametrize("training", [False, True])
+def test_loss(teachers: dict[str, str], names: str, weight: float, closest: bool, training: bool) -> None:  # noqa: F811
+    paths = [teachers[name] for name in names.split()]
+    model = student().train(training)
+    out = criterion_of(paths, len(outputs()), weight, closest)(model, batch_of(model))
+    chosen = targets(paths, closest)
+    distilled, nll = plain_loss(model, chosen), plain_nll(model)
+    same_gradients(model, out.loss, (1 - weight) * distilled + weight * nll if weight else distilled)
+    assert float(out.logging["distillation"]) == pytest.approx(distilled.item())
+    assert float(out.logging["nll_loss"]) == pytest.approx(nll.item())
+    assert out.sample_size == len(PAIRS)
+
+
+def test_the_closest_output_and_the_ensemble_matter(teachers: dict[str, str]) -> None:  # noqa: F811
+    every = [[teachers[name]] for name in ("transformer", "fconv", "t5")]
+    chosen = [targets(paths, closest) for paths in every for closest in (False, True)]
+    assert all(one != other for one, other in itertools.combinations(chosen[::2], 2))
+    assert chosen[0] != chosen[1]
+
+
+def test_decoding_leaves_training_as_it_is(teachers: dict[str, str]) -> None:  # noqa: F811
+    model = student(dropout=0.3).train()
+    criterion, state = criterion_of([teachers["transformer"]], 3), torch.get_rng_state()
+    first: Any = criterion.decode(criterion.teachers, batch_of(model))
+    assert torch.equal(torch.get_rng_state(), state)
+    criterion(model, batch_of(model)).loss.backward()
+    assert all(module.training for module in model.modules())
+    assert all(parameter.grad is None for parameter in criterion.teachers[0].parameters())
+    again = criterion.decode(criterion.teachers, batch_of(model))
+    assert [[one.tokens.tolist() for one in row] for row in again] == [
+        [one.tokens.tolist() for one in row] for row in first
+    ]
+    assert criterion.decoding_seconds > 0
+
+
+def test_teachers_that_do_not_fit(teachers: dict[str, str]) -> None:  # noqa: F811
+    with pytest.raises(ConfigError, match=r"criterion.teachers is empty, but .* give one or more runs"):
+        criterion_of([], 2)
+    with pytest.raises(ConfigError, match="vocabularies of this run"):
+        criterion_of([teachers["transformer_other"]], 2)
+
+
+def test_invariants(teachers: dict[str, str]) -> None:  # noqa: F811
+    keys = ["criterion=sequence_distillation", "criterion.decode.max_len=6", "criterion.token_loss=0.2"]
+    paths = f"criterion.teachers=[{teachers['transformer']},{teachers['fconv']}]"
+    assert "10 of 10" in checked("sequence_distillation", *keys, paths)
