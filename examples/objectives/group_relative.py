@@ -42,8 +42,6 @@ from seqgen.extend import (
     register_criterion,
 )
 
-_EPSILON = 1e-4
-
 
 @dataclass
 class GroupRelativeConfig(SequenceConfig):
@@ -88,6 +86,10 @@ class GroupRelative(SequenceCriterion):
         values = advantages(utilities / 100, scored.present, self.cfg.divide_by_std).unsqueeze(-1) * scored.token_lprobs
         logged: dict[str, Tensor | float] = {"utility": (utilities.sum(1) / counts).sum()}
         if self.anchor is not None:
+            eos = self.task.target_dictionary.eos()
+            one, two = ((each.left_pad_source, each.start_token(eos)) for each in (model, self.anchor))
+            if one != two:
+                raise ConfigError("criterion.reference pads or starts its inputs in another way; choose another model")
             divergence = self._divergence(self.anchor, batch, samples, scored) * drawn  # (N, K, T)
             values = values - self.cfg.beta * divergence
             logged["kl"] = (divergence.detach().sum((1, 2)) / counts).sum()
@@ -101,7 +103,7 @@ class GroupRelative(SequenceCriterion):
     ) -> Tensor:
         """``(N, K, T)`` estimates of the KL divergence from the reference model; 0 after the end of an output."""
         with torch.no_grad():
-            other = self.rescore(anchor.to(batch.ids.device), batch, samples).token_lprobs
+            other = self.rescore(anchor.to(scored.token_lprobs), batch, samples).token_lprobs
         log_ratio = other - scored.token_lprobs
         return log_ratio.exp() - log_ratio - 1
 
@@ -112,4 +114,4 @@ def advantages(rewards: Tensor, present: Tensor, divide_by_std: bool) -> Tensor:
     centered = (rewards - rewards.sum(1, keepdim=True) / counts).masked_fill(~present, 0)  # absent rewards are 0
     if not divide_by_std:
         return centered
-    return centered / ((centered.square().sum(1, keepdim=True) / counts).sqrt() + _EPSILON)
+    return centered / ((centered.square().sum(1, keepdim=True) / counts).sqrt() + 1e-4)

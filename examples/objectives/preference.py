@@ -11,8 +11,8 @@ log-likelihood of the chosen output, which keeps its probability from falling (X
 
     cpo:  -log sigmoid(beta * (log p(w) - log p(l))) - nll * log p(w)
 
-``nll`` is 1 in the paper. DPO with an empty ``criterion.reference`` also uses the uniform distribution. The papers find
-the pairs before training; here each update finds them with the current model.
+``nll`` is 1 in the paper; for DPO it is 0 by default. DPO with an empty ``criterion.reference`` also uses the uniform
+distribution. The papers find the pairs before training; here each update finds them with the current model.
 
 ``seqgen-train common.user_dir=examples/objectives/preference.py criterion=dpo criterion.reference=runs/base
 checkpoint.finetune_from=runs/base run_dir=runs/dpo``; CPO has ``criterion=cpo`` and no ``criterion.reference``.
@@ -28,6 +28,7 @@ from torch.nn.functional import logsigmoid
 
 from seqgen.extend import (
     Batch,
+    ConfigError,
     EncoderDecoderModel,
     GenerationConfig,
     Hypothesis,
@@ -46,6 +47,7 @@ class PreferenceConfig(SequenceConfig):
 
     decode: GenerationConfig = decoding(beam=8)
     beta: float = option(0.1, "factor of the difference of log-probabilities", minimum=0)
+    nll: float = option(0.0, "weight of the negative log-likelihood of the chosen output", minimum=0)
     add_reference: bool = option(False, "make the reference a candidate; no other one has a higher utility")
 
 
@@ -64,15 +66,9 @@ class CpoConfig(PreferenceConfig):
 
 
 class Preference(SequenceCriterion):
-    """The loss of pairs; a subclass sets what differs.
+    """The loss of pairs; a subclass sets what differs."""
 
-    Attributes:
-        anchor: the reference model; ``None`` for the uniform distribution.
-        nll: weight of the negative log-likelihood of the chosen output.
-    """
-
-    anchor: EncoderDecoderModel | None = None
-    nll = 0.0
+    anchor: EncoderDecoderModel | None = None  # the reference model; none for the uniform distribution
 
     def sequence_loss(self, model: EncoderDecoderModel, batch: Batch) -> tuple[Tensor, dict[str, Tensor | float]]:
         """See ``SequenceCriterion.sequence_loss``."""
@@ -83,10 +79,14 @@ class Preference(SequenceCriterion):
         lprobs = self.rescore(model, batch, pairs).lprobs  # (N, 2); also without a pair, so that ranks do the same
         margin = lprobs[:, 0] - lprobs[:, 1]
         if self.anchor is not None:
+            eos = self.task.target_dictionary.eos()
+            one, two = ((each.left_pad_source, each.start_token(eos)) for each in (model, self.anchor))
+            if one != two:
+                raise ConfigError("criterion.reference pads or starts its inputs in another way; choose another model")
             with torch.no_grad():
-                others = self.rescore(self.anchor.to(batch.ids.device), batch, pairs).lprobs
+                others = self.rescore(self.anchor.to(lprobs), batch, pairs).lprobs  # to its device and dtype
             margin = margin - (others[:, 0] - others[:, 1])
-        losses = -logsigmoid(self.cfg.beta * margin) - self.nll * lprobs[:, 0]
+        losses = -logsigmoid(self.cfg.beta * margin) - self.cfg.nll * lprobs[:, 0]
         logged: dict[str, Tensor | float] = {"utility": utilities[:, 0].sum(), "pairs": differ.sum()}
         logged["preferred"] = (differ & (margin > 0)).sum()
         return (losses * differ).sum(), logged
@@ -114,7 +114,3 @@ class Dpo(Preference):
 @register_criterion("cpo", config=CpoConfig)
 class Cpo(Preference):
     """Contrastive preference optimization."""
-
-    def __init__(self, cfg: CpoConfig, task: Task):
-        super().__init__(cfg, task)
-        self.nll = cfg.nll

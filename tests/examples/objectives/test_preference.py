@@ -10,8 +10,14 @@ import torch
 from torch import Tensor
 
 from examples.objectives.preference import Cpo, CpoConfig, Dpo, DpoConfig, Preference
+from seqgen.checkpoints.loading import load_model
+from seqgen.errors import ConfigError
 from seqgen.structures import Batch
 from tests.examples.objectives import tiny
+from tests.examples.objectives.small import checked
+from tests.examples.objectives.teachers import teachers
+
+__all__ = ["teachers"]
 
 CANDIDATES = [[[4, 5, tiny.EOS], [tiny.EOS], [5, tiny.EOS]], [[6, tiny.EOS], [4, 6, tiny.EOS]], [[tiny.EOS]]]
 """Of the last sentence there is only one."""
@@ -19,13 +25,13 @@ CANDIDATES = [[[4, 5, tiny.EOS], [tiny.EOS], [5, tiny.EOS]], [[6, tiny.EOS], [4,
 OBJECTIVES: dict[str, tuple[type[Preference], dict[str, Any]]] = {
     "uniform": (Dpo, {}),
     "dpo": (Dpo, {"reference": "runs/base"}),
-    "dpo with reference": (Dpo, {"reference": "runs/base", "beta": 0.7, "add_reference": True}),
+    "dpo with keys": (Dpo, {"reference": "runs/base", "beta": 0.7, "nll": 0.3, "add_reference": True}),
     "cpo": (Cpo, {}),
     "cpo with keys": (Cpo, {"nll": 0.2, "beta": 0.5, "add_reference": True}),
 }
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def anchor(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The reference model, which a run would be loaded from."""
     model = tiny.model(seed=1)
@@ -55,7 +61,7 @@ def formula(own: Any, model: Any, anchor: Any, batch: Batch, row: int, outputs: 
         others = [tiny.token_lprobs(anchor, batch, row, tokens).sum().detach() for tokens in (chosen, rejected)]
         margin = (of_chosen - others[0]) - (of_rejected - others[1])
     loss = (1 + (-own.cfg.beta * margin).exp()).log()
-    return (loss - own.cfg.nll * of_chosen if isinstance(own, Cpo) else loss), True
+    return loss - own.cfg.nll * of_chosen, True
 
 
 @pytest.mark.parametrize("candidates", [None, CANDIDATES], ids=["search", "given"])
@@ -89,6 +95,7 @@ def test_the_anchor_itself_has_the_loss_of_a_coin(anchor: Any) -> None:
     assert any(value.abs().max() > 1e-3 for value in tiny.gradient(anchor, loss).values())
 
 
+@pytest.mark.usefixtures("anchor")
 @pytest.mark.parametrize("objective", ["dpo", "cpo"])
 @pytest.mark.parametrize("candidates", [[[5, tiny.EOS]] * 3, [[6, tiny.EOS]]], ids=["equal", "one"])
 def test_equal_utilities_give_no_loss(objective: str, candidates: list[list[int]]) -> None:
@@ -101,6 +108,20 @@ def test_equal_utilities_give_no_loss(objective: str, candidates: list[list[int]
     tiny.assert_zero(tiny.gradient(model, loss))
 
 
+def test_a_reference_with_other_inputs_is_refused(teachers: dict[str, str]) -> None:
+    """Outputs of T5 begin with another token."""
+    own, model = Dpo(DpoConfig(decode=tiny.decoding(beam=2)), tiny.task()), tiny.model()
+    own.anchor = load_model(teachers["t5"]).model
+    with pytest.raises(ConfigError, match=r"criterion\.reference pads or starts its inputs in another way"):
+        own.sequence_loss(model, tiny.pairs(model))
+
+
 def test_one_beam_decodes() -> None:
     own, model = made("cpo with keys", beam=1), tiny.model()
     assert float(own.sequence_loss(model, tiny.pairs(model))[0].detach()) != 0  # with the reference as the second one
+
+
+@pytest.mark.parametrize("objective", ["dpo", "cpo"])
+def test_invariants(objective: str, teachers: dict[str, str]) -> None:
+    keys = [f"criterion.reference={teachers['transformer']}"] if objective == "dpo" else []
+    assert "10 of 10" in checked("preference", f"criterion={objective}", "criterion.decode.max_len=6", *keys)

@@ -10,6 +10,7 @@ import torch
 from examples.objectives.self_critical import SelfCritical, SelfCriticalConfig
 from seqgen.structures import Batch
 from tests.examples.objectives import tiny
+from tests.examples.objectives.small import checked
 
 
 def made(**keys: Any) -> SelfCritical:
@@ -90,3 +91,7 @@ def test_the_baseline_does_not_depend_on_keys_of_sampling(keys: dict[str, Any]) 
     found = tiny.tokens_of(own._greedy(model, batch))
     assert found == [[greedy(model, batch, row)] for row in range(3)]
     assert own.cfg is before
+
+
+def test_invariants() -> None:
+    assert "10 of 10" in checked("self_critical", "criterion=self_critical", "criterion.decode.max_len=6")
