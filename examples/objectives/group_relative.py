@@ -81,7 +81,7 @@ class GroupRelative(SequenceCriterion):
         utilities = self.utilities(batch, samples)  # (N, K)
         scored = self.rescore(model, batch, samples)
         counts = scored.present.sum(1)
-        scores = torch.cat([one.positional_scores for row in samples for one in row])
+        scores = torch.cat([one.positional_scores for row in samples for one in row]).to(scored.mask.device)
         drawn = scored.mask.masked_scatter(scored.mask, scores != 0)  # a forced token has a score of 0
         values = advantages(utilities / 100, scored.present, self.cfg.divide_by_std).unsqueeze(-1) * scored.token_lprobs
         logged: dict[str, Tensor | float] = {"utility": (utilities.sum(1) / counts).sum()}

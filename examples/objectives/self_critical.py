@@ -57,7 +57,7 @@ class SelfCritical(SequenceCriterion):
         utilities = self.utilities(batch, samples)  # (N, K)
         baseline = self.utilities(batch, self._greedy(model, batch))  # (N, 1)
         scored = self.rescore(model, batch, samples)
-        scores = torch.cat([one.positional_scores for row in samples for one in row])
+        scores = torch.cat([one.positional_scores for row in samples for one in row]).to(scored.mask.device)
         drawn = scored.mask.masked_scatter(scored.mask, scores != 0)  # a forced token has a score of 0
         lprobs, counts = (scored.token_lprobs * drawn).sum(-1), scored.present.sum(1)
         loss = -((utilities - baseline) / 100 * lprobs).sum(1) / counts  # lprobs are 0 where there is no sample
