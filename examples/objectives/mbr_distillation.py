@@ -23,7 +23,6 @@ from torch import Tensor
 
 from seqgen.extend import (
     Batch,
-    ConfigError,
     EncoderDecoderModel,
     GenerationConfig,
     SequenceConfig,
@@ -59,14 +58,10 @@ class MbrDistillation(SequenceCriterion):
 
     def sequence_loss(self, model: EncoderDecoderModel, batch: Batch) -> tuple[Tensor, dict[str, Tensor | float]]:
         """See ``SequenceCriterion.sequence_loss``."""
-        sampled, targets = model, []
+        sampled, own, targets = model, batch, []
         if self.teacher is not None:
-            eos = self.task.target_dictionary.eos()
-            one, two = ((each.left_pad_source, each.start_token(eos)) for each in (model, self.teacher))
-            if one != two:
-                raise ConfigError("criterion.teacher pads or starts its inputs in another way; choose another model")
-            sampled = self.teacher.to(batch.ids.device)
-        for candidates in self.decode(sampled, batch):
+            sampled, own = self.teacher, self.read_by(self.teacher, model, batch)
+        for candidates in self.decode(sampled, own):
             expected = expected_utilities([self.task.decode(one.tokens) for one in candidates], self.utility)
             targets.append([candidates[expected.index(max(expected))]])
         loss = -self.rescore(model, batch, targets).lprobs.sum()

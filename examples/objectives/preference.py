@@ -28,7 +28,6 @@ from torch.nn.functional import logsigmoid
 
 from seqgen.extend import (
     Batch,
-    ConfigError,
     EncoderDecoderModel,
     GenerationConfig,
     Hypothesis,
@@ -79,12 +78,9 @@ class Preference(SequenceCriterion):
         lprobs = self.rescore(model, batch, pairs).lprobs  # (N, 2); also without a pair, so that ranks do the same
         margin = lprobs[:, 0] - lprobs[:, 1]
         if self.anchor is not None:
-            eos = self.task.target_dictionary.eos()
-            one, two = ((each.left_pad_source, each.start_token(eos)) for each in (model, self.anchor))
-            if one != two:
-                raise ConfigError("criterion.reference pads or starts its inputs in another way; choose another model")
+            own = self.read_by(self.anchor, model, batch)
             with torch.no_grad():
-                others = self.rescore(self.anchor.to(lprobs), batch, pairs).lprobs  # to its device and dtype
+                others = self.rescore(self.anchor, own, pairs).lprobs
             margin = margin - (others[:, 0] - others[:, 1])
         losses = -logsigmoid(self.cfg.beta * margin) - self.cfg.nll * lprobs[:, 0]
         logged: dict[str, Tensor | float] = {"utility": utilities[:, 0].sum(), "pairs": differ.sum()}

@@ -19,7 +19,7 @@ checkpoint.finetune_from=runs/base run_dir=runs/self_critical``
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -28,16 +28,14 @@ from seqgen.extend import (
     Batch,
     EncoderDecoderModel,
     GenerationConfig,
-    Hypothesis,
     SequenceConfig,
     SequenceCriterion,
     decoding,
     register_criterion,
 )
 
-_TRUNCATING = ("sampling_topk", "sampling_topp", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
-_OF_SAMPLING = ("beam", "sampling", "seed", *_TRUNCATING)
-"""Decoding keys that greedy search does not have."""
+_LIMITS = ("max_len_a", "max_len_b", "max_len", "min_len", "semantics")
+"""Decoding keys of the samples that the greedy output has, too."""
 
 
 @dataclass
@@ -55,21 +53,12 @@ class SelfCritical(SequenceCriterion):
         """See ``SequenceCriterion.sequence_loss``."""
         samples = self.decode(model, batch)
         utilities = self.utilities(batch, samples)  # (N, K)
-        baseline = self.utilities(batch, self._greedy(model, batch))  # (N, 1)
+        limits = {key: getattr(self.cfg.decode, key) for key in _LIMITS}
+        greedy = self.decode(model, batch, cfg=GenerationConfig(beam=1, **limits))
+        baseline = self.utilities(batch, greedy)  # (N, 1)
         scored = self.rescore(model, batch, samples)
         scores = torch.cat([one.positional_scores for row in samples for one in row]).to(scored.mask.device)
         drawn = scored.mask.masked_scatter(scored.mask, scores != 0)  # a forced token has a score of 0
         lprobs, counts = (scored.token_lprobs * drawn).sum(-1), scored.present.sum(1)
         loss = -((utilities - baseline) / 100 * lprobs).sum(1) / counts  # lprobs are 0 where there is no sample
         return loss.sum(), {"utility": (utilities.sum(1) / counts).sum(), "greedy_utility": baseline.sum()}
-
-    def _greedy(self, model: EncoderDecoderModel, batch: Batch) -> list[list[Hypothesis]]:
-        """The greedy output of each sentence, by the same processors and limits of length as the samples."""
-        usual, defaults = self.cfg, GenerationConfig(beam=1)
-        keys = {key: getattr(defaults, key) for key in _OF_SAMPLING}
-        keys["components"] = {k: v for k, v in usual.decode.components.items() if not k.startswith("search.")}
-        try:
-            self.cfg = replace(usual, decode=replace(usual.decode, search="greedy", **keys))
-            return self.decode(model, batch)
-        finally:
-            self.cfg = usual

@@ -18,7 +18,7 @@ many epochs, it is faster to decode the training data once by ``seqgen-generate`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -59,18 +59,9 @@ class SequenceDistillation(SequenceCriterion):
         self.teachers = [self.frozen(path) for path in cfg.teachers]
 
     def sequence_loss(self, model: EncoderDecoderModel, batch: Batch) -> tuple[Tensor, dict[str, Tensor | float]]:
-        """See ``SequenceCriterion.sequence_loss``.
-
-        Raises:
-            ConfigError: a teacher cannot read the batches of the student.
-        """
-        for teacher in self.teachers:
-            if teacher.left_pad_source != model.left_pad_source:
-                raise ConfigError(
-                    f"the teacher {type(teacher).__name__} cannot read the batches of {type(model).__name__}, whose "
-                    "sources are padded on another side; choose another teacher"
-                )
-        outputs = self.decode([teacher.to(batch.ids.device) for teacher in self.teachers], batch)
+        """See ``SequenceCriterion.sequence_loss``."""
+        sources = [self.read_by(teacher, model, batch).source for teacher in self.teachers]
+        outputs = self.decode(self.teachers, replace(batch, member_sources=sources))
         chosen = [0] * len(outputs)
         if self.cfg.closest:
             chosen = self.utilities(batch, outputs).argmax(1).tolist()

@@ -17,7 +17,7 @@ The teachers need the vocabularies of the student: train them with the same toke
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -58,22 +58,11 @@ class WordDistillation(Criterion):
         self.teachers = [self.frozen(path) for path in cfg.teachers]
 
     def __call__(self, model: EncoderDecoderModel, batch: Batch) -> CriterionOut:
-        """Compute the loss; see ``Criterion``.
-
-        Raises:
-            ConfigError: a teacher cannot read the batches of the student.
-        """
+        """Compute the loss; see ``Criterion``."""
         logits, target = target_logits(model, batch, self.task.target_dictionary.pad())  # (M, V), (M,)
         nll = -model.get_normalized_probs(logits).gather(1, target.unsqueeze(1)).sum()
         lprobs = model.get_normalized_probs(logits / self.cfg.temperature)
-        for teacher in self.teachers:
-            if teacher.left_pad_source != model.left_pad_source or (batch.segments and not teacher.supports_packing):
-                raise ConfigError(
-                    f"the teacher {type(teacher).__name__} cannot read the batches of {type(model).__name__}: sources "
-                    "are padded on another side, or packed; choose another teacher, or set dataset.pack=false"
-                )
-            teacher.to(lprobs)  # device and dtype
-        distilled = -(self.teachers_probs(batch) * lprobs).sum() * self.cfg.temperature**2
+        distilled = -(self.teachers_probs(model, batch) * lprobs).sum() * self.cfg.temperature**2
         loss = (1 - self.cfg.alpha) * nll + self.cfg.alpha * distilled
         logging: dict[str, Tensor | float] = {"nll_loss": nll.detach(), "distillation": distilled.detach()}
         logging |= {"correct": (logits.argmax(1) == target).sum(), "ntokens": target.numel()}
@@ -81,23 +70,10 @@ class WordDistillation(Criterion):
         return CriterionOut(loss, target.numel(), logging)
 
     @torch.no_grad()
-    def teachers_probs(self, batch: Batch) -> Tensor:
+    def teachers_probs(self, model: EncoderDecoderModel, batch: Batch) -> Tensor:
         """``(M, V)`` mean of the teachers' probabilities at the target positions."""
-        words, found = self.task.target_dictionary, []
+        pad, found = self.task.target_dictionary.pad(), []
         for teacher in self.teachers:
-            own = replace(batch, prev_output_tokens=decoder_input(batch, teacher.start_token(words.eos())))
-            logits, _ = target_logits(teacher, own, words.pad())
+            logits, _ = target_logits(teacher, self.read_by(teacher, model, batch), pad)
             found.append(teacher.get_normalized_probs(logits / self.cfg.temperature, log_probs=False))
         return torch.stack(found).mean(0)
-
-
-def decoder_input(batch: Batch, start: int) -> Tensor | None:
-    """The decoder input ``(N, T)`` of a batch, in which each example begins with another start token."""
-    previous = batch.prev_output_tokens
-    if previous is None:
-        return None
-    first = torch.zeros_like(previous, dtype=torch.bool)
-    first[:, 0] = True
-    if batch.segments is not None:
-        first[:, 1:] = batch.segments.target[:, 1:] != batch.segments.target[:, :-1]
-    return previous.masked_fill(first, start)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -159,6 +159,35 @@ class Criterion(Hooked):
             raise ConfigError(f"{path}: give one model that has the vocabularies of this run")
         model: EncoderDecoderModel = loaded.model.eval().requires_grad_(False)
         return model
+
+    def read_by(self, frozen: EncoderDecoderModel, model: EncoderDecoderModel, batch: Batch) -> Batch:
+        """A batch as a frozen model reads it, with its side of padding and its start token; the model is moved to it.
+
+        Args:
+            frozen: what ``frozen`` returned; it gets the device and the data type of ``model``.
+            model: the model that is trained, for which the batch was made.
+            batch: the batch.
+
+        Raises:
+            ConfigError: rows have several examples, which the frozen model cannot keep apart.
+        """
+        if batch.segments is not None and not frozen.supports_packing:
+            raise ConfigError(f"{type(frozen).__name__} cannot read packed batches; set dataset.pack=false")
+        frozen.to(next(model.parameters()))
+        source, previous, eos = batch.source, batch.prev_output_tokens, self.task.target_dictionary.eos()
+        if frozen.left_pad_source != model.left_pad_source:
+            # a row of width 5 and length 3: columns 2 3 4 0 1 move it to the left, columns 3 4 0 1 2 to the right
+            padding = (source.src_tokens.size(1) - source.src_lengths).unsqueeze(1)
+            columns = torch.arange(source.src_tokens.size(1), device=padding.device)
+            columns = (columns + (padding if model.left_pad_source else -padding)) % source.src_tokens.size(1)
+            source = replace(source, src_tokens=source.src_tokens.gather(1, columns))
+        if previous is not None and frozen.start_token(eos) != model.start_token(eos):
+            first = torch.zeros_like(previous, dtype=torch.bool)
+            first[:, 0] = True
+            if batch.segments is not None:
+                first[:, 1:] = batch.segments.target[:, 1:] != batch.segments.target[:, :-1]
+            previous = previous.masked_fill(first, frozen.start_token(eos))
+        return replace(batch, source=source, prev_output_tokens=previous)
 
     def after_update(self, sums: Mapping[str, float]) -> None:
         """Change the criterion's state, such as a running mean, after each update. By default there is none.

@@ -158,6 +158,7 @@ class SequenceCriterion(Criterion):
         model: EncoderDecoderModel | Sequence[EncoderDecoderModel],
         batch: Batch,
         prefix_tokens: Tensor | None = None,
+        cfg: GenerationConfig | None = None,
     ) -> list[list[Hypothesis]]:
         """Decode the sources of a batch with the model as it is now, in evaluation mode, by ``criterion.decode.KEY``.
 
@@ -169,6 +170,7 @@ class SequenceCriterion(Criterion):
             batch: the batch. Outputs of one model begin after the first decoder input of its target, those of an
                 ensemble after the start token of each model.
             prefix_tokens: ``(N, P)`` int64 tokens that each output begins with, padded on the right.
+            cfg: other decoding keys, such as those of a greedy baseline.
 
         Returns:
             The hypotheses of each sentence, best first, at most ``criterion.decode.beam``.
@@ -188,7 +190,7 @@ class SequenceCriterion(Criterion):
             models = [model] if isinstance(model, EncoderDecoderModel) else model
             whole = [stack.enter_context(self.whole(one)) for one in models]
             with named_in_training():
-                generator = self.task.build_generator(whole, self._search_keys())
+                generator = self.task.build_generator(whole, cfg or self._search_keys())
             if isinstance(search := generator.setup.search, RandomSearch):
                 search.seed += self.update
             found = self.task.inference_step(generator, whole, sample, prefix_tokens)

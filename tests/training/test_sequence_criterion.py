@@ -22,7 +22,7 @@ from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.errors import ConfigError
 from seqgen.lab.checks.kinds import new_model, small_transformer
 from seqgen.lab.checks.subject import Ids, tiny_dictionary
-from seqgen.structures import Batch, Hypothesis
+from seqgen.structures import Batch, Hypothesis, tensors_in
 from seqgen.task import Task
 from seqgen.training.distributed import ProcessGroup
 from tests.parallel_training import MODELS as SMALL, train_in, train_together
@@ -202,6 +202,23 @@ def test_a_frozen_model_has_the_vocabularies_of_the_run(lab: Lab) -> None:
     assert not any(parameter.requires_grad for parameter in model.parameters())
     with pytest.raises(ConfigError, match="give one model that has the vocabularies of this run"):
         criterion().frozen(str(run))
+
+
+@pytest.mark.parametrize("trained", SMALL)
+@pytest.mark.parametrize("name", SMALL)
+def test_a_frozen_model_reads_its_own_batch(name: str, trained: str) -> None:
+    """Padded on its side, after its start token: what the task makes of the same examples for this model."""
+    model, frozen = (new_model(small(each), WORDS) for each in (trained, name))
+    examples = [
+        (row, torch.tensor([*range(4, 3 + source), WORDS.eos()]), torch.tensor([*range(5, 4 + target), WORDS.eos()]))
+        for row, (source, target) in enumerate(zip(SOURCES, TARGETS, strict=True))
+    ]
+    own = criterion()
+    found = own.read_by(frozen.float(), model, own.task.collate(examples, model))
+    wanted = own.task.collate(examples, frozen)
+    for got, each in zip(tensors_in(found), tensors_in(wanted), strict=True):
+        assert torch.equal(got, each)
+    assert next(frozen.parameters()).dtype == torch.float64
 
 
 def composed(*keys: str) -> TrainConfig:

@@ -97,7 +97,7 @@ def hypothesis(tokens: Sequence[int], longest: int = 3) -> Hypothesis:
 
 def giving(rows: Sequence[Sequence[Sequence[int]]], longest: int = 3) -> Callable[..., list[list[Hypothesis]]]:
     """In place of ``decode``: these outputs for each sentence."""
-    return lambda *_: [[hypothesis(tokens, longest) for tokens in row] for row in rows]
+    return lambda *_, **__: [[hypothesis(tokens, longest) for tokens in row] for row in rows]
 
 
 def replace_decode(own: Any, by: Callable[..., list[list[Hypothesis]]]) -> None:
