@@ -227,7 +227,7 @@ def _completed(path: Path, given: Mapping[str, str]) -> dict[str, str]:
     if not path.exists() and "model" in given:  # only a new run reads it
         return dict(given)
     folder = run_folder_of(resolve(path))  # before anything is written
-    config = read_run_config(folder)
+    config = read_run_config(folder, training=False)
     model = {} if "model" in given else component_arguments("model", config.model)
     has_task = "task" in given or not TASKS.of(config.task).can_be_chosen
     task = {} if has_task else component_arguments("task", config.task)

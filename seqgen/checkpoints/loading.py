@@ -347,7 +347,7 @@ def _weight_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
 def _load_run(path: Path, placement: Placement) -> LoadedModel:
     checkpoint = resolve(path)
     folder = run_folder_of(checkpoint)
-    config = read_run_config(folder)
+    config = read_run_config(folder, training=False)
     notes = verify_run(folder, to_dict(config))
     with frozen(folder):
         task: Task = TASKS.of(config.task).component.setup_task(config.task, folder)  # type: ignore[attr-defined]
@@ -482,17 +482,22 @@ def recorded_user_dirs(folder: Path) -> list[str]:
     return [item for item in items if isinstance(item, str) and item]
 
 
-def read_run_config(folder: Path) -> TrainConfig:
+def read_run_config(folder: Path, *, training: bool = True) -> TrainConfig:
     """Read the configuration of a run.
 
     Args:
         folder: the run folder.
+        training: whether to read criterion, optimizer and learning-rate schedule, too. A model is used without them, so
+            that their files need not exist where it is used.
 
     Raises:
         CheckpointError: the file is missing or no YAML.
         ConfigError: it holds an unknown key or a value of the wrong type.
     """
-    return from_dict(TrainConfig, read_yaml(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
+    plain = read_yaml(folder / CONFIG_FILE)
+    if not training:
+        plain = {key: value for key, value in plain.items() if key not in ("criterion", "optimizer", "lr_scheduler")}
+    return from_dict(TrainConfig, plain, str(folder / CONFIG_FILE))
 
 
 def save_generation(run: str | Path, cfg: GenerationConfig) -> None:

@@ -138,6 +138,18 @@ def test_decoding_uses_the_record_only_where_it_is_asked_to(trained: tuple[Path,
     assert whole.out.count("\n") == 2
 
 
+def test_decoding_needs_nothing_that_only_trained(trained: tuple[Path, Path], tmp_path: Path) -> None:
+    """The criterion's file may be lost; to continue the training, it is needed."""
+    run = Path(shutil.copytree(trained[0], tmp_path / "run"))
+    values = yaml.safe_load((run / "config.yaml").read_text())
+    values["criterion"] = {"_name": "own_loss", "weight": 3}
+    values["common"]["user_files"]["criterion.own_loss"] = "loss.py"
+    (run / "config.yaml").write_text(yaml.safe_dump(values))
+    assert decode(run, "common.user_dir=run").code == 0
+    resumed = command("train", *arguments(run, trained[1], COMPONENTS))
+    refused(resumed, "there is no criterion 'own_loss'; it was registered in loss.py")
+
+
 def test_python_is_told_too(trained: tuple[Path, Path]) -> None:
     with pytest.raises(ConfigError, match="'own_net'; it was registered in"):
         load_model(trained[0])
