@@ -32,6 +32,17 @@ class GenerationConfig:
         "", "multilingual models: language of the output, or fieldN for the code in field N of a line with tabs"
     )
 
+    # paragraphs
+    input_split: str = option(
+        "",
+        "split each line into sentences, decode these, and join their outputs with the white space of the line "
+        "(sentences); needs the package sentencex",
+        choices=("", "sentences"),
+    )
+    input_split_lang: str = option(
+        "", "language whose rules split lines into sentences, such as en; empty for that of the source"
+    )
+
     # output length
     max_len_a: float = option(
         0.0,

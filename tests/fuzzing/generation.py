@@ -84,6 +84,8 @@ KEYS: dict[str, list[Any]] = {
     "prefix_trie": ["", "trie.txt", "nowhere"],
     "shortlist": ["", "nowhere"],
     "replace_unknown": ["", "source", "nowhere"],
+    "input_split": ["", "", "sentences"],
+    "input_split_lang": ["", "", "en", "nothing"],
     "observers": [[], ["nothing"]],
     "combination": ["", "nothing", *own_components(COMBINATIONS)],
     "inner_combination": ["", "", "", "nothing", *own_components(COMBINATIONS)],

@@ -115,6 +115,8 @@ ELSEWHERE = {
     "remove_invalid": "acts on damaged scores, which no sound model gives (test_generation_processors.py)",
     "prefix_trie": "needs a file (test_translator_notes.py)",
     "certificate": "changes no output (test_prefix_trie.py)",
+    "input_split": "needs a language, and lines of several sentences (test_sentences.py)",
+    "input_split_lang": "needs input_split (test_sentences.py)",
     "shortlist": "needs a file (test_generation_shortlist.py)",
     "source_lang": "needs a multilingual model (test_languages.py)",
     "target_lang": "needs a multilingual model (test_languages.py)",
