@@ -36,11 +36,15 @@ class GenerationConfig:
     input_split: str = option(
         "",
         "split each line into sentences, decode these, and join their outputs with the white space of the line "
-        "(sentences); needs the package sentencex",
-        choices=("", "sentences"),
+        "(sentences); or decode it whole and note sentences without attention (note); needs the package sentencex",
+        choices=("", "sentences", "note"),
     )
     input_split_lang: str = option(
         "", "language whose rules split lines into sentences, such as en; empty for that of the source"
+    )
+
+    usual_ratio: float = option(
+        1.0, "usual number of output tokens for each source token, with which notes compare outputs", minimum=1e-6
     )
 
     # output length

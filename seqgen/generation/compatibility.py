@@ -110,12 +110,12 @@ NEEDS = (
     ),
     Need(
         ("input_split",),
-        lambda cfg: cfg.nbest == 1,
+        lambda cfg: cfg.input_split == "note" or cfg.nbest == 1,
         "gives one output of the whole line, not the best ones; leave out generation.nbest, or do not split",
     ),
     Need(
         ("input_split",),
-        lambda cfg: not (cfg.constraints or cfg.members or cfg.certificate),
+        lambda cfg: cfg.input_split == "note" or not (cfg.constraints or cfg.members or cfg.certificate),
         "cannot be used with generation.constraints, generation.members and generation.certificate, which are about "
         "whole lines; leave one out",
     ),

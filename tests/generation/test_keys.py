@@ -117,6 +117,7 @@ ELSEWHERE = {
     "certificate": "changes no output (test_prefix_trie.py)",
     "input_split": "needs a language, and lines of several sentences (test_sentences.py)",
     "input_split_lang": "needs input_split (test_sentences.py)",
+    "usual_ratio": "changes notes, not outputs (test_sentences.py)",
     "shortlist": "needs a file (test_generation_shortlist.py)",
     "source_lang": "needs a multilingual model (test_languages.py)",
     "target_lang": "needs a multilingual model (test_languages.py)",

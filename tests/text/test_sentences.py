@@ -101,6 +101,62 @@ def echo(lines: list[InputLine]) -> Iterator[Translation]:
         yield replace(line.translation, hypotheses=[item] if line.sources else [])
 
 
+def decoded(text: str, attention: list[float] | None, tokens: int = 9) -> InputLine:
+    """A line whose output has this attention on each source token, summed over its tokens, in the mode ``note``."""
+    line = InputEncoder([text_model()], GenerationConfig(), lambda lengths: lengths + 9).encode(0, text)
+    weights = None if attention is None else torch.tensor(attention).expand(tokens, -1) / tokens
+    output = Hypothesis(torch.full((tokens,), 4), -0.5, torch.zeros(tokens), weights)
+    line.translation.hypotheses.append(TextHypothesis("", output))
+    return line
+
+
+MAY_LACK = (
+    "of 3 sentences, sentence{} may be missing in the output, with less than half of the usual attention; "
+    "generation.input_split=sentences decodes each"
+)
+
+
+@pytest.mark.parametrize(
+    ("attention", "usual", "note"),
+    [
+        ([1.0] * 7, 1.0, ""),
+        ([0.6] * 7, 1.0, ""),
+        ([0.6] * 7, 1.3, MAY_LACK.format("s 1, 2, 3")),
+        ([0.3] * 7, 0.5, ""),
+        ([1.0, 1.0, 0.1, 0.8, 1.0, 1.0, 0.0], 1.0, MAY_LACK.format(" 2")),
+        ([0.9, 0.2, 1.0, 0.1, 0.9, 0.0, 4.0], 1.0, MAY_LACK.format(" 3")),
+        ([0.9, 0.9, 1.0, 0.1], 1.0, MAY_LACK.format(" 3")),  # the model could not read the rest
+    ],
+)
+def test_sentences_with_little_attention_are_noted(attention: list[float], usual: float, note: str) -> None:
+    line = decoded("W1 w5. W2 w3! W4 w6?", attention)
+    assert reader(input_split="note", usual_ratio=usual).note(line) == note
+
+
+def test_short_outputs_are_noted() -> None:
+    task = text_model().task
+    assert not task.translates, "a summary may be short"
+    line, noting = decoded("W1 w5 w2 w2 w2 w2 w2 w2 w2. W2 w3!", None, 4), reader(input_split="note")
+    unchecked = "the model returns no attention weights, by which sentences are checked"
+    assert noting.note(line) == unchecked
+    noting.encoder.task.translates = True
+    short = "the output has 4 tokens for 12 of the source and may lack a part"
+    assert noting.note(line) == short
+    for usual, note in ((1.0, short), (0.8, ""), (3.0, short)):
+        splitting = reader(usual_ratio=usual)
+        splitting.encoder.task.translates = True
+        assert splitting.note(line) == note
+
+
+def test_the_mode_note_changes_no_output(translator: Translator) -> None:
+    texts = ["W1 w5 w8.  W2 w3! \tW4 w4 w6.", "", "W2"]
+    plain, noted = translator.translate(texts), translator.translate(texts, **{**SPLIT, "input_split": "note"})
+    assert [line.text for line in noted] == [line.text for line in plain]
+    assert not any(line.sentences for line in noted)
+    several = translator.translate(texts, **{**SPLIT, "input_split": "note", "nbest": 2})
+    assert len(several[0].hypotheses) == 2
+
+
 def reader(**values: Any) -> ParagraphReader:
     cfg = GenerationConfig(**{**SPLIT, **values})
     return ParagraphReader(InputEncoder([text_model()], cfg, lambda lengths: lengths + 9))
@@ -200,6 +256,7 @@ def test_finished_lines_are_yielded_if_memory_runs_out(translator: Translator) -
         ({"members": ["input"]}, "generation.members"),
         ({"certificate": True}, "generation.certificate"),
         ({"input_split": ""}, "generation.input_split_lang=en has no effect without generation.input_split"),
+        ({"input_split": "note", "input_split_lang": "tlh"}, "has no rules for the language 'tlh'"),
         ({"input_split": "words"}, "input_split"),
     ],
 )
