@@ -107,7 +107,7 @@ class ParagraphReader:
         try:
             import sentencex  # noqa: F401
         except ImportError:
-            raise ConfigError(f'{_key(encoder.cfg)} needs a package: pip install "seqgen[paragraphs]"') from None
+            raise ConfigError(f"{_key(encoder.cfg)} needs a package: pip install sentencex") from None
         self.encoder, self.cfg = encoder, encoder.cfg
         self.splits = encoder.cfg.input_split == "sentences"
         self.ranking = Ranking(not self.cfg.unnormalized, self.cfg.lenpen, self.cfg.length_penalty)

@@ -279,7 +279,15 @@ def test_what_needs_whole_lines_is_refused(runs: Path, arguments: list[str], wor
     refused(generate(runs / "fconv", "generation.input_split=sentences", *arguments), words)
 
 
+def test_lines_that_are_inserted_into_a_template_are_not_split(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sentencex")
+    split = "generation.input_split=sentences"
+    monkeypatch.setattr("seqgen.tasks.translation.TranslationTask.input_of", lambda self, text: f"en: {text}")
+    refused(generate(runs / "fconv", "input=", split), "this task inserts lines into a template; give finished lines")
+    assert generate(runs / "fconv", split).code == 0, "the lines are finished"
+
+
 def test_paragraphs_without_the_package(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sentencex", None)
     outcome = generate(runs / "fconv", "generation.input_split=sentences")
-    refused(outcome, 'generation.input_split=sentences needs a package: pip install "seqgen[paragraphs]"')
+    refused(outcome, "generation.input_split=sentences needs a package: pip install sentencex")

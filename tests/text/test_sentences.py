@@ -295,4 +295,4 @@ def test_without_the_package_one_sentence_says_what_to_install(monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "sentencex", None)
     with pytest.raises(ConfigError) as refused:
         Translator(text_model()).translate([TEXT], **SPLIT)
-    assert str(refused.value) == 'generation.input_split=sentences needs a package: pip install "seqgen[paragraphs]"'
+    assert str(refused.value) == "generation.input_split=sentences needs a package: pip install sentencex"
