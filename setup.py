@@ -15,6 +15,9 @@ PACKAGES = [
 EXPORT = ["onnx>=1.17", "onnxscript>=0.5.3", "onnxruntime>=1.20"]
 """What seqgen-convert format=export needs to write ONNX files and to check them."""
 
+PARAGRAPHS = ["sentencex>=1.0.30,<2"]
+"""What generation.input_split=sentences needs."""
+
 RETRIEVAL = ["scikit-learn>=1.5", "bm25s>=0.2"]
 """What examples/retrieval.py needs."""
 
@@ -49,6 +52,7 @@ setup(
         "test": [
             *EXPORT,
             *RETRIEVAL,
+            *PARAGRAPHS,
             "rouge-score>=0.1.2",
             "sacremoses>=0.1.1",
             "pytest>=8",
@@ -62,6 +66,7 @@ setup(
             "ray>=2.40",
             "selenium>=4.20",  # with Debian's chromium and chromium-driver, for the page of traces
         ],
+        "paragraphs": PARAGRAPHS,
         "retrieval": RETRIEVAL,
         "benchmarks": ["matplotlib>=3.9"],
         "scores": ["rouge-score>=0.1.2", "sacremoses>=0.1.1"],  # seqgen-score metrics=[rougeL], detokenize=LANGUAGE

@@ -55,6 +55,11 @@ def check_outputs(cfg: GenerateConfig) -> None:
     if cfg.print_alignment and cfg.format != "fairseq":
         raise ConfigError(f"print_alignment=true needs format=fairseq, not format={cfg.format}; remove one of them")
     text_cleaner(cfg.remove_bpe, cfg.detokenize)
+    if cfg.generation.input_split == "sentences":
+        refused = {"stream": cfg.stream, "trace": cfg.trace, "format=fairseq": cfg.format == "fairseq"}
+        refused |= {"remove_bpe": cfg.remove_bpe, "detokenize": cfg.detokenize}
+        for key in (key for key, given in refused.items() if given):
+            raise ConfigError(f"{key} cannot be used with generation.input_split=sentences; remove one of them")
 
 
 def part_of(dataset: GenerateDatasetConfig, task: Task) -> Task:
@@ -116,6 +121,12 @@ def prepare_decoding(
     with switched({MAPPED_WEIGHTS: cfg.common.map_weights}):
         translator = Translator(loaded, **{**settings_of_part(cfg.dataset, loaded[0].task), **given})
         decoding = translator.prepare(wanted_details(cfg, translator), streamer)
+    own_lines = cfg.dataset.gen_source or not cfg.input
+    if decoding.splitter is not None and own_lines and type(decoding.task).input_of is not Task.input_of:
+        raise ConfigError(
+            "generation.input_split splits whole lines, and this task inserts lines into a template; give finished "
+            "lines by input=FILE without dataset.gen_source"
+        )
     for text in decoding.notes:
         note(text)
     if cfg.format == "text" and decoding.cfg.nbest > 1:

@@ -32,6 +32,21 @@ class GenerationConfig:
         "", "multilingual models: language of the output, or fieldN for the code in field N of a line with tabs"
     )
 
+    # paragraphs
+    input_split: str = option(
+        "",
+        "split each line into sentences, decode these, and join their outputs with the white space of the line "
+        "(sentences); or decode it whole and note sentences without attention (note); needs the package sentencex",
+        choices=("", "sentences", "note"),
+    )
+    input_split_lang: str = option(
+        "", "language whose rules split lines into sentences, such as en; empty for that of the source"
+    )
+
+    usual_ratio: float = option(
+        1.0, "usual number of output tokens for each source token, with which notes compare outputs", minimum=1e-6
+    )
+
     # output length
     max_len_a: float = option(
         0.0,

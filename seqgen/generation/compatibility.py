@@ -103,6 +103,22 @@ NEEDS = (
         lambda cfg: not cfg.prefix_trie,
         "and generation.prefix_trie both limit the tokens, and together they may allow no output; choose one",
     ),
+    Need(
+        ("input_split_lang",),
+        lambda cfg: bool(cfg.input_split),
+        "has no effect without generation.input_split; give both or neither",
+    ),
+    Need(
+        ("input_split",),
+        lambda cfg: cfg.input_split == "note" or cfg.nbest == 1,
+        "gives one output of the whole line, not the best ones; leave out generation.nbest, or do not split",
+    ),
+    Need(
+        ("input_split",),
+        lambda cfg: cfg.input_split == "note" or not (cfg.constraints or cfg.members or cfg.certificate),
+        "cannot be used with generation.constraints, generation.members and generation.certificate, which are about "
+        "whole lines; leave one out",
+    ),
     Need(("rerank",), lambda cfg: not cfg.mbr, "and generation.mbr both rank the hypotheses; choose one"),
     Need(
         ("certificate",),

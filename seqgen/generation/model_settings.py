@@ -21,7 +21,7 @@ from seqgen.registry import DECODING_COMPONENTS
 
 OF_THE_COMMAND = frozenset(
     {"max_tokens", "batch_size", "buffer_size", "dtype", "max_time", "draft", "prefix_trie", "observers", "members"}
-    | {"replace_unknown", "shortlist", "ensemble_average", "ensemble_weights"}
+    | {"replace_unknown", "shortlist", "ensemble_average", "ensemble_weights", "input_split", "input_split_lang"}
 )
 """Keys that are never a model's own: those of speed, of other files, and of ensembles."""
 
@@ -34,7 +34,7 @@ TOOLKIT_LENGTH = 20
 SCORES_STAY = OF_THE_COMMAND - {"prefix_trie", "shortlist"} | {
     *("semantics", "beam", "nbest", "max_len_a", "max_len_b", "max_len", "early_stopping", "end_symbols"),
     *("stop_strings", "unnormalized", "lenpen", "length_penalty", "seed", "mbr", "rerank"),
-    *("draft_tokens", "prompt_lookup", "source_lang"),
+    *("draft_tokens", "prompt_lookup", "source_lang", "usual_ratio"),
 }
 """Keys that do not change the log-probabilities of tokens."""
 

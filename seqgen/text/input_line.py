@@ -36,6 +36,7 @@ class InputLine:
         start_token: the token of the target language, if it is the start token of the decoder.
         encoder_out: the encoder's output ``(1, S, C)``, if it was given in place of the text.
         languages: the languages of the line.
+        ends_line: false for a sentence of a line that is not its last one.
     """
 
     translation: Translation
@@ -46,6 +47,7 @@ class InputLine:
     start_token: int | None = None
     encoder_out: EncoderOut | None = None
     languages: LineLanguages = LineLanguages()
+    ends_line: bool = True
 
     @property
     def length(self) -> int:
@@ -80,7 +82,9 @@ class InputEncoder:
         self.task = models[0].task
         self.languages = LanguageReader(models, cfg)
 
-    def encode(self, number: int, line: str | EncodedSource, prefix: str = "") -> InputLine:
+    def encode(
+        self, number: int, line: str | EncodedSource, prefix: str = "", languages: LineLanguages | None = None
+    ) -> InputLine:
         """Encode a line; sources are truncated to the length that each model can read.
 
         Args:
@@ -88,6 +92,7 @@ class InputEncoder:
             line: the line. With ``cfg.constraints``, phrases follow the source, separated by tabs. Fields with the
                 line's languages are removed first. If the source is encoded already, its ids are not computed again.
             prefix: the forced beginning of the output.
+            languages: the languages of the line; ``None`` to find them.
 
         Returns:
             The encoded line.
@@ -101,10 +106,8 @@ class InputEncoder:
         text = line.text if isinstance(line, EncodedSource) else line
         check_text(text, f"line {number + 1}")
         check_text(prefix, f"the prefix of line {number + 1}")
-        if text.strip():
-            text, languages = self.languages.read(number, text)
-        else:
-            languages = LineLanguages()
+        if languages is None:
+            text, languages = self.languages.read(number, text) if text.strip() else (text, LineLanguages())
         text, *phrases = text.split("\t") if self.cfg.constraints else [text]
         translation = Translation(number, text, torch.empty(0, dtype=torch.int64), prefix=prefix)
         if encoded is None and not text.strip() and not self.task.reads_empty_lines:

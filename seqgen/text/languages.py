@@ -67,6 +67,9 @@ class LanguageReader:
         models: the models that read the line. Those without languages read the same text.
         cfg: ``source_lang`` and ``target_lang``: a code, ``fieldN``, or empty.
 
+    Attributes:
+        fixed: the languages that are the same for all lines.
+
     Raises:
         ConfigError: no model has languages, there is no such language, or a task encodes its sources itself.
     """
@@ -75,11 +78,12 @@ class LanguageReader:
         self.languages = models[0].task.source_tokenizer.languages
         names = {key: str(getattr(cfg, key)) for key in KEYS if getattr(cfg, key)}
         self._fields = {key: int(found[1]) - 1 for key, name in names.items() if (found := _FIELD.fullmatch(name))}
-        self._codes: dict[str, str] = {}
+        codes: dict[str, str] = {}
         for key, name in names.items():
             languages = _needed(self.languages, key, name)
             if key not in self._fields:
-                self._codes[key] = languages.code(name, f"generation.{key}")
+                codes[key] = languages.code(name, f"generation.{key}")
+        self.fixed = LineLanguages(**codes)
         if names:
             for model in models:
                 kind = type(model.task)
@@ -105,8 +109,8 @@ class LanguageReader:
             DataError: the line has too few fields, or a field is not a language.
         """
         if not self._fields or self.languages is None:
-            return line, LineLanguages(**self._codes)
-        fields, codes = line.split("\t"), dict(self._codes)
+            return line, self.fixed
+        fields, codes = line.split("\t"), dict[str, str]()
         for key, index in self._fields.items():
             where = f"line {number + 1}, generation.{key}=field{index + 1}"
             if index >= len(fields):
@@ -117,7 +121,15 @@ class LanguageReader:
             except ConfigError as error:
                 raise DataError(str(error)) from None
         rest = [field for index, field in enumerate(fields) if index not in self._fields.values()]
-        return "\t".join(rest), LineLanguages(**codes)
+        return "\t".join(rest), replace(self.fixed, **codes)
+
+    def by_line(self, key: str) -> bool:
+        """Whether each line has a field with this language.
+
+        Args:
+            key: ``source_lang`` or ``target_lang``.
+        """
+        return key in self._fields
 
     def target_token(self, languages: LineLanguages, role: TargetLanguage) -> int | None:
         """The token of the target language, if it has this role in the output; see ``InputLine``."""

@@ -71,6 +71,8 @@ def json_line(translation: Translation, how: Mapping[str, Any], members: int) ->
         **how,
         "hypotheses": [_hypothesis(item, members) for item in translation.hypotheses],
     }
+    if translation.sentences:
+        record["sentences"] = [_sentence(each, members) for each in translation.sentences]
     for name in ("prefix", "constraints", "notes"):
         if value := getattr(translation, name):
             record[name] = value
@@ -79,6 +81,10 @@ def json_line(translation: Translation, how: Mapping[str, Any], members: int) ->
     # a JSON parser turns the escapes back into the characters
     line = json_text(record)
     return re.sub("[\x85\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", line) + "\n"
+
+
+def _sentence(translation: Translation, members: int) -> dict[str, Any]:
+    return {"source": translation.source, "hypotheses": [_hypothesis(item, members) for item in translation.hypotheses]}
 
 
 def _hypothesis(item: TextHypothesis, members: int) -> dict[str, Any]:

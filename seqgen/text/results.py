@@ -88,6 +88,7 @@ class Translation:
         member_sources: what each member of the ensemble reads (``generation.members``), by default the line; none for
             an empty line.
         notes: messages for the user, for example about a truncation.
+        sentences: with ``generation.input_split=sentences``, the translations of the sentences, if there are several.
         bound: with ``generation.certificate``, an upper bound on the score of every output that the search has pruned.
         exact: with ``generation.certificate``, whether the hypotheses are the best of all allowed outputs.
     """
@@ -100,6 +101,7 @@ class Translation:
     constraints: list[str] = field(default_factory=list)
     prefix: str = ""
     member_sources: list[str] = field(default_factory=list)
+    sentences: list[Translation] = field(default_factory=list)
     bound: float | None = None
     exact: bool | None = None
 

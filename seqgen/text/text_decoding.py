@@ -34,6 +34,7 @@ from seqgen.text.reranking import (
     utility_from_config,
 )
 from seqgen.text.results import Details, TextHypothesis, Translation, attend_to_source
+from seqgen.text.sentences import ParagraphReader
 from seqgen.text.sources import EncodedSource, check_encodable, check_fits, merged_encodings, sources_from_config
 from seqgen.text.unknown_words import UnknownWords
 from seqgen.text.word_streaming import WordStreamer, continuation
@@ -56,7 +57,7 @@ RESCORED_TOKENS = 1024
 """Maximum number of target tokens in one scoring batch; each needs a score for every token of the vocabulary."""
 
 PARAGRAPH, PART = 40, 3
-"""A translation is noted if its source has at least 40 tokens, and more than 3 times as many as the translation."""
+"""A translation is noted if its source has at least 40 tokens, and it has less than a third of its usual length."""
 
 
 class TextDecoding:
@@ -111,6 +112,10 @@ class TextDecoding:
         self.utility = utility or (utility_from_config(cfg, resources) if cfg.mbr else None)
         sources = sources_from_config(cfg, resources)
         self.input_encoder = InputEncoder(self.source_models, cfg, generator.last_steps, sources, len(self.members))
+        self.paragraphs = ParagraphReader(self.input_encoder) if cfg.input_split else None
+        self.splitter = self.paragraphs if self.paragraphs is not None and self.paragraphs.splits else None
+        if self.splitter is not None and streamer is not None:
+            raise ConfigError("generation.input_split=sentences cannot be streamed; leave it out, or do not stream")
         self.reranker = reranker or (reranker_from_config(cfg, resources) if cfg.rerank else None)
         if self._ranks and generator.beam_size == 1:
             what = "minimum Bayes risk" if self.utility is not None else "reranking"
@@ -158,7 +163,11 @@ class TextDecoding:
             numbered = enumerate(with_prefixes(lines, prefixes), start=first_number)
             size = buffer_size or self.cfg.buffer_size or BUFFER_SIZE
             while buffer := list(itertools.islice(numbered, size)):
-                yield from self._translate_buffer([self.input_encoder.encode(number, *pair) for number, pair in buffer])
+                if self.splitter is not None:
+                    yield from self.splitter.translate(buffer, self._translate_buffer)
+                else:
+                    encode = self.input_encoder.encode
+                    yield from self._translate_buffer([encode(number, *pair) for number, pair in buffer])
         except BaseException as error:
             if streamer is not None:
                 streamer.close(error)
@@ -181,6 +190,8 @@ class TextDecoding:
             DataError: a line is empty, or encoded already.
         """
         check_encodable(self.source_models)
+        if self.splitter is not None:
+            raise ConfigError("encode reads whole lines; leave out generation.input_split")
         encoded = []
         with self.generator.setup.ensemble.evaluating():
             for number, text in enumerate(lines):
@@ -346,7 +357,7 @@ class TextDecoding:
         if self.certificate is not None:
             bound, exact = self.certificate.found.pop(translation.id)
             line.translation = replace(translation, bound=bound, exact=exact)
-        if self.on_line is not None:
+        if self.on_line is not None and line.ends_line:
             self.on_line()
         self._note_cuts(line)
         self.tokens_written += len(found[0].tokens) if found else 0
@@ -375,11 +386,15 @@ class TextDecoding:
             if cut := self._cut(item, longest):
                 line.translation.notes.append(f"{'the output' if place == 1 else f'hypothesis {place}'} {cut}")
                 return
+        if self.paragraphs is not None:
+            line.translation.notes.extend(filter(None, [self.paragraphs.note(line)]))
+            return
         source, output = len(line.sources[0]), line.translation.hypotheses[:1]
-        if self.task.translates and source >= PARAGRAPH and output and PART * len(output[0].tokens) < source:
+        least = self.cfg.usual_ratio * source / PART
+        if self.task.translates and source >= PARAGRAPH and output and len(output[0].tokens) < least:
             line.translation.notes.append(
-                f"the output has {len(output[0].tokens)} tokens for {source} of the source and may lack a part; give a "
-                "model of sentences one sentence in each line"
+                f"the output has {len(output[0].tokens)} tokens for {source} of the source and may lack a part; decode "
+                "paragraphs with generation.input_split=sentences"
             )
 
     def _cut(self, item: TextHypothesis, longest: int) -> str:

@@ -258,7 +258,8 @@ class Translator:
         self._check_shared_vocabulary(cfg)
         notes += self._vocabularies.language_notes(cfg)
         draft = self._draft(cfg.draft) if cfg.draft else None
-        generator = self._generator(call, details.attention or bool(cfg.replace_unknown), draft)
+        need_attention = details.attention or bool(cfg.replace_unknown) or cfg.input_split == "note"
+        generator = self._generator(call, need_attention, draft)
         writable = generator.setup.limits.max_len
         notes += [
             f"generation.{name}={value} is more than the {writable} tokens that can be generated"

@@ -229,6 +229,28 @@ def test_faults_of_lines_go_to_the_ledger(folder: Path, tmp_path: Path) -> None:
     assert "4 lines could not be decoded" in outcome.err
 
 
+@pytest.mark.parametrize("kills", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_paragraphs_have_one_output_line_for_each_line(kills: bool, folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sentencex")
+    (tmp_path / "faults.py").write_text(COMPONENT)
+    split = ("generation.input_split=sentences", "generation.input_split_lang=en", "format=json")
+    lines = ["The dog sees a man.  The man has a dog!", "", " The dog.\tA man? ", "A man. The dog has a ball. A dog."]
+    (tmp_path / "in.txt").write_text("".join(line + "\n" for line in lines * 2))
+    stream = command("generate", f"path={folder}/run", f"input={tmp_path}/in.txt", *FAST, *split)
+    faults = (f"common.user_dir={tmp_path}/faults.py", "generation.processors=[faults]") if kills else ()
+    place = (f"input={tmp_path}/in.txt", f"output={tmp_path}/out.txt", "generation.part_lines=3")
+    outcome = job(folder, *place, *split, *faults)
+    assert outcome.code == (3 if kills else 0), outcome.err
+    found = [json.loads(line) for line in (tmp_path / "out.txt").read_text().splitlines()]
+    wanted = [json.loads(line) for line in stream.out.splitlines()]
+    assert [line["source"] for line in found] == lines * 2 == [line["source"] for line in wanted]
+    assert [len(line.get("sentences", [])) for line in found] == [2, 0, 2, 0 if kills else 3] * 2
+    texts_found, texts_wanted = ([[item["text"] for item in line["hypotheses"]] for line in x] for x in (found, wanted))
+    if kills:  # a line fails as a whole
+        texts_wanted[3] = texts_wanted[7] = []
+    assert texts_found == texts_wanted
+
+
 def start(folder: Path, place: Path, *arguments: str) -> subprocess.Popen[bytes]:
     keys = [f"path={folder}/run", f"input={place}/in.txt", f"output={place}/out.txt", "generation.part_lines=100"]
     command_line = [sys.executable, "-m", "seqgen.cli.generate", *keys, "common.threads=1", *arguments]

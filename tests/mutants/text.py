@@ -21,8 +21,8 @@ FAULTS = [
     ),
     Fault(
         "seqgen/text/languages.py",
-        'fields, codes = line.split("\\t"), dict(self._codes)',
-        'fields, codes = line.split("\\t"), {}',
+        'return "\\t".join(rest), replace(self.fixed, **codes)',
+        'return "\\t".join(rest), LineLanguages(**codes)',
         "the source language is forgotten where the target language is a field of the line",
         ("tests/data/test_languages.py::test_each_line_has_its_target_language",),
     ),
@@ -84,6 +84,27 @@ FAULTS = [
         "{**call.debug, **self.debug}",
         "debug keys of a call do not override those of the constructor",
         ("tests/text/test_translator_members.py",),
+    ),
+    Fault(
+        "seqgen/text/sentences.py",
+        "first, prefixes = number * MOST, ",
+        "first, prefixes = number, ",
+        "sentences of different lines have the same numbers",
+        ("tests/text/test_sentences.py::test_samples_do_not_depend_on_the_other_lines",),
+    ),
+    Fault(
+        "seqgen/text/sentences.py",
+        'segments if "".join(segments) == line else [line]',
+        "segments",
+        "text that the splitting package drops is lost",
+        ("tests/text/test_sentences.py",),
+    ),
+    Fault(
+        "seqgen/text/sentences.py",
+        "< FAINT * size:",
+        "< FAINT:",
+        "the limit of attention does not grow with the sentence",
+        ("tests/text/test_sentences.py::test_sentences_with_little_attention_are_noted",),
     ),
     Fault(
         "seqgen/text/text_decoding.py",

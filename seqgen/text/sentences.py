@@ -1,0 +1,242 @@
+"""Paragraphs: lines are split into sentences, which are decoded like separate lines, and their outputs are joined."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from seqgen.config import GenerationConfig
+from seqgen.errors import ConfigError, DataError
+from seqgen.generation.finished import Ranking
+from seqgen.structures import Hypothesis
+from seqgen.text.input_line import InputEncoder, InputLine, check_text
+from seqgen.text.languages import LineLanguages, encode_source
+from seqgen.text.results import TextHypothesis, Translation
+from seqgen.text.sources import EncodedSource
+
+
+def _pairs(text: str) -> dict[str, str]:
+    return dict(pair.split(":") for pair in text.split())
+
+
+LANGUAGES = _pairs("""
+am:amh ar:arb bg:bul bn:ben ca:cat da:dan de:deu el:ell en:eng es:spa fi:fin fr:fra gu:guj hi:hin hy:hye it:ita ja:jpn
+kk:kaz kn:kan ml:mal mr:mar my:mya nl:nld pa:pan pl:pol pt:por ru:rus sk:slk ta:tam te:tel uk:ukr zh:zho
+""")
+"""The languages for which the package sentencex has rules: ISO 639-1 codes, each with its ISO 639-3 code."""
+
+MOST = 1 << 24
+"""The largest number of sentences of a line, since sentence ``i`` of line ``n`` has the number ``n * MOST + i``."""
+
+FAINT, SHORT = 0.5, 0.4
+"""A sentence is noted if it receives less than half of the usual attention for each of its tokens, or if its own output
+has less than 0.4 of the usual length; docs/paragraphs.md shows how these limits were measured."""
+
+
+@dataclass(frozen=True)
+class SplitText:
+    """The sentences of a text, and the white space around them.
+
+    Attributes:
+        sentences: the sentences, without white space at either end.
+        spaces: the white space before each sentence, and after the last one; so one more than sentences.
+    """
+
+    sentences: list[str]
+    spaces: list[str]
+
+    def joined(self, outputs: Sequence[str]) -> str:
+        """Join the outputs of the sentences with the white space of the text.
+
+        Where the text has none, because its sentences end with a full stop such as U+3002, a space follows an output
+        that ends with an ASCII character.
+
+        Args:
+            outputs: one for each sentence.
+        """
+        found = [self.spaces[0]]
+        for sentence, output, space in zip(self.sentences, outputs, self.spaces[1:], strict=True):
+            of_ascii = output != "" and output[-1].isascii() and not sentence[-1].isascii()
+            found += [output, space or " " * of_ascii]
+        return "".join([*found[:-1], self.spaces[-1]])
+
+
+def split_text(text: str, language: str) -> SplitText:
+    """Split a text into sentences; a newline always ends one.
+
+    Args:
+        text: the text.
+        language: a code of ``LANGUAGES``.
+    """
+    from sentencex import segment
+
+    sentences, spaces = list[str](), [""]
+    for line in re.findall(r"[^\n]*\n|[^\n]+", text):
+        segments = segment(language, line)
+        for piece in segments if "".join(segments) == line else [line]:
+            sentence = piece.strip()
+            if not sentence:
+                spaces[-1] += piece
+                continue
+            before, after = piece.split(sentence, 1)
+            spaces[-1] += before
+            sentences.append(sentence)
+            spaces.append(after)
+    return SplitText(sentences, spaces)
+
+
+class ParagraphReader:
+    """Splits lines into sentences, which are decoded like separate lines, and joins their outputs.
+
+    With ``generation.input_split=note``, lines are decoded whole, and ``note`` finds sentences that may be missing.
+
+    Args:
+        encoder: encodes the sentences.
+
+    Raises:
+        ConfigError: the package that splits is not installed, the language of the source is unknown or has no rules, or
+            the model continues text.
+    """
+
+    def __init__(self, encoder: InputEncoder):
+        try:
+            import sentencex  # noqa: F401
+        except ImportError:
+            raise ConfigError(f"{_key(encoder.cfg)} needs a package: pip install sentencex") from None
+        self.encoder, self.cfg = encoder, encoder.cfg
+        self.splits = encoder.cfg.input_split == "sentences"
+        self.ranking = Ranking(not self.cfg.unnormalized, self.cfg.lenpen, self.cfg.length_penalty)
+        tokenizer = encoder.task.source_tokenizer
+        own = tokenizer.languages.source_lang if tokenizer.languages else ""
+        self.default = own or str(getattr(encoder.task.cfg, "source_lang", ""))
+        if encoder.models[0].model.left_pad_source:
+            raise ConfigError(f"{_key(self.cfg)} cannot be used with a decoder-only model, which continues the line")
+        if not encoder.languages.by_line("source_lang"):
+            self.language(encoder.languages.fixed)
+
+    def language(self, languages: LineLanguages) -> str:
+        """The language whose rules split a line.
+
+        Args:
+            languages: the languages of the line.
+
+        Raises:
+            ConfigError: it is unknown, or there are no rules for it.
+        """
+        code = self.cfg.input_split_lang or languages.source_lang or self.default
+        beginning = re.split("[-_]", code.lower())[0]
+        for short, long in LANGUAGES.items():
+            if beginning in (short, long):
+                return short
+        why = f"has no rules for the language {code!r}" if code else "needs the language of the source"
+        raise ConfigError(f"{_key(self.cfg)} {why}; give generation.input_split_lang, one of {', '.join(LANGUAGES)}")
+
+    def translate(
+        self,
+        lines: Sequence[tuple[int, tuple[str | EncodedSource, str]]],
+        decode: Callable[[list[InputLine]], Iterator[Translation]],
+    ) -> Iterator[Translation]:
+        """Split lines, decode all sentences together, and join the outputs.
+
+        Args:
+            lines: the number of each line, from 0, with the line and its prefix.
+            decode: yields the translation of each sentence in order.
+
+        Yields:
+            One translation for each line, in order.
+
+        Raises:
+            DataError: a line is not text, is encoded already, or has too many sentences or a language without rules.
+        """
+        read = [self._read(number, *pair) for number, pair in lines]
+        decoded = decode([sentence for _, sentences in read for sentence in sentences])
+        for (number, _), (split, sentences) in zip(lines, read, strict=True):
+            yield self._joined(number, split, [next(decoded) for _ in sentences])
+
+    def note(self, line: InputLine) -> str:
+        """Describe what an output may lack; empty if nothing was found.
+
+        Args:
+            line: a decoded line, or a decoded sentence of one.
+        """
+        if not line.translation.hypotheses:
+            return ""
+        best, usual = line.translation.hypotheses[0].hypothesis, self.cfg.usual_ratio
+        if not self.splits and best.attention is not None:
+            return self._faint(line, best.attention.sum(0) / usual)
+        source = len(line.sources[0])
+        unchecked = "" if self.splits else "the model returns no attention weights, by which sentences are checked"
+        if self.encoder.task.translates and len(best.tokens) < SHORT * usual * source:
+            return f"the output has {len(best.tokens)} tokens for {source} of the source and may lack a part"
+        return unchecked
+
+    def _faint(self, line: InputLine, attention: Tensor) -> str:
+        """A note on sentences with little ``attention`` ``(S,)``, summed over the output."""
+        task, languages, text = self.encoder.task, line.languages, line.translation.source
+        sentences = split_text(text, self.language(languages)).sentences
+        alone = len(encode_source(task, "", languages))
+        end, faint = alone - task.source_tokenizer.tail, []
+        for number, sentence in enumerate(sentences, start=1):
+            start, size = end, len(encode_source(task, sentence, languages)) - alone
+            end += size
+            if float(attention[start:end].sum()) < FAINT * size:
+                faint.append(str(number))
+        if not faint:
+            return ""
+        which = f"sentence{'s' * (len(faint) > 1)} {', '.join(faint[:8])}{' ...' * (len(faint) > 8)}"
+        return (
+            f"of {len(sentences)} sentences, {which} may be missing in the output, with less than half of the usual "
+            "attention; generation.input_split=sentences decodes each"
+        )
+
+    def _read(self, number: int, line: str | EncodedSource, prefix: str) -> tuple[SplitText, list[InputLine]]:
+        """Split a line, and encode its sentences; a blank line is encoded as a whole. The prefix is the first one's."""
+        where = f"line {number + 1}"
+        if isinstance(line, EncodedSource):
+            raise DataError(f"{where} is encoded already, and cannot be split into sentences; give text")
+        check_text(line, where)
+        check_text(prefix, f"the prefix of {where}")
+        text, languages = self.encoder.languages.read(number, line) if line.strip() else (line, LineLanguages())
+        try:
+            split = split_text(text, self.language(languages)) if text.strip() else SplitText([text], ["", ""])
+        except ConfigError as error:
+            raise DataError(f"{where}: {error}") from None
+        if len(split.sentences) > MOST:
+            raise DataError(f"{where} has {len(split.sentences)} sentences, more than {MOST}; give several lines")
+        first, prefixes = number * MOST, itertools.chain([prefix], itertools.repeat(""))
+        pairs = zip(split.sentences, prefixes, strict=False)
+        encoded = [self.encoder.encode(first + i, *pair, languages) for i, pair in enumerate(pairs)]
+        for sentence in encoded[:-1]:
+            sentence.ends_line = False
+        return split, encoded
+
+    def _joined(self, number: int, split: SplitText, parts: list[Translation]) -> Translation:
+        """The translation of a line from those of its sentences."""
+        source = split.joined(split.sentences)
+        if len(parts) == 1:
+            whole = [replace(each, text=split.joined([each.text])) for each in parts[0].hypotheses]
+            return replace(parts[0], id=number, source=source, hypotheses=whole)
+        texts = [part.hypotheses[0].text if part.hypotheses else "" for part in parts]
+        best = [part.hypotheses[0].hypothesis for part in parts if part.hypotheses]
+        joined = [TextHypothesis(split.joined(texts), self._concatenated(best))] if best else []
+        notes = [f"sentence {place}: {note}" for place, part in enumerate(parts, start=1) for note in part.notes]
+        ids = torch.cat([part.source_tokens for part in parts])
+        return Translation(number, source, ids, joined, notes, prefix=parts[0].prefix, sentences=parts)
+
+    def _concatenated(self, parts: list[Hypothesis]) -> Hypothesis:
+        """The outputs of sentences as one, whose score follows from all their tokens by the rule of the search."""
+        tokens, scores = (
+            torch.cat([each.tokens for each in parts]),
+            torch.cat([each.positional_scores for each in parts]),
+        )
+        score = float(self.ranking.score(scores.sum(), len(tokens)))
+        return Hypothesis(tokens, score, scores, timed_out=any(each.timed_out for each in parts))
+
+
+def _key(cfg: GenerationConfig) -> str:
+    return f"generation.input_split={cfg.input_split}"

@@ -1,0 +1,298 @@
+"""Lines that are split into sentences, decoded, and joined as they were."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings, strategies as st
+
+from seqgen.config import GenerationConfig
+from seqgen.data.tokenizers.base import WhitespaceTokenizer
+from seqgen.errors import ConfigError, DataError
+from seqgen.structures import Hypothesis
+from seqgen.text.input_line import InputEncoder, InputLine
+from seqgen.text.results import Details, TextHypothesis, Translation
+from seqgen.text.sentences import LANGUAGES, ParagraphReader, split_text
+from seqgen.text.translator import Translator
+from seqgen.text.word_streaming import TextStreamer
+from tests.language_models import language_model
+from tests.text_models import task_of, text_model
+
+SPLIT: dict[str, Any] = {"input_split": "sentences", "input_split_lang": "en"}
+SAMPLES = {
+    "am": "ሰላም። እንዴት ነህ።", "ar": "كيف حالك؟ أنا بخير.", "bg": "Здравей. Как си?", "bn": "এটি একটি বাক্য। এটি আরেকটি।",
+    "ca": "Hola. Com estàs?", "da": "Hej. Hvordan går det?", "de": "Das ist z. B. gut. Ja!", "el": "Πώς είσαι; Καλά.",
+    "en": "Mr. Smith is here. Good!", "es": "Hola. ¿Cómo estás?", "fi": "Hei. Mitä kuuluu?", "fr": "Bonjour. Ça va ?",
+    "gu": "આ એક વાક્ય છે. આ બીજું છે.", "hi": "यह एक वाक्य है। यह दूसरा है।", "hy": "Բարեւ։ Ինչպես ես։",
+    "it": "Ciao. Come stai?",
+    "ja": "こんにちは。元気です。", "kk": "Сәлем. Қалайсың?", "kn": "ಇದು ವಾಕ್ಯ. ಇದು ಇನ್ನೊಂದು.",
+    "ml": "ഇതൊരു വാക്യമാണ്. ഇത് മറ്റൊന്ന്.",
+    "mr": "हे वाक्य आहे. हे दुसरे आहे.", "my": "မင်္ဂလာပါ။ နေကောင်းလား။", "nl": "Hallo. Hoe gaat het?",
+    "pa": "ਇਹ ਵਾਕ ਹੈ। ਇਹ ਦੂਜਾ ਹੈ।", "pl": "Dzień dobry. Jak się masz?", "pt": "Olá. Como vai?", "ru": "Привет. Как дела?",
+    "sk": "Ahoj. Ako sa máš?", "ta": "இது வாக்கியம். இது வேறு.", "te": "ఇది వాక్యం. ఇది మరొకటి.", "uk": "Привіт. Як справи?",
+    "zh": "你好。我很好。",
+}  # fmt: skip
+"""Two sentences in each language."""
+
+HOSTILE = st.lists(
+    st.one_of(
+        st.sampled_from([
+            *(". ", "! ", "? ", ".", "...", "。", "！", "? \t", "\n", "\r\n", "\n\n", "\u00a0", "\u2028", "\x85"),
+            *("\u200b", "\ufeff", "3. ", "U.S. ", "Word ", "   "),
+            *("Mr. ", "z. B. ", "(a. B. c) ", '"Yes. No." ', "😀", "👩‍👩‍👧", "e\u0301", "你好"),
+        ]),
+        st.text(max_size=8),
+    ),
+    max_size=30,
+).map("".join)  # fmt: skip
+
+
+@given(HOSTILE, st.sampled_from(sorted(LANGUAGES)))
+@settings(max_examples=300, deadline=None)
+@example("", "en")
+@example("   \t ", "en")
+@example("A.\r\nB. \n\n\n C", "en")
+@example("\n" * 1000, "en")
+def test_sentences_joined_with_their_white_space_are_the_text(text: str, language: str) -> None:
+    split = split_text(text, language)
+    assert split.joined(split.sentences) == text
+    assert all(sentence == sentence.strip() != "" for sentence in split.sentences)
+    assert all(not space.strip() for space in split.spaces)
+    assert not any("\n" in sentence for sentence in split.sentences)
+
+
+@pytest.mark.parametrize(
+    "unit", ["a", " ", "\n", ".", "Mr. ", "Hi. ", "😀. ", '"', "(", "\u00a0.", "A b. \r\n", "。"], ids=ascii
+)
+def test_a_hundred_thousand_characters(unit: str) -> None:
+    text = (unit * 100_000)[:100_000]
+    split = split_text(text, "en")
+    assert split.joined(split.sentences) == text
+
+
+@pytest.mark.parametrize("language", sorted(LANGUAGES))
+def test_every_language_has_rules(language: str) -> None:
+    assert len(split_text(SAMPLES[language], language).sentences) == 2
+
+
+def test_rules_of_a_language() -> None:
+    assert split_text("Am 3. Mai kam er. Ja!", "de").sentences == ["Am 3. Mai kam er.", "Ja!"]
+    assert split_text("Dr. Smith is here.  OK? ", "en").spaces == ["", "  ", " "]
+
+
+def test_sentences_without_white_space_get_a_space_in_another_script() -> None:
+    split = split_text("你好。我很好。", "zh")
+    assert split.joined(["Hello.", "I am fine."]) == "Hello. I am fine."
+    assert split.joined(["こんにちは。", "元気です。"]) == "こんにちは。元気です。"
+    assert split.joined(["", "I am fine."]) == "I am fine."
+
+
+def echo(lines: list[InputLine]) -> Iterator[Translation]:
+    """A decode that gives each sentence back, with a note."""
+    for line in lines:
+        item = TextHypothesis(
+            line.translation.source, Hypothesis(torch.tensor([4, 2]), -0.5, torch.tensor([-0.4, -0.6]))
+        )
+        yield replace(line.translation, hypotheses=[item] if line.sources else [])
+
+
+def decoded(text: str, attention: list[float] | None, tokens: int = 9) -> InputLine:
+    """A line whose output has this attention on each source token, summed over its tokens, in the mode ``note``."""
+    line = InputEncoder([text_model()], GenerationConfig(), lambda lengths: lengths + 9).encode(0, text)
+    weights = None if attention is None else torch.tensor(attention).expand(tokens, -1) / tokens
+    output = Hypothesis(torch.full((tokens,), 4), -0.5, torch.zeros(tokens), weights)
+    line.translation.hypotheses.append(TextHypothesis("", output))
+    return line
+
+
+MAY_LACK = (
+    "of 3 sentences, sentence{} may be missing in the output, with less than half of the usual attention; "
+    "generation.input_split=sentences decodes each"
+)
+
+
+@pytest.mark.parametrize(
+    ("attention", "usual", "note"),
+    [
+        ([1.0] * 7, 1.0, ""),
+        ([0.6] * 7, 1.0, ""),
+        ([0.6] * 7, 1.3, MAY_LACK.format("s 1, 2, 3")),
+        ([0.3] * 7, 0.5, ""),
+        ([1.0, 1.0, 0.1, 0.8, 1.0, 1.0, 0.0], 1.0, MAY_LACK.format(" 2")),
+        ([0.9, 0.2, 1.0, 0.1, 0.9, 0.0, 4.0], 1.0, MAY_LACK.format(" 3")),
+        ([0.9, 0.9, 1.0, 0.1], 1.0, MAY_LACK.format(" 3")),  # the model could not read the rest
+    ],
+)
+def test_sentences_with_little_attention_are_noted(attention: list[float], usual: float, note: str) -> None:
+    line = decoded("W1 w5. W2 w3! W4 w6?", attention)
+    assert reader(input_split="note", usual_ratio=usual).note(line) == note
+
+
+def test_short_outputs_are_noted() -> None:
+    task = text_model().task
+    assert not task.translates, "a summary may be short"
+    line, noting = decoded("W1 w5 w2 w2 w2 w2 w2 w2 w2. W2 w3!", None, 4), reader(input_split="note")
+    unchecked = "the model returns no attention weights, by which sentences are checked"
+    assert noting.note(line) == unchecked
+    noting.encoder.task.translates = True
+    short = "the output has 4 tokens for 12 of the source and may lack a part"
+    assert noting.note(line) == short
+    for usual, note in ((1.0, short), (0.8, ""), (3.0, short)):
+        splitting = reader(usual_ratio=usual)
+        splitting.encoder.task.translates = True
+        assert splitting.note(line) == note
+
+
+def test_the_mode_note_changes_no_output(translator: Translator) -> None:
+    texts = ["W1 w5 w8.  W2 w3! \tW4 w4 w6.", "", "W2"]
+    plain, noted = translator.translate(texts), translator.translate(texts, **{**SPLIT, "input_split": "note"})
+    assert [line.text for line in noted] == [line.text for line in plain]
+    assert not any(line.sentences for line in noted)
+    several = translator.translate(texts, **{**SPLIT, "input_split": "note", "nbest": 2})
+    assert len(several[0].hypotheses) == 2
+
+
+def reader(**values: Any) -> ParagraphReader:
+    cfg = GenerationConfig(**{**SPLIT, **values})
+    return ParagraphReader(InputEncoder([text_model()], cfg, lambda lengths: lengths + 9))
+
+
+@given(st.lists(HOSTILE, max_size=4))
+@settings(max_examples=100, deadline=None)
+def test_there_is_one_output_for_each_line(texts: list[str]) -> None:
+    lines = [(number, (text, "")) for number, text in enumerate(texts, start=7)]
+    found = list(reader().translate(lines, echo))
+    assert [translation.id for translation in found] == [number for number, _ in lines]
+    for text, translation in zip(texts, found, strict=True):
+        assert translation.source == text
+        assert [item.text for item in translation.hypotheses] == ([text] if text.strip() else [])
+        assert bool(translation.notes) >= (not text.strip())
+
+
+TEXT = "w1 w5 w8.  w2 w3!\tw4 w4 w6."
+
+
+@pytest.fixture(scope="module")
+def translator() -> Translator:
+    return Translator(text_model(), beam=3, max_len_b=6)
+
+
+def test_sentences_are_decoded_like_separate_lines(translator: Translator) -> None:
+    texts = [TEXT.replace("w1", "W1"), "", "  W3 w3. W7 w9? ", "W2"]
+    sentences = [["W1 w5 w8.", "w2 w3!\tw4 w4 w6."], [], ["W3 w3.", "W7 w9?"], ["W2"]]
+    texts[0] = "W1 w5 w8.  W2 w3! \tW4 w4 w6."
+    sentences[0] = ["W1 w5 w8.", "W2 w3!", "W4 w4 w6."]
+    found = translator.translate(texts, **SPLIT)
+    alone = [[line.text for line in translator.translate(each)] for each in sentences]
+    one, two, three = alone[0]
+    assert [line.text for line in found] == [
+        f"{one}  {two} \t{three}",
+        "",
+        f"  {alone[2][0]} {alone[2][1]} ",
+        alone[3][0],
+    ]
+    assert [len(line.sentences) for line in found] == [3, 0, 2, 0], (
+        "a line of one sentence is like one that is not split"
+    )
+    assert [line.id for line in found] == [0, 1, 2, 3]
+    assert [line.source for line in found] == texts
+    first, parts = found[0], found[0].sentences
+    assert [part.source for part in parts] == sentences[0]
+    assert torch.equal(first.hypotheses[0].tokens, torch.cat([part.hypotheses[0].tokens for part in parts]))
+    sums = sum(float(part.hypotheses[0].positional_scores.sum()) for part in parts)
+    assert first.score == pytest.approx(sums / len(first.hypotheses[0].tokens))
+    assert found[1].notes == ["the line is empty, and so is its output"]
+    assert first.notes[0] == "sentence 1: the vocabulary lacks W1 w8."
+    whole = translator.translate(texts[:1], **SPLIT, unnormalized=True)[0]
+    assert whole.score == pytest.approx(float(whole.hypotheses[0].positional_scores.sum()))
+
+
+def test_the_prefix_is_that_of_the_first_sentence(translator: Translator) -> None:
+    (found,) = translator.translate(["W1 w5. W2 w3."], prefixes=["w4 w7"], **SPLIT)
+    assert found.text.startswith("w4 w7")
+    assert found.prefix == "w4 w7"
+    assert not found.sentences[1].prefix
+
+
+def test_samples_do_not_depend_on_the_other_lines(translator: Translator) -> None:
+    texts = ["W1 w5. W2 w3.", "W3 w4 w5. W6. W7 w8.", "W1 w5. W2 w3."]
+    sampling = {**SPLIT, "sampling": True, "beam": 1, "max_len_b": 12}
+    together = [line.text for line in translator.translate(texts, **sampling)]
+    decoding = translator.prepare(**sampling)
+    assert [line.text for line in decoding.translate(texts[1:], first_number=1)] == together[1:]
+    assert together[0] != together[2], "another line has other random numbers"
+
+
+def test_progress_counts_lines(translator: Translator) -> None:
+    decoding, calls = translator.prepare(**SPLIT), list[None]()
+    decoding.on_line = lambda: calls.append(None)
+    list(decoding.translate(["W1 w5. W2 w3. W4.", "W3.", "W5. W6."]))
+    assert len(calls) == 3
+
+
+def test_finished_lines_are_yielded_if_memory_runs_out(translator: Translator) -> None:
+    def decode(lines: list[InputLine]) -> Iterator[Translation]:
+        yield from list(echo(lines))[:4]
+        raise MemoryError
+
+    lines = reader().translate([(i, ("One is. Two is. Three is.", "")) for i in range(3)], decode)
+    assert next(lines).text == "One is. Two is. Three is."
+    with pytest.raises(MemoryError):
+        next(lines)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"input_split_lang": ""}, "needs the language of the source; give generation.input_split_lang, one of am, "),
+        ({"input_split_lang": "tlh"}, "has no rules for the language 'tlh'; give generation.input_split_lang, one of"),
+        ({"nbest": 2}, "gives one output of the whole line"),
+        ({"constraints": "ordered"}, "cannot be used with generation.constraints"),
+        ({"members": ["input"]}, "generation.members"),
+        ({"certificate": True}, "generation.certificate"),
+        ({"input_split": ""}, "generation.input_split_lang=en has no effect without generation.input_split"),
+        ({"input_split": "note", "input_split_lang": "tlh"}, "has no rules for the language 'tlh'"),
+        ({"input_split": "words"}, "input_split"),
+    ],
+)
+def test_what_cannot_be_split_is_refused(translator: Translator, values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        translator.translate([TEXT], **{**SPLIT, **values})
+    assert words in str(refused.value)
+
+
+def test_sources_and_streams_of_whole_lines_are_refused(translator: Translator) -> None:
+    with pytest.raises(ConfigError, match="cannot be streamed"):
+        translator.prepare(Details(), TextStreamer(), **SPLIT)
+    with pytest.raises(ConfigError, match="encode reads whole lines"):
+        translator.encode([TEXT], **SPLIT)
+    with pytest.raises(DataError, match="line 1 is encoded already"):
+        translator.translate(translator.encode(["w1"]), **SPLIT)
+    with pytest.raises(DataError, match="line 2 contains half of a surrogate pair"):
+        translator.translate(["A. B.", "A. \ud800. B."], **SPLIT)
+    with pytest.raises(ConfigError, match="continues the line"):
+        Translator(language_model()).translate([TEXT], **SPLIT)
+
+
+@pytest.mark.parametrize(("code", "short"), [("en_XX", "en"), ("deu_Latn", "de"), ("PT-br", "pt"), ("zho_Hans", "zh")])
+def test_codes_of_models(code: str, short: str) -> None:
+    assert reader(input_split_lang=code).language(reader().encoder.languages.fixed) == short
+
+
+def test_the_language_of_a_task_is_the_default() -> None:
+    task = task_of(WhitespaceTokenizer(text_model().task.source_dictionary))
+    task.cfg = type("Config", (), {"source_lang": "de"})()
+    (found,) = Translator(text_model(task=task)).translate(["W1 z. B. w2. W3 w4."], input_split="sentences")
+    assert [part.source for part in found.sentences] == ["W1 z. B. w2.", "W3 w4."]
+
+
+def test_without_the_package_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sentencex", None)
+    with pytest.raises(ConfigError) as refused:
+        Translator(text_model()).translate([TEXT], **SPLIT)
+    assert str(refused.value) == "generation.input_split=sentences needs a package: pip install sentencex"
