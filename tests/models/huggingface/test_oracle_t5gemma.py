@@ -1,0 +1,228 @@
+"""T5Gemma folders that transformers 5 saved, and folders written here; see tests/transformers5_t5gemma.py.
+
+The fast tests read recorded folders. The slow one needs ``SEQGEN_TRANSFORMERS5``, see test_oracle_transformers5.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import seqgen.models  # noqa: F401  # declares the checkpoint loader
+from seqgen.checkpoints.loading import LoadedModel, load_model
+from seqgen.config import ReadingConfig
+from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
+from seqgen.errors import UserError
+from seqgen.models.huggingface.checkpoint import save_pretrained
+from seqgen.models.t5gemma import T5GemmaModel
+from tests.huggingface_decoding import assert_same, decode, source_batch
+from tests.huggingface_t5 import change_config
+
+RECORDED = Path(__file__).parent.parent.parent / "recorded" / "transformers5_t5gemma"
+SCRIPT = Path(__file__).parent.parent.parent / "transformers5_t5gemma.py"
+PYTHON = os.environ.get("SEQGEN_TRANSFORMERS5", "")
+COMPUTED: dict[str, Any] = json.loads((RECORDED / "computed.json").read_text())
+SOURCES = [(2, 5, 9, 7, 4, 8, 6, 1), (2, 6, 3, 1), (3, 10, 9, 4, 6, 7), (2,)]
+TARGET = [2, 9, 4, 10, 0, 7, 6, 1]
+
+every_model = pytest.mark.parametrize("name", COMPUTED)
+
+
+def read(folder: Path, dtype: torch.dtype | None = None) -> LoadedModel:
+    return load_model(folder, reading=ReadingConfig(tokenizer="ids"), dtype=dtype)
+
+
+@torch.no_grad()
+def logits(model: Any) -> Tensor:
+    source = source_batch(SOURCES).source
+    out: Tensor = model(source.src_tokens, source.src_lengths, torch.tensor([TARGET] * len(SOURCES))).logits
+    return out
+
+
+def assert_near(got: Tensor, wanted: Any) -> None:
+    torch.testing.assert_close(got, torch.as_tensor(wanted), rtol=0, atol=1e-5)
+
+
+@every_model
+def test_logits_are_the_originals(name: str) -> None:
+    """Unequal lengths with padding, and windows of one to three tokens."""
+    loaded = read(RECORDED / name)
+    assert loaded.notes == []
+    assert isinstance(loaded.model, T5GemmaModel)
+    assert_near(logits(loaded.model), COMPUTED[name]["logits"])
+
+
+@every_model
+@pytest.mark.parametrize("beams", [1, 3])
+def test_hypotheses_are_the_originals(name: str, beams: int) -> None:
+    model = read(RECORDED / name).model
+    found = decode(model, SOURCES, beam=beams, nbest=beams)
+    for got, wanted in zip(found, COMPUTED[name]["nbest"][str(beams)], strict=True):
+        assert_same(got, [(tuple(tokens), score) for tokens, score in wanted])
+
+
+@every_model
+def test_what_is_written_says_the_same(name: str, tmp_path: Path) -> None:
+    model = read(RECORDED / name).model
+    assert save_pretrained(model, tmp_path / "again") == []
+    again = read(tmp_path / "again")
+    assert again.notes == []
+    assert again.model.cfg == model.cfg
+    assert torch.equal(logits(again.model), logits(model))
+
+
+@every_model
+def test_what_is_written_is_read_by_version_4(name: str, tmp_path: Path) -> None:
+    """Windows of the encoder are smaller by one token there; without windows, logits are the same."""
+    transformers = pytest.importorskip("transformers")
+    model = read(RECORDED / name).model
+    model.cfg.encoder_sliding_window = model.encoder.cfg.encoder_sliding_window = 4096
+    save_pretrained(model, tmp_path / "again")
+    original = transformers.T5GemmaForConditionalGeneration.from_pretrained(
+        tmp_path / "again", attn_implementation="eager"
+    ).eval()
+    source = source_batch(SOURCES).source
+    mask = torch.arange(source.src_tokens.size(1)) < source.src_lengths.unsqueeze(1)
+    targets = torch.tensor([TARGET] * len(SOURCES))
+    with torch.no_grad():
+        wanted = original(source.src_tokens, attention_mask=mask.long(), decoder_input_ids=targets, use_cache=False)
+    inputs = targets[0].ne(0)  # version 4 masks padding in a target
+    assert_near(logits(model)[:, :4], wanted.logits[:, :4])
+    assert inputs[:4].all()
+
+
+def test_an_output_projection_of_its_own(tmp_path: Path) -> None:
+    """Version 5 writes all folders as tied; a projection that differs from the embedding is used."""
+    folder = tmp_path / "untied"
+    shutil.copytree(RECORDED / "untied", folder)
+    change_config(folder, tie_word_embeddings=True)
+    loaded = read(folder)
+    assert not loaded.model.cfg.tie_word_embeddings
+    assert_near(logits(loaded.model), COMPUTED["untied"]["logits"])
+
+
+def changed(folder: Path, side: str, **values: Any) -> str:
+    """What is said of a folder with other values in its configuration."""
+    shutil.copytree(RECORDED / "tied", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (config[side] if side else config).update(values)
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError) as error:
+        read(folder)
+    assert "\n" not in str(error.value)
+    return str(error.value).removeprefix(f"{folder}/config.json: ")
+
+
+@pytest.mark.parametrize(
+    ("side", "values", "message"),
+    [
+        ("encoder", {"hidden_size": "8"}, "encoder.hidden_size is '8', not a whole number of at least 1"),
+        ("encoder", {"hidden_size": -1}, "encoder.hidden_size is -1, not a whole number of at least 1"),
+        (
+            "decoder",
+            {"num_hidden_layers": 2**40},
+            "decoder.num_hidden_layers is 1099511627776, not a whole number of at",
+        ),
+        (
+            "decoder",
+            {"num_key_value_heads": 3},
+            "decoder_attention_heads=4 is not a multiple of decoder_key_value_heads=3",
+        ),
+        ("decoder", {"head_dim": 3}, "decoder_head_dim=3 must be even, as rotary positions need it"),
+        ("decoder", {"hidden_activation": "sine"}, "encoder.hidden_activation='gelu_pytorch_tanh' and decoder."),
+        ("encoder", {"layer_types": ["full_attention"]}, "encoder_layer_types has 1 entries, but encoder_layers is 2"),
+        ("encoder", {"layer_types": ["full_attention", "x"]}, "encoder_layer_types: there is no 'x'; choose"),
+        ("encoder", {"layer_types": {"a": 1}}, "encoder.layer_types is {'a': 1}, not a list of types of layers"),
+        ("encoder", {"layer_types": [1, 2]}, "encoder.layer_types is [1, 2], not a list of types of layers"),
+        (
+            "encoder",
+            {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+            "encoder.rope_parameters={'rope_type'",
+        ),
+        (
+            "encoder",
+            {"rope_parameters": {"rope_theta": "x"}},
+            "encoder.rope_parameters.rope_theta is 'x', not a number",
+        ),
+        ("encoder", {"rope_parameters": {"rope_theta": -1.0}}, "encoder.rope_theta is -1.0, not a number above 0"),
+        ("encoder", {"rope_parameters": 3}, "encoder.rope_parameters is 3, not keys and values"),
+        (
+            "encoder",
+            {"rope_scaling": {"factor": 2.0}},
+            "encoder.rope_scaling={'factor': 2.0} is not supported for a t5",
+        ),
+        ("decoder", {"attn_logit_softcapping": 3.0}, "encoder.attn_logit_softcapping=2.0 and decoder.attn_logit"),
+        ("decoder", {"final_logit_softcapping": 0}, "decoder.final_logit_softcapping is 0.0, not a number above 0, or"),
+        ("decoder", {"final_logit_softcapping": True}, "decoder.final_logit_softcapping is True, not a number"),
+        ("decoder", {"vocab_size": 12}, "encoder.vocab_size=11 and decoder.vocab_size=12 differ"),
+        ("decoder", {"bos_token_id": 11}, ""),
+        ("", {"encoder": [1]}, "encoder is [1], not keys and values"),
+        ("", {"is_encoder_decoder": False}, "a t5gemma with is_encoder_decoder=false is not supported"),
+        ("", {"dropout_rate": 2}, "dropout_rate=2.0 must be at most 0.99"),
+        (
+            "encoder",
+            {"query_pre_attn_scalar": 0},
+            "encoder.query_pre_attn_scalar is 0, not a whole number of at least 1",
+        ),
+    ],
+)
+def test_hostile_configurations(side: str, values: dict[str, Any], message: str, tmp_path: Path) -> None:
+    if "bos_token_id" in values:
+        pytest.skip("generation_config.json has precedence")
+    assert changed(tmp_path / "folder", side, **values).startswith(message)
+
+
+def test_unknown_keys_are_reported(tmp_path: Path) -> None:
+    shutil.copytree(RECORDED / "tied", tmp_path / "folder")
+    config = json.loads((tmp_path / "folder" / "config.json").read_text())
+    config["decoder"]["further"] = 3
+    (tmp_path / "folder" / "config.json").write_text(json.dumps(config))
+    notes = read(tmp_path / "folder").notes
+    assert notes == [f"{tmp_path}/folder/config.json: decoder.further=3 is unknown and is ignored"]
+
+
+def assert_tokenizer(folder: Path, wanted: dict[str, Any]) -> None:
+    tokenizer = load_pretrained_tokenizer(folder)
+    for text, ids in wanted["encoded"]:
+        assert tokenizer.encode_source(text) == ids, text
+    for ids, text, whole in wanted["decoded"]:
+        assert (tokenizer.decode(ids), tokenizer.decode(ids, skip_special_tokens=False)) == (text, whole), ids
+
+
+@pytest.mark.parametrize("name", ["tokenizer", "tokenizer-published"])
+def test_tokenizers(name: str, tmp_path: Path) -> None:
+    wanted = json.loads((RECORDED / "texts.json").read_text())[name]
+    assert_tokenizer(RECORDED / name, wanted)
+    save_pretrained_tokenizer(load_pretrained_tokenizer(RECORDED / name), tmp_path / name)
+    assert_tokenizer(tmp_path / name, wanted)
+    transformers = pytest.importorskip("transformers")
+    original = transformers.AutoTokenizer.from_pretrained(tmp_path / name)
+    for text, ids in wanted["encoded"]:
+        assert original(text).input_ids == ids, text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PYTHON, reason="needs SEQGEN_TRANSFORMERS5, a Python with transformers 5")
+def test_what_is_written_is_read_by_version_5(tmp_path: Path) -> None:
+    for name in COMPUTED:
+        save_pretrained(read(RECORDED / name).model, tmp_path / name)
+    tokenizer = load_pretrained_tokenizer(RECORDED / "tokenizer")
+    save_pretrained_tokenizer(tokenizer, tmp_path / "tokenizer")
+
+    def transformers5(*arguments: Any) -> Any:
+        done = subprocess.run([PYTHON, SCRIPT, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    for folder, values in transformers5("logits", *(str(tmp_path / name) for name in COMPUTED)).items():
+        assert_near(torch.tensor(values), COMPUTED[Path(folder).name]["logits"])
+    texts = transformers5("texts", str(tmp_path / "tokenizer"))[str(tmp_path / "tokenizer")]
+    assert texts == json.loads((RECORDED / "texts.json").read_text())["tokenizer"]
