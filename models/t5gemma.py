@@ -394,7 +394,7 @@ class T5GemmaDecoder(ProjectedOutput, IncrementalDecoder):
         return self.cfg.max_target_positions
 
 
-def _sized(hidden: int, intermediate: int, layers: int, heads: int, groups: int, head_dim: int) -> dict[str, int]:
+def _sized(hidden: int, intermediate: int, layers: int, heads: int, groups: int, head_dim: int) -> dict[str, Any]:
     """The values of one side."""
     return {
         **{"hidden_size": hidden, "intermediate_size": intermediate, "layers": layers, "attention_heads": heads},
@@ -402,7 +402,7 @@ def _sized(hidden: int, intermediate: int, layers: int, heads: int, groups: int,
     }
 
 
-def _preset(encoder: dict[str, int], decoder: dict[str, int], **further: Any) -> T5GemmaConfig:
+def _preset(encoder: dict[str, Any], decoder: dict[str, Any], **further: Any) -> T5GemmaConfig:
     values = {f"encoder_{key}": value for key, value in encoder.items()}
     values |= {f"decoder_{key}": value for key, value in decoder.items()}
     return T5GemmaConfig(**values, **further)

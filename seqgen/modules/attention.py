@@ -98,7 +98,7 @@ def _attend_plainly(
     query = query if scale == 1 else query * scale
     grouped = query.size(1) != key.size(1)
     if grouped:  # (B, H, Q, D) -> (B, G, H / G * Q, D): the queries of all heads of a group are those of one head
-        scores = _scores(_as_groups(query, key.size(1)), key).view(*query.shape[:3], -1)
+        scores = _scores(_as_groups(query, key.size(1)), key).reshape(*query.shape[:3], -1)
     else:
         scores = _scores(query, key)
     if soft_cap is not None:
@@ -111,7 +111,7 @@ def _attend_plainly(
     weights = scores.softmax(-1)
     dropped = weights if dropout is None else dropout(weights)
     if grouped:
-        out = torch.matmul(_as_groups(dropped, value.size(1)), value).view(*query.shape[:3], -1)
+        out = torch.matmul(_as_groups(dropped, value.size(1)), value).reshape(*query.shape[:3], -1)
     else:
         out = torch.matmul(dropped, value)
     return out, weights if need_weights else None
