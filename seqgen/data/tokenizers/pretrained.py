@@ -163,7 +163,9 @@ def _rows(model: dict[str, Any], key: str) -> int | None:
 
 
 def _model_config(folder: Path) -> dict[str, Any]:
-    return parse_object(read_file(folder / "config.json") or b"{}", f"{folder}/config.json")
+    config = parse_object(read_file(folder / "config.json") or b"{}", f"{folder}/config.json")
+    encoder = config.get("encoder")  # T5Gemma's sizes are there; its own vocab_size is not used
+    return {**config, "vocab_size": encoder.get("vocab_size")} if isinstance(encoder, dict) else config
 
 
 def make_tokenizer(

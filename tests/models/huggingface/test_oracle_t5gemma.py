@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pr
 from seqgen.errors import UserError
 from seqgen.models.huggingface.checkpoint import save_pretrained
 from seqgen.models.t5gemma import T5GemmaModel
+from tests.commands import command
 from tests.huggingface_decoding import assert_same, decode, source_batch
 from tests.huggingface_t5 import change_config
 
@@ -202,6 +204,49 @@ def test_tokenizers(name: str, tmp_path: Path) -> None:
     original = transformers.AutoTokenizer.from_pretrained(tmp_path / name)
     for text, ids in wanted["encoded"]:
         assert original(text).input_ids == ids, text
+
+
+def test_text_of_a_folder(tmp_path: Path) -> None:
+    """The tokenizer is that of the sizes of encoder and decoder; a ``vocab_size`` beside them is not used."""
+    tokenizer = load_pretrained_tokenizer(RECORDED / "tokenizer")
+    cfg = read(RECORDED / "tied").model.cfg
+    rows = len(tokenizer.dictionary) + 4
+    torch.manual_seed(0)
+    model = T5GemmaModel(replace(cfg, vocab_size=rows), rows, rows, tokenizer.dictionary.pad())
+    save_pretrained(model, tmp_path / "folder", tokenizer)
+    change_config(tmp_path / "folder", vocab_size=256000)
+    loaded = load_model(tmp_path / "folder")
+    assert loaded.notes == []
+    ids = dict(json.loads((RECORDED / "texts.json").read_text())["tokenizer"]["encoded"])["a dog"]
+    assert loaded.task.encode_source("a dog").tolist() == ids
+    assert loaded.task.encode_source("").tolist() == [2]
+    assert len(load_pretrained_tokenizer(tmp_path / "folder").dictionary) == rows
+    outcome = command("generate", f"path={tmp_path / 'folder'}", "input=-", "generation.max_len=3", stdin=b"a dog\n")
+    assert outcome.code == 0, outcome.err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"add_bos_token": False}, "adds no token to a text, so that an empty source would have none; set add_bos"),
+        ({"bos_token": "<start>"}, "has no bos_token; name it in its tokenizer_config.json"),
+    ],
+)
+def test_refused_tokenizers(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    shutil.copytree(RECORDED / "tokenizer", tmp_path / "tokenizer")
+    change_config(tmp_path / "tokenizer", "tokenizer_config.json", **change)
+    with pytest.raises(UserError, match=message):
+        load_pretrained_tokenizer(tmp_path / "tokenizer")
+
+
+def test_tokenizers_of_another_kind(tmp_path: Path) -> None:
+    shutil.copytree(RECORDED / "tokenizer", tmp_path / "tokenizer")
+    path = tmp_path / "tokenizer" / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["model"] = {"type": "WordLevel", "vocab": content["model"]["vocab"], "unk_token": "<unk>"}
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="is not a byte-pair encoding, which Gemma's tokenizer is"):
+        load_pretrained_tokenizer(tmp_path / "tokenizer")
 
 
 @pytest.mark.slow
