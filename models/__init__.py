@@ -11,6 +11,7 @@ MODELS.declare("transformer", "seqgen.models.transformer")
 MODELS.declare("transformer_lm", "seqgen.models.transformer_lm")
 for _prefix in ("t5", "mt5", "byt5", "umt5"):
     MODELS.declare(_prefix, "seqgen.models.t5.model")
+MODELS.declare("t5gemma", "seqgen.models.t5gemma")
 
 declare_checkpoint_loader(
     "fairseq checkpoint", lambda path: path.suffix == ".pt" and path.is_file(), "seqgen.models.fairseq.checkpoint"

@@ -144,6 +144,8 @@ from seqgen.modules.kv_cache.protocol import (
 from seqgen.modules.masks import QueryPositions as QueryPositions
 from seqgen.modules.multihead_attention import MultiheadAttention as MultiheadAttention
 from seqgen.modules.positions import LearnedPositions as LearnedPositions
+from seqgen.modules.rms_norm import RMSNorm as RMSNorm
+from seqgen.modules.rotary import RotaryPositions as RotaryPositions
 from seqgen.structures import Batch as Batch, DecoderOut as DecoderOut, EncoderOut as EncoderOut, Source as Source
 
 # isort: split

@@ -141,8 +141,9 @@ class TextToTextTask(RawTextTask):
 
     def _pairs(self, source: MixtureSource, split: str) -> PairDataset:
         inputs, targets = source.records(split)
+        tokenizer = self.source_tokenizer
         return PairDataset(
-            self._side(f"{split}.{source.name}.input", inputs, self.source_tokenizer.source_beginning),
+            self._side(f"{split}.{source.name}.input", inputs, tokenizer.source_beginning, ends=tokenizer.tail > 0),
             self._side(f"{split}.{source.name}.target", targets, self.target_tokenizer.beginning()),
             name=f"{split}.{source.name}",
             max_source_positions=self.cfg.max_source_positions,
@@ -150,12 +151,12 @@ class TextToTextTask(RawTextTask):
             on_overlong=self.cfg.on_overlong,
         )
 
-    def _side(self, label: str, records: Records, before: Sequence[int]) -> Side:
+    def _side(self, label: str, records: Records, before: Sequence[int], ends: bool = True) -> Side:
         encoder = RecordEncoder(self.source_tokenizer, records.record_format, records.template)
         store = build_store(
             self.cache, label, records.files, encoder, workers=self.cfg.workers, skip_lines=records.skip_lines
         )
-        return Side(store, self.source_dictionary.eos(), before=tuple(before))
+        return Side(store, self.source_dictionary.eos() if ends else None, before=tuple(before))
 
     def _check_unchanged(self) -> None:
         given = Path(self.cfg.mixture)

@@ -134,7 +134,9 @@ class ParallelTextTask(TextTask):
         """
         sample = self.cfg.subword_sampling and split == "train"
         label = f"{split}.{sides[0]}"
-        source = self._side(label, files.source, self.source_tokenizer, sample, frame.source, frame.after_source)
+        tokenizer = self.source_tokenizer
+        frames = (frame.source, frame.after_source)
+        source = self._side(label, files.source, tokenizer, sample, *frames, ends=tokenizer.tail > 0)
         target = None
         if files.target is not None:
             target = self._side(f"{split}.{sides[1]}", files.target, self.target_tokenizer, sample, frame.target)
@@ -157,10 +159,11 @@ class ParallelTextTask(TextTask):
         sample: bool,
         before: tuple[int, ...] = (),
         after: tuple[int, ...] = (),
+        ends: bool = True,
     ) -> Side:
         workers = self.cfg.workers
         store = build_store(self.cache, label, files, TokenEncoder(tokenizer), workers=workers)
-        eos = tokenizer.dictionary.eos()
+        eos = tokenizer.dictionary.eos() if ends else None
         if not sample:
             return Side(store, eos, before=before, after=after)
         text = build_store(self.cache, f"{label}-text", files, TextEncoder(), workers=workers)

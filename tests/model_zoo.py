@@ -107,6 +107,11 @@ _NARROW = {
 }
 _CONVOLUTIONAL = {"encoder_embed_dim": 12, "decoder_embed_dim": 12, "decoder_out_embed_dim": 12}
 _NARROW_T5 = {"d_model": 16, "d_kv": 6, "d_ff": 24, "num_layers": 2, "num_heads": 3}
+_NARROW_T5GEMMA = {
+    f"{side}_{key}": value
+    for side in ("encoder", "decoder")
+    for key, value in {"hidden_size": 16, "intermediate_size": 24, "layers": 2, "head_dim": 6}.items()
+}
 
 ZOO: dict[str, Specimen] = {
     "fconv_tiny": Specimen(registered("fconv_tiny")),
@@ -207,6 +212,22 @@ ZOO: dict[str, Specimen] = {
     "t5_bias_per_layer": Specimen(
         registered("t5", joint=True, **_NARROW_T5, feed_forward_proj="gated-gelu", per_layer_bias=True),
         start=1,
+        has_table=False,
+    ),
+    "t5gemma_tiny": Specimen(
+        registered("t5gemma_tiny", **_NARROW_T5GEMMA, encoder_sliding_window=2, decoder_sliding_window=3),
+        has_table=False,
+    ),
+    "t5gemma_untied": Specimen(
+        registered(
+            "t5gemma_tiny",
+            **{**_NARROW_T5GEMMA, "decoder_hidden_size": 20, "decoder_key_value_heads": 4},
+            decoder_layer_types=["full_attention", "sliding_attention"],
+            attn_logit_softcapping=0.0,
+            final_logit_softcapping=0.0,
+            attention_bias=True,
+            tie_word_embeddings=False,
+        ),
         has_table=False,
     ),
     "transformer_lm_tiny": Specimen(

@@ -40,6 +40,7 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 
 MODULES = {
     **dict.fromkeys(("t5", "mt5", "umt5"), "seqgen.models.huggingface.t5"),
+    "t5gemma": "seqgen.models.huggingface.t5gemma",
     "gpt2": "seqgen.models.huggingface.gpt2",
     **dict.fromkeys(("bart", "mbart", "pegasus", "marian", "m2m_100"), "seqgen.models.huggingface.bart"),
 }
@@ -161,8 +162,8 @@ def save_pretrained(
     """Write a model in Hugging Face's layout; transformers computes the same logits from it.
 
     Args:
-        model: a T5, a transformer with the layers of BART or one of its relatives, or a transformer_lm with those of
-            GPT-2.
+        model: a T5, a T5Gemma, a transformer with the layers of BART or one of its relatives, or a transformer_lm with
+            those of GPT-2.
         folder: the folder to write; it must not exist, and is not written if an error occurs.
         tokenizer: its tokenizer, to write as well.
         generation: the model's decoding settings.
@@ -226,8 +227,8 @@ def architecture_of_model(model: EncoderDecoderModel) -> Architecture:
         if isinstance(model, architecture.model_class):
             return architecture
     raise ConfigError(
-        f"a {type(model).__name__} cannot be written in Hugging Face's layout; only t5, transformer and transformer_lm "
-        "can"
+        f"a {type(model).__name__} cannot be written in Hugging Face's layout; only t5, t5gemma, transformer and "
+        "transformer_lm can"
     )
 
 

@@ -145,7 +145,7 @@ class Side:
 
     Attributes:
         store: the ids of each line, without end-of-sentence.
-        eos: id of end-of-sentence.
+        eos: id of end-of-sentence; ``None`` if lines have none, as sources of T5Gemma.
         tokenizer: samples a segmentation each time a line is read; ``None`` to use the ids in the store.
         text: the UTF-8 bytes of each line, which the tokenizer segments.
         before: ids that precede each line, such as BART's begin-of-sentence.
@@ -153,7 +153,7 @@ class Side:
     """
 
     store: TokenStore
-    eos: int
+    eos: int | None
     tokenizer: Tokenizer | None = None
     text: TokenStore | None = None
     before: tuple[int, ...] = ()
@@ -166,7 +166,12 @@ class Side:
     @property
     def frame(self) -> int:
         """How many tokens are added to the ids of a line."""
-        return len(self.before) + 1 + len(self.after)
+        return len(self.before) + len(self.ending)
+
+    @property
+    def ending(self) -> tuple[int, ...]:
+        """The ids that follow each line."""
+        return self.after if self.eos is None else (self.eos, *self.after)
 
     def tokens(self, index: int, limit: int | None = None) -> Tensor:
         """Read a line.
@@ -183,7 +188,7 @@ class Side:
             ids = ids[: limit - self.frame]
         tokens = np.empty(len(ids) + self.frame, np.int64)
         start, end = len(self.before), len(self.before) + len(ids)
-        tokens[:start], tokens[start:end], tokens[end], tokens[end + 1 :] = self.before, ids, self.eos, self.after
+        tokens[:start], tokens[start:end], tokens[end:] = self.before, ids, self.ending
         return torch.from_numpy(tokens)
 
     def sample(self, index: int, limit: int | None, seed: tuple[int, ...]) -> Tensor:
@@ -205,7 +210,7 @@ class Side:
         ids = self.tokenizer.sample(self.text[index].tobytes().decode(), number)
         if limit is not None and len(ids) + self.frame > limit:
             return self.tokens(index, limit)
-        return torch.tensor([*self.before, *ids, self.eos, *self.after])
+        return torch.tensor([*self.before, *ids, *self.ending])
 
 
 class PairDataset:

@@ -92,7 +92,7 @@ class FlatState:
                 self.cross_attentions[name] = module
             elif isinstance(module, MultiheadAttention):
                 self._self_attentions[name] = module
-                shape = (ROWS, module.num_heads, SEEN, module.head_dim)
+                shape = (ROWS, module.kv_heads, SEEN, module.head_dim)
                 dtype = module.in_proj.weight.dtype
                 self.tensors += [NamedTensor(f"{name}.{kind}", shape, dtype) for kind in (KEYS, VALUES)]
             elif isinstance(module, LinearizedConvolution):

@@ -169,13 +169,15 @@ def prune_heads(
         cross: heads of encoder-decoder attention.
 
     Raises:
-        ConfigError: there is no such layer or head.
+        ConfigError: there is no such layer or head, or heads share their keys and values.
     """
     chosen = [
         (attention, head)
         for name, heads in (("encoder", encoder), ("decoder", decoder), ("cross", cross))
         for attention, head in _chosen(model, name, heads or {})
     ]
+    if any(attention.kv_heads != attention.num_heads for attention, _ in chosen):
+        raise ConfigError("heads that share keys and values (grouped-query attention) cannot be pruned one by one")
     for attention, head in chosen:  # nothing is changed if one of the heads does not exist
         inner, dim = attention.num_heads * attention.head_dim, attention.head_dim
         projection = attention.kv_proj if attention.encoder_decoder else attention.in_proj

@@ -1,6 +1,6 @@
 """Scaled dot-product attention without projections and caches, and that of the convolutional model.
 
-Letters: ``B`` rows of the keys, ``H`` heads, ``Q`` queries, ``K`` keys, ``D`` size of a head.
+Letters: ``B`` rows of the keys, ``H`` heads, ``G`` heads of the keys, ``Q`` queries, ``K`` keys, ``D`` size of a head.
 """
 
 from __future__ import annotations
@@ -43,19 +43,23 @@ def attend(
     *,
     is_causal: bool = False,
     scale: float | None = None,
+    soft_cap: float | None = None,
     dropout: Dropout | None = None,
     need_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Average the values, weighted by the softmax of scaled scores (Vaswani et al. 2017, equation 1).
 
+    Several successive heads of the queries may share one head of the keys and values: ``G`` divides ``H``.
+
     Args:
         query: ``(B, H, Q, D)``.
-        key: ``(B, H, K, D)``.
-        value: ``(B, H, K, D)``.
+        key: ``(B, G, K, D)``.
+        value: ``(B, G, K, D)``.
         mask: broadcastable to ``(B, H, Q, K)``; bool, true where a query may attend, or a float that is added to the
             scores. The output of a query that may attend to nothing is undefined but finite.
         is_causal: whether query ``i`` attends only to keys up to ``i``; ``mask`` must then be ``None``.
         scale: factor of the scores; by default ``D ** -0.5``.
+        soft_cap: bound of the scaled scores, see ``soft_capped``; ``None`` for no bound.
         dropout: applied to the weights.
         need_weights: whether to return the weights.
 
@@ -66,11 +70,14 @@ def attend(
     dropout = dropout if drops else None
     on_cpu = query.device.type == "cpu"
     queries, keys = query.size(-2), key.size(-2)
-    plain = need_weights or not INPUT_CHOICES.is_on()
+    plain = need_weights or soft_cap is not None or not INPUT_CHOICES.is_on()
     if plain or (on_cpu and (drops or queries <= _FEW or queries * keys <= _SMALL)):
-        return _attend_plainly(query, key, value, mask, is_causal, scale, dropout, need_weights)
+        return _attend_plainly(query, key, value, mask, is_causal, scale, soft_cap, dropout, need_weights)
     p = 0.0 if dropout is None else dropout.p
-    out = F.scaled_dot_product_attention(query, key, value, mask, dropout_p=p, is_causal=is_causal, scale=scale)
+    grouped = query.size(1) != key.size(1)
+    out = F.scaled_dot_product_attention(
+        query, key, value, mask, dropout_p=p, is_causal=is_causal, scale=scale, enable_gqa=grouped
+    )
     return out, None
 
 
@@ -81,21 +88,43 @@ def _attend_plainly(
     mask: Tensor | None,
     is_causal: bool,
     scale: float | None,
+    soft_cap: float | None,
     dropout: Dropout | None,
     need_weights: bool,
 ) -> tuple[Tensor, Tensor | None]:
     scale = query.size(-1) ** -0.5 if scale is None else scale
     if is_causal:
         mask = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).tril()
-    scores = _scores(query if scale == 1 else query * scale, key)
+    query = query if scale == 1 else query * scale
+    grouped = query.size(1) != key.size(1)
+    if grouped:  # (B, H, Q, D) -> (B, G, H / G * Q, D): the queries of all heads of a group are those of one head
+        scores = _scores(_as_groups(query, key.size(1)), key).reshape(*query.shape[:3], -1)
+    else:
+        scores = _scores(query, key)
+    if soft_cap is not None:
+        scores = soft_capped(scores, soft_cap)
     if mask is not None and mask.dtype == torch.bool:
         # The lowest finite number and not -inf: the softmax of a fully masked row must not be NaN.
         scores.masked_fill_(~mask, torch.finfo(scores.dtype).min)
     elif mask is not None:
         scores = scores.add_(mask) if mask.dtype == scores.dtype else scores + mask
     weights = scores.softmax(-1)
-    out = torch.matmul(weights if dropout is None else dropout(weights), value)
+    dropped = weights if dropout is None else dropout(weights)
+    if grouped:
+        out = torch.matmul(_as_groups(dropped, value.size(1)), value).reshape(*query.shape[:3], -1)
+    else:
+        out = torch.matmul(dropped, value)
     return out, weights if need_weights else None
+
+
+def _as_groups(x: Tensor, groups: int) -> Tensor:
+    """Concatenate the queries of all heads of a group: ``(B, H, Q, C)`` to ``(B, G, H / G * Q, C)``."""
+    return x.reshape(x.size(0), groups, -1, x.size(-1))
+
+
+def soft_capped(x: Tensor, bound: float) -> Tensor:
+    """Bound values smoothly: ``bound * tanh(x / bound)``, close to ``x`` where it is small (Gemma 2, section 2)."""
+    return torch.tanh(x / bound) * bound
 
 
 def _scores(query: Tensor, key: Tensor) -> Tensor:

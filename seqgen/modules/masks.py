@@ -130,6 +130,16 @@ class QueryPositions:
         keys = torch.arange(self.seen + self.new, device=self.device)
         return keys[self.seen :].unsqueeze(1) - keys
 
+    @cached_property
+    def positions(self) -> Tensor:
+        """``(1 or N, new)`` int64, the position of each query in its sentence, from 0; padding is not counted."""
+        if self.segments is not None:
+            return segment_positions(self.segments)
+        if self.padding_mask is not None:
+            return ((~self.padding_mask).cumsum(1) - 1).clamp(min=0)
+        steps = torch.arange(self.seen, self.seen + self.new, device=self.device).unsqueeze(0)
+        return steps if self.start_offsets is None else (steps - self.start_offsets.unsqueeze(1)).clamp(min=0)
+
     @property
     def is_plain_causal(self) -> bool:
         """Whether the mask is only causal and nothing was seen before: attention kernels then need no mask tensor."""

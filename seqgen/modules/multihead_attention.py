@@ -14,6 +14,7 @@ from seqgen.modules.kv_cache.growing import GrowingCache, StaticCache
 from seqgen.modules.kv_cache.indirection import IndirectionCache, IndirectionTable
 from seqgen.modules.kv_cache.protocol import KeysAndValues, KeyValueCache
 from seqgen.modules.linear import Linear
+from seqgen.modules.rotary import Rotation
 
 
 def choose_cache(incremental_state: StateDict, new: KeysAndValues) -> KeyValueCache:
@@ -60,6 +61,13 @@ class MultiheadAttention(StatefulModule):
         dropout: probability of dropping an attention weight.
         bias: whether projections have a bias.
         scale: factor of the scores; by default ``head_dim ** -0.5``.
+        kv_heads: heads of keys and values, each shared by ``num_heads / kv_heads`` successive heads (grouped-query
+            attention, Ainslie et al. 2023); by default ``num_heads``.
+        soft_cap: bound of the scaled scores, see ``attention.soft_capped``; ``None`` for no bound.
+
+    Raises:
+        ValueError: ``num_heads`` does not divide ``embed_dim`` without a ``head_dim``, or ``kv_heads`` does not divide
+            ``num_heads``.
 
     Attributes:
         cache: a class derived from ``KeyValueCache``, or another callable that returns an empty cache, for all search
@@ -78,21 +86,27 @@ class MultiheadAttention(StatefulModule):
         dropout: float = 0.0,
         bias: bool = True,
         scale: float | None = None,
+        kv_heads: int | None = None,
+        soft_cap: float | None = None,
     ):
         super().__init__()
         if head_dim is None and embed_dim % num_heads:
             raise ValueError(f"embed_dim={embed_dim} is not a multiple of num_heads={num_heads}")
+        if num_heads % (kv_heads or num_heads):
+            raise ValueError(f"num_heads={num_heads} is not a multiple of kv_heads={kv_heads}")
         self.embed_dim = embed_dim
         self.num_heads = num_heads
+        self.kv_heads = kv_heads or num_heads
         self.head_dim = head_dim or embed_dim // num_heads
         self.scale = scale
+        self.soft_cap = soft_cap
         self.encoder_decoder = encoder_dim is not None
-        inner_dim = self.num_heads * self.head_dim
+        inner_dim, kv_dim = self.num_heads * self.head_dim, self.kv_heads * self.head_dim
         if encoder_dim is None:
-            self.in_proj = Linear(embed_dim, 3 * inner_dim, bias=bias)
+            self.in_proj = Linear(embed_dim, inner_dim + 2 * kv_dim, bias=bias)
         else:
             self.q_proj = Linear(embed_dim, inner_dim, bias=bias)
-            self.kv_proj = Linear(encoder_dim, 2 * inner_dim, bias=bias)
+            self.kv_proj = Linear(encoder_dim, 2 * kv_dim, bias=bias)
         self.out_proj = Linear(inner_dim, embed_dim, bias=bias)
         self.dropout = Dropout(dropout)
         self.cache: Callable[[], KeyValueCache] | None = None
@@ -101,9 +115,13 @@ class MultiheadAttention(StatefulModule):
 
     def reset_parameters(self) -> None:
         """Initialize the query, key and value matrices each by Glorot initialization with gain 1/sqrt(2)."""
-        fused = [self.q_proj, self.kv_proj] if self.encoder_decoder else [self.in_proj]
-        for projection in fused:
-            for block in projection.weight.detach().view(-1, self.num_heads * self.head_dim, projection.in_features):
+        rows, shared = self.num_heads * self.head_dim, self.kv_heads * self.head_dim
+        if self.encoder_decoder:
+            fused = [(self.q_proj, [rows]), (self.kv_proj, [shared, shared])]
+        else:
+            fused = [(self.in_proj, [rows, shared, shared])]
+        for projection, sizes in fused:
+            for block in projection.weight.detach().split(sizes):
                 nn.init.xavier_uniform_(block, gain=0.5**0.5)
         nn.init.xavier_uniform_(self.out_proj.weight)
         if self.out_proj.bias is not None:
@@ -117,6 +135,7 @@ class MultiheadAttention(StatefulModule):
         attn_mask: Tensor | None = None,
         *,
         is_causal: bool = False,
+        rotation: Rotation | None = None,
         incremental_state: StateDict | None = None,
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
@@ -132,6 +151,8 @@ class MultiheadAttention(StatefulModule):
                 ``(N, H, T, K)``, where ``K`` includes cached positions. Not for keys that beams share.
             is_causal: whether each position of self-attention attends only to those up to itself; ``attn_mask`` is then
                 ``None``.
+            rotation: rotates the queries and keys of self-attention by their positions, see ``RotaryPositions``; keys
+                are cached rotated.
             incremental_state: the decoding state; ``None`` for the parallel pass.
             need_weights: whether to return the weights.
 
@@ -149,8 +170,13 @@ class MultiheadAttention(StatefulModule):
             q = self.q_proj(query).view(rows, length, self.num_heads, self.head_dim)
             seen = self._encoder_keys(encoder_out, key_padding_mask, rows, incremental_state)
         else:
-            # (N, T, 3 * H * D) -> (N, T, 3, H, D)
-            q, k, v = self.in_proj(query).view(rows, length, 3, self.num_heads, self.head_dim).unbind(2)
+            # (N, T, (H + 2 * G) * D) -> (N, T, H + 2 * G, D)
+            projected = self.in_proj(query).view(rows, length, -1, self.head_dim)
+            if rotation is not None:
+                rotated, v = projected.split([self.num_heads + self.kv_heads, self.kv_heads], dim=2)
+                q, k = rotation(rotated).split([self.num_heads, self.kv_heads], dim=2)
+            else:
+                q, k, v = projected.split([self.num_heads, self.kv_heads, self.kv_heads], dim=2)
             new = KeysAndValues(k.transpose(1, 2), v.transpose(1, 2), key_padding_mask)
             seen = self._appended(new, rows, incremental_state)
         # Attention weights are those over each row's own positions, not over the slots that beams share.
@@ -164,6 +190,7 @@ class MultiheadAttention(StatefulModule):
             mask,
             is_causal=is_causal,
             scale=self.scale,
+            soft_cap=self.soft_cap,
             dropout=self.dropout,
             need_weights=need_heads,
         )
@@ -192,10 +219,10 @@ class MultiheadAttention(StatefulModule):
             padding_mask: ``(B, S)`` bool, true at padding; ``None`` if there is no padding.
 
         Returns:
-            Keys and values ``(B, H, S, D)``.
+            Keys and values ``(B, G, S, D)``, where ``G`` is ``kv_heads``.
         """
-        # (B, S, 2 * H * D) -> (B, S, 2, H, D) -> two of (B, H, S, D)
-        kv = self.kv_proj(encoder_out).view(*encoder_out.shape[:2], 2, self.num_heads, self.head_dim)
+        # (B, S, 2 * G * D) -> (B, S, 2, G, D) -> two of (B, G, S, D)
+        kv = self.kv_proj(encoder_out).view(*encoder_out.shape[:2], 2, self.kv_heads, self.head_dim)
         key, value = kv.permute(2, 0, 3, 1, 4).unbind(0)
         return KeysAndValues(key, value, padding_mask)
 

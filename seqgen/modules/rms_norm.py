@@ -19,22 +19,29 @@ class RMSNorm(nn.Module):
     Args:
         dim: dimension of the features.
         eps: added to the mean square.
+        zero_centered: whether the factor is ``1 + weight`` and the weight begins as zeros, as in Gemma. In float16 and
+            bfloat16, the factor is then applied in float32.
     """
 
-    def __init__(self, dim: int, eps: float = 1e-6):
+    def __init__(self, dim: int, eps: float = 1e-6, zero_centered: bool = False):
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
+        self.weight = nn.Parameter(torch.zeros(dim) if zero_centered else torch.ones(dim))
         self.eps = eps
+        self.zero_centered = zero_centered
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize ``(..., C)`` over its last dimension."""
         if x.dtype != self.weight.dtype or x.dtype in (torch.float16, torch.bfloat16):
             wide = x.to(torch.promote_types(x.dtype, torch.float32))
+            if self.zero_centered:
+                factor = 1 + self.weight.to(wide.dtype)
+                return (F.rms_norm(wide, self.weight.shape, eps=self.eps) * factor).to(self.weight.dtype)
             return F.rms_norm(wide, self.weight.shape, eps=self.eps).to(self.weight.dtype) * self.weight
+        factor = 1 + self.weight if self.zero_centered else self.weight
         if x.device.type == "cpu" and torch.is_grad_enabled():
-            normalized: Tensor = _RMSNorm.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
+            normalized: Tensor = _RMSNorm.apply(x, factor, self.eps)  # type: ignore[no-untyped-call]
             return normalized
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return F.rms_norm(x, self.weight.shape, factor, self.eps)
 
     def extra_repr(self) -> str:
         """The size, for ``print(model)``."""

@@ -180,7 +180,7 @@ class InputEncoder:
             if len(ids) > longest:
                 tail = model.task.source_tokenizer.tail
                 notes.append(f"of {len(ids)} source tokens only the first {longest - tail} were read")
-                ids = torch.cat([ids[: longest - tail], ids[-tail:]])
+                ids = torch.cat([ids[: longest - tail], ids[len(ids) - tail :]])
             sources.append(ids)
             if len(sources) <= len(self.members):
                 translation.member_sources.append(own)

@@ -53,6 +53,13 @@ def test_empty_sides_are_left_out(sides: tuple[Side, Side]) -> None:
     ]
 
 
+def test_sources_without_end_of_sentence(sides: tuple[Side, Side]) -> None:
+    source = replace(sides[0], eos=None, before=(7,))
+    assert [source.tokens(index).tolist() for index in (0, 1)] == [[7, 4, 5], [7]]
+    assert source.tokens(2, limit=3).tolist() == [7, 4, 4]
+    assert source.lengths().tolist() == [3, 1, 5, 2, 3, 2]
+
+
 def test_overlong_dropped(sides: tuple[Side, Side]) -> None:
     dataset = PairDataset(*sides, name="train", max_source_positions=4, max_target_positions=5)
     assert dataset.indices.tolist() == [0, 5]

@@ -29,7 +29,7 @@ from seqgen.data.tokenizers.special_tokens import DEFAULTS, MAX_IDS
 from seqgen.errors import DataError, nearest
 
 SLOW, FAST, BYTES, GPT2 = "T5Tokenizer", "T5TokenizerFast", "ByT5Tokenizer", "GPT2TokenizerFast"
-MARIAN = "MarianTokenizer"
+MARIAN, GEMMA = "MarianTokenizer", "GemmaTokenizer"
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ _NLLB = ("multilingual:SlowNllbTokenizer", "multilingual:FastNllbTokenizer")
 CLASSES = {
     **_both(SLOW, "t5:SlowT5Tokenizer", "fast:FastT5Tokenizer", MODEL_FILE),
     BYTES: TokenizerClass("t5:ByteTokenizer"),
+    GEMMA: TokenizerClass("gemma:GemmaTokenizer", is_fast=True),
     GPT2: TokenizerClass("gpt2:GPT2Tokenizer", (VOCAB_FILE, MERGES_FILE), is_fast=True),
     **_both("BartTokenizer", "gpt2:SlowBartTokenizer", "gpt2:FastBartTokenizer", VOCAB_FILE, MERGES_FILE),
     **_both("MBartTokenizer", *_MBART, FAIRSEQ_MODEL_FILE),
@@ -76,6 +77,7 @@ CLASSES = {
 
 ALIASES = {
     **{"MT5Tokenizer": SLOW, "MT5TokenizerFast": FAST, "GPT2Tokenizer": GPT2},
+    "GemmaTokenizerFast": GEMMA,
     **{"RobertaTokenizer": "BartTokenizer", "RobertaTokenizerFast": "BartTokenizerFast"},
 }
 """Other class names of the same tokenizers."""
@@ -85,6 +87,7 @@ ANY = "TokenizersBackend"
 
 BY_MODEL = {
     "gpt2": GPT2,
+    "t5gemma": GEMMA,
     "bart": "BartTokenizerFast",
     "mbart": "MBartTokenizerFast",
     "m2m_100": "M2M100Tokenizer",
@@ -160,7 +163,9 @@ def _rows(model: dict[str, Any], key: str) -> int | None:
 
 
 def _model_config(folder: Path) -> dict[str, Any]:
-    return parse_object(read_file(folder / "config.json") or b"{}", f"{folder}/config.json")
+    config = parse_object(read_file(folder / "config.json") or b"{}", f"{folder}/config.json")
+    encoder = config.get("encoder")  # T5Gemma's sizes are there; its own vocab_size is not used
+    return {**config, "vocab_size": encoder.get("vocab_size")} if isinstance(encoder, dict) else config
 
 
 def make_tokenizer(

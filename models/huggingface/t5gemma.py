@@ -1,0 +1,296 @@
+"""T5Gemma in Hugging Face's layout: its ``config.json`` and the names of its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from seqgen.checkpoints.loading import DecodingTask
+from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.errors import CheckpointError, ConfigError, shown
+from seqgen.models.huggingface.architecture import ACTIVATIONS, Architecture, JSONConfig
+from seqgen.models.huggingface.weights import Layout, Piece, stacked
+from seqgen.models.t5gemma import T5GemmaConfig, T5GemmaModel
+
+_SIDES = ("encoder", "decoder")
+_HEAD, _EMBEDDING = "lm_head.out_proj.weight", "model.decoder.embed_tokens.weight"
+
+_SIZES: tuple[tuple[str, str, int], ...] = (
+    ("hidden_size", "hidden_size", 2304),
+    ("intermediate_size", "intermediate_size", 9216),
+    ("num_hidden_layers", "layers", 26),
+    ("num_attention_heads", "attention_heads", 8),
+    ("num_key_value_heads", "key_value_heads", 4),
+    ("head_dim", "head_dim", 256),
+    ("query_pre_attn_scalar", "query_pre_attn_scalar", 256),
+    ("sliding_window", "sliding_window", 4096),
+)
+"""For each size of a side its name in the file, the name here without the side, and the default."""
+
+_SHARED: dict[str, Any] = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "attention_bias": False,
+    "attn_logit_softcapping": 50.0,
+    "vocab_size": 256000,
+}
+"""Values that the file has for each side and seqgen for both, with their defaults."""
+
+_IDS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
+"""Defaults of the special ids of the decoder."""
+
+_NAMES = {activation: name for name, activation in reversed(ACTIVATIONS.items())} | {
+    "gelu_accurate": "gelu_pytorch_tanh"
+}
+"""For each activation its name in the file."""
+
+_OFF = ("rope_scaling", "pruned_heads", "tie_encoder_decoder")
+"""Keys that change the computation and are not supported."""
+
+_NO_EFFECT = """
+    is_decoder cross_attention_hidden_size dropout_rate attention_dropout initializer_range use_cache model_type
+    tie_word_embeddings is_encoder_decoder final_logit_softcapping dtype torch_dtype transformers_version
+    """.split()  # noqa: SIM905
+"""Keys of a side that have no effect: those of the whole file replace some."""
+
+
+class T5GemmaArchitecture(Architecture):
+    """T5Gemma; see ``Architecture``."""
+
+    model_class = T5GemmaModel
+    no_effect = frozenset(
+        ["classifier_dropout_rate", "initializer_range", "vocab_size"]
+        + [f"{side}.{key}" for side in _SIDES for key in [*_NO_EFFECT, *_IDS]]
+    )
+
+    def read_config(self, config: JSONConfig) -> T5GemmaConfig:
+        """Turn a folder's ``config.json`` into a configuration."""
+        flat = _flattened(config)
+        flat.refuse([*_OFF, *(f"{side}.{key}" for side in _SIDES for key in _OFF)], "t5gemma")
+        if not flat.get("is_encoder_decoder", True):
+            raise CheckpointError(f"{flat.path}: a t5gemma with is_encoder_decoder=false is not supported")
+        values: dict[str, Any] = {"_name": "t5gemma"}
+        for side in _SIDES:
+            sizes = flat.read_table([(f"{side}.{key}", f"{side}_{ours}", size) for key, ours, size in _SIZES], 1)
+            values |= {**sizes, f"{side}_rope_theta": _rope_theta(flat, side), **_layer_types(flat, side)}
+        shared = _shared(flat)
+        activation = shared.pop("hidden_activation")
+        if activation not in ACTIVATIONS:
+            raise CheckpointError(
+                f"{flat.path}: encoder.hidden_activation={activation!r} is not supported; seqgen supports "
+                f"{', '.join(sorted(ACTIVATIONS))}"
+            )
+        values |= {**shared, "activation_fn": ACTIVATIONS[activation]}
+        values["final_logit_softcapping"] = _bound(flat, "decoder.final_logit_softcapping", 30.0)
+        values |= {key: flat.get(key, 0.0) for key in ("dropout_rate", "attention_dropout")}
+        values["tie_word_embeddings"] = flat.get("tie_word_embeddings", True)
+        values["decoder_start_token_id"] = flat.get("decoder_start_token_id", -1, minimum=-1)
+        for side, key in (("encoder", "max_source_positions"), ("decoder", "max_target_positions")):
+            values[key] = flat.get(f"{side}.max_position_embeddings", 8192, minimum=1)
+        cfg: T5GemmaConfig = config.model(values)
+        return cfg
+
+    def vocab_size(self, cfg: T5GemmaConfig, config: JSONConfig) -> int:
+        """The size of the vocabulary."""
+        return cfg.vocab_size
+
+    def make_task(self, cfg: T5GemmaConfig, path: Path, tokenizer: Tokenizer) -> DecodingTask:
+        """The task that decodes; the configuration gets the first decoder input."""
+        config = _flattened(JSONConfig.read(path / "config.json"))
+        bos = config.get("bos_token_id", config.get("decoder.bos_token_id", _IDS["bos_token_id"]))
+        start = self.first_decoder_input(path, cfg.decoder_start_token_id, bos)
+        cfg.decoder_start_token_id = -1 if start == tokenizer.dictionary.eos() else start
+        return DecodingTask(None, tokenizer, tokenizer)
+
+    def generation_defaults(self, config: JSONConfig) -> dict[str, Any]:
+        """The special ids of the decoder; see ``Architecture.generation_defaults``."""
+        return {key: value for key in _IDS if (value := _flattened(config).value(f"decoder.{key}")) is not None}
+
+    def reading_notes(self, config: JSONConfig) -> list[str]:
+        """Notes about keys that are unknown; see ``Architecture.reading_notes``."""
+        return super().reading_notes(_flattened(config))
+
+    def special_ids(self, model: T5GemmaModel, tokenizer: Tokenizer | None) -> dict[str, int]:
+        """The special ids of the files of a folder."""
+        eos = _IDS["eos_token_id"] if tokenizer is None else tokenizer.dictionary.eos()
+        start = model.start_token(eos)
+        bos = None if tokenizer is None else tokenizer.dictionary.bos()
+        pad = model.encoder.padding_idx
+        return {
+            **{"pad_token_id": pad, "eos_token_id": eos, "bos_token_id": start if bos is None else bos},
+            "decoder_start_token_id": start,
+        }
+
+    def write_config(self, model: T5GemmaModel) -> dict[str, Any]:
+        """The content of a model's ``config.json``.
+
+        Raises:
+            ConfigError: the sizes of source and target vocabulary differ.
+        """
+        cfg = model.cfg
+        rows = {model.encoder.embed_tokens.num_embeddings, model.decoder.embed_tokens.num_embeddings}
+        if len(rows) > 1:
+            raise ConfigError(
+                "a t5gemma whose source and target vocabularies differ in size cannot be written in Hugging Face's "
+                "layout, which has one tokenizer; train it with task.joined_dictionary=true"
+            )
+        shared = {
+            "vocab_size": rows.pop(),
+            "hidden_activation": _NAMES[cfg.activation_fn.replace("gelu_fast", "gelu_accurate")],
+            "rms_norm_eps": cfg.rms_norm_eps,
+            "attention_bias": cfg.attention_bias,
+            "attn_logit_softcapping": cfg.attn_logit_softcapping or None,
+            "final_logit_softcapping": cfg.final_logit_softcapping or None,
+            "pad_token_id": model.encoder.padding_idx,
+        }
+        dropout = {"dropout_rate": cfg.dropout_rate, "attention_dropout": cfg.attention_dropout}
+        longest = {"encoder": cfg.max_source_positions, "decoder": cfg.max_target_positions}
+        sides: dict[str, dict[str, Any]] = {}
+        for side in _SIDES:
+            theta = getattr(cfg, f"{side}_rope_theta")
+            sides[side] = {
+                "model_type": "t5_gemma_module",
+                **{theirs: getattr(cfg, f"{side}_{ours}") for theirs, ours, _ in _SIZES},
+                **shared,
+                "layer_types": cfg.layer_types(side),
+                "max_position_embeddings": longest[side],
+                "rope_theta": theta,  # of version 4 of transformers
+                "rope_parameters": {"rope_type": "default", "rope_theta": theta},
+                "is_decoder": side == "decoder",
+            }
+        if cfg.decoder_start_token_id >= 0:
+            sides["decoder"]["bos_token_id"] = cfg.decoder_start_token_id
+        sides["decoder"]["cross_attention_hidden_size"] = cfg.encoder_hidden_size
+        return {
+            **{"architectures": ["T5GemmaForConditionalGeneration"], "model_type": "t5gemma"},
+            **{"is_encoder_decoder": True, **sides, **dropout, "tie_word_embeddings": cfg.tie_word_embeddings},
+            **{"vocab_size": shared["vocab_size"], "use_cache": True},
+        }
+
+    def layout(self, cfg: T5GemmaConfig) -> Layout:
+        """The names of the weights."""
+        pieces: dict[str, Piece] = {}
+        for side in _SIDES:
+            pieces[f"model.{side}.embed_tokens.weight"] = Piece(f"{side}.embed_tokens.weight")
+            pieces[f"model.{side}.norm.weight"] = Piece(f"{side}.layer_norm.weight")
+            for index in range(getattr(cfg, f"{side}_layers")):
+                pieces |= _layer(cfg, side, index)
+        if cfg.tie_word_embeddings:
+            return Layout(pieces, tied={_HEAD: _EMBEDDING})
+        return Layout({**pieces, _HEAD: Piece("decoder.output_projection.weight")})
+
+    def untie(self, model: T5GemmaModel, weights: dict[str, Tensor]) -> None:  # type: ignore[override]
+        """Untie a model's output projection."""
+        model.cfg.tie_word_embeddings = False
+        model.decoder.output_projection.weight = nn.Parameter(weights[_HEAD])
+
+
+ARCHITECTURE = T5GemmaArchitecture()
+
+
+def _flattened(config: JSONConfig) -> JSONConfig:
+    """The file with ``encoder.KEY`` and ``decoder.KEY`` in place of its two parts.
+
+    Raises:
+        CheckpointError: a part does not hold keys and values.
+    """
+    values = {key: value for key, value in config.values.items() if key not in _SIDES}
+    for side in _SIDES:
+        part = config.value(side, {})
+        if not isinstance(part, dict):
+            raise config.wrong(side, part, "keys and values")
+        values |= {f"{side}.{key}": value for key, value in part.items()}
+    return JSONConfig(config.path, values, config.asked)
+
+
+def _shared(config: JSONConfig) -> dict[str, Any]:
+    """The values of ``_SHARED``, which must be the same for both sides.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    shared = {}
+    for key, default in _SHARED.items():
+        first, second = (
+            _bound(config, f"{side}.{key}", default)
+            if key == "attn_logit_softcapping"
+            else config.get(f"{side}.{key}", default, minimum=1)
+            for side in _SIDES
+        )
+        if first != second:
+            raise CheckpointError(
+                f"{config.path}: encoder.{key}={shown(first)} and decoder.{key}={shown(second)} differ, which is not "
+                "supported for a t5gemma"
+            )
+        shared[key] = first
+    return shared
+
+
+def _bound(config: JSONConfig, key: str, default: float) -> float:
+    """A bound of scores or logits; 0 if the file has ``null``, which means none."""
+    if key in config.values and config.values[key] is None:
+        config.asked.add(key)
+        return 0.0
+    value = config.get(key, default)
+    if value <= 0:
+        raise config.wrong(key, value, "a number above 0, or null")
+    return value
+
+
+def _rope_theta(config: JSONConfig, side: str) -> float:
+    """The base of the rotary positions: in ``rope_parameters`` from version 5 of transformers on.
+
+    Raises:
+        CheckpointError: the positions are scaled, or a value is not a number.
+    """
+    key = f"{side}.rope_parameters"
+    theta = config.get(f"{side}.rope_theta", 10000.0)
+    given = config.value(key, {})
+    if not isinstance(given, dict):
+        raise config.wrong(key, given, "keys and values")
+    scaled = {name: value for name, value in given.items() if name not in ("rope_theta", "rope_type") and value}
+    if given.get("rope_type", "default") != "default" or scaled:
+        raise CheckpointError(f"{config.path}: {key}={shown(given)} is not supported; only rope_type='default' is")
+    parameters = JSONConfig(config.path, {f"{key}.rope_theta": given.get("rope_theta")})
+    theta = parameters.get(f"{key}.rope_theta", theta)
+    if theta <= 0:
+        raise config.wrong(f"{side}.rope_theta", theta, "a number above 0")
+    return theta
+
+
+def _layer_types(config: JSONConfig, side: str) -> dict[str, list[str]]:
+    """The types of layers; empty if they are missing."""
+    key = f"{side}.layer_types"
+    types = config.value(key, [])
+    if not isinstance(types, list) or not all(isinstance(given, str) for given in types):
+        raise config.wrong(key, types, "a list of types of layers")
+    return {f"{side}_layer_types": types}
+
+
+def _layer(cfg: T5GemmaConfig, side: str, index: int) -> dict[str, Piece]:
+    theirs, ours = f"model.{side}.layers.{index}", f"{side}.layers.{index}"
+    dim = getattr(cfg, f"{side}_head_dim")
+    rows, shared = (dim * getattr(cfg, f"{side}_{kind}_heads") for kind in ("attention", "key_value"))
+    norms = {"self_attn": "self_attn", "feedforward": "final"}
+    pieces: dict[str, Piece] = {}
+    for kind in ("weight", "bias")[: 1 + cfg.attention_bias]:
+        own = {"q_proj": (0, rows), "k_proj": (rows, rows + shared), "v_proj": (rows + shared, rows + 2 * shared)}
+        for name, part in own.items():
+            pieces[f"{theirs}.self_attn.{name}.{kind}"] = Piece(f"{ours}.self_attn.in_proj.{kind}", part)
+        pieces[f"{theirs}.self_attn.o_proj.{kind}"] = Piece(f"{ours}.self_attn.out_proj.{kind}")
+        if side == "decoder":
+            cross = f"{theirs}.cross_attn"
+            pieces[f"{cross}.q_proj.{kind}"] = Piece(f"{ours}.encoder_attn.q_proj.{kind}")
+            keys_and_values = [f"{cross}.k_proj.{kind}", f"{cross}.v_proj.{kind}"]
+            pieces |= stacked(keys_and_values, f"{ours}.encoder_attn.kv_proj.{kind}", shared)
+            pieces[f"{cross}.o_proj.{kind}"] = Piece(f"{ours}.encoder_attn.out_proj.{kind}")
+            norms["cross_attn"] = "encoder_attn"
+    gate = [f"{theirs}.mlp.gate_proj.weight", f"{theirs}.mlp.up_proj.weight"]
+    pieces |= stacked(gate, f"{ours}.feed_forward.wi.weight", getattr(cfg, f"{side}_intermediate_size"))
+    pieces[f"{theirs}.mlp.down_proj.weight"] = Piece(f"{ours}.feed_forward.wo.weight")
+    for name, norm in norms.items():
+        pieces[f"{theirs}.pre_{name}_layernorm.weight"] = Piece(f"{ours}.{norm}_layer_norm.weight")
+        pieces[f"{theirs}.post_{name}_layernorm.weight"] = Piece(f"{ours}.{norm}_post_norm.weight")
+    return pieces
