@@ -61,7 +61,7 @@ class SplitText:
         """
         found = [self.spaces[0]]
         for sentence, output, space in zip(self.sentences, outputs, self.spaces[1:], strict=True):
-            of_ascii = output != "" and output[-1].isascii() and not sentence[-1].isascii()
+            of_ascii = output != "" and output[-1].isascii() and not sentence[-1:].isascii()
             found += [output, space or " " * of_ascii]
         return "".join([*found[:-1], self.spaces[-1]])
 
