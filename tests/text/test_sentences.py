@@ -259,7 +259,7 @@ def test_finished_lines_are_yielded_if_memory_runs_out(translator: Translator) -
         ({"input_split_lang": ""}, "needs the language of the source; give generation.input_split_lang, one of am, "),
         ({"input_split_lang": "tlh"}, "has no rules for the language 'tlh'; give generation.input_split_lang, one of"),
         ({"nbest": 2}, "gives one output of the whole line"),
-        ({"constraints": "ordered"}, "cannot be used with generation.constraints"),
+        ({"constraints": "ordered"}, "generation.constraints"),
         ({"members": ["input"]}, "generation.members"),
         ({"certificate": True}, "generation.certificate"),
         ({"input_split": ""}, "generation.input_split_lang=en has no effect without generation.input_split"),
