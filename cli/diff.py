@@ -177,6 +177,10 @@ def _side(cfg: DiffConfig, overrides: list[str]) -> _Side:
     given = given_settings(config, overrides)
     if "nbest" in given:
         raise ConfigError("generation.nbest has no effect, because whole n-best lists are compared; leave it out")
+    if config.generation.input_split == "sentences":
+        raise ConfigError(
+            "generation.input_split=sentences cannot be compared step by step; give one sentence in each line"
+        )
     return _Side(config, cfg.path, given)
 
 

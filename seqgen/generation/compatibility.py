@@ -110,14 +110,11 @@ NEEDS = (
     ),
     Need(
         ("input_split",),
-        lambda cfg: cfg.input_split == "note" or cfg.nbest == 1,
-        "gives one output of the whole line, not the best ones; leave out generation.nbest, or do not split",
-    ),
-    Need(
-        ("input_split",),
-        lambda cfg: cfg.input_split == "note" or not (cfg.constraints or cfg.members or cfg.certificate),
-        "cannot be used with generation.constraints, generation.members and generation.certificate, which are about "
-        "whole lines; leave one out",
+        lambda cfg: (
+            cfg.input_split == "note" or not (cfg.nbest > 1 or cfg.constraints or cfg.members or cfg.certificate)
+        ),
+        "gives one output of the whole line, without generation.nbest, generation.constraints, generation.members and "
+        "generation.certificate; leave one out",
     ),
     Need(("rerank",), lambda cfg: not cfg.mbr, "and generation.mbr both rank the hypotheses; choose one"),
     Need(

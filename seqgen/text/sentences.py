@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -61,7 +60,7 @@ class SplitText:
         """
         found = [self.spaces[0]]
         for sentence, output, space in zip(self.sentences, outputs, self.spaces[1:], strict=True):
-            of_ascii = output != "" and output[-1].isascii() and not sentence[-1].isascii()
+            of_ascii = output != "" and output[-1].isascii() and not sentence[-1:].isascii()
             found += [output, space or " " * of_ascii]
         return "".join([*found[:-1], self.spaces[-1]])
 
@@ -186,13 +185,9 @@ class ParagraphReader:
             end += size
             if float(attention[start:end].sum()) < FAINT * size:
                 faint.append(str(number))
-        if not faint:
-            return ""
         which = f"sentence{'s' * (len(faint) > 1)} {', '.join(faint[:8])}{' ...' * (len(faint) > 8)}"
-        return (
-            f"of {len(sentences)} sentences, {which} may be missing in the output, with less than half of the usual "
-            "attention; generation.input_split=sentences decodes each"
-        )
+        why = "with less than half of the usual attention; generation.input_split=sentences decodes each"
+        return f"of {len(sentences)} sentences, {which} may be missing in the output, {why}" if faint else ""
 
     def _read(self, number: int, line: str | EncodedSource, prefix: str) -> tuple[SplitText, list[InputLine]]:
         """Split a line, and encode its sentences; a blank line is encoded as a whole. The prefix is the first one's."""
@@ -208,9 +203,8 @@ class ParagraphReader:
             raise DataError(f"{where}: {error}") from None
         if len(split.sentences) > MOST:
             raise DataError(f"{where} has {len(split.sentences)} sentences, more than {MOST}; give several lines")
-        first, prefixes = number * MOST, itertools.chain([prefix], itertools.repeat(""))
-        pairs = zip(split.sentences, prefixes, strict=False)
-        encoded = [self.encoder.encode(first + i, *pair, languages) for i, pair in enumerate(pairs)]
+        numbered, encode = enumerate(split.sentences, start=number * MOST), self.encoder.encode
+        encoded = [encode(i, sentence, prefix if i == number * MOST else "", languages) for i, sentence in numbered]
         for sentence in encoded[:-1]:
             sentence.ends_line = False
         return split, encoded
@@ -230,10 +224,8 @@ class ParagraphReader:
 
     def _concatenated(self, parts: list[Hypothesis]) -> Hypothesis:
         """The outputs of sentences as one, whose score follows from all their tokens by the rule of the search."""
-        tokens, scores = (
-            torch.cat([each.tokens for each in parts]),
-            torch.cat([each.positional_scores for each in parts]),
-        )
+        tokens = torch.cat([each.tokens for each in parts])
+        scores = torch.cat([each.positional_scores for each in parts])
         score = float(self.ranking.score(scores.sum(), len(tokens)))
         return Hypothesis(tokens, score, scores, timed_out=any(each.timed_out for each in parts))
 

@@ -199,6 +199,7 @@ def test_broken_continuous_batching(runs: Path, tmp_path: Path, monkeypatch: pyt
         ),
         (["path=x", "input=y", "other.generation.lenpn=2"], "did you mean 'generation.lenpen'"),
         (["path=x", "input=y", "other.generation.nbest=2"], "whole n-best lists are compared"),
+        (["path=x", "input=y", "generation.input_split=sentences"], "cannot be compared step by step"),
         (["path=x", "input=y", "tolerance=-1"], "below its minimum"),
         (["path=x", "input=y", "--now"], "unknown option"),
     ],

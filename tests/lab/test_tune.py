@@ -216,6 +216,11 @@ class TestNothingIsDecodedTwice:
             tune(place, tmp_path / "out", "tune.generation.lenpen=1", f"generation.prefix_trie={tmp_path}/trie")
             assert len(decodes) == number
 
+    def test_nbest_lists_of_sentences_are_not_ranked_again(self, place: Path, tmp_path: Path) -> None:
+        pytest.importorskip("sentencex")
+        keys = ("generation.mbr=chrf", "generation.input_split=sentences", "tune.utility.beta=0,1")
+        refused(tune(place, tmp_path / "out", *keys), "keys that rank cannot be tuned")
+
     @pytest.mark.slow
     @pytest.mark.parametrize(
         ("fixed", "tuned"),

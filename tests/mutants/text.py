@@ -87,8 +87,8 @@ FAULTS = [
     ),
     Fault(
         "seqgen/text/sentences.py",
-        "first, prefixes = number * MOST, ",
-        "first, prefixes = number, ",
+        "start=number * MOST), ",
+        "start=number), ",
         "sentences of different lines have the same numbers",
         ("tests/text/test_sentences.py::test_samples_do_not_depend_on_the_other_lines",),
     ),

@@ -15,7 +15,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import seqgen
-from benchmarks import catalogue, ensembles, interactive, kernels
+from benchmarks import catalogue, ensembles, interactive, kernels, omissions
 from benchmarks.decode import checkout, main
 from benchmarks.decoding import matrix_worker, report
 from benchmarks.decoding.command import Command, compare_commands
@@ -35,6 +35,7 @@ from benchmarks.decoding.workload import Comparison, Measured, Toolkit, Workload
 from seqgen.checkpoints.loading import load_model
 from seqgen.modules.kernels import PLAIN
 from seqgen.modules.linear import Projection
+from tests.commands import SMALL_FCONV, command, corpus, sentences, training_arguments
 
 pytestmark = pytest.mark.slow
 
@@ -378,3 +379,16 @@ def test_another_commit_is_measured(capsys: pytest.CaptureFixture[str], tmp_path
     rows = json.loads((tmp_path / "b.json").read_text())["rows"]
     assert {row["toolkit"] for row in rows} == {"seqgen", "seqgen (before)"}
     assert all(row["same"] == 1 for row in rows)
+
+
+def test_omissions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("sentencex")
+    data = corpus(tmp_path / "data")
+    outcome = command("train", *training_arguments(data, tmp_path / "run"), *SMALL_FCONV, "optimization.max_update=3")
+    assert outcome.code == 0, outcome.err
+    (tmp_path / "source").write_text("".join(f"{line.capitalize()}.\n" for line, _ in sentences(0, 20)))
+    omissions.main([str(tmp_path / "run"), str(tmp_path / "source")])
+    shown = capsys.readouterr().out
+    assert shown.startswith("20 sentences, usual_ratio=")
+    assert "10 lines of 2 to 2 sentences, 20 sentences" in shown
+    assert re.search(r"whole: \d+ sentences omitted, of which \d+ noted, in \d+ lines", shown)

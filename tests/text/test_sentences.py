@@ -17,7 +17,7 @@ from seqgen.errors import ConfigError, DataError
 from seqgen.structures import Hypothesis
 from seqgen.text.input_line import InputEncoder, InputLine
 from seqgen.text.results import Details, TextHypothesis, Translation
-from seqgen.text.sentences import LANGUAGES, ParagraphReader, split_text
+from seqgen.text.sentences import LANGUAGES, ParagraphReader, SplitText, split_text
 from seqgen.text.translator import Translator
 from seqgen.text.word_streaming import TextStreamer
 from tests.language_models import language_model
@@ -78,6 +78,11 @@ def test_a_hundred_thousand_characters(unit: str) -> None:
 @pytest.mark.parametrize("language", sorted(LANGUAGES))
 def test_every_language_has_rules(language: str) -> None:
     assert len(split_text(SAMPLES[language], language).sentences) == 2
+
+
+def test_text_that_the_package_drops_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sentencex.segment", lambda language, text: text.split())
+    assert split_text(" A b.  C d.\nE ", "en") == SplitText(["A b.  C d.", "E"], [" ", "\n", " "])
 
 
 def test_rules_of_a_language() -> None:
@@ -226,6 +231,8 @@ def test_samples_do_not_depend_on_the_other_lines(translator: Translator) -> Non
     decoding = translator.prepare(**sampling)
     assert [line.text for line in decoding.translate(texts[1:], first_number=1)] == together[1:]
     assert together[0] != together[2], "another line has other random numbers"
+    first, second = translator.translate(["W6. W1 w5 w8 w2.", "W1 w5 w8 w2. W6."], **sampling)
+    assert first.sentences[1].text != second.sentences[0].text, "so has another sentence"
 
 
 def test_progress_counts_lines(translator: Translator) -> None:
@@ -252,7 +259,7 @@ def test_finished_lines_are_yielded_if_memory_runs_out(translator: Translator) -
         ({"input_split_lang": ""}, "needs the language of the source; give generation.input_split_lang, one of am, "),
         ({"input_split_lang": "tlh"}, "has no rules for the language 'tlh'; give generation.input_split_lang, one of"),
         ({"nbest": 2}, "gives one output of the whole line"),
-        ({"constraints": "ordered"}, "cannot be used with generation.constraints"),
+        ({"constraints": "ordered"}, "generation.constraints"),
         ({"members": ["input"]}, "generation.members"),
         ({"certificate": True}, "generation.certificate"),
         ({"input_split": ""}, "generation.input_split_lang=en has no effect without generation.input_split"),

@@ -69,6 +69,8 @@ class TraceWriter:
         self.references = references
         setup = decoding.generator.setup
         _check_traceable(decoding.generator)
+        if decoding.splitter is not None:
+            raise ConfigError("lines that generation.input_split=sentences splits cannot be traced; give sentences")
         self.tracer = Tracer(self.options, setup, self._reference_tokens)
         decoding.generator = copy.copy(decoding.generator)
         decoding.generator.setup = dataclasses.replace(setup, observers=[*setup.observers, self.tracer])

@@ -14,7 +14,7 @@ from seqgen.checkpoints.run_record import flatten
 from seqgen.checkpoints.serialization import digest
 from seqgen.config import GenerationConfig
 from seqgen.config.values import to_dict
-from seqgen.errors import DataError
+from seqgen.errors import ConfigError, DataError
 from seqgen.system.files import disk_errors
 from seqgen.system.reading import open_regular, parse_json
 from seqgen.text.reranking import Reranker, Utility, by_expected_utility, expected_utilities
@@ -178,6 +178,10 @@ class Decodes:
             if note not in self.notes:
                 self.notes.add(note)
                 logger.info(note)
+        if self.keep_lists and decoding.splitter is not None:
+            raise ConfigError(
+                "keys that rank cannot be tuned with generation.input_split=sentences; give sentences as lines"
+            )
         outputs, how = self._ranked(decoding, given) if self.keep_lists else (self._texts(decoding), "decoded")
         self.file.add(key, setting, outputs)
         return outputs, how
