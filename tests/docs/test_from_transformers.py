@@ -207,7 +207,7 @@ def test_each_key_of_a_row_changes_the_outputs(row: Row, place: dict[str, Any]) 
 
 
 def test_the_number_of_rows() -> None:
-    assert (len(PIPELINES), len(ARGUMENTS), len(REMOVED)) == (6, 22, 6)
+    assert (len(PIPELINES), len(ARGUMENTS), len(REMOVED)) == (6, 23, 6)
 
 
 def test_what_a_pipeline_uses(place: dict[str, Any], tmp_path: Path) -> None:
@@ -223,7 +223,8 @@ def test_what_a_pipeline_uses(place: dict[str, Any], tmp_path: Path) -> None:
     change_config(tmp_path / "T5", "generation_config.json", max_new_tokens=9)
     generate = pipeline("text2text-generation", model=str(tmp_path / "T5"))
     assert generate.generation_config.max_new_tokens == 256
-    assert generate(lines[0], max_length=9, max_new_tokens=12) == generate(lines[0], max_new_tokens=12)
+    assert generate(lines[2], max_length=9) == generate(lines[2])
+    assert generate(lines[2], max_new_tokens=9) != generate(lines[2])
     assert Translator(str(tmp_path / "T5")).settings().max_len == 9
 
 
@@ -233,6 +234,19 @@ def test_sentences_of_a_batch(place: dict[str, Any]) -> None:
     alone = [by_transformers(arguments, of_lines([line], place))[0] for line in LINES]
     assert by_seqgen("beam=4, nbest=4, max_len=40", place) == alone
     assert by_transformers(arguments, place) != alone
+
+
+def test_scores(place: dict[str, Any]) -> None:
+    """Those of hypotheses, and of their tokens."""
+    model, inputs = place["model"], place["inputs"]
+    out = model.generate(
+        **inputs, num_beams=3, num_return_sequences=3, return_dict_in_generate=True, output_scores=True
+    )
+    steps = model.compute_transition_scores(out.sequences, out.scores, out.beam_indices, normalize_logits=False)
+    found = [h for t in place["translator"].translate(LINES, beam=3, nbest=3) for h in t.hypotheses]
+    assert [h.score for h in found] == pytest.approx(out.sequences_scores.tolist(), abs=1e-5)
+    for hypothesis, wanted in zip(found, steps, strict=True):
+        torch.testing.assert_close(hypothesis.positional_scores, wanted[: len(hypothesis.tokens)], atol=1e-4, rtol=0)
 
 
 def test_empty_and_long_lines(place: dict[str, Any]) -> None:
@@ -263,6 +277,8 @@ def test_failures_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     hub, name = serve(tmp_path / "cache", monkeypatch), "facebook/nllb"
 
     def printed(path: str) -> str:
+        with pytest.raises(CheckpointError):
+            load_model(path)
         outcome = command("generate", f"path={path}", "input=-", stdin=b"a dog\n")
         assert outcome.code == 2
         said = outcome.err.strip().partition(": ")[2]
@@ -283,8 +299,6 @@ def test_failures_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     hub.stop()
     shutil.rmtree(tmp_path / "cache")
     assert "cannot be reached" in printed(f"hf:{name}")
-    with pytest.raises(CheckpointError):
-        load_model(f"hf:{name}")
 
 
 def test_the_keys_that_are_named_exist() -> None:
