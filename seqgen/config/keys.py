@@ -151,7 +151,8 @@ def similar_keys(name: str, known: Iterable[str]) -> list[str]:
     Returns:
         At most three keys; keys of ``OTHER_NAMES`` may be ``KEY=VALUE``.
     """
-    keys = list(known)
+    own = name.startswith("criterion.")  # the decoding keys of a criterion are seldom meant
+    keys = [key for key in known if own or not key.startswith("criterion.decode.")]
     last_parts = [key.rpartition(".")[2] for key in keys]
     wanted = name[:100].lstrip("-").replace("-", "_")
     last = wanted.rpartition(".")[2]

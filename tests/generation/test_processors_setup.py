@@ -389,6 +389,8 @@ REFUSED = [
         ({"early_stopping": "true", "semantics": "huggingface", **search}, "determines when enough competing")
         for search in ({"beam": 1}, {"search": "greedy"}, {"search": "exact"}, {"search": "stochastic_beam"})
     ),
+    ({"input_split_lang": "de"}, "generation.input_split_lang=de has no effect without generation.input_split"),
+    ({"input_split": "sentences", "nbest": 2}, "input_split=sentences"),
     ({"nbest": 6}, "generation.nbest=6 is more than generation.beam"),
     ({"nbest": 2, "search": "greedy"}, "generation.nbest=2 is more than 1"),
     ({"temperature": 2.0, "semantics": "huggingface"}, "has an effect on sampling alone by Hugging Face's rules"),

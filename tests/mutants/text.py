@@ -7,7 +7,7 @@ from tests.mutants.fault import Fault
 FAULTS = [
     Fault(
         "seqgen/text/input_line.py",
-        "torch.cat([ids[: longest - tail], ids[-tail:]])",
+        "torch.cat([ids[: longest - tail], ids[len(ids) - tail :]])",
         "torch.cat([ids[: longest - 1], ids[-1:]])",
         "a long source loses end-of-sentence before the token of its language",
         ("tests/data/test_languages.py::test_long_sources_keep_the_language",),
