@@ -386,14 +386,11 @@ def _unescaped(text: str) -> str:
 
 def _decoding(decoding: JSONConfig) -> tuple[dict[str, Any], list[str]]:
     """The decoding settings of ``decoder.yml``, and notes about those that are ignored."""
-    settings: dict[str, Any] = {"suppress": [] if decoding.get("allow-unk", False) else ["<unk>"]}
-    if not decoding.values:
-        return settings, []
+    settings: dict[str, Any] = {"search": "marian", "max_len_b": 0, "min_len": 0}
+    settings["max_len_a"] = decoding.get("max-length-factor", 3.0)
+    settings["suppress"] = [] if decoding.get("allow-unk", False) else ["<unk>"]
     settings["beam"] = decoding.get("beam-size", 12, minimum=1)
     normalize = decoding.value("normalize", 0)
-    exponent = float(normalize) if type(normalize) in (int, float) else 1.0
-    settings |= {"lenpen": exponent} if exponent else {"unnormalized": True}
-    notes = []
-    if decoding.value("word-penalty", 0):
-        notes.append(f"{decoding.path}: word-penalty={shown(decoding.value('word-penalty'))} is ignored")
-    return settings, notes
+    settings["lenpen"] = 1.0 if normalize is True else decoding.get("normalize", 0.0)  # 0: the sum is not divided
+    penalty = decoding.get("word-penalty", 0.0)
+    return settings, [f"{decoding.path}: word-penalty={penalty:g} is ignored"] if penalty else []

@@ -11,7 +11,7 @@ from seqgen.errors import ConfigError
 from seqgen.generation.rules import DRAWING, draws, rules_named
 
 NOT_DRAWING = (
-    "beam", "greedy", "diverse_beam", "diverse_siblings", "constrained", "contrastive", "exact"
+    "beam", "greedy", "diverse_beam", "diverse_siblings", "constrained", "contrastive", "exact", "marian"
 )  # fmt: skip
 """The built-in strategies that draw no random numbers."""
 
