@@ -283,7 +283,7 @@ def _layout(model: TransformerModel, config: JSONConfig, is_old: bool) -> Layout
             if side == "decoder" and recurrent:
                 linear(f"{theirs}_rnn", "f", f"{ours}.self_attn.forget")
                 pieces[f"{theirs}_rnn_W"] = Piece(f"{ours}.self_attn.input.weight", transposed=True)
-                vectors(f"{theirs}_rnn_ffn", f"{ours}.self_attn_layer_norm", pre)
+                vectors(f"{theirs}_rnn" if pre else f"{theirs}_rnn_ffn", f"{ours}.self_attn_layer_norm", pre)
             else:
                 for number, letter in enumerate("qkv"):
                     place = (number * dim, (number + 1) * dim)
