@@ -1,6 +1,6 @@
 """Runs under pymarian 1.12.42, in an environment without seqgen: trains small models and writes them with n-best lists.
 
-Then it runs under CTranslate2 4.8.5, which adds the log-probabilities of given outputs, for the models that it supports::
+Then it runs under CTranslate2 4.8.5, which adds log-probabilities of given outputs, for models that it supports::
 
     python tests/marian_models.py tests/recorded/marian
     python tests/marian_models.py tests/recorded/marian ctranslate2
@@ -16,7 +16,27 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-WORDS = ["no", "1", "~", "w:", ":", "#", '"', "'", "\\", "▁a", "ß", "{x", "- y", "1.5", "null", "a'b", 'c"d', "\x85", "é"]
+WORDS = [
+    "no",
+    "1",
+    "~",
+    "w:",
+    ":",
+    "#",
+    '"',
+    "'",
+    "\\",
+    "▁a",
+    "ß",
+    "{x",
+    "- y",
+    "1.5",
+    "null",
+    "a'b",
+    'c"d',
+    "\x85",
+    "é",
+]
 WORDS = [word for word in WORDS if " " not in word]
 SIZES = "--dim-emb 8 --transformer-heads 2 --transformer-dim-ffn 12 --enc-depth 1"
 TRAINING = "--type transformer --mini-batch 8 --after-batches 40 --learn-rate 0.01 --workspace 100 --seed 1 --overwrite"
@@ -53,7 +73,9 @@ def main(folder: Path) -> None:
         results[name] = {"nbest": []}
         for beam, normalize in SETTINGS:
             decoding = f"--n-best --word-scores --beam-size {beam} --normalize {normalize} --cpu-threads 1 --quiet"
-            made = _pymarian.Translator(f"-m {model} -v {vocabulary} {vocabulary} {decoding}").translate("\n".join(LINES))
+            made = _pymarian.Translator(f"-m {model} -v {vocabulary} {vocabulary} {decoding}").translate(
+                "\n".join(LINES)
+            )
             lists: list[list[Any]] = [[] for _ in LINES]
             for line in made.strip("\n").split("\n"):
                 number, text, words, _, score = line.split(" ||| ") if " |||  ||| " not in line else _empty(line)
@@ -90,7 +112,9 @@ def add_scores(folder: Path) -> None:
             MarianConverter(f"{work}/model.npz", [str(folder / "vocab.yml")] * 2).convert(f"{work}/converted")
             translator = ctranslate2.Translator(f"{work}/converted", "cpu", compute_type="float32", intra_threads=1)
             pairs = [line.split() for line in LINES], [output.split() for output in OUTPUTS]
-            results[name]["scores"] = [[round(x, 6) for x in scored.log_probs] for scored in translator.score_batch(*pairs)]
+            results[name]["scores"] = [
+                [round(x, 6) for x in scored.log_probs] for scored in translator.score_batch(*pairs)
+            ]
     (folder / "results.json").write_text(json.dumps(results, ensure_ascii=False))
 
 

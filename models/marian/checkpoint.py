@@ -68,7 +68,7 @@ _NORMS = {("", "dan", ""): False, ("", "an", ""): False, ("n", "da", "n"): True,
 """Whether a model is pre-norm, by ``transformer-preprocess``, ``-postprocess`` and ``-postprocess-top``."""
 
 _ACTIVATIONS = {"swish": "swish", "relu": "relu"}
-_LINE = re.compile(r"""(?:"((?:[^"\\]|\\.)*)"|'((?:[^']|'')*)'|(.*\S))\s*:\s+(\d{1,9})\s*""")
+_LINE = re.compile(r"""(?:"((?:[^"\\]|\\.)*)"|'((?:[^']|'')*)'|(.*[^ ])) *: +([0-9]{1,9}) *""")
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)")
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "e": "\x1b"}
 _ESCAPED |= {"N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029"}
