@@ -297,8 +297,8 @@ def _layout(model: TransformerModel, config: JSONConfig, is_old: bool) -> Layout
                     linear(f"{theirs}_context", letter, f"{ours}.encoder_attn.kv_proj", place)
                 linear(f"{theirs}_context", "o", f"{ours}.encoder_attn.out_proj")
                 vectors(f"{theirs}_context_Wo", f"{ours}.encoder_attn_layer_norm", pre)
-            for number, name in (("1", "fc1"), ("2", "fc2")):
-                linear(f"{theirs}_ffn", number, f"{ours}.{name}")
+            linear(f"{theirs}_ffn", "1", f"{ours}.fc1")
+            linear(f"{theirs}_ffn", "2", f"{ours}.fc2")
             vectors(f"{theirs}_ffn_ffn", f"{ours}.final_layer_norm", pre)
     size = model.decoder.output_projection.out_features - 1
     linear("decoder_ff_logit_out", "", "decoder.output_projection", (0, size))
@@ -327,10 +327,12 @@ def _tokenizers(files: _Files) -> tuple[Tokenizer, Tokenizer]:
         marian = make_tokenizer(TokenizerFiles(str(files.model.parent), contents), len(ids[0]))
         return marian, marian.target_side
     made: list[Tokenizer] = []
-    for tokens, file in zip(ids, files.sentencepiece, strict=True):
+    for tokens, pieces in zip(ids, files.sentencepiece, strict=True):
         dictionary = Dictionary(tokens, pad=len(tokens) - 1, eos=tokens["</s>"], unk=tokens["<unk>"], bos=None)
         text: Tokenizer = WhitespaceTokenizer(dictionary)
-        made.append(text if file is None else SentencePieceTokenizer(read_model(file), dictionary, origin=str(file)))
+        made.append(
+            text if pieces is None else SentencePieceTokenizer(read_model(pieces), dictionary, origin=str(pieces))
+        )
     same = ids[0] == ids[1] and files.sentencepiece == (None, None)
     return made[0], made[0] if same else made[1]
 
