@@ -23,19 +23,34 @@ class MarianBeam(BeamSearch):
         """See ``Search.begin``."""
         search = super().begin(batch)
         search.size = batch.num_sentences, batch.beam_size, batch.device
+        search.cuts = not batch.counts_start  # by Hugging Face's rules the session cuts
         return search
 
     size: tuple[int, int, torch.device]
     """Sentences, beams and device of the batch."""
+    cuts: bool
+    """Whether hypotheses of maximum length must be cut here."""
 
     def finished(self, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:
         """See ``Search.finished``."""
         sentences, beam, device = self.size
-        return MarianFinished(sentences, beam, ranking, device)
+        return MarianFinished(sentences, beam, ranking, device, self.cuts)
 
 
 class MarianFinished(FirstFinished):
-    """The best candidates of a sentence either end or continue; as many as there are places without a hypothesis."""
+    """The best candidates of a sentence either end or continue; as many as there are places without a hypothesis.
+
+    Args:
+        sentences: sentences of the batch.
+        beam: places for hypotheses of each.
+        ranking: turns sums of log-probabilities into scores.
+        device: device of the tensors.
+        cuts: whether active beams become hypotheses at the maximum length.
+    """
+
+    def __init__(self, sentences: int, beam: int, ranking: Ranking, device: torch.device, cuts: bool):
+        super().__init__(sentences, beam, ranking, device)
+        self.cuts = cuts
 
     def finalize(
         self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
@@ -48,6 +63,8 @@ class MarianFinished(FirstFinished):
 
     def done(self, active: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
         """Also cuts the active beams of sentences that have reached the maximum length."""
+        if not self.cuts:
+            return super().done(active, step, max_lengths)
         cut = (max_lengths <= step + 1).unsqueeze(1) & (active.scores > -torch.inf)
         own = step.unsqueeze(1) if isinstance(step, Tensor) else step
         places = (self.lengths > 0).sum(1, keepdim=True) + cut.cumsum(1) - 1
