@@ -9,6 +9,7 @@ if __name__ != "seqgen.models":
 MODELS.declare("fconv", "seqgen.models.fconv")
 MODELS.declare("transformer", "seqgen.models.transformer")
 MODELS.declare("transformer_lm", "seqgen.models.transformer_lm")
+MODELS.declare("transformer_ssru", "seqgen.models.marian.ssru")
 for _prefix in ("t5", "mt5", "byt5", "umt5"):
     MODELS.declare(_prefix, "seqgen.models.t5.model")
 MODELS.declare("t5gemma", "seqgen.models.t5gemma")
@@ -18,4 +19,9 @@ declare_checkpoint_loader(
 )
 declare_checkpoint_loader(
     "Hugging Face folder", lambda path: (path / "config.json").is_file(), "seqgen.models.huggingface.checkpoint"
+)
+declare_checkpoint_loader(
+    "Marian model",
+    lambda path: (path.suffix == ".npz" and path.is_file()) or (path / "decoder.yml").is_file(),
+    "seqgen.models.marian.checkpoint",
 )

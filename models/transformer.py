@@ -286,6 +286,8 @@ class TransformerModel(EncoderDecoderModel):
     """
 
     supports_packing = True
+    decoder_class: type[TransformerDecoder] = TransformerDecoder
+    """The class of the decoder, for a subclass whose decoder differs."""
 
     encoder: TransformerEncoder
     decoder: TransformerDecoder
@@ -319,7 +321,7 @@ class TransformerModel(EncoderDecoderModel):
                 "model.share_decoder_input_output_embed=true"
             )
         encoder = TransformerEncoder(cfg, source_embedding)
-        decoder = TransformerDecoder(cfg, target_embedding, cfg.encoder_embed_dim)
+        decoder = cls.decoder_class(cfg, target_embedding, cfg.encoder_embed_dim)
         return cls(cfg, encoder, decoder)
 
     def start_token(self, task_eos: int) -> int:

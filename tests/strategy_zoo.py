@@ -59,6 +59,7 @@ STRATEGIES = {
     "diverse_siblings": Strategy({"rate": 0.4}, scores_are_the_models=False),
     "constrained": Strategy({}, phrases=True, plenty=False),
     "contrastive": Strategy({}, reads_features=True, renormalized_by=("fairseq", "huggingface")),
+    "marian": Strategy({}),
     "exact": Strategy({"at_once": 40}, longest=3),
 }
 

@@ -91,6 +91,7 @@ class Layout:
         optional: names in ``pieces`` that a folder may lack: a parameter is then zero, and a buffer has the values that
             the model computes.
         prefix: what all names of some folders lack at their beginning.
+        source: the file that describes the weights, for messages.
     """
 
     pieces: Mapping[str, Piece]
@@ -99,6 +100,7 @@ class Layout:
     tied: Mapping[str, str] = field(default_factory=dict)
     optional: frozenset[str] = frozenset()
     prefix: str = ""
+    source: str = "its config.json"
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -171,7 +173,13 @@ def tensors_of(path: Path) -> Iterator[tuple[str, Tensor]]:
         yield name, tensor
 
 
-def fill(model: nn.Module, layout: Layout, folder: Path, device: torch.device) -> dict[str, Tensor]:
+def fill(
+    model: nn.Module,
+    layout: Layout,
+    folder: Path,
+    device: torch.device,
+    tensors: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
     """Allocate a model's parameters and stream a folder's weights into them.
 
     Parameters of the device and dtype of a ``safetensors`` file use its memory in place of their own, see
@@ -183,6 +191,7 @@ def fill(model: nn.Module, layout: Layout, folder: Path, device: torch.device) -
         layout: the names of the weights.
         folder: the folder.
         device: where to put the model.
+        tensors: the weights by name; ``None`` to read those of the folder.
 
     Returns:
         The tensors of ``layout.tied`` that differ from those to which they should be tied, by name.
@@ -191,9 +200,11 @@ def fill(model: nn.Module, layout: Layout, folder: Path, device: torch.device) -
         CheckpointError: weights are missing, unknown, of another shape or damaged, or differ although the model ties
             them; all names are listed.
     """
-    files = weight_files(folder)
+    files = weight_files(folder) if tensors is None else []
     materialize(model, device)
     filling = _Filling(model, layout)
+    for name, tensor in (tensors or {}).items():
+        filling.add(name, tensor, folder, None)
     for path in files:
         mapped = MappedFile(model, path) if path.suffix == ".safetensors" and MAPPED_WEIGHTS.is_on() else None
         for name, tensor in tensors_of(path):
@@ -297,7 +308,7 @@ class _Filling:
         }
         if any(faults.values()):
             listed = "; ".join(f"{what}: {listing(names, 10)}" for what, names in faults.items() if names)
-            raise CheckpointError(f"{folder}: the weights do not match its config.json: {listed}")
+            raise CheckpointError(f"{folder}: the weights do not match {layout.source}: {listed}")
         for name in layout.optional - self.found:
             if isinstance(self.parameters[layout.pieces[name].parameter], nn.Parameter):
                 self._place(name).detach().zero_()

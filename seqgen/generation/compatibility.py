@@ -11,7 +11,7 @@ from seqgen.errors import ConfigError
 from seqgen.generation.rules import DRAWING, draws, rules_named
 
 NOT_DRAWING = (
-    "beam", "greedy", "diverse_beam", "diverse_siblings", "constrained", "contrastive", "exact"
+    "beam", "greedy", "diverse_beam", "diverse_siblings", "constrained", "contrastive", "exact", "marian"
 )  # fmt: skip
 """The built-in strategies that draw no random numbers."""
 
@@ -40,7 +40,7 @@ def _stops_early(cfg: GenerationConfig) -> bool:
     """Whether several hypotheses compete until enough have finished, so that ``early_stopping`` has an effect."""
     if not cfg.search:
         return cfg.beam > 1 or bool(cfg.constraints)
-    return cfg.search not in ("greedy", "sampling", "contrastive", "exact", "stochastic_beam")
+    return cfg.search not in ("greedy", "sampling", "contrastive", "exact", "stochastic_beam", "marian")
 
 
 def max_len_b(cfg: GenerationConfig) -> int:

@@ -71,6 +71,9 @@ def resolve_settings(own: Sequence[Mapping[str, Any]], given: Mapping[str, Any])
         taken["min_len"] = wanted.max_len
     while refused := {key for key, _ in incompatible(_made({**taken, **given}))} & set(taken):
         taken = {key: value for key, value in taken.items() if key not in refused}
+    without = {key: value for key, value in taken.items() if key != "search"}
+    if any(incompatible(_made({**taken, **given}))) and not any(incompatible(_made({**without, **given}))):
+        taken = without  # the user asks for another strategy by a key such as sampling
     cfg = _made({**taken, **given})
     if kept := kept_components(own[0], vars(cfg)):
         taken["components"] = {key: value for key, value in kept.items() if key not in cfg.components}

@@ -100,6 +100,10 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert outcome.code == 0, outcome.err
     write_model(folder / "nllb", "NllbTokenizer")
     write_model(folder / "flan-t5", "PegasusTokenizer")
+    (folder / "opus-en-de").mkdir()
+    for name in ("transformer.npz", "vocab.yml"):
+        (folder / "opus-en-de" / name).write_bytes((ROOT / "tests/recorded/marian" / name).read_bytes())
+    (folder / "opus-en-de" / "decoder.yml").write_text("models: [transformer.npz]\nvocabs: [vocab.yml]\nbeam-size: 2\n")
     (folder / "to_many.tsv").write_text("the dog sees a man\tdeu_Latn\nthe dog sees a man\tfra_Latn\n")
     for name in ("model.pt", "other.pt"):
         write(folder, random_model(FCONV), in_args(options_of(FCONV)), name=name)

@@ -29,6 +29,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "diverse_siblings": {"search": "diverse_siblings", "beam": 4, "nbest": 4},
     "constrained": {"constraints": "unordered", "beam": 4, "nbest": 4},
     "contrastive": {"search": "contrastive"},
+    "marian": {"search": "marian", "beam": 4, "nbest": 4},
     "exact": {"search": "exact", "beam": 3, "nbest": 3, "max_len_b": 2},
 }
 

@@ -29,6 +29,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "diverse_beam": {"beam": 4, "search": "diverse_beam", "search.groups": 2},
     "diverse_siblings": {"beam": 3, "search": "diverse_siblings", "search.rate": 0.5},
     "contrastive": {"search": "contrastive"},
+    "marian": {"beam": 3, "search": "marian"},
     "exact": {"beam": 3, "search": "exact"},
     "prompt_lookup": {"beam": 1, "prompt_lookup": 2},
 }

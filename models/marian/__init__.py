@@ -1,0 +1,1 @@
+"""Models in Marian's own format: reading them, and the transformer with a recurrent decoder."""

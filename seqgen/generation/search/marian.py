@@ -1,0 +1,72 @@
+"""Marian's beam search, in which finished hypotheses take the place of beams."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from seqgen.generation.candidates import Candidates
+from seqgen.generation.component import BatchInfo
+from seqgen.generation.finished import FinishedHypotheses, FirstFinished, Ranking
+from seqgen.generation.search.beam import BeamSearch
+from seqgen.registry import register_search
+
+
+@register_search("marian")
+class MarianBeam(BeamSearch):
+    """Beam search in which each finished hypothesis leaves one beam less to continue, as in Marian.
+
+    Hypotheses that reach the maximum length without end-of-sentence are cut there and compete with the others.
+    """
+
+    def begin(self, batch: BatchInfo) -> MarianBeam:
+        """See ``Search.begin``."""
+        search = super().begin(batch)
+        search.size = batch.num_sentences, batch.beam_size, batch.device
+        search.cuts = not batch.counts_start  # by Hugging Face's rules the session cuts
+        return search
+
+    size: tuple[int, int, torch.device]
+    """Sentences, beams and device of the batch."""
+    cuts: bool
+    """Whether hypotheses of maximum length must be cut here."""
+
+    def finished(self, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:
+        """See ``Search.finished``."""
+        sentences, beam, device = self.size
+        return MarianFinished(sentences, beam, ranking, device, self.cuts)
+
+
+class MarianFinished(FirstFinished):
+    """The best candidates of a sentence either end or continue; as many as there are places without a hypothesis.
+
+    Args:
+        sentences: sentences of the batch.
+        beam: places for hypotheses of each.
+        ranking: turns sums of log-probabilities into scores.
+        device: device of the tensors.
+        cuts: whether active beams become hypotheses at the maximum length.
+    """
+
+    def __init__(self, sentences: int, beam: int, ranking: Ranking, device: torch.device, cuts: bool):
+        super().__init__(sentences, beam, ranking, device)
+        self.cuts = cuts
+
+    def finalize(
+        self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
+    ) -> Candidates:
+        """Drop all but the best candidates, and finalize those of them that end."""
+        free = self.beam - (self.lengths > 0).sum(1, keepdim=True)
+        beyond = torch.arange(ends.size(1), device=ends.device) >= free
+        scores = candidates.scores.masked_fill(beyond, -torch.inf)
+        return super().finalize(Candidates(scores, candidates.tokens, candidates.beams), ends, step, bonus)
+
+    def done(self, active: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
+        """Also cuts the active beams of sentences that have reached the maximum length."""
+        if not self.cuts:
+            return super().done(active, step, max_lengths)
+        cut = (max_lengths <= step + 1).unsqueeze(1) & (active.scores > -torch.inf)
+        own = step.unsqueeze(1) if isinstance(step, Tensor) else step
+        places = (self.lengths > 0).sum(1, keepdim=True) + cut.cumsum(1) - 1
+        self._place(places, cut & (places < self.beam), active, self._ranked(active, own, None), own)
+        return super().done(active, step, max_lengths)

@@ -1,0 +1,236 @@
+"""Vocabularies and hostile files of Marian: each fault is one sentence, and nothing in a file is run."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+import seqgen.models  # noqa: F401  # declares the checkpoint loader
+from seqgen.checkpoints.loading import load_model
+from seqgen.data.tokenizers.sentencepiece_tokenizer import load_processor, train_sentencepiece
+from seqgen.errors import UserError
+from tests.hostile import YAML, limited
+from tests.marian_models import OPTIONS, WORDS
+
+RECORDED = Path(__file__).parents[2] / "recorded" / "marian"
+TEXTS = [
+    "der Hund sieht",
+    "",
+    "  zwei  ",
+    "</s> <pad> x",
+    "▁",
+    "ẞ\u0301 é",
+    "\u200b\x00a",
+    "<unk>",
+    "'\"\\",
+    "日本 🙂",
+    ">>de<< ja",
+]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    for name in ("transformer.npz", "vocab.yml"):
+        shutil.copy(RECORDED / name, tmp_path / name)
+    return tmp_path / "transformer.npz"
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        load_model(path)
+    return str(caught.value)
+
+
+def change(model: Path, **arrays: Any) -> None:
+    """Replace arrays; ``None`` removes one."""
+    known = {**dict(np.load(model)), **arrays}
+    np.savez(model, **{name: array for name, array in known.items() if array is not None})
+
+
+def options(model: Path, **values: Any) -> None:
+    known = yaml.safe_load(bytes(np.load(model)[OPTIONS]).rstrip(b"\0"))
+    change(model, **{OPTIONS: np.frombuffer(yaml.safe_dump({**known, **values}).encode() + b"\0", dtype=np.int8)})
+
+
+def test_the_vocabulary_is_the_one_that_marian_wrote() -> None:
+    symbols = load_model(RECORDED / "transformer.npz").task.target_dictionary.symbols
+    assert [*symbols[:2], symbols[-1]] == ["</s>", "<unk>", "<pad>"]
+    assert set(symbols[2:-1]) == set(WORDS)
+
+
+def test_other_forms_of_vocabularies(model: Path) -> None:
+    tokens = ["</s>", "<unk>", *WORDS[:-3], "é", "\u2028", 'q"\t', "<pad>"]
+    lines = []
+    for index, token in enumerate(tokens):
+        plain = yaml.dump(token, allow_unicode=True, width=9999).partition("\n")[0]
+        quoted = yaml.dump(token, default_style='"', width=9999).strip()
+        lines.append(f"{plain}: {index}\n" if index % 2 else f"? {quoted}\n: {index}\r\n")
+    model.with_name("vocab.yml").write_text("".join(lines), encoding="utf-8")
+    resize(model, len(tokens))
+    loaded = load_model(model)
+    assert loaded.task.target_dictionary.symbols == [*tokens, "<seqgen:pad>"]
+
+
+def spm_files(folder: Path) -> dict[str, int]:
+    """SentencePiece models, and a vocabulary of their pieces with other ids."""
+    lines = ["der Hund sieht den Baum", "ein Ball und zwei Männer", "the dog has a ball", "é 日本"] * 9
+    content = train_sentencepiece(lines, vocab_size=35, special_ids={"eos": 0, "unk": 1, "bos": -1, "pad": -1})
+    for side in ("source", "target"):
+        (folder / f"{side}.spm").write_bytes(content)
+    processor = load_processor(content, "")
+    pieces = [processor.id_to_piece(i) for i in range(2, processor.vocab_size())]
+    ids = {token: i for i, token in enumerate(["</s>", "<unk>", *reversed(pieces), ">>de<<"])}
+    (folder / "vocab.yml").write_text(yaml.dump(ids, sort_keys=False, allow_unicode=True, width=9999), encoding="utf-8")
+    return ids
+
+
+def resize(model: Path, rows: int) -> None:
+    change(model, Wemb=np.ones((rows, 8), np.float32), decoder_ff_logit_out_b=np.ones((1, rows), np.float32))
+
+
+def test_pieces_have_the_ids_of_the_vocabulary(model: Path) -> None:
+    ids = spm_files(model.parent)
+    resize(model, len(ids))
+    task, content = load_model(model).task, (model.parent / "source.spm").read_bytes()
+    processor = load_processor(content, "")
+    for text in TEXTS:
+        plain = text.removeprefix(">>de<<")
+        parts = re.split(r"(</s>|<pad>|<unk>)", plain)
+        pieces = [
+            p for part in parts if part for p in ([part] if part[:1] == "<" else processor.encode(part, out_type=str))
+        ]
+        wanted = [{**ids, "<pad>": len(ids)}.get(piece, 1) for piece in [">>de<<"] * (plain != text) + pieces]
+        assert task.source_tokenizer.encode(text) == wanted, text
+    assert task.target_tokenizer.decode(task.target_tokenizer.encode("der Hund")) == "der Hund"
+
+
+def test_a_sentencepiece_model_as_vocabulary(model: Path) -> None:
+    spm_files(model.parent)
+    (model.parent / "vocab.yml").unlink()
+    (model.parent / "target.spm").unlink()
+    (model.parent / "source.spm").rename(model.parent / "vocab.spm")
+    processor = load_processor((model.parent / "vocab.spm").read_bytes(), "")
+    resize(model, processor.vocab_size())
+    loaded = load_model(model)
+    assert loaded.task.source_tokenizer is loaded.task.target_tokenizer
+    assert not loaded.notes
+    for text in TEXTS:
+        assert loaded.task.source_tokenizer.encode(text) == processor.encode(text)
+    assert "does not belong to" in refusal(_resized(model, 34))
+
+
+def _resized(model: Path, rows: int) -> Path:
+    resize(model, rows)
+    return model
+
+
+REFUSED = {
+    "type": "s2s",
+    "dec-cell": "",
+    "transformer-ffn-activation": "gelu",
+    "transformer-ffn-depth": 3,
+    "transformer-no-projection": True,
+    "transformer-train-position-embeddings": True,
+    "transformer-decoder-autoreg": "average-attention",
+    "transformer-tied-layers": [1, 1],
+    "transformer-preprocess": "d",
+    "right-left": True,
+    "dim-emb": "8",
+    "enc-depth": 10**30,
+}
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_options_that_are_not_supported(model: Path, key: str) -> None:
+    options(model, **{"transformer-decoder-autoreg": "rnn"} if key == "dec-cell" else {}, **{key: REFUSED[key]})
+    assert key in refusal(model)
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("evil",)
+
+
+def _entry(model: Path, content: bytes) -> None:
+    with zipfile.ZipFile(model, "w") as archive:
+        archive.writestr("Wemb.npy", content)
+
+
+def _array(header: str) -> bytes:
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+
+
+def _compressed(model: Path) -> None:
+    with zipfile.ZipFile(model, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("Wemb.npy", bytes(50_000_000))
+
+
+def _saved(**arrays: Any) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, arrays["array"], allow_pickle=True)
+    return buffer.getvalue()
+
+
+HOSTILE: dict[str, Callable[[Path], Any]] = {
+    "half a file": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "nothing": lambda path: path.write_bytes(b""),
+    "a changed byte": lambda path: path.write_bytes(path.read_bytes()[:200] + b"?" + path.read_bytes()[201:]),
+    "a pickle": lambda path: _entry(path, _saved(array=np.array([Evil()], dtype=object))),
+    "a huge array": lambda path: _entry(
+        path, _array("{'descr': '<f4', 'fortran_order': False, 'shape': (999999999999, 9), }")
+    ),
+    "code as header": lambda path: _entry(path, _array("{'descr': __import__('os').mkdir('evil')}")),
+    "a long header": lambda path: _entry(path, _array("(" * 60_000)),
+    "no array": lambda path: _entry(path, b"x"),
+    "a compressed bomb": _compressed,
+    "a missing weight": lambda path: change(path, encoder_l1_ffn_W1=None),
+    "a missing bias": lambda path: change(path, decoder_l2_context_bo=None),
+    "a missing embedding": lambda path: change(path, Wemb=None),
+    "an unknown weight": lambda path: change(path, more=np.ones(3, np.float32)),
+    "a weight of another shape": lambda path: change(path, encoder_l1_ffn_W1=np.ones((3, 8), np.float32)),
+    "a scalar": lambda path: change(path, Wemb=np.float32(1)),
+    "whole numbers": lambda path: change(path, encoder_l1_ffn_W1=np.ones((8, 12), np.int8)),
+    "no options": lambda path: change(path, **{OPTIONS: None}),
+    "options that are weights": lambda path: change(path, **{OPTIONS: np.ones(3, np.float32)}),
+    "many layers": lambda path: options(path, **{"enc-depth": 1_000_000}),
+    "a large dimension": lambda path: options(path, **{"dim-emb": 1 << 30}),
+    "heads that do not fit": lambda path: options(path, **{"transformer-heads": 3}),
+    "an infinite vocabulary": lambda path: path.with_name("vocab.yml").write_text("</s>: 0\n<unk>: 999999999\n"),
+    "no vocabulary": lambda path: path.with_name("vocab.yml").write_text("x y\n"),
+    "a missing vocabulary": lambda path: path.with_name("vocab.yml").unlink(),
+    "binary vocabulary": lambda path: path.with_name("vocab.yml").write_bytes(b"\xff\xfe: 0\n"),
+    "a pipe as vocabulary": lambda path: (path.with_name("vocab.yml").unlink(), os.mkfifo(path.with_name("vocab.yml"))),
+    "decoder.yml": lambda path: path.with_name("decoder.yml").write_text("vocabs: [3]\n"),
+    "normalize": lambda path: path.with_name("decoder.yml").write_text("vocabs: [vocab.yml]\nnormalize: [x]\n"),
+    **{
+        f"options: {name}": lambda path, content=content: change(
+            path, **{OPTIONS: np.frombuffer(content.encode("utf-8", "surrogateescape"), dtype=np.int8)}
+        )
+        for name, content in YAML.items()
+    },
+}
+
+
+@pytest.mark.parametrize("fault", HOSTILE)
+def test_hostile_files(model: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(model.parent)
+    HOSTILE[fault](model)
+    outcome = limited("generate", f"path={model}", "input=-", "output=-", stdin=b"no\n")
+    assert outcome.code == 2, outcome
+    assert len(outcome.err.strip().splitlines()) == 1, outcome.err
+    assert not Path("evil").exists()
+
+
+def test_a_folder_of_several_models(model: Path) -> None:
+    model.with_name("decoder.yml").write_text("models: [a.npz, b.npz]\nvocabs: [vocab.yml, vocab.yml]\n")
+    assert "names 2 models; give the .npz file of one of them" in refusal(model.parent)
