@@ -189,7 +189,8 @@ def test_a_prefix_as_long_as_the_maximum(semantics: str, name: str) -> None:
             assert h.tokens.tolist()[: len(wanted)] == wanted
             assert len(h.tokens) <= 5
     if semantics == "fairseq":
-        assert {tuple(h.tokens.tolist()) for h in found[0]} == {(4, 5, 6, 7, EOS)}
+        cut = {(4, 5, 6, 7)} if name == "marian" else set()  # it cuts where end-of-sentence would be forced
+        assert {tuple(h.tokens.tolist()) for h in found[0]} == {(4, 5, 6, 7, EOS)} | cut
 
 
 @names
