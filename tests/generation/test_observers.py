@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -230,7 +231,9 @@ def test_an_observer_changes_nothing(name: str, semantics: str) -> None:
             assert h.score == k.score
     assert_same([recorder.results[sentence] for sentence in range(4)], watched, tolerance=0)
     outcomes = [outcome for steps in recorder.steps.values() for rows, _ in steps for _, outcome in rows]
-    assert outcomes.count("FINISHED") >= sum(len(hypotheses) for hypotheses in watched)
+    # Marian's search cuts what has no end at the maximum length
+    finished = [one for one in chain.from_iterable(watched) if name != "marian" or int(one.tokens[-1]) in ENDS]
+    assert outcomes.count("FINISHED") >= len(finished)
 
 
 def test_exact_search_refuses_observers() -> None:
