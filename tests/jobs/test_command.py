@@ -198,7 +198,7 @@ def test_a_job_writes_what_one_process_writes(output_format: str, folder: Path, 
 
 @pytest.mark.slow
 def test_faults_of_lines_go_to_the_ledger(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "faults.py").write_text(COMPONENT)
+    (folder / "faults.py").write_text(COMPONENT)
     lines = [
         "the dog sees a man",
         "the tree has a dog",
@@ -212,7 +212,7 @@ def test_faults_of_lines_go_to_the_ledger(folder: Path, tmp_path: Path) -> None:
     outcome = job(
         folder,
         f"input={tmp_path}/in.txt",
-        f"common.user_dir={tmp_path}/faults.py",
+        f"common.user_dir={folder}/faults.py",
         "generation.processors=[faults]",
         f"output={tmp_path}/out.txt",
         "generation.workers=2",
@@ -232,12 +232,12 @@ def test_faults_of_lines_go_to_the_ledger(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kills", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_paragraphs_have_one_output_line_for_each_line(kills: bool, folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("sentencex")
-    (tmp_path / "faults.py").write_text(COMPONENT)
+    (folder / "faults.py").write_text(COMPONENT)
     split = ("generation.input_split=sentences", "generation.input_split_lang=en", "format=json")
     lines = ["The dog sees a man.  The man has a dog!", "", " The dog.\tA man? ", "A man. The dog has a ball. A dog."]
     (tmp_path / "in.txt").write_text("".join(line + "\n" for line in lines * 2))
     stream = command("generate", f"path={folder}/run", f"input={tmp_path}/in.txt", *FAST, *split)
-    faults = (f"common.user_dir={tmp_path}/faults.py", "generation.processors=[faults]") if kills else ()
+    faults = (f"common.user_dir={folder}/faults.py", "generation.processors=[faults]") if kills else ()
     place = (f"input={tmp_path}/in.txt", f"output={tmp_path}/out.txt", "generation.part_lines=3")
     outcome = job(folder, *place, *split, *faults)
     assert outcome.code == (3 if kills else 0), outcome.err
