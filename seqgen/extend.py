@@ -179,9 +179,9 @@ from seqgen.training.criteria import (
     Criterion as Criterion,
     CriterionOut as CriterionOut,
     TargetPositions as TargetPositions,
-    cross_entropy as cross_entropy,
     target_logits as target_logits,
 )
+from seqgen.training.cross_entropy import cross_entropy as cross_entropy
 from seqgen.training.lr_schedulers import LRScheduler as LRScheduler
 from seqgen.training.sequence_criterion import (
     Rescored as Rescored,

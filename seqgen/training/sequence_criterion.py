@@ -28,7 +28,8 @@ from seqgen.generation.search.sampling import RandomSearch
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, EncoderOut, Hypothesis, Source, map_tensors
 from seqgen.text.reranking import Utility, utility_from_config
-from seqgen.training.criteria import Criterion, CriterionOut, TargetPositions, cross_entropy, has_default_forward
+from seqgen.training.criteria import Criterion, CriterionOut, TargetPositions, has_default_forward
+from seqgen.training.cross_entropy import cross_entropy
 
 if TYPE_CHECKING:
     from seqgen.task import Task

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from seqgen.modules import linear as linear_module
 from seqgen.modules.linear import TRAINING, TrainingKernel, linear
-from seqgen.training.criteria import cross_entropy
+from seqgen.training.cross_entropy import cross_entropy
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch has no oneDNN here")
 

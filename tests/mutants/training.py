@@ -43,14 +43,14 @@ FAULTS = [
         ("tests/training/test_criteria.py::test_lengths_say_which_tokens_are_padding",),
     ),
     Fault(
-        "seqgen/training/criteria.py",
+        "seqgen/training/cross_entropy.py",
         "(1.0 + 2.0 * z_loss * lse) / exp_sum",
         "(1.0 + z_loss * lse) / exp_sum",
         "the gradient of the z-loss is halved",
         ("tests/training/test_criteria.py::test_z_loss_equals_the_plain_formula",),
     ),
     Fault(
-        "seqgen/training/criteria.py",
+        "seqgen/training/cross_entropy.py",
         "return logits.detach() if owned else logits.detach().clone()",
         "return logits.detach()",
         "an output that another operation needs is overwritten",
@@ -106,7 +106,7 @@ FAULTS = [
         ("tests/training/test_optimizers.py::test_nag_is_fairseqs",),
     ),
     Fault(
-        "seqgen/training/criteria.py",
+        "seqgen/training/cross_entropy.py",
         "            if b:\n                z.sub_(b)\n",
         "",
         "the gradient of the fused loss ignores the smoothing of other tokens",

@@ -10,16 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqgen.structures import Batch, Source
-from seqgen.training import criteria as losses
+from seqgen.training import cross_entropy as losses
 from seqgen.training.criteria import (
     CrossEntropyConfig,
     CrossEntropyCriterion,
     LabelSmoothedCrossEntropyConfig,
     LabelSmoothedCrossEntropyCriterion,
     TargetPositions,
-    cross_entropy,
     target_logits,
 )
+from seqgen.training.cross_entropy import cross_entropy
 from tests.model_zoo import ZOO, TinyTask, build
 
 

@@ -7,17 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from seqgen.modules.linear import Linear
-from seqgen.training import criteria as module
+from seqgen.training import cross_entropy as module
 from seqgen.training.criteria import (
     CrossEntropyConfig,
     CrossEntropyCriterion,
     LabelSmoothedCrossEntropyConfig,
     LabelSmoothedCrossEntropyCriterion,
-    cross_entropy,
-    projected_cross_entropy,
-    projection_of,
     target_logits,
 )
+from seqgen.training.cross_entropy import cross_entropy, projected_cross_entropy, projection_of
 from tests.model_zoo import ZOO, TinyTask, build
 from tests.training.test_criteria import batch
 
