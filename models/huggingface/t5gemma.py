@@ -12,7 +12,8 @@ from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, ConfigError, shown
 from seqgen.models.huggingface.architecture import ACTIVATIONS, Architecture, JSONConfig
 from seqgen.models.huggingface.weights import Layout, Piece, stacked
-from seqgen.models.t5gemma import T5GemmaConfig, T5GemmaModel
+from seqgen.models.t5gemma.layers import T5GemmaConfig
+from seqgen.models.t5gemma.model import T5GemmaModel
 
 _SIDES = ("encoder", "decoder")
 _HEAD, _EMBEDDING = "lm_head.out_proj.weight", "model.decoder.embed_tokens.weight"

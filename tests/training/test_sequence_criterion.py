@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -173,7 +173,7 @@ def test_progress_shows_utility_and_the_time_of_decoding(lab: Lab, capsys: pytes
 
 def test_bfloat16_trains(lab: Lab) -> None:
     run = lab.train("bf16", *SAMPLES, "optimization.max_update=2", "common.bf16=true")
-    assert len(records(run)) == 1
+    assert all(math.isfinite(row["loss"]) and row["utility"] > 0 for row in records(run))
 
 
 def test_two_ranks_are_one(lab: Lab) -> None:
@@ -248,9 +248,3 @@ def test_packed_rows_are_refused() -> None:
     segments: Any = object()
     with pytest.raises(ConfigError, match=r"dataset\.pack=false"):
         criterion().decode(model, replace(pairs(model), segments=segments))
-
-
-def test_a_copied_criterion_is_independent() -> None:
-    own = criterion()
-    copy.copy(own).update = 5
-    assert own.update == 0

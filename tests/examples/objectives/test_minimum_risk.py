@@ -2,59 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from sacrebleu.metrics import CHRF
-from torch import Tensor
 
 from examples.objectives.minimum_risk import MinimumRisk, MinimumRiskConfig
-from seqgen.config import GenerationConfig
-from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.lab.checks.kinds import new_model, small_transformer
-from seqgen.lab.checks.subject import Ids, tiny_dictionary
 from seqgen.structures import Batch
-from seqgen.task import Task
-
-WORDS = tiny_dictionary(3)
-EOS, PAD = WORDS.eos(), WORDS.pad()
+from tests.examples.objectives import tiny
 
 
 def made(beam: int, **keys: Any) -> tuple[MinimumRisk, Any, Batch]:
     """The criterion, a model in float64, and pairs of unequal lengths."""
-    tokenizer = WhitespaceTokenizer(WORDS)
-    cfg = MinimumRiskConfig(decode=GenerationConfig(mbr="chrf", beam=beam, max_len=3, min_len=0), **keys)
-    model = new_model(small_transformer(), WORDS).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.4)
-    batch = Ids.of(model, WORDS, len(WORDS)).batch([4, 1, 3], None, [2, 3, 1], seed=3)
-    return MinimumRisk(cfg, Task(None, tokenizer, tokenizer)), model, batch
-
-
-def all_outputs() -> list[list[int]]:
-    """The outputs of at most 3 tokens."""
-    words = [token for token in range(len(WORDS)) if token not in (EOS, PAD)]
-    return [[EOS], *([one, EOS] for one in words), *([one, two, EOS] for one in words for two in words)]
-
-
-def lprob(model: Any, batch: Batch, row: int, tokens: list[int]) -> Tensor:
-    source, length = batch.source, int(batch.source.src_lengths[row])
-    previous = torch.tensor([[EOS, *tokens[:-1]]])
-    logits = model(source.src_tokens[row, None, :length], torch.tensor([length]), previous).logits[0]
-    return torch.stack([logits[step].log_softmax(-1)[token] for step, token in enumerate(tokens)]).sum()
-
-
-def utility(own: MinimumRisk, batch: Batch, row: int, tokens: list[int]) -> float:
-    text, reference = (own.task.decode(one) for one in (torch.tensor(tokens), own.references(batch)[row]))
-    return float(CHRF().sentence_score(text, [reference]).score)
+    model = tiny.model()
+    own = MinimumRisk(MinimumRiskConfig(decode=tiny.decoding(beam=beam), **keys), tiny.task())
+    return own, model, tiny.pairs(model)
 
 
 def test_all_candidates_give_the_expected_risk_by_enumeration() -> None:
     """Loss and gradient, for 43 outputs, whose probabilities sum to one but for the mass of longer outputs."""
-    outputs = all_outputs()
+    outputs = tiny.outputs(3)
     own, model, batch = made(len(outputs))
     loss, logged = own.sequence_loss(model, batch)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -62,8 +29,8 @@ def test_all_candidates_give_the_expected_risk_by_enumeration() -> None:
     model.zero_grad()
     wanted = torch.zeros((), dtype=torch.float64)
     for row in range(batch.num_sentences):
-        probabilities = torch.stack([lprob(model, batch, row, tokens) for tokens in outputs]).exp()
-        utilities = [utility(own, batch, row, tokens) for tokens in outputs]
+        probabilities = torch.stack([tiny.token_lprobs(model, batch, row, tokens).sum() for tokens in outputs]).exp()
+        utilities = [tiny.utility(own, batch, row, tokens) for tokens in outputs]
         expected = sum(p * u for p, u in zip(probabilities, utilities, strict=True)) / probabilities.sum()
         wanted = wanted + 1 - expected / 100
     wanted.backward()  # type: ignore[no-untyped-call]
@@ -84,11 +51,11 @@ def test_the_loss_is_the_formula(keys: dict[str, Any]) -> None:
         reference = own.references(batch)[row].tolist()
         if own.cfg.add_reference and reference not in outputs:
             outputs.append(reference)
-        scores = [float(lprob(model, batch, row, tokens).detach()) for tokens in outputs]
+        scores = [float(tiny.token_lprobs(model, batch, row, tokens).sum().detach()) for tokens in outputs]
         if own.cfg.length_normalized:
             scores = [score / len(tokens) for score, tokens in zip(scores, outputs, strict=True)]
         weights = torch.tensor([own.cfg.alpha * score for score in scores], dtype=torch.float64).softmax(0).tolist()
-        risks = [1 - utility(own, batch, row, tokens) / 100 for tokens in outputs]
+        risks = [1 - tiny.utility(own, batch, row, tokens) / 100 for tokens in outputs]
         wanted += sum(weight * risk for weight, risk in zip(weights, risks, strict=True))
     assert float(own.sequence_loss(model, batch)[0].detach()) == pytest.approx(wanted, abs=1e-10)
     assert not own.is_expected_risk
@@ -99,4 +66,3 @@ def test_one_candidate_has_no_gradient() -> None:
     loss, _ = own.sequence_loss(model, batch)
     loss.backward()  # type: ignore[no-untyped-call]
     assert all(p.grad is None or not p.grad.any() for p in model.parameters())
-    assert replace(own.cfg) == own.cfg

@@ -1,35 +1,26 @@
-"""T5Gemma (Zhang et al. 2025, "Encoder-decoder Gemma"): the layers of Gemma 2 as an encoder and a decoder."""
+"""The configuration of T5Gemma, the sizes in which it was published, and its layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from seqgen.config import option
-from seqgen.decoder import IncrementalDecoder, ProjectedOutput
-from seqgen.encoder import Encoder
 from seqgen.errors import ConfigError, shown
 from seqgen.incremental_state import StateDict
-from seqgen.model import EncoderDecoderModel, Vocabularies
-from seqgen.modules.attention import soft_capped
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.linear import Linear
-from seqgen.modules.masks import QueryPositions, padding_mask_of, segment_mask
 from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.modules.rms_norm import RMSNorm
-from seqgen.modules.rotary import RotaryPositions, Rotation
+from seqgen.modules.rotary import Rotation
 from seqgen.modules.transformer_layer import ACTIVATIONS
-from seqgen.registry import register_model
-from seqgen.structures import EncoderOut, Segments
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 """The types of layers: self-attention to a window of positions, or to all."""
 
-_STD = 0.02
+INIT_STD = 0.02
 """Standard deviation of the initial weights."""
 
 
@@ -122,6 +113,33 @@ class T5GemmaConfig:
                 raise ConfigError(f"model.{side}_head_dim={dim} must be even, as rotary positions need it")
 
 
+def _sized(hidden: int, intermediate: int, layers: int, heads: int, groups: int, head_dim: int) -> dict[str, Any]:
+    """The values of one side."""
+    return {
+        **{"hidden_size": hidden, "intermediate_size": intermediate, "layers": layers, "attention_heads": heads},
+        **{"key_value_heads": groups, "head_dim": head_dim, "query_pre_attn_scalar": head_dim},
+    }
+
+
+def _preset(encoder: dict[str, Any], decoder: dict[str, Any], **further: Any) -> T5GemmaConfig:
+    values = {f"encoder_{key}": value for key, value in encoder.items()}
+    values |= {f"decoder_{key}": value for key, value in decoder.items()}
+    return T5GemmaConfig(**values, **further)
+
+
+_TINY = _sized(128, 256, 4, 4, 2, 32)
+_2B, _9B = _sized(2304, 9216, 26, 8, 4, 256), _sized(3584, 14336, 42, 16, 8, 256)
+
+
+PRESETS: dict[str, T5GemmaConfig] = {
+    "t5gemma_tiny": _preset(_TINY, _TINY, encoder_sliding_window=16, decoder_sliding_window=16, dropout_rate=0.1),
+    "t5gemma_2b_2b": _preset(_2B, _2B),
+    "t5gemma_9b_2b": _preset(_9B, _2B),
+    "t5gemma_9b_9b": _preset(_9B, _9B),
+}
+"""Published models by name, and a small one for tests."""
+
+
 class T5GemmaFeedForward(nn.Module):
     """Feed-forward network with a gate (Shazeer 2020); the first rows of the first projection are those of the gate.
 
@@ -138,7 +156,7 @@ class T5GemmaFeedForward(nn.Module):
         self.wo = Linear(hidden, dim, bias=False)
         self.dropout = Dropout(cfg.dropout_rate)
         for projection in (self.wi, self.wo):
-            nn.init.normal_(projection.weight, std=_STD)
+            nn.init.normal_(projection.weight, std=INIT_STD)
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform each position of ``(..., C)``."""
@@ -159,11 +177,11 @@ class T5GemmaEncoderLayer(nn.Module):
     def __init__(self, cfg: T5GemmaConfig, side: str = "encoder"):
         super().__init__()
         self.self_attn = _attention(cfg, side)
-        self.self_attn_layer_norm = _norm(cfg, side)
-        self.self_attn_post_norm = _norm(cfg, side)
+        self.self_attn_layer_norm = t5gemma_norm(cfg, side)
+        self.self_attn_post_norm = t5gemma_norm(cfg, side)
         self.feed_forward = T5GemmaFeedForward(cfg, side)
-        self.final_layer_norm = _norm(cfg, side)
-        self.final_post_norm = _norm(cfg, side)
+        self.final_layer_norm = t5gemma_norm(cfg, side)
+        self.final_post_norm = t5gemma_norm(cfg, side)
         self.dropout = Dropout(cfg.dropout_rate)
 
     def forward(self, x: Tensor, mask: Tensor | None, rotation: Rotation) -> Tensor:
@@ -195,8 +213,8 @@ class T5GemmaDecoderLayer(T5GemmaEncoderLayer):
     def __init__(self, cfg: T5GemmaConfig):
         super().__init__(cfg, "decoder")
         self.encoder_attn = _attention(cfg, "decoder", cfg.encoder_hidden_size)
-        self.encoder_attn_layer_norm = _norm(cfg, "decoder")
-        self.encoder_attn_post_norm = _norm(cfg, "decoder")
+        self.encoder_attn_layer_norm = t5gemma_norm(cfg, "decoder")
+        self.encoder_attn_post_norm = t5gemma_norm(cfg, "decoder")
 
     def forward(  # type: ignore[override]
         self,
@@ -245,233 +263,6 @@ class T5GemmaDecoderLayer(T5GemmaEncoderLayer):
         return self._feed_forward(x), weights
 
 
-class T5GemmaEncoder(Encoder):
-    """T5Gemma encoder.
-
-    Args:
-        cfg: the configuration.
-        vocab_size: number of source ids.
-        padding_idx: id of padding in the source.
-    """
-
-    def __init__(self, cfg: T5GemmaConfig, vocab_size: int, padding_idx: int):
-        super().__init__()
-        self.cfg = cfg
-        self.padding_idx = padding_idx
-        self.embed_tokens = _embedding(vocab_size, cfg.encoder_hidden_size)
-        self.rotary = RotaryPositions(cfg.encoder_head_dim, cfg.encoder_rope_theta)
-        self.layer_types = cfg.layer_types("encoder")
-        self.layers = nn.ModuleList(T5GemmaEncoderLayer(cfg) for _ in range(cfg.encoder_layers))
-        self.layer_norm = _norm(cfg, "encoder")
-        self.dropout = Dropout(cfg.dropout_rate)
-
-    def forward(self, src_tokens: Tensor, src_lengths: Tensor, segments: Segments | None = None) -> EncoderOut:
-        """Encode a batch of sentences; see ``Encoder.forward`` and, for ``segments``, ``supports_packing``."""
-        padding_mask = padding_mask_of(src_tokens, self.padding_idx) if segments is None else None
-        queries = QueryPositions.of_source(src_tokens, segments, padding_mask)
-        x = self.dropout(_scaled(self.embed_tokens(src_tokens)))
-        rotation = self.rotary(queries, self.embed_tokens.weight)
-        for index, layer in enumerate(self.layers):
-            x = layer(x, self.self_attention_mask(queries, index), rotation)
-        return EncoderOut(self.dropout(self.layer_norm(x)), padding_mask)
-
-    def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor | None:
-        """The mask of self-attention in one layer.
-
-        Args:
-            queries: the positions of the source.
-            layer: index of the layer.
-
-        Returns:
-            Bool, true where attention is allowed, broadcastable to ``(N, H, S, S)``; ``None`` if everywhere.
-        """
-        window = self.cfg.encoder_sliding_window
-        if self.layer_types[layer] == FULL or queries.new <= window + 1:
-            return queries.allowed
-        return queries.once(self, lambda: queries.restrict(queries.distances.abs() <= window))
-
-    def max_positions(self) -> int:
-        """The longest source, in tokens with end-of-sentence."""
-        return self.cfg.max_source_positions
-
-
-class T5GemmaDecoder(ProjectedOutput, IncrementalDecoder):
-    """T5Gemma decoder.
-
-    Args:
-        cfg: the configuration.
-        vocab_size: number of target ids.
-    """
-
-    shares_encoder_output = True
-    reads_history = False
-    can_roll_back = True
-    can_merge = True
-
-    def __init__(self, cfg: T5GemmaConfig, vocab_size: int):
-        super().__init__()
-        self.cfg = cfg
-        self.embed_tokens = _embedding(vocab_size, cfg.decoder_hidden_size)
-        self.rotary = RotaryPositions(cfg.decoder_head_dim, cfg.decoder_rope_theta)
-        self.layer_types = cfg.layer_types("decoder")
-        self.layers = nn.ModuleList(T5GemmaDecoderLayer(cfg) for _ in range(cfg.decoder_layers))
-        self.layer_norm = _norm(cfg, "decoder")
-        self.dropout = Dropout(cfg.dropout_rate)
-        self.output_projection = Linear(cfg.decoder_hidden_size, vocab_size, bias=False)
-        if cfg.tie_word_embeddings:
-            self.output_projection.weight = self.embed_tokens.weight
-        else:
-            nn.init.normal_(self.output_projection.weight, std=_STD)
-
-    def extract_features(
-        self,
-        prev_output_tokens: Tensor,
-        encoder_out: EncoderOut,
-        incremental_state: StateDict | None = None,
-        need_attention: bool = False,
-        segments: Segments | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Compute the last hidden features; the attention is that of the last layer, averaged over its heads.
-
-        See ``IncrementalDecoder.extract_features`` and, for ``segments``, ``EncoderDecoderModel.supports_packing``.
-        """
-        seen = self.positions_seen(incremental_state)
-        tokens = prev_output_tokens[:, seen:]
-        queries = QueryPositions.of_target(tokens, seen, incremental_state, segments)
-        encoder_mask = None if segments is None else segment_mask(segments.target, segments.source)
-        x = self.dropout(_scaled(self.embed_tokens(tokens)))
-        rotation = self.rotary(queries, self.embed_tokens.weight)
-        attention = None
-        for index, layer in enumerate(self.layers):
-            x, attention = layer(
-                x,
-                self.self_attention_mask(queries, index),
-                rotation,
-                encoder_out.encoder_out,
-                encoder_out.encoder_padding_mask,
-                encoder_attn_mask=encoder_mask,
-                incremental_state=incremental_state,
-                need_weights=need_attention and index == len(self.layers) - 1,
-            )
-        self.advance(incremental_state, tokens.size(1))
-        return self.dropout(self.layer_norm(x)), attention
-
-    def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor | None:
-        """The mask of self-attention in one layer.
-
-        Args:
-            queries: the new positions.
-            layer: index of the layer.
-
-        Returns:
-            Bool, true where attention is allowed, broadcastable to ``(N, H, new, K)``; ``None`` for a plain causal
-            mask.
-        """
-        window = self.cfg.decoder_sliding_window
-        if self.layer_types[layer] == SLIDING and queries.seen + queries.new > window:
-            return queries.once(self, lambda: queries.restrict(queries.distances < window))
-        return None if queries.is_plain_causal else queries.allowed
-
-    def output_layer(self, features: Tensor) -> Tensor:
-        """Project features ``(..., C)`` to soft-capped logits ``(..., V)``."""
-        return self._capped(super().output_layer(features))
-
-    def output_columns(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
-        """Prepare the output layer for the tokens ``ids``; see ``Decoder.output_columns``."""
-        columns = super().output_columns(ids)
-        return lambda features: self._capped(columns(features))
-
-    def output_product(self, features: Tensor) -> tuple[Tensor, Tensor] | None:
-        """``None`` if logits are soft-capped, as they are then not a product; see ``Decoder.output_product``."""
-        return None if self.cfg.final_logit_softcapping else super().output_product(features)
-
-    def _capped(self, logits: Tensor) -> Tensor:
-        bound = self.cfg.final_logit_softcapping
-        return soft_capped(logits, bound) if bound else logits
-
-    def max_positions(self) -> int:
-        """The longest target, in tokens with end-of-sentence."""
-        return self.cfg.max_target_positions
-
-
-def _sized(hidden: int, intermediate: int, layers: int, heads: int, groups: int, head_dim: int) -> dict[str, Any]:
-    """The values of one side."""
-    return {
-        **{"hidden_size": hidden, "intermediate_size": intermediate, "layers": layers, "attention_heads": heads},
-        **{"key_value_heads": groups, "head_dim": head_dim, "query_pre_attn_scalar": head_dim},
-    }
-
-
-def _preset(encoder: dict[str, Any], decoder: dict[str, Any], **further: Any) -> T5GemmaConfig:
-    values = {f"encoder_{key}": value for key, value in encoder.items()}
-    values |= {f"decoder_{key}": value for key, value in decoder.items()}
-    return T5GemmaConfig(**values, **further)
-
-
-_TINY = _sized(128, 256, 4, 4, 2, 32)
-_2B, _9B = _sized(2304, 9216, 26, 8, 4, 256), _sized(3584, 14336, 42, 16, 8, 256)
-
-
-@register_model(
-    "t5gemma",
-    config=T5GemmaConfig,
-    presets={
-        "t5gemma_tiny": _preset(_TINY, _TINY, encoder_sliding_window=16, decoder_sliding_window=16, dropout_rate=0.1),
-        "t5gemma_2b_2b": _preset(_2B, _2B),
-        "t5gemma_9b_2b": _preset(_9B, _2B),
-        "t5gemma_9b_9b": _preset(_9B, _9B),
-    },
-)
-class T5GemmaModel(EncoderDecoderModel):
-    """T5Gemma.
-
-    Args:
-        cfg: the configuration.
-        source_size: number of source ids.
-        target_size: number of target ids.
-        padding_idx: id of padding in the source.
-    """
-
-    supports_packing = True
-
-    encoder: T5GemmaEncoder
-    decoder: T5GemmaDecoder
-
-    def __init__(self, cfg: T5GemmaConfig, source_size: int, target_size: int, padding_idx: int):
-        super().__init__(T5GemmaEncoder(cfg, source_size, padding_idx), T5GemmaDecoder(cfg, target_size))
-        self.cfg = cfg
-
-    @classmethod
-    def build_model(cls, cfg: T5GemmaConfig, task: Vocabularies) -> Self:
-        """Build the model.
-
-        Args:
-            cfg: the configuration.
-            task: gives the dictionaries.
-
-        Raises:
-            ConfigError: values of the configuration exclude each other, or do not fit the dictionaries.
-        """
-        cfg.check()
-        source, target = task.source_dictionary, task.target_dictionary
-        if cfg.vocab_size and cfg.vocab_size < (longer := max(len(source), len(target))):
-            raise ConfigError(
-                f"model.vocab_size={cfg.vocab_size} is too small for a vocabulary of {longer} tokens; set at least "
-                f"{longer}, or 0 for the size of the vocabulary"
-            )
-        target_size = cfg.vocab_size or len(target)
-        if cfg.decoder_start_token_id >= target_size:
-            raise ConfigError(
-                f"model.decoder_start_token_id={cfg.decoder_start_token_id} is outside the vocabulary of "
-                f"{target_size} tokens"
-            )
-        return cls(replace(cfg), cfg.vocab_size or len(source), target_size, source.pad())
-
-    def start_token(self, task_eos: int) -> int:
-        """The id that ``prev_output_tokens`` begins with: ``decoder_start_token_id``, or else end-of-sentence."""
-        return task_eos if self.cfg.decoder_start_token_id < 0 else self.cfg.decoder_start_token_id
-
-
 def _attention(cfg: T5GemmaConfig, side: str, encoder_dim: int | None = None) -> MultiheadAttention:
     """The attention of one layer."""
     attention = MultiheadAttention(
@@ -487,27 +278,12 @@ def _attention(cfg: T5GemmaConfig, side: str, encoder_dim: int | None = None) ->
     )
     for name, parameter in attention.named_parameters():
         if name.endswith("weight"):
-            nn.init.normal_(parameter, std=_STD)
+            nn.init.normal_(parameter, std=INIT_STD)
         else:
             nn.init.zeros_(parameter)
     return attention
 
 
-def _norm(cfg: T5GemmaConfig, side: str) -> RMSNorm:
+def t5gemma_norm(cfg: T5GemmaConfig, side: str) -> RMSNorm:
+    """The normalization of one side, ``encoder`` or ``decoder``."""
     return RMSNorm(getattr(cfg, f"{side}_hidden_size"), cfg.rms_norm_eps, zero_centered=True)
-
-
-def _embedding(rows: int, dim: int) -> nn.Embedding:
-    embedding = nn.Embedding(rows, dim)
-    nn.init.normal_(embedding.weight, std=_STD)
-    return embedding
-
-
-def _scaled(embedded: Tensor) -> Tensor:
-    """The residual stream: embeddings times the square root of their dimension, which is rounded to their dtype.
-
-    It is float32 in a float16 model, because sums over many layers exceed the range of float16.
-    """
-    scale = torch.full((), embedded.size(-1) ** 0.5, dtype=embedded.dtype, device=embedded.device)
-    scaled = embedded * scale
-    return scaled.float() if scaled.dtype == torch.float16 else scaled
