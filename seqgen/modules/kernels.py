@@ -79,7 +79,10 @@ def _widened_product(weight: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
 
 
 PLAIN = Kernel("plain", lambda matrix: matrix, lambda matrix, x, bias: F.linear(x, matrix, bias))
-TRANSPOSED = Kernel("transposed", lambda matrix: matrix.t().contiguous().t(), PLAIN.multiply)
+# For several rows, it is fast with a matrix in a cache, as in a measurement, but slow with one from memory.
+TRANSPOSED = Kernel(
+    "transposed", lambda matrix: matrix.t().contiguous().t(), PLAIN.multiply, lambda rows, outputs: rows == 1
+)
 PREPACKED = Kernel("prepacked", _prepacked, lambda weight, x, bias: _onednn_linear(x, weight, bias, "none", [], ""))
 PADDED = Kernel("padded", _prepacked, _padded_product, lambda rows, outputs: rows == 1)
 WIDENED = Kernel("float32", lambda matrix: _prepacked(matrix.float()), _widened_product)

@@ -125,21 +125,23 @@ def test_the_fastest_is_chosen_unless_measurements_do_not_tell(monkeypatch: pyte
     assert chosen({**times, "plain": 1.05}, monkeypatch).choose(1) is PLAIN, "the first of two that are alike"
     only_padded = {"prepacked": 3.0, "padded": 1.0, "plain": 4.0, "transposed": 4.0}
     assert chosen(only_padded, monkeypatch).choose(1) is PADDED
-    assert chosen(only_padded, monkeypatch).choose(4) is PREPACKED, "only one row is padded"
+    for few_or_many in (4, 32):
+        assert chosen(only_padded, monkeypatch).choose(few_or_many) is PREPACKED, "only one row is padded"
+        assert chosen(times, monkeypatch).choose(few_or_many) is PLAIN, "transposed is a candidate for one row"
     assert chosen(times, monkeypatch).choose(0) is PREPACKED
 
 
 @torch.no_grad()
 def test_a_layout_is_used_again_if_another_one_is_no_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = {"prepacked": 1.05, "padded": 3.0, "plain": 3.0, "transposed": 1.0}
+    times = {"prepacked": 1.05, "padded": 3.0, "plain": 1.0, "transposed": 3.0}
     product = chosen(times, monkeypatch)
     product(torch.randn(1, 64), None)
     assert product.choose(32) is PREPACKED
-    times["prepacked"] = 2.0
+    times = {"prepacked": 3.0, "padded": 3.0, "plain": 1.05, "transposed": 2.0}
     other = chosen(times, monkeypatch)
     other(torch.randn(1, 64), None)
-    times["prepacked"], times["transposed"] = 1.0, 1.05
-    assert other.choose(32) is TRANSPOSED
+    times["prepacked"] = 1.0
+    assert other.choose(32) is PLAIN
 
 
 @torch.no_grad()
