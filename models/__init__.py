@@ -1,5 +1,8 @@
 """The built-in models; each file registers one, and is imported when one of its names is asked for."""
 
+from pathlib import Path
+
+from seqgen.checkpoints.hub import CONFIG_CHECKS
 from seqgen.checkpoints.loading import declare_checkpoint_loader
 from seqgen.registry import MODELS
 
@@ -25,3 +28,12 @@ declare_checkpoint_loader(
     lambda path: (path.suffix == ".npz" and path.is_file()) or (path / "decoder.yml").is_file(),
     "seqgen.models.marian.checkpoint",
 )
+
+
+def _check_config(path: Path) -> None:
+    from seqgen.models.huggingface.checkpoint import check_config
+
+    check_config(path)
+
+
+CONFIG_CHECKS.append(_check_config)

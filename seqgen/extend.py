@@ -75,6 +75,7 @@ from seqgen.generation.observers import (
 )
 from seqgen.generation.processors.base import LogitsProcessor as LogitsProcessor
 from seqgen.generation.processors.length import ForceEndAtMaximum as ForceEndAtMaximum, MinimumLength as MinimumLength
+from seqgen.generation.processors.prefix_trie import PrefixConstraint as PrefixConstraint
 from seqgen.generation.processors.tokens import Forbid as Forbid, ForcePrefix as ForcePrefix
 from seqgen.generation.search.base import Search as Search
 from seqgen.generation.search.beam import BeamSearch as BeamSearch, Greedy as Greedy, own_beams as own_beams

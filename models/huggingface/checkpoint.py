@@ -195,6 +195,16 @@ def save_pretrained(
     return architecture.notes(model)
 
 
+def check_config(path: Path) -> None:
+    """Check that the model of a ``config.json`` can be read, as far as that file tells.
+
+    Raises:
+        CheckpointError: it cannot.
+    """
+    config = JSONConfig.read(path)
+    architecture_of(config).read_config(config)
+
+
 def architecture_of(config: JSONConfig) -> Architecture:
     """The architecture of a folder; the modules of others are not imported.
 

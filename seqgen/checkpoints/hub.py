@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from fnmatch import fnmatch
@@ -35,6 +36,10 @@ WEIGHTS = (
 )
 """Patterns of the files with the weights: those of the second kind are downloaded if there are none of the first."""
 
+CONFIG_CHECKS: list[Callable[[Path], None]] = []
+"""Each is called with the ``config.json`` of a repository before its weights are downloaded, and raises a
+``CheckpointError`` if seqgen cannot read such a model."""
+
 TIMEOUT_SECONDS = 10.0
 """How long the server may take to answer. ``huggingface_hub`` has such limits of its own for files."""
 
@@ -56,7 +61,7 @@ def local_path(path: str | Path) -> Path:
 
     Raises:
         CheckpointError: there is no such repository or revision, it is not accessible, the download makes no
-            progress, or it has no such model.
+            progress, or seqgen cannot read the model; that is seen before its weights are downloaded.
         ConfigError: the path is an address, the name is not that of a repository, or ``huggingface_hub`` is not
             installed.
     """
@@ -73,6 +78,8 @@ def local_path(path: str | Path) -> Path:
         raise ConfigError(f"{path} needs the package huggingface_hub ({error}): pip install huggingface_hub") from None
     try:
         return _watched(repository, revision or None)
+    except CheckpointError:
+        raise
     except errors.HFValidationError:
         raise ConfigError(
             f"{path} is not the name of a repository; write hf:ORGANIZATION/NAME or hf:ORGANIZATION/NAME@REVISION"
@@ -151,6 +158,8 @@ def _download(repository: str, revision: str | None) -> Path:
     except Exception:  # no network: its errors differ between versions of huggingface_hub
         return Path(hf_hub_download(repository, CONFIG, revision=revision, local_files_only=True)).parent
     folder = Path(hf_hub_download(repository, CONFIG, revision=revision)).parent
+    for check in CONFIG_CHECKS:
+        check(folder / CONFIG)
     names = [file.rfilename for file in listed if "/" not in file.rfilename]
     weights = ([name for name in names if any(map(partial(fnmatch, name), patterns))] for patterns in WEIGHTS)
     for name in [*(name for name in names if name in SMALL_FILES), *next(filter(None, weights), [])]:

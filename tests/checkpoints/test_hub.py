@@ -17,6 +17,7 @@ import torch
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.loading import load_model, load_models, split_path
+from seqgen.checkpoints.serialization import write_json
 from seqgen.errors import CheckpointError, ConfigError
 from seqgen.text.translator import Translator
 from tests.commands import command, corpus
@@ -189,6 +190,18 @@ def test_a_server_that_is_slow_is_not_waited_for(slow: float, hub: Hub, monkeypa
         local_path(PATH)
     assert time.monotonic() - start < 10
     hub.slow = 0.0
+
+
+def test_an_unsupported_model_is_refused_before_its_weights_are_downloaded(
+    hub: Hub, folder: Path, tmp_path: Path
+) -> None:
+    other = shutil.copytree(folder, tmp_path / "llama")
+    write_json(other / "config.json", {"model_type": "llama", "architectures": ["LlamaForCausalLM"]})
+    hub.add("somebody/llama", other)
+    outcome = command("generate", "path=hf:somebody/llama", "input=-", stdin=b"two dogs\n")
+    assert outcome.code == 2
+    assert "model_type='llama' (LlamaForCausalLM) is an architecture which seqgen does not support" in outcome.err
+    assert hub.downloaded == ["config.json"]
 
 
 def test_what_is_refused(hub: Hub, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
