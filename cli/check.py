@@ -20,11 +20,12 @@ from seqgen.config.values import split_argument, text_list, text_values
 from seqgen.errors import ConfigError, nearest, printable
 from seqgen.lab.checks import kinds
 from seqgen.lab.checks.checking import Advice, Outcome, Raised, S, causes, check_all, failed
+from seqgen.lab.checks.component_causes import COMPONENT_ADVICE
 from seqgen.lab.checks.components import changes_nothing
 from seqgen.lab.checks.criteria import CRITERION_ADVICE
 from seqgen.lab.checks.decoding_criteria import check_criterion
-from seqgen.lab.checks.diagnosis import ADVICE, COMPONENT_ADVICE
 from seqgen.lab.checks.kinds import KINDS, WORDS
+from seqgen.lab.checks.model_causes import MODEL_ADVICE
 from seqgen.lab.checks.models import check as check_model
 from seqgen.lab.checks.subject import Decoding
 from seqgen.lab.checks.tasks import TASK, TASK_ADVICE
@@ -105,7 +106,9 @@ def with_chooser(group: str, overrides: list[str]) -> list[str]:
     return [*(override for override in overrides if not override.startswith(f"{key}=")), f"{key}={names}"]
 
 
-_MODEL = Check(kinds.ModelCheckConfig, OF_MODELS, lambda cfg, _: kinds.model_subject(cfg, log), check_model, ADVICE)
+_MODEL = Check(
+    kinds.ModelCheckConfig, OF_MODELS, lambda cfg, _: kinds.model_subject(cfg, log), check_model, MODEL_ADVICE
+)
 
 CHECKS: dict[str, Check] = {
     **{group: _of_components(group) for group in KINDS},

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from seqgen.lab.checks.checking import CommonCause
-from seqgen.lab.checks.diagnosis import Cause
+from seqgen.lab.checks.model_causes import Cause
 from seqgen.lab.checks.models import PASSES, SEARCH, STEPPING, WEIGHTS
 from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, Outcome, command, corpus, training_arguments
 from tests.huggingface_t5 import tiny_folder

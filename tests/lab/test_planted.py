@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from examples import lstm
 from seqgen.incremental_state import StateKey
 from seqgen.lab.checks.checking import check_all, diagnose
-from seqgen.lab.checks.diagnosis import ADVICE, Cause
+from seqgen.lab.checks.model_causes import MODEL_ADVICE, Cause
 from seqgen.lab.checks.models import PASSES, STEPPING, WEIGHTS
 from seqgen.lab.checks.subject import Subject, randomize_, tiny_dictionary
 from seqgen.model import EncoderDecoderModel
@@ -423,6 +423,6 @@ def test_planted_bugs_are_found_and_named(name: str, monkeypatch: pytest.MonkeyP
     planted.plant(lambda owner, attribute, value: monkeypatch.setattr(owner, attribute, value, raising=False))
     subject, outcomes = outcomes_of(MODELS[planted.model])
     assert any(outcome.violation for outcome in outcomes)
-    found = diagnose(outcomes, ADVICE, subject)
+    found = diagnose(outcomes, MODEL_ADVICE, subject)
     assert found.cause is planted.cause, [f"{o.name}: {o.violation.what}" for o in outcomes if o.violation]
     assert found.module.startswith(planted.module)

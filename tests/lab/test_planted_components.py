@@ -20,7 +20,7 @@ from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.search.base import Search
 from seqgen.generation.search.beam import BeamSearch, own_beams
 from seqgen.lab.checks.checking import CommonCause, causes, check_all
-from seqgen.lab.checks.diagnosis import COMPONENT_ADVICE, ComponentCause as Cause
+from seqgen.lab.checks.component_causes import COMPONENT_ADVICE, Cause
 from seqgen.lab.checks.kinds import KINDS, DecodingCheckConfig, component_subject
 from seqgen.registry import DECODING_COMPONENTS, Entry
 

@@ -238,6 +238,15 @@ class Diagnosis:
     module: str = ""
 
 
+def holds(law: Callable[[], object]) -> bool:
+    """Whether a law raises nothing."""
+    try:
+        law()
+    except Exception:
+        return False
+    return True
+
+
 def check_all(invariants: Invariants[S], subject: S) -> Iterator[Outcome]:
     """Check invariants one after the other; an error that is raised counts as a violation (``Raised``).
 

@@ -1,4 +1,4 @@
-"""The usual causes of violated invariants of models and decoding components, and the first layer that differs."""
+"""The usual causes of violated invariants of models, and the first layer that differs."""
 
 from __future__ import annotations
 
@@ -6,28 +6,25 @@ import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from seqgen.incremental_state import StatefulModule, rows_of_parents
-from seqgen.lab.checks import search
-from seqgen.lab.checks.checking import Advice, Diagnosis, Wrong
-from seqgen.lab.checks.components import alone_equals_batched
+from seqgen.lab.checks.checking import Advice, Diagnosis, Wrong, holds
 from seqgen.lab.checks.models import WEIGHTS, without_cached_weights
-from seqgen.lab.checks.search import same_hypotheses
+from seqgen.lab.checks.parting import Parting, first_parting, record
 from seqgen.lab.checks.stepping import Decode
-from seqgen.lab.checks.subject import BEAM, LENGTHS, Decoding, Inputs, Subject, expand
+from seqgen.lab.checks.subject import BEAM, LENGTHS, Inputs, Subject, expand
 from seqgen.model import EncoderDecoderModel
-from seqgen.structures import EncoderOut, tensors_in
+from seqgen.structures import EncoderOut
 
 
 class Cause(Enum):
-    """The usual causes; the value says what to do."""
+    """The usual causes of violated invariants of a model; the value says what to do."""
 
     RANDOMNESS = (
         "dropout, or another source of randomness, is active in evaluation; use nn.Dropout, or give self.training to "
@@ -93,123 +90,6 @@ class Cause(Enum):
         "correct it, or set can_merge to false"
     )
     ATTENTION = "the attention that is returned is not a distribution over the words of the source, or not per step"
-
-
-Cut = Callable[[Tensor], "Tensor | None"]
-"""Cuts a tensor to the part that is compared; ``None`` if it has no such part."""
-
-
-@dataclass
-class Event:
-    """A module is entered or left.
-
-    Attributes:
-        name: name of the module.
-        module: the module.
-        left: whether it is left.
-        tensors: its inputs when it is entered, its outputs when it is left.
-    """
-
-    name: str
-    module: nn.Module
-    left: bool
-    tensors: list[Tensor]
-
-
-@dataclass(frozen=True)
-class Parting:
-    """Where two passes part.
-
-    Attributes:
-        name: the first module that has equal inputs and different outputs.
-        module: that module.
-        from_positions: whether the results differ before any layer with a state, or in a module whose input has no
-            features: then positions differ.
-    """
-
-    name: str
-    module: nn.Module
-    from_positions: bool
-
-
-def record(model: nn.Module, call: Callable[[], Any]) -> list[Event]:
-    """Run a pass and record the inputs and outputs of all modules.
-
-    Args:
-        model: the module whose submodules are recorded.
-        call: runs the pass.
-    """
-    events: list[Event] = []
-    handles = []
-    for name, module in model.named_modules():
-
-        def entered(module: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
-            events.append(Event(name, module, False, _copies((args, kwargs))))
-
-        def left(module: nn.Module, args: Any, output: Any, name: str = name) -> None:
-            events.append(Event(name, module, True, _copies(output)))
-
-        handles.append(module.register_forward_pre_hook(entered, with_kwargs=True))
-        handles.append(module.register_forward_hook(left))
-    try:
-        call()
-    finally:
-        for handle in handles:
-            handle.remove()
-    return events
-
-
-def _copies(value: Any) -> list[Tensor]:
-    return [tensor.detach().clone() for tensor in tensors_in(value)]
-
-
-def first_parting(one: list[Event], two: list[Event], cut_one: Cut, cut_two: Cut) -> Parting | None:
-    """Find where two passes part.
-
-    Args:
-        one: the events of one pass.
-        two: those of the other.
-        cut_one: cuts the tensors of the first pass to the part that the passes share.
-        cut_two: cuts those of the other.
-
-    Returns:
-        Where they part; ``None`` if all tensors that can be compared are equal, or if the modules run in another
-        order.
-    """
-    # A step does not run all modules: encoder-decoder attention projects the keys of the source only once.
-    names = {event.name for event in one} & {event.name for event in two}
-    one, two = ([event for event in events if event.name in names] for events in (one, two))
-    if [(event.name, event.left) for event in one] != [(event.name, event.left) for event in two]:
-        return None
-    from_positions: bool | None = None
-    stateful = False
-    inputs: list[tuple[bool, bool]] = []
-    for ours, theirs in zip(one, two, strict=True):
-        differs = _differ(ours.tensors, theirs.tensors, cut_one, cut_two)
-        if not ours.left:
-            has_features = any(tensor.is_floating_point() for tensor in ours.tensors)
-            inputs.append((differs, has_features))
-            stateful |= isinstance(ours.module, StatefulModule) and ours.name != ""
-            if differs and from_positions is None:
-                from_positions = not stateful
-            continue
-        input_differs, has_features = inputs.pop()
-        if differs and from_positions is None:
-            from_positions = not has_features and ours.name != ""
-        if differs and not input_differs:
-            return Parting(ours.name, ours.module, bool(from_positions))
-    return None
-
-
-def _differ(one: list[Tensor], two: list[Tensor], cut_one: Cut, cut_two: Cut) -> bool:
-    if len(one) != len(two):
-        return False
-    for ours, theirs in zip(map(cut_one, one), map(cut_two, two), strict=True):
-        if ours is None or theirs is None or ours.shape != theirs.shape or not ours.is_floating_point():
-            continue
-        if not torch.allclose(ours, theirs, rtol=0, atol=1e-9, equal_nan=True):
-            return True
-    return False
 
 
 def _randomness(subject: Subject, wrong: Wrong) -> Diagnosis:
@@ -290,7 +170,7 @@ def _steps(subject: Subject, wrong: Wrong) -> Diagnosis | None:
         return Diagnosis(Cause.TARGET_PADDING)
     if "steps = parallel pass" not in wrong:
         return None
-    shares = subject.decoder.shares_encoder_output and _holds(lambda: _expanded_steps(subject))
+    shares = subject.decoder.shares_encoder_output and holds(lambda: _expanded_steps(subject))
     return Diagnosis(Cause.SHARED_ROWS if shares else Cause.STATE)
 
 
@@ -416,7 +296,7 @@ def _joined(side: str, name: str) -> str:
     return f"{side}.{name}" if name else side
 
 
-ADVICE: Advice[Subject] = [
+MODEL_ADVICE: Advice[Subject] = [
     ("evaluation is deterministic", "", _randomness),
     ("", "", _rounding),
     ("the start token is read", "", Cause.START_HIDDEN),
@@ -440,151 +320,3 @@ ADVICE: Advice[Subject] = [
     ("attention in steps", "", Cause.ATTENTION),
 ]
 """What to say about the violations of a model. The causes that violate almost all invariants come first."""
-
-
-class ComponentCause(Enum):
-    """The usual causes; the value says what to do."""
-
-    RANDOMNESS = (
-        "the component draws from PyTorch's own random numbers; use seqgen.generation.search.sampling, whose numbers "
-        "depend on a seed, the line number and the step"
-    )
-    KEPT_ON_SELF = (
-        "the component keeps values of a batch on the object that all batches share; let begin return a copy (call "
-        "super().begin) and store them there"
-    )
-    NOT_REORDERED = (
-        "a state does not follow the beams; name its tensor (sentences, beam, ...) in beam_state, and call "
-        "super().advance where you override advance"
-    )
-    NOT_SELECTED = (
-        "a state keeps the rows of sentences that have left the batch; name its tensor in sentence_state or beam_state"
-    )
-    MIXES_SENTENCES = (
-        "the result of a sentence depends on the other sentences of the batch; do not reduce over the first dimension"
-    )
-    SOURCE_PADDING = (
-        "the result depends on the padding of the source; leave out the positions where context.src_padding is true"
-    )
-    MIXES_BEAMS = "the scores of a beam depend on the other beams of its sentence; compute each row by itself"
-    NOT_NORMALIZED = (
-        "additive or shift_invariant is true, but the component needs normalized log-probabilities: adding a constant "
-        "to the scores of a row changes its choices; remove the attribute"
-    )
-    CACHE = (
-        "the result differs if nothing is cached (debug.use_cache=false computes all positions at each step): the "
-        "component changes a decoder's cache or features in place, or depends on how a step is computed"
-    )
-    CANNOT_JOIN = (
-        "can_merge is true, but the component reads context.step, tokens or source ids, or a state is not merged; use "
-        "context.steps, name the state in sentence_state or beam_state, or remove the attribute"
-    )
-    NOT_INDEPENDENT = "independent_rows is true, but candidate i does not continue beam i; remove the attribute"
-    FIRST_STEP = (
-        "the same hypothesis is kept twice; at context.step == 0 all beams are equal, so that only the first one may "
-        "be expanded"
-    )
-    INDICES = (
-        "tokens or beams of candidates are wrong; of an index into (beam * V) scores, the beam is index // V and the "
-        "token index % V"
-    )
-    FORBIDDEN = "candidates with a score of -inf become possible; leave -inf as it is"
-    NAN_HIDDEN = "scores that are NaN are replaced or compared away, so that a damaged model is not noticed"
-    SCORES = (
-        "the scores of candidates are not scores + lprobs; return these sums, or set adjusts_scores if a penalty is "
-        "intended"
-    )
-    OUTPUTS = "hypotheses do not end, or are not sorted; see the method finished"
-    NAN = (
-        "a score becomes NaN or infinite, often because -inf is multiplied by zero or subtracted from itself; leave "
-        "-inf as it is"
-    )
-    CONTEXT_CHANGED = (
-        "the component writes into a tensor that it was given, of the context or the scores of a member; clone it first"
-    )
-    CHANGED_BY_CALL = (
-        "a call changes the component's own tensors, or returns one of them; change state in advance, and return a new "
-        "tensor"
-    )
-    SHAPE = "the result has another shape or dtype; return (rows, V) scores in the dtype of the argument"
-    SHARED_BY_FORKS = "a fork shares a tensor that is changed in place; name the tensor in sentence_state or beam_state"
-    VOCABULARY = "the component works for one size of the vocabulary only; take the size from lprobs.size(-1)"
-    OBSERVER = "the observer changes a tensor of the record; clone what you change"
-    SCORER = (
-        "the combination gives another score where all positions are known; ignores_context is true only for a "
-        "combination that does not read the context"
-    )
-
-
-_TOGETHER: dict[str, Any] = {"end_symbols": [], "min_len": 5}
-"""All outputs end at the same step, so that no sentence leaves the batch early."""
-
-
-def _repeated(subject: Decoding, wrong: Wrong) -> Diagnosis:
-    def seeded() -> Any:
-        torch.manual_seed(0)
-        return subject.decode(subject.batch())
-
-    repeats = _holds(lambda: same_hypotheses(subject, seeded(), seeded(), ""))
-    return Diagnosis(ComponentCause.RANDOMNESS if repeats else ComponentCause.KEPT_ON_SELF)
-
-
-def _only_joining(subject: Decoding, wrong: Wrong) -> Diagnosis | None:
-    return Diagnosis(ComponentCause.CANNOT_JOIN) if len(wrong) == 1 else None
-
-
-def _batched(subject: Decoding, wrong: Wrong) -> Diagnosis:
-    for rules in subject.all_rules:
-        subject.rules = rules
-        if _holds(lambda: alone_equals_batched(subject)):
-            continue
-        if _holds(lambda: search.alone_equals_batched(subject, **_TOGETHER)):
-            return Diagnosis(ComponentCause.NOT_SELECTED)
-        if _holds(lambda: search.alone_equals_batched(subject, lengths=[5] * 5)):
-            return Diagnosis(ComponentCause.SOURCE_PADDING)
-        break
-    return Diagnosis(ComponentCause.MIXES_SENTENCES)
-
-
-def _holds(law: Callable[[], object]) -> bool:
-    try:
-        law()
-    except Exception:
-        return False
-    return True
-
-
-COMPONENT_ADVICE: Advice[Decoding] = [
-    ("calls change nothing else", "becomes", ComponentCause.NAN),
-    ("calls change nothing else", "in place", ComponentCause.CONTEXT_CHANGED),
-    ("calls change nothing else", "the call changes", ComponentCause.CHANGED_BY_CALL),
-    ("calls change nothing else", "the processor returns", ComponentCause.SHAPE),
-    ("state follows the beams", "", ComponentCause.NOT_REORDERED),
-    ("state of sentences that leave", "", ComponentCause.NOT_SELECTED),
-    ("candidates are continuations", "independent_rows", ComponentCause.NOT_INDEPENDENT),
-    ("candidates are continuations", "not in the range", ComponentCause.INDICES),
-    ("candidates are continuations", "shapes", ComponentCause.INDICES),
-    ("candidates are continuations", "does not exist", ComponentCause.FORBIDDEN),
-    ("decodes are repeatable", "", _repeated),
-    ("two decodes at a time", "", ComponentCause.KEPT_ON_SELF),
-    ("optimized = not optimized", "skip_log_softmax", ComponentCause.NOT_NORMALIZED),
-    ("optimized = not optimized", "use_cache", ComponentCause.CACHE),
-    ("joining = one batch", "", _only_joining),
-    ("alone = in a batch", "", _batched),
-    ("alone = in a batch, sampled", "", _batched),
-    ("observed = not observed", "", ComponentCause.OBSERVER),
-    ("scorer = generator", "", ComponentCause.SCORER),
-    ("joining = one batch", "", ComponentCause.CANNOT_JOIN),
-    ("NaN is an error", "", ComponentCause.NAN_HIDDEN),
-    ("forbidden tokens", "", ComponentCause.FORBIDDEN),
-    ("a sentence without outputs", "", ComponentCause.FORBIDDEN),
-    ("candidates are continuations", "", ComponentCause.FIRST_STEP),
-    ("hypotheses differ", "", ComponentCause.FIRST_STEP),
-    ("scores are the model's", "", ComponentCause.SCORES),
-    ("hypotheses end, are sorted", "", ComponentCause.OUTPUTS),
-    ("calls change nothing else", "", ComponentCause.CHANGED_BY_CALL),
-    ("forks are independent", "", ComponentCause.SHARED_BY_FORKS),
-    ("blocks of the vocabulary", "", ComponentCause.VOCABULARY),
-    ("scores depend on the hypothesis", "", ComponentCause.MIXES_BEAMS),
-]
-"""What to say about the violations of a decoding component."""
