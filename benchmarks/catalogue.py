@@ -27,7 +27,8 @@ import numpy as np
 import torch
 
 from benchmarks.decoding.models import random_sources, save_random_t5
-from seqgen.checkpoints.loading import LoadedModel, load_model
+from seqgen.checkpoints.loaders import LoadedModel
+from seqgen.checkpoints.loading import load_model
 from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.data.pair_dataset import collate
 from seqgen.generation.prefix_trie import PrefixTrie

@@ -21,7 +21,8 @@ from pathlib import Path
 import torch
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loaders
-from seqgen.checkpoints.loading import LoadedModel, load_models
+from seqgen.checkpoints.loaders import LoadedModel
+from seqgen.checkpoints.loading import load_models
 from seqgen.config import GenerationConfig
 from seqgen.config.values import to_dict
 from seqgen.text.translator import Translator

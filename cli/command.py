@@ -22,7 +22,8 @@ import torch
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks, as the import above declares the models
 from seqgen import __version__
-from seqgen.checkpoints.loading import CONFIG_FILE, recorded_user_dirs, run_folder, split_path
+from seqgen.checkpoints.loading import split_path
+from seqgen.checkpoints.run_config import CONFIG_FILE, recorded_user_dirs, run_folder
 from seqgen.cli.keys import CONFIG_KEY, every_key
 from seqgen.config import CommonConfig, GenerateConfig, TrainConfig
 from seqgen.config.compose import compose

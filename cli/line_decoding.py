@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from seqgen.checkpoints.loading import LoadedModel, load_models
+from seqgen.checkpoints.loaders import LoadedModel
+from seqgen.checkpoints.loading import load_models
 from seqgen.cli.command import log
 from seqgen.config import GenerateConfig, GenerateDatasetConfig
 from seqgen.errors import ConfigError, nearest

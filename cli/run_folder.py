@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from seqgen.checkpoints.loading import CONFIG_FILE, read_run_config
 from seqgen.checkpoints.run_checkpoints import FOLDER
+from seqgen.checkpoints.run_config import CONFIG_FILE, read_run_config
 from seqgen.checkpoints.run_record import (
     check_resumable,
     flatten,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seqgen.checkpoints.hub import local_path
-from seqgen.checkpoints.loading import run_folder
+from seqgen.checkpoints.run_config import run_folder
 from seqgen.cli.command import log, run
 from seqgen.cli.output import check_output, check_report, write_report
 from seqgen.config import option

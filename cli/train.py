@@ -18,8 +18,10 @@ from typing import Any
 import torch
 
 from seqgen.checkpoints.hub import local_path
-from seqgen.checkpoints.loading import checkpoint_loader_of, load_model, read_run_config, run_folder_of
+from seqgen.checkpoints.loaders import checkpoint_loader_of
+from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.run_checkpoints import resolve
+from seqgen.checkpoints.run_config import read_run_config, run_folder_of
 from seqgen.cli.command import Arguments, log, run, set_up_device
 from seqgen.cli.run_folder import open_run
 from seqgen.config import TrainConfig

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from seqgen import __version__
-from seqgen.checkpoints.loading import LoadedModel
+from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.cli.command import Arguments, log, run, set_up_device
 from seqgen.cli.generate import input_lines, prefix_lines, reference_lines
 from seqgen.cli.line_decoding import check_path_and_split, load_noted, settings_of_part

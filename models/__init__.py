@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from seqgen.checkpoints.hub import CONFIG_CHECKS
-from seqgen.checkpoints.loading import declare_checkpoint_loader
+from seqgen.checkpoints.loaders import declare_checkpoint_loader
 from seqgen.registry import MODELS
 
 if __name__ != "seqgen.models":

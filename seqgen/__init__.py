@@ -15,7 +15,9 @@ if (_root / "setup.py").is_file() and (_root / "models" / "__init__.py").is_file
     __path__.append(str(_root))
 
 if TYPE_CHECKING:
-    from seqgen.checkpoints.loading import LoadedModel, load_model, load_models, save_generation
+    from seqgen.checkpoints.loaders import LoadedModel
+    from seqgen.checkpoints.loading import load_model, load_models
+    from seqgen.checkpoints.run_config import save_generation
     from seqgen.config import GenerationConfig
     from seqgen.text.translator import Translator
     from seqgen.text.word_streaming import IteratorStreamer, TextStreamer
@@ -24,7 +26,9 @@ __all__ = ["GenerationConfig", "IteratorStreamer", "LoadedModel", "TextStreamer"
 __all__ += ["load_model", "load_models", "save_generation"]
 
 _HOMES = {
-    **dict.fromkeys(("LoadedModel", "load_model", "load_models", "save_generation"), "seqgen.checkpoints.loading"),
+    "LoadedModel": "seqgen.checkpoints.loaders",
+    **dict.fromkeys(("load_model", "load_models"), "seqgen.checkpoints.loading"),
+    "save_generation": "seqgen.checkpoints.run_config",
     "GenerationConfig": "seqgen.config",
     "Translator": "seqgen.text.translator",
     **dict.fromkeys(("IteratorStreamer", "TextStreamer"), "seqgen.text.word_streaming"),

@@ -5,10 +5,8 @@ decodes from ``seqgen.lab``; every other module is private and may move.
 """
 
 # Declaring a component
-from seqgen.checkpoints.loading import (
-    load_model as load_model,
-    register_checkpoint_loader as register_checkpoint_loader,
-)
+from seqgen.checkpoints.loaders import register_checkpoint_loader as register_checkpoint_loader
+from seqgen.checkpoints.loading import load_model as load_model
 from seqgen.config import (
     CommonConfig as CommonConfig,
     GenerationConfig as GenerationConfig,

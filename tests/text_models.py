@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import seqgen.models  # noqa: F401  # declares the built-in models
-from seqgen.checkpoints.loading import DecodingTask
+from seqgen.checkpoints.decoding_task import DecodingTask
 from seqgen.config import GenerationConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer

@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer as Pipeline, models, pre_tokenizers
 
 import seqgen.models  # noqa: F401  # declares the built-in models
-from seqgen.checkpoints.loading import DecodingTask
+from seqgen.checkpoints.decoding_task import DecodingTask
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.files import CONFIG_FILE, FAST_FILE, TokenizerFiles, to_json
 from seqgen.data.tokenizers.pretrained import FAST, load_pretrained_tokenizer, make_tokenizer

@@ -20,13 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqgen.checkpoints.loading import (
-    DecodingTask,
-    LoadedModel,
-    Placement,
-    PromptDecodingTask,
-    register_checkpoint_loader,
-)
+from seqgen.checkpoints.decoding_task import DecodingTask, PromptDecodingTask
+from seqgen.checkpoints.loaders import LoadedModel, Placement, register_checkpoint_loader
 from seqgen.checkpoints.model_weights import check_size, materialize
 from seqgen.checkpoints.torch_file import plain, read_torch_file
 from seqgen.config import ReadingConfig, TrainConfig

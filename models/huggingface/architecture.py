@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from seqgen.checkpoints.loading import DecodingTask
+from seqgen.checkpoints.decoding_task import DecodingTask
 from seqgen.checkpoints.serialization import read_json
 from seqgen.config import TrainConfig
 from seqgen.config.values import from_dict

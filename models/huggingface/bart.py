@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from seqgen.checkpoints.loading import DecodingTask
+from seqgen.checkpoints.decoding_task import DecodingTask
 from seqgen.config.values import value_text
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, ConfigError, DataError

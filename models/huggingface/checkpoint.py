@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from seqgen.checkpoints.loading import LoadedModel, Placement, register_checkpoint_loader
+from seqgen.checkpoints.loaders import LoadedModel, Placement, register_checkpoint_loader
 from seqgen.checkpoints.model_weights import build_checked, check_buffers, on_meta
 from seqgen.checkpoints.serialization import write_json
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig

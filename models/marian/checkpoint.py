@@ -22,8 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqgen.checkpoints.loading import DecodingTask, LoadedModel, Placement, read_yaml, register_checkpoint_loader
+from seqgen.checkpoints.decoding_task import DecodingTask
+from seqgen.checkpoints.loaders import LoadedModel, Placement, register_checkpoint_loader
 from seqgen.checkpoints.model_weights import build_checked, check_buffers, on_meta
+from seqgen.checkpoints.run_config import read_yaml
 from seqgen.config import ReadingConfig, TrainConfig
 from seqgen.config.values import from_dict
 from seqgen.data.dictionary import Dictionary

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from seqgen.checkpoints.loading import LoadedModel
+from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.errors import ConfigError
 from seqgen.export.graphs import NEXT, ROWS, Graph, NamedTensor, Run, export_graphs
 from seqgen.model import EncoderDecoderModel

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from torch import Tensor
 
-from seqgen.checkpoints.loading import CONFIG_FILE, read_yaml, run_folder_of
 from seqgen.checkpoints.run_checkpoints import (
     FOLDER,
     Checkpoints,
@@ -17,6 +16,7 @@ from seqgen.checkpoints.run_checkpoints import (
     resolve,
     update_of,
 )
+from seqgen.checkpoints.run_config import CONFIG_FILE, read_yaml, run_folder_of
 from seqgen.checkpoints.run_record import flatten, tokenizer_digests, verify_run
 from seqgen.errors import CheckpointError
 from seqgen.system.files import run_lock

@@ -1,4 +1,4 @@
-"""Readers of one's own, and which paths they are asked for."""
+"""Checkpoint loaders of one's own, and which paths they are asked for."""
 
 from __future__ import annotations
 
@@ -6,16 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from seqgen.checkpoints import loading
-from seqgen.checkpoints.loading import (
-    DecodingTask,
-    LoadedModel,
-    Placement,
-    checkpoint_loader_of,
-    load_model,
-    load_models,
-    register_checkpoint_loader,
-)
+from seqgen.checkpoints import loaders
+from seqgen.checkpoints.decoding_task import DecodingTask
+from seqgen.checkpoints.loaders import LoadedModel, Placement, checkpoint_loader_of, register_checkpoint_loader
+from seqgen.checkpoints.loading import load_model, load_models
 from seqgen.config import ReadingConfig, TrainConfig
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.errors import CheckpointError, ConfigError, DataError
@@ -24,8 +18,8 @@ from tests.fairseq_checkpoints import FCONV, dictionary, random_model
 
 @pytest.fixture(autouse=True)
 def _forget_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "_LOADERS", dict(loading._LOADERS))
-    monkeypatch.setattr(loading, "_DECLARED", dict(loading._DECLARED))
+    monkeypatch.setattr(loaders, "_LOADERS", dict(loaders._LOADERS))
+    monkeypatch.setattr(loaders, "_DECLARED", dict(loaders._DECLARED))
 
 
 def register_toy() -> None:

@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 import seqgen
-from seqgen.checkpoints.loading import load_models, save_generation
+from seqgen.checkpoints.loading import load_models
+from seqgen.checkpoints.run_config import save_generation
 from seqgen.checkpoints.run_record import RUN_CHECKSUMS
 from seqgen.config import GenerationConfig
 from seqgen.errors import UserError

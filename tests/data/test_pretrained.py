@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from seqgen.checkpoints.loading import DecodingTask, load_model
+from seqgen.checkpoints.decoding_task import DecodingTask
+from seqgen.checkpoints.loading import load_model
 from seqgen.data.tokenizers.base import load_tokenizer
 from seqgen.data.tokenizers.languages import TargetLanguage
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, make_tokenizer, save_pretrained_tokenizer

@@ -14,7 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.checkpoints.loading import DecodingTask, LoadedModel, load_model
+from seqgen.checkpoints.decoding_task import DecodingTask
+from seqgen.checkpoints.loaders import LoadedModel
+from seqgen.checkpoints.loading import load_model
 from seqgen.config import TrainConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import WhitespaceTokenizer

@@ -11,7 +11,8 @@ from typing import Any
 
 import safetensors.torch
 
-from seqgen.checkpoints.loading import LoadedModel, load_model
+from seqgen.checkpoints.loaders import LoadedModel
+from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.serialization import read_tensors
 from seqgen.models.huggingface.weights import weight_files
 from seqgen.text.translator import Translator

@@ -12,8 +12,9 @@ from typing import Any
 
 import yaml
 
-from seqgen.checkpoints.loading import load_model, recorded_user_dirs, save_generation
+from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.run_checkpoints import update_of
+from seqgen.checkpoints.run_config import recorded_user_dirs, save_generation
 from seqgen.cli.convert import ConvertConfig, run_config, write_run
 from seqgen.config import GenerateConfig, GenerationConfig, TrainConfig
 from seqgen.config.compose import compose

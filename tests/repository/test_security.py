@@ -13,7 +13,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from seqgen.checkpoints.loading import save_generation
+from seqgen.checkpoints.run_config import save_generation
 from seqgen.config import GenerationConfig
 from seqgen.data import text
 from seqgen.data.text import stream_lines

@@ -10,8 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from seqgen.checkpoints.loading import CONFIG_FILE
 from seqgen.checkpoints.run_checkpoints import FOLDER as CHECKPOINTS
+from seqgen.checkpoints.run_config import CONFIG_FILE
 from seqgen.checkpoints.run_record import flatten
 from seqgen.config import TrainConfig
 from seqgen.config.values import to_dict

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from seqgen import Translator
-from seqgen.checkpoints.loading import LoadedModel, load_model
+from seqgen.checkpoints.loaders import LoadedModel
+from seqgen.checkpoints.loading import load_model
 from seqgen.config import ReadingConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import CheckpointError, ConfigError, DataError

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the built-in models and checkpoint loaders
-from seqgen.checkpoints.loading import LoadedModel, load_model
+from seqgen.checkpoints.loaders import LoadedModel
+from seqgen.checkpoints.loading import load_model
 from seqgen.cli.generate import main as generate
 from seqgen.config import GenerationConfig
 from seqgen.generation.scorer import SequenceScorer

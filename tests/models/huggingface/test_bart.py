@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
-from seqgen.checkpoints.loading import LoadedModel, load_model
+from seqgen.checkpoints.loaders import LoadedModel
+from seqgen.checkpoints.loading import load_model
 from seqgen.config import GenerationConfig
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer

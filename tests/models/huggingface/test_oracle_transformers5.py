@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
-from seqgen.checkpoints.loading import LoadedModel, load_model
+from seqgen.checkpoints.loaders import LoadedModel
+from seqgen.checkpoints.loading import load_model
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
 from seqgen.models.huggingface.checkpoint import save_pretrained
 from tests.commands import command

@@ -12,7 +12,8 @@ import torch
 import yaml
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
-from seqgen.checkpoints.loading import LoadedModel, load_model
+from seqgen.checkpoints.loaders import LoadedModel
+from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.serialization import read_tensors
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError
