@@ -73,6 +73,7 @@ class TransformerConfig:
     output_bias: bool = option(False, "add a bias to the output projection")
     no_scale_embedding: bool = option(False, "do not multiply embeddings by the square root of their dimension")
     layernorm_embedding: bool = option(False, "apply layer normalization to embeddings")
+    layer_norm_epsilon: float = option(1e-5, "constant added to the variance in layer normalization", minimum=0)
     max_source_positions: int = option(1024, "maximum source length, in tokens with end-of-sentence", minimum=1)
     max_target_positions: int = option(1024, "maximum target length, in tokens with end-of-sentence", minimum=1)
     position_offset: int | None = option(
@@ -93,7 +94,7 @@ def layer_options(cfg: Any, side: str, **further: Any) -> TransformerLayerOption
         further: options that the configuration does not have.
     """
     own = ("embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before")
-    shared = ("dropout", "attention_dropout", "activation_dropout", "activation_fn")
+    shared = ("dropout", "attention_dropout", "activation_dropout", "activation_fn", "layer_norm_epsilon")
     return TransformerLayerOptions(
         **{name: getattr(cfg, f"{side}_{name}") for name in own},
         **{name: getattr(cfg, name) for name in shared},
@@ -115,13 +116,15 @@ class TransformerEncoder(Encoder):
         self.embed_tokens = embed_tokens
         self.embed_positions = _positions(cfg, "encoder", embed_tokens)
         self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(dim)
-        self.layernorm_embedding = nn.LayerNorm(dim) if cfg.layernorm_embedding else nn.Identity()
+        self.layernorm_embedding = (
+            nn.LayerNorm(dim, cfg.layer_norm_epsilon) if cfg.layernorm_embedding else nn.Identity()
+        )
         self.dropout = Dropout(cfg.dropout)
         options = layer_options(cfg, "encoder")
         self.layers = LayerDropList(
             cfg.encoder_layerdrop, [TransformerEncoderLayer(options) for _ in range(cfg.encoder_layers)]
         )
-        self.layer_norm = nn.LayerNorm(dim) if cfg.encoder_normalize_before else nn.Identity()
+        self.layer_norm = nn.LayerNorm(dim, cfg.layer_norm_epsilon) if cfg.encoder_normalize_before else nn.Identity()
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor, segments: Segments | None = None) -> EncoderOut:
         """Encode a batch of sentences; see ``Encoder.forward`` and, for ``segments``, ``supports_packing``."""
@@ -175,13 +178,15 @@ class TransformerDecoder(ProjectedOutput, IncrementalDecoder):
         self.embed_tokens = embed_tokens
         self.embed_positions = _positions(cfg, "decoder", embed_tokens)
         self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(dim)
-        self.layernorm_embedding = nn.LayerNorm(dim) if cfg.layernorm_embedding else nn.Identity()
+        self.layernorm_embedding = (
+            nn.LayerNorm(dim, cfg.layer_norm_epsilon) if cfg.layernorm_embedding else nn.Identity()
+        )
         self.dropout = Dropout(cfg.dropout)
         options = layer_options(cfg, "decoder")
         self.layers = LayerDropList(
             cfg.decoder_layerdrop, [TransformerDecoderLayer(options, encoder_dim) for _ in range(cfg.decoder_layers)]
         )
-        self.layer_norm = nn.LayerNorm(dim) if cfg.decoder_normalize_before else nn.Identity()
+        self.layer_norm = nn.LayerNorm(dim, cfg.layer_norm_epsilon) if cfg.decoder_normalize_before else nn.Identity()
         self.output_projection = Linear(dim, embed_tokens.num_embeddings, bias=cfg.output_bias)
         if cfg.output_bias:
             nn.init.zeros_(self.output_projection.bias)

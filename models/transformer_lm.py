@@ -70,7 +70,6 @@ class TransformerLMConfig:
         return layer_options(
             self,
             "decoder",
-            layer_norm_epsilon=self.layer_norm_epsilon,
             attention_scale=scale / (index + 1) if self.scale_attn_by_inverse_layer_idx else scale,
         )
 

@@ -59,6 +59,7 @@ class Kind:
             "layernorm_embedding": self.norms_embeddings,
             "sinusoids": "fairseq" if self.positions == "learned" else self.positions,
             "position_offset": pad + 1 if self.position_offset is None else self.position_offset,
+            "layer_norm_epsilon": 1e-5,
         }
 
 
