@@ -22,7 +22,7 @@ from torch import Tensor
 
 from seqgen.checkpoints.decoding_task import DecodingTask, PromptDecodingTask
 from seqgen.checkpoints.loaders import LoadedModel, Placement, register_checkpoint_loader
-from seqgen.checkpoints.model_weights import check_size, materialize
+from seqgen.checkpoints.model_weights import build_with_weights
 from seqgen.checkpoints.torch_file import plain, read_torch_file
 from seqgen.config import ReadingConfig, TrainConfig
 from seqgen.data.dictionary import Dictionary
@@ -35,6 +35,7 @@ from seqgen.models.fairseq.options import FairseqLanguages, FairseqOptions, read
 from seqgen.models.fconv import FConvConfig
 from seqgen.models.transformer import TransformerConfig
 from seqgen.models.transformer_lm import TransformerLMConfig
+from seqgen.modules.multihead_attention import fuse_projections
 
 # Not weights: version numbers, a buffer that marks the device, and sinusoids that old versions saved.
 _NO_WEIGHTS = re.compile(r"(.*\.)?(version|_float_tensor|embed_positions\.weights)")
@@ -109,29 +110,15 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Place
         task = PromptDecodingTask.of(source, begin_with_eos=True)
         if "decoder.layer_norm.weight" in weights:  # some versions build a pre-norm model whatever the option
             options.model.decoder_normalize_before, options.model.no_decoder_final_norm = True, False
-    model = _build(task, options.model, weights, path, placement.device)
+    if not isinstance(options.model, FConvConfig):
+        _check_counts(options.model, weights, path)
+    model = build_with_weights(lambda: task.build_model(options.model), weights, str(path), placement.device)
     values = task.as_values()
     if not continues and options.languages is None:
         values = _task_values(options, source is target, any(side.sentencepiece for side in sides), model)
     return LoadedModel(
         model, task, TrainConfig(model=options.model), path, task_values=values, notes=_notes(path, sides)
     )
-
-
-def _build(
-    task: DecodingTask, config: Any, weights: dict[str, Tensor], path: Path, device: torch.device
-) -> EncoderDecoderModel:
-    """Build the model with its weights, after checking on the ``meta`` device that they are those of its sizes."""
-    if not isinstance(config, FConvConfig):
-        _check_counts(config, weights, path)
-    try:
-        model = check_size(lambda: task.build_model(config), weights, str(path), without_memory=True)
-    except ConfigError as error:
-        raise CheckpointError(f"{path}: {error}") from None
-    assert model is not None  # it can be built without memory
-    materialize(model, device)
-    model.load_state_dict(weights)
-    return model
 
 
 def _check_counts(config: TransformerConfig | TransformerLMConfig, weights: dict[str, Tensor], path: Path) -> None:
@@ -250,7 +237,8 @@ def convert_weights(weights: Mapping[str, Tensor], path: Path, ties: Mapping[str
             for pattern, replacement in _RENAMED:
                 name = re.sub(pattern, replacement, name)
             result[name] = tensor.float()
-    _fuse_projections(result)
+    fuse_projections(result)
+    _split_projections(result)
     _normalize_over_outputs(result)
     for name, original in ties.items():
         if original in result and not torch.equal(result.setdefault(name, result[original]), result[original]):
@@ -258,19 +246,11 @@ def convert_weights(weights: Mapping[str, Tensor], path: Path, ties: Mapping[str
     return result
 
 
-def _fuse_projections(weights: dict[str, Tensor]) -> None:
-    """Concatenate the matrices of queries, keys and values, which newer versions of fairseq save separately.
+def _split_projections(weights: dict[str, Tensor]) -> None:
+    """Rename the matrix of queries, keys and values that older versions of fairseq save for every attention.
 
-    Self-attention has one matrix for all three; encoder-decoder attention has one for queries and one for keys and
-    values.
+    Encoder-decoder attention has one matrix for queries and one for keys and values.
     """
-    for name in [name for name in weights if re.search(r"\.k_proj\.(weight|bias)$", name)]:
-        prefix, _, kind = name.rpartition("k_proj.")
-        whole, letters = ("kv_proj", "kv") if prefix.endswith("encoder_attn.") else ("in_proj", "qkv")
-        parts = [f"{prefix}{letter}_proj.{kind}" for letter in letters]
-        # otherwise a later check reports what is missing, or of another shape
-        if all(part in weights for part in parts) and len({weights[part].shape[1:] for part in parts}) == 1:
-            weights[f"{prefix}{whole}.{kind}"] = torch.cat([weights.pop(part) for part in parts])
     for name in [name for name in weights if name.endswith((".in_proj_weight", ".in_proj_bias"))]:
         prefix, _, kind = name.rpartition("in_proj_")
         fused = weights.pop(name)

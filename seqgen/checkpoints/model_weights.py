@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from seqgen.checkpoints.run_checkpoints import MODEL, read_weights, unchanged
 from seqgen.checkpoints.serialization import read_tensors, verify_checksums
 from seqgen.checkpoints.sharded import is_sharded
-from seqgen.errors import CheckpointError, UserError, listing
+from seqgen.errors import CheckpointError, ConfigError, UserError, listing
 from seqgen.modules.cached_weight import CachedWeight
 from seqgen.modules.inspection import memory_footprint
 from seqgen.structures import tensors_in
@@ -191,6 +191,28 @@ def check_size(
         return None
     fit(model, weights, where)
     check_buffers(model, where)
+    return model
+
+
+def build_with_weights(build: Callable[[], M], weights: Mapping[str, Tensor], where: str, device: torch.device) -> M:
+    """Build a model with the weights of its checkpoint; memory is allocated only if names and shapes are the same.
+
+    Args:
+        build: builds the model, also on the ``meta`` device.
+        weights: the checkpoint's weights by the model's names.
+        where: the checkpoint, for messages.
+        device: where to put the model.
+
+    Raises:
+        CheckpointError: the model cannot be built, has other weights, or needs too much memory.
+    """
+    try:
+        model = check_size(build, weights, where, without_memory=True)
+    except ConfigError as error:
+        raise CheckpointError(f"{where}: {error}") from None
+    assert model is not None  # it can be built without memory
+    materialize(model, device)
+    model.load_state_dict(weights)
     return model
 
 

@@ -34,10 +34,9 @@ def run_folder_of(checkpoint: Path) -> Path:
 
 def run_folder(path: Path) -> Path | None:
     """The run folder that a path to a run or to a checkpoint inside one means; ``None`` for all other paths."""
-    if (path / CONFIG_FILE).is_file():
-        return path
-    above = (folder for folder in path.resolve().parents if (folder / CONFIG_FILE).is_file())
-    return next(above, None) if path.exists() and checkpoint_loader_of(path) is None else None
+    if not path.exists() or checkpoint_loader_of(path) is not None:
+        return None  # another toolkit's folder can have a config.yaml, too
+    return next((folder for folder in (path, *path.resolve().parents) if (folder / CONFIG_FILE).is_file()), None)
 
 
 def recorded_user_dirs(folder: Path) -> list[str]:

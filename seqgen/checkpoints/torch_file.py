@@ -288,12 +288,14 @@ def _text(key: Any) -> str:
 def _check_tensors(content: Any, path: Path) -> None:
     """Check that no weight is larger than the file: a view can repeat one number a billion times.
 
+    Weights are the tensors of the content, or of a dict inside it, such as ``content["model"]``.
+
     Raises:
         CheckpointError: they are.
     """
-    weights = content.get("model", content) if isinstance(content, dict) else None
+    groups = [content, *content.values()] if isinstance(content, Mapping) else []
     size = path.stat().st_size
-    for name, tensor in weights.items() if isinstance(weights, Mapping) else ():
+    for name, tensor in itertools.chain.from_iterable(group.items() for group in groups if isinstance(group, Mapping)):
         if not isinstance(tensor, Tensor):
             continue
         if tensor.layout != torch.strided or tensor.is_meta:
