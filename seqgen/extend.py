@@ -11,9 +11,11 @@ from seqgen.config import (
     CommonConfig as CommonConfig,
     GenerationConfig as GenerationConfig,
     ReadingConfig as ReadingConfig,
+    TrainConfig as TrainConfig,
     option as option,
 )
 from seqgen.errors import (
+    CheckpointError as CheckpointError,
     ConfigError as ConfigError,
     DataError as DataError,
     DecodingError as DecodingError,
@@ -91,7 +93,11 @@ from seqgen.generation.ensemble.member import (
     MemberSpec as MemberSpec,
     check_features as check_features,
 )
-from seqgen.generation.finished import EachRow as EachRow, Ranking as Ranking
+from seqgen.generation.finished import (
+    EachRow as EachRow,
+    FinishedHypotheses as FinishedHypotheses,
+    Ranking as Ranking,
+)
 from seqgen.generation.scorer import SequenceScorer as SequenceScorer
 from seqgen.generation.search.exact import Branch as Branch, ExactSearch as ExactSearch, ExactSession as ExactSession
 from seqgen.generation.session import Session as Session, StepScores as StepScores
@@ -148,12 +154,25 @@ from seqgen.modules.rotary import RotaryPositions as RotaryPositions
 from seqgen.structures import Batch as Batch, DecoderOut as DecoderOut, EncoderOut as EncoderOut, Source as Source
 
 # isort: split
+# Loading checkpoints of other toolkits
+from seqgen.checkpoints.decoding_task import DecodingTask as DecodingTask
+from seqgen.checkpoints.loaders import LoadedModel as LoadedModel, Placement as Placement
+from seqgen.checkpoints.model_weights import build_with_weights as build_with_weights
+from seqgen.checkpoints.run_config import read_yaml as read_yaml
+from seqgen.checkpoints.run_record import flatten as flatten
+from seqgen.checkpoints.torch_file import read_torch_file as read_torch_file
+from seqgen.models.huggingface.architecture import JSONConfig as JSONConfig
+from seqgen.modules.multihead_attention import fuse_projections as fuse_projections
+from seqgen.system.reading import read_bytes as read_bytes
+
+# isort: split
 # Data and training
 from seqgen.data.dictionary import Dictionary as Dictionary
 from seqgen.data.pair_dataset import pad_rows as pad_rows
 from seqgen.data.text import ParallelFiles as ParallelFiles, find_parallel as find_parallel, read_lines as read_lines
 from seqgen.data.tokenizers.base import (
     Tokenizer as Tokenizer,
+    WhitespaceTokenizer as WhitespaceTokenizer,
     load_tokenizer as load_tokenizer,
     register_tokenizer as register_tokenizer,
     save_tokenizer as save_tokenizer,
@@ -162,6 +181,10 @@ from seqgen.data.tokenizers.base import (
 from seqgen.data.tokenizers.pretrained import (
     load_pretrained_tokenizer as load_pretrained_tokenizer,
     save_pretrained_tokenizer as save_pretrained_tokenizer,
+)
+from seqgen.data.tokenizers.sentencepiece_tokenizer import (
+    SentencePieceTokenizer as SentencePieceTokenizer,
+    read_model as read_model,
 )
 from seqgen.data.vocabulary_map import VocabularyMap as VocabularyMap
 from seqgen.system.files import new_folder as new_folder

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import joeynmt_models
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
 from tests.fairseq_checkpoints import FCONV, in_args, options_of, random_model, write
 from tests.hub_server import serve
@@ -105,6 +106,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "opus-en-de" / name).write_bytes((ROOT / "tests/recorded/marian" / name).read_bytes())
     (folder / "opus-en-de" / "decoder.yml").write_text("models: [transformer.npz]\nvocabs: [vocab.yml]\nbeam-size: 2\n")
     (folder / "to_many.tsv").write_text("the dog sees a man\tdeu_Latn\nthe dog sees a man\tfra_Latn\n")
+    joeynmt_models.write(folder / "joeynmt-en-de")
     for name in ("model.pt", "other.pt"):
         write(folder, random_model(FCONV), in_args(options_of(FCONV)), name=name)
     return folder

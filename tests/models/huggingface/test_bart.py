@@ -571,3 +571,9 @@ def test_models_of_seqgen_are_written(changes: dict[str, Any], kind: str, tmp_pa
         mask = sources.ne(1).long()
         got = reread(tmp_path / "ours")(input_ids=sources, attention_mask=mask, decoder_input_ids=prefixes).logits
     assert_near(got, wanted)
+
+
+def test_another_constant_of_layer_normalization_is_not_written(tmp_path: Path) -> None:
+    model = registered("transformer", joint=True, **_NARROW, **PRE_NORM, layer_norm_epsilon=1e-6)()
+    with pytest.raises(ConfigError, match=r"with model.layer_norm_epsilon=1e-06 cannot be written .* is m2m_100"):
+        save_pretrained(model, tmp_path / "ours")

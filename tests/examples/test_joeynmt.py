@@ -1,0 +1,178 @@
+"""The loader of JoeyNMT's models: it gives the models that the files describe, or one sentence about what is wrong."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import examples.joeynmt.checkpoint
+import examples.joeynmt.search
+from seqgen.checkpoints.loading import load_model
+from seqgen.checkpoints.run_config import run_folder
+from seqgen.errors import CheckpointError, DataError, UserError
+from seqgen.text.translator import Translator
+from tests.commands import command
+from tests.joeynmt_models import LINES, WORDS, Plain, changed, write, write_sentencepiece
+
+FILES = [examples.joeynmt.checkpoint.__file__, examples.joeynmt.search.__file__]
+JOINT = {"src": WORDS["src"], "trg": WORDS["src"]}
+POST = {f"model.{side}.layer_norm": "post" for side in ("encoder", "decoder")}
+GELU = {f"model.{side}.activation": "gelu" for side in ("encoder", "decoder")}
+UNSCALED = {f"model.{side}.embeddings.scale": False for side in ("encoder", "decoder")}
+
+MODELS: dict[str, dict[str, Any]] = {
+    "pre-norm": {"model.decoder.num_layers": 1},
+    "post-norm": {**POST, **GELU, "model.tied_softmax": True, "model.encoder.num_layers": 1},
+    "mixed": {"model.decoder.layer_norm": "post", "model.encoder.num_heads": 4, "model.decoder.ff_size": 5, **UNSCALED},
+    "tied": {"model.tied_embeddings": True, "model.tied_softmax": True},
+    "tied input": {"model.tied_embeddings": True, "model.decoder.embeddings.scale": False, **POST},
+}
+
+
+def saved(folder: Path, changes: dict[str, Any], seed: int = 3) -> Plain:
+    """Write a model, and what it computes."""
+    state = write(folder, changes, JOINT if "model.tied_embeddings" in changes else WORDS, seed)
+    return Plain(state, changed(changes))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_log_probabilities(name: str, tmp_path: Path) -> None:
+    plain = saved(tmp_path / "model", MODELS[name])
+    loaded = load_model(tmp_path / "model", dtype="float64")
+    batch = [loaded.task.encode_source(line).tolist() for line in LINES]
+    assert batch[2] == [0, 6, 6, 8, 9, 10, 11, 4, 5, 3]
+    rows = torch.nn.utils.rnn.pad_sequence([torch.tensor(ids) for ids in batch], True, 1)
+    prefix = [2, 5, 4, 0, 9]
+    with torch.no_grad():
+        logits = loaded.model(rows, rows.ne(1).sum(1), torch.tensor([prefix] * len(rows))).logits
+    for source, own in zip(batch, logits.log_softmax(-1), strict=True):
+        torch.testing.assert_close(own, plain.lprobs(source, prefix), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(("name", "alpha", "seed"), [("pre-norm", 1.0, 2), ("post-norm", -1.0, 3), ("mixed", 0.6, 1)])
+def test_nbest_lists(name: str, alpha: float, seed: int, tmp_path: Path) -> None:
+    """Of models with which some hypotheses end early, and some are cut at the maximum length."""
+    plain = saved(tmp_path / "model", {**MODELS[name], "testing.beam_alpha": alpha}, seed)
+    loaded = load_model(tmp_path / "model", dtype="float64")
+    rng = random.Random(1)
+    lines = [" ".join(rng.choices(WORDS["src"], k=rng.randint(1, 6))) for _ in range(12)]
+    translations = Translator(loaded).translate(lines, search="joeynmt", nbest=5)
+    for line, translation in zip(lines, translations, strict=True):
+        wanted = plain.beam_search(loaded.task.encode_source(line).tolist(), 5, alpha, 20)
+        assert [one.tokens.tolist() for one in translation.hypotheses] == [tokens for _, tokens in wanted]
+        assert [one.score for one in translation.hypotheses] == pytest.approx([score for score, _ in wanted])
+
+
+def test_by_command(tmp_path: Path) -> None:
+    """From lines to lines, an empty one included; the settings are those of ``config.yaml``."""
+    saved(tmp_path / "model", MODELS["post-norm"])
+    assert run_folder(tmp_path / "model") is None, "its config.yaml is not that of a run"
+    (tmp_path / "input").write_text("".join(f"{line}\n" for line in LINES))
+    base = (f"common.user_dir=[{','.join(FILES)}]", f"input={tmp_path / 'input'}", "common.threads=1")
+    outcome = command("generate", *base, f"path={tmp_path / 'model'}", "generation.search=joeynmt")
+    assert outcome.code == 0, outcome.err
+    assert 'max_len_b=20, suppress=["<s>"]' in outcome.err
+    best = outcome.out.splitlines()
+    found = Translator(load_model(tmp_path / "model")).translate(LINES, search="joeynmt")
+    assert best == [line.hypotheses[0].text if line.hypotheses else "" for line in found]
+    assert [bool(text) for text in best] == [True, True, True, False, True]
+
+    run = tmp_path / "run"
+    converted = command("convert", base[0], f"path={tmp_path / 'model' / 'best.ckpt'}", f"output={run}")
+    assert converted.code == 0, converted.err
+    again = command("generate", base[0], *base[1:], f"path={run}", "generation.search=joeynmt")
+    assert (again.code, again.out.splitlines()) == (0, best), again.err
+
+
+def test_invariants(tmp_path: Path) -> None:
+    saved(tmp_path / "model", MODELS["mixed"])
+    outcome = command("check", f"common.user_dir={FILES[0]}", f"path={tmp_path / 'model'}", "common.threads=1")
+    assert outcome.code == 0, outcome.out + outcome.err
+
+
+def test_sentencepiece(tmp_path: Path) -> None:
+    lines = ["the dog sees a man", "a man has the ball", "the tree"] * 9
+    write_sentencepiece(tmp_path / "model", lines, **{"model.tied_embeddings": True, "data.src.lowercase": True})
+    loaded = load_model(tmp_path / "model")
+    assert loaded.notes == [f"{tmp_path / 'model' / 'config.yaml'}: not applied: data.src.lowercase=True"]
+    ids = loaded.task.encode_source("the dog").tolist()
+    assert ids[-1] == 3
+    assert loaded.task.decode(torch.tensor(ids)) == "the dog"
+
+    path = tmp_path / "model" / "trg_vocab.txt"
+    longest = max(path.read_text(encoding="utf-8").splitlines()[4:], key=len)
+    kept = [piece for piece in path.read_text(encoding="utf-8").splitlines() if piece != longest]
+    path.write_text("".join(f"{piece}\n" for piece in kept), encoding="utf-8")
+    with pytest.raises(DataError, match=r"trg_vocab.txt lacks 1 pieces of joint.model, such as '▁"):
+        load_model(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"model.encoder.type": "recurrent"},
+            "model.encoder.type='recurrent' is not supported by this loader",
+        ),
+        ({"model.encoder.layer_norm": None}, "model.encoder.layer_norm='' is not supported"),
+        ({"model.decoder.alpha": 1.3}, r"model.decoder.alpha=1.3 is not supported"),
+        ({"model.initializer": "xavier_normal"}, "residual weights of initializer=xavier_normal"),
+        ({"model.decoder.activation": "gelu"}, "encoder and decoder differ in activation"),
+        ({"model.decoder.embeddings.scale": False}, "encoder and decoder differ in embeddings.scale"),
+        ({"model.encoder.activation": "sine", "model.decoder.activation": "sine"}, "activation_fn"),
+        ({"model.decoder.num_heads": None}, "model.decoder.num_heads is 0, not a whole number of at least 1"),
+        ({"model.decoder.num_heads": 3}, "not a multiple of"),
+        ({"model.decoder.num_layers": 3}, "missing: decoder.layers.2."),
+        ({"model.encoder": "small"}, "model.encoder.type='' is not supported"),
+        ({"model.tied_embeddings": True}, "needs one vocabulary for source and target"),
+        ({"data.src.level": "char"}, "data.src.level='char' is not supported by this loader, only word or bpe"),
+        ({"data.trg": {"level": "bpe", "tokenizer_type": "fast"}}, "data.trg.tokenizer_type='fast' is not supported"),
+        ({"data.special_symbols.lang_tags": ["<de>"]}, "data.special_symbols.lang_tags=.* is not supported"),
+        ({"data.special_symbols.pad_token": "[PAD]"}, r"does not begin with the tokens <unk>, \[PAD\], <s>, </s>"),
+        ({"testing.beam_size": "five"}, "testing.beam_size is 'five', not a whole number"),
+    ],
+)
+def test_options_that_are_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(changed(changes)))
+    with pytest.raises(UserError, match=words):
+        load_model(tmp_path)
+
+
+def test_files_that_are_missing_or_damaged(tmp_path: Path) -> None:
+    def refused(name: str, content: bytes | None, words: str, error: type[UserError] = CheckpointError) -> None:
+        file, before = tmp_path / name, (tmp_path / name).read_bytes()
+        file.unlink()
+        if content is not None:
+            file.write_bytes(content)
+        with pytest.raises(error, match=words):
+            load_model(tmp_path / "best.ckpt" if name == "src_vocab.txt" else tmp_path)
+        file.write_bytes(before)
+
+    state = write(tmp_path)
+    refused("best.ckpt", None, "cannot read .*best.ckpt")
+    refused("best.ckpt", (tmp_path / "best.ckpt").read_bytes()[:-900], "damaged")
+    refused("config.yaml", None, "there is no file .*config.yaml")
+    refused("config.yaml", b"model: [", "config.yaml is damaged")
+    refused("src_vocab.txt", None, "cannot read .*src_vocab.txt", DataError)
+    refused("trg_vocab.txt", b"\xff", "it is not UTF-8 text", DataError)
+    refused("trg_vocab.txt", (tmp_path / "trg_vocab.txt").read_bytes() + b"more\n", "the vocabulary does not fit")
+    torch.save({"model_state": {**state, "more": 3}}, tmp_path / "best.ckpt")
+    with pytest.raises(CheckpointError, match="has no weights under 'model_state'"):
+        load_model(tmp_path)
+    wide = {**state, "decoder.output_layer.weight": torch.zeros(1).expand(1 << 40, 8)}
+    torch.save({"model_state": wide}, tmp_path / "best.ckpt")
+    with pytest.raises(CheckpointError, match=r"its weight 'decoder.output_layer.weight' is larger than the file"):
+        load_model(tmp_path)
+
+    outcome = command(
+        *("generate", f"common.user_dir={FILES[0]}", f"path={tmp_path}", "input=-", "reading.dictionary=dict.txt"),
+        stdin=b"s1\n",
+    )
+    assert outcome.code == 2
+    assert "remove the keys reading.KEY" in outcome.err
