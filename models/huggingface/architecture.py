@@ -136,20 +136,20 @@ class JSONConfig:
             if value := self.value(key):
                 raise CheckpointError(f"{self.path}: {key}={shown(value)} is not supported for a {what}")
 
-    def activation(self, default: str) -> str:
-        """The activation that ``activation_function`` names, as a key of ``transformer_layer.ACTIVATIONS``.
+    def activation(self, default: str, key: str = "activation_function") -> str:
+        """The activation that a key names, as a key of ``transformer_layer.ACTIVATIONS``.
 
         Args:
             default: the value if the key is missing.
+            key: the key in the file.
 
         Raises:
             CheckpointError: the activation is not supported.
         """
-        name = self.get("activation_function", default)
+        name = self.get(key, default)
         if name not in ACTIVATIONS:
             raise CheckpointError(
-                f"{self.path}: activation_function={name!r} is not supported; seqgen supports "
-                f"{', '.join(sorted(ACTIVATIONS))}"
+                f"{self.path}: {key}={name!r} is not supported; seqgen supports {', '.join(sorted(ACTIVATIONS))}"
             )
         return ACTIVATIONS[name]
 

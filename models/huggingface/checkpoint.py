@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from seqgen.checkpoints.loading import LoadedModel, Placement, register_checkpoint_loader
-from seqgen.checkpoints.model_weights import build_checked, check_buffers, on_meta
+from seqgen.checkpoints.model_weights import build_on_meta, check_buffers
 from seqgen.checkpoints.serialization import write_json
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
 from seqgen.config.values import to_dict
@@ -92,11 +92,7 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
         notes.append(
             f"{path}: its config.json has the dtype {saved}, which is not supported; the weights become float32"
         )
-    try:
-        with on_meta():
-            model = build_checked(lambda: task.build_model(cfg), str(path))
-    except ConfigError as error:
-        raise CheckpointError(f"{path}: {error}") from None
+    model = build_on_meta(lambda: task.build_model(cfg), str(path))
     _check_size(path, parameters=num_parameters(model))
     check_buffers(model, str(path))
     model.to(placement.dtype or _DTYPES.get(saved, torch.float32))

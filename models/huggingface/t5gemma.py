@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from seqgen.checkpoints.loading import DecodingTask
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, ConfigError, shown
-from seqgen.models.huggingface.architecture import ACTIVATIONS, Architecture, JSONConfig
+from seqgen.models.huggingface.architecture import Architecture, JSONConfig, activation_name
 from seqgen.models.huggingface.weights import Layout, Piece, stacked
 from seqgen.models.t5gemma.layers import T5GemmaConfig
 from seqgen.models.t5gemma.model import T5GemmaModel
@@ -42,11 +42,6 @@ _SHARED: dict[str, Any] = {
 _IDS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
 """Defaults of the special ids of the decoder."""
 
-_NAMES = {activation: name for name, activation in reversed(ACTIVATIONS.items())} | {
-    "gelu_accurate": "gelu_pytorch_tanh"
-}
-"""For each activation its name in the file."""
-
 _OFF = ("rope_scaling", "pruned_heads", "tie_encoder_decoder")
 """Keys that change the computation and are not supported."""
 
@@ -77,13 +72,8 @@ class T5GemmaArchitecture(Architecture):
             sizes = flat.read_table([(f"{side}.{key}", f"{side}_{ours}", size) for key, ours, size in _SIZES], 1)
             values |= {**sizes, f"{side}_rope_theta": _rope_theta(flat, side), **_layer_types(flat, side)}
         shared = _shared(flat)
-        activation = shared.pop("hidden_activation")
-        if activation not in ACTIVATIONS:
-            raise CheckpointError(
-                f"{flat.path}: encoder.hidden_activation={activation!r} is not supported; seqgen supports "
-                f"{', '.join(sorted(ACTIVATIONS))}"
-            )
-        values |= {**shared, "activation_fn": ACTIVATIONS[activation]}
+        activation = flat.activation(shared.pop("hidden_activation"), "encoder.hidden_activation")
+        values |= {**shared, "activation_fn": activation}
         values["final_logit_softcapping"] = _bound(flat, "decoder.final_logit_softcapping", 30.0)
         values |= {key: flat.get(key, 0.0) for key in ("dropout_rate", "attention_dropout")}
         values["tie_word_embeddings"] = flat.get("tie_word_embeddings", True)
@@ -139,7 +129,7 @@ class T5GemmaArchitecture(Architecture):
             )
         shared = {
             "vocab_size": rows.pop(),
-            "hidden_activation": _NAMES[cfg.activation_fn.replace("gelu_fast", "gelu_accurate")],
+            "hidden_activation": activation_name(cfg.activation_fn).replace("gelu_new", "gelu_pytorch_tanh"),
             "rms_norm_eps": cfg.rms_norm_eps,
             "attention_bias": cfg.attention_bias,
             "attn_logit_softcapping": cfg.attn_logit_softcapping or None,

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from seqgen.checkpoints.loading import DecodingTask, LoadedModel, Placement, read_yaml, register_checkpoint_loader
-from seqgen.checkpoints.model_weights import build_checked, check_buffers, on_meta
+from seqgen.checkpoints.model_weights import build_on_meta, check_buffers
 from seqgen.config import ReadingConfig, TrainConfig
 from seqgen.config.values import from_dict
 from seqgen.data.dictionary import Dictionary
@@ -116,11 +116,7 @@ def read_marian_model(path: Path, reading: ReadingConfig, placement: Placement) 
     task = DecodingTask(None, source, target)
     cfg = _model_config(config, len(task.target_dictionary) - 1)
     _check_sizes(cfg, files, tensors, task)
-    try:
-        with on_meta():
-            model: TransformerModel = build_checked(lambda: task.build_model(cfg), str(files.model))
-    except ConfigError as error:
-        raise CheckpointError(f"{files.model}: {error}") from None
+    model: TransformerModel = build_on_meta(lambda: task.build_model(cfg), str(files.model))
     if num_parameters(model) > sum(tensor.numel() for tensor in tensors.values()) + 4 * cfg.encoder_embed_dim + 4:
         raise CheckpointError(f"{files.model} has fewer weights than its {OPTIONS} describes; copy it again")
     check_buffers(model, str(files.model))

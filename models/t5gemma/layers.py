@@ -113,23 +113,20 @@ class T5GemmaConfig:
                 raise ConfigError(f"model.{side}_head_dim={dim} must be even, as rotary positions need it")
 
 
-def _sized(hidden: int, intermediate: int, layers: int, heads: int, groups: int, head_dim: int) -> dict[str, Any]:
-    """The values of one side."""
-    return {
-        **{"hidden_size": hidden, "intermediate_size": intermediate, "layers": layers, "attention_heads": heads},
-        **{"key_value_heads": groups, "head_dim": head_dim, "query_pre_attn_scalar": head_dim},
-    }
+_SIZES = """
+    hidden_size intermediate_size layers attention_heads key_value_heads head_dim query_pre_attn_scalar
+    """.split()  # noqa: SIM905
 
 
-def _preset(encoder: dict[str, Any], decoder: dict[str, Any], **further: Any) -> T5GemmaConfig:
-    values = {f"encoder_{key}": value for key, value in encoder.items()}
-    values |= {f"decoder_{key}": value for key, value in decoder.items()}
-    return T5GemmaConfig(**values, **further)
+def _preset(encoder: tuple[int, ...], decoder: tuple[int, ...], **further: Any) -> T5GemmaConfig:
+    """A configuration with the values of ``_SIZES`` for each side."""
+    for side, sizes in (("encoder", encoder), ("decoder", decoder)):
+        further |= {f"{side}_{key}": size for key, size in zip(_SIZES, sizes, strict=True)}
+    return T5GemmaConfig(**further)
 
 
-_TINY = _sized(128, 256, 4, 4, 2, 32)
-_2B, _9B = _sized(2304, 9216, 26, 8, 4, 256), _sized(3584, 14336, 42, 16, 8, 256)
-
+_TINY = (128, 256, 4, 4, 2, 32, 32)
+_2B, _9B = (2304, 9216, 26, 8, 4, 256, 256), (3584, 14336, 42, 16, 8, 256, 256)
 
 PRESETS: dict[str, T5GemmaConfig] = {
     "t5gemma_tiny": _preset(_TINY, _TINY, encoder_sliding_window=16, decoder_sliding_window=16, dropout_rate=0.1),

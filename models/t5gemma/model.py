@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from seqgen.decoder import IncrementalDecoder, ProjectedOutput
 from seqgen.encoder import Encoder
-from seqgen.errors import ConfigError
 from seqgen.incremental_state import StateDict
-from seqgen.model import EncoderDecoderModel, Vocabularies
+from seqgen.model import EncoderDecoderModel, Vocabularies, embedding_sizes
 from seqgen.models.t5gemma.layers import (
     FULL,
     INIT_STD,
@@ -214,19 +213,8 @@ class T5GemmaModel(EncoderDecoderModel):
             ConfigError: values of the configuration exclude each other, or do not fit the dictionaries.
         """
         cfg.check()
-        source, target = task.source_dictionary, task.target_dictionary
-        if cfg.vocab_size and cfg.vocab_size < (longer := max(len(source), len(target))):
-            raise ConfigError(
-                f"model.vocab_size={cfg.vocab_size} is too small for a vocabulary of {longer} tokens; set at least "
-                f"{longer}, or 0 for the size of the vocabulary"
-            )
-        target_size = cfg.vocab_size or len(target)
-        if cfg.decoder_start_token_id >= target_size:
-            raise ConfigError(
-                f"model.decoder_start_token_id={cfg.decoder_start_token_id} is outside the vocabulary of "
-                f"{target_size} tokens"
-            )
-        return cls(replace(cfg), cfg.vocab_size or len(source), target_size, source.pad())
+        sizes = embedding_sizes(task, cfg.vocab_size, cfg.decoder_start_token_id)
+        return cls(replace(cfg), *sizes, task.source_dictionary.pad())
 
     def start_token(self, task_eos: int) -> int:
         """The id that ``prev_output_tokens`` begins with: ``decoder_start_token_id``, or else end-of-sentence."""

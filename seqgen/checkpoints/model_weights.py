@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from seqgen.checkpoints.run_checkpoints import MODEL, read_weights, unchanged
 from seqgen.checkpoints.serialization import read_tensors, verify_checksums
 from seqgen.checkpoints.sharded import is_sharded
-from seqgen.errors import CheckpointError, UserError, listing
+from seqgen.errors import CheckpointError, ConfigError, UserError, listing
 from seqgen.modules.cached_weight import CachedWeight
 from seqgen.modules.inspection import memory_footprint
 from seqgen.structures import tensors_in
@@ -229,6 +229,26 @@ def build_checked(build: Callable[[], Any], where: str) -> Any:
         return build()
     except (RuntimeError, OverflowError, MemoryError) as error:
         raise _impossible(error, where) from error
+
+
+def build_on_meta(build: Callable[[], Any], where: str) -> Any:
+    """Build a model of a checkpoint on the ``meta`` device, with errors for the user.
+
+    Args:
+        build: builds the model.
+        where: the checkpoint, for messages.
+
+    Returns:
+        The model.
+
+    Raises:
+        CheckpointError: the configured sizes are impossible, or exclude each other.
+    """
+    try:
+        with on_meta():
+            return build_checked(build, where)
+    except ConfigError as error:
+        raise CheckpointError(f"{where}: {error}") from None
 
 
 def can_materialize(model: nn.Module) -> bool:
