@@ -57,6 +57,24 @@ def embedding_sizes(task: Vocabularies, vocab_size: int, decoder_start_token_id:
     return source, target
 
 
+def check_joined(task: Vocabularies, model: str) -> None:
+    """Check that source and target have one vocabulary.
+
+    Args:
+        task: gives the dictionaries.
+        model: the model that needs it, for the message.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    source, target = task.source_dictionary, task.target_dictionary
+    if not (source is target or source == target):
+        raise ConfigError(
+            f"model={model} has one embedding for source and target and needs one vocabulary for both; set "
+            "task.joined_dictionary=true, or choose another model"
+        )
+
+
 class EncoderDecoderModel(nn.Module, Flagged):
     """An encoder-decoder model.
 

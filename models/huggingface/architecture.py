@@ -118,6 +118,17 @@ class JSONConfig:
         value = self.values.get(name)
         return default if value is None else value
 
+    def part(self, name: str) -> Mapping[str, Any]:
+        """The keys and values under a key; empty if it is missing.
+
+        Raises:
+            CheckpointError: there is something else.
+        """
+        part = self.value(name, {})
+        if not isinstance(part, dict):
+            raise self.wrong(name, part, "keys and values")
+        return part
+
     def written_by(self, version: int) -> bool:
         """Whether a version of transformers wrote the file, such as 5."""
         return str(self.value("transformers_version")).startswith(f"{version}.")

@@ -41,6 +41,7 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 MODULES = {
     **dict.fromkeys(("t5", "mt5", "umt5"), "seqgen.models.huggingface.t5"),
     "t5gemma": "seqgen.models.huggingface.t5gemma",
+    "t5gemma2": "seqgen.models.huggingface.t5gemma2",
     "gpt2": "seqgen.models.huggingface.gpt2",
     **dict.fromkeys(("bart", "mbart", "pegasus", "marian", "m2m_100"), "seqgen.models.huggingface.bart"),
 }
@@ -218,10 +219,11 @@ def architecture_of_model(model: EncoderDecoderModel) -> Architecture:
     Raises:
         ConfigError: there is none.
     """
-    for module in dict.fromkeys(MODULES.values()):
-        architecture = _imported(module)
-        if isinstance(model, architecture.model_class):
-            return architecture
+    architectures = [_imported(module) for module in dict.fromkeys(MODULES.values())]
+    for kind in type(model).__mro__:  # a derived class before the one that it is derived from
+        for architecture in architectures:
+            if architecture.model_class is kind:
+                return architecture
     raise ConfigError(
         f"a {type(model).__name__} cannot be written in Hugging Face's layout; only t5, t5gemma, transformer and "
         "transformer_lm can"
