@@ -76,7 +76,7 @@ class T5Gemma2Config(T5GemmaConfig):
         if self.encoder_hidden_size != self.decoder_hidden_size:
             raise ConfigError(
                 f"model.encoder_hidden_size={self.encoder_hidden_size} and model.decoder_hidden_size="
-                f"{self.decoder_hidden_size} must be equal, since both sides have the same projections in attention"
+                f"{self.decoder_hidden_size} must be equal, as attention projects source and target alike"
             )
 
 

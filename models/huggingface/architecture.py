@@ -118,16 +118,19 @@ class JSONConfig:
         value = self.values.get(name)
         return default if value is None else value
 
-    def part(self, name: str) -> Mapping[str, Any]:
-        """The keys and values under a key; empty if it is missing.
+    def part(self, *names: str) -> Mapping[str, Any]:
+        """The keys and values under a key, or under a key of those, and so on; empty if a key is missing.
 
         Raises:
             CheckpointError: there is something else.
         """
-        part = self.value(name, {})
-        if not isinstance(part, dict):
-            raise self.wrong(name, part, "keys and values")
-        return part
+        part, place = self, ""
+        for name in names:
+            place = f"{place}.{name}".removeprefix(".")
+            if not isinstance(inner := part.value(name, {}), dict):
+                raise self.wrong(place, inner, "keys and values")
+            part = JSONConfig(self.path, inner)
+        return part.values
 
     def written_by(self, version: int) -> bool:
         """Whether a version of transformers wrote the file, such as 5."""

@@ -58,9 +58,14 @@ class T5GemmaArchitecture(Architecture):
 
     model_class = T5GemmaModel
     name = "t5gemma"
+    """The name of the model."""
+
     shared: Mapping[str, Any] = _SHARED
-    final_bound = 30.0
-    longest = 8192
+    """Values that the file has for each side and seqgen for both, with their defaults."""
+
+    final_bound, longest = 30.0, 8192
+    """The defaults of the bound of the logits and of the number of positions."""
+
     no_effect = frozenset(
         ["classifier_dropout_rate", "initializer_range", "vocab_size"]
         + [f"{side}.{key}" for side in SIDES for key in [*_NO_EFFECT, *_IDS]]
@@ -109,8 +114,8 @@ class T5GemmaArchitecture(Architecture):
         Raises:
             CheckpointError: the positions are scaled, or a value is not a number.
         """
-        key, theta = f"{side}.rope_parameters", config.get(f"{side}.rope_theta", 10000.0)
-        return {f"{side}_rope_theta": read_rope(config, key, config.part(key), theta)[0]}
+        theta = config.get(f"{side}.rope_theta", 10000.0)
+        return {f"{side}_rope_theta": read_rope(config, (f"{side}.rope_parameters",), theta)[0]}
 
     def _shared(self, config: JSONConfig) -> dict[str, Any]:
         """The values of ``shared``, which must be the same for both sides.
@@ -257,19 +262,19 @@ def _bound(config: JSONConfig, key: str, default: float) -> float:
     return value
 
 
-def read_rope(config: JSONConfig, key: str, given: Mapping[str, Any], theta: float, *types: str) -> tuple[float, float]:
+def read_rope(config: JSONConfig, names: tuple[str, ...], theta: float, *types: str) -> tuple[float, float]:
     """The base of rotary positions, and the number by which positions are divided.
 
     Args:
-        config: the file, for messages.
-        key: the key of ``given``.
-        given: the parameters.
+        config: the flattened file.
+        names: where the parameters are; see ``JSONConfig.part``.
         theta: the base if they lack it.
         types: types of positions that are supported besides ``default``: ``linear`` or none.
 
     Raises:
         CheckpointError: the positions are of another type, or a value is not a number.
     """
+    given, key = config.part(*names), ".".join(names)
     parameters = JSONConfig(config.path, {f"{key}.{name}": value for name, value in given.items()})
     kind = given.get("rope_type", "default")
     known = ("rope_theta", "rope_type", *["factor"] * (kind in types))

@@ -34,28 +34,22 @@ class T5Gemma2Architecture(T5GemmaArchitecture):
     model_class = T5Gemma2Model
     name = "t5gemma2"
     shared = _SHARED
-    final_bound = 0.0
-    longest = 131072
+    final_bound, longest = 0.0, 131072
     no_effect = T5GemmaArchitecture.no_effect.union(
         _NO_EFFECT, [f"{side}.{key}" for side in SIDES for key in [*_NO_EFFECT, *NO_EFFECT]]
     )
 
     def flattened(self, config: JSONConfig) -> JSONConfig:
         """See ``T5GemmaArchitecture.flattened``; the sizes of the encoder are a part of its part."""
-        encoder, key = dict(config.part("encoder")), "encoder.text_config"
-        text = JSONConfig(config.path, {key: encoder.pop("text_config", None)}).part(key)
-        own = {"encoder": text, "eoi_token_index": encoder.get("eoi_token_index")}
+        encoder = {key: value for key, value in config.part("encoder").items() if key != "text_config"}
+        own = {"encoder": config.part("encoder", "text_config"), "eoi_token_index": encoder.get("eoi_token_index")}
         return super().flattened(JSONConfig(config.path, {**encoder, **config.values, **own}, config.asked))
 
     def positions(self, config: JSONConfig, side: str) -> dict[str, Any]:
         """See ``T5GemmaArchitecture.positions``; each type of layers has its own."""
-        given, read = config.part(f"{side}.rope_parameters"), []
-        for kind, theta, types in ((FULL, 1e6, ["linear"]), (SLIDING, 1e4, [])):
-            key = f"{side}.rope_parameters.{kind}"
-            read.append(
-                read_rope(config, key, JSONConfig(config.path, {key: given.get(kind)}).part(key), theta, *types)
-            )
-        (theta, factor), (local, _) = read
+        key = f"{side}.rope_parameters"
+        theta, factor = read_rope(config, (key, FULL), 1e6, "linear")
+        local, _ = read_rope(config, (key, SLIDING), 1e4)
         return {f"{side}_rope_theta": theta, f"{side}_rope_factor": factor, f"{side}_local_rope_theta": local}
 
     def read_config(self, config: JSONConfig) -> T5Gemma2Config:
@@ -78,17 +72,23 @@ class T5Gemma2Architecture(T5GemmaArchitecture):
         raise ConfigError("a t5gemma2 cannot be written in Hugging Face's layout, which includes weights for images")
 
     def layout(self, cfg: Any) -> Layout:
-        """The names of the weights; in tied models, those of one embedding."""
+        """The names of the weights; in tied models, those of one embedding.
+
+        transformers reads names of the encoder with ``text_model.`` in them, too.
+        """
         layout = replace(super().layout(cfg), left_out=_VISION)
         image = {
             f"model.{side}.embed_tokens.eoi_embedding": Piece(f"{side}.embed_tokens.end_of_image") for side in SIDES
         }
-        pieces, aliases = {**layout.pieces, **image}, {}
+        pieces, beginning = {**layout.pieces, **image}, "model.encoder."
+        aliases: dict[str, tuple[str, ...]] = {
+            name: (name.replace(beginning, f"{beginning}text_model."),) for name in pieces if beginning in name
+        }
         if not cfg.tie_word_embeddings:
-            return replace(layout, pieces=pieces)
+            return replace(layout, pieces=pieces, aliases=aliases)
         for kind in ("weight", "eoi_embedding"):
             source, target = (f"model.{side}.embed_tokens.{kind}" for side in SIDES)
-            aliases[source] = (target,)
+            aliases[source] = (*aliases[source], target)
             del pieces[target]
         return replace(layout, pieces=pieces, aliases=aliases, tied={OUTPUT: "model.encoder.embed_tokens.weight"})
 

@@ -53,6 +53,12 @@ def test_hypotheses_are_the_originals(name: str, beams: int) -> None:
         assert_same(got, [(tuple(tokens), score) for tokens, score in wanted])
 
 
+def test_types_of_layers_that_the_file_lacks(tmp_path: Path) -> None:
+    """Of seven layers, the sixth attends to all positions."""
+    change(tmp_path / "folder", {"encoder/text_config/layer_types": None}, "sizes")
+    assert_near(logits(read(tmp_path / "folder").model), COMPUTED["sizes"]["logits"])
+
+
 def test_a_tied_model_has_one_embedding() -> None:
     tied, untied = (read(RECORDED / name).model for name in ("tied", "untied"))
     assert tied.encoder.embed_tokens is tied.decoder.embed_tokens
@@ -71,6 +77,20 @@ def test_an_output_projection_of_its_own(tmp_path: Path) -> None:
     model = read(tmp_path / "folder").model
     assert torch.equal(model.decoder.output_projection.weight, own)
     assert not model.cfg.tie_word_embeddings
+
+
+@pytest.mark.parametrize("name", ["tied", "untied"])
+def test_names_with_the_model_of_the_text(name: str, tmp_path: Path) -> None:
+    """transformers reads both names."""
+    shutil.copytree(RECORDED / name, tmp_path / "folder")
+    file, beginning = tmp_path / "folder" / "model.safetensors", "model.encoder."
+    kept = ("vision_tower", "multi_modal")
+    weights = {
+        key.replace(beginning, f"{beginning}text_model.") if not any(word in key for word in kept) else key: tensor
+        for key, tensor in load_file(file).items()
+    }
+    save_file(weights, file)
+    assert_near(logits(read(tmp_path / "folder").model), COMPUTED[name]["logits"])
 
 
 @pytest.mark.parametrize("name", ["model.encoder.vision.weight", "model.decoder.vision_tower.weight"])
@@ -96,12 +116,12 @@ def test_the_tokenizer_has_the_size_of_the_text(tmp_path: Path) -> None:
     assert len(load_pretrained_tokenizer(tmp_path / "folder").dictionary) == rows
 
 
-def change(folder: Path, values: dict[str, Any]) -> None:
+def change(folder: Path, values: dict[str, Any], name: str = "tied") -> None:
     """Copy a folder, with other values in its configuration."""
-    shutil.copytree(RECORDED / "tied", folder)
+    shutil.copytree(RECORDED / name, folder)
     config = json.loads((folder / "config.json").read_text())
-    for name, value in values.items():
-        *parts, key = name.split("/")
+    for place, value in values.items():
+        *parts, key = place.split("/")
         changed = config
         for part in parts:
             changed = changed[part]
