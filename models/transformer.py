@@ -14,7 +14,7 @@ from seqgen.decoder import IncrementalDecoder, ProjectedOutput
 from seqgen.encoder import Encoder
 from seqgen.errors import ConfigError
 from seqgen.incremental_state import StateDict
-from seqgen.model import EncoderDecoderModel, Vocabularies
+from seqgen.model import EncoderDecoderModel, Vocabularies, embedding_sizes
 from seqgen.modules.dropout import Dropout, LayerDropList
 from seqgen.modules.linear import Linear
 from seqgen.modules.masks import QueryPositions, padding_mask_of, segment_mask
@@ -313,7 +313,8 @@ class TransformerModel(EncoderDecoderModel):
             ConfigError: values of the configuration exclude each other, or do not fit the dictionaries.
         """
         source, target = task.source_dictionary, task.target_dictionary
-        _check(cfg, len(target))
+        _check(cfg)
+        embedding_sizes(task, 0, cfg.decoder_start_token_id)
         source_embedding = _embedding(source, cfg.encoder_embed_dim)
         shared = next((key for key in _SHARING if getattr(cfg, key)), None)
         if shared is None:
@@ -362,7 +363,7 @@ def check_layers(cfg: Any, *sides: str) -> None:
         )
 
 
-def _check(cfg: TransformerConfig, vocab_size: int) -> None:
+def _check(cfg: TransformerConfig) -> None:
     check_layers(cfg, "encoder", "decoder")
     for key in _SHARING:
         if getattr(cfg, key) and cfg.encoder_embed_dim != cfg.decoder_embed_dim:
@@ -370,8 +371,3 @@ def _check(cfg: TransformerConfig, vocab_size: int) -> None:
                 f"model.{key} needs encoder_embed_dim and decoder_embed_dim to be the same, but they are "
                 f"{cfg.encoder_embed_dim} and {cfg.decoder_embed_dim}"
             )
-    if cfg.decoder_start_token_id >= vocab_size:
-        raise ConfigError(
-            f"model.decoder_start_token_id={cfg.decoder_start_token_id} is outside the vocabulary of {vocab_size} "
-            "tokens"
-        )

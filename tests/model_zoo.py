@@ -230,6 +230,30 @@ ZOO: dict[str, Specimen] = {
         ),
         has_table=False,
     ),
+    "t5gemma2_tiny": Specimen(
+        registered(
+            "t5gemma2_tiny",
+            joint=True,
+            **_NARROW_T5GEMMA,
+            encoder_sliding_window=4,
+            decoder_sliding_window=3,
+            end_of_image_id=7,
+        ),
+        has_table=False,
+    ),
+    "t5gemma2_untied": Specimen(
+        registered(
+            "t5gemma2_tiny",
+            joint=True,
+            **{**_NARROW_T5GEMMA, "decoder_key_value_heads": 4},
+            decoder_layer_types=["full_attention", "sliding_attention"],
+            encoder_rope_factor=4.0,
+            decoder_sliding_window=2,
+            attention_bias=True,
+            tie_word_embeddings=False,
+        ),
+        has_table=False,
+    ),
     "transformer_lm_tiny": Specimen(
         registered("transformer_lm_tiny"),
         either_padding=False,

@@ -118,6 +118,20 @@ class JSONConfig:
         value = self.values.get(name)
         return default if value is None else value
 
+    def part(self, *names: str) -> Mapping[str, Any]:
+        """The keys and values under a key, or under a key of those, and so on; empty if a key is missing.
+
+        Raises:
+            CheckpointError: there is something else.
+        """
+        part, place = self, ""
+        for name in names:
+            place = f"{place}.{name}".removeprefix(".")
+            if not isinstance(inner := part.value(name, {}), dict):
+                raise self.wrong(place, inner, "keys and values")
+            part = JSONConfig(self.path, inner)
+        return part.values
+
     def written_by(self, version: int) -> bool:
         """Whether a version of transformers wrote the file, such as 5."""
         return str(self.value("transformers_version")).startswith(f"{version}.")
@@ -136,20 +150,20 @@ class JSONConfig:
             if value := self.value(key):
                 raise CheckpointError(f"{self.path}: {key}={shown(value)} is not supported for a {what}")
 
-    def activation(self, default: str) -> str:
-        """The activation that ``activation_function`` names, as a key of ``transformer_layer.ACTIVATIONS``.
+    def activation(self, default: str, key: str = "activation_function") -> str:
+        """The activation that a key names, as a key of ``transformer_layer.ACTIVATIONS``.
 
         Args:
             default: the value if the key is missing.
+            key: the key in the file.
 
         Raises:
             CheckpointError: the activation is not supported.
         """
-        name = self.get("activation_function", default)
+        name = self.get(key, default)
         if name not in ACTIVATIONS:
             raise CheckpointError(
-                f"{self.path}: activation_function={name!r} is not supported; seqgen supports "
-                f"{', '.join(sorted(ACTIVATIONS))}"
+                f"{self.path}: {key}={name!r} is not supported; seqgen supports {', '.join(sorted(ACTIVATIONS))}"
             )
         return ACTIVATIONS[name]
 

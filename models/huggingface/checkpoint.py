@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from seqgen.checkpoints.loaders import LoadedModel, Placement, register_checkpoint_loader
-from seqgen.checkpoints.model_weights import build_checked, check_buffers, on_meta
+from seqgen.checkpoints.model_weights import build_on_meta, check_buffers
 from seqgen.checkpoints.serialization import write_json
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
 from seqgen.config.values import to_dict
@@ -41,6 +41,7 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 MODULES = {
     **dict.fromkeys(("t5", "mt5", "umt5"), "seqgen.models.huggingface.t5"),
     "t5gemma": "seqgen.models.huggingface.t5gemma",
+    "t5gemma2": "seqgen.models.huggingface.t5gemma2",
     "gpt2": "seqgen.models.huggingface.gpt2",
     **dict.fromkeys(("bart", "mbart", "pegasus", "marian", "m2m_100"), "seqgen.models.huggingface.bart"),
 }
@@ -92,11 +93,7 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
         notes.append(
             f"{path}: its config.json has the dtype {saved}, which is not supported; the weights become float32"
         )
-    try:
-        with on_meta():
-            model = build_checked(lambda: task.build_model(cfg), str(path))
-    except ConfigError as error:
-        raise CheckpointError(f"{path}: {error}") from None
+    model = build_on_meta(lambda: task.build_model(cfg), str(path))
     _check_size(path, parameters=num_parameters(model))
     check_buffers(model, str(path))
     model.to(placement.dtype or _DTYPES.get(saved, torch.float32))
@@ -232,10 +229,11 @@ def architecture_of_model(model: EncoderDecoderModel) -> Architecture:
     Raises:
         ConfigError: there is none.
     """
-    for module in dict.fromkeys(MODULES.values()):
-        architecture = _imported(module)
-        if isinstance(model, architecture.model_class):
-            return architecture
+    architectures = [_imported(module) for module in dict.fromkeys(MODULES.values())]
+    for kind in type(model).__mro__:  # a derived class before the one that it is derived from
+        for architecture in architectures:
+            if architecture.model_class is kind:
+                return architecture
     raise ConfigError(
         f"a {type(model).__name__} cannot be written in Hugging Face's layout; only t5, t5gemma, transformer and "
         "transformer_lm can"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,13 @@ from torch import Tensor, nn
 from seqgen.checkpoints.decoding_task import DecodingTask
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, ConfigError, shown
-from seqgen.models.huggingface.architecture import ACTIVATIONS, Architecture, JSONConfig
+from seqgen.models.huggingface.architecture import Architecture, JSONConfig, activation_name
 from seqgen.models.huggingface.weights import Layout, Piece, stacked
 from seqgen.models.t5gemma.layers import T5GemmaConfig
 from seqgen.models.t5gemma.model import T5GemmaModel
 
-_SIDES = ("encoder", "decoder")
-_HEAD, _EMBEDDING = "lm_head.out_proj.weight", "model.decoder.embed_tokens.weight"
+SIDES = ("encoder", "decoder")
+OUTPUT, _EMBEDDING = "lm_head.out_proj.weight", "model.decoder.embed_tokens.weight"
 
 _SIZES: tuple[tuple[str, str, int], ...] = (
     ("hidden_size", "hidden_size", 2304),
@@ -42,11 +43,6 @@ _SHARED: dict[str, Any] = {
 _IDS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
 """Defaults of the special ids of the decoder."""
 
-_NAMES = {activation: name for name, activation in reversed(ACTIVATIONS.items())} | {
-    "gelu_accurate": "gelu_pytorch_tanh"
-}
-"""For each activation its name in the file."""
-
 _OFF = ("rope_scaling", "pruned_heads", "tie_encoder_decoder")
 """Keys that change the computation and are not supported."""
 
@@ -61,37 +57,87 @@ class T5GemmaArchitecture(Architecture):
     """T5Gemma; see ``Architecture``."""
 
     model_class = T5GemmaModel
+    name = "t5gemma"
+    """The name of the model."""
+
+    shared: Mapping[str, Any] = _SHARED
+    """Values that the file has for each side and seqgen for both, with their defaults."""
+
+    final_bound, longest = 30.0, 8192
+    """The defaults of the bound of the logits and of the number of positions."""
+
     no_effect = frozenset(
         ["classifier_dropout_rate", "initializer_range", "vocab_size"]
-        + [f"{side}.{key}" for side in _SIDES for key in [*_NO_EFFECT, *_IDS]]
+        + [f"{side}.{key}" for side in SIDES for key in [*_NO_EFFECT, *_IDS]]
     )
 
     def read_config(self, config: JSONConfig) -> T5GemmaConfig:
         """Turn a folder's ``config.json`` into a configuration."""
-        flat = _flattened(config)
-        flat.refuse([*_OFF, *(f"{side}.{key}" for side in _SIDES for key in _OFF)], "t5gemma")
+        flat = self.flattened(config)
+        flat.refuse([*_OFF, *(f"{side}.{key}" for side in SIDES for key in _OFF)], self.name)
         if not flat.get("is_encoder_decoder", True):
-            raise CheckpointError(f"{flat.path}: a t5gemma with is_encoder_decoder=false is not supported")
-        values: dict[str, Any] = {"_name": "t5gemma"}
-        for side in _SIDES:
+            raise CheckpointError(f"{flat.path}: a {self.name} with is_encoder_decoder=false is not supported")
+        values: dict[str, Any] = {"_name": self.name}
+        for side in SIDES:
             sizes = flat.read_table([(f"{side}.{key}", f"{side}_{ours}", size) for key, ours, size in _SIZES], 1)
-            values |= {**sizes, f"{side}_rope_theta": _rope_theta(flat, side), **_layer_types(flat, side)}
-        shared = _shared(flat)
-        activation = shared.pop("hidden_activation")
-        if activation not in ACTIVATIONS:
-            raise CheckpointError(
-                f"{flat.path}: encoder.hidden_activation={activation!r} is not supported; seqgen supports "
-                f"{', '.join(sorted(ACTIVATIONS))}"
-            )
-        values |= {**shared, "activation_fn": ACTIVATIONS[activation]}
-        values["final_logit_softcapping"] = _bound(flat, "decoder.final_logit_softcapping", 30.0)
+            values |= {**sizes, **self.positions(flat, side), **_layer_types(flat, side)}
+        shared = self._shared(flat)
+        activation = flat.activation(shared.pop("hidden_activation"), "encoder.hidden_activation")
+        values |= {**shared, "activation_fn": activation}
+        values["final_logit_softcapping"] = _bound(flat, "decoder.final_logit_softcapping", self.final_bound)
         values |= {key: flat.get(key, 0.0) for key in ("dropout_rate", "attention_dropout")}
         values["tie_word_embeddings"] = flat.get("tie_word_embeddings", True)
         values["decoder_start_token_id"] = flat.get("decoder_start_token_id", -1, minimum=-1)
         for side, key in (("encoder", "max_source_positions"), ("decoder", "max_target_positions")):
-            values[key] = flat.get(f"{side}.max_position_embeddings", 8192, minimum=1)
+            values[key] = flat.get(f"{side}.max_position_embeddings", self.longest, minimum=1)
         cfg: T5GemmaConfig = config.model(values)
         return cfg
+
+    def flattened(self, config: JSONConfig) -> JSONConfig:
+        """The file with ``encoder.KEY`` and ``decoder.KEY`` in place of its two parts.
+
+        Raises:
+            CheckpointError: a part does not hold keys and values.
+        """
+        values = {key: value for key, value in config.values.items() if key not in SIDES}
+        for side in SIDES:
+            values |= {f"{side}.{key}": value for key, value in config.part(side).items()}
+        return JSONConfig(config.path, values, config.asked)
+
+    def positions(self, config: JSONConfig, side: str) -> dict[str, Any]:
+        """The values of the rotary positions of a side.
+
+        Args:
+            config: the flattened file.
+            side: ``encoder`` or ``decoder``.
+
+        Raises:
+            CheckpointError: the positions are scaled, or a value is not a number.
+        """
+        theta = config.get(f"{side}.rope_theta", 10000.0)
+        return {f"{side}_rope_theta": read_rope(config, (f"{side}.rope_parameters",), theta)[0]}
+
+    def _shared(self, config: JSONConfig) -> dict[str, Any]:
+        """The values of ``shared``, which must be the same for both sides.
+
+        Raises:
+            CheckpointError: they differ.
+        """
+        shared = {}
+        for key, default in self.shared.items():
+            first, second = (
+                _bound(config, f"{side}.{key}", default)
+                if key == "attn_logit_softcapping"
+                else config.get(f"{side}.{key}", default, minimum=1)
+                for side in SIDES
+            )
+            if first != second:
+                raise CheckpointError(
+                    f"{config.path}: encoder.{key}={shown(first)} and decoder.{key}={shown(second)} differ, which is "
+                    f"not supported for a {self.name}"
+                )
+            shared[key] = first
+        return shared
 
     def vocab_size(self, cfg: T5GemmaConfig, config: JSONConfig) -> int:
         """The size of the vocabulary."""
@@ -99,7 +145,7 @@ class T5GemmaArchitecture(Architecture):
 
     def make_task(self, cfg: T5GemmaConfig, path: Path, tokenizer: Tokenizer) -> DecodingTask:
         """The task that decodes; the configuration gets the first decoder input."""
-        config = _flattened(JSONConfig.read(path / "config.json"))
+        config = self.flattened(JSONConfig.read(path / "config.json"))
         bos = config.get("bos_token_id", config.get("decoder.bos_token_id", _IDS["bos_token_id"]))
         start = self.first_decoder_input(path, cfg.decoder_start_token_id, bos)
         cfg.decoder_start_token_id = -1 if start == tokenizer.dictionary.eos() else start
@@ -107,11 +153,11 @@ class T5GemmaArchitecture(Architecture):
 
     def generation_defaults(self, config: JSONConfig) -> dict[str, Any]:
         """The special ids of the decoder; see ``Architecture.generation_defaults``."""
-        return {key: value for key in _IDS if (value := _flattened(config).value(f"decoder.{key}")) is not None}
+        return {key: value for key in _IDS if (value := self.flattened(config).value(f"decoder.{key}")) is not None}
 
     def reading_notes(self, config: JSONConfig) -> list[str]:
         """Notes about keys that are unknown; see ``Architecture.reading_notes``."""
-        return super().reading_notes(_flattened(config))
+        return super().reading_notes(self.flattened(config))
 
     def special_ids(self, model: T5GemmaModel, tokenizer: Tokenizer | None) -> dict[str, int]:
         """The special ids of the files of a folder."""
@@ -139,7 +185,7 @@ class T5GemmaArchitecture(Architecture):
             )
         shared = {
             "vocab_size": rows.pop(),
-            "hidden_activation": _NAMES[cfg.activation_fn.replace("gelu_fast", "gelu_accurate")],
+            "hidden_activation": activation_name(cfg.activation_fn).replace("gelu_new", "gelu_pytorch_tanh"),
             "rms_norm_eps": cfg.rms_norm_eps,
             "attention_bias": cfg.attention_bias,
             "attn_logit_softcapping": cfg.attn_logit_softcapping or None,
@@ -149,7 +195,7 @@ class T5GemmaArchitecture(Architecture):
         dropout = {"dropout_rate": cfg.dropout_rate, "attention_dropout": cfg.attention_dropout}
         longest = {"encoder": cfg.max_source_positions, "decoder": cfg.max_target_positions}
         sides: dict[str, dict[str, Any]] = {}
-        for side in _SIDES:
+        for side in SIDES:
             theta = getattr(cfg, f"{side}_rope_theta")
             sides[side] = {
                 "model_type": "t5_gemma_module",
@@ -173,92 +219,74 @@ class T5GemmaArchitecture(Architecture):
     def layout(self, cfg: T5GemmaConfig) -> Layout:
         """The names of the weights."""
         pieces: dict[str, Piece] = {}
-        for side in _SIDES:
+        for side in SIDES:
             pieces[f"model.{side}.embed_tokens.weight"] = Piece(f"{side}.embed_tokens.weight")
             pieces[f"model.{side}.norm.weight"] = Piece(f"{side}.layer_norm.weight")
             for index in range(getattr(cfg, f"{side}_layers")):
-                pieces |= _layer(cfg, side, index)
+                pieces |= _layer(cfg, side, index) | self.attention(cfg, side, index)
         if cfg.tie_word_embeddings:
-            return Layout(pieces, tied={_HEAD: _EMBEDDING})
-        return Layout({**pieces, _HEAD: Piece("decoder.output_projection.weight")})
+            return Layout(pieces, tied={OUTPUT: _EMBEDDING})
+        return Layout({**pieces, OUTPUT: Piece("decoder.output_projection.weight")})
+
+    def attention(self, cfg: Any, side: str, index: int) -> dict[str, Piece]:
+        """The weights of a layer's attention.
+
+        Args:
+            cfg: the configuration.
+            side: ``encoder`` or ``decoder``.
+            index: index of the layer.
+        """
+        theirs, ours = f"model.{side}.layers.{index}", f"{side}.layers.{index}"
+        pieces = projections(cfg, side, f"{theirs}.self_attn", f"{ours}.self_attn", False)
+        if side == "encoder":
+            return pieces
+        cross = projections(cfg, side, f"{theirs}.cross_attn", f"{ours}.encoder_attn", True)
+        return pieces | cross | _norms(theirs, "cross_attn", ours, "encoder_attn")
 
     def untie(self, model: T5GemmaModel, weights: dict[str, Tensor]) -> None:  # type: ignore[override]
         """Untie a model's output projection."""
         model.cfg.tie_word_embeddings = False
-        model.decoder.output_projection.weight = nn.Parameter(weights[_HEAD])
+        model.decoder.output_projection.weight = nn.Parameter(weights[OUTPUT])
 
 
 ARCHITECTURE = T5GemmaArchitecture()
 
 
-def _flattened(config: JSONConfig) -> JSONConfig:
-    """The file with ``encoder.KEY`` and ``decoder.KEY`` in place of its two parts.
-
-    Raises:
-        CheckpointError: a part does not hold keys and values.
-    """
-    values = {key: value for key, value in config.values.items() if key not in _SIDES}
-    for side in _SIDES:
-        part = config.value(side, {})
-        if not isinstance(part, dict):
-            raise config.wrong(side, part, "keys and values")
-        values |= {f"{side}.{key}": value for key, value in part.items()}
-    return JSONConfig(config.path, values, config.asked)
-
-
-def _shared(config: JSONConfig) -> dict[str, Any]:
-    """The values of ``_SHARED``, which must be the same for both sides.
-
-    Raises:
-        CheckpointError: they differ.
-    """
-    shared = {}
-    for key, default in _SHARED.items():
-        first, second = (
-            _bound(config, f"{side}.{key}", default)
-            if key == "attn_logit_softcapping"
-            else config.get(f"{side}.{key}", default, minimum=1)
-            for side in _SIDES
-        )
-        if first != second:
-            raise CheckpointError(
-                f"{config.path}: encoder.{key}={shown(first)} and decoder.{key}={shown(second)} differ, which is not "
-                "supported for a t5gemma"
-            )
-        shared[key] = first
-    return shared
-
-
 def _bound(config: JSONConfig, key: str, default: float) -> float:
     """A bound of scores or logits; 0 if the file has ``null``, which means none."""
-    if key in config.values and config.values[key] is None:
-        config.asked.add(key)
-        return 0.0
+    if config.value(key) is None:
+        return 0.0 if key in config.values else default
     value = config.get(key, default)
     if value <= 0:
         raise config.wrong(key, value, "a number above 0, or null")
     return value
 
 
-def _rope_theta(config: JSONConfig, side: str) -> float:
-    """The base of the rotary positions: in ``rope_parameters`` from version 5 of transformers on.
+def read_rope(config: JSONConfig, names: tuple[str, ...], theta: float, *types: str) -> tuple[float, float]:
+    """The base of rotary positions, and the number by which positions are divided.
+
+    Args:
+        config: the flattened file.
+        names: where the parameters are; see ``JSONConfig.part``.
+        theta: the base if they lack it.
+        types: types of positions that are supported besides ``default``: ``linear`` or none.
 
     Raises:
-        CheckpointError: the positions are scaled, or a value is not a number.
+        CheckpointError: the positions are of another type, or a value is not a number.
     """
-    key = f"{side}.rope_parameters"
-    theta = config.get(f"{side}.rope_theta", 10000.0)
-    given = config.value(key, {})
-    if not isinstance(given, dict):
-        raise config.wrong(key, given, "keys and values")
-    scaled = {name: value for name, value in given.items() if name not in ("rope_theta", "rope_type") and value}
-    if given.get("rope_type", "default") != "default" or scaled:
-        raise CheckpointError(f"{config.path}: {key}={shown(given)} is not supported; only rope_type='default' is")
-    parameters = JSONConfig(config.path, {f"{key}.rope_theta": given.get("rope_theta")})
-    theta = parameters.get(f"{key}.rope_theta", theta)
-    if theta <= 0:
-        raise config.wrong(f"{side}.rope_theta", theta, "a number above 0")
-    return theta
+    given, key = config.part(*names), ".".join(names)
+    parameters = JSONConfig(config.path, {f"{key}.{name}": value for name, value in given.items()})
+    kind = given.get("rope_type", "default")
+    known = ("rope_theta", "rope_type", *["factor"] * (kind in types))
+    scaled = {name: value for name, value in given.items() if name not in known and value}
+    if kind not in ("default", *types) or scaled:
+        supported = " or ".join(f"rope_type='{name}'" for name in ("default", *types))
+        raise CheckpointError(f"{config.path}: {key}={shown(given)} is not supported; only {supported} is")
+    theta, factor = parameters.get(f"{key}.rope_theta", theta), parameters.get(f"{key}.factor", 1.0)
+    for name, value in ((f"{key.partition('.')[0]}.rope_theta", theta), (f"{key}.factor", factor)):
+        if value <= 0:
+            raise config.wrong(name, value, "a number above 0")
+    return theta, factor
 
 
 def _layer_types(config: JSONConfig, side: str) -> dict[str, list[str]]:
@@ -271,27 +299,40 @@ def _layer_types(config: JSONConfig, side: str) -> dict[str, list[str]]:
 
 
 def _layer(cfg: T5GemmaConfig, side: str, index: int) -> dict[str, Piece]:
+    """The weights of a layer's feed-forward network and of its norms."""
     theirs, ours = f"model.{side}.layers.{index}", f"{side}.layers.{index}"
+    gate = [f"{theirs}.mlp.gate_proj.weight", f"{theirs}.mlp.up_proj.weight"]
+    pieces = stacked(gate, f"{ours}.feed_forward.wi.weight", getattr(cfg, f"{side}_intermediate_size"))
+    pieces[f"{theirs}.mlp.down_proj.weight"] = Piece(f"{ours}.feed_forward.wo.weight")
+    return pieces | _norms(theirs, "self_attn", ours, "self_attn") | _norms(theirs, "feedforward", ours, "final")
+
+
+def _norms(theirs: str, name: str, ours: str, norm: str) -> dict[str, Piece]:
+    """The norms before and after a sublayer."""
+    kinds = {"pre": "layer_norm", "post": "post_norm"}
+    return {f"{theirs}.{p}_{name}_layernorm.weight": Piece(f"{ours}.{norm}_{o}.weight") for p, o in kinds.items()}
+
+
+def projections(cfg: T5GemmaConfig, side: str, theirs: str, ours: str, reads_source: bool) -> dict[str, Piece]:
+    """The projections of attention.
+
+    Args:
+        cfg: the configuration.
+        side: ``encoder`` or ``decoder``.
+        theirs: the name of the attention in a folder.
+        ours: its name in the model.
+        reads_source: whether keys and values have a projection of their own, as they are also those of the source.
+    """
     dim = getattr(cfg, f"{side}_head_dim")
     rows, shared = (dim * getattr(cfg, f"{side}_{kind}_heads") for kind in ("attention", "key_value"))
-    norms = {"self_attn": "self_attn", "feedforward": "final"}
     pieces: dict[str, Piece] = {}
     for kind in ("weight", "bias")[: 1 + cfg.attention_bias]:
-        own = {"q_proj": (0, rows), "k_proj": (rows, rows + shared), "v_proj": (rows + shared, rows + 2 * shared)}
-        for name, part in own.items():
-            pieces[f"{theirs}.self_attn.{name}.{kind}"] = Piece(f"{ours}.self_attn.in_proj.{kind}", part)
-        pieces[f"{theirs}.self_attn.o_proj.{kind}"] = Piece(f"{ours}.self_attn.out_proj.{kind}")
-        if side == "decoder":
-            cross = f"{theirs}.cross_attn"
-            pieces[f"{cross}.q_proj.{kind}"] = Piece(f"{ours}.encoder_attn.q_proj.{kind}")
-            keys_and_values = [f"{cross}.k_proj.{kind}", f"{cross}.v_proj.{kind}"]
-            pieces |= stacked(keys_and_values, f"{ours}.encoder_attn.kv_proj.{kind}", shared)
-            pieces[f"{cross}.o_proj.{kind}"] = Piece(f"{ours}.encoder_attn.out_proj.{kind}")
-            norms["cross_attn"] = "encoder_attn"
-    gate = [f"{theirs}.mlp.gate_proj.weight", f"{theirs}.mlp.up_proj.weight"]
-    pieces |= stacked(gate, f"{ours}.feed_forward.wi.weight", getattr(cfg, f"{side}_intermediate_size"))
-    pieces[f"{theirs}.mlp.down_proj.weight"] = Piece(f"{ours}.feed_forward.wo.weight")
-    for name, norm in norms.items():
-        pieces[f"{theirs}.pre_{name}_layernorm.weight"] = Piece(f"{ours}.{norm}_layer_norm.weight")
-        pieces[f"{theirs}.post_{name}_layernorm.weight"] = Piece(f"{ours}.{norm}_post_norm.weight")
+        query, key, value, out = (f"{theirs}.{letter}_proj.{kind}" for letter in "qkvo")
+        if reads_source:
+            pieces[query] = Piece(f"{ours}.q_proj.{kind}")
+            pieces |= stacked([key, value], f"{ours}.kv_proj.{kind}", shared)
+        else:
+            parts = {query: (0, rows), key: (rows, rows + shared), value: (rows + shared, rows + 2 * shared)}
+            pieces |= {name: Piece(f"{ours}.in_proj.{kind}", part) for name, part in parts.items()}
+        pieces[out] = Piece(f"{ours}.out_proj.{kind}")
     return pieces

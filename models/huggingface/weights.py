@@ -90,6 +90,7 @@ class Layout:
             ``fill``.
         optional: names in ``pieces`` that a folder may lack: a parameter is then zero, and a buffer has the values that
             the model computes.
+        left_out: how names begin whose tensors are not used, because the model lacks a part.
         prefix: what all names of some folders lack at their beginning.
         source: the file that describes the weights, for messages.
     """
@@ -99,6 +100,7 @@ class Layout:
     ignored: frozenset[str] = frozenset()
     tied: Mapping[str, str] = field(default_factory=dict)
     optional: frozenset[str] = frozenset()
+    left_out: tuple[str, ...] = ()
     prefix: str = ""
     source: str = "its config.json"
 
@@ -248,7 +250,7 @@ class _Filling:
         """
         full = self._full(name)
         if full not in self.targets:
-            self.unknown += [name] * (full not in self.layout.ignored)
+            self.unknown += [name] * (full not in self.layout.ignored and not full.startswith(self.layout.left_out))
             return
         target = self.targets[full]
         self.found.add(target)

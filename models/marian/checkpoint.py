@@ -24,7 +24,7 @@ from torch import Tensor
 
 from seqgen.checkpoints.decoding_task import DecodingTask
 from seqgen.checkpoints.loaders import LoadedModel, Placement, register_checkpoint_loader
-from seqgen.checkpoints.model_weights import build_checked, check_buffers, on_meta
+from seqgen.checkpoints.model_weights import build_on_meta, check_buffers
 from seqgen.checkpoints.run_config import read_yaml
 from seqgen.config import ReadingConfig, TrainConfig
 from seqgen.config.values import from_dict
@@ -118,11 +118,7 @@ def read_marian_model(path: Path, reading: ReadingConfig, placement: Placement) 
     task = DecodingTask(None, source, target)
     cfg = _model_config(config, len(task.target_dictionary) - 1)
     _check_sizes(cfg, files, tensors, task)
-    try:
-        with on_meta():
-            model: TransformerModel = build_checked(lambda: task.build_model(cfg), str(files.model))
-    except ConfigError as error:
-        raise CheckpointError(f"{files.model}: {error}") from None
+    model: TransformerModel = build_on_meta(lambda: task.build_model(cfg), str(files.model))
     if num_parameters(model) > sum(tensor.numel() for tensor in tensors.values()) + 4 * cfg.encoder_embed_dim + 4:
         raise CheckpointError(f"{files.model} has fewer weights than its {OPTIONS} describes; copy it again")
     check_buffers(model, str(files.model))

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from seqgen.decoder import IncrementalDecoder, ProjectedOutput
 from seqgen.encoder import Encoder
-from seqgen.errors import ConfigError
 from seqgen.incremental_state import StateDict
-from seqgen.model import EncoderDecoderModel, Vocabularies
+from seqgen.model import EncoderDecoderModel, Vocabularies, check_joined, embedding_sizes
 from seqgen.models.t5.layers import PRESETS, T5Config, T5DecoderLayer, T5EncoderLayer, checkpointed
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.linear import Linear
@@ -185,23 +184,9 @@ class T5Model(EncoderDecoderModel):
             ConfigError: values of the configuration exclude each other, or do not fit the dictionary.
         """
         cfg.check()
-        source, target = task.source_dictionary, task.target_dictionary
-        if not (source is target or source == target):
-            raise ConfigError(
-                "model=t5 has one embedding for source and target and needs one vocabulary for both; set "
-                "task.joined_dictionary=true, or choose another model"
-            )
-        if cfg.vocab_size and cfg.vocab_size < len(target):
-            raise ConfigError(
-                f"model.vocab_size={cfg.vocab_size} is too small for a vocabulary of {len(target)} tokens; set at "
-                f"least {len(target)}, or 0 for the size of the vocabulary"
-            )
-        if cfg.decoder_start_token_id >= (cfg.vocab_size or len(target)):
-            raise ConfigError(
-                f"model.decoder_start_token_id={cfg.decoder_start_token_id} is outside the vocabulary of "
-                f"{cfg.vocab_size or len(target)} tokens"
-            )
-        return cls(replace(cfg, vocab_size=cfg.vocab_size or len(target)), target.pad())
+        check_joined(task, "t5")
+        _, rows = embedding_sizes(task, cfg.vocab_size, cfg.decoder_start_token_id)
+        return cls(replace(cfg, vocab_size=rows), task.target_dictionary.pad())
 
     def start_token(self, task_eos: int) -> int:
         """The id that ``prev_output_tokens`` begins with: ``decoder_start_token_id``, or padding if that is not set."""

@@ -14,7 +14,7 @@ from seqgen.modules.dropout import Dropout
 from seqgen.modules.linear import Linear
 from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.modules.rms_norm import RMSNorm
-from seqgen.modules.rotary import Rotation
+from seqgen.modules.rotary import RotaryPositions, Rotation
 from seqgen.modules.transformer_layer import ACTIVATIONS
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -84,6 +84,24 @@ class T5GemmaConfig:
         given: list[str] = getattr(self, f"{side}_layer_types")
         return given or [FULL if index % 2 else SLIDING for index in range(getattr(self, f"{side}_layers"))]
 
+    def rotary_positions(self, side: str) -> list[RotaryPositions]:
+        """The rotary positions of each layer.
+
+        Args:
+            side: ``encoder`` or ``decoder``.
+        """
+        shared = RotaryPositions(getattr(self, f"{side}_head_dim"), getattr(self, f"{side}_rope_theta"))
+        return [shared] * getattr(self, f"{side}_layers")
+
+    def attention_options(self) -> dict[str, Any]:
+        """Further options of self-attention in all layers."""
+        return {}
+
+    @property
+    def encoder_window(self) -> tuple[int, int]:
+        """The largest distances to which a sliding layer of the encoder attends: to the left, and to the right."""
+        return self.encoder_sliding_window, self.encoder_sliding_window
+
     def check(self) -> None:
         """Check the values.
 
@@ -113,29 +131,29 @@ class T5GemmaConfig:
                 raise ConfigError(f"model.{side}_head_dim={dim} must be even, as rotary positions need it")
 
 
-def _sized(hidden: int, intermediate: int, layers: int, heads: int, groups: int, head_dim: int) -> dict[str, Any]:
-    """The values of one side."""
-    return {
-        **{"hidden_size": hidden, "intermediate_size": intermediate, "layers": layers, "attention_heads": heads},
-        **{"key_value_heads": groups, "head_dim": head_dim, "query_pre_attn_scalar": head_dim},
-    }
+_SIZES = """
+    hidden_size intermediate_size layers attention_heads key_value_heads head_dim query_pre_attn_scalar
+    """.split()  # noqa: SIM905
 
 
-def _preset(encoder: dict[str, Any], decoder: dict[str, Any], **further: Any) -> T5GemmaConfig:
-    values = {f"encoder_{key}": value for key, value in encoder.items()}
-    values |= {f"decoder_{key}": value for key, value in decoder.items()}
-    return T5GemmaConfig(**values, **further)
+def sizes_of(encoder: tuple[int, ...], decoder: tuple[int, ...]) -> dict[str, Any]:
+    """Values of a configuration: those of ``_SIZES`` for each side."""
+    sides = {"encoder": encoder, "decoder": decoder}
+    return {f"{side}_{key}": size for side, sizes in sides.items() for key, size in zip(_SIZES, sizes, strict=True)}
 
 
-_TINY = _sized(128, 256, 4, 4, 2, 32)
-_2B, _9B = _sized(2304, 9216, 26, 8, 4, 256), _sized(3584, 14336, 42, 16, 8, 256)
+TINY = (128, 256, 4, 4, 2, 32, 32)
+"""The sizes of an encoder or decoder for tests."""
 
+_2B, _9B = (2304, 9216, 26, 8, 4, 256, 256), (3584, 14336, 42, 16, 8, 256, 256)
 
 PRESETS: dict[str, T5GemmaConfig] = {
-    "t5gemma_tiny": _preset(_TINY, _TINY, encoder_sliding_window=16, decoder_sliding_window=16, dropout_rate=0.1),
-    "t5gemma_2b_2b": _preset(_2B, _2B),
-    "t5gemma_9b_2b": _preset(_9B, _2B),
-    "t5gemma_9b_9b": _preset(_9B, _9B),
+    "t5gemma_tiny": T5GemmaConfig(
+        **sizes_of(TINY, TINY), encoder_sliding_window=16, decoder_sliding_window=16, dropout_rate=0.1
+    ),
+    "t5gemma_2b_2b": T5GemmaConfig(**sizes_of(_2B, _2B)),
+    "t5gemma_9b_2b": T5GemmaConfig(**sizes_of(_9B, _2B)),
+    "t5gemma_9b_9b": T5GemmaConfig(**sizes_of(_9B, _9B)),
 }
 """Published models by name, and a small one for tests."""
 
@@ -171,12 +189,15 @@ class T5GemmaEncoderLayer(nn.Module):
 
     Args:
         cfg: the configuration.
-        side: ``encoder``, or ``decoder`` in the derived class.
+        side: ``encoder``, or ``decoder`` in a derived class.
     """
+
+    attention_class: type[MultiheadAttention] = MultiheadAttention
+    """The class of self-attention, for a subclass whose attention differs."""
 
     def __init__(self, cfg: T5GemmaConfig, side: str = "encoder"):
         super().__init__()
-        self.self_attn = _attention(cfg, side)
+        self.self_attn = _attention(cfg, side, self.attention_class, **cfg.attention_options())
         self.self_attn_layer_norm = t5gemma_norm(cfg, side)
         self.self_attn_post_norm = t5gemma_norm(cfg, side)
         self.feed_forward = T5GemmaFeedForward(cfg, side)
@@ -212,7 +233,7 @@ class T5GemmaDecoderLayer(T5GemmaEncoderLayer):
 
     def __init__(self, cfg: T5GemmaConfig):
         super().__init__(cfg, "decoder")
-        self.encoder_attn = _attention(cfg, "decoder", cfg.encoder_hidden_size)
+        self.encoder_attn = _attention(cfg, "decoder", MultiheadAttention, encoder_dim=cfg.encoder_hidden_size)
         self.encoder_attn_layer_norm = t5gemma_norm(cfg, "decoder")
         self.encoder_attn_post_norm = t5gemma_norm(cfg, "decoder")
 
@@ -263,21 +284,21 @@ class T5GemmaDecoderLayer(T5GemmaEncoderLayer):
         return self._feed_forward(x), weights
 
 
-def _attention(cfg: T5GemmaConfig, side: str, encoder_dim: int | None = None) -> MultiheadAttention:
+def _attention(cfg: T5GemmaConfig, side: str, kind: type[MultiheadAttention], **options: Any) -> MultiheadAttention:
     """The attention of one layer."""
-    attention = MultiheadAttention(
+    attention = kind(
         getattr(cfg, f"{side}_hidden_size"),
         getattr(cfg, f"{side}_attention_heads"),
-        encoder_dim=encoder_dim,
         head_dim=getattr(cfg, f"{side}_head_dim"),
         dropout=cfg.attention_dropout,
         bias=cfg.attention_bias,
         scale=getattr(cfg, f"{side}_query_pre_attn_scalar") ** -0.5,
         kv_heads=getattr(cfg, f"{side}_key_value_heads"),
         soft_cap=cfg.attn_logit_softcapping or None,
+        **options,
     )
-    for name, parameter in attention.named_parameters():
-        if name.endswith("weight"):
+    for parameter in attention.parameters():
+        if parameter.dim() > 1:
             nn.init.normal_(parameter, std=INIT_STD)
         else:
             nn.init.zeros_(parameter)

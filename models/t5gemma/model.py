@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from seqgen.decoder import IncrementalDecoder, ProjectedOutput
 from seqgen.encoder import Encoder
-from seqgen.errors import ConfigError
 from seqgen.incremental_state import StateDict
-from seqgen.model import EncoderDecoderModel, Vocabularies
+from seqgen.model import EncoderDecoderModel, Vocabularies, embedding_sizes
 from seqgen.models.t5gemma.layers import (
     FULL,
     INIT_STD,
@@ -28,7 +27,7 @@ from seqgen.modules.attention import soft_capped
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.linear import Linear
 from seqgen.modules.masks import QueryPositions, padding_mask_of, segment_mask
-from seqgen.modules.rotary import RotaryPositions
+from seqgen.modules.rotary import Rotation
 from seqgen.registry import register_model
 from seqgen.structures import EncoderOut, Segments
 
@@ -38,16 +37,16 @@ class T5GemmaEncoder(Encoder):
 
     Args:
         cfg: the configuration.
-        vocab_size: number of source ids.
+        embed_tokens: the embedding of the source.
         padding_idx: id of padding in the source.
     """
 
-    def __init__(self, cfg: T5GemmaConfig, vocab_size: int, padding_idx: int):
+    def __init__(self, cfg: T5GemmaConfig, embed_tokens: nn.Embedding, padding_idx: int):
         super().__init__()
         self.cfg = cfg
         self.padding_idx = padding_idx
-        self.embed_tokens = _embedding(vocab_size, cfg.encoder_hidden_size)
-        self.rotary = RotaryPositions(cfg.encoder_head_dim, cfg.encoder_rope_theta)
+        self.embed_tokens = embed_tokens
+        self.rotary = nn.ModuleList(cfg.rotary_positions("encoder"))
         self.layer_types = cfg.layer_types("encoder")
         self.layers = nn.ModuleList(T5GemmaEncoderLayer(cfg) for _ in range(cfg.encoder_layers))
         self.layer_norm = t5gemma_norm(cfg, "encoder")
@@ -58,9 +57,9 @@ class T5GemmaEncoder(Encoder):
         padding_mask = padding_mask_of(src_tokens, self.padding_idx) if segments is None else None
         queries = QueryPositions.of_source(src_tokens, segments, padding_mask)
         x = self.dropout(_scaled(self.embed_tokens(src_tokens)))
-        rotation = self.rotary(queries, self.embed_tokens.weight)
+        rotations = _rotations(self.rotary, queries, self.embed_tokens.weight)
         for index, layer in enumerate(self.layers):
-            x = layer(x, self.self_attention_mask(queries, index), rotation)
+            x = layer(x, self.self_attention_mask(queries, index), rotations[index])
         return EncoderOut(self.dropout(self.layer_norm(x)), padding_mask)
 
     def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor | None:
@@ -73,10 +72,11 @@ class T5GemmaEncoder(Encoder):
         Returns:
             Bool, true where attention is allowed, broadcastable to ``(N, H, S, S)``; ``None`` if everywhere.
         """
-        window = self.cfg.encoder_sliding_window
-        if self.layer_types[layer] == FULL or queries.new <= window + 1:
+        left, right = self.cfg.encoder_window
+        if self.layer_types[layer] == FULL or queries.new <= min(left, right) + 1:
             return queries.allowed
-        return queries.once(self, lambda: queries.restrict(queries.distances.abs() <= window))
+        distances = queries.distances
+        return queries.once(self, lambda: queries.restrict((distances <= left) & (distances >= -right)))
 
     def max_positions(self) -> int:
         """The longest source, in tokens with end-of-sentence."""
@@ -88,26 +88,28 @@ class T5GemmaDecoder(ProjectedOutput, IncrementalDecoder):
 
     Args:
         cfg: the configuration.
-        vocab_size: number of target ids.
+        embed_tokens: the embedding of the target.
     """
 
     shares_encoder_output = True
     reads_history = False
     can_roll_back = True
     can_merge = True
+    layer_class: type[T5GemmaEncoderLayer] = T5GemmaDecoderLayer
+    """The class of the layers, for a subclass whose layers differ."""
 
-    def __init__(self, cfg: T5GemmaConfig, vocab_size: int):
+    def __init__(self, cfg: T5GemmaConfig, embed_tokens: nn.Embedding):
         super().__init__()
         self.cfg = cfg
-        self.embed_tokens = _embedding(vocab_size, cfg.decoder_hidden_size)
-        self.rotary = RotaryPositions(cfg.decoder_head_dim, cfg.decoder_rope_theta)
+        self.embed_tokens = embed_tokens
+        self.rotary = nn.ModuleList(cfg.rotary_positions("decoder"))
         self.layer_types = cfg.layer_types("decoder")
-        self.layers = nn.ModuleList(T5GemmaDecoderLayer(cfg) for _ in range(cfg.decoder_layers))
+        self.layers = nn.ModuleList(self.layer_class(cfg) for _ in range(cfg.decoder_layers))
         self.layer_norm = t5gemma_norm(cfg, "decoder")
         self.dropout = Dropout(cfg.dropout_rate)
-        self.output_projection = Linear(cfg.decoder_hidden_size, vocab_size, bias=False)
+        self.output_projection = Linear(cfg.decoder_hidden_size, embed_tokens.num_embeddings, bias=False)
         if cfg.tie_word_embeddings:
-            self.output_projection.weight = self.embed_tokens.weight
+            self.output_projection.weight = embed_tokens.weight
         else:
             nn.init.normal_(self.output_projection.weight, std=INIT_STD)
 
@@ -128,13 +130,13 @@ class T5GemmaDecoder(ProjectedOutput, IncrementalDecoder):
         queries = QueryPositions.of_target(tokens, seen, incremental_state, segments)
         encoder_mask = None if segments is None else segment_mask(segments.target, segments.source)
         x = self.dropout(_scaled(self.embed_tokens(tokens)))
-        rotation = self.rotary(queries, self.embed_tokens.weight)
+        rotations = _rotations(self.rotary, queries, self.embed_tokens.weight)
         attention = None
         for index, layer in enumerate(self.layers):
             x, attention = layer(
                 x,
                 self.self_attention_mask(queries, index),
-                rotation,
+                rotations[index],
                 encoder_out.encoder_out,
                 encoder_out.encoder_padding_mask,
                 encoder_attn_mask=encoder_mask,
@@ -194,13 +196,23 @@ class T5GemmaModel(EncoderDecoderModel):
     """
 
     supports_packing = True
+    decoder_class: type[T5GemmaDecoder] = T5GemmaDecoder
+    """The class of the decoder, for a subclass whose decoder differs."""
 
     encoder: T5GemmaEncoder
     decoder: T5GemmaDecoder
 
     def __init__(self, cfg: T5GemmaConfig, source_size: int, target_size: int, padding_idx: int):
-        super().__init__(T5GemmaEncoder(cfg, source_size, padding_idx), T5GemmaDecoder(cfg, target_size))
+        source, target = self.embeddings(cfg, source_size, target_size)
+        super().__init__(T5GemmaEncoder(cfg, source, padding_idx), self.decoder_class(cfg, target))
         self.cfg = cfg
+        for embedding in (source, target):
+            nn.init.normal_(embedding.weight, std=INIT_STD)
+
+    @staticmethod
+    def embeddings(cfg: Any, source_size: int, target_size: int) -> tuple[nn.Embedding, nn.Embedding]:
+        """The embeddings of source and target; see ``T5GemmaModel``."""
+        return nn.Embedding(source_size, cfg.encoder_hidden_size), nn.Embedding(target_size, cfg.decoder_hidden_size)
 
     @classmethod
     def build_model(cls, cfg: T5GemmaConfig, task: Vocabularies) -> Self:
@@ -214,29 +226,18 @@ class T5GemmaModel(EncoderDecoderModel):
             ConfigError: values of the configuration exclude each other, or do not fit the dictionaries.
         """
         cfg.check()
-        source, target = task.source_dictionary, task.target_dictionary
-        if cfg.vocab_size and cfg.vocab_size < (longer := max(len(source), len(target))):
-            raise ConfigError(
-                f"model.vocab_size={cfg.vocab_size} is too small for a vocabulary of {longer} tokens; set at least "
-                f"{longer}, or 0 for the size of the vocabulary"
-            )
-        target_size = cfg.vocab_size or len(target)
-        if cfg.decoder_start_token_id >= target_size:
-            raise ConfigError(
-                f"model.decoder_start_token_id={cfg.decoder_start_token_id} is outside the vocabulary of "
-                f"{target_size} tokens"
-            )
-        return cls(replace(cfg), cfg.vocab_size or len(source), target_size, source.pad())
+        sizes = embedding_sizes(task, cfg.vocab_size, cfg.decoder_start_token_id)
+        return cls(replace(cfg), *sizes, task.source_dictionary.pad())
 
     def start_token(self, task_eos: int) -> int:
         """The id that ``prev_output_tokens`` begins with: ``decoder_start_token_id``, or else end-of-sentence."""
         return task_eos if self.cfg.decoder_start_token_id < 0 else self.cfg.decoder_start_token_id
 
 
-def _embedding(rows: int, dim: int) -> nn.Embedding:
-    embedding = nn.Embedding(rows, dim)
-    nn.init.normal_(embedding.weight, std=INIT_STD)
-    return embedding
+def _rotations(rotary: nn.ModuleList, queries: QueryPositions, like: Tensor) -> list[Rotation]:
+    """The rotation of each layer, computed once for all layers that share it."""
+    made = {positions: positions(queries, like) for positions in dict.fromkeys(rotary)}
+    return [made[positions] for positions in rotary]
 
 
 def _scaled(embedded: Tensor) -> Tensor:

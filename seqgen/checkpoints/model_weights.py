@@ -253,6 +253,26 @@ def build_checked(build: Callable[[], Any], where: str) -> Any:
         raise _impossible(error, where) from error
 
 
+def build_on_meta(build: Callable[[], Any], where: str) -> Any:
+    """Build a model of a checkpoint on the ``meta`` device, with errors for the user.
+
+    Args:
+        build: builds the model.
+        where: the checkpoint, for messages.
+
+    Returns:
+        The model.
+
+    Raises:
+        CheckpointError: the configured sizes are impossible, or exclude each other.
+    """
+    try:
+        with on_meta():
+            return build_checked(build, where)
+    except ConfigError as error:
+        raise CheckpointError(f"{where}: {error}") from None
+
+
 def can_materialize(model: nn.Module) -> bool:
     """Whether ``materialize`` and the weights of a checkpoint make a complete model of one on the ``meta`` device.
 

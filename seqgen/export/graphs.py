@@ -27,6 +27,7 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.modules.convolution import LinearizedConvolution
 from seqgen.modules.kv_cache.growing import StaticCache
 from seqgen.modules.kv_cache.protocol import KeysAndValues
+from seqgen.modules.merged_attention import MergedAttention
 from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.structures import EncoderOut
 from seqgen.system.switches import INPUT_CHOICES, PREPACKED_WEIGHTS
@@ -88,9 +89,10 @@ class FlatState:
         self._self_attentions: dict[str, MultiheadAttention] = {}
         self._convolutions: dict[str, LinearizedConvolution] = {}
         for name, module in decoder.named_modules():
-            if isinstance(module, MultiheadAttention) and module.encoder_decoder:
+            is_attention = isinstance(module, MultiheadAttention) and not isinstance(module, MergedAttention)
+            if is_attention and module.encoder_decoder:
                 self.cross_attentions[name] = module
-            elif isinstance(module, MultiheadAttention):
+            elif is_attention:
                 self._self_attentions[name] = module
                 shape = (ROWS, module.kv_heads, SEEN, module.head_dim)
                 dtype = module.in_proj.weight.dtype

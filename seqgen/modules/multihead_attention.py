@@ -12,7 +12,7 @@ from seqgen.modules.attention import attend, fold_beams, unfold_beams, unfold_we
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.kv_cache.growing import GrowingCache, StaticCache
 from seqgen.modules.kv_cache.indirection import IndirectionCache, IndirectionTable
-from seqgen.modules.kv_cache.protocol import KeysAndValues, KeyValueCache
+from seqgen.modules.kv_cache.protocol import Attendable, KeysAndValues, KeyValueCache
 from seqgen.modules.linear import Linear
 from seqgen.modules.rotary import Rotation
 
@@ -64,6 +64,8 @@ class MultiheadAttention(StatefulModule):
         kv_heads: heads of keys and values, each shared by ``num_heads / kv_heads`` successive heads (grouped-query
             attention, Ainslie et al. 2023); by default ``num_heads``.
         soft_cap: bound of the scaled scores, see ``attention.soft_capped``; ``None`` for no bound.
+        qk_norm: makes the normalization of the queries, and of the keys, of each head before they are rotated, for
+            features of a dimension; in self-attention.
 
     Raises:
         ValueError: ``num_heads`` does not divide ``embed_dim`` without a ``head_dim``, or ``kv_heads`` does not divide
@@ -88,6 +90,7 @@ class MultiheadAttention(StatefulModule):
         scale: float | None = None,
         kv_heads: int | None = None,
         soft_cap: float | None = None,
+        qk_norm: Callable[[int], nn.Module] = nn.Identity,
     ):
         super().__init__()
         if head_dim is None and embed_dim % num_heads:
@@ -108,6 +111,7 @@ class MultiheadAttention(StatefulModule):
             self.q_proj = Linear(embed_dim, inner_dim, bias=bias)
             self.kv_proj = Linear(encoder_dim, 2 * kv_dim, bias=bias)
         self.out_proj = Linear(inner_dim, embed_dim, bias=bias)
+        self.q_norm, self.k_norm = qk_norm(self.head_dim), qk_norm(self.head_dim)
         self.dropout = Dropout(dropout)
         self.cache: Callable[[], KeyValueCache] | None = None
         self.on_weights: Callable[[Tensor], None] | None = None
@@ -170,17 +174,36 @@ class MultiheadAttention(StatefulModule):
             q = self.q_proj(query).view(rows, length, self.num_heads, self.head_dim)
             seen = self._encoder_keys(encoder_out, key_padding_mask, rows, incremental_state)
         else:
-            # (N, T, (H + 2 * G) * D) -> (N, T, H + 2 * G, D)
-            projected = self.in_proj(query).view(rows, length, -1, self.head_dim)
-            if rotation is not None:
-                rotated, v = projected.split([self.num_heads + self.kv_heads, self.kv_heads], dim=2)
-                q, k = rotation(rotated).split([self.num_heads, self.kv_heads], dim=2)
-            elif self.kv_heads == self.num_heads:
-                q, k, v = projected.view(rows, length, 3, -1, self.head_dim).unbind(2)  # faster than split
-            else:
-                q, k, v = projected.split([self.num_heads, self.kv_heads, self.kv_heads], dim=2)
+            q, k, v = self.own_heads(query, rotation)
             new = KeysAndValues(k.transpose(1, 2), v.transpose(1, 2), key_padding_mask)
             seen = self._appended(new, rows, incremental_state)
+        out, weights = self._attend(q, seen, attn_mask, is_causal, need_weights)
+        return out, self._reported(weights, need_weights)
+
+    def own_heads(self, query: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The heads of self-attention.
+
+        Args:
+            query: ``(N, T, embed_dim)``.
+            rotation: rotates the queries and keys.
+
+        Returns:
+            Queries ``(N, T, H, D)``, keys and values ``(N, T, G, D)``, where ``G`` is ``kv_heads``.
+        """
+        # (N, T, (H + 2 * G) * D) -> (N, T, H + 2 * G, D)
+        projected = self.in_proj(query).view(*query.shape[:2], -1, self.head_dim)
+        if self.kv_heads == self.num_heads:
+            q, k, v = projected.view(*query.shape[:2], 3, -1, self.head_dim).unbind(2)  # faster than split
+        else:
+            q, k, v = projected.split([self.num_heads, self.kv_heads, self.kv_heads], dim=2)
+        q, k = self.q_norm(q), self.k_norm(k)
+        return (q, k, v) if rotation is None else (rotation(q), rotation(k), v)
+
+    def _attend(
+        self, q: Tensor, seen: Attendable, attn_mask: Tensor | None, is_causal: bool, need_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The output for queries ``(N, T, H, D)``, and the weights of each head ``(N, H, T, K)`` if they are needed."""
+        rows, length = q.shape[:2]
         # Attention weights are those over each row's own positions, not over the slots that beams share.
         need_heads = need_weights or self.on_weights is not None
         seen = seen.view() if need_heads else seen
@@ -196,12 +219,13 @@ class MultiheadAttention(StatefulModule):
             dropout=self.dropout,
             need_weights=need_heads,
         )
-        if weights is not None:
-            weights = unfold_weights(weights, rows)
-            if self.on_weights is not None:
-                self.on_weights(weights)
-            weights = weights.mean(1) if need_weights else None
-        return self.out_proj(unfold_beams(out, rows)), weights
+        return self.out_proj(unfold_beams(out, rows)), None if weights is None else unfold_weights(weights, rows)
+
+    def _reported(self, weights: Tensor | None, need_weights: bool) -> Tensor | None:
+        """Give the weights of each head to ``on_weights``; their mean if it is needed."""
+        if weights is not None and self.on_weights is not None:
+            self.on_weights(weights)
+        return weights.mean(1) if weights is not None and need_weights else None
 
     def _encoder_keys(
         self, encoder_out: Tensor | None, padding_mask: Tensor | None, rows: int, incremental_state: StateDict | None
@@ -253,27 +277,27 @@ class MultiheadAttention(StatefulModule):
 
     def reorder_state(self, module_state: ModuleState, new_order: Tensor) -> ModuleState:
         """Reorder rows; see ``KeyValueCache``."""
-        return {"cache": module_state["cache"].reorder(new_order)}
+        return {name: cache.reorder(new_order) for name, cache in module_state.items()}
 
     def reorder_state_beams(self, module_state: ModuleState, parents: Tensor) -> ModuleState:
         """Reorder rows within each sentence; see ``KeyValueCache``."""
-        return {"cache": module_state["cache"].reorder_beams(parents)}
+        return {name: cache.reorder_beams(parents) for name, cache in module_state.items()}
 
     def select_state(self, module_state: ModuleState, keep: Tensor, beam_size: int) -> ModuleState:
         """Keep the rows of some sentences; see ``KeyValueCache``."""
-        return {"cache": module_state["cache"].select(keep, beam_size)}
+        return {name: cache.select(keep, beam_size) for name, cache in module_state.items()}
 
     def roll_back_state(self, module_state: ModuleState, positions: int) -> ModuleState:
         """Remove the last positions; see ``KeyValueCache.roll_back``."""
-        return {"cache": module_state["cache"].roll_back(positions)}
+        return {name: cache.roll_back(positions) for name, cache in module_state.items()}
 
     def crop_state(self, module_state: ModuleState, positions: int) -> ModuleState:
         """Remove the first positions; see ``KeyValueCache.crop``."""
-        return {"cache": module_state["cache"].crop(positions)}
+        return {name: cache.crop(positions) for name, cache in module_state.items()}
 
     def merge_states(self, module_state: ModuleState, other: ModuleState) -> ModuleState:
         """Append the rows of another state; see ``KeyValueCache.merge``."""
-        return {"cache": module_state["cache"].merge(other["cache"])}
+        return {name: cache.merge(other[name]) for name, cache in module_state.items()}
 
 
 def fuse_projections(weights: dict[str, Tensor]) -> None:

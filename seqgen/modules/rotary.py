@@ -39,17 +39,19 @@ class RotaryPositions(nn.Module):
     Args:
         head_dim: dimension of an attention head, even.
         base: base of the frequencies.
+        factor: positions are divided by it (Chen et al. 2023, "Extending context window by positional interpolation").
 
     Raises:
         ValueError: ``head_dim`` is odd.
     """
 
-    def __init__(self, head_dim: int, base: float = 10000.0):
+    def __init__(self, head_dim: int, base: float = 10000.0, factor: float = 1.0):
         super().__init__()
         if head_dim % 2:
             raise ValueError(f"rotary positions need an even head_dim, not {head_dim}")
         self.head_dim = head_dim
         self.base = base
+        self.factor = factor
 
     def forward(self, queries: QueryPositions, like: Tensor) -> Rotation:
         """The rotation of the new positions.
@@ -62,7 +64,7 @@ class RotaryPositions(nn.Module):
             The rotation of ``(N, T, H, head_dim)``.
         """
         exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=queries.device) / self.head_dim
-        angles = queries.positions.unsqueeze(-1).float() * (1.0 / self.base**exponents)
+        angles = queries.positions.unsqueeze(-1).float() * (1.0 / self.base**exponents / self.factor)
         cos, sin = (table.to(like.dtype).unsqueeze(2) for table in (angles.cos(), angles.sin()))
         return Rotation(torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1))
 

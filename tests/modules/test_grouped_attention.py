@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -59,6 +60,30 @@ def test_rotation_by_hand() -> None:
     assert rotated.flatten().tolist() == pytest.approx(wanted, abs=1e-6)
     with pytest.raises(ValueError, match="even head_dim, not 3"):
         RotaryPositions(3)
+
+
+def test_divided_positions() -> None:
+    """With a factor of 4, position 8 is rotated as position 2 is without one."""
+    x, like = random(1, 1, 1, 4), torch.zeros((), dtype=torch.float64)
+    far, near = (QueryPositions(seen=seen, new=1, device=torch.device("cpu")) for seen in (8, 2))
+    divided, plain = RotaryPositions(4, factor=4.0)(far, like)(x), RotaryPositions(4)(near, like)(x)
+    torch.testing.assert_close(divided, plain, rtol=0, atol=1e-6)
+
+
+def test_normed_queries_and_keys() -> None:
+    """Each head is normalized on its own, before it is rotated; values are not."""
+    torch.manual_seed(0)
+    norm = partial(RMSNorm, zero_centered=True)
+    attention = MultiheadAttention(8, 4, kv_heads=2, head_dim=6, qk_norm=norm).double()
+    attention.k_norm.weight.data.fill_(1)  # type: ignore[union-attr]
+    x, positions = random(2, 3, 8), QueryPositions(0, 3, torch.device("cpu"))
+    projected = attention.in_proj(x).view(2, 3, 8, 6)
+    rotation = RotaryPositions(6)(positions, x)
+    q, k, v = attention.own_heads(x, rotation)
+    scaled = projected / (projected.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
+    torch.testing.assert_close(q, rotation(scaled[:, :, :4]), rtol=0, atol=1e-12)
+    torch.testing.assert_close(k, rotation(2 * scaled[:, :, 4:6]), rtol=0, atol=1e-12)
+    torch.testing.assert_close(v, projected[:, :, 6:], rtol=0, atol=0)
 
 
 def test_positions_of_queries() -> None:

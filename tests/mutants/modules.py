@@ -134,8 +134,8 @@ LAYERS = [
     ),
     Fault(
         "seqgen/modules/multihead_attention.py",
-        "            weights = weights.mean(1) if need_weights else None",
-        "            weights = weights.sum(1) if need_weights else None",
+        "return weights.mean(1) if weights is not None and need_weights else None",
+        "return weights.sum(1) if weights is not None and need_weights else None",
         "attention weights are summed over heads",
         ("tests/modules/test_attention.py::test_self_attention",),
     ),

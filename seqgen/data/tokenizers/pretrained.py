@@ -87,7 +87,7 @@ ANY = "TokenizersBackend"
 
 BY_MODEL = {
     "gpt2": GPT2,
-    "t5gemma": GEMMA,
+    **{"t5gemma": GEMMA, "t5gemma2": GEMMA},
     "bart": "BartTokenizerFast",
     "mbart": "MBartTokenizerFast",
     "m2m_100": "M2M100Tokenizer",
@@ -164,8 +164,9 @@ def _rows(model: dict[str, Any], key: str) -> int | None:
 
 def _model_config(folder: Path) -> dict[str, Any]:
     config = parse_object(read_file(folder / "config.json") or b"{}", f"{folder}/config.json")
-    encoder = config.get("encoder")  # T5Gemma's sizes are there; its own vocab_size is not used
-    return {**config, "vocab_size": encoder.get("vocab_size")} if isinstance(encoder, dict) else config
+    sizes = config.get("encoder")  # T5Gemma's sizes are there; its own vocab_size is not used
+    sizes = sizes.get("text_config", sizes) if isinstance(sizes, dict) else None  # in T5Gemma 2, those of text
+    return {**config, "vocab_size": sizes.get("vocab_size")} if isinstance(sizes, dict) else config
 
 
 def make_tokenizer(

@@ -1,0 +1,102 @@
+"""T5Gemma 2 in Hugging Face's layout: its ``config.json`` and the names of its weights. Folders are only read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from seqgen.errors import ConfigError
+from seqgen.models.huggingface.architecture import NO_EFFECT, JSONConfig
+from seqgen.models.huggingface.t5gemma import OUTPUT, SIDES, T5GemmaArchitecture, projections, read_rope
+from seqgen.models.huggingface.weights import Layout, Piece
+from seqgen.models.t5gemma.layers import FULL, SLIDING
+from seqgen.models.t5gemma2 import T5Gemma2Config, T5Gemma2Model
+
+_VISION = ("model.encoder.vision_tower.", "model.encoder.multi_modal_projector.")
+"""How the names of the weights begin that compute features of images."""
+
+_NO_EFFECT = """
+    image_token_index boi_token_index mm_tokens_per_image vision_config attn_logit_softcapping output_attentions
+    output_hidden_states
+    """.split()  # noqa: SIM905
+"""Keys without effect on text, besides those of T5Gemma; transformers 5.23 does not bound scores either."""
+
+
+_SHARED = {
+    **{key: value for key, value in T5GemmaArchitecture.shared.items() if key != "attn_logit_softcapping"},
+    "vocab_size": 262208,
+}
+
+
+class T5Gemma2Architecture(T5GemmaArchitecture):
+    """T5Gemma 2, without its vision tower; see ``Architecture``."""
+
+    model_class = T5Gemma2Model
+    name = "t5gemma2"
+    shared = _SHARED
+    final_bound, longest = 0.0, 131072
+    no_effect = T5GemmaArchitecture.no_effect.union(
+        _NO_EFFECT, [f"{side}.{key}" for side in SIDES for key in [*_NO_EFFECT, *NO_EFFECT]]
+    )
+
+    def flattened(self, config: JSONConfig) -> JSONConfig:
+        """See ``T5GemmaArchitecture.flattened``; the sizes of the encoder are a part of its part."""
+        encoder = {key: value for key, value in config.part("encoder").items() if key != "text_config"}
+        own = {"encoder": config.part("encoder", "text_config"), "eoi_token_index": encoder.get("eoi_token_index")}
+        return super().flattened(JSONConfig(config.path, {**encoder, **config.values, **own}, config.asked))
+
+    def positions(self, config: JSONConfig, side: str) -> dict[str, Any]:
+        """See ``T5GemmaArchitecture.positions``; each type of layers has its own."""
+        key = f"{side}.rope_parameters"
+        theta, factor = read_rope(config, (key, FULL), 1e6, "linear")
+        local, _ = read_rope(config, (key, SLIDING), 1e4)
+        return {f"{side}_rope_theta": theta, f"{side}_rope_factor": factor, f"{side}_local_rope_theta": local}
+
+    def read_config(self, config: JSONConfig) -> T5Gemma2Config:
+        """Turn a folder's ``config.json`` into a configuration."""
+        cfg: Any = super().read_config(config)
+        read: T5Gemma2Config = replace(cfg, end_of_image_id=self.flattened(config).get("eoi_token_index", 256000))
+        return read
+
+    def reading_notes(self, config: JSONConfig) -> list[str]:
+        """See ``Architecture.reading_notes``."""
+        note = f"{config.path.parent}: the weights for images are not read, since seqgen reads text only"
+        return [note, *super().reading_notes(config)]
+
+    def write_config(self, model: Any) -> dict[str, Any]:
+        """Folders are not written.
+
+        Raises:
+            ConfigError: in any case.
+        """
+        raise ConfigError("a t5gemma2 cannot be written in Hugging Face's layout, which includes weights for images")
+
+    def layout(self, cfg: Any) -> Layout:
+        """The names of the weights; in tied models, those of one embedding.
+
+        transformers reads names of the encoder with ``text_model.`` in them, too.
+        """
+        layout = replace(super().layout(cfg), left_out=_VISION)
+        image = {
+            f"model.{side}.embed_tokens.eoi_embedding": Piece(f"{side}.embed_tokens.end_of_image") for side in SIDES
+        }
+        pieces, beginning = {**layout.pieces, **image}, "model.encoder."
+        aliases: dict[str, tuple[str, ...]] = {
+            name: (name.replace(beginning, f"{beginning}text_model."),) for name in pieces if beginning in name
+        }
+        if not cfg.tie_word_embeddings:
+            return replace(layout, pieces=pieces, aliases=aliases)
+        for kind in ("weight", "eoi_embedding"):
+            source, target = (f"model.{side}.embed_tokens.{kind}" for side in SIDES)
+            aliases[source] = (*aliases[source], target)
+            del pieces[target]
+        return replace(layout, pieces=pieces, aliases=aliases, tied={OUTPUT: "model.encoder.embed_tokens.weight"})
+
+    def attention(self, cfg: Any, side: str, index: int) -> dict[str, Piece]:
+        """See ``T5GemmaArchitecture.attention``."""
+        theirs, ours = f"model.{side}.layers.{index}.self_attn", f"{side}.layers.{index}.self_attn"
+        norms = {f"{theirs}.{norm}.weight": Piece(f"{ours}.{norm}.weight") for norm in ("q_norm", "k_norm")}
+        return projections(cfg, side, theirs, ours, side == "decoder") | norms
+
+
+ARCHITECTURE = T5Gemma2Architecture()
