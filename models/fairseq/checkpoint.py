@@ -22,7 +22,7 @@ from torch import Tensor
 
 from seqgen.checkpoints.decoding_task import DecodingTask, PromptDecodingTask
 from seqgen.checkpoints.loaders import LoadedModel, Placement, register_checkpoint_loader
-from seqgen.checkpoints.model_weights import build_with_weights
+from seqgen.checkpoints.model_weights import build_with_weights, fuse_projections
 from seqgen.checkpoints.torch_file import plain, read_torch_file
 from seqgen.config import ReadingConfig, TrainConfig
 from seqgen.data.dictionary import Dictionary
@@ -35,7 +35,6 @@ from seqgen.models.fairseq.options import FairseqLanguages, FairseqOptions, read
 from seqgen.models.fconv import FConvConfig
 from seqgen.models.transformer import TransformerConfig
 from seqgen.models.transformer_lm import TransformerLMConfig
-from seqgen.modules.multihead_attention import fuse_projections
 
 # Not weights: version numbers, a buffer that marks the device, and sinusoids that old versions saved.
 _NO_WEIGHTS = re.compile(r"(.*\.)?(version|_float_tensor|embed_positions\.weights)")

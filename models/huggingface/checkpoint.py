@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from seqgen.checkpoints.loaders import LoadedModel, Placement, register_checkpoint_loader
-from seqgen.checkpoints.model_weights import build_on_meta, check_buffers
+from seqgen.checkpoints.model_weights import build_on_meta
 from seqgen.checkpoints.serialization import write_json
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
 from seqgen.config.values import to_dict
@@ -95,7 +95,6 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
         )
     model = build_on_meta(lambda: task.build_model(cfg), str(path))
     _check_size(path, parameters=num_parameters(model))
-    check_buffers(model, str(path))
     model.to(placement.dtype or _DTYPES.get(saved, torch.float32))
     untied = fill(model, architecture.layout(cfg), path, placement.device)
     if untied:

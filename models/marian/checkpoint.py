@@ -24,7 +24,7 @@ from torch import Tensor
 
 from seqgen.checkpoints.decoding_task import DecodingTask
 from seqgen.checkpoints.loaders import LoadedModel, Placement, register_checkpoint_loader
-from seqgen.checkpoints.model_weights import build_on_meta, check_buffers
+from seqgen.checkpoints.model_weights import build_on_meta
 from seqgen.checkpoints.run_config import read_yaml
 from seqgen.config import ReadingConfig, TrainConfig
 from seqgen.config.values import from_dict
@@ -121,7 +121,6 @@ def read_marian_model(path: Path, reading: ReadingConfig, placement: Placement) 
     model: TransformerModel = build_on_meta(lambda: task.build_model(cfg), str(files.model))
     if num_parameters(model) > sum(tensor.numel() for tensor in tensors.values()) + 4 * cfg.encoder_embed_dim + 4:
         raise CheckpointError(f"{files.model} has fewer weights than its {OPTIONS} describes; copy it again")
-    check_buffers(model, str(files.model))
     model.to(placement.dtype or torch.float32)
     fill(model, _layout(model, config, "decoder_ff_logit_out_W" in tensors), files.model, placement.device, tensors)
     with torch.no_grad():

@@ -161,9 +161,7 @@ def _initializers() -> frozenset[Callable[..., Any]]:
     return frozenset([*named, Tensor.normal_, Tensor.uniform_])
 
 
-def check_size(
-    build: Callable[[], M], weights: Mapping[str, Tensor], where: str, *, without_memory: bool = False
-) -> M | None:
+def check_size(build: Callable[[], M], weights: Mapping[str, Tensor], where: str) -> M | None:
     """Check that a model has the weights of its checkpoint, by name and shape.
 
     A model that cannot be built on the ``meta`` device is not checked.
@@ -172,7 +170,6 @@ def check_size(
         build: builds the model.
         weights: the checkpoint's weights by name; only their shapes are read, so they may be on the ``meta`` device.
         where: the checkpoint, for messages.
-        without_memory: whether the model is known to build on the ``meta`` device; if so, a failure there is an error.
 
     Returns:
         The model on the ``meta`` device; ``None`` if it cannot be built there.
@@ -181,16 +178,16 @@ def check_size(
         CheckpointError: the model has other weights, or too large buffers.
     """
     try:
-        with on_meta(), _at_most(4 * len(weights) + 1000, where):
+        with on_meta(), _most_parameters(weights, where):
             model = build()
     except UserError:
         raise
     except (RuntimeError, TypeError, ValueError, NotImplementedError, OverflowError) as error:
-        if without_memory or "overflow" in str(error).lower():  # the sizes of a tensor, on any device
+        if "overflow" in str(error).lower():  # the sizes of a tensor, on any device
             raise _impossible(error, where) from error
         return None
     fit(model, weights, where)
-    check_buffers(model, where)
+    _check_buffers(model, where)
     return model
 
 
@@ -206,17 +203,33 @@ def build_with_weights(build: Callable[[], M], weights: Mapping[str, Tensor], wh
     Raises:
         CheckpointError: the model cannot be built, has other weights, or needs too much memory.
     """
-    try:
-        model = check_size(build, weights, where, without_memory=True)
-    except ConfigError as error:
-        raise CheckpointError(f"{where}: {error}") from None
-    assert model is not None  # it can be built without memory
+    with _most_parameters(weights, where):
+        model: M = build_on_meta(build, where)
+    fit(model, weights, where)
     materialize(model, device)
     model.load_state_dict(weights)
     return model
 
 
-def check_buffers(model: nn.Module, where: str) -> None:
+def fuse_projections(weights: dict[str, Tensor]) -> None:
+    """Concatenate the matrices of queries, keys and values of a checkpoint that has them separately.
+
+    Self-attention has one matrix for all three, ``in_proj``; encoder-decoder attention, a module named
+    ``encoder_attn``, has one for queries and one for keys and values, ``kv_proj``.
+
+    Args:
+        weights: weights by name, which are changed; the separate ones are ``q_proj``, ``k_proj`` and ``v_proj``. Where
+            one is missing or has another shape, all stay, so that a later check reports it.
+    """
+    for name in [name for name in weights if name.endswith((".k_proj.weight", ".k_proj.bias"))]:
+        prefix, _, kind = name.rpartition("k_proj.")
+        whole, letters = ("kv_proj", "kv") if prefix.endswith("encoder_attn.") else ("in_proj", "qkv")
+        parts = [f"{prefix}{letter}_proj.{kind}" for letter in letters]
+        if all(part in weights for part in parts) and len({weights[part].shape[1:] for part in parts}) == 1:
+            weights[f"{prefix}{whole}.{kind}"] = torch.cat([weights.pop(part) for part in parts])
+
+
+def _check_buffers(model: nn.Module, where: str) -> None:
     """Check the size of the buffers that a model computes when it is built.
 
     Args:
@@ -264,13 +277,17 @@ def build_on_meta(build: Callable[[], Any], where: str) -> Any:
         The model.
 
     Raises:
-        CheckpointError: the configured sizes are impossible, or exclude each other.
+        CheckpointError: the configured sizes are impossible, or exclude each other, or buffers are too large.
     """
     try:
         with on_meta():
-            return build_checked(build, where)
+            model = build()
     except ConfigError as error:
         raise CheckpointError(f"{where}: {error}") from None
+    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:  # the sizes of a tensor
+        raise _impossible(error, where) from error
+    _check_buffers(model, where)
+    return model
 
 
 def can_materialize(model: nn.Module) -> bool:
@@ -338,9 +355,9 @@ def _impossible(error: BaseException, where: str) -> CheckpointError:
 
 
 @contextlib.contextmanager
-def _at_most(limit: int, where: str) -> Iterator[None]:
-    """Fail as soon as more than ``limit`` parameters are registered; replaced and shared ones count each time."""
-    count = 0
+def _most_parameters(weights: Mapping[str, Tensor], where: str) -> Iterator[None]:
+    """Fail when far more parameters are registered than there are weights; replaced and shared ones count too."""
+    count, limit = 0, 4 * len(weights) + 1000
 
     def add(*_: Any) -> None:
         nonlocal count

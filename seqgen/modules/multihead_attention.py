@@ -298,21 +298,3 @@ class MultiheadAttention(StatefulModule):
     def merge_states(self, module_state: ModuleState, other: ModuleState) -> ModuleState:
         """Append the rows of another state; see ``KeyValueCache.merge``."""
         return {name: cache.merge(other[name]) for name, cache in module_state.items()}
-
-
-def fuse_projections(weights: dict[str, Tensor]) -> None:
-    """Concatenate the matrices of queries, keys and values of a checkpoint that has them separately.
-
-    Self-attention has one matrix for all three, ``in_proj``; encoder-decoder attention, a module named
-    ``encoder_attn``, has one for queries and one for keys and values, ``kv_proj``.
-
-    Args:
-        weights: weights by name, which are changed; the separate ones are ``q_proj``, ``k_proj`` and ``v_proj``. Where
-            one is missing or has another shape, all stay, so that a later check reports it.
-    """
-    for name in [name for name in weights if name.endswith((".k_proj.weight", ".k_proj.bias"))]:
-        prefix, _, kind = name.rpartition("k_proj.")
-        whole, letters = ("kv_proj", "kv") if prefix.endswith("encoder_attn.") else ("in_proj", "qkv")
-        parts = [f"{prefix}{letter}_proj.{kind}" for letter in letters]
-        if all(part in weights for part in parts) and len({weights[part].shape[1:] for part in parts}) == 1:
-            weights[f"{prefix}{whole}.{kind}"] = torch.cat([weights.pop(part) for part in parts])
