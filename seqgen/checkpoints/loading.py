@@ -39,7 +39,7 @@ from seqgen.config.values import from_dict, to_dict
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.pair_dataset import PairDataset
 from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer, save_tokenizer
-from seqgen.errors import CheckpointError, ConfigError, DataError, shown
+from seqgen.errors import CheckpointError, ConfigError, DataError, UserError, shown
 from seqgen.generation.compatibility import check_compatible
 from seqgen.generation.model_settings import own_settings
 from seqgen.model import EncoderDecoderModel, Vocabularies
@@ -271,12 +271,21 @@ def load_models(
     """
     separate = [str(local_path(part)) for path in paths for part in split_path(path)]
     given = [key for key, value in to_dict(reading or ReadingConfig()).items() if value]
-    if given and not any(checkpoint_loader_of(Path(path)) for path in separate):
+    toolkits = {checkpoint_loader_of(Path(path)) for path in separate} - {None}
+    if given and not toolkits:
         raise ConfigError(
             f"reading.{given[0]} applies only to checkpoints of other toolkits, but {', '.join(separate)} is a run of "
             "seqgen; remove the key"
         )
-    return [load_model(path, device, dtype, reading, device_map) for path in separate]
+    try:
+        return [load_model(path, device, dtype, reading, device_map) for path in separate]
+    except UserError as error:
+        if given and len(toolkits) > 1:
+            raise type(error)(
+                f"{error} (reading.{given[0]} applies to the models of all toolkits in path; in place of the key, put "
+                "the files of each model into its folder)"
+            ) from None
+        raise
 
 
 def split_path(path: str) -> list[str]:
