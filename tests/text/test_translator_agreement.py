@@ -224,7 +224,8 @@ def alone(member: Any, line: str, tokens: Tensor) -> Tensor:
 
 def test_weights_and_unnormalized_scores(members: list[Any]) -> None:
     translator = Translator(members[:2], **SETTINGS)
-    for settings in ({"combination.weights": [3, 1]}, {"ensemble_weights": [3.0, 1.0], "combination": "log"}):
+    weights = {"combination.weights": [3, 1]}
+    for settings in (weights, {**weights, "combination": "log"}):
         for item in translator.translate(LINES[:2], unnormalized=True, **settings)[1].hypotheses:
             first, second = (float(scores.sum()) for scores in item.hypothesis.member_scores or ())
             assert item.score == pytest.approx(0.75 * first + 0.25 * second)
@@ -265,13 +266,12 @@ def test_an_output_is_cut_off_where_a_member_is_full(members: list[Any]) -> None
         ({"stop_strings": ["."]}, "generation.stop_strings"),
         ({"max_time": 3.0}, "generation.max_time"),
         ({"semantics": "huggingface"}, "generation.semantics=huggingface"),
-        ({"ensemble_average": "probability"}, "generation.ensemble_average=probability"),
+        ({"combination": "probability"}, "generation.combination=probability"),
         ({"combination": "fusion", "combination.weight": 0.3}, "generation.combination=fusion"),
         ({"combination": Product()}, "combination=Product"),
         ({"replace_unknown": "source"}, "generation.replace_unknown=source"),
         ({"combination.weights": [1, 0]}, "weight 0"),
-        ({"combination.weights": [1]}, "combination.weights or generation.ensemble_weights"),
-        ({"ensemble_weights": [1.0]}, "the weights [1.0]"),
+        ({"combination.weights": [1]}, "the weights [1] (combination.weights)"),
     ],
 )
 def test_what_needs_one_vocabulary_is_refused(settings: dict[str, Any], named: str, members: list[Any]) -> None:
