@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from seqgen.config import SINGLE_COMPONENTS
-from seqgen.config.compose import chosen_components, decodes
+from seqgen.config.compose import chosen_components, component_groups
 from seqgen.config.keys import annotation_of, is_group, known_keys
 from seqgen.registry import DECODING_COMPONENTS, GROUPS, Entry, Registry
 
@@ -115,13 +115,14 @@ def choosers(schema: type) -> list[Chooser]:
 
 
 def decoding_choosers(schema: type) -> list[Chooser]:
-    """The keys of a command that choose decoding components; a command that does not decode may check some of them.
+    """The keys of a command that choose decoding components; a command without such keys may check some of them.
 
     Args:
         schema: the root dataclass of its configuration.
     """
-    if decodes(schema):
-        return [Chooser(f"generation.{key}", group, registry) for group, (registry, key) in DECODING_COMPONENTS.items()]
+    if groups := component_groups(schema):
+        chosen = [(group, *DECODING_COMPONENTS[group]) for group in groups]
+        return [Chooser(f"generation.{key}", group, registry) for group, registry, key in chosen]
     fields = {field.name for field in dataclasses.fields(schema)}
     return [Chooser(group, group, registry) for group, (registry, _) in DECODING_COMPONENTS.items() if group in fields]
 

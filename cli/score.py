@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.line_decoding import load_noted
@@ -45,8 +46,8 @@ class ScoringConfig:
     """How models score the references."""
 
     unnormalized: bool = option(False, "report sums of log-probabilities instead of means")
-    ensemble_average: str = like(GenerationConfig, "ensemble_average")
-    ensemble_weights: list[float] = like(GenerationConfig, "ensemble_weights")
+    combination: str = like(GenerationConfig, "combination")
+    components: dict[str, Any] = like(GenerationConfig, "components")
     batch_size: int = option(64, "sentences per batch", minimum=1)
     source_lang: str = like(GenerationConfig, "source_lang")
     target_lang: str = option(
@@ -272,8 +273,8 @@ def _score_by_model(cfg: ScoreConfig) -> int:
     sources, references = parallel_lines([cfg.source or reference, reference])
     loaded = load_noted(cfg, set_up_device(cfg.common))
     settings = dataclasses.asdict(cfg.generation)
-    if cfg.generation.ensemble_average == ScoringConfig().ensemble_average:
-        del settings["ensemble_average"]  # the default must not be refused as the user's choice
+    if not cfg.generation.combination:
+        del settings["combination"]  # the first model may have one
     translator = Translator(loaded, **settings)
     if cfg.source:
         scored = translator.score(sources, references)

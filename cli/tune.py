@@ -226,7 +226,7 @@ def _current(generation: GenerationConfig, key: str) -> list[float]:
     if group == "generation":
         value = getattr(generation, name)
     else:
-        value = generation.components.get(key, generation.ensemble_weights if group == "combination" else [])
+        value = generation.components.get(key, [])
     return list(parse_component_value(generation, key, value) if isinstance(value, str) else value)
 
 

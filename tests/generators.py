@@ -21,7 +21,7 @@ DEBUG = ("use_cache", "beam_table", "skip_log_softmax", "lazy_compaction")
 def make_generator(models: Sequence[EncoderDecoderModel], words: Dictionary, **options: Any) -> SequenceGenerator:
     """A generator; ``options`` are its arguments, or values from which its object arguments are made.
 
-    These are ``semantics``, the fields of ``DebugConfig`` and ``Ranking``, ``ensemble_average``, ``ensemble_weights``
+    These are ``semantics``, the fields of ``DebugConfig`` and ``Ranking``, ``average`` and ``weights`` of the members,
     and ``guidance_scale``.
     """
     debug = {name: options.pop(name) for name in DEBUG if name in options}
@@ -29,8 +29,8 @@ def make_generator(models: Sequence[EncoderDecoderModel], words: Dictionary, **o
         debug["beam_table"] = "on" if debug["beam_table"] else "off"
     kind, coverage = options.pop("length_penalty", "power"), options.pop("coverage_penalty", 0.0)
     options["ranking"] = Ranking(options.pop("normalize_scores", True), options.pop("len_penalty", 1.0), kind, coverage)
-    mean = LogProbabilityMean if options.pop("ensemble_average", "probability") == "log" else ProbabilityMean
-    combination = options.pop("combination", None) or mean(options.pop("ensemble_weights", ()))
+    mean = LogProbabilityMean if options.pop("average", "probability") == "log" else ProbabilityMean
+    combination = options.pop("combination", None) or mean(options.pop("weights", ()))
     members: list[Any] = list(models)
     if (scale := options.pop("guidance_scale", 1.0)) != 1:
         members += [MemberSpec(model, EMPTY, companion=True) for model in models]

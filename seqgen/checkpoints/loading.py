@@ -26,7 +26,7 @@ from seqgen.checkpoints.run_config import read_run_config, run_folder_of
 from seqgen.checkpoints.run_record import verify_run, verify_task
 from seqgen.config import ReadingConfig
 from seqgen.config.values import to_dict
-from seqgen.errors import ConfigError
+from seqgen.errors import ConfigError, UserError
 from seqgen.generation.model_settings import own_settings
 from seqgen.registry import TASKS
 from seqgen.system.devices import find_device
@@ -59,12 +59,21 @@ def load_models(
     """
     separate = [str(local_path(part)) for path in paths for part in split_path(path)]
     given = [key for key, value in to_dict(reading or ReadingConfig()).items() if value]
-    if given and not any(checkpoint_loader_of(Path(path)) for path in separate):
+    toolkits = {checkpoint_loader_of(Path(path)) for path in separate} - {None}
+    if given and not toolkits:
         raise ConfigError(
             f"reading.{given[0]} applies only to checkpoints of other toolkits, but {', '.join(separate)} is a run of "
             "seqgen; remove the key"
         )
-    return [load_model(path, device, dtype, reading, device_map) for path in separate]
+    try:
+        return [load_model(path, device, dtype, reading, device_map) for path in separate]
+    except UserError as error:
+        if given and len(toolkits) > 1:
+            raise type(error)(
+                f"{error} (reading.{given[0]} applies to the models of all toolkits in path; in place of the key, put "
+                "the files of each model into its folder)"
+            ) from None
+        raise
 
 
 def split_path(path: str) -> list[str]:

@@ -20,6 +20,7 @@ from seqgen.config.generate import (
     TraceConfig as TraceConfig,
 )
 from seqgen.config.generation import (
+    DEFAULT_COMBINATION as DEFAULT_COMBINATION,
     SINGLE_COMPONENTS as SINGLE_COMPONENTS,
     DebugConfig as DebugConfig,
     GenerationConfig as GenerationConfig,

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Sequence
 from decimal import Decimal
 from typing import Any, TypeVar, cast, get_origin, get_type_hints
 
-from seqgen.config import SINGLE_COMPONENTS, GenerationConfig, TrainConfig
+from seqgen.config import DEFAULT_COMBINATION, SINGLE_COMPONENTS, GenerationConfig, TrainConfig
 from seqgen.config.keys import annotation_of, is_group, locate
 from seqgen.config.values import (
     check_ranges,
@@ -224,18 +224,16 @@ class UnparsedText(str):
     """A value as the user typed it, whose type is not known before the models are loaded: they name its component."""
 
 
-def component_config(registry: Registry, name: str, generation: GenerationConfig, group: str = "", **flat: Any) -> Any:
+def component_config(registry: Registry, name: str, generation: GenerationConfig, group: str = "") -> Any:
     """Make the configuration of a decoding component.
 
-    Its own keys (``combination.weights``) override flat keys (``generation.ensemble_weights``), which override its
-    preset or defaults.
+    Its own keys (``combination.weights``) override its preset or defaults.
 
     Args:
         registry: has the component.
         name: a registered name or a preset.
         generation: has the values of the component's own keys.
         group: the prefix of these keys, by default the registry's.
-        flat: the values of flat keys, by field of the component's configuration.
 
     Returns:
         An instance of the component's configuration class.
@@ -244,7 +242,7 @@ def component_config(registry: Registry, name: str, generation: GenerationConfig
         ConfigError: the name or a key is unknown, or a value has the wrong type or is out of its range.
     """
     config = registry.config(name)
-    values = {**to_dict(config), **flat, **generation.component_values(group or registry.group, name)}
+    values = {**to_dict(config), **generation.component_values(group or registry.group, name)}
     return from_dict(type(config), values, f"the keys of {registry.kind} {name}")
 
 
@@ -267,14 +265,20 @@ def check_component_keys(generation: GenerationConfig, replaced: Collection[str]
 
 
 def is_component_key(schema: type, key: str) -> bool:
-    """Whether a key is one of a decoding component, and the command decodes."""
-    return "." in key and key.partition(".")[0] in DECODING_COMPONENTS and decodes(schema)
+    """Whether a key is one of a decoding component that the command can choose."""
+    return "." in key and key.partition(".")[0] in component_groups(schema)
 
 
-def decodes(schema: type) -> bool:
-    """Whether a command's configuration has the whole group ``generation``."""
-    fields = {field.name for field in dataclasses.fields(schema)}
-    return "generation" in fields and issubclass(get_type_hints(schema)["generation"], GenerationConfig)
+def component_groups(schema: type) -> list[str]:
+    """The groups of the decoding components that a command can choose by keys of its group ``generation``.
+
+    Args:
+        schema: the root dataclass of its configuration.
+    """
+    if "generation" not in {field.name for field in dataclasses.fields(schema)}:
+        return []
+    choosers = {field.name for field in dataclasses.fields(get_type_hints(schema)["generation"])}
+    return [group for group, (_, chooser) in DECODING_COMPONENTS.items() if chooser in choosers]
 
 
 def component_of_key(generation: GenerationConfig, key: str) -> tuple[Registry, str, str]:
@@ -296,7 +300,7 @@ def component_of_key(generation: GenerationConfig, key: str) -> tuple[Registry, 
     registry, chooser = DECODING_COMPONENTS[group]
     chosen = getattr(generation, chooser)
     if group in SINGLE_COMPONENTS:
-        name, field = chosen or (generation.ensemble_average if group == "combination" else ""), rest
+        name, field = chosen or (DEFAULT_COMBINATION if group == "combination" else ""), rest
         wanted = "NAME"
     else:
         wanted, _, field = rest.partition(".")

@@ -10,6 +10,9 @@ from seqgen.config.common import option
 SINGLE_COMPONENTS = ("search", "combination", "inner_combination", "utility", "reranker")
 """Groups of decoding components of which exactly one is in use."""
 
+DEFAULT_COMBINATION = "probability"
+"""The combination of the members of an ensemble if none is named."""
+
 
 @dataclass
 class GenerationConfig:
@@ -207,20 +210,18 @@ class GenerationConfig:
 
     # ensembles
     combination: str = option(
-        "", "name of a registered combination of the members' scores; empty for the average that ensemble_average names"
+        "",
+        f"name of a registered combination of the members' scores; empty for {DEFAULT_COMBINATION}, and for agreement "
+        "on the text if the members have different target vocabularies",
     )
     inner_combination: str = option(
         "", "name of the combination whose result, renormalized, is the only member of generation.combination"
-    )
-    ensemble_average: str = option(
-        "probability", "average the members' probabilities or log-probabilities", choices=("probability", "log")
     )
     members: list[str] = option(
         [],
         "source of each model: input for the input line, empty for no tokens, fieldN for field N of a line with tabs, "
         "or the name of a registered source; by default, all models read the input line",
     )
-    ensemble_weights: list[float] = option([], "weight of each ensemble member; empty for equal weights", minimum=0)
 
     # speed
     max_tokens: int = option(

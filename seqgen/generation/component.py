@@ -326,7 +326,6 @@ def build(
     cfg: GenerationConfig,
     resources: Resources,
     group: str = "",
-    **flat: Any,
 ) -> C:
     """Make a registered component.
 
@@ -337,7 +336,6 @@ def build(
         cfg: has the values that the user gave for it (``cfg.components``).
         resources: what it may use.
         group: the prefix of its keys, by default the registry's.
-        flat: values by the names of its configuration's fields that flat keys of ``cfg`` gave.
 
     Raises:
         ConfigError: the name is not registered or is of another kind of component, or a value cannot be used.
@@ -345,7 +343,7 @@ def build(
     entry = registry.entry(name)
     if not issubclass(entry.component, base):
         raise ConfigError(f"{registry.kind} {name!r} ({entry.origin}) does not subclass {base.__name__}")
-    return entry.component.build(component_config(registry, name, cfg, group, **flat), resources)
+    return entry.component.build(component_config(registry, name, cfg, group), resources)
 
 
 @contextmanager

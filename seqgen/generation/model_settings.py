@@ -21,7 +21,7 @@ from seqgen.registry import DECODING_COMPONENTS
 
 OF_THE_COMMAND = frozenset(
     {"max_tokens", "batch_size", "buffer_size", "dtype", "max_time", "draft", "prefix_trie", "observers", "members"}
-    | {"replace_unknown", "shortlist", "ensemble_average", "ensemble_weights", "input_split", "input_split_lang"}
+    | {"replace_unknown", "shortlist", "input_split", "input_split_lang"}
 )
 """Keys that are never a model's own: those of speed, of other files, and of ensembles."""
 

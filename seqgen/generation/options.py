@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.config import DEFAULT_COMBINATION, DebugConfig, GenerationConfig
 from seqgen.config.compose import check_component_keys
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer
@@ -279,9 +279,7 @@ def combination_from_config(
     Raises:
         ConfigError: it is not registered, or an inner combination is named and the outer one does nothing.
     """
-    name = cfg.combination or cfg.ensemble_average
-    flat: dict[str, Any] = {"weights": cfg.ensemble_weights} if cfg.ensemble_weights else {}
-    outer = given or build(COMBINATIONS, name, Combination, cfg, resources, **flat)
+    outer = given or build(COMBINATIONS, cfg.combination or DEFAULT_COMBINATION, Combination, cfg, resources)
     if not cfg.inner_combination:
         return outer
     inner = build(COMBINATIONS, cfg.inner_combination, Combination, cfg, resources, "inner_combination")

@@ -107,7 +107,7 @@ class CallSettings:
     notes: list[str]
 
 
-OF_ENSEMBLE = ("combination", "inner_combination", "ensemble_average", "ensemble_weights", "members", "guidance_scale")
+OF_ENSEMBLE = ("combination", "inner_combination", "members", "guidance_scale")
 """The settings that make models an ensemble, besides the keys of the combination and the members' sources."""
 
 

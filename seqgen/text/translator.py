@@ -343,7 +343,7 @@ class Translator:
             sources: the source lines.
             references: the target of each.
             numbers: the line number of each, on which the sources of members may depend; by default counted from 0.
-            settings: ``unnormalized``, ``ensemble_average``, ``ensemble_weights``, ``batch_size``, ``source_lang`` and
+            settings: ``unnormalized``, ``combination`` and its keys, ``batch_size``, ``source_lang`` and
                 ``target_lang`` of ``GenerationConfig``.
 
         Yields:
@@ -370,8 +370,7 @@ class Translator:
                 so many tokens, context included.
             context_window: the tokens of each block that are context: the model sees them, and they are scored in the
                 block before.
-            settings: ``unnormalized``, ``ensemble_average``, ``ensemble_weights`` and ``batch_size`` of
-                ``GenerationConfig``.
+            settings: ``unnormalized``, ``combination`` and its keys, and ``batch_size`` of ``GenerationConfig``.
 
         Yields:
             For each line, in order, its tokens with scores. An empty line has one token, end-of-sentence.
@@ -389,7 +388,7 @@ class Translator:
         yield from self._scoring(settings).running_text(lines, tokens_per_sample, context_window)
 
     def _scoring(self, settings: Mapping[str, Any]) -> TextScoring:
-        if unused := sorted(set(settings) - set(OF_SCORING)):
+        if unused := sorted(key for key in set(settings) - set(OF_SCORING) if not key.startswith("combination.")):
             raise ConfigError(
                 f"{', '.join(unused)} has no effect on the scores of known targets; use only: {', '.join(OF_SCORING)}"
             )

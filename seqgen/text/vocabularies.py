@@ -114,7 +114,7 @@ class DifferentVocabularies(SharedVocabulary):
     ) -> tuple[GenerationConfig, list[str]]:
         kept, ignored = supported_settings(own)
         cfg, notes = resolve_settings(kept, {"semantics": "fairseq", **given})
-        check_supported(cfg, objects, given)
+        check_supported(cfg, objects)
         unused = f"keys of the models' own settings that are not used: {', '.join(ignored)}"
         return cfg, [NOTE, *([unused] if ignored else []), *notes]
 

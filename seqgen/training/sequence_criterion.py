@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _OF_THE_COMMAND = frozenset(
     {"nbest", "batch_size", "max_tokens", "buffer_size", "dtype", "rerank", "replace_unknown", "draft", "constraints"}
-    | {"source_lang", "target_lang", "members", "ensemble_weights", "max_time", "input_split", "input_split_lang"}
+    | {"source_lang", "target_lang", "members", "max_time", "input_split", "input_split_lang"}
     | {"usual_ratio"}
 )
 """Decoding keys without effect in training."""

@@ -131,12 +131,19 @@ def test_fairseq_format(runs: Path, data: Path) -> None:
     assert out[1] == "T-0\t" + sentences(400, 1)[0][1]
 
 
-def test_the_scorer_command_gives_the_generators_scores(runs: Path, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "combination",
+    [(), ("generation.combination=log", "combination.weights=[3,1]"), ("combination.weights=[1,2]",)],
+    ids=["default", "log", "weights"],
+)
+def test_the_scorer_command_gives_the_generators_scores(
+    combination: tuple[str, ...], runs: Path, data: Path, tmp_path: Path
+) -> None:
     path = f"path=[{runs}/fconv,{runs}/transformer]"
-    found = command("generate", path, f"input={data}/test.en", "format=json").out.splitlines()
+    found = command("generate", path, f"input={data}/test.en", "format=json", *combination).out.splitlines()
     best = [json.loads(line)["hypotheses"][0] for line in found]
     (tmp_path / "h.de").write_text("".join(f"{h['text']}\n" for h in best))
-    outcome = command("score", path, f"source={data}/test.en", f"reference={tmp_path}/h.de")
+    outcome = command("score", path, f"source={data}/test.en", f"reference={tmp_path}/h.de", *combination)
     assert outcome.code == 0, outcome.err
     for record, hypothesis in zip(map(json.loads, outcome.out.splitlines()), best, strict=True):
         if record["tokens"] == hypothesis["tokens"]:  # the tokenizer may segment the text differently from the model

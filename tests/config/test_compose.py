@@ -9,6 +9,7 @@ from hypothesis import given, strategies as st
 
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declare the built-in components
+from seqgen.cli.score import ScoreConfig
 from seqgen.config import GenerateConfig, GenerationConfig, TrainConfig, option
 from seqgen.config.compose import chosen_components, component_config, component_of_key, compose, expand_sweep
 from seqgen.config.values import from_dict, repeated, text_list, text_values, to_dict
@@ -145,10 +146,17 @@ def test_keys_of_components_that_are_not_chosen() -> None:
     assert component_of_key(GenerationConfig(processors=["a", "b"]), "processor.b.x.y")[1:] == ("b", "x.y")
 
 
-def test_a_components_own_key_is_above_the_older_one() -> None:
-    generation = GenerationConfig(combination="fusion", components={"combination.weights": [0.5]})
-    assert component_config(COMBINATIONS, "fusion", generation, weights=[0.25]).weights == [0.5]
-    assert component_config(COMBINATIONS, "fusion", GenerationConfig(), weights=[0.25]).weights == [0.25]
+def test_a_components_own_key_is_above_its_default() -> None:
+    generation = GenerationConfig(components={"combination.weights": [0.5]})
+    assert component_config(COMBINATIONS, "log", generation).weights == [0.5]
+    assert component_config(COMBINATIONS, "log", GenerationConfig()).weights == []
+
+
+def test_a_command_that_scores_takes_the_keys_of_a_combination() -> None:
+    cfg = compose(ScoreConfig, ["combination.weights=[2,1]", "generation.combination=log", "path=[a,b]"])
+    assert cfg.generation.components == {"combination.weights": [2.0, 1.0]}
+    with pytest.raises(ConfigError, match=r"unknown key 'search.groups'"):
+        compose(ScoreConfig, ["search.groups=2"])
 
 
 def test_sweep_over_choices_ranges_and_lists() -> None:

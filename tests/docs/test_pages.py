@@ -20,6 +20,7 @@ from tests.fairseq_checkpoints import FCONV, in_args, options_of, random_model, 
 from tests.hub_server import serve
 from tests.huggingface_t5 import tiny_folder
 from tests.pretrained_folders import write_model
+from tests.toolkit_models import write_models
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted({page.relative_to(ROOT).as_posix() for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]})
@@ -101,10 +102,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert outcome.code == 0, outcome.err
     write_model(folder / "nllb", "NllbTokenizer")
     write_model(folder / "flan-t5", "PegasusTokenizer")
-    (folder / "opus-en-de").mkdir()
-    for name in ("transformer.npz", "vocab.yml"):
-        (folder / "opus-en-de" / name).write_bytes((ROOT / "tests/recorded/marian" / name).read_bytes())
-    (folder / "opus-en-de" / "decoder.yml").write_text("models: [transformer.npz]\nvocabs: [vocab.yml]\nbeam-size: 2\n")
+    write_models(folder, [*lines, *answers])
     (folder / "to_many.tsv").write_text("the dog sees a man\tdeu_Latn\nthe dog sees a man\tfra_Latn\n")
     joeynmt_models.write(folder / "joeynmt-en-de")
     for name in ("model.pt", "other.pt"):

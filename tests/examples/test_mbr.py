@@ -163,7 +163,7 @@ def test_pseudo_references_are_decoded_once_for_all_lines_with_the_ensemble_of_t
     prepare = PseudoReferences.prepare
     monkeypatch.setattr(PseudoReferences, "prepare", lambda own, lines: (calls.append(own), prepare(own, lines))[1])
     lines = [f"{text}\tw7 w2" for text in TEXTS]
-    ensemble = {"members": ["field1", "field2"], "ensemble_weights": [4.0, 1.0]}
+    ensemble = {"members": ["field1", "field2"], "combination.weights": [4.0, 1.0]}
     translator = Translator(models, beam=4, max_len_b=6, **ensemble)
     references = {**SAMPLES, "beam": 6, "max_len_b": 6}
     translator.translate(lines, rerank="mbr", **{"reranker.references": references})

@@ -77,8 +77,6 @@ VALUES: dict[str, Any] = {
     "seed": 3,
     "mbr": "chrf",
     "replace_unknown": "source",
-    "ensemble_average": "log",
-    "ensemble_weights": [3.0, 1.0],
     "draft_tokens": 2,
     "dtype": "bfloat16",
 }
@@ -158,8 +156,6 @@ def test_no_key_is_ignored(name: str, semantics: str) -> None:
         if key in STRATEGIES[name] and key not in ("beam", "nbest", "max_len_b"):
             continue  # it makes the strategy what it is
         beside = {k: v for k, v in BESIDE.get(key, {}).items() if k not in STRATEGIES[name]}
-        if key.startswith("ensemble"):
-            beside["ensemble_weights"] = [1.0, 1.0]
         try:
             changed = outputs({**base, **beside, key: value})
         except (ConfigError, DecodingError):

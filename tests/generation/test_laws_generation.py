@@ -88,7 +88,7 @@ def assert_scorer_agrees(models: list[EncoderDecoderModel], batch: Batch, result
 def test_a_model_with_itself_is_that_model_for_the_mean_of_logarithms(name: str) -> None:
     model = sharp(name)
     batch = batch_for(model)
-    assert_same(decode([model, model], batch, ensemble_average="log"), decode([model], batch))
+    assert_same(decode([model, model], batch, average="log"), decode([model], batch))
 
 
 @pytest.mark.parametrize("average", ["probability", "log"])
@@ -96,10 +96,10 @@ def test_ensembles_of_different_architectures(average: str) -> None:
     """Cached equals uncached, alone equals batched, the order does not matter, and the scorer agrees."""
     models = [sharp(name) for name in ZOO]
     batch = batch_for(*models)
-    options = {"ensemble_average": average, "ensemble_weights": [1.0 + i for i in range(len(models))]}
+    options = {"average": average, "weights": [1.0 + i for i in range(len(models))]}
     results = decode(models, batch, **options)
     assert_same(results, decode(models, batch, use_cache=False, **options))
-    backwards = {**options, "ensemble_weights": options["ensemble_weights"][::-1]}
+    backwards = {**options, "weights": options["weights"][::-1]}
     assert_same(results, decode(models[::-1], batch_for(*models[::-1]), **backwards))
     for source, hypotheses in zip(SOURCES, results, strict=True):
         assert_same(decode(models, batch_for(*models, sources=[source]), **options), [hypotheses])

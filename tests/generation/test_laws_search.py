@@ -78,8 +78,8 @@ def test_ensembles(semantics: str, name: str) -> None:
         return
     alone = decode(name, [one], lines(), VOCAB - 4, phrases, semantics=semantics)
     assert_same(decode(name, [one, one], lines(), VOCAB - 4, phrases, semantics=semantics), alone)
-    both = decode(name, [one, other], lines(), VOCAB - 4, phrases, semantics=semantics, ensemble_weights=[3.0, 1.0])
-    swapped = decode(name, [other, one], lines(), VOCAB - 4, phrases, semantics=semantics, ensemble_weights=[1.0, 3.0])
+    both = decode(name, [one, other], lines(), VOCAB - 4, phrases, semantics=semantics, weights=[3.0, 1.0])
+    swapped = decode(name, [other, one], lines(), VOCAB - 4, phrases, semantics=semantics, weights=[1.0, 3.0])
     assert_same(swapped, both)
 
 

@@ -148,13 +148,13 @@ def test_cached_equals_uncached() -> None:
 def test_ensemble_of_the_same_model_is_that_model(average: str) -> None:
     model = ScriptedModel(random_rule(vocab=9, seed=8))
     one = generator([model], 5, beam_size=4, max_len_b=9).generate(batch_of(SOURCES))
-    two = generator([model, model], 5, beam_size=4, max_len_b=9, ensemble_average=average).generate(batch_of(SOURCES))
+    two = generator([model, model], 5, beam_size=4, max_len_b=9, average=average).generate(batch_of(SOURCES))
     for single, double in zip(one, two, strict=True):
         assert_same_pairs(as_pairs(double), as_pairs(single))
 
 
 @pytest.mark.parametrize("average", ["probability", "log"])
-def test_ensemble_averages_with_weights(average: str) -> None:
+def test_averages_with_weights(average: str) -> None:
     rules = [random_rule(vocab=9, seed=seed) for seed in (1, 2)]
     weights = [3.0, 1.0]
 
@@ -168,7 +168,7 @@ def test_ensemble_averages_with_weights(average: str) -> None:
     options = {"beam_size": 4, "max_len_b": 9}
     averaged = generator([ScriptedModel(logits)], 5, **options).generate(batch_of(SOURCES))
     ensemble = generator(
-        [ScriptedModel(rule) for rule in rules], 5, ensemble_average=average, ensemble_weights=weights, **options
+        [ScriptedModel(rule) for rule in rules], 5, average=average, weights=weights, **options
     ).generate(batch_of(SOURCES))
     for one, two in zip(averaged, ensemble, strict=True):
         assert_same_pairs(as_pairs(two), as_pairs(one))
@@ -185,9 +185,9 @@ def test_members_read_their_own_sources_from_their_own_start() -> None:
     batch = batch_of(SOURCES)
     other = batch_of([(9, 9, 2), (9, 2), (9, 2), (8, 8, 2)])
     batch = replace(batch, member_sources=[batch.source, other.source])
-    both = generator(
-        [ScriptedModel(rule), OtherStart(rule)], 5, beam_size=3, max_len_b=5, ensemble_weights=[0.0, 1.0]
-    ).generate(batch)
+    both = generator([ScriptedModel(rule), OtherStart(rule)], 5, beam_size=3, max_len_b=5, weights=[0.0, 1.0]).generate(
+        batch
+    )
     alone = generator([ScriptedModel(rule)], 5, beam_size=3, max_len_b=5).generate(other)
     for one, two in zip(alone, both, strict=True):
         assert_same_pairs(as_pairs(two), as_pairs(one))
@@ -347,6 +347,6 @@ def test_a_training_model_is_left_training() -> None:
 
 def test_bad_parameters_are_refused() -> None:
     model = ScriptedModel(random_rule(vocab=7, seed=2))
-    for options in ({"beam_size": 0}, {"temperature": 0.0}, {"ensemble_weights": [1.0, 2.0]}, {"min_len": -1}):
+    for options in ({"beam_size": 0}, {"temperature": 0.0}, {"weights": [1.0, 2.0]}, {"min_len": -1}):
         with pytest.raises(ConfigError):
             generator([model], 3, **options)

@@ -124,7 +124,7 @@ def test_columns_with_other_keys(options: str, made: list[bool]) -> None:
     "keys",
     [
         {},
-        {"ensemble_average": "log", "ensemble_weights": [1.0, 3.0]},
+        {"combination": "log", "components": {"combination.weights": [1.0, 3.0]}},
         {"combination": "fusion", "components": {"combination.weight": -0.2}},
         {"combination": "product"},
         {"guidance_scale": 1.5},

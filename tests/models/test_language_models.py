@@ -113,7 +113,7 @@ def test_prompts_of_unequal_lengths_join_a_running_batch(settings: dict[str, Any
 def test_ensembles(average: str) -> None:
     """A model with itself is that model; of three models the order does not matter; the scores are the mean's."""
     one, two, three = (language_model(seed) for seed in (1, 2, 3))
-    settings = SHORT | {"ensemble_average": average}
+    settings = SHORT | {"combination": average}
     assert_same(Translator([one, one], **settings).translate(PROMPTS), Translator(one, **SHORT).translate(PROMPTS))
     found = Translator([one, two, three], **settings).translate(PROMPTS)
     assert_same(found, Translator([three, one, two], **settings).translate(PROMPTS))

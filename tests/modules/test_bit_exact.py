@@ -141,7 +141,8 @@ def test_other_dtypes(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("combination", ["probability", "log"])
 def test_ensembles(combination: str) -> None:
     models = [single(name) for name in ("fconv_tiny", "transformer_tiny", "t5_tiny", "lstm_tiny")]
-    generator = generator_of(models, ensemble_average=combination, ensemble_weights=[0.4, 0.3, 0.2, 0.1])
+    weights = {"combination.weights": [0.4, 0.3, 0.2, 0.1]}
+    generator = generator_of(models, combination=combination, components=weights)
     assert differences(generator, batchings=40) == 0
 
 

@@ -42,9 +42,9 @@ FAULTS = [
     ),
     Fault(
         "seqgen/config/compose.py",
-        "{**to_dict(config), **flat, **generation.component_values(group or registry.group, name)}",
-        "{**to_dict(config), **generation.component_values(group or registry.group, name), **flat}",
-        "older flat keys override those of a component",
+        "{**to_dict(config), **generation.component_values(group or registry.group, name)}",
+        "{**generation.component_values(group or registry.group, name), **to_dict(config)}",
+        "a component's defaults override its keys",
         ("tests/config/test_compose.py",),
     ),
     Fault(

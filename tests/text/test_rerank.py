@@ -123,11 +123,11 @@ def distributions(loaded: ModelInMemory, source: str, target: torch.Tensor) -> t
 @pytest.mark.parametrize(
     ("settings", "second", "weights"),
     [
-        ({"members": ["field1", "field2"], "ensemble_weights": [3.0, 1.0]}, "w7 w7 w2", None),
+        ({"members": ["field1", "field2"], "combination.weights": [3.0, 1.0]}, "w7 w7 w2", None),
         ({"members": ["field1", "empty"], "combination": "fusion", "combination.weight": 0.5}, "", 0.5),
         ({"members": ["field1", "test_numbered"], "combination": Fusion(-0.25)}, "numbered", -0.25),
         ({"members": ["field1", "test_numbered"], "source.test_numbered.shift": 5}, "shifted", 0.0),
-        ({"members": ["field1", "input"], "ensemble_weights": [3.0, 1.0]}, "input", None),
+        ({"members": ["field1", "input"], "combination.weights": [3.0, 1.0]}, "input", None),
     ],
     ids=["fields", "fusion", "numbered", "shifted", "input"],
 )

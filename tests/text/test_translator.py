@@ -71,7 +71,7 @@ def test_hidden_features_give_the_scores(name: str) -> None:
 @pytest.mark.parametrize("average", ["probability", "log"])
 def test_members_say_what_they_would_have_given(average: str) -> None:
     members = [text_model("transformer_tiny", 1), text_model("fconv_tiny", 2)]
-    cfg: dict[str, Any] = {"beam": 3, "nbest": 2, "ensemble_average": average, "ensemble_weights": [1, 3], **SHORT}
+    cfg: dict[str, Any] = {"beam": 3, "nbest": 2, "combination": average, "combination.weights": [1, 3], **SHORT}
     found = Translator(members).translate(TEXTS, return_scores=True, **cfg)
     for translation in found:
         for hypothesis in translation.hypotheses:

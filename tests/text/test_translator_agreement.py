@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer as Pipeline, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
 
 import examples.lstm  # noqa: F401  # registers a model that cannot roll back
+from seqgen.checkpoints.loading import load_model, load_models
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.data.tokenizers.files import TokenizerFiles, to_json
@@ -25,9 +28,11 @@ from seqgen.generation.agreement.lexicon import first_text, token_texts
 from seqgen.generation.ensemble.combinations import Product
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
-from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, command, corpus, training_arguments
+from tests.commands import command
+from tests.docs.test_pages import shown_commands
 from tests.pretrained_folders import write_folder
 from tests.text_models import task_of, text_model
+from tests.toolkit_models import write_fairseq, write_huggingface, write_marian, write_models
 
 TEXT = ["der Hund sieht einen Mann", "ein Mann hört Vögel über dem Fluß", "Vögel und Hunde", "ein Fluß im März"]
 LINES = ["ein Hund", "der Mann sieht Vögel und einen Fluß und Hunde", "", "März"]
@@ -134,17 +139,24 @@ def test_the_tokens_of_pretrained_tokenizers_have_the_bytes_of_a_text(name: str,
 
 
 @pytest.fixture(scope="module")
-def members(tokenizers: dict[str, Tokenizer]) -> list[Any]:
-    """A transformer with a cache that rolls back, a T5 over bytes, and an LSTM that cannot roll back."""
+def toolkits(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Models in the formats of Marian, fairseq and Hugging Face, with three vocabularies."""
+    return write_models(tmp_path_factory.mktemp("toolkits"), TEXT)
+
+
+@pytest.fixture(scope="module")
+def members(tokenizers: dict[str, Tokenizer], toolkits: list[Path]) -> list[Any]:
+    """A transformer with a cache that rolls back, a T5 over bytes, an LSTM that cannot roll back, ..."""
     return [
         text_model("transformer_tiny", 0, task_of(tokenizers["pieces"]), 2.0),
         text_model("t5_tiny", 1, task_of(tokenizers["bytes"]), 1.2),
         text_model("lstm_tiny", 2, task_of(tokenizers["other pieces"]), 2.0),
         text_model("fconv_tiny", 3, task_of(tokenizers["whitespace"]), 1.2),
+        *(load_model(path, dtype="float64") for path in toolkits),
     ]
 
 
-GROUPS = [(0, 1), (2, 1, 3), *(pytest.param(group, marks=pytest.mark.slow) for group in ((0, 2), (3, 1)))]
+GROUPS = [(0, 1), (2, 1, 3), (4, 5, 6), *(pytest.param(group, marks=pytest.mark.slow) for group in ((0, 2), (3, 1)))]
 
 
 def results(found: list[Translation]) -> list[Any]:
@@ -158,7 +170,7 @@ def results(found: list[Translation]) -> list[Any]:
     ]
 
 
-SETTINGS: dict[str, Any] = {"beam": 3, "nbest": 3, "max_len_b": 12}
+SETTINGS: dict[str, Any] = {"beam": 3, "nbest": 3, "max_len_b": 12, "max_len_a": 0, "min_len": 1, "lenpen": 1.0}
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -185,30 +197,35 @@ def test_alone_as_in_a_batch_with_and_without_a_cache(group: tuple[int, ...], me
         assert item.score == pytest.approx(float(sum(lprobs) / len(lprobs)))
 
 
-@torch.inference_mode()
-def test_members_score_their_own_tokens_as_each_model_alone_does(members: list[Any]) -> None:
-    """The oracle is the scorer of each model, which reads the tokens in parallel."""
-    chosen = members[:2]
+@pytest.mark.parametrize("group", [(0, 1), (4, 5, 6)])
+def test_members_score_their_own_tokens_as_each_model_alone_does(group: tuple[int, ...], members: list[Any]) -> None:
+    chosen = [members[i] for i in group]
     found = Translator(chosen, **SETTINGS).translate(LINES[:2], return_scores=True)
     checked = 0
     for line, one in zip(LINES[:2], found, strict=True):
         for item in one.hypotheses:
             assert item.member_scores is not None
-            for number, member in enumerate(chosen):
-                tokens = (item.hypothesis.member_tokens or ())[number]
-                batch = member.task.collate([(0, member.task.encode_source(line), tokens)], member.model)
-                source = batch.source
-                encoder_out = member.model.encoder(source.src_tokens, source.src_lengths)
-                logits = member.model.decoder(batch.prev_output_tokens, encoder_out)[0][0]
-                lprobs = logits.log_softmax(-1).gather(1, tokens.unsqueeze(1)).squeeze(1)
-                torch.testing.assert_close(item.member_scores[number], lprobs, rtol=0, atol=1e-9)
+            for member, tokens, scores in zip(
+                chosen, item.hypothesis.member_tokens or (), item.member_scores, strict=True
+            ):
+                torch.testing.assert_close(scores, alone(member, line, tokens), rtol=0, atol=1e-9)
                 checked += len(tokens)
     assert checked > 20
 
 
+@torch.inference_mode()
+def alone(member: Any, line: str, tokens: Tensor) -> Tensor:
+    """The log-probabilities of tokens under one model, which reads them in parallel."""
+    batch = member.task.collate([(0, member.task.encode_source(line), tokens)], member.model)
+    encoder_out = member.model.encoder(batch.source.src_tokens, batch.source.src_lengths)
+    logits = member.model.decoder(batch.prev_output_tokens, encoder_out)[0][0]
+    return logits.log_softmax(-1).gather(1, tokens.unsqueeze(1)).squeeze(1)
+
+
 def test_weights_and_unnormalized_scores(members: list[Any]) -> None:
     translator = Translator(members[:2], **SETTINGS)
-    for settings in ({"combination.weights": [3, 1]}, {"ensemble_weights": [3.0, 1.0], "combination": "log"}):
+    weights = {"combination.weights": [3, 1]}
+    for settings in (weights, {**weights, "combination": "log"}):
         for item in translator.translate(LINES[:2], unnormalized=True, **settings)[1].hypotheses:
             first, second = (float(scores.sum()) for scores in item.hypothesis.member_scores or ())
             assert item.score == pytest.approx(0.75 * first + 0.25 * second)
@@ -249,13 +266,12 @@ def test_an_output_is_cut_off_where_a_member_is_full(members: list[Any]) -> None
         ({"stop_strings": ["."]}, "generation.stop_strings"),
         ({"max_time": 3.0}, "generation.max_time"),
         ({"semantics": "huggingface"}, "generation.semantics=huggingface"),
-        ({"ensemble_average": "probability"}, "generation.ensemble_average=probability"),
+        ({"combination": "probability"}, "generation.combination=probability"),
         ({"combination": "fusion", "combination.weight": 0.3}, "generation.combination=fusion"),
         ({"combination": Product()}, "combination=Product"),
         ({"replace_unknown": "source"}, "generation.replace_unknown=source"),
         ({"combination.weights": [1, 0]}, "weight 0"),
-        ({"combination.weights": [1]}, "combination.weights or generation.ensemble_weights"),
-        ({"ensemble_weights": [1.0]}, "the weights [1.0]"),
+        ({"combination.weights": [1]}, "the weights [1] (combination.weights)"),
     ],
 )
 def test_what_needs_one_vocabulary_is_refused(settings: dict[str, Any], named: str, members: list[Any]) -> None:
@@ -308,31 +324,112 @@ def test_a_tokenizer_without_bytes_is_refused(members: list[Any]) -> None:
         Translator([members[0], other]).prepare()
 
 
-@pytest.mark.slow
-def test_the_command_decodes_runs_with_different_vocabularies(tmp_path: Path) -> None:
-    data = corpus(tmp_path / "data")
-    for name, model, size in (("a", SMALL_FCONV, 44), ("b", SMALL_TRANSFORMER, 40)):
-        arguments = [*training_arguments(data, tmp_path / name), *model, "optimization.max_update=2"]
-        assert command("train", *arguments, f"task.vocab_size={size}").code == 0
-    path = f"path=[{tmp_path}/a,{tmp_path}/b]"
-    keys = (f"input={data}/test.en", "generation.max_len_b=6", "generation.beam=2")
-    outcome = command("generate", path, *keys, "generation.nbest=2", "format=json", "combination.weights=[2,1]")
+@pytest.mark.parametrize("seed", [0, 5])
+def test_one_model_in_three_formats_gives_the_outputs_of_the_model(seed: int, tmp_path: Path) -> None:
+    """The tokens have other ids in each format. The beam is so wide that the best output is found."""
+    pieces = train_sentencepiece(TEXT, vocab_size=33, special_ids=T5_IDS)
+    paths = [
+        write_marian(tmp_path / "marian", pieces, seed),
+        write_fairseq(tmp_path / "fairseq", pieces, seed),
+        write_huggingface(tmp_path / "bart", make_tokenizer(t5_files(pieces, extra_ids=0)), seed),
+    ]
+    lines = [line for line in (*TEXT, *UNREADABLE) if line]
+    settings = {**SETTINGS, "beam": 10, "min_len": 4, "max_len": 0, "search": "beam", "semantics": "fairseq"}
+    loaded = load_models([str(path) for path in paths])
+    together, *single = (
+        [one.hypotheses[0] for one in Translator(models).translate(lines, **settings)]
+        for models in (loaded, *([model] for model in loaded))
+    )
+    assert len({item.text for item in together}) > 1
+    for joint, *each in zip(together, *single, strict=True):
+        assert [own.tolist() for own in joint.hypothesis.member_tokens or ()] == [own.tokens.tolist() for own in each]
+        assert [own.score for own in each] == pytest.approx([joint.score] * 3, abs=1e-4)
+
+
+UNREADABLE = [*LINES, "日本 🙂 und der Hund", "x"]
+"""An empty line, and lines with characters that a vocabulary lacks."""
+
+
+PATHS = ("opus-en-de", "fairseq/model.pt", "bart-en-de")
+MORE = ("generation.nbest=2", "generation.min_len=4", "generation.max_len_b=15")
+
+
+@pytest.fixture
+def shown(toolkits: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The command of the documentation that decodes models of three toolkits, in a folder with these files."""
+    monkeypatch.chdir(tmp_path)
+    for path in toolkits[0].parent.iterdir():
+        Path(path.name).symlink_to(path)
+    for name in ("test.en", "test.de"):
+        Path(name).write_text("".join(f"{line}\n" for line in UNREADABLE), encoding="utf-8")
+    (line,) = [line for line in shown_commands("docs/ensembles.md") if "path=[opus-en-de," in line]
+    return shlex.split(line)[1:]
+
+
+def decoded(arguments: list[str], *more: str) -> list[dict[str, Any]]:
+    """The lines that ``seqgen-generate`` writes as JSON."""
+    outcome = command("generate", *arguments, "format=json", "output=out.json", *more)
     assert outcome.code == 0, outcome.err
     assert outcome.err.count("by agreement on the text") == 1
     assert "agreement on the text: " in outcome.err, "the number of calls is printed at the end"
-    rows = [json.loads(line) for line in outcome.out.splitlines()]
-    assert len(rows) == 20
-    for best in (row["hypotheses"][0] for row in rows):
-        first, second = best["member_scores"]
-        assert [len(first), len(second)] == [len(tokens) for tokens in best["member_tokens"]]
-        assert best["tokens"] == best["member_tokens"][0]
-        assert best["score"] == pytest.approx(2 / 3 * sum(first) / len(first) + sum(second) / len(second) / 3, abs=1e-5)
-    for key in ("generation.sampling=true", "generation.bad_words=[x]", f"prefix={data}/test.de", "stream=true"):
-        refused = command("generate", path, *keys[:2], key)
+    return [json.loads(line) for line in Path("out.json").read_text(encoding="utf-8").splitlines()]
+
+
+def test_the_shown_command_gives_texts_that_each_model_alone_scores_alike(shown: list[str]) -> None:
+    assert command("generate", *shown).code == 0
+    assert len(Path("test.hyp").read_text(encoding="utf-8").splitlines()) == len(UNREADABLE)
+    rows = decoded(shown, *MORE, "combination.weights=[2,1,1]")
+    assert [row["source"] for row in rows] == UNREADABLE
+    assert [len(row["hypotheses"]) for row in rows] == [0 if not line else 2 for line in UNREADABLE]
+    found = [(row["source"], item) for row in rows for item in row["hypotheses"]]
+    for name, lines in (
+        ("source", [source for source, _ in found]),
+        ("reference", [item["text"] for _, item in found]),
+    ):
+        Path(name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    alike = 0
+    for number, path in enumerate(PATHS):
+        outcome = command("score", f"path={path}", "source=source", "reference=reference", "output=scores")
+        assert outcome.code == 0, outcome.err
+        for line, (_, item) in zip(Path("scores").read_text().splitlines(), found, strict=True):
+            scored = json.loads(line)
+            if scored["tokens"] == item["member_tokens"][number]:  # else the text was generated as other tokens
+                assert item["member_scores"][number] == pytest.approx(scored["positional_scores"], abs=1e-4)
+                alike += 1
+    assert alike > len(found)
+    for _, item in found:
+        means = [sum(scores) / len(scores) for scores in item["member_scores"]]
+        assert item["score"] == pytest.approx(means[0] / 2 + means[1] / 4 + means[2] / 4, abs=1e-5)
+        assert item["tokens"] == item["member_tokens"][0]
+
+
+@pytest.mark.parametrize("order", [(2, 1, 0), (1, 2, 0)])
+def test_the_order_of_the_models_does_not_matter(order: tuple[int, ...], shown: list[str]) -> None:
+    weights, kept = (3, 2, 1), ("generation.max_len_a=0", "generation.max_len=0", *MORE)
+    found = []
+    for places in (range(3), order):
+        path, of_members = ",".join(PATHS[i] for i in places), ",".join(str(weights[i]) for i in places)
+        arguments = [argument for argument in shown if not argument.startswith("path=")]
+        rows = decoded([*arguments, f"path=[{path}]"], f"combination.weights=[{of_members}]", *kept)
+        items = [item for row in rows for item in row["hypotheses"]]
+        tokens = [{PATHS[i]: own for i, own in zip(places, item["member_tokens"], strict=True)} for item in items]
+        found.append(([item["text"] for item in items], tokens, [item["score"] for item in items]))
+    (texts, tokens, scores), other = found
+    assert other == (texts, tokens, pytest.approx(scores))
+
+
+@pytest.mark.usefixtures("shown")
+def test_commands_that_need_one_vocabulary_are_refused() -> None:
+    path = f"path=[{','.join(PATHS)}]"
+    for key in ("generation.sampling=true", "generation.bad_words=[x]", "prefix=test.de", "stream=true"):
+        refused = command("generate", path, "input=test.en", key)
         assert refused.code == 2, refused.err
         assert "different target vocabularies" in refused.err.strip().splitlines()[-1], refused.err
-    outcome = command("diff", path, keys[0])
+    outcome = command("diff", path, "input=test.en")
     assert outcome.code == 2
     assert "different target vocabularies cannot be recorded" in outcome.err
-    scored = command("score", path, f"source={data}/test.en", f"reference={data}/test.de")
+    scored = command("score", path, "source=test.en", "reference=test.de")
     assert (scored.code, "score with each model alone" in scored.err) == (2, True), scored.err
+    refused = command("generate", path, "input=test.en", "reading.dictionary=fairseq/dict.txt")
+    assert refused.code == 2, "which is no vocabulary of Marian"
+    assert "in place of the key, put the files of each model into its folder" in refused.err

@@ -34,7 +34,7 @@ def test_a_field_of_its_own_is_what_a_member_reads() -> None:
     together = Translator([one, other], members=["field1", "field2"], **options)
     for weights, model, texts in (([1.0, 0.0], one, LINES), ([0.0, 1.0], other, OTHERS)):
         alone = Translator(model, **options).translate(texts)
-        found = together.translate(both(), ensemble_weights=weights)
+        found = together.translate(both(), **{"combination.weights": weights})
         assert outputs(found) == outputs(alone)
         assert not any("tab" in note for translation in found for note in translation.notes)
     assert outputs(together.translate(both())) != outputs(alone)
@@ -48,7 +48,7 @@ def test_an_empty_source_makes_a_model_without_one() -> None:
     alone = Translator(one, **options).translate(LINES)
     assert outputs(translator.translate(LINES, **{"combination.weights": [0.0]})) == outputs(alone)
     assert outputs(translator.translate(LINES, **{"combination.weights": [0.7]})) != outputs(alone)
-    unread = Translator([one, other], members=["input", "empty"], ensemble_weights=[0.0, 1.0], **options)
+    unread = Translator([one, other], members=["input", "empty"], **options, **{"combination.weights": [0.0, 1.0]})
     first, *rest = outputs(unread.translate(LINES))
     assert rest == [first] * 2
 
@@ -92,7 +92,7 @@ def test_known_targets_are_scored_with_the_sources_of_the_members() -> None:
     together = Translator([one, other], members=["field1", "field2"])
     for weights, model, texts in (([1.0, 0.0], one, LINES), ([0.0, 1.0], other, OTHERS)):
         alone = [found.score for found in Translator(model).score(texts, targets)]
-        found = [found.score for found in together.score(both(), targets, ensemble_weights=weights)]
+        found = [found.score for found in together.score(both(), targets, **{"combination.weights": weights})]
         assert found == pytest.approx(alone, abs=1e-6)
 
 

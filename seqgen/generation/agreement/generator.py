@@ -16,7 +16,7 @@ from seqgen.structures import Hypothesis
 SUPPORTED = frozenset(
     (
         *("semantics", "beam", "nbest", "max_len_a", "max_len_b", "max_len", "min_len"),
-        *("unnormalized", "lenpen", "length_penalty", "temperature", "mbr", "rerank", "members", "ensemble_weights"),
+        *("unnormalized", "lenpen", "length_penalty", "temperature", "mbr", "rerank", "members"),
         *("max_tokens", "batch_size", "buffer_size", "dtype", "components"),
     )
 )
@@ -69,32 +69,28 @@ class AgreementGenerator(SequenceGenerator):
         return f"agreement on the text: {self.steps} steps, in which the members' decoders were called {calls} times"
 
 
-def check_supported(cfg: GenerationConfig, objects: Mapping[str, Any], explicit: Mapping[str, Any]) -> None:
+def check_supported(cfg: GenerationConfig, objects: Mapping[str, Any]) -> None:
     """Refuse settings that need one vocabulary, or another search.
 
     Args:
         cfg: the settings.
         objects: the decoding components that are given as objects, by the names of ``from_config``'s parameters.
-        explicit: the settings that the user gave, some of which may be the defaults.
 
     Raises:
         ConfigError: names the first such setting.
     """
     neutral = to_dict(GenerationConfig())
     given = {key: value for key, value in to_dict(cfg).items() if value != neutral[key]}
-    allowed = {"search": "beam", "combination": "log", "ensemble_average": "log"}
+    allowed = {"search": "beam", "combination": "log"}
     refused = {f"generation.{key}": value for key, value in given.items() if key not in SUPPORTED}
     refused = {key: value for key, value in refused.items() if value != allowed.get(key.removeprefix("generation."))}
     refused |= {key: value for key, value in cfg.components.items() if not key.startswith(COMPONENT_KEYS)}
     refused |= {key: type(value).__name__ for key, value in objects.items() if key not in OBJECTS}
-    if explicit.get("ensemble_average") == "probability":  # the default, which this search does not follow
-        refused["generation.ensemble_average"] = "probability"
     if cfg.semantics != "fairseq":
         refused["generation.semantics"] = cfg.semantics
     for key, value in refused.items():
         raise _impossible(f"{key}={str(value).lower() if isinstance(value, bool) else value}")
-    weights = cfg.component_values("combination", cfg.combination or cfg.ensemble_average).get("weights")
-    if 0 in (weights or cfg.ensemble_weights):
+    if 0 in cfg.component_values("combination", cfg.combination).get("weights", []):
         raise ConfigError(
             "a member with the weight 0 would still restrict the text on which members with different target "
             "vocabularies agree; leave its model out of path"

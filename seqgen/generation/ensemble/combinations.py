@@ -93,8 +93,8 @@ class Mean(Combination):
         weights = self.weights or [1.0] * members
         if len(weights) != members or sum(weights) <= 0:
             raise ConfigError(
-                f"the weights {weights} (combination.weights or generation.ensemble_weights) do not fit an ensemble of "
-                f"{members} models; give one weight for each, not all zero"
+                f"the weights {weights} (combination.weights) do not fit an ensemble of {members} models; give one "
+                "weight for each, not all zero"
             )
         return [weight / sum(weights) for weight in weights]
 

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
-from seqgen.checkpoints.loading import LoadedModel, load_model
+from seqgen.checkpoints.loaders import LoadedModel
+from seqgen.checkpoints.loading import load_model
 from seqgen.config import ReadingConfig
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.errors import UserError
