@@ -156,6 +156,7 @@ from seqgen.structures import Batch as Batch, DecoderOut as DecoderOut, EncoderO
 # isort: split
 # Loading checkpoints of other toolkits
 from seqgen.checkpoints.decoding_task import DecodingTask as DecodingTask
+from seqgen.checkpoints.foreign_config import ForeignConfig as ForeignConfig
 from seqgen.checkpoints.loaders import LoadedModel as LoadedModel, Placement as Placement
 from seqgen.checkpoints.model_weights import (
     build_with_weights as build_with_weights,
@@ -164,7 +165,6 @@ from seqgen.checkpoints.model_weights import (
 from seqgen.checkpoints.run_config import read_yaml as read_yaml
 from seqgen.checkpoints.run_record import flatten as flatten
 from seqgen.checkpoints.torch_file import read_torch_file as read_torch_file
-from seqgen.models.huggingface.architecture import JSONConfig as JSONConfig
 from seqgen.system.reading import read_bytes as read_bytes
 
 # isort: split

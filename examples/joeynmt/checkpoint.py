@@ -25,7 +25,7 @@ from seqgen.extend import (
     DataError,
     DecodingTask,
     Dictionary,
-    JSONConfig,
+    ForeignConfig,
     LoadedModel,
     Placement,
     ReadingConfig,
@@ -100,7 +100,7 @@ def read_joeynmt_model(path: Path, reading: ReadingConfig, placement: Placement)
     if reading != ReadingConfig():
         raise ConfigError(f"{path} is a JoeyNMT model, whose files are all in its folder; remove the keys reading.KEY")
     folder, checkpoint = (path, path / "best.ckpt") if path.is_dir() else (path.parent, path)
-    config = JSONConfig(folder / "config.yaml", dict(flatten(read_yaml(folder / "config.yaml"))))
+    config = ForeignConfig(folder / "config.yaml", dict(flatten(read_yaml(folder / "config.yaml"))))
     cfg = read_model_config(config)
     source, target = (read_tokenizer(config, side) for side in ("src", "trg"))
     task = DecodingTask(None, source, source if source.fingerprint() == target.fingerprint() else target)
@@ -112,7 +112,7 @@ def read_joeynmt_model(path: Path, reading: ReadingConfig, placement: Placement)
     return LoadedModel(model, task, TrainConfig(model=cfg), checkpoint, task.as_values(), notes, settings)
 
 
-def read_model_config(config: JSONConfig) -> Any:
+def read_model_config(config: ForeignConfig) -> Any:
     """Turn the options of the model into a configuration of seqgen's transformer.
 
     The position table of 5000 rows is saved with the weights. Its columns alternate sine and cosine, in contrast to
@@ -125,9 +125,9 @@ def read_model_config(config: JSONConfig) -> Any:
         raise CheckpointError(f"{config.path}: the residual weights of initializer=xavier_normal are not supported")
     values: dict[str, Any] = {"_name": "transformer", "position_offset": 0, "layer_norm_epsilon": 1e-6}
     for side, length in zip(SIDES, ("max_source_positions", "max_target_positions"), strict=True):
-        one_of(config, f"model.{side}.type", ["transformer"])
-        one_of(config, f"model.{side}.alpha", [1.0], 1.0)
-        norm = one_of(config, f"model.{side}.layer_norm", ["pre", "post"])
+        config.one_of(f"model.{side}.type", ["transformer"])
+        config.one_of(f"model.{side}.alpha", [1.0], 1.0)
+        norm = config.one_of(f"model.{side}.layer_norm", ["pre", "post"])
         sizes = {f"{side}_{ours}": config.get(f"model.{side}.{theirs}", 0, 1) for ours, theirs in SIZES.items()}
         values |= {**sizes, f"{side}_normalize_before": norm == "pre", f"{side}_learned_pos": True, length: 5000}
     tied, output = (config.get(f"model.tied_{what}", False) for what in ("embeddings", "softmax"))
@@ -142,20 +142,7 @@ def read_model_config(config: JSONConfig) -> Any:
     return config.model(values)
 
 
-def one_of(config: JSONConfig, key: str, supported: Sequence[Any], default: Any = "") -> Any:
-    """The value of a key.
-
-    Raises:
-        CheckpointError: it is not one of ``supported``.
-    """
-    value = config.get(key, default)
-    if value not in supported:
-        values = " or ".join(map(str, supported))
-        raise CheckpointError(f"{config.path}: {key}={shown(value)} is not supported by this loader, only {values}")
-    return value
-
-
-def same(config: JSONConfig, key: str, default: Any, sides: Sequence[str]) -> Any:
+def same(config: ForeignConfig, key: str, default: Any, sides: Sequence[str]) -> Any:
     """The value of a key that encoder and decoder have.
 
     Raises:
@@ -186,7 +173,7 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
     return weights
 
 
-def read_tokenizer(config: JSONConfig, side: str) -> Tokenizer:
+def read_tokenizer(config: ForeignConfig, side: str) -> Tokenizer:
     """The tokenizer of ``src`` or ``trg``: SentencePiece, or words for text that is already tokenized.
 
     Raises:
@@ -197,9 +184,9 @@ def read_tokenizer(config: JSONConfig, side: str) -> Tokenizer:
     config.refuse([f"data.special_symbols.{key}" for key in ("sep_token", "lang_tags")], "translation model")
     names = [config.get(f"data.special_symbols.{key}", usual) for key, usual in SPECIALS.items()]
     dictionary = read_vocabulary(folder / f"{side}_vocab.txt", names)
-    if one_of(config, f"data.{side}.level", ["word", "bpe"]) == "word":
+    if config.one_of(f"data.{side}.level", ["word", "bpe"]) == "word":
         return WhitespaceTokenizer(dictionary)
-    kind = one_of(config, f"data.{side}.tokenizer_type", ["sentencepiece", "subword-nmt"], "sentencepiece")
+    kind = config.one_of(f"data.{side}.tokenizer_type", ["sentencepiece", "subword-nmt"], "sentencepiece")
     if kind == "subword-nmt":
         return WhitespaceTokenizer(dictionary)
     file = folder / Path(config.get(f"data.{side}.tokenizer_cfg.model_file", "")).name
@@ -229,7 +216,7 @@ def read_vocabulary(path: Path, special: list[str]) -> Dictionary:
     return Dictionary(tokens, unk=0, pad=1, bos=2, eos=3)
 
 
-def read_settings(config: JSONConfig, dictionary: Dictionary) -> dict[str, Any]:
+def read_settings(config: ForeignConfig, dictionary: Dictionary) -> dict[str, Any]:
     """The decoding settings, by the names of seqgen's keys ``generation.KEY``."""
     longest = config.get("testing.max_output_length", -1, minimum=-1)
     never = [dictionary.bos()] + ([] if config.get("testing.generate_unk", True) else [dictionary.unk()])

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor, nn
 
 from seqgen.checkpoints.decoding_task import DecodingTask
+from seqgen.checkpoints.foreign_config import ForeignConfig
 from seqgen.checkpoints.serialization import read_json
-from seqgen.config import TrainConfig
-from seqgen.config.values import from_dict
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.errors import CheckpointError, ConfigError, shown
+from seqgen.errors import CheckpointError, shown
 from seqgen.model import EncoderDecoderModel
 from seqgen.models.huggingface.weights import Layout, weights_of
 
 GENERATION_FILE = "generation_config.json"
-
-LARGEST = 2**31 - 1
-"""The largest whole number that a file may have; no size or count of a model is larger."""
 
 NO_EFFECT = frozenset(
     """
@@ -36,10 +30,6 @@ NO_EFFECT = frozenset(
 """Keys of a ``config.json`` that do not change what transformers 4.53.3 computes, whatever the model."""
 
 
-V = TypeVar("V", bool, int, float, str)
-
-_WANTED: dict[type, str] = {bool: "true or false", float: "a number", str: "a text"}
-
 GENERAL = {
     **dict.fromkeys(("d_model", "n_embd"), "hidden_size"),
     **dict.fromkeys(("num_layers", "n_layer"), "num_hidden_layers"),
@@ -49,19 +39,8 @@ GENERAL = {
 """The general names of sizes in ``config.json`` by those of the architectures."""
 
 
-@dataclass(frozen=True)
-class JSONConfig:
-    """A ``config.json`` or its like; a value that is ``null`` counts as not given.
-
-    Attributes:
-        path: the file, for messages.
-        values: its content.
-        asked: the keys that were asked for.
-    """
-
-    path: Path
-    values: Mapping[str, Any]
-    asked: set[str] = field(default_factory=set)
+class JSONConfig(ForeignConfig):
+    """A ``config.json`` of transformers."""
 
     @classmethod
     def read(cls, path: Path) -> JSONConfig:
@@ -74,29 +53,6 @@ class JSONConfig:
         if not isinstance(values, dict):
             raise CheckpointError(f"{path} is damaged: it must contain keys and values")
         return cls(path, values)
-
-    def get(self, name: str, default: V, minimum: int = 0) -> V:
-        """A value of the type of its default: true or false, a whole number, a number or a text.
-
-        Args:
-            name: the key.
-            default: the value if the key is missing.
-            minimum: the smallest whole number that is allowed.
-
-        Raises:
-            CheckpointError: it is of another type, too small or too large.
-        """
-        value: Any = self.value(name, default)
-        kind: Any = type(default)
-        if kind is float and type(value) in (int, float) and abs(value) <= sys.float_info.max:
-            value = float(value)
-        elif type(value) is not kind or kind is float:
-            raise self.wrong(name, value, _WANTED.get(kind, f"a whole number of at least {minimum}"))
-        elif kind is int and not minimum <= value <= LARGEST:
-            limit = f"least {minimum}" if value < minimum else f"most {LARGEST}"
-            raise self.wrong(name, value, f"a whole number of at {limit}")
-        result: V = value
-        return result
 
     def read_table(self, table: Iterable[tuple[str, str, Any]], minimum: int = 0) -> dict[str, Any]:
         """Values that have another name here, by that name.
@@ -111,12 +67,6 @@ class JSONConfig:
             value = self.get(theirs, default, minimum)
             values[ours] = self.get(GENERAL[theirs], value, minimum) if theirs in GENERAL else value
         return values
-
-    def value(self, name: str, default: Any = None) -> Any:
-        """A value of any type."""
-        self.asked.add(name)
-        value = self.values.get(name)
-        return default if value is None else value
 
     def part(self, *names: str) -> Mapping[str, Any]:
         """The keys and values under a key, or under a key of those, and so on; empty if a key is missing.
@@ -136,20 +86,6 @@ class JSONConfig:
         """Whether a version of transformers wrote the file, such as 5."""
         return str(self.value("transformers_version")).startswith(f"{version}.")
 
-    def refuse(self, keys: Collection[str], what: str) -> None:
-        """Refuse keys that change the computation and are not supported.
-
-        Args:
-            keys: the keys, which must be missing or off.
-            what: the architecture, for the message.
-
-        Raises:
-            CheckpointError: a key is set.
-        """
-        for key in keys:
-            if value := self.value(key):
-                raise CheckpointError(f"{self.path}: {key}={shown(value)} is not supported for a {what}")
-
     def activation(self, default: str, key: str = "activation_function") -> str:
         """The activation that a key names, as a key of ``transformer_layer.ACTIVATIONS``.
 
@@ -166,28 +102,6 @@ class JSONConfig:
                 f"{self.path}: {key}={name!r} is not supported; seqgen supports {', '.join(sorted(ACTIVATIONS))}"
             )
         return ACTIVATIONS[name]
-
-    def model(self, values: Mapping[str, Any]) -> Any:
-        """The configuration of the model with some values, which are checked.
-
-        Args:
-            values: the values, and the name of the model as ``_name``.
-
-        Raises:
-            CheckpointError: a value is out of range.
-        """
-        try:
-            cfg = from_dict(TrainConfig, {"model": dict(values)}, str(self.path)).model
-            if hasattr(cfg, "check"):
-                cfg.check()
-        except ConfigError as error:
-            message = str(error).removeprefix(f"{self.path}: ").replace("model.", "")
-            raise CheckpointError(f"{self.path}: {message}") from None
-        return cfg
-
-    def wrong(self, name: str, value: Any, wanted: str) -> CheckpointError:
-        """The error that a value is not of the wanted type."""
-        return CheckpointError(f"{self.path}: {name} is {shown(value)}, not {wanted}")
 
 
 HEAD = "lm_head.weight"

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from seqgen.checkpoints.foreign_config import LARGEST
 from seqgen.config import GenerationConfig, TrainConfig
 from seqgen.config.compose import component_config
 from seqgen.config.values import from_dict
@@ -19,7 +20,7 @@ from seqgen.errors import CheckpointError, ConfigError, shown
 from seqgen.generation.component import IDS, Resources
 from seqgen.generation.model_settings import TOOLKIT_LENGTH
 from seqgen.generation.rules import HUGGINGFACE
-from seqgen.models.huggingface.architecture import GENERATION_FILE, LARGEST, JSONConfig
+from seqgen.models.huggingface.architecture import GENERATION_FILE, JSONConfig
 from seqgen.registry import SEARCHES
 
 # Their name, ours, and their default, whose type is that of the value.

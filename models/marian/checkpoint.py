@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from seqgen.checkpoints.decoding_task import DecodingTask
+from seqgen.checkpoints.foreign_config import ForeignConfig
 from seqgen.checkpoints.loaders import LoadedModel, Placement, register_checkpoint_loader
 from seqgen.checkpoints.model_weights import build_on_meta
 from seqgen.checkpoints.run_config import read_yaml
@@ -35,7 +36,6 @@ from seqgen.data.tokenizers.pretrained import MARIAN, make_tokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
 from seqgen.data.tokenizers.special_tokens import MAX_IDS
 from seqgen.errors import CheckpointError, ConfigError, DataError, shown
-from seqgen.models.huggingface.architecture import JSONConfig
 from seqgen.models.huggingface.weights import Layout, Piece, fill
 from seqgen.models.marian.npz import read_npz
 from seqgen.models.transformer import TransformerConfig, TransformerModel
@@ -90,7 +90,7 @@ class _Files:
     model: Path
     vocabularies: tuple[Path, Path]
     sentencepiece: tuple[Path | None, Path | None]
-    decoding: JSONConfig
+    decoding: ForeignConfig
 
 
 @register_checkpoint_loader("Marian model")
@@ -138,7 +138,7 @@ def _find_files(path: Path, reading: ReadingConfig) -> _Files:
     """Find the files: those that the user gives, else those that ``decoder.yml`` names, in the folder of the model."""
     folder = path if path.is_dir() else path.parent
     described = next((file for file in (Path(f"{path}.{DECODER_FILE}"), folder / DECODER_FILE) if file.is_file()), None)
-    decoding = JSONConfig(described or folder, {} if described is None else read_yaml(described))
+    decoding = ForeignConfig(described or folder, {} if described is None else read_yaml(described))
     models, named = (_names(decoding, key) for key in ("models", "vocabs"))
     if path.is_dir() and len(models) != 1:
         raise CheckpointError(f"{decoding.path} names {len(models)} models; give the .npz file of one of them")
@@ -160,7 +160,7 @@ _SIDES = ("source", "target")
 _SIDE_NAMES = ((".src", ".source"), (".trg", ".target"))
 
 
-def _names(decoding: JSONConfig, key: str) -> list[str]:
+def _names(decoding: ForeignConfig, key: str) -> list[str]:
     """The names of files in ``decoder.yml``; only their last parts count, because the files are in its folder."""
     values = decoding.value(key, [])
     if not isinstance(values, list) or not all(isinstance(value, str) and Path(value).name for value in values):
@@ -175,7 +175,7 @@ def _file(folder: Path, reading: ReadingConfig, side: str, kind: str, names: lis
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
-def _options(path: Path, tensors: dict[str, Tensor]) -> JSONConfig:
+def _options(path: Path, tensors: dict[str, Tensor]) -> ForeignConfig:
     """Take the options of the architecture out of the arrays."""
     content = tensors.pop(OPTIONS, None)
     if content is None or content.dtype not in (torch.int8, torch.uint8):
@@ -186,10 +186,10 @@ def _options(path: Path, tensors: dict[str, Tensor]) -> JSONConfig:
         raise CheckpointError(f"{path}: its {OPTIONS} is damaged: {error}") from None
     if not isinstance(values, dict):
         raise CheckpointError(f"{path}: its {OPTIONS} is damaged: it must contain keys and values")
-    return JSONConfig(path, values)
+    return ForeignConfig(path, values)
 
 
-def _model_config(config: JSONConfig, pad: int) -> TransformerConfig:
+def _model_config(config: ForeignConfig, pad: int) -> TransformerConfig:
     """Turn the options into a configuration; ``pad`` is the first input of the decoder."""
     for key, supported in _FIXED.items():
         value = config.value(key, supported[0])
@@ -250,7 +250,7 @@ def _check_sizes(cfg: TransformerConfig, files: _Files, tensors: Mapping[str, Te
             raise CheckpointError(f"{files.model} has weights of {len(layers)} layers, fewer than its {OPTIONS} says")
 
 
-def _layout(model: TransformerModel, config: JSONConfig, is_old: bool) -> Layout:
+def _layout(model: TransformerModel, config: ForeignConfig, is_old: bool) -> Layout:
     """Marian's names of the weights; a matrix is ``(in, out)``, a vector has one row.
 
     ``is_old`` says that the matrix of the output layer is, too.
@@ -383,7 +383,7 @@ def _unescaped(text: str) -> str:
     return _ESCAPE.sub(character, text)
 
 
-def _decoding(decoding: JSONConfig) -> tuple[dict[str, Any], list[str]]:
+def _decoding(decoding: ForeignConfig) -> tuple[dict[str, Any], list[str]]:
     """The decoding settings of ``decoder.yml``, and notes about those that are ignored."""
     settings: dict[str, Any] = {"search": "marian", "max_len_b": 0, "min_len": 0}
     settings["max_len_a"] = decoding.get("max-length-factor", 3.0)

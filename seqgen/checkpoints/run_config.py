@@ -107,7 +107,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         content = parse_yaml(read_bytes(path))
     except FileNotFoundError:
-        raise CheckpointError(f"there is no file {path}; {path.parent} is not a run folder") from None
+        raise CheckpointError(f"there is no file {path}; give the folder that contains it") from None
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
     except ValueError as error:

@@ -117,7 +117,7 @@ def test_sentencepiece(tmp_path: Path) -> None:
     [
         (
             {"model.encoder.type": "recurrent"},
-            "model.encoder.type='recurrent' is not supported by this loader",
+            "model.encoder.type='recurrent' is not supported",
         ),
         ({"model.encoder.layer_norm": None}, "model.encoder.layer_norm='' is not supported"),
         ({"model.decoder.alpha": 1.3}, r"model.decoder.alpha=1.3 is not supported"),
@@ -130,7 +130,7 @@ def test_sentencepiece(tmp_path: Path) -> None:
         ({"model.decoder.num_layers": 3}, "missing: decoder.layers.2."),
         ({"model.encoder": "small"}, "model.encoder.type='' is not supported"),
         ({"model.tied_embeddings": True}, "needs one vocabulary for source and target"),
-        ({"data.src.level": "char"}, "data.src.level='char' is not supported by this loader, only word or bpe"),
+        ({"data.src.level": "char"}, "data.src.level='char' is not supported, only word or bpe"),
         ({"data.trg": {"level": "bpe", "tokenizer_type": "fast"}}, "data.trg.tokenizer_type='fast' is not supported"),
         ({"data.special_symbols.lang_tags": ["<de>"]}, "data.special_symbols.lang_tags=.* is not supported"),
         ({"data.special_symbols.pad_token": "[PAD]"}, r"does not begin with the tokens <unk>, \[PAD\], <s>, </s>"),

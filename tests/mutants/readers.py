@@ -6,7 +6,7 @@ from tests.mutants.fault import Fault
 
 FAULTS = [
     Fault(
-        "seqgen/modules/multihead_attention.py",
+        "seqgen/checkpoints/model_weights.py",
         '("kv_proj", "kv") if prefix.endswith("encoder_attn.") else ("in_proj", "qkv")',
         '("kv_proj", "kv") if prefix.endswith("encoder_attn.") else ("in_proj", "kqv")',
         "queries and keys of self-attention are exchanged",
