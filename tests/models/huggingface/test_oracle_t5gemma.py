@@ -264,6 +264,7 @@ def test_what_is_written_is_read_by_version_5(tmp_path: Path) -> None:
         return json.loads(done.stdout)
 
     for folder, values in transformers5("logits", *(str(tmp_path / name) for name in COMPUTED)).items():
-        assert_near(torch.tensor(values), COMPUTED[Path(folder).name]["logits"])
+        recorded = torch.as_tensor(COMPUTED[Path(folder).name]["logits"])  # on another processor
+        torch.testing.assert_close(torch.tensor(values), recorded, rtol=0, atol=1e-3)
     texts = transformers5("texts", str(tmp_path / "tokenizer"))[str(tmp_path / "tokenizer")]
     assert texts == json.loads((RECORDED / "texts.json").read_text())["tokenizer"]
