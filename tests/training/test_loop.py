@@ -136,7 +136,7 @@ class SecondOfTwo(ProcessGroup):
 
 def test_each_rank_decodes_its_share_of_the_validation_sentences(lab: Lab) -> None:
     """Random weights give outputs that differ in their length alone, which is that of the source."""
-    short = ["generation.match_source_len=true", "generation.beam=1"]
+    short = ["generation.match_source_len=true", "generation.beam=1", "generation.max_len_b=200"]
     run = training_run(lab, "shares", "dataset.validate_decode=5", *short)
     alone = [sample.hypothesis for sample in run.validator._decode_part(run.trainer.model, "")]
     run.trainer.group = SecondOfTwo(1, 2)
