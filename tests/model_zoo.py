@@ -267,6 +267,13 @@ ZOO: dict[str, Specimen] = {
 }
 
 
+ARCHITECTURES = (
+    *("fconv_uneven", "fconv_tiny", "transformer_tiny", "transformer_marian", "lstm_tiny", "average", "t5_tiny"),
+    *("t5gemma_tiny", "transformer_lm_tiny"),
+)
+"""One model of each kind of decoder and of start token, where other layers of the same kind would change nothing."""
+
+
 def build(name: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> EncoderDecoderModel:
     """A model of the zoo in evaluation mode.
 
