@@ -71,11 +71,11 @@ def _hint(config: Any, key: str) -> str:
 def annotation_of(config: Any, key: str) -> Any:
     """The type of the field that a dotted key names; see ``locate``."""
     owner, field = locate(config, key)
-    return _types(type(owner))[field.name]
+    return _types(owner.__class__)[field.name]
 
 
 @functools.cache  # a list of all keys asks for each field of a class
-def _types(schema: type) -> dict[str, Any]:
+def _types(schema: Any) -> dict[str, Any]:
     return typing.get_type_hints(schema)
 
 

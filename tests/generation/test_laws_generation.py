@@ -88,12 +88,6 @@ def assert_scorer_agrees(models: list[EncoderDecoderModel], batch: Batch, result
     assert_same(SequenceScorer(models, 1, 2).generate(batch), [hypotheses[:1] for hypotheses in results])
 
 
-def test_a_model_with_itself_is_that_model_for_the_mean_of_logarithms() -> None:
-    model = sharp("transformer_tiny")
-    batch = batch_for(model)
-    assert_same(decode([model, model], batch, ensemble_average="log"), decode([model], batch))
-
-
 @pytest.mark.parametrize("average", ["probability", "log"])
 def test_ensembles_of_different_architectures(average: str) -> None:
     """Cached equals uncached, alone equals batched, the order does not matter, and the scorer agrees."""
