@@ -84,27 +84,9 @@ class Specimen:
         return Ids(self.pad, self.eos, self.start, (self.first_word, self.vocab), self.vocab, self.left_padding)
 
 
-def registered(name: str, joint: bool = False, **changes: Any) -> Callable[[], EncoderDecoderModel]:
-    """Build a registered model or preset with some values changed."""
-
-    def build() -> EncoderDecoderModel:
-        config = replace(MODELS.config(name), **changes)
-        model = MODELS.entry(name).component.build_model(config, TinyTask(joint))
-        return model
-
-    return build
-
-
-_NARROW = {
-    "encoder_embed_dim": 16,
-    "decoder_embed_dim": 16,
-    "encoder_ffn_embed_dim": 24,
-    "decoder_ffn_embed_dim": 24,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-}
+_WIDTHS = {"embed_dim": 16, "ffn_embed_dim": 24, "layers": 2, "attention_heads": 2}
+_NARROW_DECODER = {f"decoder_{key}": value for key, value in _WIDTHS.items()}
+_NARROW = {f"encoder_{key}": value for key, value in _WIDTHS.items()} | _NARROW_DECODER
 _CONVOLUTIONAL = {"encoder_embed_dim": 12, "decoder_embed_dim": 12, "decoder_out_embed_dim": 12}
 _NARROW_T5 = {"d_model": 16, "d_kv": 6, "d_ff": 24, "num_layers": 2, "num_heads": 3}
 _NARROW_T5GEMMA = {
@@ -112,6 +94,36 @@ _NARROW_T5GEMMA = {
     for side in ("encoder", "decoder")
     for key, value in {"hidden_size": 16, "intermediate_size": 24, "layers": 2, "head_dim": 6}.items()
 }
+
+_SMALL = {"embed_dim": 64, "ffn_embed_dim": 64, "layers": 2, "attention_heads": 4}
+_SMALL_PRESETS: dict[str, dict[str, Any]] = {
+    "fconv_tiny": {
+        **{f"{side}_embed_dim": 24 for side in ("encoder", "decoder", "decoder_out")},
+        "encoder_layers": "[(24, 3)] * 3",
+        "decoder_layers": "[(24, 3)] * 2",
+    },
+    "transformer_tiny": {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in _SMALL.items()},
+    "t5_tiny": {"d_model": 24, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 3},
+    "transformer_lm_tiny": {**_NARROW_DECODER, "decoder_embed_dim": 32, "decoder_ffn_embed_dim": 48},
+}
+"""Sizes with which random models decode fast, and end outputs at different steps."""
+
+
+def small_config(name: str, **changes: Any) -> Any:
+    """The configuration of a registered model or preset with some values changed; the presets above are smaller."""
+    return replace(MODELS.config(name), **{**_SMALL_PRESETS.get(name, {}), **changes})
+
+
+def registered(name: str, joint: bool = False, **changes: Any) -> Callable[[], EncoderDecoderModel]:
+    """Build a registered model or preset with some values changed."""
+
+    def build() -> EncoderDecoderModel:
+        config = small_config(name, **changes)
+        model = MODELS.entry(name).component.build_model(config, TinyTask(joint))
+        return model
+
+    return build
+
 
 ZOO: dict[str, Specimen] = {
     "fconv_tiny": Specimen(registered("fconv_tiny")),
@@ -264,10 +276,7 @@ ZOO: dict[str, Specimen] = {
     "transformer_lm_learned": Specimen(
         registered(
             "transformer_lm",
-            decoder_embed_dim=16,
-            decoder_ffn_embed_dim=24,
-            decoder_layers=2,
-            decoder_attention_heads=2,
+            **_NARROW_DECODER,
             decoder_learned_pos=True,
             positions_from_zero=True,
             activation_fn="gelu_accurate",
@@ -280,6 +289,13 @@ ZOO: dict[str, Specimen] = {
         has_table=False,
     ),
 }
+
+
+ARCHITECTURES = (
+    *("fconv_uneven", "fconv_tiny", "transformer_tiny", "transformer_marian", "lstm_tiny", "average", "t5_tiny"),
+    *("t5gemma_tiny", "transformer_lm_tiny"),
+)
+"""One model of each kind of decoder and of start token, where other layers of the same kind would change nothing."""
 
 
 def build(name: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> EncoderDecoderModel:

@@ -12,6 +12,7 @@ from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MODELS
 from seqgen.text.translator import ModelInMemory
+from tests.model_zoo import small_config
 from tests.scripted_model import dictionary
 
 WORDS = 19
@@ -30,7 +31,7 @@ def text_model(
     """A registered model in float64 with scaled random weights, so that hypotheses differ and some end early."""
     task = task or task_of()
     torch.manual_seed(seed)
-    model: EncoderDecoderModel = MODELS.entry(name).component.build_model(MODELS.config(name), task).double().eval()
+    model: EncoderDecoderModel = MODELS.entry(name).component.build_model(small_config(name), task).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(sharpness)

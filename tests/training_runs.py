@@ -40,6 +40,7 @@ TINY = [
     "common.log_interval=2",
     "common.log_format=none",
     "common.tensorboard=false",
+    "generation.max_len_b=20",
 ]
 
 

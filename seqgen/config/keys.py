@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import typing
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -70,7 +71,12 @@ def _hint(config: Any, key: str) -> str:
 def annotation_of(config: Any, key: str) -> Any:
     """The type of the field that a dotted key names; see ``locate``."""
     owner, field = locate(config, key)
-    return typing.get_type_hints(type(owner))[field.name]
+    return _types(owner.__class__)[field.name]
+
+
+@functools.cache  # a list of all keys asks for each field of a class
+def _types(schema: Any) -> dict[str, Any]:
+    return typing.get_type_hints(schema)
 
 
 OTHER_NAMES: dict[str, tuple[str, ...]] = {

@@ -151,7 +151,7 @@ class OnlyChecks(ReadsText):
 def test_source_texts_reach_components(can_merge: bool) -> None:
     """Also where sentences finish, and where others join the batch; alone equals batched."""
     processor = ReadsText(can_merge)
-    translator = Translator([text_model(seed=2)])
+    translator = Translator([text_model(seed=3)])
     settings: dict[str, Any] = {"max_len_b": 6, "batch_size": 5, "processors": [processor]}
     found = translator.translate(TEXTS, **settings)
     assert sorted(processor.begun) == sorted(TEXTS)

@@ -19,7 +19,7 @@ from tests.generators import make_generator
 from tests.huggingface_decoding import dictionary as t5_dictionary, sharp_model
 from tests.huggingface_t5 import seqgen_model
 from tests.hypotheses import assert_same
-from tests.model_zoo import VOCAB, ZOO, registered, sharp
+from tests.model_zoo import ARCHITECTURES, VOCAB, ZOO, registered, sharp
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
 
 SOURCES = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2), (2,), (7, 8, 9, 2)]
@@ -140,7 +140,7 @@ def test_cached_equals_uncached_and_alone_equals_batched(name: str) -> None:
         assert_same([[alone]], [[hypothesis]])
 
 
-@names
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if has_features(name)])
 @pytest.mark.parametrize("options", [{"penalty_alpha": 0.0}, {"contrastive_topk": 1}], ids=str)
 def test_without_penalty_or_choice_it_is_greedy(name: str, options: dict[str, float]) -> None:
     model = sharp(name)

@@ -1,4 +1,8 @@
-"""Invariants of decoding with every registered model: the cache, the batch and an ensemble of itself change nothing."""
+"""Invariants of decoding with each architecture: the cache, the batch and an ensemble of itself change nothing.
+
+Search uses a model only through its passes, steps and states, which test_laws_models.py and test_fast_paths.py test
+with every registered model.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from seqgen.modules.kv_cache import indirection
 from seqgen.structures import Batch, Hypothesis
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
-from tests.model_zoo import VOCAB, ZOO, sharp, subject_of
+from tests.model_zoo import ARCHITECTURES, VOCAB, ZOO, sharp, subject_of
 from tests.scripted_model import batch_of, dictionary
 
 WITHOUT_CACHED_WEIGHTS = ("lstm_tiny", "average")
@@ -41,7 +45,7 @@ def decode(models: list[EncoderDecoderModel], batch: Batch, **options: object) -
     return make_generator(models, words(), **{"beam_size": 4, "max_len_b": 12, **options}).generate(batch)
 
 
-names = pytest.mark.parametrize("name", list(ZOO))
+names = pytest.mark.parametrize("name", ARCHITECTURES)
 
 
 @names
@@ -84,17 +88,10 @@ def assert_scorer_agrees(models: list[EncoderDecoderModel], batch: Batch, result
     assert_same(SequenceScorer(models, 1, 2).generate(batch), [hypotheses[:1] for hypotheses in results])
 
 
-@names
-def test_a_model_with_itself_is_that_model_for_the_mean_of_logarithms(name: str) -> None:
-    model = sharp(name)
-    batch = batch_for(model)
-    assert_same(decode([model, model], batch, average="log"), decode([model], batch))
-
-
 @pytest.mark.parametrize("average", ["probability", "log"])
 def test_ensembles_of_different_architectures(average: str) -> None:
     """Cached equals uncached, alone equals batched, the order does not matter, and the scorer agrees."""
-    models = [sharp(name) for name in ZOO]
+    models = [sharp(name) for name in ARCHITECTURES]
     batch = batch_for(*models)
     options = {"average": average, "weights": [1.0 + i for i in range(len(models))]}
     results = decode(models, batch, **options)
@@ -130,16 +127,6 @@ def test_weights_are_prepared_once(name: str, monkeypatch: pytest.MonkeyPatch) -
     made.clear()
     decode([model], batch_for(model))
     assert made == []
-
-
-@names
-def test_no_stale_weight_after_a_change_between_two_decodes(name: str) -> None:
-    model, other = sharp(name), sharp(name, seed=1)
-    with torch.no_grad():
-        decode([model], batch_for(model))
-        for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
-            mine.copy_(theirs)
-        assert_same(decode([model], batch_for(model)), decode([other], batch_for(other)), tolerance=0)
 
 
 @pytest.mark.parametrize(

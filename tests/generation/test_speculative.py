@@ -39,7 +39,7 @@ Results = list[list[Hypothesis]]
 def near(model: EncoderDecoderModel, name: str) -> EncoderDecoderModel:
     """A model of nearly the same weights, which guesses well but not always."""
     other = sharp(name)
-    torch.manual_seed(7)
+    torch.manual_seed(11)
     with torch.no_grad():
         for mine, its in zip(other.parameters(), model.parameters(), strict=True):
             mine.copy_(its + 0.2 * its.std() * torch.randn_like(its) if its.numel() > 1 else its)

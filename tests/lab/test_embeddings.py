@@ -107,8 +107,8 @@ def test_gradients_flow_to_the_embeddings_alone() -> None:
     """As in prompt tuning, with the weights of the model frozen."""
     model, given = build("t5_tiny").double().requires_grad_(False), inputs("t5_tiny", [3, 2], 3)
     assert model.encoder.embed_tokens is model.decoder.embed_tokens
-    prompt = torch.randn(2, 128, dtype=torch.float64, requires_grad=True)
-    other = torch.randn(1, 128, dtype=torch.float64, requires_grad=True)
+    prompt = torch.randn(2, 24, dtype=torch.float64, requires_grad=True)
+    other = torch.randn(1, 24, dtype=torch.float64, requires_grad=True)
     with given_embeddings(model.encoder, prompt) as ids, given_embeddings(model.decoder, other) as further:
         assert further.tolist() == [int(ids.max()) + 1]
         tokens = torch.cat([ids.expand(2, 2), given.src_tokens], dim=1)
@@ -124,7 +124,7 @@ def test_gradients_flow_to_the_embeddings_alone() -> None:
 @pytest.mark.parametrize(
     ("name", "dim", "words"),
     [
-        ("t5_tiny", 12, "embeddings of dimension 12 are given to T5Encoder, whose embeddings have dimension 128"),
+        ("t5_tiny", 12, "embeddings of dimension 12 are given to T5Encoder, whose embeddings have dimension 24"),
         ("transformer_lm_tiny", 128, "PromptEncoder cannot be given embeddings"),
     ],
 )

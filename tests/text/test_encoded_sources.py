@@ -216,7 +216,7 @@ def test_strategies_that_encode_the_source_themselves_refuse_an_encoding(search:
 def test_wrong_encoded_lines_are_refused() -> None:
     translator = Translator(text_model("transformer_tiny"), **SHORT)
     (encoded,) = translator.encode(TEXTS[:1])
-    with pytest.raises(DataError, match=r"has the shape \(1, 4, 128\), but the source has 2 tokens"):
+    with pytest.raises(DataError, match=r"has the shape \(1, 4, 64\), but the source has 2 tokens"):
         EncodedSource("w1", encoded.tokens[:2], encoded.encoder_out)
     with pytest.raises(DataError, match="some lines are encoded and some are not"):
         translator.translate([encoded, "w1 w2"])
@@ -234,12 +234,12 @@ def test_wrong_encoded_lines_are_refused() -> None:
         ({"tokens": torch.ones(4)}, r"are \(4,\) torch.float32; give at least one id"),
         ({"tokens": [1, 2]}, "are list; give at least one id"),
         (
-            {"tokens": torch.ones(0, dtype=torch.int64), "encoder_out": EncoderOut(torch.ones(1, 0, 128))},
+            {"tokens": torch.ones(0, dtype=torch.int64), "encoder_out": EncoderOut(torch.ones(1, 0, 64))},
             "at least one id",
         ),
-        ({"encoder_out": torch.ones(1, 4, 128)}, "is of type Tensor; give the EncoderOut"),
-        ({"encoder_out": EncoderOut(torch.ones(1, 4, 5))}, r"has \(5\) of torch.float32 .* this model reads \(128\)"),
-        ({"encoder_out": EncoderOut(torch.ones(1, 4, 128).half())}, "float16 for each position in encoder_out"),
+        ({"encoder_out": torch.ones(1, 4, 64)}, "is of type Tensor; give the EncoderOut"),
+        ({"encoder_out": EncoderOut(torch.ones(1, 4, 5))}, r"has \(5\) of torch.float32 .* this model reads \(64\)"),
+        ({"encoder_out": EncoderOut(torch.ones(1, 4, 64).half())}, "float16 for each position in encoder_out"),
     ],
 )
 def test_encodings_that_do_not_fit_are_refused(changes: dict[str, Any], words: str) -> None:

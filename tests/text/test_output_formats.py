@@ -74,7 +74,7 @@ def test_fairseq_breaks_no_line_and_no_field(decoded: tuple[TextDecoding, list[T
 
 def test_fairseq_has_bits_and_every_token_but_the_end() -> None:
     keys = {"semantics": "huggingface", "sampling": True, "seed": 3, "max_len": 8}
-    decoding = Translator(text_model(sharpness=1.0), beam=3, nbest=3, **keys).prepare()
+    decoding = Translator(text_model(seed=3, sharpness=1.0), beam=3, nbest=3, **keys).prepare()
     decoded = decoding, list(decoding.translate(TEXTS))
     fields = [line.split("\t") for line in written(decoded, "fairseq")]
     hypotheses = [item for translation in decoded[1] for item in translation.hypotheses]

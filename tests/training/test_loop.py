@@ -136,7 +136,7 @@ class SecondOfTwo(ProcessGroup):
 
 def test_each_rank_decodes_its_share_of_the_validation_sentences(lab: Lab) -> None:
     """Random weights give outputs that differ in their length alone, which is that of the source."""
-    short = ["generation.match_source_len=true", "generation.beam=1"]
+    short = ["generation.match_source_len=true", "generation.beam=1", "generation.max_len_b=200"]
     run = training_run(lab, "shares", "dataset.validate_decode=5", *short)
     alone = [sample.hypothesis for sample in run.validator._decode_part(run.trainer.model, "")]
     run.trainer.group = SecondOfTwo(1, 2)
@@ -514,16 +514,10 @@ def test_a_signal_during_validation_saves_and_catches_up(
     assert records(run, "valid") == records(uninterrupted, "valid")
 
 
-def test_a_longer_run_continues_a_shorter_one(lab: Lab, uninterrupted: Path) -> None:
-    shorter = [f for f in FULL if "max_update" not in f and "plateau" not in f and "threshold" not in f]
-    run = lab.train("longer", *shorter, "optimization.max_update=5")
-    lab.train("longer", *shorter, "optimization.max_update=11")
-    once = lab.train("at-once", *shorter, "optimization.max_update=11")
-    assert_identical(everything(run)["weights"], everything(once)["weights"])
-
-
-@pytest.mark.parametrize("optimizer", ["adam", "adamw", "nag", "sgd", "adafactor"])
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize(
+    ("optimizer", "precision"),
+    [*((name, "fp32") for name in ("adam", "adamw", "nag", "sgd", "adafactor")), ("adam", "fp16")],
+)
 def test_every_optimizer_resumes_exactly(lab: Lab, optimizer: str, precision: str) -> None:
     options = [f"optimizer={optimizer}", "dataset.validate_interval=0", *(["common.fp16=true"] * (precision == "fp16"))]
     if optimizer == "adafactor":

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad as pad_columns
 
-from seqgen.lab.checks.checking import Advice, Compared, Diagnosis, Invariants, Wrong, require
+from seqgen.lab.checks.checking import Advice, Compared, Diagnosis, Invariants, Violation, Wrong, require
 from seqgen.lab.checks.subject import Ids
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, tensors_in
@@ -121,22 +121,41 @@ def repeated_losses_are_equal(subject: Training) -> None:
 
 
 def gradient_equals_finite_differences(subject: Training) -> None:
-    """The gradient, times a random direction for each parameter, equals the central difference of the loss."""
-    batch, step = subject.batch(), 1e-5
+    """The gradient, times a random direction, equals the central difference of the loss.
+
+    The direction has length one in each parameter. If they differ, each parameter by itself shows where.
+    """
+    batch = subject.batch()
     gradient = subject.gradient(batch, training=True)
     generator = torch.Generator().manual_seed(0)
+    directions = {}
     for name, parameter in subject.model.named_parameters():
         direction = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        direction /= direction.norm()
-        losses = []
-        original = parameter.detach().clone()
-        for sign in (1, -1):
-            parameter.data.copy_(original + sign * step * direction)
-            losses.append(subject.compute(batch, training=True).loss.detach())
-        parameter.data.copy_(original)
-        wanted = (losses[0] - losses[1]) / (2 * step)
-        got = (gradient[name] * direction).sum()
-        subject.same_number(got, wanted, f"the gradient of {name} is not that of the loss", tolerance=1e-6)
+        directions[name] = direction / direction.norm()
+    try:
+        _same_slope(subject, batch, gradient, directions, "the gradient")
+    except Violation:
+        for name, direction in directions.items():
+            _same_slope(subject, batch, gradient, {name: direction}, f"the gradient of {name}")
+        raise
+
+
+def _same_slope(
+    subject: Training, batch: Batch, gradient: Mapping[str, Tensor], directions: Mapping[str, Tensor], what: str
+) -> None:
+    """The gradient along a direction is the central difference of the loss."""
+    step, losses = 1e-5, []
+    parameters = {name: subject.model.get_parameter(name) for name in directions}
+    originals = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    for sign in (1, -1):
+        for name, parameter in parameters.items():
+            parameter.data.copy_(originals[name] + sign * step * directions[name])
+        losses.append(subject.compute(batch, training=True).loss.detach())
+    for name, parameter in parameters.items():
+        parameter.data.copy_(originals[name])
+    wanted = (losses[0] - losses[1]) / (2 * step)
+    got = sum((gradient[name] * direction).sum() for name, direction in directions.items())
+    subject.same_number(got, wanted, f"{what} is not that of the loss", tolerance=1e-6)
 
 
 def padding_counts_nothing(subject: Training) -> None:
