@@ -59,8 +59,8 @@ class ConvertConfig:
 
     path: list[str] = option(
         [],
-        "what to convert: a run, a fairseq model.pt, a Hugging Face folder or hf:ORGANIZATION/NAME[@REVISION]; with "
-        "format=average also several runs or checkpoints, as [A,B]",
+        "what to convert: a run, a fairseq model.pt, a Marian folder, a Hugging Face folder or "
+        "hf:ORGANIZATION/NAME[@REVISION]; with format=average also several runs or checkpoints, as [A,B]",
         names="output",
     )
     output: str = option(

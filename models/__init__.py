@@ -26,7 +26,7 @@ declare_checkpoint_loader(
 )
 declare_checkpoint_loader(
     "Marian model",
-    lambda path: (path.suffix == ".npz" and path.is_file()) or (path / "decoder.yml").is_file(),
+    lambda path: path.is_file() if path.suffix == ".npz" else any(path.glob("*decoder.yml")),
     "seqgen.models.marian.checkpoint",
 )
 

@@ -63,6 +63,7 @@ from seqgen.generation.context import (
 from seqgen.generation.ensemble.combinations import (
     Combination as Combination,
     Fusion as Fusion,
+    LogProbabilityMean as LogProbabilityMean,
     MeanConfig as MeanConfig,
     ProbabilityMean as ProbabilityMean,
 )
@@ -155,7 +156,7 @@ from seqgen.structures import Batch as Batch, DecoderOut as DecoderOut, EncoderO
 
 # isort: split
 # Loading checkpoints of other toolkits
-from seqgen.checkpoints.decoding_task import DecodingTask as DecodingTask
+from seqgen.checkpoints.decoding_task import DecodingConfig as DecodingConfig, DecodingTask as DecodingTask
 from seqgen.checkpoints.foreign_config import ForeignConfig as ForeignConfig
 from seqgen.checkpoints.loaders import LoadedModel as LoadedModel, Placement as Placement
 from seqgen.checkpoints.model_weights import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,11 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MODELS
 from seqgen.structures import Batch, Hypothesis
 from seqgen.system.hooks import Hooked
+
+
+def are_languages(*sides: str) -> bool:
+    """Whether the names of sides, such as endings of files, are codes of languages such as ``en``, not ``article``."""
+    return all(re.fullmatch("[a-z]{2,3}([-_].*)?", side) for side in sides)
 
 
 class Task(Hooked):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.setup import prepare_tokenizers
 from seqgen.errors import ConfigError
 from seqgen.registry import register_task
+from seqgen.task import are_languages
 from seqgen.tasks.raw_text import TextConfig, TextTask, check_split
 
 
@@ -177,8 +177,7 @@ class TranslationTask(ParallelTextTask):
     @property
     def translates(self) -> bool:  # type: ignore[override]
         """Whether the file name endings are codes of languages, such as ``en``, and not ``article`` and ``summary``."""
-        endings = (self.cfg.source_lang, self.cfg.target_lang)
-        return all(re.fullmatch("[a-z]{2,3}([-_].*)?", ending) for ending in endings)
+        return are_languages(self.cfg.source_lang, self.cfg.target_lang)
 
     @classmethod
     def setup_task(cls, cfg: TranslationConfig, folder: Path) -> Self:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 import seqgen.models  # noqa: F401  # declares the built-in models
-from seqgen.checkpoints.decoding_task import DecodingTask
-from seqgen.config import GenerationConfig
+from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.model import EncoderDecoderModel
@@ -22,7 +21,7 @@ TEXTS = ["w1 w5 w8", "w2", "w3 w3 w17 w3 w5 w9 w11", "w4 w5 w6", "w0 w18 w2 w7 w
 def task_of(tokenizer: Tokenizer | None = None, words: Dictionary | None = None) -> DecodingTask:
     """A task over the words ``w0``, ``w1``, ..."""
     tokenizer = tokenizer or WhitespaceTokenizer(words or dictionary(WORDS))
-    return DecodingTask(GenerationConfig(), tokenizer, tokenizer)
+    return DecodingTask(DecodingConfig(), tokenizer, tokenizer)
 
 
 def text_model(

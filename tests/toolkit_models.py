@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from seqgen.checkpoints.decoding_task import DecodingTask
+from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
@@ -134,7 +134,7 @@ def _pieces(model: bytes) -> list[str]:
 @torch.no_grad()
 def _transformer(cfg: TransformerConfig, tokenizer: Tokenizer, seed: int) -> TransformerModel:
     words = tokenizer.dictionary
-    model: TransformerModel = DecodingTask(None, tokenizer, tokenizer).build_model(replace(cfg)).eval()
+    model: TransformerModel = DecodingTask(DecodingConfig(), tokenizer, tokenizer).build_model(replace(cfg)).eval()
     for name, parameter in model.named_parameters():
         if "embed_positions" in name or name == "decoder.output_projection.bias":
             parameter.zero_()

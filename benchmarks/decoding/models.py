@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer as Pipeline, models, pre_tokenizers
 
 import seqgen.models  # noqa: F401  # declares the built-in models
-from seqgen.checkpoints.decoding_task import DecodingTask
+from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.files import CONFIG_FILE, FAST_FILE, TokenizerFiles, to_json
 from seqgen.data.tokenizers.pretrained import FAST, load_pretrained_tokenizer, make_tokenizer
@@ -154,7 +154,7 @@ def save_random_transformer(name: str, folder: Path) -> None:
     )
     tokenizer = numbered_words(shape.vocabulary, shape.special)
     torch.manual_seed(1)
-    task = DecodingTask(None, tokenizer, tokenizer)
+    task = DecodingTask(DecodingConfig(), tokenizer, tokenizer)
     model = task.build_model(cfg)
     with torch.no_grad():  # as for T5
         for weight in model.decoder.layers.parameters():

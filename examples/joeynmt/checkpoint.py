@@ -23,6 +23,7 @@ from seqgen.extend import (
     CheckpointError,
     ConfigError,
     DataError,
+    DecodingConfig,
     DecodingTask,
     Dictionary,
     ForeignConfig,
@@ -102,8 +103,9 @@ def read_joeynmt_model(path: Path, reading: ReadingConfig, placement: Placement)
     folder, checkpoint = (path, path / "best.ckpt") if path.is_dir() else (path.parent, path)
     config = ForeignConfig(folder / "config.yaml", dict(flatten(read_yaml(folder / "config.yaml"))))
     cfg = read_model_config(config)
+    languages = DecodingConfig(config.get("data.src.lang", ""), translates=True)
     source, target = (read_tokenizer(config, side) for side in ("src", "trg"))
-    task = DecodingTask(None, source, source if source.fingerprint() == target.fingerprint() else target)
+    task = DecodingTask(languages, source, source if source.fingerprint() == target.fingerprint() else target)
     weights = read_weights(checkpoint)
     model = build_with_weights(lambda: task.build_model(cfg), weights, str(checkpoint), placement.device)
     ignored = [f"{key}={config.value(key)}" for key, usual in NOT_APPLIED.items() if config.value(key, usual) != usual]

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqgen.checkpoints.decoding_task import DecodingTask, PromptDecodingTask
+from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask, PromptDecodingTask
 from seqgen.checkpoints.loaders import LoadedModel, Placement, register_checkpoint_loader
 from seqgen.checkpoints.model_weights import build_with_weights, fuse_projections
 from seqgen.checkpoints.torch_file import plain, read_torch_file
@@ -35,6 +35,7 @@ from seqgen.models.fairseq.options import FairseqLanguages, FairseqOptions, read
 from seqgen.models.fconv import FConvConfig
 from seqgen.models.transformer import TransformerConfig
 from seqgen.models.transformer_lm import TransformerLMConfig
+from seqgen.task import are_languages
 
 # Not weights: version numbers, a buffer that marks the device, and sinusoids that old versions saved.
 _NO_WEIGHTS = re.compile(r"(.*\.)?(version|_float_tensor|embed_positions\.weights)")
@@ -104,7 +105,8 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Place
     source, target = (_tokenizer(side, options.languages) for side in (sides[0], sides[-1]))
     if source.fingerprint() == target.fingerprint():  # a joined dictionary is saved under both languages
         target = source
-    task = DecodingTask(None, source, target)
+    languages = DecodingConfig(options.source_lang, are_languages(options.source_lang, options.target_lang))
+    task = DecodingTask(languages, source, target)
     if isinstance(options.model, TransformerLMConfig):
         task = PromptDecodingTask.of(source, begin_with_eos=True)
         if "decoder.layer_norm.weight" in weights:  # some versions build a pre-norm model whatever the option

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from seqgen.checkpoints.decoding_task import DecodingTask
+from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask
 from seqgen.config.values import value_text
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, ConfigError, DataError
@@ -188,7 +188,7 @@ class BartArchitecture(Architecture):
         ids = (_id(config, kind, f"{name}_token_id") for name in ("decoder_start", "bos"))
         start = self.first_decoder_input(path, *ids)
         cfg.decoder_start_token_id = -1 if start == target.dictionary.eos() else start
-        return DecodingTask(None, tokenizer, target)
+        return DecodingTask(DecodingConfig(translates=kind is KINDS["marian"]), tokenizer, target)
 
     def generation_defaults(self, config: JSONConfig) -> dict[str, Any]:
         """Values that transformers' configuration has although the file lacks them."""

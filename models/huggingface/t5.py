@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from seqgen.checkpoints.decoding_task import DecodingTask
+from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, shown
 from seqgen.models.huggingface.architecture import ACTIVATIONS, HEAD, Architecture, JSONConfig
@@ -88,7 +88,7 @@ class T5Architecture(Architecture):
         cfg.decoder_start_token_id = self.first_decoder_input(path, cfg.decoder_start_token_id, bos)
         if cfg.decoder_start_token_id == tokenizer.dictionary.pad():
             cfg.decoder_start_token_id = -1
-        return DecodingTask(None, tokenizer, tokenizer)
+        return DecodingTask(DecodingConfig(), tokenizer, tokenizer)
 
     def special_ids(self, model: T5Model, tokenizer: Tokenizer | None) -> dict[str, int]:
         """The special ids of the files of a folder."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from seqgen.checkpoints.decoding_task import DecodingTask
+from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, ConfigError, shown
 from seqgen.models.huggingface.architecture import Architecture, JSONConfig, activation_name
@@ -149,7 +149,7 @@ class T5GemmaArchitecture(Architecture):
         bos = config.get("bos_token_id", config.get("decoder.bos_token_id", _IDS["bos_token_id"]))
         start = self.first_decoder_input(path, cfg.decoder_start_token_id, bos)
         cfg.decoder_start_token_id = -1 if start == tokenizer.dictionary.eos() else start
-        return DecodingTask(None, tokenizer, tokenizer)
+        return DecodingTask(DecodingConfig(), tokenizer, tokenizer)
 
     def generation_defaults(self, config: JSONConfig) -> dict[str, Any]:
         """The special ids of the decoder; see ``Architecture.generation_defaults``."""

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqgen.checkpoints.decoding_task import DecodingTask
+from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask
 from seqgen.checkpoints.foreign_config import ForeignConfig
 from seqgen.checkpoints.loaders import LoadedModel, Placement, register_checkpoint_loader
 from seqgen.checkpoints.model_weights import build_on_meta
@@ -115,7 +115,7 @@ def read_marian_model(path: Path, reading: ReadingConfig, placement: Placement) 
     tensors = read_npz(files.model)
     config = _options(files.model, tensors)
     source, target = _tokenizers(files)
-    task = DecodingTask(None, source, target)
+    task = DecodingTask(DecodingConfig(translates=True), source, target)
     cfg = _model_config(config, len(task.target_dictionary) - 1)
     _check_sizes(cfg, files, tensors, task)
     model: TransformerModel = build_on_meta(lambda: task.build_model(cfg), str(files.model))
@@ -137,7 +137,11 @@ def read_marian_model(path: Path, reading: ReadingConfig, placement: Placement) 
 def _find_files(path: Path, reading: ReadingConfig) -> _Files:
     """Find the files: those that the user gives, else those that ``decoder.yml`` names, in the folder of the model."""
     folder = path if path.is_dir() else path.parent
-    described = next((file for file in (Path(f"{path}.{DECODER_FILE}"), folder / DECODER_FILE) if file.is_file()), None)
+    of_models = sorted(folder.glob(f"*.npz.{DECODER_FILE}")) if path.is_dir() else [Path(f"{path}.{DECODER_FILE}")]
+    places = [folder / DECODER_FILE, *of_models] if path.is_dir() else [*of_models, folder / DECODER_FILE]
+    described, *others = [file for file in places if file.is_file()] or [None]
+    if path.is_dir() and others and described in of_models:
+        raise CheckpointError(f"{path} has {len(of_models)} models; give the .npz file of one of them")
     decoding = ForeignConfig(described or folder, {} if described is None else read_yaml(described))
     models, named = (_names(decoding, key) for key in ("models", "vocabs"))
     if path.is_dir() and len(models) != 1:

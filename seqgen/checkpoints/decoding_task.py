@@ -19,12 +19,22 @@ from seqgen.registry import register_task
 from seqgen.task import Task
 
 
-@register_task("decoding")
+@dataclass
+class DecodingConfig:
+    """What is known about the text that a model was trained on."""
+
+    source_lang: str = option("", "language of the source, such as en, by whose rules lines are split into sentences")
+    translates: bool = option(
+        False, "whether outputs are about as long as their sources; also if there are languages or two tokenizers"
+    )
+
+
+@register_task("decoding", config=DecodingConfig)
 class DecodingTask(Task):
     """The task of a model without data: it can only encode and decode text.
 
     Args:
-        cfg: has no options.
+        cfg: what is known about the text.
         source_tokenizer: the tokenizer of the source.
         target_tokenizer: that of the target, or one with a ``target_side``.
     """
@@ -33,14 +43,15 @@ class DecodingTask(Task):
 
     def __init__(self, cfg: Any, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer):
         super().__init__(cfg, source_tokenizer, target_tokenizer.target_side)
-        self.translates = source_tokenizer.languages is not None or self.target_tokenizer is not source_tokenizer
+        two_sides = source_tokenizer.languages is not None or self.target_tokenizer is not source_tokenizer
+        self.translates = two_sides or getattr(cfg, "translates", False)
 
     @classmethod
     def setup_task(cls, cfg: Any, folder: Path) -> Self:
         """Read the tokenizers of a run that was made from such a model.
 
         Args:
-            cfg: has no options.
+            cfg: what is known about the text.
             folder: the run folder.
 
         Raises:
@@ -66,7 +77,7 @@ class DecodingTask(Task):
 
     def as_values(self) -> dict[str, Any]:
         """The task of a run that is made from the model: its name and values; see ``LoadedModel.task_values``."""
-        return {"_name": "decoding"}
+        return {"_name": "decoding", **{key: value for key, value in to_dict(self.cfg).items() if value}}
 
 
 @dataclass

@@ -130,8 +130,8 @@ class GenerateConfig:
 
     path: list[str] = option(
         [],
-        "run folder, checkpoint in one, fairseq model.pt, Hugging Face folder, or hf:ORGANIZATION/NAME[@REVISION] for "
-        "a model of the Hugging Face Hub; [A,B] or A:B for an ensemble",
+        "run folder, checkpoint in one, fairseq model.pt, Marian folder or .npz, Hugging Face folder, or "
+        "hf:ORGANIZATION/NAME[@REVISION] for a model of the Hugging Face Hub; [A,B] or A:B for an ensemble",
     )
     input: str = option(
         "",

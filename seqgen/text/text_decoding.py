@@ -391,7 +391,9 @@ class TextDecoding:
             return
         source, output = len(line.sources[0]), line.translation.hypotheses[:1]
         least = self.cfg.usual_ratio * source / PART
-        if self.task.translates and source >= PARAGRAPH and output and len(output[0].tokens) < least:
+        if self.task.translates and output and not output[0].text.strip():
+            line.translation.notes.append("the output is empty, which generation.min_len or lenpen can prevent")
+        elif self.task.translates and source >= PARAGRAPH and output and len(output[0].tokens) < least:
             line.translation.notes.append(
                 f"the output has {len(output[0].tokens)} tokens for {source} of the source and may lack a part; decode "
                 "paragraphs with generation.input_split=sentences"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from seqgen.checkpoints import loaders
-from seqgen.checkpoints.decoding_task import DecodingTask
+from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask
 from seqgen.checkpoints.loaders import LoadedModel, Placement, checkpoint_loader_of, register_checkpoint_loader
 from seqgen.checkpoints.loading import load_model, load_models
 from seqgen.config import ReadingConfig, TrainConfig
@@ -26,7 +26,7 @@ def register_toy() -> None:
     @register_checkpoint_loader("toy", recognizes=lambda path: path.suffix == ".toy")
     def read(path: Path, reading: ReadingConfig, placement: Placement) -> LoadedModel:
         tokenizer = WhitespaceTokenizer(dictionary())
-        task = DecodingTask(None, tokenizer, tokenizer)
+        task = DecodingTask(DecodingConfig(), tokenizer, tokenizer)
         return LoadedModel(
             random_model(FCONV).train(), task, TrainConfig(model=FCONV), path, notes=[reading.dictionary]
         )

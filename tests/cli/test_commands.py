@@ -195,7 +195,9 @@ def test_average_replaces_no_checkpoint_of_training(runs: Path, name: str) -> No
 
 def test_average_writes_into_runs_alone(runs: Path, tmp_path: Path) -> None:
     refused(
-        command("convert", "format=average", f"path={tmp_path}/none", "last=2"), f"{tmp_path}/none", "not a run folder"
+        command("convert", "format=average", f"path={tmp_path}/none", "last=2"),
+        f"{tmp_path}/none",
+        "give the folder that contains it",
     )
     refused(command("convert", "format=average", f"path={tmp_path}/none"), f"{tmp_path}/none", "no such")
     assert not list(tmp_path.iterdir())

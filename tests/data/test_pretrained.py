@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from seqgen.checkpoints.decoding_task import DecodingTask
+from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask
 from seqgen.checkpoints.loading import load_model
 from seqgen.data.tokenizers.base import load_tokenizer
 from seqgen.data.tokenizers.languages import TargetLanguage
@@ -181,7 +181,7 @@ def test_rows_of_marians_embeddings(tmp_path: Path) -> None:
     config = {"model_type": "marian", "vocab_size": sizes[0] + 2, "decoder_vocab_size": sizes[1] + 3}
     (folder / "config.json").write_text(json.dumps(config))
     tokenizer = load_pretrained_tokenizer(folder)
-    task = DecodingTask(None, tokenizer, tokenizer)  # as if both sides were the same
+    task = DecodingTask(DecodingConfig(), tokenizer, tokenizer)  # as if both sides were the same
     assert (len(task.source_dictionary), len(task.target_dictionary)) == (sizes[0] + 2, sizes[1] + 3)
     assert task.decode(task.encode_target("deux chien")) == "deux chien"
     with pytest.raises(DataError, match="ids but the model's vocabulary only 9"):

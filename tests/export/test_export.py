@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.checkpoints.decoding_task import DecodingTask
+from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask
 from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import TrainConfig
@@ -158,7 +158,7 @@ def test_the_description_of_an_export(tmp_path: Path, monkeypatch: pytest.Monkey
     source, target = (WhitespaceTokenizer(Dictionary(symbols, **ids)) for ids in (SOURCE_IDS, TARGET_IDS))
     cfg = MODELS.config("transformer_tiny")
     cfg.max_source_positions, cfg.max_target_positions, cfg.decoder_start_token_id = 12, 9, 6
-    task = DecodingTask(None, source, target)
+    task = DecodingTask(DecodingConfig(), source, target)
     loaded = LoadedModel(task.build_model(cfg).eval(), task, TrainConfig(model=cfg), tmp_path, generation={"beam": 3})
     names = [NamedTensor(name, (ROWS, len(symbols)), torch.float32) for name in ("logits", "next.a.keys")]
     graphs = Graph(cast(Any, None), names, names), Graph(cast(Any, None), names, names)

@@ -281,6 +281,11 @@ def test_what_needs_one_vocabulary_is_refused(settings: dict[str, Any], named: s
     assert "leave" in str(error.value) or "give" in str(error.value)
 
 
+def test_a_list_that_is_a_text_is_refused(members: list[Any]) -> None:
+    with pytest.raises(ConfigError, match="should be a list of numbers"):
+        Translator(members[:2]).prepare(**{"combination.weights": "2,1"})
+
+
 def test_a_member_begins_with_its_own_forced_token(members: list[Any], tmp_path: Path) -> None:
     tokenizer = load_pretrained_tokenizer(write_folder(tmp_path / "tokenizer", "NllbTokenizer"))
     french = text_model("t5_tiny", 4, task_of(tokenizer), 1.2)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from seqgen.checkpoints.decoding_task import DecodingTask
+from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask
 from seqgen.errors import ConfigError
 from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.search.sampling import Sampling
@@ -99,13 +99,19 @@ def test_outputs_of_the_longest_length(semantics: str, tmp_path: Path) -> None:
 def test_a_translation_that_is_much_shorter_than_its_source(tmp_path: Path) -> None:
     model, texts = text_model(), ["w1 " * 39, "w1 " * 38, "w1 w2"]  # end-of-sentence counts
     assert not model.task.translates, "a summary is short"
-    assert DecodingTask(None, model.task.source_tokenizer, text_model().task.source_tokenizer).translates, "Marian's"
+    tokenizers = model.task.source_tokenizer, text_model().task.source_tokenizer
+    assert DecodingTask(DecodingConfig(), *tokenizers).translates, "Marian's"
+    assert DecodingTask(DecodingConfig(translates=True), tokenizers[0], tokenizers[0]).translates
     for words, translates, noted in ((12, False, 0), (12, True, 1), (13, True, 0)):
         (tmp_path / "trie").write_text("w1 " * words + "\n")
         model.task.translates = translates
         found = Translator(model, beam=1, prefix_trie=f"{tmp_path}/trie").translate(texts)
         assert ["13 tokens for 40 of the source" in "".join(line.notes) for line in found] == [noted == 1, False, False]
         assert sum(len(line.notes) for line in found) == noted
+    only_end = {"min_len": 0, "suppress": [word for word in model.task.target_dictionary if word != "</s>"]}
+    empty, blank = Translator(model, beam=1).translate(["w1", ""], **only_end)
+    assert (empty.text, blank.text, blank.notes) == ("", "", [])
+    assert empty.notes == ["the output is empty, which generation.min_len or lenpen can prevent"]
 
 
 def test_an_output_that_ends_where_the_user_says_is_not_cut_off() -> None:

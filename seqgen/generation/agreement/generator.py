@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from seqgen.config import GenerationConfig
+from seqgen.config.compose import component_config
 from seqgen.config.values import to_dict
 from seqgen.errors import ConfigError
 from seqgen.generation.agreement.session import Agreement, AgreementSession
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import DecodingRequest, DecodingSetup
+from seqgen.registry import COMBINATIONS
 from seqgen.structures import Hypothesis
 
 SUPPORTED = frozenset(
@@ -90,7 +92,7 @@ def check_supported(cfg: GenerationConfig, objects: Mapping[str, Any]) -> None:
         refused["generation.semantics"] = cfg.semantics
     for key, value in refused.items():
         raise _impossible(f"{key}={str(value).lower() if isinstance(value, bool) else value}")
-    if 0 in cfg.component_values("combination", cfg.combination).get("weights", []):
+    if 0 in component_config(COMBINATIONS, "log", cfg).weights:
         raise ConfigError(
             "a member with the weight 0 would still restrict the text on which members with different target "
             "vocabularies agree; leave its model out of path"

@@ -96,6 +96,8 @@ def test_each_way_of_saving_options(
     loaded = load_model(write(tmp_path, model, describe(options_of(TRANSFORMER)), zipped=zipped))
     assert loaded.config.model == TRANSFORMER
     assert (loaded.task_values["source_lang"], loaded.task_values["target_lang"]) == ("en", "de")
+    assert loaded.task.cfg.source_lang == "en"
+    assert loaded.task.translates
     assert_same_model(loaded.model, model)
 
 

@@ -12,6 +12,7 @@ import torch
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import load_model
+from seqgen.errors import CheckpointError
 from seqgen.text.translator import Translator
 from tests.commands import command
 from tests.marian_models import LINES, MODELS, OUTPUTS
@@ -72,6 +73,13 @@ def test_a_folder_with_its_decoding_settings(tmp_path: Path) -> None:
     given = next(one for one in RESULTS["transformer"]["nbest"] if (one["beam"], one["normalize"]) == (4, 0.6))
     made = translator.translate(LINES)
     assert [one.hypotheses[0].text for one in made] == [wanted[0][0] for wanted in given["lists"]]
+    assert translator.members[0].task.translates
+    (tmp_path / "decoder.yml").rename(tmp_path / "transformer.npz.decoder.yml")  # as Marian's training writes it
+    again = Translator(tmp_path).translate(LINES)
+    assert [one.text for one in again] == [one.text for one in made]
+    shutil.copy(tmp_path / "transformer.npz.decoder.yml", tmp_path / "other.npz.decoder.yml")
+    with pytest.raises(CheckpointError, match=r"has 2 models; give the \.npz file of one of them"):
+        Translator(tmp_path)
 
 
 def test_a_run_made_of_a_model_decodes_alike(tmp_path: Path) -> None:
