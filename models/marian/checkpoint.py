@@ -139,8 +139,9 @@ def _find_files(path: Path, reading: ReadingConfig) -> _Files:
     folder = path if path.is_dir() else path.parent
     of_models = sorted(folder.glob(f"*.npz.{DECODER_FILE}")) if path.is_dir() else [Path(f"{path}.{DECODER_FILE}")]
     places = [folder / DECODER_FILE, *of_models] if path.is_dir() else [*of_models, folder / DECODER_FILE]
-    described, *others = [file for file in places if file.is_file()] or [None]
-    if path.is_dir() and others and described in of_models:
+    found = [file for file in places if file.is_file()]
+    described = found[0] if found else None
+    if path.is_dir() and len(found) > 1 and described in of_models:
         raise CheckpointError(f"{path} has {len(of_models)} models; give the .npz file of one of them")
     decoding = ForeignConfig(described or folder, {} if described is None else read_yaml(described))
     models, named = (_names(decoding, key) for key in ("models", "vocabs"))
