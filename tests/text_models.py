@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 import seqgen.models  # noqa: F401  # declares the built-in models
@@ -25,12 +27,18 @@ def task_of(tokenizer: Tokenizer | None = None, words: Dictionary | None = None)
 
 
 def text_model(
-    name: str = "transformer_tiny", seed: int = 0, task: DecodingTask | None = None, sharpness: float = 1.5
+    name: str = "transformer_tiny",
+    seed: int = 0,
+    task: DecodingTask | None = None,
+    sharpness: float = 1.5,
+    **changes: Any,
 ) -> ModelInMemory:
     """A registered model in float64 with scaled random weights, so that hypotheses differ and some end early."""
     task = task or task_of()
     torch.manual_seed(seed)
-    model: EncoderDecoderModel = MODELS.entry(name).component.build_model(small_config(name), task).double().eval()
+    model: EncoderDecoderModel = (
+        MODELS.entry(name).component.build_model(small_config(name, **changes), task).double().eval()
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(sharpness)

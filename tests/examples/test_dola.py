@@ -57,7 +57,8 @@ def contrast(distributions: dict[int, Tensor], last: int, alpha: float) -> Tenso
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", NAMES)
 def test_is_the_formula(name: str) -> None:
-    loaded = text_model(name, sharpness=1.2)
+    depth = {"num_decoder_layers" if name == "t5_tiny" else "decoder_layers": 4}
+    loaded = text_model(name, sharpness=1.2, **depth)
     model: Any = loaded.model
     layers = len(model.decoder.layers)
     keys = {"processor.dola.layers": list(range(1, layers)), "processor.dola.alpha": 0.3}
@@ -84,7 +85,7 @@ def test_is_the_formula(name: str) -> None:
 
 
 def test_it_changes_outputs_and_its_layers_matter() -> None:
-    loaded = text_model(sharpness=1.2)
+    loaded = text_model(sharpness=1.2, decoder_layers=4)
     plain = Translator(loaded, **OPTIONS).translate(TEXTS)
     one, three = (Translator(loaded, processors=[Dola([layer])], **OPTIONS).translate(TEXTS) for layer in (1, 3))
     scores = [[line.score for line in lines] for lines in (plain, one, three)]
@@ -94,7 +95,7 @@ def test_it_changes_outputs_and_its_layers_matter() -> None:
 @pytest.mark.parametrize(
     ("models", "keys", "message"),
     [
-        (["transformer_tiny"], {"processor.dola.layers": [4]}, "the decoder has 4 layers"),
+        (["transformer_tiny"], {"processor.dola.layers": [2]}, "the decoder has 2 layers"),
         (["transformer_tiny"], {"processor.dola.layers": [0]}, "layers"),
         (["transformer_tiny"] * 2, {}, "Dola needs the layers of one model, and this is an ensemble of 2"),
         (["fconv_tiny"], {}, "Dola needs the logits of each layer, and FConvDecoder has no early_exit"),

@@ -88,7 +88,7 @@ def enumerated(models: Sequence[ModelInMemory], source: str, text: str) -> float
 def test_the_mean_of_estimates_is_the_sum_over_all_tokenizations(names: list[str], temperature: float) -> None:
     models = [model_of(name, seed) for seed, name in enumerate(names)]
     wanted = [enumerated(models, *pair) for pair in zip(SOURCES, OUTPUTS, strict=True)]
-    settings = [MarginalConfig(100, seed, temperature) for seed in range(2)]
+    settings = [MarginalConfig(400, seed, temperature) for seed in range(2)]
     runs = [estimate(Translator(models), SOURCES, OUTPUTS, cfg) for cfg in settings]
     best = [pieces_of(models[0], text) for text in OUTPUTS]
     for i, (source, text) in enumerate(zip(SOURCES, OUTPUTS, strict=True)):
