@@ -30,6 +30,7 @@ from seqgen.config.compose import compose
 from seqgen.config.keys import is_group
 from seqgen.config.user_files import import_user_dir
 from seqgen.config.values import repeated, split_argument, text_list, text_values, value_text
+from seqgen.data.store_builder import available_cores
 from seqgen.errors import ConfigError, UserError, printable
 from seqgen.modules.kernel_choice import set_threads
 from seqgen.registry import GROUPS
@@ -432,6 +433,8 @@ def set_up_device(cfg: CommonConfig) -> torch.device:
     """
     if cfg.threads:
         set_threads(cfg.threads)
+    if cfg.threads > (cores := available_cores()):
+        log(f"common.threads={cfg.threads} is slower than fewer threads, because this process has {cores} cores")
     if cfg.keep_freed_memory:
         keep_freed_memory()
     return find_device(present_devices()[0] if cfg.device == "auto" else cfg.device, "common.device")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,20 @@ from seqgen.checkpoints.run_config import CONFIG_FILE, read_run_config
 from seqgen.checkpoints.run_record import (
     check_resumable,
     flatten,
+    tokenizer_digests,
     verify_run,
     verify_task,
     verify_tokenizers,
     write_run_checksums,
 )
-from seqgen.cli.command import Arguments
+from seqgen.cli.command import Arguments, log
 from seqgen.config import TrainConfig
 from seqgen.config.compose import chosen_components
 from seqgen.config.user_files import recorded_files
 from seqgen.config.values import to_dict
 from seqgen.data.text import digest
+from seqgen.data.tokenizers.setup import TokenizerConfig, given_vocabulary
+from seqgen.errors import ConfigError
 from seqgen.lab.compare.provenance import origins_of, read_provenance, recorded_origin, with_origins, write_provenance
 from seqgen.registry import TASKS
 from seqgen.system.files import CACHE, frozen, remove_leftovers, write_atomically
@@ -50,10 +54,22 @@ def open_run(cfg: TrainConfig, folder: Path, arguments: Arguments | None = None)
         remove_leftovers(place)
     cfg.common.user_files = recorded_files(cfg, cfg.common.user_dir)
     begun = any((folder / FOLDER).glob("*/"))
+    component: type[Task] = TASKS.of(cfg.task).component  # type: ignore[assignment]
+    wanted = [
+        split
+        for split in sorted({cfg.dataset.train_subset, cfg.dataset.valid_subset})
+        if not cfg.prepare_only or getattr(cfg.task, split, "")
+    ]
+    files = {split: component.data_files(cfg.task, folder, split) for split in wanted}
+    data = {split: digest(paths) for split, paths in files.items() if paths and arguments is not None}
     if (folder / CONFIG_FILE).exists():
-        _check_continuation(cfg, folder, begun)
+        _check_continuation(cfg, folder, begun, data)
+    else:
+        _check_new(folder, files)
+    if len({*data.values()}) < len(data):
+        log(f"the text of {' and '.join(data)} is the same, so that validation scores are those of training text")
     with frozen(folder) if begun else nullcontext():
-        task: Task = TASKS.of(cfg.task).component.setup_task(cfg.task, folder)  # type: ignore[attr-defined]
+        task = component.setup_task(cfg.task, folder)
     if begun:
         verify_task(folder, task)
     values = dict(flatten(_plain(cfg)))
@@ -63,8 +79,6 @@ def open_run(cfg: TrainConfig, folder: Path, arguments: Arguments | None = None)
     else:
         found = origins_of(values, arguments.origins(), chosen_components(TrainConfig, arguments.overrides))
         command = [text for text in arguments.typed if not text.startswith("run_dir=")]  # the folder can be moved
-        subsets = {cfg.dataset.train_subset, cfg.dataset.valid_subset} & {*task.splits()}
-        data = {split: digest(task.data_files(split)) for split in sorted(subsets) if task.data_files(split)}
         origins = write_provenance(folder, values, found, command, data)
     write_config(folder, cfg, origins)
     write_run_checksums(folder, cfg, task)
@@ -87,7 +101,24 @@ def write_config(folder: Path, cfg: TrainConfig, origins: Mapping[str, str] | No
     write_atomically(folder / CONFIG_FILE, content)
 
 
-def _check_continuation(cfg: TrainConfig, folder: Path, begun: bool) -> None:
+def _check_new(folder: Path, files: Mapping[str, Sequence[Path]]) -> None:
+    """Check the folder of a new run, which must contain neither the text nor a tokenizer.
+
+    Args:
+        folder: the run folder.
+        files: the files of each split.
+    """
+    for path in chain.from_iterable(files.values()):
+        if path.resolve().parent == folder.resolve():
+            raise ConfigError(f"run_dir={folder} is the folder of the text {path.name}; give the run its own folder")
+    if found := next(iter(tokenizer_digests(folder)), ""):
+        raise ConfigError(
+            f"{folder} has no {CONFIG_FILE}, but a tokenizer, which would be used although it may be that of other "
+            f"text; delete {folder / Path(found).parts[0]}, or choose another run_dir"
+        )
+
+
+def _check_continuation(cfg: TrainConfig, folder: Path, begun: bool, data: Mapping[str, str]) -> None:
     """Check the files of a run, and that the run can be continued with a configuration.
 
     Args:
@@ -95,9 +126,9 @@ def _check_continuation(cfg: TrainConfig, folder: Path, begun: bool) -> None:
         folder: the run folder.
         begun: whether the run has checkpoints. A run without them has only tokenizers and encoded text, which the user
             may delete.
+        data: the hash of the text of each split.
     """
-    before = read_run_config(folder)
-    old, new = _plain(before), _plain(cfg)
+    old, new = _plain(read_run_config(folder)), _plain(cfg)
     if begun:
         verify_run(folder, old)
         check_resumable(old, new)
@@ -105,6 +136,18 @@ def _check_continuation(cfg: TrainConfig, folder: Path, begun: bool) -> None:
         verify_tokenizers(folder, complete=False)
         otherwise = f", or delete {folder}, which has no checkpoints yet"
         check_resumable({"task": old["task"]}, {"task": new["task"]}, otherwise)
+        trained = isinstance(cfg.task, TokenizerConfig) and not given_vocabulary(cfg.task)
+        if trained and tokenizer_digests(folder) and _recorded_text(folder) not in (None, data.get("train")) and data:
+            raise ConfigError(
+                f"the tokenizer in {folder} was trained on other text than that of this command; choose another "
+                f"run_dir{otherwise}"
+            )
+
+
+def _recorded_text(folder: Path) -> Any:
+    """The hash of the training text of the last start of a run; ``None`` if it is not recorded."""
+    data = next((session.get("data") for session in reversed(read_provenance(folder).get("sessions", []))), None)
+    return data.get("train") if isinstance(data, Mapping) else None
 
 
 def _plain(cfg: TrainConfig) -> dict[str, Any]:

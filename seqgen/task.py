@@ -98,14 +98,17 @@ class Task(Hooked):
         """The splits for which there are data."""
         return ["train", "valid", "test"]
 
-    def data_files(self, split: str) -> list[Path]:
-        """The files of a split, whose hash is recorded with a run; empty if the task reads no files.
+    @classmethod
+    def data_files(cls, cfg: Any, folder: Path, split: str) -> list[Path]:
+        """The files of a split, which are found and hashed before the task is set up; empty if it reads no files.
 
         Args:
-            split: one of ``splits``.
+            cfg: the task's configuration.
+            folder: the run folder.
+            split: ``train``, ``valid`` or ``test``.
 
         Raises:
-            UserError: a file does not exist.
+            UserError: the split has no files, or a file does not exist.
         """
         return []
 

@@ -113,9 +113,10 @@ class MultilingualTranslationTask(ParallelTextTask):
         )
         return cls(cfg, tokenizer, tokenizer.target_side, folder)
 
-    def data_files(self, split: str) -> list[Path]:
+    @classmethod
+    def data_files(cls, cfg: MultilingualTranslationConfig, folder: Path, split: str) -> list[Path]:
         """The files of all pairs, each once; see ``Task.data_files``."""
-        pairs = [_files(self.cfg, pair, split) for pair in self.pairs]
+        pairs = [_files(cfg, pair, split) for pair in _pairs(cfg)]
         return list(dict.fromkeys(path for files in pairs for path in [*files.source, *(files.target or ())]))
 
     def part(self, name: str) -> Self:

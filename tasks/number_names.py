@@ -11,17 +11,15 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from num2words import CONVERTER_CLASSES
 
 from seqgen.config import MOST_WORKERS, option
 from seqgen.data.text import ParallelFiles
-from seqgen.errors import ConfigError
 from seqgen.registry import register_task
 from seqgen.system.files import new_folder
 from seqgen.tasks.raw_text import cache_folder, check_split
-from seqgen.tasks.translation import ParallelTextConfig, ParallelTextTask
+from seqgen.tasks.translation import ParallelTextConfig, ParallelTextTask, check_languages
 
 LIMIT = 100_000
 """All numbers are below this limit; above it, the generated English names are unnatural."""
@@ -57,17 +55,6 @@ class NumberNamesTask(ParallelTextTask):
     """Translation of the names of numbers below 100,000 between two of ``LANGUAGES``."""
 
     @classmethod
-    def setup_task(cls, cfg: NumberNamesConfig, folder: Path) -> Self:
-        """Make the task; see ``Task.setup_task``.
-
-        Raises:
-            ConfigError: both languages are the same.
-        """
-        if cfg.source_lang == cfg.target_lang:
-            raise ConfigError(f"task.source_lang and task.target_lang are both {cfg.source_lang!r}; they must differ")
-        return super().setup_task(cfg, folder)
-
-    @classmethod
     def find_files(cls, cfg: NumberNamesConfig, folder: Path, split: str) -> ParallelFiles:
         """Find the files of a split; they are generated if they do not exist.
 
@@ -77,10 +64,11 @@ class NumberNamesTask(ParallelTextTask):
             split: ``train``, ``valid`` or ``test``.
 
         Raises:
-            ConfigError: the split is unknown.
+            ConfigError: the split is unknown, or both languages are the same.
             UserError: the files cannot be written.
         """
         check_split(split)
+        check_languages(cfg)
         size = f"-{cfg.train_size}" if split == "train" else ""
         home = cache_folder(cfg, folder) / f"number_names-{split}{size}-{cfg.source_lang}-{cfg.target_lang}"
         languages = (cfg.source_lang, cfg.target_lang)

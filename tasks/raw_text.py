@@ -10,7 +10,7 @@ from typing import Any, Self
 from seqgen.config import MOST_WORKERS, option
 from seqgen.data.text import find_files
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.data.tokenizers.setup import TokenizerConfig, prepare_tokenizer
+from seqgen.data.tokenizers.setup import TokenizerConfig, prepare_tokenizer, without_languages
 from seqgen.errors import ConfigError
 from seqgen.system.files import CACHE
 from seqgen.task import Task
@@ -108,6 +108,13 @@ class TextTask(Task):
         return [split for split in SPLITS if getattr(self.cfg, split, True)]
 
 
+def _one_sided(tokenizer: Tokenizer) -> Tokenizer:
+    """Refuse a tokenizer that reads sources and targets differently."""
+    if tokenizer.target_side is not tokenizer:
+        raise ConfigError("this tokenizer has other pieces for targets than for sources; use task=translation")
+    return without_languages(tokenizer)
+
+
 class RawTextTask(TextTask):
     """A task with one vocabulary; a subclass implements ``training_text`` and ``load_dataset``.
 
@@ -131,10 +138,7 @@ class RawTextTask(TextTask):
             raise ConfigError("this task has one vocabulary for source and target; set task.joined_dictionary=true")
         if cfg.subword_sampling:
             raise ConfigError("task.subword_sampling is for tasks over parallel text; remove it")
-        tokenizer = prepare_tokenizer(cfg, folder, lambda: cls.training_text(cfg, folder))
-        if tokenizer.target_side is not tokenizer:
-            raise ConfigError("this tokenizer has other pieces for targets than for sources; use task=translation")
-        return cls(cfg, tokenizer, folder)
+        return cls(cfg, prepare_tokenizer(cfg, folder, lambda: cls.training_text(cfg, folder), _one_sided), folder)
 
     @classmethod
     def training_text(cls, cfg: Any, folder: Path) -> Iterable[str]:
@@ -149,6 +153,7 @@ class RawTextTask(TextTask):
         """
         raise NotImplementedError
 
-    def data_files(self, split: str) -> list[Path]:
+    @classmethod
+    def data_files(cls, cfg: Any, folder: Path, split: str) -> list[Path]:
         """The files of a split; see ``Task.data_files``."""
-        return split_files(self.cfg, split)
+        return split_files(cfg, split)

@@ -71,13 +71,10 @@ class TextToTextTask(RawTextTask):
         Raises:
             ConfigError: the file of the mixture is missing or not valid.
         """
-        copy, given = folder / MIXTURE_FILE, Path(cfg.mixture)
-        started = copy.exists() and (is_frozen(copy) or any((folder / CHECKPOINTS).glob("*/")))
-        if not started and (given.is_file() or not copy.exists()):
-            if not cfg.mixture:
-                raise ConfigError("task.mixture is missing; give the YAML file that describes the sources")
-            _check_rates(cfg, _read(given))
-            write_atomically(copy, _content(given))
+        copy, current = folder / MIXTURE_FILE, _current(cfg, folder)
+        if current != copy:
+            _check_rates(cfg, _read(current))
+            write_atomically(copy, _content(current))
         return super().setup_task(cfg, folder)
 
     @classmethod
@@ -93,9 +90,10 @@ class TextToTextTask(RawTextTask):
         """The splits that at least one source has."""
         return [split for split in SPLITS if any(source.has(split) for source in self.sources)]
 
-    def data_files(self, split: str) -> list[Path]:
+    @classmethod
+    def data_files(cls, cfg: TextToTextConfig, folder: Path, split: str) -> list[Path]:
         """The files of all sources, each once; see ``Task.data_files``."""
-        records = chain.from_iterable(source.records(split) for source in _with(self.sources, split))
+        records = chain.from_iterable(source.records(split) for source in _with(_read(_current(cfg, folder)), split))
         return list(dict.fromkeys(path for part in records for path in part.files))
 
     def part(self, name: str) -> Self:
@@ -173,6 +171,21 @@ class TextToTextTask(RawTextTask):
     def references(self, split: str) -> Iterator[str]:
         """The targets of a split, source after source; see ``Task.references``."""
         return chain.from_iterable(_read_side(source.records(split)[1]) for source in _with(self.sources, split))
+
+
+def _current(cfg: TextToTextConfig, folder: Path) -> Path:
+    """The file of the mixture: the user's, or the run's copy after training has begun or where the user's is missing.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    copy, given = folder / MIXTURE_FILE, Path(cfg.mixture)
+    started = copy.exists() and (is_frozen(copy) or any((folder / CHECKPOINTS).glob("*/")))
+    if started or (copy.exists() and not given.is_file()):
+        return copy
+    if not cfg.mixture:
+        raise ConfigError("task.mixture is missing; give the YAML file that describes the sources")
+    return given
 
 
 def _read(path: Path, name: str = "") -> list[MixtureSource]:

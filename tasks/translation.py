@@ -58,6 +58,16 @@ class Frame(NamedTuple):
 SIDES = ("source", "target")
 
 
+def check_languages(cfg: Any) -> None:
+    """Check that ``source_lang`` and ``target_lang`` differ.
+
+    Raises:
+        ConfigError: they are the same.
+    """
+    if cfg.source_lang == cfg.target_lang:
+        raise ConfigError(f"task.source_lang and task.target_lang are both {cfg.source_lang!r}; they must differ")
+
+
 class ParallelTextTask(TextTask):
     """A task over lines of text and their translations; a subclass implements ``find_files``.
 
@@ -97,9 +107,10 @@ class ParallelTextTask(TextTask):
         """The files of a split; see ``find_files``."""
         return self.find_files(self.cfg, self.folder, split)
 
-    def data_files(self, split: str) -> list[Path]:
+    @classmethod
+    def data_files(cls, cfg: Any, folder: Path, split: str) -> list[Path]:
         """The source files and the target files; see ``Task.data_files``."""
-        files = self.files(split)
+        files = cls.find_files(cfg, folder, split)
         return [*files.source, *(files.target or ())]
 
     def source_lines(self, split: str) -> Iterator[str]:
@@ -180,20 +191,6 @@ class TranslationTask(ParallelTextTask):
         return are_languages(self.cfg.source_lang, self.cfg.target_lang)
 
     @classmethod
-    def setup_task(cls, cfg: TranslationConfig, folder: Path) -> Self:
-        """Make the task; see ``Task.setup_task``.
-
-        Raises:
-            ConfigError: a language is missing, or both are the same.
-        """
-        for key, example in (("source_lang", "en"), ("target_lang", "de")):
-            if not getattr(cfg, key):
-                raise ConfigError(f"task.{key} is missing; give the file name ending, such as task.{key}={example}")
-        if cfg.source_lang == cfg.target_lang:
-            raise ConfigError(f"task.source_lang and task.target_lang are both {cfg.source_lang!r}; they must differ")
-        return super().setup_task(cfg, folder)
-
-    @classmethod
     def find_files(cls, cfg: TranslationConfig, folder: Path, split: str) -> ParallelFiles:
         """Find the files of a split; the target files may be missing only for ``test``.
 
@@ -203,10 +200,14 @@ class TranslationTask(ParallelTextTask):
             split: ``train``, ``valid`` or ``test``.
 
         Raises:
-            ConfigError: the split is unknown or its key is not set.
+            ConfigError: the split is unknown, its key is not set, a language is missing, or both are the same.
             DataError: the files do not exist.
         """
         check_split(split)
+        for key, example in (("source_lang", "en"), ("target_lang", "de")):
+            if not getattr(cfg, key):
+                raise ConfigError(f"task.{key} is missing; give the file name ending, such as task.{key}={example}")
+        check_languages(cfg)
         prefix: str = getattr(cfg, split)
         if not prefix:
             raise ConfigError(

@@ -63,9 +63,17 @@ def locate(config: Any, key: str) -> tuple[Any, dataclasses.Field[Any]]:
 
 
 def _hint(config: Any, key: str) -> str:
-
     groups = [field.name for field in dataclasses.fields(config) if is_group(type(config), field.name)]
-    return did_you_mean(key, [*groups, *(name for name, field, _ in known_keys(config) if field.name != "components")])
+    known = [*groups, *(name for name, field, _ in known_keys(config) if field.name != "components")]
+    group, _, last = key.partition(".")
+    if group in groups and not {*OTHER_NAMES.get(last, ())} & {*known}:
+        others = [
+            e.name for e in GROUPS[group].entries() if last in {field.name for field in dataclasses.fields(e.config)}
+        ]
+        if others:
+            chosen = GROUPS[group].of(getattr(config, group)).name
+            return f", because {group}={chosen}; it is a key of {group}={' or '.join(others)}"
+    return did_you_mean(key, known)
 
 
 def annotation_of(config: Any, key: str) -> Any:
@@ -104,6 +112,9 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "scoring": ("reference",),
     "srcdict": ("task.srcdict", "reading.source_dictionary"),
     "t": ("task.target_lang",),
+    "train": ("task.mixture",),
+    "valid": ("task.mixture",),
+    "test": ("task.mixture",),
     "tensorboard_logdir": ("common.tensorboard=true",),
     "tgtdict": ("task.tgtdict", "reading.target_dictionary"),
     "trainpref": ("task.train",),

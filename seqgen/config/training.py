@@ -14,7 +14,11 @@ from seqgen.config.generation import GenerationConfig
 class DatasetConfig:
     """Which splits are used, and how examples are put into batches."""
 
-    max_tokens: int | None = option(4096, "maximum tokens per batch, padding included; null for no limit", minimum=1)
+    max_tokens: int | None = option(
+        4096,
+        "maximum tokens per batch, padding included; a longer example is a batch of its own; null for no limit",
+        minimum=1,
+    )
     batch_size: int | None = option(None, "maximum sentences per batch; null for no limit", minimum=1)
     max_tokens_valid: int | None = option(
         None, "max_tokens for validation; null for the value of max_tokens", minimum=1

@@ -231,13 +231,14 @@ def to_dict(config: Any) -> dict[str, Any]:
     return plain
 
 
-def from_dict(schema: type[R], plain: Mapping[str, Any], where: str) -> R:
+def from_dict(schema: type[R], plain: Mapping[str, Any], where: str, prefix: str = "") -> R:
     """Turn plain values back into a configuration.
 
     Args:
         schema: the dataclass.
         plain: what ``to_dict`` returned; keys that are missing keep their defaults.
         where: the file that the values come from, for messages.
+        prefix: what the names of all keys begin with, likewise.
 
     Returns:
         An instance of ``schema``.
@@ -252,15 +253,17 @@ def from_dict(schema: type[R], plain: Mapping[str, Any], where: str) -> R:
     values = {}
     for key, value in plain.items():
         if key not in fields:
-            raise ConfigError(f"{where}: unknown key {shown(key)} of {schema.__name__}{nearest(str(key), fields)}")
+            raise ConfigError(
+                f"{where}: unknown key {shown(f'{prefix}{key}')}{nearest(str(key), fields)}; correct or remove it"
+            )
         if holds_component(fields[key]) and key in GROUPS:
             values[key] = _component_from_dict(GROUPS[key], value, where)
         elif dataclasses.is_dataclass(hints[key]):
             if not isinstance(value, Mapping):
-                raise ConfigError(f"{where}: {key} must hold keys and values, not {shown(value)}")
-            values[key] = from_dict(typing.cast(type[Any], hints[key]), value, where)
+                raise ConfigError(f"{where}: {prefix}{key} must hold keys and values, not {shown(value)}")
+            values[key] = from_dict(typing.cast(type[Any], hints[key]), value, where, f"{prefix}{key}.")
         elif not fits(value, hints[key]):
-            raise ConfigError(f"{where}: {key}={shown(value)} should be {describe(hints[key])}")
+            raise ConfigError(f"{where}: {prefix}{key}={shown(value)} should be {describe(hints[key])}")
         else:
             values[key] = float(value) if hints[key] is float and abs(value) < LARGEST else value
     config = schema(**values)
@@ -294,7 +297,9 @@ def _component_from_dict(registry: Registry, value: Any, where: str) -> Any:
             "" if "common.user_dir=" in str(error) else "; your own components are imported with common.user_dir=PATH"
         )
         raise ConfigError(f"{where}: {error}{hint}") from None
-    return from_dict(entry.config, {key: item for key, item in value.items() if key != _NAME}, where)
+    return from_dict(
+        entry.config, {key: item for key, item in value.items() if key != _NAME}, where, f"{registry.group}."
+    )
 
 
 def split_argument(override: str) -> tuple[str, str]:

@@ -373,6 +373,10 @@ def find_parallel(
 
 def _missing(prefix: str, lang: str, key: str, languages: tuple[str, str]) -> DataError:
     plain, hint = prefix.removesuffix(".gz"), _similar(Path(f"{prefix}.{lang}"))
+    if Path(prefix).is_file():
+        hint = (
+            f"; {prefix} is one file, and pairs from one file, such as TSV, are for task=text_to_text task.mixture=FILE"
+        )
     for language in languages:
         if plain.endswith(f".{language}"):
             hint = f"; leave out the language: {key}={plain.removesuffix(f'.{language}')}"

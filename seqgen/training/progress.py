@@ -53,21 +53,26 @@ def make_display(log_format: str, total: int | None) -> ProgressDisplay:
     return Lines(total)
 
 
+QUIET_SECONDS = 60.0
+"""After so many seconds without a line, an update is shown although its record is not due."""
+
+
 class Lines(ProgressDisplay):
-    """A line for each record."""
+    """A line for each record, and one now and then if updates are slow."""
 
     def __init__(self, total: int | None):
-        self.total = total
+        self.total, self.last = total, time.monotonic()
 
     def update(self, update: int, epoch: int, record: Mapping[str, float], due: bool, left: float | None) -> None:
-        """Show a record, if it is due."""
-        if due:
+        """Show a record, if it is due or nothing has been shown for a while."""
+        if due or time.monotonic() - self.last >= QUIET_SECONDS:
             of = f"/{self.total}" if self.total else ""
             remaining = f" | {clock(left)} left" if left is not None else ""
             self.message(f"update {update}{of} | epoch {epoch} | {describe(record)}{remaining}")
 
     def message(self, text: str) -> None:
         """Show a line."""
+        self.last = time.monotonic()
         print(printable(text), file=sys.stderr, flush=True)
 
 

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from seqgen.checkpoints.run_record import flatten
 from seqgen.data.dictionary import Dictionary
-from seqgen.errors import ConfigError
 from seqgen.system.files import disk_errors, open_own, write_atomically
 from seqgen.system.reading import open_regular, parse_json
-from seqgen.training.validation import Sample
+from seqgen.training.validation import Sample, pick
 
 LOG = "log.jsonl"
 SCORES = "scores.json"
@@ -37,25 +36,6 @@ _LOWER_IS_BETTER = ("loss", "ppl", "ter", "wer", "cer", "error")
 def lower_is_better(metric: str) -> bool:
     """Whether lower values of a metric are better, by its name: losses, perplexities and error rates."""
     return metric.lower().endswith(_LOWER_IS_BETTER)
-
-
-def pick(scores: Mapping[str, float], metric: str) -> float:
-    """The score that ranks checkpoints.
-
-    Args:
-        scores: the validation scores by name.
-        metric: name of the score, in upper or lower case.
-
-    Raises:
-        ConfigError: validation does not compute it.
-    """
-    by_name = {name.lower(): value for name, value in scores.items()}
-    if metric.lower() not in by_name:
-        raise ConfigError(
-            f"checkpoint.best_checkpoint_metric={metric} is not among the validation scores: {', '.join(by_name)}; "
-            "scores of decoded text need dataset.validate_decode to be set"
-        )
-    return by_name[metric.lower()]
 
 
 def is_better(score: Any, best: float | None, metric: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,10 @@ from seqgen.text.translator import ModelInMemory, Translator
 from seqgen.training.distributed import ProcessGroup
 from seqgen.training.parallel import unused_keys
 from seqgen.training.progress import Meter, ProgressDisplay, describe_parts, make_display
-from seqgen.training.run_log import Records, ScoresFile, is_better, lower_is_better, pick
+from seqgen.training.run_log import Records, ScoresFile, is_better, lower_is_better
 from seqgen.training.saving import Resumable, Saving
 from seqgen.training.trainer import Trainer
-from seqgen.training.validation import Interrupted, ValidationResult, Validator
+from seqgen.training.validation import Interrupted, ValidationResult, Validator, pick
 
 
 class Triggers:
@@ -187,22 +187,29 @@ class TrainingRun:
         self.saving = Saving(cfg, folder, group, self.trainer)
         self.meter = Meter()
         self.best: float | None = None
+        self.first_loss: float | None = None  # of this process; infinite after divergence was noted
         self.stale = 0  # number of validations since the best one
         # if validation and saving after the last update were interrupted: whether that update ended its epoch
         self.pending: bool | None = None
         self.display: ProgressDisplay
         self.records: Records | None = None
 
-    def _dataset(self, split: str) -> Dataset:
+    def _dataset(self, split: str, max_tokens: int | None) -> Dataset:
         dataset = self.task.dataset(split)
         if isinstance(dataset, LimitedDataset):
             dataset = dataset.limited(*self.trainer.model.max_positions())
             self.notes += dataset.report()
+        longest = dataset.lengths(1, self.cfg.common.seed).max(1)
+        if max_tokens is not None and (longer := int((longest > max_tokens).sum())):
+            self.notes.append(
+                f"{longer} examples of {split} are longer than dataset.max_tokens={max_tokens}, the longest has "
+                f"{longest.max()} tokens; each is a batch of its own"
+            )
         return dataset
 
     def _train_iterator(self) -> EpochIterator:
         cfg = self.cfg.dataset
-        dataset = self._dataset(cfg.train_subset)
+        dataset = self._dataset(cfg.train_subset, cfg.max_tokens)
         make = functools.partial(self._iterator, max_tokens=cfg.max_tokens, batch_size=cfg.batch_size)
         if not cfg.pack:
             return make(dataset, self._collate)
@@ -216,9 +223,9 @@ class TrainingRun:
     def _valid_iterators(self) -> dict[str, EpochIterator]:
         """The batches of each part of the validation split; that of the whole split is named ``""``."""
         cfg = self.cfg.dataset
-        dataset = self._dataset(cfg.valid_subset)
-        parts = dataset.parts if isinstance(dataset, JoinedDataset) else {"": dataset}
         tokens, size = cfg.max_tokens_valid or cfg.max_tokens, cfg.batch_size_valid or cfg.batch_size
+        dataset = self._dataset(cfg.valid_subset, tokens)
+        parts = dataset.parts if isinstance(dataset, JoinedDataset) else {"": dataset}
         make = functools.partial(self._iterator, collate=self._collate, max_tokens=tokens, batch_size=size)
         return {name: make(part, shuffle=False) for name, part in parts.items()}
 
@@ -243,6 +250,7 @@ class TrainingRun:
             UserError: see ``train.train``.
         """
         resumed = self._restore()
+        first = self.trainer.update
         TRAINING.choose()
         self.total = self.triggers.total_updates(self._updates_in_epoch())
         self.display = make_display(self.cfg.common.log_format if self.group.is_main else "none", self.total)
@@ -258,7 +266,8 @@ class TrainingRun:
                 while not reason:
                     reason = self._epoch()
             self._log_stop(reason)
-            self._write_embedding()
+            if self.trainer.update > first:  # otherwise the training before has written it
+                self._write_embedding()
         finally:
             self.display.close()
             if self.records is not None:
@@ -301,6 +310,7 @@ class TrainingRun:
             return False
         update = self.trainer.update
         record, due = {**self.meter.record(), "lr": result.lr}, update % self.cfg.common.log_interval == 0
+        self._note_divergence(record)
         if due:
             self.meter.reset()
             self._write("train", epoch, record)
@@ -386,6 +396,7 @@ class TrainingRun:
         whole, parts = describe_parts(result.scores)
         line = f"valid at update {self.trainer.update} | epoch {epoch} | {whole}{best}"
         self.display.message("\n".join([line, *parts]))
+        self._note_divergence(result.scores)
 
     def _save(self, names: list[str]) -> None:
         self.meter.tick()
@@ -485,6 +496,19 @@ class TrainingRun:
         frozen = num_parameters(self.trainer.model) - params
         shown = f"{params:,} parameters" + (f" and {frozen:,} frozen ones" if frozen else "")
         self.display.message(f"{shown}, {self._updates_in_epoch():,} updates per epoch, on {self.trainer.device}")
+
+    def _note_divergence(self, scores: Mapping[str, float]) -> None:
+        """Say once if the loss is twice that of the first update, and above that of a model that only guesses."""
+        loss = scores["nll_loss"]
+        if self.first_loss is None:
+            self.first_loss = loss
+        elif loss > max(2 * self.first_loss, math.log(len(self.task.target_dictionary))):
+            self.display.message(
+                f"training diverges: at update {self.trainer.update} the loss is {loss:.4g} nats per token, at the "
+                f"first update it was {self.first_loss:.4g}; a lower optimization.lr, more lr_scheduler.warmup_updates "
+                "or a lower optimization.clip_norm may help"
+            )
+            self.first_loss = math.inf
 
     def _write_embedding(self) -> None:
         if self.cfg.common.tensorboard:

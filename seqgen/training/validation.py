@@ -65,6 +65,25 @@ class ValidationResult:
     lengths: list[tuple[int, int]] = field(default_factory=list)
 
 
+def pick(scores: Mapping[str, float], metric: str) -> float:
+    """The score that ranks checkpoints.
+
+    Args:
+        scores: the validation scores by name.
+        metric: name of the score, in upper or lower case.
+
+    Raises:
+        ConfigError: validation does not compute it.
+    """
+    by_name = {name.lower(): value for name, value in scores.items()}
+    if metric.lower() not in by_name:
+        raise ConfigError(
+            f"checkpoint.best_checkpoint_metric={metric} is not among the validation scores: {', '.join(by_name)}; "
+            "scores of decoded text need dataset.validate_decode to be set"
+        )
+    return by_name[metric.lower()]
+
+
 class Validator:
     """Validates the trainer's model; see ``Trainer.evaluation``.
 
@@ -108,6 +127,10 @@ class Validator:
                 f"checkpoint.best_checkpoint_metric={metric} is a score of decoded text; set "
                 "dataset.validate_decode to the number of validation sentences to decode (-1 for all)"
             )
+        if metric.lower() not in ("loss", *decoded):
+            with self.trainer.evaluation() as model:
+                computed = self._loss(model, batches=1) | dict.fromkeys(decoded if self.decode_limit else (), 0.0)
+            pick(computed, metric)
 
     def validate(self) -> ValidationResult:
         """Compute all scores.
@@ -124,24 +147,30 @@ class Validator:
                 self._decode(model, result)
         return result
 
-    def _loss(self, model: EncoderDecoderModel) -> dict[str, float]:
-        """The loss of the split, and of each part of a mixture, such as ``de.loss`` for the part ``de``."""
+    def _loss(self, model: EncoderDecoderModel, batches: int | None = None) -> dict[str, float]:
+        """The loss of the split, and of each part of a mixture, such as ``de.loss`` for the part ``de``.
+
+        Args:
+            model: the model.
+            batches: the loss of only so many batches of each part and rank; ``None`` for all.
+        """
         total: dict[str, float] = {}
         by_part: dict[str, float] = {}
         for name, iterator in self.iterators.items():
-            sums = self.trainer.group.sum(self._sums(model, iterator))
+            sums = self.trainer.group.sum(self._sums(model, iterator, batches))
             total = {key: total.get(key, 0.0) + value for key, value in sums.items()}
             if name:
                 by_part |= _named(name, mean_scores(sums))
         return mean_scores(total) | by_part
 
     @torch.no_grad()
-    def _sums(self, model: EncoderDecoderModel, iterator: EpochIterator) -> dict[str, float]:
+    def _sums(self, model: EncoderDecoderModel, iterator: EpochIterator, batches: int | None) -> dict[str, float]:
         trainer = self.trainer
         iterator.epoch, iterator.consumed = 1, 0
         outs = []
-        for batch in iterator:
-            self._check_stop()
+        for batch in itertools.islice(iterator, batches):
+            if batches is None:
+                self._check_stop()
             with trainer.autocast():
                 outs.append(trainer.task.valid_step(batch.to(trainer.device), model, trainer.criterion))
         return sum_outs(outs)[0]

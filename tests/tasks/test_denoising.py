@@ -263,7 +263,7 @@ def test_random_words_are_words(run: Path) -> None:
 
 def test_errors_of_the_command_are_one_sentence(tmp_path: Path) -> None:
     path = write(tmp_path / "bad.jsonl", ['{"text": "the dog"}', "no JSON"])
-    outcome = command("train", f"run_dir={tmp_path / 'run'}", f"task.train={path}", *DENOISING)
+    outcome = command("train", f"run_dir={tmp_path / 'run'}", f"task.train={path}", f"task.valid={path}", *DENOISING)
     assert outcome.code == 2
     assert "bad.jsonl, line 2: the line is not JSON" in outcome.err
     assert "Traceback" not in outcome.err

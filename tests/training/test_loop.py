@@ -363,8 +363,28 @@ def test_scores_of_a_task_with_metrics_of_its_own_have_no_signature(lab: Lab, mo
 def test_a_metric_that_is_not_computed_is_noticed_before_training(lab: Lab) -> None:
     with pytest.raises(ConfigError, match=r"set dataset\.validate_decode"):
         lab.train("metric", "checkpoint.best_checkpoint_metric=bleu")
-    with pytest.raises(ConfigError, match="not among the validation scores: loss, nll_loss, ppl, accuracy"):
-        lab.train("metric", "checkpoint.best_checkpoint_metric=speed", "optimization.max_update=1")
+    for decoded, names in (("0", "loss, nll_loss, ppl, accuracy;"), ("1", "loss, nll_loss, ppl, accuracy, .*bleu")):
+        with pytest.raises(ConfigError, match=f"not among the validation scores: {names}"):
+            lab.train("metric", "checkpoint.best_checkpoint_metric=speed", f"dataset.validate_decode={decoded}")
+    assert not (lab.root / "metric" / "log.jsonl").exists()
+    run = lab.train("metric", "checkpoint.best_checkpoint_metric=accuracy", "optimization.max_update=1")
+    assert json.loads((run / "scores.json").read_text())["best"]["scores"]["accuracy"] >= 0
+
+
+def test_divergence_and_examples_longer_than_a_batch_are_said(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    few = ["optimization.max_update=3", "common.log_format=lines"]
+    lab.train("calm", *few)
+    said = capsys.readouterr().err
+    assert "diverges" not in said
+    assert "longer than" not in said
+    lab.train("wild", *few, "optimization.lr=[1e5]", "optimization.clip_norm=0", "dataset.max_tokens=20")
+    said = capsys.readouterr().err
+    assert said.count("training diverges: at update") == 1
+    cfg = lab.config()
+    lengths = lab.task(cfg, lab.root / "calm").dataset("train").lengths(1, 1).max(1)
+    longer = f"{(lengths > 20).sum()} examples of train are longer than dataset.max_tokens=20, the longest has "
+    assert f"{longer}{lengths.max()} tokens" in said
+    assert "of valid are longer" not in said  # max_tokens_valid is large
 
 
 def test_finetune_begins_anew_from_weights(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,12 +402,13 @@ def test_finetune_begins_anew_from_weights(lab: Lab, monkeypatch: pytest.MonkeyP
         lab.train("finetuned3", f"checkpoint.finetune_from={source}", "task.vocab_size=50")
 
 
-def test_tensorboard_has_scalars_and_samples(lab: Lab) -> None:
+def test_tensorboard_has_scalars_and_samples(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     overrides = ["common.tensorboard=true", "dataset.validate_decode=5"]
     run = lab.train("board", "optimization.max_update=4", *overrides)
-    lab.train("board", "optimization.max_update=8", *overrides)
+    for _ in range(2):  # the second time nothing is left to do
+        lab.train("board", "optimization.max_update=8", *overrides)
     events = EventAccumulator(str(run / "tensorboard"))
     events.Reload()
     assert {"train/loss", "train/ppl", "train/gnorm", "train/lr", "train/tokens_per_second"} <= {
@@ -405,6 +426,7 @@ def test_tensorboard_has_scalars_and_samples(lab: Lab) -> None:
     assert {"valid/length_ratio"} <= {*events.Tags()["scalars"]}
     assert "valid/characters" in events.Tags()["histograms"]
     assert events.summary_metadata["_hparams_/experiment"].plugin_data.plugin_name == "hparams"
+    assert "Embedding dir exists" not in capsys.readouterr().out
     (table,) = (run / "tensorboard").glob("00008/*/tensors.tsv")
     weight = next(value for name, value in read_weights(resolve(run)).items() if name.endswith("embed_tokens.weight"))
     rows = [[float(number) for number in line.split("\t")] for line in table.read_text().splitlines()]

@@ -14,9 +14,9 @@ from rich.console import Console
 from seqgen.system.devices import seed_everything, seed_of
 from seqgen.training.criteria import mean_scores
 from seqgen.training.progress import BarDisplay, Lines, Meter, ProgressDisplay, describe, describe_parts, make_display
-from seqgen.training.run_log import Records, lower_is_better, pick
+from seqgen.training.run_log import Records, lower_is_better
 from seqgen.training.trainer import UpdateResult
-from seqgen.training.validation import Sample
+from seqgen.training.validation import Sample, pick
 
 RECORD = {"tokens_per_second": 1234.5, "loss": 2.5, "nll_loss": 2.0, "own": 7.0, "lr": 0.001}
 
@@ -35,6 +35,17 @@ def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
         printed.err
         == "update 2/80 | epoch 1 | loss 2.5 | nll_loss 2 | lr 0.001 | own 7 | 1,234 tokens/s | 1:01:01 left\n"
     )
+
+
+def test_slow_updates_are_shown_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = Lines(total=None)
+    begun = lines.last
+    for update, now in enumerate((30, 61, 80, 122), start=1):
+        monkeypatch.setattr("seqgen.training.progress.time.monotonic", lambda now=now: begun + now)
+        lines.update(update, 1, RECORD, False, None)
+    assert re.findall("update ([0-9]+)", capsys.readouterr().err) == ["2", "4"]
 
 
 def test_bar() -> None:

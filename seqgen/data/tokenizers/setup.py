@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -24,6 +25,8 @@ from seqgen.data.tokenizers.sentencepiece_tokenizer import (
 )
 from seqgen.errors import ConfigError
 from seqgen.system.files import check_not_frozen
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -93,9 +96,17 @@ def prepare_tokenizers(
         both = prepare_tokenizer(cfg, folder, lambda: _text(files(), (0, 1)))
         return both, both.target_side
     _check(cfg)
-    source_model, target_model = cfg.source_spm_model or cfg.spm_model, cfg.target_spm_model or cfg.spm_model
-    source = _prepare(cfg, folder / "source_tokenizer", source_model, cfg.srcdict, lambda: _text(files(), (0,)))
-    target = _prepare(cfg, folder / "target_tokenizer", target_model, cfg.tgtdict, lambda: _text(files(), (1,)))
+
+    def make(side: int, name: str, model: str, dictionary: str) -> Tokenizer:
+        return without_languages(_make(cfg, name, model or cfg.spm_model, dictionary, lambda: _text(files(), (side,))))
+
+    source, target = _prepare(
+        folder,
+        {
+            "source_tokenizer": lambda name: make(0, name, cfg.source_spm_model, cfg.srcdict),
+            "target_tokenizer": lambda name: make(1, name, cfg.target_spm_model, cfg.tgtdict),
+        },
+    )
     return source, target.target_side
 
 
@@ -136,7 +147,9 @@ def prepare_tokenizer(
         DataError: a file cannot be used.
     """
     _check(cfg)
-    return _prepare(cfg, folder / "tokenizer", cfg.spm_model, cfg.srcdict, lines, complete)
+    return _prepare(folder, {"tokenizer": lambda name: complete(_make(cfg, name, cfg.spm_model, cfg.srcdict, lines))})[
+        0
+    ]
 
 
 MODEL_KEYS = ("spm_model", "source_spm_model", "target_spm_model")
@@ -149,6 +162,36 @@ WRONG_KEYS = {
     "whitespace": ("pretrained_tokenizer", "subword_sampling", *MODEL_KEYS),
 }
 """The keys that each kind of tokenizer does not use."""
+
+
+def given_vocabulary(cfg: TokenizerConfig) -> str:
+    """The key that gives the vocabulary, so that none is trained on the text; empty if one is trained."""
+    if cfg.tokenizer == "bytes":
+        return "task.tokenizer=bytes"
+    if cfg.tokenizer == "pretrained":
+        return f"task.pretrained_tokenizer={cfg.pretrained_tokenizer}"
+    if cfg.tokenizer == "whitespace":
+        keys: tuple[str, ...] = DICTIONARY_KEYS[:1] if cfg.joined_dictionary else DICTIONARY_KEYS
+    else:
+        keys = MODEL_KEYS[:1] if cfg.spm_model else MODEL_KEYS[1:]
+    return f"task.{keys[0]}" if all(getattr(cfg, name) for name in keys) else ""
+
+
+def _note_unused(cfg: TokenizerConfig) -> None:
+    """Say which keys have no effect on a new tokenizer."""
+    unused: dict[str, str] = {}
+    if given := given_vocabulary(cfg):
+        unused |= dict.fromkeys(("vocab_size", "hard_vocab_limit", "spm_type", "character_coverage"), given)
+    elif cfg.tokenizer == "whitespace":
+        unused |= dict.fromkeys(("hard_vocab_limit", "spm_type", "character_coverage"), "task.tokenizer=whitespace")
+    if cfg.tokenizer != "t5":
+        unused["extra_ids"] = f"task.tokenizer={cfg.tokenizer}"
+    if not cfg.subword_sampling:
+        unused |= dict.fromkeys(("sampling_alpha", "sampling_nbest"), "task.subword_sampling=false")
+    defaults = type(cfg)()
+    for name, reason in unused.items():
+        if (value := getattr(cfg, name)) != getattr(defaults, name):
+            logger.info("task.%s=%s has no effect with %s", name, value, reason)
 
 
 def _check(cfg: TokenizerConfig) -> None:
@@ -172,23 +215,20 @@ def _text(files: ParallelFiles, sides: tuple[int, ...]) -> Iterable[str]:
     return chain.from_iterable(read_lines(both[side]) for side in sides)
 
 
-def _prepare(
-    cfg: TokenizerConfig,
-    folder: Path,
-    model: str,
-    dictionary: str,
-    lines: Callable[[], Iterable[str]],
-    complete: Callable[[Tokenizer], Tokenizer] = without_languages,
-) -> Tokenizer:
-    if not folder.is_dir():
-        check_not_frozen(folder)  # before training, which may take a long time
-        save_tokenizer(complete(_make(cfg, folder.name, model, dictionary, lines)), folder)
-    return load_tokenizer(folder)
+def _prepare(run: Path, makers: Mapping[str, Callable[[str], Tokenizer]]) -> list[Tokenizer]:
+    """Load tokenizers by the names of their folders; those that are missing are all made before one is written."""
+    missing = [name for name in makers if not (run / name).is_dir()]
+    for name in missing:
+        check_not_frozen(run / name)  # before training, which may take a long time
+    for name, tokenizer in {name: makers[name](name) for name in missing}.items():
+        save_tokenizer(tokenizer, run / name)
+    return [load_tokenizer(run / name) for name in makers]
 
 
 def _make(
     cfg: TokenizerConfig, name: str, model: str, dictionary: str, lines: Callable[[], Iterable[str]]
 ) -> Tokenizer:
+    _note_unused(cfg)
     if cfg.tokenizer == "pretrained":
         folder = Path(cfg.pretrained_tokenizer)
         of_run = [place for place in (folder / name, folder / "source_tokenizer") if place.is_dir()]

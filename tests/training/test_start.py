@@ -1,0 +1,108 @@
+"""What is checked before a run starts, and what is said then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.commands import NOUNS, Outcome, command
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Text whose German side has fewer different characters than its English side."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for split, nouns in (("train", list(NOUNS)), ("valid", list(NOUNS)[1:])):
+        lines = [f"the {one} sees the {two}" for one in nouns for two in nouns]
+        (folder / f"{split}.en").write_text("".join(f"{line}\n" for line in lines))
+        (folder / f"{split}.de").write_text("aba\n" * len(lines))
+    return folder
+
+
+def prepare(data: Path, run: Path, *further: str) -> Outcome:
+    arguments = ("task=translation", "task.source_lang=en", "task.target_lang=de", "task.vocab_size=24")
+    files = (f"task.train={data}/train", f"task.valid={data}/valid")
+    return command("train", f"run_dir={run}", *arguments, *files, "prepare_only=true", *further)
+
+
+def test_files_are_looked_for_before_a_vocabulary_is_trained(data: Path, tmp_path: Path) -> None:
+    outcome = prepare(data, tmp_path / "run", f"task.valid={data}/none")
+    assert (outcome.code, (tmp_path / "run" / "tokenizer").exists()) == (2, False)
+    assert f"task.valid={data}/none: there is neither" in outcome.err
+
+
+def test_of_two_vocabularies_none_is_left_if_one_cannot_be_trained(data: Path, tmp_path: Path) -> None:
+    outcome = prepare(data, tmp_path / "run", "task.joined_dictionary=false")
+    assert (outcome.code, "too small for a vocabulary of 24" in outcome.err) == (2, True), outcome.err
+    assert not list((tmp_path / "run").glob("*_tokenizer"))
+
+
+def test_a_vocabulary_of_other_text_or_of_unknown_origin_is_refused(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert prepare(data, run).code == 0
+    assert prepare(data, run).code == 0
+    trained = (run / "tokenizer" / "tokenizer.json").read_bytes()
+    assert "task.vocab_size: 24 -> 23" in prepare(data, run, "task.vocab_size=23").err
+    with (data / "train.en").open("a") as file, (data / "train.de").open("a") as other:
+        file.write("xylophones\n")
+        other.write("aba\n")
+    outcome = prepare(data, run)
+    assert outcome.code == 2
+    assert "was trained on other text" in outcome.err
+    (run / "config.yaml").unlink()
+    outcome = prepare(data, run)
+    assert (outcome.code, f"delete {run / 'tokenizer'}" in outcome.err) == (2, True), outcome.err
+    assert (run / "tokenizer" / "tokenizer.json").read_bytes() == trained
+
+
+def test_the_folder_of_the_text_is_no_run_folder(data: Path) -> None:
+    before = {*data.iterdir()}
+    outcome = prepare(data, data)
+    assert (outcome.code, "is the folder of the text train.en" in outcome.err) == (2, True), outcome.err
+    assert {path for path in data.iterdir() if path.name != ".lock"} == before
+
+
+def test_what_has_no_effect_or_no_meaning_is_said(data: Path, tmp_path: Path) -> None:
+    assert prepare(data, tmp_path / "one").err.count("has no effect") == 0
+    given = ("task.tokenizer=pretrained", f"task.pretrained_tokenizer={tmp_path / 'one'}")
+    outcome = prepare(data, tmp_path / "two", *given, f"task.valid={data}/train", "common.threads=200")
+    assert outcome.code == 0
+    assert f"task.vocab_size=24 has no effect with task.pretrained_tokenizer={tmp_path / 'one'}\n" in outcome.err
+    assert "the text of train and valid is the same" in outcome.err
+    outcome = prepare(data, tmp_path / "three", "task.sampling_alpha=0.2", "task.extra_ids=3")
+    for key, reason in (("sampling_alpha=0.2", "subword_sampling=false"), ("extra_ids=3", "tokenizer=sentencepiece")):
+        assert f"task.{key} has no effect with task.{reason}\n" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["task.train=x"], "because task=number_names; it is a key of task=denoising or "),
+        (["task=text_to_text", "task.train=x"], "did you mean 'task.mixture'?"),
+        (["model=fconv_tiny", "model.relative_attention_max_distance=3"], "because model=fconv; it is a key of model="),
+    ],
+)
+def test_a_key_of_another_component_is_recognized(arguments: list[str], message: str, tmp_path: Path) -> None:
+    outcome = command("train", f"run_dir={tmp_path}", *arguments)
+    assert (outcome.code, message in outcome.err) == (2, True), outcome.err
+
+
+def test_one_file_of_pairs_is_not_what_was_meant(data: Path, tmp_path: Path) -> None:
+    (data / "pairs.tsv").write_text("a\tb\n")
+    outcome = prepare(data, tmp_path / "run", f"task.train={data}/pairs.tsv")
+    assert "pairs.tsv is one file" in outcome.err
+    assert "did you mean" not in outcome.err
+
+
+def test_a_key_that_a_run_should_not_have_is_named_in_full(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    prepare(data, run)
+    config = (run / "config.yaml").read_text()
+    for line, name in (("dataset:\n", "dataset.old"), ("  source_lang:", "task.old")):
+        (run / "config.yaml").write_text(
+            config.replace(line, f"{line}  old: 1\n" if line[0] == "d" else f"  old: 1\n{line}")
+        )
+        outcome = prepare(data, run)
+        assert f"{run / 'config.yaml'}: unknown key '{name}'; correct or remove it" in outcome.err
