@@ -135,6 +135,17 @@ def test_joined_datasets_are_concatenated(parts: dict[str, PairDataset]) -> None
     assert len(limited.report()) == 3
 
 
+@pytest.mark.parametrize("size", [0, 7, 30])
+def test_limits_change_neither_the_rates_nor_the_length_of_an_epoch(size: int, parts: dict[str, PairDataset]) -> None:
+    """Of which 0 means all examples; a mixture is limited even if no example is too long."""
+    mixture = MixtureDataset(parts, [4, 2, 1], size)
+    for limits, longest in (((None, None), 3), ((2, None), 2)):
+        limited = mixture.limited(*limits)
+        assert len(limited) == len(mixture) == (size or sum(SIZES.values()))
+        assert limited.rates == mixture.rates
+        assert limited.lengths(1, 1).max() == longest
+
+
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_rate_that_is_not_positive(parts: dict[str, PairDataset], rate: float) -> None:
     with pytest.raises(ConfigError, match=r"the source 'b' has the rate .*must be above zero"):

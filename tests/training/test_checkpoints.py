@@ -9,8 +9,9 @@ import pickle
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +31,9 @@ from seqgen.checkpoints.serialization import pack, read_tensors, unpack, write_t
 from seqgen.errors import CheckpointError, UserError
 from seqgen.system.files import run_lock, write_atomically
 from seqgen.training.averaging import average, last_checkpoints
+from seqgen.training.distributed import ProcessGroup
 from seqgen.training.run_log import is_better
+from seqgen.training.saving import Saving
 from tests.hostile import damage_file
 
 # -- values to files and back -------------------------------------------------------------------------------------
@@ -430,6 +433,46 @@ def test_average(tmp_path: Path) -> None:
     assert torch.equal(read_weights(resolve(tmp_path / "checkpoints" / "average"))["w"], got["w"])
     with pytest.raises(CheckpointError, match="5 checkpoints are to be averaged, but the run has only 3"):
         last_checkpoints(tmp_path, 5)
+
+
+def test_the_last_checkpoints_are_those_of_the_last_updates(tmp_path: Path) -> None:
+    """Of epochs and updates that alternate; ``update_8`` and ``epoch_3`` are the same update, which counts once."""
+    saved = {"epoch_1": 3, "update_2": 2, "update_4": 4, "epoch_2": 6, "update_8": 8, "epoch_3": 8, "update_10": 10}
+    for name, update in saved.items():
+        Checkpoints(tmp_path).save([name], {"w": torch.ones(1)}, {"update": update})
+    updates = sorted({*saved.values()})
+    for count in range(1, len(updates) + 1):
+        assert [saved[path.name] for path in last_checkpoints(tmp_path, count)] == updates[-count:]
+
+
+class TwoRanks(ProcessGroup):
+    """One of two ranks; what the other one gathers is given."""
+
+    other: Iterator[Any]
+
+    def gather(self, value: Any, patience: Any = None) -> list[Any]:
+        both = [value, next(self.other)]
+        return both[::-1] if self.rank else both
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("failing", [0, 1])
+def test_no_rank_resumes_from_a_checkpoint_that_one_cannot_read(rank: int, failing: int, tmp_path: Path) -> None:
+    for update in (1, 2):
+        Checkpoints(tmp_path).save([f"update_{update}"], {"w": torch.ones(1)}, {"update": update})
+    paths = [tmp_path / "checkpoints" / f"update_{update}" for update in (2, 1)]
+    group = TwoRanks(rank, 2)
+    problems = ["cannot be read here", ""] if rank != failing else ["", ""]
+    group.other = iter([[] if rank == 0 else paths, *problems])
+    cfg: Any = SimpleNamespace(checkpoint=None)
+    saving = Saving(cfg, tmp_path, group, SimpleNamespace(sharded=False))  # type: ignore[arg-type]
+    if rank == failing:
+        damage_file(paths[0] / "model.safetensors", "truncate")
+    found = saving.newest()
+    assert found is not None
+    assert found.path == paths[1]
+    assert found.state["update"] == 1
+    assert len(found.damaged) == 1
 
 
 def test_average_of_many_equal_ones_is_the_same(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, strategies as st
 from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the built-in models
@@ -25,6 +27,7 @@ from seqgen.lab.checks.subject import Ids, tiny_dictionary
 from seqgen.structures import Batch, Hypothesis, tensors_in
 from seqgen.task import Task
 from seqgen.training.distributed import ProcessGroup
+from seqgen.training.sequence_criterion import _parts, _Row
 from tests.parallel_training import MODELS as SMALL, train_in, train_together
 from tests.training.test_parallel import COMMON, TOLERANCE, compare
 from tests.training_runs import Lab, assert_identical, everything, lab, records
@@ -93,6 +96,16 @@ def test_rescoring_is_a_plain_pass_over_each_hypothesis(name: str) -> None:
         if got is not None and parameter.grad is not None:
             torch.testing.assert_close(got, parameter.grad, rtol=0, atol=1e-9)
     assert not found.token_lprobs[~found.mask].any()
+
+
+@given(st.lists(st.integers(1, 9), min_size=1), st.integers(9, 40))
+def test_no_part_has_more_tokens_than_allowed(lengths: list[int], limit: int) -> None:
+    """Padding included; no part could have taken the first row of the next one."""
+    rows = [_Row(0, place, torch.zeros(length)) for place, length in enumerate(sorted(lengths))]
+    parts = _parts(rows, limit)
+    assert [row.place for part in parts for row in part] == [*range(len(rows))]
+    assert all(len(part) * len(part[-1].tokens) <= limit for part in parts)
+    assert all((len(one) + 1) * len(other[0].tokens) > limit for one, other in itertools.pairwise(parts))
 
 
 def test_nothing_to_rescore() -> None:

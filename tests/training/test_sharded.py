@@ -16,6 +16,7 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from seqgen.checkpoints import serialization
 from seqgen.checkpoints.run_checkpoints import (
@@ -27,10 +28,13 @@ from seqgen.checkpoints.run_checkpoints import (
     weight_shapes,
 )
 from seqgen.checkpoints.sharded import is_sharded
+from seqgen.config import DistributedConfig
 from seqgen.errors import CheckpointError
 from seqgen.training import saving as sharded_saving
 from seqgen.training.averaging import average
+from seqgen.training.criteria import CriterionOut
 from seqgen.training.distributed import ProcessGroup
+from seqgen.training.parallel import LossModule, _sharded, whole
 from seqgen.training.saving import ShardedSaver
 from tests.commands import command
 from tests.hostile import damage_file
@@ -187,6 +191,30 @@ def test_a_kill_at_any_operation_leaves_a_whole_checkpoint(
         if finished:
             break
     assert len(done) > 8
+
+
+@pytest.mark.parametrize("param", ["", "bfloat16", "float16"])
+@pytest.mark.parametrize("reduce", ["", "bfloat16", "float16"])
+def test_each_dtype_of_fsdp_is_used_for_its_purpose(group: ProcessGroup, param: str, reduce: str) -> None:
+    """Forward passes compute with ``param_dtype``, and gradients are exchanged in ``reduce_dtype``."""
+    model: Any = nn.Linear(8, 8)
+    computed: list[torch.dtype] = []
+
+    def loss(batch: Any, model: Any) -> CriterionOut:
+        out = model(batch)
+        computed.append(out.dtype)
+        return CriterionOut(out.float().square().sum(), 1)
+
+    cfg = DistributedConfig(sharding="fsdp", param_dtype=param, reduce_dtype=reduce)
+    module = _sharded(LossModule(model, loss), cfg, group, torch.device("cpu"))
+    module(torch.randn(3, 8))[0].backward()
+    assert computed == [getattr(torch, param or "float32")]
+    gradient = whole(model.weight.grad)
+    assert gradient.dtype == torch.float32
+    exchanged = reduce or param
+    rounded = [torch.equal(gradient, gradient.to(dtype).float()) for dtype in (torch.bfloat16, torch.float16)]
+    assert any(rounded) == bool(exchanged)
+    assert not exchanged or rounded[exchanged == "float16"]
 
 
 @pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])

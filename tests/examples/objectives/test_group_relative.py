@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from examples.objectives.group_relative import GroupRelative, GroupRelativeConfig
+from examples.objectives.group_relative import GroupRelative, GroupRelativeConfig, advantages
 from seqgen.errors import ConfigError
 from tests.examples.objectives import tiny
 from tests.examples.objectives.small import checked
@@ -97,6 +97,19 @@ def test_the_loss_is_the_formula(keys: dict[str, Any], with_anchor: bool) -> Non
     loss, _ = own.sequence_loss(model, batch)
     assert float(loss.detach()) == pytest.approx(float(wanted.detach()), abs=1e-10)
     tiny.assert_equal(tiny.gradient(model, loss), tiny.gradient(model, wanted))
+
+
+def test_advantages_of_rows_with_fewer_outputs() -> None:
+    """Their mean and standard deviation are those of the outputs that are there."""
+    rows = [[0.2, 0.6], [0.5, 0.1, 0.9], [0.3, 0.3, 0.7, 0.2]]
+    present = torch.tensor([[place < len(row) for place in range(4)] for row in rows])
+    rewards = torch.tensor([row + [0.0] * (4 - len(row)) for row in rows], dtype=torch.float64)
+    for divide in (False, True):
+        found = advantages(rewards, present, divide)
+        assert not found[~present].any()
+        for row, values in zip(rows, found.tolist(), strict=True):
+            scale = statistics.pstdev(row) + 1e-4 if divide else 1.0
+            assert values[: len(row)] == pytest.approx([(one - statistics.mean(row)) / scale for one in row])
 
 
 @pytest.mark.parametrize("samples", [1, 3])
