@@ -47,7 +47,8 @@ def open_run(cfg: TrainConfig, folder: Path, arguments: Arguments | None = None)
         The task.
 
     Raises:
-        ConfigError: the run was started with another configuration.
+        ConfigError: the run was started with another configuration, or the folder is not one for a new run.
+        DataError: text is missing.
         CheckpointError: a file that training wrote into the folder is missing or damaged.
     """
     for place in (folder, folder / CACHE):
@@ -55,12 +56,9 @@ def open_run(cfg: TrainConfig, folder: Path, arguments: Arguments | None = None)
     cfg.common.user_files = recorded_files(cfg, cfg.common.user_dir)
     begun = any((folder / FOLDER).glob("*/"))
     component: type[Task] = TASKS.of(cfg.task).component  # type: ignore[assignment]
-    wanted = [
-        split
-        for split in sorted({cfg.dataset.train_subset, cfg.dataset.valid_subset})
-        if not cfg.prepare_only or getattr(cfg.task, split, "")
-    ]
-    files = {split: component.data_files(cfg.task, folder, split) for split in wanted}
+    subsets = sorted({cfg.dataset.train_subset, cfg.dataset.valid_subset})
+    needed = [split for split in subsets if not cfg.prepare_only or getattr(cfg.task, split, "")]
+    files = {split: component.data_files(cfg.task, folder, split) for split in needed}
     data = {split: digest(paths) for split, paths in files.items() if paths and arguments is not None}
     if (folder / CONFIG_FILE).exists():
         _check_continuation(cfg, folder, begun, data)
@@ -111,11 +109,12 @@ def _check_new(folder: Path, files: Mapping[str, Sequence[Path]]) -> None:
     for path in chain.from_iterable(files.values()):
         if path.resolve().parent == folder.resolve():
             raise ConfigError(f"run_dir={folder} is the folder of the text {path.name}; give the run its own folder")
-    if found := next(iter(tokenizer_digests(folder)), ""):
-        raise ConfigError(
-            f"{folder} has no {CONFIG_FILE}, but a tokenizer, which would be used although it may be that of other "
-            f"text; delete {folder / Path(found).parts[0]}, or choose another run_dir"
-        )
+    for name in ("tokenizer", "source_tokenizer", "target_tokenizer"):
+        if (folder / name).exists():
+            raise ConfigError(
+                f"{folder / name} exists without a {CONFIG_FILE} that says how it was made; choose another run_dir, or "
+                f"delete {folder / name} if it is left from a start that failed"
+            )
 
 
 def _check_continuation(cfg: TrainConfig, folder: Path, begun: bool, data: Mapping[str, str]) -> None:

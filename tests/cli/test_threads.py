@@ -8,6 +8,8 @@ import sys
 import pytest
 
 from seqgen.cli import wait_passively_if_busy
+from seqgen.cli.command import set_up_device
+from seqgen.config import CommonConfig
 
 
 @pytest.mark.parametrize(
@@ -27,6 +29,16 @@ def test_the_load_decides_unless_the_user_has(
     monkeypatch.setattr("os.cpu_count", lambda: 16)
     wait_passively_if_busy(before)
     assert before == after
+
+
+@pytest.mark.parametrize(("threads", "noted"), [(0, False), (2, False), (3, True)])
+def test_more_threads_than_cores_are_noted(
+    threads: int, noted: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("seqgen.cli.command.available_cores", lambda: 2)
+    monkeypatch.setattr("seqgen.cli.command.set_threads", lambda threads: None)
+    set_up_device(CommonConfig(device="cpu", threads=threads, keep_freed_memory=False))
+    assert ("common.threads=3 is slower" in capsys.readouterr().err) == noted
 
 
 def test_it_is_decided_before_torch_is_imported() -> None:

@@ -67,7 +67,7 @@ def test_the_folder_of_the_text_is_no_run_folder(data: Path) -> None:
 def test_what_has_no_effect_or_no_meaning_is_said(data: Path, tmp_path: Path) -> None:
     assert prepare(data, tmp_path / "one").err.count("has no effect") == 0
     given = ("task.tokenizer=pretrained", f"task.pretrained_tokenizer={tmp_path / 'one'}")
-    outcome = prepare(data, tmp_path / "two", *given, f"task.valid={data}/train", "common.threads=200")
+    outcome = prepare(data, tmp_path / "two", *given, f"task.valid={data}/train")
     assert outcome.code == 0
     assert f"task.vocab_size=24 has no effect with task.pretrained_tokenizer={tmp_path / 'one'}\n" in outcome.err
     assert "the text of train and valid is the same" in outcome.err
