@@ -164,7 +164,9 @@ class Validator:
         return mean_scores(total) | by_part
 
     @torch.no_grad()
-    def _sums(self, model: EncoderDecoderModel, iterator: EpochIterator, batches: int | None) -> dict[str, float]:
+    def _sums(
+        self, model: EncoderDecoderModel, iterator: EpochIterator, batches: int | None = None
+    ) -> dict[str, float]:
         trainer = self.trainer
         iterator.epoch, iterator.consumed = 1, 0
         outs = []

@@ -241,7 +241,11 @@ def test_training_with_a_bart_tokenizer(tmp_path: Path) -> None:
 def test_a_tokenizer_with_two_sides_needs_parallel_text(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "marian", "MarianTokenizer")
     (tmp_path / "text").write_text("a dog\n")
-    keys = ["task=language_modeling", f"task.train={tmp_path / 'text'}", "task.tokenizer=pretrained"]
+    keys = [
+        "task=language_modeling",
+        *(f"task.{split}={tmp_path / 'text'}" for split in ("train", "valid")),
+        "task.tokenizer=pretrained",
+    ]
     refused = command("train", f"run_dir={tmp_path / 'run'}", *keys, f"task.pretrained_tokenizer={folder}")
     assert (refused.code, "use task=translation" in refused.err) == (2, True)
 

@@ -79,7 +79,7 @@ def test_what_has_no_effect_or_no_meaning_is_said(data: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["task.train=x"], "because task=number_names; it is a key of task=denoising or "),
+        (["task.train=x"], "because task=number_names; it is a key of task="),
         (["task=text_to_text", "task.train=x"], "did you mean 'task.mixture'?"),
         (["model=fconv_tiny", "model.relative_attention_max_distance=3"], "because model=fconv; it is a key of model="),
     ],
