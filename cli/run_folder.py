@@ -57,7 +57,7 @@ def open_run(cfg: TrainConfig, folder: Path, arguments: Arguments | None = None)
     begun = any((folder / FOLDER).glob("*/"))
     component: type[Task] = TASKS.of(cfg.task).component  # type: ignore[assignment]
     subsets = sorted({cfg.dataset.train_subset, cfg.dataset.valid_subset})
-    needed = [split for split in subsets if not cfg.prepare_only or getattr(cfg.task, split, "")]
+    needed = [split for split in subsets if not cfg.prepare_only or getattr(cfg.task, split, False)]
     files = {split: component.data_files(cfg.task, folder, split) for split in needed}
     data = {split: digest(paths) for split, paths in files.items() if paths and arguments is not None}
     if (folder / CONFIG_FILE).exists():
