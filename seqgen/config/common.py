@@ -81,12 +81,6 @@ class CommonConfig:
 class DecodingCommonConfig(CommonConfig):
     """The ``common`` group of commands that decode or score with trained models."""
 
-    device_map: str = option(
-        "",
-        "distribute the layers of each model over several devices: auto, by free memory, or a list in quotes such as "
-        "'encoder.layers=cuda:0,decoder.layers=cuda:1'; other layers and all other modules are on common.device; "
-        "empty for one device",
-    )
     map_weights: bool = option(
         True,
         "let weights stay in their safetensors files, which are mapped into memory, if device and dtype allow: needs "
