@@ -20,6 +20,7 @@ def option(
     minimum: float | None = None,
     maximum: float | None = None,
     names: Literal["", "output", "code"] = "",
+    **facts: Any,
 ) -> Any:
     """Declare a configuration field::
 
@@ -33,11 +34,13 @@ def option(
         maximum: largest allowed value, likewise.
         names: ``output`` if the value names something that is written, ``code`` if it names something that can run
             code. Both are taken from the command line only, not from ``config=FILE``.
+        facts: further facts, which become metadata of the field.
 
     Returns:
         The dataclass field.
     """
-    return _field(default, {"help": help, "choices": choices, "minimum": minimum, "maximum": maximum, "names": names})
+    limits = {"choices": choices, "minimum": minimum, "maximum": maximum}
+    return _field(default, {"help": help, **limits, "names": names, **facts})
 
 
 def like(config: type, name: str, default: Any = dataclasses.MISSING) -> Any:

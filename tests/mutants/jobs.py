@@ -105,9 +105,9 @@ FAULTS = [
     ),
     Fault(
         "cli/job.py",
-        '"part_lines", "batch_size",',
-        '"part_lines",',
-        "a job cannot be continued with batches of another size",
+        "keys_with(SPEED, JobGenerationConfig)",
+        "keys_with(SPEED)",
+        "a job cannot be continued with another number of workers",
         ("tests/jobs/test_command.py",),
     ),
     Fault(
