@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from seqgen.config.common import MOST_WORKERS, DecodingCommonConfig, option
-from seqgen.config.generation import KEEPS_SCORES, SPEED, DebugConfig, GenerationConfig, decoding_key
+from seqgen.config.generation import DebugConfig, GenerationConfig
 
 
 @dataclass
@@ -79,15 +79,14 @@ class TraceConfig:
 class JobGenerationConfig(GenerationConfig):
     """The ``generation`` group of ``seqgen-generate``: how to decode, and how a job divides the work."""
 
-    workers: int = decoding_key(
+    workers: int = option(
         0,
         "processes that decode the parts of a job, each with a copy of the models; 0 for one; with engine=ray "
         "the largest number of actors, 0 for no limit",
-        SPEED | KEEPS_SCORES,
         minimum=0,
         maximum=MOST_WORKERS,
     )
-    part_lines: int = decoding_key(4096, "lines of each part of a job", SPEED | KEEPS_SCORES, minimum=1)
+    part_lines: int = option(4096, "lines of each part of a job", minimum=1)
 
 
 @dataclass

@@ -442,9 +442,9 @@ class GenerationConfig:
         return {key.removeprefix(prefix): value for key, value in self.components.items() if key.startswith(prefix)}
 
 
-def keys_with(facts: Fact, config: type[GenerationConfig] = GenerationConfig) -> tuple[str, ...]:
+def keys_with(facts: Fact) -> tuple[str, ...]:
     """The keys of the ``generation`` group that have one of the facts, in the order of their declaration."""
-    return tuple(field.name for field in fields(config) if field.metadata["facts"] & facts)
+    return tuple(field.name for field in fields(GenerationConfig) if field.metadata["facts"] & facts)
 
 
 @dataclass

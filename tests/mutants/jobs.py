@@ -105,9 +105,9 @@ FAULTS = [
     ),
     Fault(
         "cli/job.py",
-        "keys_with(SPEED, JobGenerationConfig)",
-        "keys_with(SPEED)",
-        "a job cannot be continued with another number of workers",
+        "key not in keys_with(SPEED)",
+        "key",
+        "a job cannot be continued with batches of another size",
         ("tests/jobs/test_command.py",),
     ),
     Fault(
