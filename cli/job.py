@@ -20,6 +20,7 @@ from seqgen.cli.line_decoding import check_outputs, complete, part_of, prepare_d
 from seqgen.cli.output import check_output
 from seqgen.cli.record import file_digests, fingerprint, models_fingerprint, named_files
 from seqgen.config import GenerateConfig
+from seqgen.config.generation import SPEED, keys_with
 from seqgen.config.values import split_argument, to_dict
 from seqgen.data.store_builder import available_cores
 from seqgen.data.text import is_pipe
@@ -39,9 +40,6 @@ from seqgen.text.text_decoding import BUFFER_SIZE
 
 FAILED_LINES = 3
 """Exit code of a job that is done, but in which lines have failed."""
-
-SPEED = ("workers", "part_lines", "batch_size", "max_tokens", "buffer_size")
-"""Keys of the ``generation`` group that may change when a job is continued."""
 
 
 def is_job(cfg: GenerateConfig, overrides: Sequence[str]) -> bool:
@@ -178,7 +176,7 @@ def _settings(cfg: GenerateConfig, given: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in sorted(given.items()):
         if key == "components":
             settings |= {name: str(one) for name, one in value.items()}
-        elif key not in SPEED:
+        elif key not in keys_with(SPEED):
             settings[key if "." in key else f"generation.{key}"] = value
     return settings
 

@@ -90,7 +90,7 @@ def load_noted(cfg: Any, device: torch.device, note: Callable[[str], None] = log
         UserError: one cannot be loaded.
     """
     with switched({MAPPED_WEIGHTS: cfg.common.map_weights}):
-        loaded = load_models(cfg.path, device, cfg.reading, device_map=cfg.common.device_map)
+        loaded = load_models(cfg.path, device, cfg.reading)
     for text in (text for item in loaded for text in item.notes):
         note(text)
     return loaded

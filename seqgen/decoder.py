@@ -315,7 +315,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
         """
         if isinstance(incremental_state, IncrementalState):
             incremental_state.reorder_start_offsets(new_order)
-        _change(incremental_state, lambda owner, own: owner.reorder_state(own, _moved(new_order, owner)))
+        _change(incremental_state, lambda owner, own: owner.reorder_state(own, new_order))
 
     def reorder_beams(self, incremental_state: StateDict, parents: Tensor) -> None:
         """Reorder rows within each sentence, in place.
@@ -327,7 +327,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
         if type(self).reorder_incremental_state is not IncrementalDecoder.reorder_incremental_state:
             self.reorder_incremental_state(incremental_state, rows_of_parents(parents))
         else:
-            _change(incremental_state, lambda owner, own: owner.reorder_state_beams(own, _moved(parents, owner)))
+            _change(incremental_state, lambda owner, own: owner.reorder_state_beams(own, parents))
 
     def select_sentences(self, incremental_state: StateDict, keep: Tensor) -> None:
         """Keep the rows of some sentences and drop the others, in place.
@@ -341,7 +341,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
         if type(self).reorder_incremental_state is not IncrementalDecoder.reorder_incremental_state:
             self.reorder_incremental_state(incremental_state, rows_of_sentences(keep, beam_size))
         else:
-            _change(incremental_state, lambda owner, own: owner.select_state(own, _moved(keep, owner), beam_size))
+            _change(incremental_state, lambda owner, own: owner.select_state(own, keep, beam_size))
         if isinstance(incremental_state, IncrementalState) and start_offsets is not None:
             # whether an overriding method moved them or not
             incremental_state.start_offsets = start_offsets.index_select(0, keep)
@@ -460,7 +460,3 @@ def _owner(key: Any) -> StatefulModule:
         raise RuntimeError("a decoding state holds the state of a module that no longer exists; start with a new state")
     module: StatefulModule = owner
     return module
-
-
-def _moved(rows: Tensor, owner: StatefulModule) -> Tensor:
-    return rows if owner.state_device is None else rows.to(owner.state_device)

@@ -141,9 +141,6 @@ class StatefulModule(nn.Module, Flagged):
 
     flags: ClassVar[Flags] = {"reorder_state_beams": ("reorder_state",), "select_state": ("reorder_state",)}
 
-    state_device: torch.device | None = None
-    """The device of the module state, if the layers of a model are on several devices; see ``device_map``."""
-
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "reorder_incremental_state" in cls.__dict__ and not hasattr(cls, "new_incremental_state"):

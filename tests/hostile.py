@@ -134,35 +134,11 @@ def old_file(path: Path, content: bytes) -> Path:
     return path
 
 
-def get(number: int) -> bytes:
-    return b"j" + struct.pack("<I", number)
-
-
-def put(number: int) -> bytes:
-    return b"r" + struct.pack("<I", number)
-
-
 def text(value: str) -> bytes:
     return b"X" + struct.pack("<I", len(value)) + value.encode()
 
 
-def doubled(levels: int) -> bytes:
-    """Instructions that leave nested pairs on the stack, with one object for each level."""
-    return b")" + b"".join(put(i) + get(i) + b"\x86" for i in range(levels))
-
-
-_SET, _ENCODE = b"c__builtin__\nset\n", b"c_codecs\nencode\n"
 PICKLES = {
-    "options that share": b"\x80\x02}(" + text("args") + b"}" + text("lr") + doubled(40) + b"s" + text("model")
-    + b"}u.",
-    "a key that shares": b"\x80\x02}" + doubled(40) + b"K\x01s.",
-    "a set of what shares": b"\x80\x02" + _SET + b"]" + doubled(40) + b"a\x85R.",
-    "a list that is filled later": b"\x80\x02" + _SET + b"]" + put(101) + b"\x85" + put(100) + get(101) + doubled(40)
-    + b"a" + _SET + get(100) + b"R.",
-    "many copies of a list": b"\x80\x02](](" + b"".join(b"J" + struct.pack("<I", i) for i in range(100_000)) + b"e\x85"
-    + put(0) + (_SET + get(0) + b"R") * 10_000 + b"e.",
-    "many copies of bytes": b"\x80\x02](" + text("x" * 200_000) + text("latin1") + b"\x86" + put(0)
-    + (_ENCODE + get(0) + b"R") * 50_000 + b"e.",
     "nothing on the stack": b"\x80\x02R.",
     "no mark": b"\x80\x02e.",
     "options in options": b"\x80\x02}(" + text("args") + b"](" * 50_000 + b"e" * 50_000 + text("model") + b"}u.",

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-from seqgen.checkpoints.device_map import place
 from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.loaders import LoadedModel, Placement, checkpoint_loader_of
 from seqgen.checkpoints.model_weights import (
@@ -42,7 +41,6 @@ def load_models(
     device: torch.device | str = "cpu",
     reading: ReadingConfig | None = None,
     dtype: torch.dtype | str | None = torch.float32,
-    device_map: str = "",
 ) -> list[LoadedModel]:
     """Load the members of an ensemble.
 
@@ -51,7 +49,6 @@ def load_models(
         device: where to put them.
         reading: what checkpoints of other toolkits lack.
         dtype: dtype of the weights, or its name; ``None`` for the dtype in which they were saved.
-        device_map: see ``load_model``.
 
     Raises:
         CheckpointError: one cannot be loaded.
@@ -66,7 +63,7 @@ def load_models(
             "seqgen; remove the key"
         )
     try:
-        return [load_model(path, device, dtype, reading, device_map) for path in separate]
+        return [load_model(path, device, dtype, reading) for path in separate]
     except UserError as error:
         if given and len(toolkits) > 1:
             raise type(error)(
@@ -91,7 +88,6 @@ def load_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | str | None = None,
     reading: ReadingConfig | None = None,
-    device_map: str = "",
 ) -> LoadedModel:
     """Load a trained model.
 
@@ -104,8 +100,6 @@ def load_model(
         device: where to put it.
         dtype: dtype of the weights, or its name, such as ``"bfloat16"``; as saved if not given.
         reading: what a checkpoint of another toolkit lacks.
-        device_map: distributes the layers over several devices, of which ``device`` is the main one: ``auto``, or the
-            devices of layers; see ``seqgen.checkpoints.device_map``. Empty for one device.
 
     Returns:
         The model with its task.
@@ -115,16 +109,14 @@ def load_model(
         ConfigError: the device or dtype is not available.
         DataError: a vocabulary or tokenizer is missing or damaged.
     """
-    main, local = find_device(device), local_path(path)
-    placement = Placement(torch.device("cpu") if device_map else main, _weight_dtype(dtype))
+    local = local_path(path)
+    placement = Placement(find_device(device), _weight_dtype(dtype))
     loader = checkpoint_loader_of(local)
     if loader is None:
         loaded = _load_run(local, placement)
     else:
         loaded = loader(local, reading or ReadingConfig(), placement)
     loaded.model.to(device=placement.device, dtype=placement.dtype).eval()
-    if device_map:
-        place(loaded.model, main, device_map)
     return loaded
 
 

@@ -20,6 +20,7 @@ def option(
     minimum: float | None = None,
     maximum: float | None = None,
     names: Literal["", "output", "code"] = "",
+    **facts: Any,
 ) -> Any:
     """Declare a configuration field::
 
@@ -33,11 +34,13 @@ def option(
         maximum: largest allowed value, likewise.
         names: ``output`` if the value names something that is written, ``code`` if it names something that can run
             code. Both are taken from the command line only, not from ``config=FILE``.
+        facts: further facts, which become metadata of the field.
 
     Returns:
         The dataclass field.
     """
-    return _field(default, {"help": help, "choices": choices, "minimum": minimum, "maximum": maximum, "names": names})
+    limits = {"choices": choices, "minimum": minimum, "maximum": maximum}
+    return _field(default, {"help": help, **limits, "names": names, **facts})
 
 
 def like(config: type, name: str, default: Any = dataclasses.MISSING) -> Any:
@@ -81,12 +84,6 @@ class CommonConfig:
 class DecodingCommonConfig(CommonConfig):
     """The ``common`` group of commands that decode or score with trained models."""
 
-    device_map: str = option(
-        "",
-        "distribute the layers of each model over several devices: auto, by free memory, or a list in quotes such as "
-        "'encoder.layers=cuda:0,decoder.layers=cuda:1'; other layers and all other modules are on common.device; "
-        "empty for one device",
-    )
     map_weights: bool = option(
         True,
         "let weights stay in their safetensors files, which are mapped into memory, if device and dtype allow: needs "

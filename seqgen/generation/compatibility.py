@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from seqgen.config import GenerationConfig
+from seqgen.config.generation import WARPER, keys_with
 from seqgen.config.values import to_dict, value_text
 from seqgen.errors import ConfigError
 from seqgen.generation.rules import DRAWING, draws, rules_named
@@ -63,12 +64,9 @@ class Need(NamedTuple):
     sentence: str
 
 
-WARPERS = ("sampling_topk", "sampling_topp", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
-"""The keys that truncate the distribution before a token is drawn."""
-
 NEEDS = (
     Need(
-        WARPERS,
+        keys_with(WARPER),
         draws,
         "truncates the distribution for sampling, which is not in use; give generation.sampling=true, or leave it out",
     ),

@@ -13,35 +13,20 @@ from typing import Any
 
 from seqgen.config import GenerationConfig
 from seqgen.config.compose import parse_components
+from seqgen.config.generation import KEEPS_SCORES, MODEL, keys_with
 from seqgen.config.values import from_dict, to_dict, value_text
 from seqgen.errors import ConfigError, shown
 from seqgen.generation.compatibility import NEUTRAL, check_compatible, incompatible, restricting
 from seqgen.generation.rules import HUGGINGFACE, draws, with_semantics
 from seqgen.registry import DECODING_COMPONENTS
 
-OF_THE_COMMAND = frozenset(
-    {"max_tokens", "batch_size", "buffer_size", "dtype", "max_time", "draft", "prefix_trie", "observers", "members"}
-    | {"replace_unknown", "shortlist", "input_split", "input_split_lang"}
-)
-"""Keys that are never a model's own: those of speed, of other files, and of ensembles."""
-
-LARGEST_OWN = {"beam": 1000, "nbest": 1000, "max_len": 1 << 20, "max_len_a": 1000.0, "max_len_b": 1 << 20}
-"""Maximum values of a model's own settings: a file from elsewhere cannot demand all memory or an endless output."""
-
 TOOLKIT_LENGTH = 20
 """``max_len`` of a Hugging Face folder that sets no limit."""
-
-SCORES_STAY = OF_THE_COMMAND - {"prefix_trie", "shortlist"} | {
-    *("semantics", "beam", "nbest", "max_len_a", "max_len_b", "max_len", "early_stopping", "end_symbols"),
-    *("stop_strings", "unnormalized", "lenpen", "length_penalty", "seed", "mbr", "rerank"),
-    *("draft_tokens", "prompt_lookup", "source_lang", "usual_ratio"),
-}
-"""Keys that do not change the log-probabilities of tokens."""
 
 
 def own_settings(cfg: GenerationConfig) -> dict[str, Any]:
     """A model's own settings in the ``generation`` group of its run: values that are not the defaults."""
-    return {key: value for key, value in to_dict(cfg).items() if value != NEUTRAL[key] and key not in OF_THE_COMMAND}
+    return {key: value for key, value in to_dict(cfg).items() if value != NEUTRAL[key] and key in keys_with(MODEL)}
 
 
 def resolve_settings(own: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> tuple[GenerationConfig, list[str]]:
@@ -59,8 +44,9 @@ def resolve_settings(own: Sequence[Mapping[str, Any]], given: Mapping[str, Any])
         ConfigError: a key is unknown, a value has the wrong type or range, or two keys contradict each other.
     """
     given = {key: value for key, value in given.items() if (key, value) != ("semantics", "")}
-    for key, largest in LARGEST_OWN.items():
-        if key not in given and own[0].get(key, 0) > largest:
+    for field in dataclasses.fields(GenerationConfig):
+        key, largest = field.name, field.metadata["limit_from_files"]
+        if largest is not None and key not in given and own[0].get(key, 0) > largest:
             raise ConfigError(
                 f"the model's own settings have generation.{key}={shown(own[0][key])}, which is more than {largest}; "
                 f"give generation.{key} yourself"
@@ -129,4 +115,4 @@ def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
 
 def changes_scores(cfg: GenerationConfig) -> bool:
     """Whether the scores of an output may differ from the log-probabilities of the models; true if unknown."""
-    return draws(cfg) or bool(restricting(to_dict(cfg)).keys() - SCORES_STAY)
+    return draws(cfg) or bool(restricting(to_dict(cfg)).keys() - set(keys_with(KEEPS_SCORES)))

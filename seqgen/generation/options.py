@@ -10,12 +10,13 @@ from typing import Any
 
 from seqgen.config import DEFAULT_COMBINATION, DebugConfig, GenerationConfig
 from seqgen.config.compose import check_component_keys
+from seqgen.config.generation import WARPER, keys_with
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.vocabulary_map import VocabularyMap
 from seqgen.errors import ConfigError
 from seqgen.generation.certificate import Certificate, check_certifiable
-from seqgen.generation.compatibility import NEUTRAL, WARPERS, check_compatible, max_len_b
+from seqgen.generation.compatibility import NEUTRAL, check_compatible, max_len_b
 from seqgen.generation.component import Resources, build, naming
 from seqgen.generation.ensemble.combinations import Combination, Guidance, Nested
 from seqgen.generation.ensemble.ensemble import Ensemble
@@ -151,7 +152,7 @@ def processors_from_config(cfg: GenerationConfig, rules: Rules, resources: Resou
         DataError: the file of allowed outputs cannot be used.
     """
     makers, neutral = processor_makers(cfg, rules, resources), {**NEUTRAL, "min_len": 0}
-    usual = [key for key in makers if key not in ("temperature", *WARPERS, "renormalize")]
+    usual = [key for key in makers if key not in ("temperature", *keys_with(WARPER), "renormalize")]
 
     def make(keys: Sequence[str] = usual) -> list[LogitsProcessor]:
         found = []
@@ -170,7 +171,7 @@ def processors_from_config(cfg: GenerationConfig, rules: Rules, resources: Resou
     if not draws(cfg):
         return [*processors, *make(("renormalize",))]
     temperature = () if rules.divides_by_temperature_first else ("temperature",)
-    return [*processors, *make((*temperature, *WARPERS, "renormalize"))]
+    return [*processors, *make((*temperature, *keys_with(WARPER), "renormalize"))]
 
 
 def processor_makers(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.config.generation import ENSEMBLE, keys_with
 from seqgen.generation.ensemble.combinations import Combination
 from seqgen.generation.ensemble.member import MemberSpec, input_of
 from seqgen.generation.model_settings import kept_components
@@ -107,10 +108,6 @@ class CallSettings:
     notes: list[str]
 
 
-OF_ENSEMBLE = ("combination", "inner_combination", "members", "guidance_scale")
-"""The settings that make models an ensemble, besides the keys of the combination and the members' sources."""
-
-
 def ensemble_settings(cfg: GenerationConfig, objects: Mapping[str, Any]) -> dict[str, Any]:
     """The settings with which another translator makes the same ensemble of the same models.
 
@@ -120,7 +117,7 @@ def ensemble_settings(cfg: GenerationConfig, objects: Mapping[str, Any]) -> dict
     """
     prefixes = ("combination.", "inner_combination.", "source.")
     of_components = {key: value for key, value in cfg.components.items() if key.startswith(prefixes)}
-    settings = {key: getattr(cfg, key) for key in OF_ENSEMBLE} | of_components
+    settings = {key: getattr(cfg, key) for key in keys_with(ENSEMBLE)} | of_components
     if "combination" in objects:
         settings["combination"] = objects["combination"]
     if specs := objects.get("members"):

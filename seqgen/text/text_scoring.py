@@ -90,9 +90,6 @@ def score_running_text(
     yield from scores.split([len(line) for line in lines])
 
 
-OF_SCORING = ("unnormalized", "combination", "batch_size", "source_lang", "target_lang", "bit_exact")
-"""The settings that ``Translator.score`` accepts, besides the keys of the combination."""
-
 _SCORES = 2**27
 """Most scores that a batch computes, unless one target needs more: each token needs one for every vocabulary entry."""
 

@@ -20,6 +20,7 @@ import torch
 
 from seqgen.checkpoints.loading import load_model, load_models
 from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.config.generation import SCORES_TARGETS, keys_with
 from seqgen.config.values import from_dict
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.generation.component import Resources
@@ -38,7 +39,7 @@ from seqgen.text.results import Details, Translation
 from seqgen.text.settings import CallSettings, GivenSettings, ensemble_settings, identities
 from seqgen.text.sources import EncodedSource
 from seqgen.text.text_decoding import TextDecoding
-from seqgen.text.text_scoring import OF_SCORING, TextScoring, check_blocks
+from seqgen.text.text_scoring import TextScoring, check_blocks
 from seqgen.text.vocabularies import DifferentVocabularies, vocabularies_of
 from seqgen.text.word_streaming import IteratorStreamer, StreamedText
 
@@ -388,9 +389,10 @@ class Translator:
         yield from self._scoring(settings).running_text(lines, tokens_per_sample, context_window)
 
     def _scoring(self, settings: Mapping[str, Any]) -> TextScoring:
-        if unused := sorted(key for key in set(settings) - set(OF_SCORING) if not key.startswith("combination.")):
+        known = keys_with(SCORES_TARGETS)
+        if unused := sorted(key for key in {*settings}.difference(known) if not key.startswith("combination.")):
             raise ConfigError(
-                f"{', '.join(unused)} has no effect on the scores of known targets; use only: {', '.join(OF_SCORING)}"
+                f"{', '.join(unused)} has no effect on the scores of known targets; use only: {', '.join(known)}"
             )
         self._vocabularies.check_scorable()
         call = self._resolve(settings)

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from seqgen.config import GenerationConfig, option
 from seqgen.config.compose import named_in_training
+from seqgen.config.generation import NOT_IN_TRAINING, keys_with
 from seqgen.config.values import changed
 from seqgen.errors import ConfigError
 from seqgen.generation.component import Resources
@@ -33,13 +34,6 @@ from seqgen.training.cross_entropy import cross_entropy
 
 if TYPE_CHECKING:
     from seqgen.task import Task
-
-_OF_THE_COMMAND = frozenset(
-    {"nbest", "batch_size", "max_tokens", "buffer_size", "dtype", "rerank", "replace_unknown", "draft", "constraints"}
-    | {"source_lang", "target_lang", "members", "max_time", "input_split", "input_split_lang"}
-    | {"usual_ratio"}
-)
-"""Decoding keys without effect in training."""
 
 
 def decoding(**values: Any) -> Any:
@@ -105,7 +99,7 @@ class SequenceCriterion(Criterion):
 
     def __init__(self, cfg: Any, task: Task):
         super().__init__(cfg, task)
-        unused = sorted(_OF_THE_COMMAND.intersection(changed(cfg.decode)))
+        unused = sorted(set(keys_with(NOT_IN_TRAINING)).intersection(changed(cfg.decode)))
         if unused:
             raise ConfigError(
                 f"criterion.decode.{unused[0]} has no effect: all hypotheses of a training batch are decoded together "

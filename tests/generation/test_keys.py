@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from seqgen.config import GenerationConfig
+from seqgen.config.generation import SPEED, keys_with
 from seqgen.errors import ConfigError, DecodingError
 from seqgen.registry import SEARCHES
 from seqgen.text.translator import Translator
@@ -99,9 +100,6 @@ BESIDE: dict[str, dict[str, Any]] = {
 }
 """Further keys that a key needs so that it can change an output here."""
 
-SPEED = ("max_tokens", "batch_size", "buffer_size")
-"""Keys that change only the speed: outputs must be equal."""
-
 ELSEWHERE = {
     "semantics": "it is in every case here",
     "bit_exact": "changes last bits only (test_bit_exact.py)",
@@ -170,12 +168,12 @@ def test_no_key_is_ignored(name: str, semantics: str) -> None:
         if changed == plain[str(beside)]:
             ignored.append(key)
     assert [key for key in ignored if name not in HARMLESS.get(key, ())] == []
-    for key in SPEED:
+    for key in keys_with(SPEED):
         assert outputs({**base, key: 1}) == plain[str({})], key
 
 
 def test_every_key_and_every_strategy_is_tried() -> None:
-    keys = [*VALUES, *SPEED, *ELSEWHERE]
+    keys = [*VALUES, *keys_with(SPEED), *ELSEWHERE]
     assert sorted(keys) == sorted(field.name for field in fields(GenerationConfig))
     built_in = {entry.name for entry in SEARCHES.entries() if entry.component.__module__.startswith("seqgen.")}
     assert built_in <= set(STRATEGIES)

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from seqgen.config import GenerationConfig
+from seqgen.config.generation import WARPER, keys_with
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import ConfigError, DataError
-from seqgen.generation.compatibility import NEEDS, WARPERS, check_compatible
+from seqgen.generation.compatibility import NEEDS, check_compatible
 from seqgen.generation.component import Resources
 from seqgen.generation.context import StepContext
 from seqgen.generation.options import end_tokens_from_config, processor_makers, processors_from_config
@@ -413,7 +414,7 @@ def test_every_need_is_tested() -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        *({key: 0.5 if key != "sampling_topk" else 3, "sampling": True} for key in WARPERS),
+        *({key: 0.5 if key != "sampling_topk" else 3, "sampling": True} for key in keys_with(WARPER)),
         {"sampling_topk": 3, "search": "stochastic_beam"},
         {"sampling_topk": 3, "search": "a_users_own", "sampling": True},
         {"seed": 7, "sampling": True},

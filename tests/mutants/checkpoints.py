@@ -6,20 +6,6 @@ from tests.mutants.fault import Fault
 
 FAULTS = [
     Fault(
-        "seqgen/checkpoints/device_map.py",
-        "        room[current] -= memory_footprint(layer)\n",
-        "",
-        "layers that fit one by one are all put on the first device",
-        ("tests/checkpoints/test_device_map.py",),
-    ),
-    Fault(
-        "seqgen/checkpoints/device_map.py",
-        'is_last = following.partition(".")[0] != name.partition(".")[0]',
-        "is_last = not following",
-        "the output of the encoder stays on the device of its last layer",
-        ("tests/checkpoints/test_device_map.py",),
-    ),
-    Fault(
         "seqgen/checkpoints/initialization.py",
         'not name.startswith(prefix) or "position" in name',
         "not name.startswith(prefix)",

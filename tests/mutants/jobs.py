@@ -105,8 +105,8 @@ FAULTS = [
     ),
     Fault(
         "cli/job.py",
-        '"part_lines", "batch_size",',
-        '"part_lines",',
+        "key not in keys_with(SPEED)",
+        "key",
         "a job cannot be continued with batches of another size",
         ("tests/jobs/test_command.py",),
     ),

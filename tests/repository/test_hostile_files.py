@@ -16,7 +16,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from seqgen.checkpoints import torch_file as pickle_work
 from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.run_checkpoints import STATE, update_of
 from seqgen.checkpoints.torch_file import read_torch_file
@@ -269,14 +268,6 @@ def test_archives_that_are_larger_than_their_file(tmp_path: Path) -> None:
     assert path.stat().st_size < 20_000
     with time_limit(1), pytest.raises(CheckpointError, match="compressed"):
         read_torch_file(path)
-
-
-def test_too_many_instructions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pickle_work, "MAX_OPCODES", 1000)
-    torch.save({"a": 1}, tmp_path / "few.pt")
-    assert read_torch_file(tmp_path / "few.pt") == {"a": 1}
-    with pytest.raises(CheckpointError, match="instructions"):
-        read_torch_file(old_file(tmp_path / "many.pt", b"\x80\x02" + b"N0" * 1000 + b"}."))
 
 
 def test_weights_that_repeat_one_number(tmp_path: Path) -> None:

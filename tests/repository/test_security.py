@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from seqgen.config import GenerationConfig
 from seqgen.data import text
 from seqgen.data.text import stream_lines
 from seqgen.errors import ConfigError, DataError, UserError, printable
-from seqgen.generation.model_settings import LARGEST_OWN, own_settings, resolve_settings
+from seqgen.generation.model_settings import own_settings, resolve_settings
 from seqgen.system.reading import read_bytes
 from seqgen.training.progress import BarDisplay, Lines
 from tests.commands import command
@@ -75,7 +76,9 @@ def test_a_lock_that_is_a_link_does_not_change_the_users_file(run: Path, tmp_pat
 
 
 def test_a_models_own_settings_cannot_demand_all_memory() -> None:
-    for key, largest in LARGEST_OWN.items():
+    limits = {each.name: each.metadata["limit_from_files"] for each in dataclasses.fields(GenerationConfig)}
+    assert [key for key, largest in limits.items() if largest] == ["beam", "nbest", "max_len_a", "max_len_b", "max_len"]
+    for key, largest in ((key, largest) for key, largest in limits.items() if largest):
         own = {"beam": 1000, key: largest}
         assert getattr(resolve_settings([own], {})[0], key) == largest
         with pytest.raises(ConfigError, match=f"the model's own settings have generation.{key}=.* yourself"):

@@ -7,6 +7,7 @@ from typing import Any
 
 from seqgen.config import GenerationConfig
 from seqgen.config.compose import component_config
+from seqgen.config.generation import ACROSS_VOCABULARIES, keys_with
 from seqgen.config.values import to_dict
 from seqgen.errors import ConfigError
 from seqgen.generation.agreement.session import Agreement, AgreementSession
@@ -14,15 +15,6 @@ from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import DecodingRequest, DecodingSetup
 from seqgen.registry import COMBINATIONS
 from seqgen.structures import Hypothesis
-
-SUPPORTED = frozenset(
-    (
-        *("semantics", "beam", "nbest", "max_len_a", "max_len_b", "max_len", "min_len"),
-        *("unnormalized", "lenpen", "length_penalty", "temperature", "mbr", "rerank", "members"),
-        *("max_tokens", "batch_size", "buffer_size", "dtype", "components"),
-    )
-)
-"""The keys of the ``generation`` group that can be used."""
 
 COMPONENT_KEYS = ("combination.weights", "utility.", "reranker.")
 """The beginnings of the components' own keys that can be used."""
@@ -84,7 +76,7 @@ def check_supported(cfg: GenerationConfig, objects: Mapping[str, Any]) -> None:
     neutral = to_dict(GenerationConfig())
     given = {key: value for key, value in to_dict(cfg).items() if value != neutral[key]}
     allowed = {"search": "beam", "combination": "log"}
-    refused = {f"generation.{key}": value for key, value in given.items() if key not in SUPPORTED}
+    refused = {f"generation.{key}": value for key, value in given.items() if key not in keys_with(ACROSS_VOCABULARIES)}
     refused = {key: value for key, value in refused.items() if value != allowed.get(key.removeprefix("generation."))}
     refused |= {key: value for key, value in cfg.components.items() if not key.startswith(COMPONENT_KEYS)}
     refused |= {key: type(value).__name__ for key, value in objects.items() if key not in OBJECTS}
@@ -129,7 +121,7 @@ def supported_settings(own: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str,
     Returns:
         The other settings of each model, and the names of those of the first model that are left out.
     """
-    wanted = SUPPORTED - {"semantics", "components"}
+    wanted = set(keys_with(ACROSS_VOCABULARIES)) - {"semantics", "components"}
     kept = [{key: value for key, value in settings.items() if key in wanted} for settings in own]
     neutral = to_dict(GenerationConfig())
     ignored = [

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from seqgen.config import GenerationConfig
-from seqgen.generation.model_settings import SCORES_STAY
+from seqgen.config.generation import KEEPS_SCORES, keys_with
 from seqgen.lab.checks.checking import Invariants, Outcome, at, check_all, needs, require
 from seqgen.lab.checks.criteria import CRITERION, Training
 from seqgen.structures import Batch, Hypothesis
@@ -34,7 +34,7 @@ def _with_decoding(criterion: SequenceCriterion, decode: GenerationConfig) -> Se
 
 def decoding_equals_rescoring(subject: Training) -> None:
     """In evaluation and beam search, the log-probability of each token is the same in ``decode`` and in ``rescore``."""
-    criterion, batch, kept = _decoding(subject), subject.batch(), SCORES_STAY & {*vars(GenerationConfig())} - {"seed"}
+    criterion, batch, kept = _decoding(subject), subject.batch(), set(keys_with(KEEPS_SCORES)) - {"seed"}
     plain = {name: getattr(criterion.cfg.decode, name) for name in kept}  # others change the scores of decoding
     beam_search = _with_decoding(criterion, GenerationConfig(**plain))
     subject.model.eval()
