@@ -20,6 +20,7 @@ from unittest import mock
 
 import pytest
 
+from seqgen.data.text import CHUNK_BYTES
 from seqgen.errors import CheckpointError, ConfigError, DataError, ResourceError, UserError
 from seqgen.jobs.folder import MAX_NOTES, counted, merged_notes
 from seqgen.jobs.job import JobStopped, Stop
@@ -476,9 +477,17 @@ def test_parquet(tmp_path: Path) -> None:
         list(find_source(str(tmp_path / "b.parquet")).lines())
 
 
+LONG = b'{"text": "%b"}\n' % (b"a" * (CHUNK_BYTES - 100))
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
+        *(
+            (LONG * 3 + line, "x.jsonl, line 5")
+            for line in (b"\ntext\n", b'\n{"text": "\xff"}', b'\n{"text": 1}', b"\n[]")
+        ),
+        (b'\xef\xbb\xbf{"text": "a"}\r\n\r\n{"text": "b"}\r\n3\r\n', "line 4: 3 is not an object"),
         (b'{"txt": "a"}\n', "line 1 has no field 'text' .did you mean 'txt'"),
         (b'{"text": 3}\n', "line 1: text is 3, which is not text"),
         (b'\n{"text": null}\n', "line 2: text is None"),
