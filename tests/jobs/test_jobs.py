@@ -460,6 +460,9 @@ def test_parquet(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=words):
             list(find_source(str(tmp_path / "a.parquet"), column=column).lines())
+    parquet.write_table(pyarrow.table({"text": [*rows[:5000], None]}), tmp_path / "d.parquet")
+    with pytest.raises(DataError, match="row 5001: text is None"):
+        list(find_source(str(tmp_path / "d.parquet")).lines())
     repeated = pyarrow.array(["x" * (1 << 22)] + [None] * 9).dictionary_encode().take(pyarrow.array([0] * 5000 + [1]))
     for stored in (True, False):  # whether the schema says that it is a dictionary
         parquet.write_table(
