@@ -195,10 +195,8 @@ class ParagraphReader:
         """Describe what an output may lack; empty if nothing was found.
 
         Args:
-            line: a decoded line, or a decoded sentence of one.
+            line: a decoded line, or a decoded sentence of one, with a hypothesis.
         """
-        if not line.translation.hypotheses:
-            return ""
         best, usual = line.translation.hypotheses[0].hypothesis, self.cfg.usual_ratio
         if not self.splits and best.attention is not None:
             return self._faint(line, best.attention.sum(0) / usual)
