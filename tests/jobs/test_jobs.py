@@ -272,8 +272,8 @@ def test_notes_are_counted_by_their_text() -> None:
     second = [(51, "new"), (52, "short"), (53, "long")]
     each = ([{"note": text, "lines": 1, "first_line": line} for line, text in some] for some in (first, second))
     notes = merged_notes({"notes": counted(some)} for some in each)
-    assert len(notes) == MAX_NOTES, "the last texts are left out, but those that are known are counted on"
     assert notes[:3] == ["line 2 and 2 others: short", "line 3 and 1 others: long", "line 10: note 0"]
+    assert notes[MAX_NOTES:] == ["line 28 and 2 others: further notes, which format=json writes"]
 
 
 def test_a_job_in_which_everything_fails_is_stopped(bench: Bench) -> None:
