@@ -35,7 +35,6 @@ COPY_BYTES = 1 << 20
 """Number of bytes that are copied at a time."""
 MAX_NOTES = 20
 """Largest number of different notes in the record of a part; further ones are counted together."""
-FURTHER = "further notes, which format=json writes"
 
 
 @dataclass(frozen=True)
@@ -316,7 +315,12 @@ def merged_notes(records: Iterable[Mapping[str, Any]]) -> list[str]:
         For each of the first ``MAX_NOTES`` texts a line, and one for all others.
     """
     notes = counted(note for record in records for note in record["notes"])
-    return [f"line {note['first_line']}{_others(note['lines'] - 1)}: {note['note']}" for note in notes]
+    return [
+        f"line {note['first_line']}{_others(note['lines'] - 1)}: {note['note']}"
+        if note["note"]
+        else f"... and {note['lines']} further notes; format=json writes all of them"
+        for note in notes
+    ]
 
 
 def _others(lines: int) -> str:
@@ -330,11 +334,11 @@ def counted(notes: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         notes: a text (``note``), its number of lines and the first of them, from 1.
 
     Returns:
-        The same for each of the first ``MAX_NOTES`` texts, and one for all others.
+        The same for each of the first ``MAX_NOTES`` texts, and an empty one for all others.
     """
     found: dict[str, dict[str, Any]] = {}
     for note in notes:
-        text = note["note"] if note["note"] in found or len(found) < MAX_NOTES else FURTHER
+        text = note["note"] if note["note"] in found or len(found) < MAX_NOTES else ""
         known = found.setdefault(text, {**note, "note": text, "lines": 0})
         known["lines"] += note["lines"]
     return list(found.values())

@@ -273,7 +273,7 @@ def test_notes_are_counted_by_their_text() -> None:
     each = ([{"note": text, "lines": 1, "first_line": line} for line, text in some] for some in (first, second))
     notes = merged_notes({"notes": counted(some)} for some in each)
     assert notes[:3] == ["line 2 and 2 others: short", "line 3 and 1 others: long", "line 10: note 0"]
-    assert notes[MAX_NOTES:] == ["line 28 and 2 others: further notes, which format=json writes"]
+    assert notes[MAX_NOTES:] == ["... and 3 further notes; format=json writes all of them"]
 
 
 def test_a_job_in_which_everything_fails_is_stopped(bench: Bench) -> None:
