@@ -100,6 +100,17 @@ def test_a_damaged_journal_counts_for_nothing(damage: bytes, bench: Bench) -> No
     assert bench.job()[0].undone() == []
 
 
+def test_a_part_that_the_job_does_not_have_counts_for_nothing(bench: Bench) -> None:
+    bench.run()
+    folder = bench.root / "job"
+    record = json.loads((folder / "done.jsonl").read_text().splitlines()[-1])
+    parts = folder / "parts"
+    shutil.copy(parts / f"part-{record['part']:08d}.txt", parts / "part-00000005.txt")
+    with open(folder / "done.jsonl", "a") as journal:
+        journal.write(json.dumps({**record, "part": 5}) + "\n")
+    assert sorted(bench.job()[0].folder.done) == [0, 1, 2, 3, 4]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
