@@ -140,7 +140,12 @@ def test_a_sentence_of_more_than_a_window_is_decoded_in_parts(unit: str, lengths
 def test_time_is_in_proportion_to_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """Since the package takes quadratic time, it gets a part of the line at a time."""
     sizes, segment = list[int](), sentencex.segment
-    monkeypatch.setattr("sentencex.segment", lambda language, text: sizes.append(len(text)) or segment(language, text))
+
+    def measured(language: str, text: str) -> list[str]:
+        sizes.append(len(text))
+        return segment(language, text)
+
+    monkeypatch.setattr("sentencex.segment", measured)
     split_text("«A. " * (3 * WINDOW), "en")
     assert max(sizes) <= WINDOW
     assert len(sizes) <= 14
