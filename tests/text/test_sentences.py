@@ -143,7 +143,7 @@ def test_time_is_in_proportion_to_the_length(monkeypatch: pytest.MonkeyPatch) ->
 
     def measured(language: str, text: str) -> list[str]:
         sizes.append(len(text))
-        return segment(language, text)
+        return list(segment(language, text))
 
     monkeypatch.setattr("sentencex.segment", measured)
     split_text("«A. " * (3 * WINDOW), "en")

@@ -117,9 +117,9 @@ def test_an_empty_translation_is_noted(split: str) -> None:
     found = Translator(model, **settings).translate(["w1", "", "w1 w3 w5"])
     assert [line.notes for line in found] == [[said], ["the line is empty, and so is its output"], [said]]
     if split != "sentences":
-        (found,) = Translator(model, **settings).translate(["w1"], nbest=2, max_len_b=1)
-        assert (found.text, found.notes[1:]) == ("", [said])
-        assert found.notes[0].startswith("hypothesis 2 has the maximum length")
+        (best,) = Translator(model, **settings).translate(["w1"], nbest=2, max_len_b=1)
+        assert (best.text, best.notes[1:]) == ("", [said])
+        assert best.notes[0].startswith("hypothesis 2 has the maximum length")
 
 
 def test_a_translation_that_is_much_shorter_than_its_source(tmp_path: Path) -> None:
