@@ -134,10 +134,6 @@ def test_a_translation_that_is_much_shorter_than_its_source(tmp_path: Path) -> N
         found = Translator(model, beam=1, prefix_trie=f"{tmp_path}/trie").translate(texts)
         assert ["13 tokens for 40 of the source" in "".join(line.notes) for line in found] == [noted == 1, False, False]
         assert sum(len(line.notes) for line in found) == noted
-    only_end = {"min_len": 0, "suppress": [word for word in model.task.target_dictionary if word != "</s>"]}
-    empty, blank = Translator(model, beam=1).translate(["w1", ""], **only_end)
-    assert (empty.text, blank.text, blank.notes) == ("", "", ["the line is empty, and so is its output"])
-    assert empty.notes == ["the output is empty, which generation.min_len or lenpen can prevent"]
 
 
 def test_an_output_that_ends_where_the_user_says_is_not_cut_off() -> None:
