@@ -24,7 +24,7 @@ from seqgen.config.generation import SPEED, keys_with
 from seqgen.config.values import split_argument, to_dict
 from seqgen.data.store_builder import available_cores
 from seqgen.data.text import is_pipe
-from seqgen.errors import ConfigError
+from seqgen.errors import ConfigError, UserError
 from seqgen.jobs.folder import ERRORS, JobFolder, merged_notes
 from seqgen.jobs.job import Job, JobStopped, Stop
 from seqgen.jobs.manifest import Manifest, plan_parts
@@ -78,8 +78,10 @@ def run_job(cfg: GenerateConfig, given: Mapping[str, Any], overrides: Sequence[s
         folder = JobFolder(place, ".jsonl" if cfg.format == "json" else ".txt")
         try:
             return _run(cfg, given, keys, source, folder, stop)
-        except JobStopped:
+        except (JobStopped, UserError) as error:
             done = f"{folder.lines} lines are done and kept in {place}"
+            if isinstance(error, UserError):
+                raise type(error)(f"{error}; {done}" if folder.lines else str(error)) from error
             what = done if folder.is_open else f"what was decoded before is kept in {place}"
             log(f"stopped; {what}; to continue, run the same command again")
             return stop.exit_code
@@ -275,7 +277,7 @@ def _merge(cfg: GenerateConfig, folder: JobFolder, stop: Stop, named: bool) -> N
     """Write the outputs of all parts into one file, or to standard output if the user asks for it."""
     if cfg.output == "-":
         if named:
-            with open(sys.stdout.fileno(), "wb", closefd=False) as file:
+            with disk_errors("standard output"), open(sys.stdout.fileno(), "wb", closefd=False) as file:
                 folder.merge(file, stop.check)
         return
     output = Path(cfg.output).resolve()  # a link is written through, and stays
@@ -284,7 +286,7 @@ def _merge(cfg: GenerateConfig, folder: JobFolder, stop: Stop, named: bool) -> N
             folder.merge(file, stop.check)
         return
     remove_leftovers(output.parent, output.name)
-    with new_file(output) as temporary, disk_errors(output):
+    with new_file(output) as temporary:
         folder.merge(temporary, stop.check)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 _SHORT = reprlib.Repr()
@@ -38,6 +39,26 @@ class DecodingError(UserError, ValueError):
 
 class ResourceError(UserError):
     """A failure of the machine: memory ran out, or a training process ended or does not respond."""
+
+
+@contextlib.contextmanager
+def library_errors(what: str) -> Iterator[None]:
+    """Turn errors of a library into a ``DataError``, panics of one that is written in Rust included.
+
+    Args:
+        what: beginning of the message, such as a file.
+
+    Raises:
+        DataError: in place of the library's error.
+    """
+    try:
+        yield
+    except DataError:
+        raise
+    except BaseException as error:  # a panic is not an Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise DataError(f"{what}: {' '.join(str(error).split())[:300]}") from None
 
 
 def nearest(name: str, known: Iterable[str], count: int = 1) -> str:

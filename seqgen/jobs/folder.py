@@ -34,7 +34,7 @@ PARTS = "parts"
 COPY_BYTES = 1 << 20
 """Number of bytes that are copied at a time."""
 MAX_NOTES = 20
-"""Largest number of different notes in the record of a part."""
+"""Largest number of different notes in the record of a part; further ones are counted together."""
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ class JobFolder:
             with disk_errors(ledger):
                 ledger.unlink(missing_ok=True)
             return 0
-        with new_file(ledger) as file, disk_errors(ledger):
+        with new_file(ledger) as file:
             for record in self.records(of_failures=True):
                 for failure in record["failed"]:
                     failure = asdict(Failure(**failure))
@@ -312,10 +312,15 @@ def merged_notes(records: Iterable[Mapping[str, Any]]) -> list[str]:
         records: the records of the parts, in order.
 
     Returns:
-        For each of the first ``MAX_NOTES`` texts a line.
+        For each of the first ``MAX_NOTES`` texts a line, and one for all others.
     """
     notes = counted(note for record in records for note in record["notes"])
-    return [f"line {note['first_line']}{_others(note['lines'] - 1)}: {note['note']}" for note in notes]
+    return [
+        f"line {note['first_line']}{_others(note['lines'] - 1)}: {note['note']}"
+        if note["note"]
+        else f"... and {note['lines']} further notes; format=json writes all of them"
+        for note in notes
+    ]
 
 
 def _others(lines: int) -> str:
@@ -329,12 +334,11 @@ def counted(notes: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         notes: a text (``note``), its number of lines and the first of them, from 1.
 
     Returns:
-        The same for each of the first ``MAX_NOTES`` texts.
+        The same for each of the first ``MAX_NOTES`` texts, and an empty one for all others.
     """
     found: dict[str, dict[str, Any]] = {}
     for note in notes:
-        if note["note"] in found:
-            found[note["note"]]["lines"] += note["lines"]
-        elif len(found) < MAX_NOTES:
-            found[note["note"]] = dict(note)
+        text = note["note"] if note["note"] in found or len(found) < MAX_NOTES else ""
+        known = found.setdefault(text, {**note, "note": text, "lines": 0})
+        known["lines"] += note["lines"]
     return list(found.values())

@@ -72,10 +72,12 @@ def disk_errors(what: Path | str) -> Iterator[None]:
         what: what is being written, such as a file's path.
 
     Raises:
-        UserError: the operating system reports an error.
+        UserError: the operating system reports an error, other than that nobody reads a pipe.
     """
     try:
         yield
+    except BrokenPipeError:
+        raise
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         advice = "; free some space and run again" if full else ""
@@ -201,7 +203,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
         UserError: the file cannot be written, or may not be created (see ``frozen``).
     """
     data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
-    with new_file(path) as file, disk_errors(path):
+    with new_file(path) as file:
         file.write(data)
 
 
@@ -216,7 +218,7 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
         The temporary file, to write into.
 
     Raises:
-        UserError: the file cannot be created or renamed, or may not be created (see ``frozen``).
+        UserError: the file cannot be created, written or renamed, or may not be created (see ``frozen``).
     """
     check_not_frozen(path)
     with disk_errors(path):
@@ -225,12 +227,11 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
     try:
         if os.name != "nt":
             _lock(descriptor)
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-            with disk_errors(path):
+        with disk_errors(path):
+            with os.fdopen(descriptor, "wb") as file:  # closing it writes too, and can fail
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
-        with disk_errors(path):
             os.chmod(name, 0o666 & ~_umask())
             os.replace(name, path)
             sync(path.parent)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from seqgen.config import GenerationConfig
-from seqgen.errors import ConfigError, DataError
+from seqgen.errors import ConfigError, DataError, library_errors
 from seqgen.generation.finished import Ranking
 from seqgen.structures import Hypothesis
 from seqgen.text.input_line import InputEncoder, InputLine, check_text
@@ -32,6 +32,10 @@ kk:kaz kn:kan ml:mal mr:mar my:mya nl:nld pa:pan pl:pol pt:por ru:rus sk:slk ta:
 MOST = 1 << 24
 """The largest number of sentences of a line, since sentence ``i`` of line ``n`` has the number ``n * MOST + i``."""
 
+WINDOW = 1 << 13
+"""Characters of a line that the rules read at a time, because the package takes quadratic time for unclosed quotation
+marks: 120 s for a line of 1 MB that is read as a whole."""
+
 FAINT, SHORT = 0.5, 0.4
 """A sentence is noted if it receives less than half of the usual attention for each of its tokens, or if its own output
 has less than 0.4 of the usual length; docs/paragraphs.md shows how these limits were measured."""
@@ -44,10 +48,12 @@ class SplitText:
     Attributes:
         sentences: the sentences, without white space at either end.
         spaces: the white space before each sentence, and after the last one; so one more than sentences.
+        notes: what the rules could not split.
     """
 
     sentences: list[str]
     spaces: list[str]
+    notes: tuple[str, ...] = ()
 
     def joined(self, outputs: Sequence[str]) -> str:
         """Join the outputs of the sentences with the white space of the text.
@@ -72,12 +78,9 @@ def split_text(text: str, language: str) -> SplitText:
         text: the text.
         language: a code of ``LANGUAGES``.
     """
-    from sentencex import segment
-
-    sentences, spaces = list[str](), [""]
+    sentences, spaces, notes = list[str](), [""], dict[str, None]()
     for line in re.findall(r"[^\n]*\n|[^\n]+", text):
-        segments = segment(language, line)
-        for piece in segments if "".join(segments) == line else [line]:
+        for piece in _segments(line, language, notes):
             sentence = piece.strip()
             if not sentence:
                 spaces[-1] += piece
@@ -86,7 +89,38 @@ def split_text(text: str, language: str) -> SplitText:
             spaces[-1] += before
             sentences.append(sentence)
             spaces.append(after)
-    return SplitText(sentences, spaces)
+    return SplitText(sentences, spaces, tuple(notes))
+
+
+def _segments(line: str, language: str, notes: dict[str, None]) -> Iterator[str]:
+    """Split a line by the rules of a language, and add notes on what they could not split.
+
+    The rules read ``WINDOW`` characters at a time. The last sentence of a window is read again with the next one,
+    because its end is not known.
+    """
+    from sentencex import segment
+
+    start = 0
+    while start < len(line):
+        # the package panics at white space outside of ASCII before a full stop
+        window = re.sub(r"[^\S\x00-\x7f](?=\.)", " ", line[start : start + WINDOW])
+        try:
+            with library_errors("sentencex"):
+                pieces = segment(language, window)
+        except DataError:
+            pieces = []
+        if "".join(pieces) != window:
+            notes[f"the rules for the language {language!r} failed, so that a part of the text is not split"] = None
+            pieces = [window]
+        if start + WINDOW < len(line):
+            if len(pieces) > 1:
+                del pieces[-1]
+            else:
+                notes[f"a sentence of more than {WINDOW} characters is decoded in parts"] = None
+                pieces = [window[: window.rfind(" ") + 1 or WINDOW]]
+        for piece in pieces:
+            yield line[start : start + len(piece)]
+            start += len(piece)
 
 
 class ParagraphReader:
@@ -161,10 +195,8 @@ class ParagraphReader:
         """Describe what an output may lack; empty if nothing was found.
 
         Args:
-            line: a decoded line, or a decoded sentence of one.
+            line: a decoded line, or a decoded sentence of one, with a hypothesis.
         """
-        if not line.translation.hypotheses:
-            return ""
         best, usual = line.translation.hypotheses[0].hypothesis, self.cfg.usual_ratio
         if not self.splits and best.attention is not None:
             return self._faint(line, best.attention.sum(0) / usual)
@@ -214,13 +246,14 @@ class ParagraphReader:
         source = split.joined(split.sentences)
         if len(parts) == 1:
             whole = [replace(each, text=split.joined([each.text])) for each in parts[0].hypotheses]
-            return replace(parts[0], id=number, source=source, hypotheses=whole)
+            notes = [*split.notes, *parts[0].notes]
+            return replace(parts[0], id=number, source=source, hypotheses=whole, notes=notes)
         texts = [part.hypotheses[0].text if part.hypotheses else "" for part in parts]
         best = [part.hypotheses[0].hypothesis for part in parts if part.hypotheses]
         joined = [TextHypothesis(split.joined(texts), self._concatenated(best))] if best else []
-        notes = [f"sentence {place}: {note}" for place, part in enumerate(parts, start=1) for note in part.notes]
+        noted = [f"sentence {place}: {note}" for place, part in enumerate(parts, start=1) for note in part.notes]
         ids = torch.cat([part.source_tokens for part in parts])
-        return Translation(number, source, ids, joined, notes, prefix=parts[0].prefix, sentences=parts)
+        return Translation(number, source, ids, joined, [*split.notes, *noted], prefix=parts[0].prefix, sentences=parts)
 
     def _concatenated(self, parts: list[Hypothesis]) -> Hypothesis:
         """The outputs of sentences as one, whose score follows from all their tokens by the rule of the search."""

@@ -382,22 +382,26 @@ class TextDecoding:
         longest = self.input_encoder.longest_output(line.sources)
         if self.cfg.match_source_len and longest == len(line.sources[0]) - 1:
             longest = sys.maxsize  # the user wants exactly that length
-        for place, item in enumerate(line.translation.hypotheses, start=1):
-            if cut := self._cut(item, longest):
-                line.translation.notes.append(f"{'the output' if place == 1 else f'hypothesis {place}'} {cut}")
-                return
+        notes, hypotheses = line.translation.notes, line.translation.hypotheses
+        cuts = [self._cut(item, longest) for item in hypotheses]
+        if place := next((place for place, cut in enumerate(cuts, start=1) if cut), 0):
+            notes.append(f"{'the output' if place == 1 else f'hypothesis {place}'} {cuts[place - 1]}")
+        if place != 1 and hypotheses:
+            notes.extend(filter(None, [self._lacking(line, hypotheses[0])]))
+
+    def _lacking(self, line: InputLine, item: TextHypothesis) -> str:
+        """Describe what an output that no limit has cut off may lack; empty if nothing was found."""
+        source, output = len(line.sources[0]), len(item.tokens)
+        if self.task.translates and not item.text.strip():
+            return "the output is empty, which generation.min_len or lenpen can prevent"
         if self.paragraphs is not None:
-            line.translation.notes.extend(filter(None, [self.paragraphs.note(line)]))
-            return
-        source, output = len(line.sources[0]), line.translation.hypotheses[:1]
-        least = self.cfg.usual_ratio * source / PART
-        if self.task.translates and output and not output[0].text.strip():
-            line.translation.notes.append("the output is empty, which generation.min_len or lenpen can prevent")
-        elif self.task.translates and source >= PARAGRAPH and output and len(output[0].tokens) < least:
-            line.translation.notes.append(
-                f"the output has {len(output[0].tokens)} tokens for {source} of the source and may lack a part; decode "
-                "paragraphs with generation.input_split=sentences"
+            return self.paragraphs.note(line)
+        if self.task.translates and source >= PARAGRAPH and output < self.cfg.usual_ratio * source / PART:
+            return (
+                f"the output has {output} tokens for {source} of the source and may lack a part; decode paragraphs "
+                "with generation.input_split=sentences"
             )
+        return ""
 
     def _cut(self, item: TextHypothesis, longest: int) -> str:
         """Describe how a limit changed an output, whose last token may be an end token that the limit forced.
@@ -409,14 +413,15 @@ class TextDecoding:
         Returns:
             Words that follow "the output" in a note, such as "was cut off ..."; empty if no limit changed it.
         """
-        cfg, size = self.cfg, len(item.tokens)
+        cfg, size, forces_end = self.cfg, len(item.tokens), self.generator.setup.forces_end
         whole = size > 0 and int(item.tokens[-1]) in self.generator.setup.end_tokens
         beginning = " (it is only the beginning of a line of generation.prefix_trie)"
         rest = beginning if cfg.prefix_trie and not whole else ""
-        if size > longest and (self.generator.setup.forces_end or not whole):
-            return f"has the maximum length of {size} tokens and may be cut off{rest}"
         if item.hypothesis.member_tokens is not None and not whole:
             return "was cut off: no token was left on which all models agree, or a model reached its maximum length"
+        longest -= forces_end and not whole  # Marian's search ends there without an end token
+        if size > longest and (forces_end or not whole):
+            return f"has the maximum length of {size} tokens and may be cut off{rest}"
         if item.hypothesis.timed_out and not whole:
             return f"was cut off after generation.max_time={cfg.max_time:g}{rest}"
         if item.hypothesis.timed_out and self.generator.beam_size > 1:

@@ -50,6 +50,7 @@ def test_worked_example() -> None:
         [(2, 3), (4, 3), (7, 3), (8, 4), (5, 4), (3, 4), (3, 5), (4, 5), (6, 5)],
         [(7, 3), (4, 3), (2, 3), (3, 4), (5, 4), (8, 4), (6, 5), (4, 5), (3, 5)],
     )
+    assert sort_by_length(array([(8, 5), (8, 4)])).tolist() == [1, 0], "the longest sources differ in their target"
     assert as_lists(make_batches(array([(1, 2), (1, 2), (1, 2), (1, 9), (1, 3)]), max_tokens=6)) == [
         [0, 1, 2],
         [4],

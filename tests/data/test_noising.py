@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from seqgen.data.noising import (
     OBJECTIVES,
@@ -115,12 +115,14 @@ def test_hidden_tokens_restore_the_text(length: int, density: float, seed: int) 
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(["span_drop", "iid_drop"]), st.integers(1, 200), st.integers(0, 10**6))
+@example("span_drop", 1, 0)
 def test_dropped_tokens_are_the_target(name: str, length: int, seed: int) -> None:
     tokens = np.arange(3, 3 + length)  # each once, so that the two parts can be merged again
     objective = OBJECTIVES[name](0.3, 3.0)
     source, target = objective(tokens, NOISE, np.random.default_rng(seed))
     assert sorted([*source[:-1].tolist(), *target[:-1].tolist()]) == tokens.tolist()
     assert sorted(target[:-1].tolist()) == target[:-1].tolist(), "in order"
+    assert name == "iid_drop" or (len(source), len(target)) == objective.lengths(length)
     assert len(source) <= objective.lengths(length)[0]
     assert len(target) <= objective.lengths(length)[1]
 

@@ -317,6 +317,17 @@ def test_end_tokens_cannot_be_bad_words_alone() -> None:
     assert torch.equal(got, given)
 
 
+def test_a_sequence_does_not_begin_with_the_first_token_of_a_prompt() -> None:
+    """As in transformers; padding on the left of a shorter prompt is not its first token."""
+    prompts = torch.tensor([[PAD, PAD, 5], [5, 6, 5]])
+    known = {"src_tokens": prompts, "src_padding": prompts == PAD, "continues_source": True, "counts_start": True}
+    whole = torch.full((2, 1), EOS)
+    now = StepContext(0, batch_info(2, 1, pad=PAD, eos=EOS, **known), 1, 99, lambda: whole)
+    got = SequenceBias({(5, 7): 4.0, (PAD, 5, 4): 8.0, (6, 5, 4): 2.0})(torch.zeros(2, VOCAB), now)
+    assert got.nonzero().tolist() == [[1, 4], [1, 7]]
+    assert got[1, [4, 7]].tolist() == [2.0, 4.0]
+
+
 PROCESSORS: dict[str, LogitsProcessor] = {
     **{name: ours for name, (ours, _) in ORACLES.items()},
     "unknown": UnknownPenalty(UNK, 1.5),

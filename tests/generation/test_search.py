@@ -15,6 +15,7 @@ from seqgen.generation.processors.tokens import RepetitionPenalty
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.search.base import Search
 from seqgen.generation.search.beam import Greedy
+from seqgen.generation.search.diverse import DiverseBeamSearch
 from seqgen.generation.search.sampling import Sampling
 from seqgen.generation.sequence_generator import SequenceGenerator
 from tests.generators import make_generator
@@ -22,6 +23,7 @@ from tests.hypotheses import as_pairs, assert_same_pairs
 from tests.model_zoo import VOCAB, build
 from tests.reference_search import EOS, Settings, beam_search
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule, table_rule
+from tests.step_contexts import step_context
 
 A, B = 4, 5
 SOURCES = [(4, 5, 2), (6, 2), (4, 4, 4, 4, 6, 2), (2,)]
@@ -350,3 +352,12 @@ def test_bad_parameters_are_refused() -> None:
     for options in ({"beam_size": 0}, {"temperature": 0.0}, {"weights": [1.0, 2.0]}, {"min_len": -1}):
         with pytest.raises(ConfigError):
             generator([model], 3, **options)
+
+
+def test_groups_differ_only_from_tokens_that_were_possible() -> None:
+    """The first group has one possible token; the others, of score -inf, only fill its list of candidates."""
+    lprobs = torch.full((1, 2, 3), -1.0)
+    lprobs[0, 0, :2] = -torch.inf
+    found = DiverseBeamSearch(2, strength=0.5).step(step_context(1), lprobs, torch.zeros(1, 2))
+    second = zip(found.tokens[0, 1::2].tolist(), found.scores[0, 1::2].tolist(), strict=True)
+    assert sorted(second) == [(0, -1.0), (1, -1.0)], "the first group has chosen token 2"

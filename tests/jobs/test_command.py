@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -22,7 +23,8 @@ from seqgen.cli.job import CommandDecoder
 from seqgen.cli.record import fingerprint
 from seqgen.config import GenerateConfig
 from seqgen.config.compose import compose
-from seqgen.system.files import run_lock
+from seqgen.jobs.folder import JOURNAL, JobFolder
+from seqgen.system.files import disk_errors, run_lock
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import Translator
 from tests.commands import Outcome, command
@@ -111,6 +113,27 @@ def capitals(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(job_module, "models_fingerprint", lambda paths: MODELS)
     monkeypatch.setattr(job_module, "_workers", workers)
+
+
+def test_a_full_disk_names_the_file_and_the_lines_that_are_done(
+    place: Path, capitals: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = JobFolder._append
+
+    def full(folder: JobFolder, line: str) -> int:
+        with disk_errors(folder.path / JOURNAL):
+            if len(folder.done) == 2:
+                raise OSError(errno.ENOSPC, "No space left on device")
+        return append(folder, line)
+
+    keys = (f"job.folder={place}/J", "generation.part_lines=10", f"output={place}/out")
+    with monkeypatch.context() as patch:
+        patch.setattr(JobFolder, "_append", full)
+        said = f"cannot write {place}/J/done.jsonl: No space left on device; free some space and run again; 20 lines"
+        refused(job(place, *keys), f"{said} are done and kept in {place}/J")
+    assert not (place / "out").exists()
+    assert "20 of 60 lines were decoded before" in job(place, *keys).err
+    assert len((place / "out").read_text().splitlines()) == 60
 
 
 def test_a_job_is_continued_only_if_its_outputs_would_be_the_same(
@@ -310,6 +333,12 @@ def test_a_reader_that_closes_early(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_a_full_disk_while_merging(folder: Path, tmp_path: Path) -> None:
     refused(job(folder, f"job.folder={tmp_path}/J", "output=/dev/full"), "No space left on device; free some space")
+    keys = (f"path={folder}/run", f"input={folder}/in.txt", *FAST, "output=-", f"job.folder={tmp_path}/J")
+    with open("/dev/full", "wb") as full:
+        command_line = [sys.executable, "-m", "seqgen.cli.generate", *keys]
+        ended = subprocess.run(command_line, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert ended.returncode == 2
+    assert b"cannot write standard output: No space left on device; free some space" in ended.stderr
     outcome = job(folder, f"job.folder={tmp_path}/J", f"output={tmp_path}/out.txt")
     assert outcome.code == 0
     assert (tmp_path / "out.txt").read_text() == job(folder).out

@@ -20,6 +20,7 @@ from unittest import mock
 
 import pytest
 
+from seqgen.data.text import CHUNK_BYTES
 from seqgen.errors import CheckpointError, ConfigError, DataError, ResourceError, UserError
 from seqgen.jobs.folder import MAX_NOTES, counted, merged_notes
 from seqgen.jobs.job import JobStopped, Stop
@@ -97,6 +98,17 @@ def test_a_damaged_journal_counts_for_nothing(damage: bytes, bench: Bench) -> No
     assert bench.run(workers) == expected(LINES)
     assert len({piece.part for piece in workers.given}) == 2
     assert bench.job()[0].undone() == []
+
+
+def test_a_part_that_the_job_does_not_have_counts_for_nothing(bench: Bench) -> None:
+    bench.run()
+    folder = bench.root / "job"
+    record = json.loads((folder / "done.jsonl").read_text().splitlines()[-1])
+    parts = folder / "parts"
+    shutil.copy(parts / f"part-{record['part']:08d}.txt", parts / "part-00000005.txt")
+    with open(folder / "done.jsonl", "a") as journal:
+        journal.write(json.dumps({**record, "part": 5}) + "\n")
+    assert sorted(bench.job()[0].folder.done) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -271,8 +283,8 @@ def test_notes_are_counted_by_their_text() -> None:
     second = [(51, "new"), (52, "short"), (53, "long")]
     each = ([{"note": text, "lines": 1, "first_line": line} for line, text in some] for some in (first, second))
     notes = merged_notes({"notes": counted(some)} for some in each)
-    assert len(notes) == MAX_NOTES, "the last texts are left out, but those that are known are counted on"
     assert notes[:3] == ["line 2 and 2 others: short", "line 3 and 1 others: long", "line 10: note 0"]
+    assert notes[MAX_NOTES:] == ["... and 3 further notes; format=json writes all of them"]
 
 
 def test_a_job_in_which_everything_fails_is_stopped(bench: Bench) -> None:
@@ -459,6 +471,9 @@ def test_parquet(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=words):
             list(find_source(str(tmp_path / "a.parquet"), column=column).lines())
+    parquet.write_table(pyarrow.table({"text": [*rows[:5000], None]}), tmp_path / "d.parquet")
+    with pytest.raises(DataError, match="row 5001: text is None"):
+        list(find_source(str(tmp_path / "d.parquet")).lines())
     repeated = pyarrow.array(["x" * (1 << 22)] + [None] * 9).dictionary_encode().take(pyarrow.array([0] * 5000 + [1]))
     for stored in (True, False):  # whether the schema says that it is a dictionary
         parquet.write_table(
@@ -476,9 +491,17 @@ def test_parquet(tmp_path: Path) -> None:
         list(find_source(str(tmp_path / "b.parquet")).lines())
 
 
+LONG = b'{"text": "%b"}\n' % (b"a" * (CHUNK_BYTES - 100))
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
+        *(
+            (LONG * 3 + line, "x.jsonl, line 5")
+            for line in (b"\ntext\n", b'\n{"text": "\xff"}', b'\n{"text": 1}', b"\n[]")
+        ),
+        (b'\xef\xbb\xbf{"text": "a"}\r\n\r\n{"text": "b"}\r\n3\r\n', "line 4: 3 is not an object"),
         (b'{"txt": "a"}\n', "line 1 has no field 'text' .did you mean 'txt'"),
         (b'{"text": 3}\n', "line 1: text is 3, which is not text"),
         (b'\n{"text": null}\n', "line 2: text is None"),

@@ -94,8 +94,8 @@ FAULTS = [
     ),
     Fault(
         "seqgen/text/sentences.py",
-        'segments if "".join(segments) == line else [line]',
-        "segments",
+        'if "".join(pieces) != window:',
+        "if not pieces:",
         "text that the splitting package drops is lost",
         ("tests/text/test_sentences.py",),
     ),

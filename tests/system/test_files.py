@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -10,9 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from seqgen.errors import CheckpointError
+from seqgen.errors import CheckpointError, UserError
 from seqgen.system import files
-from seqgen.system.files import CACHE, LEFTOVER_SECONDS, frozen, new_folder, remove_leftovers, write_atomically
+from seqgen.system.files import (
+    CACHE,
+    LEFTOVER_SECONDS,
+    disk_errors,
+    frozen,
+    new_folder,
+    remove_leftovers,
+    write_atomically,
+)
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
 
 WRITER = """
@@ -30,6 +39,20 @@ with new_folder(Path(sys.argv[1]) / "tokenizer") as temporary:
     with mock.patch.object(os, "fsync", wait):
         write_atomically(Path(sys.argv[1]) / "config.yaml", b"x: 1")
 """
+
+
+def test_a_disk_that_is_full_when_the_file_is_closed(tmp_path: Path) -> None:
+    """Closing writes what is buffered, and fails once more."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(UserError, match=f"cannot write {tmp_path}/x: File too large; free some space"):
+            write_atomically(tmp_path / "x", b"x" * 200)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert names(tmp_path) == set()
+    with pytest.raises(BrokenPipeError), disk_errors("a pipe"):  # which nobody reads any more
+        raise BrokenPipeError
 
 
 def age(folder: Path, seconds: float = 10) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import sentencex
 import torch
 from hypothesis import example, given, settings, strategies as st
 
@@ -17,7 +18,7 @@ from seqgen.errors import ConfigError, DataError
 from seqgen.structures import Hypothesis
 from seqgen.text.input_line import InputEncoder, InputLine
 from seqgen.text.results import Details, TextHypothesis, Translation
-from seqgen.text.sentences import LANGUAGES, ParagraphReader, SplitText, split_text
+from seqgen.text.sentences import LANGUAGES, WINDOW, ParagraphReader, SplitText, split_text
 from seqgen.text.translator import Translator
 from seqgen.text.word_streaming import TextStreamer
 from tests.language_models import language_model
@@ -80,9 +81,74 @@ def test_every_language_has_rules(language: str) -> None:
     assert len(split_text(SAMPLES[language], language).sentences) == 2
 
 
-def test_text_that_the_package_drops_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sentencex.segment", lambda language, text: text.split())
-    assert split_text(" A b.  C d.\nE ", "en") == SplitText(["A b.  C d.", "E"], [" ", "\n", " "])
+class PanicException(BaseException):
+    """Like that of a library in Rust."""
+
+
+def panic(language: str, text: str) -> list[str]:
+    raise PanicException("index 2 is not a char boundary")
+
+
+@pytest.mark.parametrize("segment", [panic, lambda language, text: text.split()], ids=["panic", "text is dropped"])
+def test_a_text_for_which_the_package_fails_is_not_split(
+    segment: Callable[[str, str], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sentencex.segment", segment)
+    why = "the rules for the language 'en' failed, so that a part of the text is not split"
+    assert split_text(" A b.  C d.\nE ", "en") == SplitText(["A b.  C d.", "E"], [" ", "\n", " "], (why,))
+    for text in ("A b. C d.", "A b. C d.\nE f."):
+        (found,) = reader().translate([(0, (text, ""))], echo)
+        assert (found.text, found.notes[0]) == (text.replace("\n", " "), why)
+
+
+@pytest.mark.parametrize("space", ["\u00a0", "\u3000", "\u2028", "\u2003\u202f"], ids=ascii)
+def test_white_space_before_a_full_stop(space: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """At which sentencex panics, after a capital letter or white space."""
+    for text, number in ((f"D{space}. Bx.", 1), (f"w1 {space}. Bx.", 2), (f"W2 w3. D{space}. Bx", 2)):
+        split = split_text(text, "en")
+        assert split.joined(split.sentences) == text
+        assert (len(split.sentences), split.notes) == (number, ())
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("language", ["de", "en", "zh"])
+def test_long_lines_have_the_sentences_of_short_ones(language: str) -> None:
+    text = (SAMPLES[language] + " ") * (3 * WINDOW // len(SAMPLES[language]))
+    split, once = split_text(text, language), split_text(SAMPLES[language] + " ", language)
+    assert split.sentences == once.sentences * (len(split.sentences) // 2)
+    assert split.joined(split.sentences) == text
+    assert not split.notes
+
+
+@pytest.mark.parametrize(
+    ("unit", "lengths"),
+    [
+        ("word ", [WINDOW - WINDOW % 5 - 1, WINDOW - WINDOW % 5 - 1]),
+        ("w", [WINDOW, WINDOW]),
+        (" " + "w" * (WINDOW - 1), [WINDOW - 1, WINDOW - 1]),
+    ],
+    ids=["words", "a word", "long words"],
+)
+def test_a_sentence_of_more_than_a_window_is_decoded_in_parts(unit: str, lengths: list[int]) -> None:
+    text = (unit * 3 * WINDOW)[: 5 * WINDOW // 2]
+    split = split_text(text, "en")
+    assert split.joined(split.sentences) == text
+    assert [len(sentence) for sentence in split.sentences[:-1]] == lengths
+    assert split.notes == (f"a sentence of more than {WINDOW} characters is decoded in parts",)
+
+
+def test_time_is_in_proportion_to_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Since the package takes quadratic time, it gets a part of the line at a time."""
+    sizes, segment = list[int](), sentencex.segment
+
+    def measured(language: str, text: str) -> list[str]:
+        sizes.append(len(text))
+        return list(segment(language, text))
+
+    monkeypatch.setattr("sentencex.segment", measured)
+    split_text("«A. " * (3 * WINDOW), "en")
+    assert max(sizes) <= WINDOW
+    assert len(sizes) <= 14
 
 
 def test_rules_of_a_language() -> None:

@@ -43,6 +43,7 @@ def test_whole_words() -> None:
     assert whole_words("a dog ru") == len("a dog")
     assert whole_words("dog") == whole_words("") == 0
     assert whole_words("a  dog ") == len("a  dog")
+    assert whole_words("a\tdog\nru") == len("a\tdog")
 
 
 class Recorder(TextStreamer):

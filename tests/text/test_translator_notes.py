@@ -96,6 +96,32 @@ def test_outputs_of_the_longest_length(semantics: str, tmp_path: Path) -> None:
     assert "maximum length of 2 tokens" in short[0].notes[0]
 
 
+@SEMANTICS
+@pytest.mark.parametrize("name", list(STRATEGIES))
+def test_every_strategy_says_that_the_longest_length_cuts_off(name: str, semantics: str) -> None:
+    long: dict[str, Any] = {"min_len": 5} if semantics == "fairseq" else {"suppress": ["</s>"]}
+    translator = Translator(text_model(), **STRATEGIES[name], semantics=semantics, max_len_b=5, **long)
+    for line in translator.translate(TEXTS):
+        size = len(line.hypotheses[0].tokens)
+        assert line.notes == [f"the output has the maximum length of {size} tokens and may be cut off"]
+        assert size == 6 - (name == "marian" and semantics == "fairseq")
+
+
+@pytest.mark.parametrize("split", ["", "note", "sentences"])
+def test_an_empty_translation_is_noted(split: str) -> None:
+    model, said = text_model(), "the output is empty, which generation.min_len or lenpen can prevent"
+    model.task.translates = True
+    settings: dict[str, Any] = {"input_split": split, "input_split_lang": "en"} if split else {}
+    settings |= {"beam": 2, "min_len": 0, "suppress": ["<s>", "<unk>", "<pad>"]}
+    settings["sequence_bias"] = [f"w{i}=-50" for i in range(WORDS - 1)]
+    found = Translator(model, **settings).translate(["w1", "", "w1 w3 w5"])
+    assert [line.notes for line in found] == [[said], ["the line is empty, and so is its output"], [said]]
+    if split != "sentences":
+        (best,) = Translator(model, **settings).translate(["w1"], nbest=2, max_len_b=1)
+        assert (best.text, best.notes[1:]) == ("", [said])
+        assert best.notes[0].startswith("hypothesis 2 has the maximum length")
+
+
 def test_a_translation_that_is_much_shorter_than_its_source(tmp_path: Path) -> None:
     model, texts = text_model(), ["w1 " * 39, "w1 " * 38, "w1 w2"]  # end-of-sentence counts
     assert not model.task.translates, "a summary is short"
@@ -108,10 +134,6 @@ def test_a_translation_that_is_much_shorter_than_its_source(tmp_path: Path) -> N
         found = Translator(model, beam=1, prefix_trie=f"{tmp_path}/trie").translate(texts)
         assert ["13 tokens for 40 of the source" in "".join(line.notes) for line in found] == [noted == 1, False, False]
         assert sum(len(line.notes) for line in found) == noted
-    only_end = {"min_len": 0, "suppress": [word for word in model.task.target_dictionary if word != "</s>"]}
-    empty, blank = Translator(model, beam=1).translate(["w1", ""], **only_end)
-    assert (empty.text, blank.text, blank.notes) == ("", "", ["the line is empty, and so is its output"])
-    assert empty.notes == ["the output is empty, which generation.min_len or lenpen can prevent"]
 
 
 def test_an_output_that_ends_where_the_user_says_is_not_cut_off() -> None:

@@ -200,6 +200,7 @@ def test_a_loss_that_is_not_finite_can_be_skipped(lab: Lab, nan_at: set[int], mo
     batch = next(iter(run.iterator))
     for _ in range(3):
         assert run.trainer.train_update([batch], epoch=1).skipped
+    run.trainer.load_state_dict(run.trainer.weights(), run.trainer.state_dict(), "the checkpoint")  # as a resumed run
     with pytest.raises(NonFiniteError, match="4 times in a row"):
         run.trainer.train_update([batch], epoch=1)
 

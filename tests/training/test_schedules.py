@@ -76,6 +76,15 @@ def test_plateau_shrinks_after_patience_and_resumes() -> None:
         assert one.lr_at(0, 1) == 0.5
 
 
+@pytest.mark.parametrize("scores", [(20.0, 17.0, 16.0), (-20.0, -23.0, -24.0)], ids=["loss", "negated"])
+def test_plateau_needs_an_improvement_in_proportion(scores: tuple[float, ...]) -> None:
+    """By 10 %: from 20 to 17 is enough, from 17 to 16 is not; a score to be maximized is negated."""
+    rates = schedule("reduce_lr_on_plateau", [1.0], lr_threshold=0.1, lr_shrink=0.5)
+    for score, rate in zip(scores, (1.0, 1.0, 0.5), strict=True):
+        rates.on_validation(score)
+        assert rates.lr_at(0, 1) == rate
+
+
 @pytest.mark.parametrize("name", ["polynomial", "cosine"])
 def test_a_schedule_with_an_end_must_know_it(name: str) -> None:
     with pytest.raises(ConfigError, match="the length of training"):

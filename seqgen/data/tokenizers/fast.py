@@ -9,10 +9,10 @@ from tokenizers import AddedToken, Tokenizer as Pipeline
 from tokenizers.models import BPE
 
 from seqgen.data.tokenizers.files import FAST_FILE, MODEL_FILE, TokenizerFiles
-from seqgen.data.tokenizers.pipelines import check_growth, pipeline_errors, to_pipeline
+from seqgen.data.tokenizers.pipelines import check_growth, to_pipeline
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.data.tokenizers.special_tokens import SpecialTokens, Token
-from seqgen.errors import DataError, shown
+from seqgen.errors import DataError, library_errors, shown
 
 
 class FastTokenizer(PretrainedTokenizer):
@@ -34,7 +34,7 @@ class FastTokenizer(PretrainedTokenizer):
         pipeline.no_padding()
         pipeline.encode_special_tokens = bool(special.config.get("split_special_tokens"))
         if special.config.get("backend") != "tokenizers":  # version 5 of transformers, which sets it, saves all tokens
-            with pipeline_errors(f"{files.origin}: its added tokens cannot be used"):
+            with library_errors(f"{files.origin}: its added tokens cannot be used"):
                 add_missing(pipeline, special)
         tokens = {index: token for token, index in pipeline.get_vocab(with_added_tokens=True).items()}
         super().__init__(files, special, tokens, vocab_size)
@@ -45,12 +45,12 @@ class FastTokenizer(PretrainedTokenizer):
         return ids
 
     def _encode(self, text: str) -> Any:
-        with pipeline_errors(f"the tokenizer in {self.files.origin} cannot encode the line {shown(text)}"):
+        with library_errors(f"the tokenizer in {self.files.origin} cannot encode the line {shown(text)}"):
             return self._pipeline.encode(text, add_special_tokens=False)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See ``PretrainedTokenizer.decode``."""
-        with pipeline_errors(f"the tokenizer in {self.files.origin} cannot decode"):
+        with library_errors(f"the tokenizer in {self.files.origin} cannot decode"):
             text = self._pipeline.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return self.clean_up(text)
 
@@ -74,7 +74,7 @@ class FastTokenizer(PretrainedTokenizer):
         Raises:
             DataError: it adds other tokens.
         """
-        with pipeline_errors(f"the tokenizer in {self.files.origin} cannot encode a text"):
+        with library_errors(f"the tokenizer in {self.files.origin} cannot encode a text"):
             framed = self._pipeline.encode("a", add_special_tokens=True).ids
         if framed != [*before, *self.encode("a"), *after]:
             wanted = " and ".join(self.dictionary.symbol(index) for index in [*before, *after])
@@ -135,7 +135,7 @@ def read_pipeline(files: TokenizerFiles) -> Any:
         DataError: the file is missing or damaged, or its steps can make a text too long.
     """
     check_growth(files.json(FAST_FILE), f"{files.origin}/{FAST_FILE}")
-    with pipeline_errors(f"{files.origin}/{FAST_FILE} is not a tokenizer, or is damaged"):
+    with library_errors(f"{files.origin}/{FAST_FILE} is not a tokenizer, or is damaged"):
         return Pipeline.from_str(files.need(FAST_FILE).decode())
 
 

@@ -7,9 +7,8 @@ from tokenizers.models import BPE
 
 from seqgen.data.tokenizers.fast import FastTokenizer, read_pipeline
 from seqgen.data.tokenizers.files import CONFIG_FILE, FAST_FILE, TokenizerFiles
-from seqgen.data.tokenizers.pipelines import pipeline_errors
 from seqgen.data.tokenizers.special_tokens import SpecialTokens
-from seqgen.errors import DataError
+from seqgen.errors import DataError, library_errors
 
 _NAMED = {f"{name}_token": f"<{name}>" for name in ("pad", "eos", "bos", "unk")}
 _MASK = "<mask>"
@@ -57,7 +56,7 @@ class GemmaTokenizer(FastTokenizer):
             before = [bos] if config.get("add_bos_token") else []
             after = [eos] if config.get("add_eos_token") else []
         else:
-            with pipeline_errors(f"the tokenizer in {self.files.origin} cannot encode an empty text"):
+            with library_errors(f"the tokenizer in {self.files.origin} cannot encode an empty text"):
                 added = self._pipeline.encode("", add_special_tokens=True).ids
             before, after = [bos] if added[:1] == [bos] else [], [eos] if added[-1:] == [eos] else []
             self.check_frame(before, after)

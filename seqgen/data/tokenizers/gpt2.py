@@ -8,11 +8,10 @@ from tokenizers import AddedToken, Tokenizer as Pipeline, decoders, models, pre_
 
 from seqgen.data.tokenizers.fast import FastTokenizer, read_pipeline
 from seqgen.data.tokenizers.files import CONFIG_FILE, FAST_FILE, MERGES_FILE, VOCAB_FILE, TokenizerFiles
-from seqgen.data.tokenizers.pipelines import pipeline_errors
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.data.tokenizers.slow import SlowTokenizer
 from seqgen.data.tokenizers.special_tokens import FAIRSEQ_NAMED, MASK, SpecialTokens
-from seqgen.errors import DataError
+from seqgen.errors import DataError, library_errors
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -55,7 +54,7 @@ class GPT2Tokenizer(FastTokenizer):
         if FAST_FILE not in self.files:
             added = [self.dictionary.bos()] if self.special.config.get("add_bos_token") else []
         else:
-            with pipeline_errors(f"the tokenizer in {self.files.origin} cannot encode an empty text"):
+            with library_errors(f"the tokenizer in {self.files.origin} cannot encode an empty text"):
                 added = self._pipeline.encode("", add_special_tokens=True).ids
         if added not in ([], [self.dictionary.eos()]):
             raise DataError(
@@ -88,7 +87,7 @@ def byte_level_pipeline(files: TokenizerFiles, unk: str | None = None) -> Any:
     merges = [tuple(line.split()) for line in lines]
     if not merges or not all(len(pair) == 2 for pair in merges):
         raise DataError(f"{where} is damaged: each line after the first must have two parts; copy it again")
-    with pipeline_errors(f"{files.origin}: {VOCAB_FILE} and {MERGES_FILE} are not a byte-pair encoding, or damaged"):
+    with library_errors(f"{files.origin}: {VOCAB_FILE} and {MERGES_FILE} are not a byte-pair encoding, or damaged"):
         pipeline = Pipeline(
             models.BPE(
                 vocab, merges, unk_token=unk, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False

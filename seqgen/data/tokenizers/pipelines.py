@@ -1,4 +1,4 @@
-"""Pipelines of the ``tokenizers`` library: conversion from SentencePiece, limits, and how failures are reported.
+"""Pipelines of the ``tokenizers`` library: conversion from SentencePiece, and limits.
 
 The steps of a ``tokenizer.json`` rewrite a text one after the other. Thirty-two steps that replace each character by
 two make four billion characters of one, and the library has no limit. Therefore the steps are checked first.
@@ -7,7 +7,6 @@ two make four billion characters of one, and the library has no limit. Therefore
 from __future__ import annotations
 
 import base64
-import contextlib
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer as Pipeline, decoders, models, normalizers, pre_tokenizers
 
 from seqgen.data.tokenizers.base import SENTINEL
-from seqgen.errors import DataError
+from seqgen.errors import DataError, library_errors
 
 MAX_GROWTH = 1000
 """Maximum factor by which a text may grow; that of T5 and related tokenizers is below 50."""
@@ -92,28 +91,6 @@ def _longest_in_charsmap(encoded: Any) -> float:
     except (ValueError, TypeError):
         raise ValueError("a precompiled_charsmap is not one of SentencePiece") from None
     return float(max(1, *(len(text.decode()) for text in table[4 + size :].split(b"\0"))))
-
-
-@contextlib.contextmanager
-def pipeline_errors(what: str) -> Iterator[None]:
-    """Turn errors of the library into a ``DataError``.
-
-    The library panics if a regular expression takes too many steps; a panic is not an ``Exception``.
-
-    Args:
-        what: beginning of the message, such as a file.
-
-    Raises:
-        DataError: in place of the library's error.
-    """
-    try:
-        yield
-    except DataError:
-        raise
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise DataError(f"{what}: {' '.join(str(error).split())[:300]}") from None
 
 
 UNIGRAM, BPE = 1, 2
@@ -276,7 +253,7 @@ def build_pipeline(
         DataError: the model is damaged.
     """
     steps: list[Any] = [normalizers.Strip(left=False, right=True), normalizers.Replace(Regex(" {2,}"), "▁")]
-    with pipeline_errors(f"{origin} is not a SentencePiece model, or is damaged"):
+    with library_errors(f"{origin} is not a SentencePiece model, or is damaged"):
         pipeline = Pipeline(_algorithm(source, vocabulary, unk))
         if source.charsmap:
             steps.insert(0, normalizers.Precompiled(source.charsmap))
