@@ -18,6 +18,8 @@ from typing import Any
 
 import yaml
 
+from seqgen.errors import nearest
+
 MAX_BYTES = 1 << 28
 """Maximum bytes of a file that is read as a whole, such as JSON or a SentencePiece model."""
 MAX_YAML_BYTES = 1 << 20
@@ -77,6 +79,23 @@ def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
         if len(content) > limit:
             raise OSError(errno.EFBIG, f"it has more than {limit} bytes, the maximum for such a file", str(path))
         return content
+
+
+def similar_path(path: Path) -> str:
+    """What the user may have meant by a path that does not exist, as the end of a message.
+
+    Args:
+        path: the path.
+
+    Returns:
+        A phrase with the most similar name in its folder, or one that says that there is no such folder.
+    """
+    if not path.parent.is_dir():
+        return f" (there is no folder {path.parent})"
+    try:
+        return nearest(path.name, os.listdir(path.parent))
+    except OSError:
+        return ""
 
 
 def parse_json(content: bytes | str, **hooks: Any) -> Any:

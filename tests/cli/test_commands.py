@@ -333,6 +333,18 @@ class TestRefused:
         refused(command("score"), "reference is missing")
         refused(command("convert", "format=average"), "path is missing")
         refused(command("train", "common.user_dir=/no/such.py"), "/no/such.py")
+        for arguments, words in (
+            (["length_penalty=1.2"], "or 'generation.lenpen'?"),
+            (["generation.length_penalty=1.2"], "did you mean 'generation.lenpen=1.2'?"),
+            (["common.fp16=true"], "did you mean 'generation.dtype=float16'?"),
+            (["task.test=x"], "which is one of seqgen-train; a trained model keeps its value"),
+            (["optimization.clip_norm=1"], "which is one of seqgen-train"),
+            (["optimization.nothing=1"], "unknown key 'optimization.nothing'; --help lists"),
+            (["path", "=", "x"], "'path' is not of the form key=value (no spaces, except in quotes)"),
+            (["path=[a,", "b]"], "'b]' is not of the form key=value (no spaces, except in quotes)"),
+            (["path=[a"], "the bracket is not closed; write path=[A,B] without spaces"),
+        ):
+            refused(command("generate", f"path={runs}/fconv", *arguments), words)
 
     def test_a_plugin_that_fails(self, tmp_path: Path) -> None:
         (tmp_path / "broken.py").write_text("import no_such_module\n")
@@ -343,6 +355,12 @@ class TestRefused:
         refused(command("train", *arguments, f"task.train={data}/nothere"), "nothere")
         refused(command("generate", f"path={runs}/fconv", "input=nothere.en"), "nothere.en")
         refused(command("generate", f"path={tmp_path}/nothere"), "nothere")
+        refused(command("generate", f"path={runs}/fcomv", "input=-"), "no such file or folder (did you mean 'fconv'?)")
+        refused(
+            command("generate", f"path={runs}", "input=-"), f"contains runs; give one of them, such as {runs}/fconv"
+        )
+        refused(command("generate", f"path={runs}/fconv", f"input={data}/tset.en"), "did you mean 'test.en'?")
+        refused(command("show", f"{runs}/fcomv"), "did you mean 'fconv'?")
         for language, lines in (("en", 3), ("de", 2)):
             (tmp_path / f"short.{language}").write_text("a\n" * lines)
             (tmp_path / f"empty.{language}").write_text("")

@@ -158,7 +158,7 @@ def text_table(runs: Sequence[Run], by: str = "") -> str:
     if found:
         parts += [rich_table(["differs", "value", "runs"], _grouped(found), (0, 1, 2)), ""]
     if len(runs) > 1 and not found:
-        parts.append("the configurations are equal")
+        parts.append(_equal(runs, "configurations"))
     return "\n".join(text_lines(*parts)).rstrip()
 
 
@@ -225,7 +225,17 @@ def text_difference(runs: Sequence[Run]) -> str:
     for rows in sections:
         if rows:
             parts += [rich_table(["", *(run.name for run in runs)], rows, (0, 1, 2)), ""]
-    return "\n".join(text_lines(*parts)).rstrip() or "the runs are equal"
+    return "\n".join(text_lines(*parts)).rstrip() or _equal(runs, "runs")
+
+
+def _equal(runs: Sequence[Run], what: str) -> str:
+    """The sentence on runs without a known difference."""
+    unread = ", ".join(run.name for run in runs if not run.config)
+    return (
+        f"what differs is not known: the configuration of {unread} cannot be read"
+        if unread
+        else f"the {what} are equal"
+    )
 
 
 def _differing_keys(runs: Sequence[Run]) -> list[list[str]]:
