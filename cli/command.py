@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -316,7 +317,11 @@ def with_config_files(schema: type, overrides: Sequence[str]) -> Arguments:
                 f"{CONFIG_KEY}={file}: this is the configuration of a training run, which is for seqgen-train; "
                 "path=RUN uses a run with its own settings, and keys of this command are given in a file of their own"
             )
-        pairs = dict(_pairs(schema, content))
+        listed = list(_pairs(schema, content))
+        pairs = dict(listed)
+        if len(pairs) < len(listed):
+            ((twice, _),) = Counter(key for key, _ in listed).most_common(1)
+            raise ConfigError(f"{CONFIG_KEY}={file}: {twice} is given twice, in two spellings; remove one of them")
         replaced = [group for group in GROUPS if group in given and is_group(schema, group)]
         for group in replaced:
             dropped = [key for key in pairs if key.partition(".")[0] == group]

@@ -119,7 +119,7 @@ def parse_value(key: str, value: str, annotation: Any) -> Any:
         tree = OmegaConf.structured(dataclasses.make_dataclass("Parsed", [("value", annotation)]))
         tree.value = override.value()
         parsed = OmegaConf.to_object(tree).value  # type: ignore[union-attr]
-    except (HydraException, OmegaConfBaseException, OverflowError) as error:
+    except (HydraException, OmegaConfBaseException, OverflowError, RecursionError) as error:
         raise ValueError(value) from error
     if not fits(parsed, annotation):  # OmegaConf does not check the items of lists
         raise ValueError(value)

@@ -108,6 +108,7 @@ def test_quoted_items_of_a_list(text: str, items: list[str]) -> None:
         ("generation=3", ["generation.KEY=VALUE"]),
         ("nonsense", ["key=value"]),
         ("generation.beam=[", ["generation.beam=["]),
+        (f"generation.beam={'[' * 1000}{']' * 1000}", ["generation.beam=[[[", "a whole number"]),
         ("common.seed=1,2", ["common.seed=1,2"]),
     ],
 )
