@@ -170,7 +170,7 @@ def similar_keys(name: str, known: Iterable[str]) -> list[str]:
     wanted = name[:100].lstrip("-").replace("-", "_")
     last = wanted.rpartition(".")[2]
     exact = [key for key, part in zip(keys, last_parts, strict=True) if part == last]
-    other = [key for key in OTHER_NAMES.get(last, ()) if key.partition("=")[0] in keys]
+    other = [key for key in OTHER_NAMES.get(last, ()) if key.partition("=")[0] in keys and not (exact and "=" in key)]
     found = list(dict.fromkeys([*exact, *other]))
     if not found and "." not in wanted:
         parts = difflib.get_close_matches(wanted, last_parts, n=1, cutoff=0.7)

@@ -76,6 +76,8 @@ def disk_errors(what: Path | str) -> Iterator[None]:
     """
     try:
         yield
+    except BrokenPipeError:  # the reader of a pipe has closed it
+        raise
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         advice = "; free some space and run again" if full else ""

@@ -10,13 +10,21 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import yaml
 
 from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.run_checkpoints import Checkpoints, numbered, read_training_state, read_weights
+from seqgen.cli.generate import line_progress
+from seqgen.cli.output import open_output
+from seqgen.config import GenerateConfig, JobConfig
+from seqgen.errors import UserError
 from seqgen.system.files import run_lock
+from seqgen.text.results import Translation
+from seqgen.text.text_decoding import TextDecoding
 from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, Outcome, command, corpus, sentences, training_arguments
 
 UPDATES = "optimization.max_update=30"
@@ -409,10 +417,49 @@ class TestRefused:
         pair = (f"input={data}/test.en", f"reference={data}/val.de.gz")
         refused(command("generate", *common, *pair), "20 lines", "30")
         assert not (tmp_path / "out.de").exists()
+        for name, *others in (
+            ("generate", f"output={tmp_path}/out.de"),
+            ("tune", f"reference={data}/test.de", "tune.generation.beam=1,2"),
+            ("diff", "other=nowhere"),
+        ):  # and before the models are loaded
+            refused(command(name, "path=nowhere", f"input={tmp_path}/bad.en", *others), "bad.en", "line 2", "UTF-8")
+
+    @pytest.mark.parametrize("decoded", [0, 2])
+    def test_an_interrupted_decode_keeps_what_is_written(
+        self, runs: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoded: int
+    ) -> None:
+        """An older output stays until the first new one is there."""
+
+        def interrupted(*arguments: Any) -> Iterator[Translation]:
+            yield from itertools.islice(translate(*arguments), decoded)
+            raise KeyboardInterrupt
+
+        keys = (f"path={runs}/fconv", f"input={data}/test.en", f"output={tmp_path}/out.de")
+        assert command("generate", *keys).code == 0
+        before, translate = (tmp_path / "out.de").read_text().splitlines(), TextDecoding.translate
+        monkeypatch.setattr(TextDecoding, "translate", interrupted)
+        outcome = command("generate", *keys)
+        assert (outcome.code, outcome.err.splitlines()[-2]) == (
+            130,
+            f"{decoded} lines are decoded, and their outputs written",
+        )
+        assert (tmp_path / "out.de").read_text().splitlines() == before[: decoded or None]
+
+    def test_lines_of_progress_without_a_terminal(self, capsys: pytest.CaptureFixture[str]) -> None:
+        cfg = GenerateConfig(input="in", job=JobConfig(progress=1e-9))
+        with line_progress(cfg, 4) as advance:
+            assert advance is not None
+            advance()
+        assert capsys.readouterr().err.startswith("1 of 4 lines (25 %), ")
 
     def test_a_full_disk(self, runs: Path, data: Path) -> None:
         outcome = command("generate", f"path={runs}/fconv", f"input={data}/test.en", "output=/dev/full")
-        refused(outcome, "No space left", "free some space")
+        refused(outcome, "cannot write /dev/full: No space left", "free some space")
+        full = open("/dev/full", "w")  # noqa: SIM115
+        message = "cannot write standard output: No space"
+        with mock.patch("sys.stdout", full), pytest.raises(UserError, match=message), open_output("-") as file:
+            file.write("text")
+        full.close()
 
     def test_a_line_too_long_to_be_scored(self, runs: Path, tmp_path: Path) -> None:
         (tmp_path / "long.en").write_text("a dog\n" + "dog " * 2000 + "\n")

@@ -357,7 +357,7 @@ class TestRefused:
         key = "tune.generation.lenpen=1"
         refused(tune(place, tmp_path / "out", key, f"reference={tmp_path}/short"), "12 lines", "has 1")
         (tmp_path / "empty").write_text("")
-        refused(tune(place, tmp_path / "out", key, f"input={tmp_path}/empty"), "no lines")
+        refused(tune(place, tmp_path / "out", key, f"input={tmp_path}/empty"), "has 0 lines")
         refused(tune(place, tmp_path / "out", key, f"input={tmp_path}/none"), "none")
         refused(tune(place, tmp_path / "short", key), "short")
         (tmp_path / "out").mkdir(exist_ok=True)
