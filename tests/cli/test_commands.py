@@ -16,6 +16,7 @@ from unittest import mock
 import pytest
 import yaml
 
+from seqgen import GenerationConfig, save_generation
 from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.run_checkpoints import Checkpoints, numbered, read_training_state, read_weights
 from seqgen.cli.generate import line_progress
@@ -156,6 +157,20 @@ def test_the_scorer_command_gives_the_generators_scores(
     for record, hypothesis in zip(map(json.loads, outcome.out.splitlines()), best, strict=True):
         if record["tokens"] == hypothesis["tokens"]:  # the tokenizer may segment the text differently from the model
             assert record["score"] == pytest.approx(hypothesis["score"], abs=1e-5)
+
+
+def test_the_scorer_command_combines_as_the_first_model_is_combined(runs: Path, data: Path, tmp_path: Path) -> None:
+    def scores(first: Path, *keys: str) -> list[float]:
+        files = (f"source={data}/test.en", f"reference={data}/test.de")
+        outcome = command("score", f"path=[{first},{runs}/transformer]", *files, *keys)
+        return [json.loads(line)["score"] for line in outcome.out.splitlines()]
+
+    own = Path(shutil.copytree(runs / "fconv", tmp_path / "own"))
+    save_generation(own, GenerationConfig(combination="log"))
+    plain = runs / "fconv"
+    assert scores(own) == pytest.approx(scores(plain, "generation.combination=log"), abs=1e-6)
+    assert scores(own) != pytest.approx(scores(plain), abs=1e-3)
+    assert scores(own, "generation.combination=probability") == pytest.approx(scores(plain), abs=1e-6)
 
 
 def test_average(runs: Path, data: Path) -> None:

@@ -14,6 +14,8 @@ import pytest
 import sacrebleu
 from hypothesis import given, strategies as st
 
+from seqgen.cli.tune import TuneConfig, _settings
+from seqgen.config.compose import compose
 from seqgen.errors import ConfigError
 from seqgen.lab.tuning.search import Dimension, arguments, dimensions, grid, search_coordinates
 from seqgen.metrics import score_with_interval, text_scores
@@ -316,6 +318,12 @@ class TestValues:
             dimensions("key", text, ["1", "1", "1"])
         with pytest.raises(ConfigError, match=r"tune\.key"):
             dimensions("key", text, None)
+
+
+def test_a_tuned_key_of_a_component_is_above_its_fixed_value() -> None:
+    cfg = compose(TuneConfig, ["generation.search=diverse_beam", "search.groups=2", "search.strength=0.5"])
+    found = _settings(cfg, cfg.generation, {})(["search.groups=3"])
+    assert found["components"] == {"search.groups": 3, "search.strength": 0.5}
 
 
 class TestRefused:

@@ -23,6 +23,20 @@ FAULTS = [
         ("tests/lab/test_comparison.py",),
     ),
     Fault(
+        "cli/score.py",
+        'del settings["combination"]',
+        "pass",
+        "the scorer ignores how the first model combines the members",
+        ("tests/cli/test_commands.py",),
+    ),
+    Fault(
+        "cli/tune.py",
+        "{**cfg.generation.components, **components}",
+        "{**components, **cfg.generation.components}",
+        "a fixed key of a component overrides the tuned one",
+        ("tests/lab/test_tune.py",),
+    ),
+    Fault(
         "cli/convert.py",
         '"export": ("formats", "opset", "reading"),',
         '"export": ("formats", "opset", "name", "reading"),',
