@@ -4,7 +4,7 @@ import sys
 
 COMMANDS = ("train", "generate", "score", "convert", "tune", "check", "diff", "show")
 
-print(
-    f"seqgen: give a command: {', '.join(f'seqgen-{name}' for name in COMMANDS)}; --help explains it", file=sys.stderr
-)
-sys.exit(2)
+if __name__ == "__main__":
+    names = ", ".join(f"seqgen-{name}" for name in COMMANDS)
+    print(f"seqgen: give a command: {names}; --help explains it", file=sys.stderr)
+    sys.exit(2)
