@@ -59,6 +59,12 @@ class Run:
         """Where the value of a key comes from; empty if not known."""
         return recorded_origin(self.provenance, key, self.config.get(key))
 
+    def data(self, split: str) -> str:
+        """The hash of a split's files when the run was trained last; empty if not known."""
+        sessions = self.provenance.get("sessions") or [{}]
+        data = sessions[-1].get("data")
+        return str(data.get(split) or "") if isinstance(data, dict) else ""
+
     def curve(self, event: str, name: str) -> list[tuple[int, float]]:
         """The values of a curve by update, such as the ``loss`` of ``valid``."""
         return [(int(record["update"]), float(record[name])) for record in self._records(event, "update", name)]
