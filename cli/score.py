@@ -59,7 +59,9 @@ class ScoringConfig:
 class CompareConfig:
     """How systems are compared."""
 
-    names: list[str] = option([], "names of the systems, in the order of hypothesis; empty for those of the files")
+    names: list[str] = option(
+        [], "names of the systems, in the order of hypothesis; empty to call them as hypothesis does"
+    )
     tests: str = option(
         "both",
         "sacreBLEU's paired tests against the first system; confidence intervals come from the bootstrap",
