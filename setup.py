@@ -76,14 +76,14 @@ setup(
     },
     entry_points={
         "console_scripts": [
-            "seqgen-train = seqgen.cli.train:main",
-            "seqgen-generate = seqgen.cli.generate:main",
-            "seqgen-score = seqgen.cli.score:main",
-            "seqgen-convert = seqgen.cli.convert:main",
-            "seqgen-tune = seqgen.cli.tune:main",
-            "seqgen-check = seqgen.cli.check:main",
-            "seqgen-diff = seqgen.cli.diff:main",
-            "seqgen-show = seqgen.cli.show:main",
+            "seqgen-train = seqgen.cli.start:main",
+            "seqgen-generate = seqgen.cli.start:main",
+            "seqgen-score = seqgen.cli.start:main",
+            "seqgen-convert = seqgen.cli.start:main",
+            "seqgen-tune = seqgen.cli.start:main",
+            "seqgen-check = seqgen.cli.start:main",
+            "seqgen-diff = seqgen.cli.start:main",
+            "seqgen-show = seqgen.cli.start:main",
         ]
     },
 )

@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from seqgen import __version__
 from seqgen.checkpoints.loading import split_path
 from seqgen.checkpoints.run_config import CONFIG_FILE, recorded_user_dirs, run_folder
 from seqgen.cli.keys import CONFIG_KEY, every_key
+from seqgen.cli.start import fail
 from seqgen.config import CommonConfig, GenerateConfig, TrainConfig
 from seqgen.config.compose import compose
 from seqgen.config.keys import is_group
@@ -116,23 +118,23 @@ def _reported_errors(program: str) -> Iterator[None]:
         with memory_errors(lambda: "on this machine; close other programs, or use a machine with more memory"):
             yield
     except UserError as error:
-        _fail(program, str(error), 2)
+        fail(program, str(error), 2)
     except NotImplementedError as error:
         if not (message := missing(error)):
             raise
-        _fail(program, message, 2)
+        fail(program, message, 2)
     except BrokenPipeError:
         # the reader has closed the pipe; without this line, flushing at exit fails
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except KeyboardInterrupt:
-        _fail(program, "interrupted", 130)
+        fail(program, "interrupted", 130)
     except OSError as error:
         where = f" {error.filename}" if error.filename else ""
         advice = "; free some space and run the command again" if error.errno == errno.ENOSPC else ""
         if error.errno is None:
             raise
-        _fail(program, f"cannot read or write{where}: {error.strerror}{advice}", 2)
+        fail(program, f"cannot read or write{where}: {error.strerror}{advice}", 2)
 
 
 class CommandLine:
@@ -205,18 +207,6 @@ def _information(schema: type, program: str, description: str, line: CommandLine
     if words:
         return "\n\n".join(help_on(schema, program, word) for word in words)
     return help_text(schema, program, description)
-
-
-def _fail(program: str, message: str, code: int) -> NoReturn:
-    sys.stdout.flush()
-    print(f"{_in_red(f'{program}:')} {printable(message)}", file=sys.stderr)
-    sys.exit(code)
-
-
-def _in_red(text: str) -> str:
-    """Text in red, if standard error is a terminal that shows colours and the user wants them (https://no-color.org)."""
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb" or not sys.stderr.isatty()
-    return text if plain else f"\x1b[1;31m{text}\x1b[0m"
 
 
 @dataclass(frozen=True)
@@ -317,7 +307,11 @@ def with_config_files(schema: type, overrides: Sequence[str]) -> Arguments:
                 f"{CONFIG_KEY}={file}: this is the configuration of a training run, which is for seqgen-train; "
                 "path=RUN uses a run with its own settings, and keys of this command are given in a file of their own"
             )
-        pairs = dict(_pairs(schema, content))
+        listed = list(_pairs(schema, content))
+        pairs = dict(listed)
+        if len(pairs) < len(listed):
+            ((twice, _),) = Counter(key for key, _ in listed).most_common(1)
+            raise ConfigError(f"{CONFIG_KEY}={file}: {twice} is given twice, in two spellings; remove one of them")
         replaced = [group for group in GROUPS if group in given and is_group(schema, group)]
         for group in replaced:
             dropped = [key for key in pairs if key.partition(".")[0] == group]

@@ -19,7 +19,7 @@ from seqgen.cli.show import runs_of
 from seqgen.config import CommonConfig, DebugConfig, GenerationConfig, ReadingConfig, option
 from seqgen.config.compose import compose
 from seqgen.config.values import given_settings, split_argument
-from seqgen.data.text import read_lines, stream_lines
+from seqgen.data.text import count_lines, is_pipe, read_lines, stream_lines
 from seqgen.errors import CheckpointError, ConfigError, DataError, nearest, printable
 from seqgen.lab.compare.table import as_dict, text_difference
 from seqgen.lab.traces.difference import (
@@ -136,6 +136,9 @@ def diff_decodes(cfg: DiffConfig, shared: Sequence[str], own: dict[str, list[str
         )
     device = set_up_device(cfg.common)
     sides = [_side(cfg, [*shared, *_of_one_side(side, own[side])]) for side in SIDES]
+    for path in (cfg.input, cfg.prefix):
+        if path not in ("", "-") and not is_pipe(Path(path)):
+            count_lines(Path(path))  # errors in it are reported before the models are loaded
     first, other = _decodes(sides, device)
     _check_vocabularies(first, other)
     if first.models is other.models and not first.settings.differing(other.settings):

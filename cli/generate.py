@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -27,7 +27,7 @@ from seqgen.lab.traces.trace import Trace, replayed
 from seqgen.lab.traces.writer import TraceWriter
 from seqgen.metrics import text_scores
 from seqgen.system.devices import memory_errors
-from seqgen.system.progress import Bar, clock
+from seqgen.system.progress import LineProgress
 from seqgen.task import Task
 from seqgen.text.output_formats import FORMATS, json_line
 from seqgen.text.results import Translation
@@ -68,6 +68,7 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | Non
     if cfg.replay:
         return replay(cfg, given)
     _check_keys(cfg)
+    references, total = checked_input(cfg)
     typed = TypedLines(sys.stdin.buffer) if cfg.input == "-" and sys.stdin.isatty() else None
     if typed is not None:
         log(f"loading {', '.join(cfg.path)} ...")
@@ -76,8 +77,10 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | Non
     if record is not None:
         record.models(loaded)
     task = decoding.task
-    lines, references, prefixes = input_lines(cfg, task, typed), reference_lines(cfg, task), prefix_lines(cfg)
-    total = _count_lines(cfg, references)
+    lines, prefixes = input_lines(cfg, task, typed), prefix_lines(cfg)
+    if not cfg.input and references is None:
+        references = split_references(cfg, task)
+        total = None if references is None else len(references)
     if typed is not None:
         log("ready; type a line and press Enter, or Ctrl-D to end")
     clean = text_cleaner(cfg.remove_bpe, cfg.detokenize)
@@ -88,7 +91,8 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | Non
         open_output(cfg.output) as file,
         trace,
         memory_errors(lambda: _less_memory(len(outputs.hypotheses))),
-        decoding_bar(total, "-" if typed is not None else cfg.output) as decoding.on_line,
+        outputs.counted(),
+        line_progress(cfg, total) as decoding.on_line,
     ):
         if record is not None:
             file, lines = record.output(file), record.lines(lines)
@@ -134,6 +138,15 @@ class _Outputs:
             self.typed.show_notes(translation.id + 1, translation.notes)
         else:
             self.notes += [(translation.id + 1, note) for note in translation.notes]
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Print the number of outputs if the user interrupts the command."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            log(f"{len(self.hypotheses)} lines are decoded, and their outputs written")
+            raise
 
 
 def _less_memory(written: int) -> str:
@@ -182,15 +195,21 @@ def input_lines(cfg: GenerateConfig, task: Task, typed: TypedLines | None = None
     return (task.input_of(line) for line in lines) if cfg.dataset.gen_source else lines
 
 
-def _count_lines(cfg: GenerateConfig, references: list[str] | None) -> int | None:
-    """The number of lines to decode, with the checks of ``check_input``; ``None`` if it is not known in advance."""
+def checked_input(cfg: GenerateConfig) -> tuple[list[str] | None, int | None]:
+    """Read the references, and the other files once, so that errors in them are reported before hours of work.
+
+    Args:
+        cfg: the whole configuration.
+
+    Returns:
+        The lines of ``reference``, or ``None``; the number of lines to decode, ``None`` if it is not known yet.
+
+    Raises:
+        DataError: a file cannot be read, or the numbers of lines differ.
+    """
+    references = list(read_lines(Path(cfg.reference), pipes=True)) if cfg.reference else None
     if cfg.input in ("", "-") or is_pipe(Path(cfg.input)):  # a pipe can be read only once
-        return None if references is None else len(references)
-    return check_input(cfg, references)
-
-
-def check_input(cfg: GenerateConfig, references: list[str] | None) -> int:
-    """Read the input once before decoding, so that errors in it are reported before hours of work; count its lines."""
+        return references, None if references is None else len(references)
     count = count_lines(Path(cfg.input))
     if references is not None and len(references) != count:
         raise DataError(
@@ -202,7 +221,7 @@ def check_input(cfg: GenerateConfig, references: list[str] | None) -> int:
             f"input={cfg.input} has {count} lines but prefix={cfg.prefix} has {prefixes}; line n of the prefix "
             "file must be the forced beginning of output n"
         )
-    return count
+    return references, count
 
 
 def prefix_lines(cfg: GenerateConfig) -> Iterator[str] | None:
@@ -210,14 +229,10 @@ def prefix_lines(cfg: GenerateConfig) -> Iterator[str] | None:
     return read_lines(Path(cfg.prefix)) if cfg.prefix else None
 
 
-def reference_lines(cfg: GenerateConfig, task: Task) -> list[str] | None:
-    """The reference outputs of ``input_lines``; ``None`` if there are none."""
-    if cfg.reference:
-        return list(read_lines(Path(cfg.reference), pipes=True))
-    if not cfg.input:
-        lines = part_of(cfg.dataset, task).references(cfg.dataset.gen_subset)
-        return None if lines is None else list(lines)
-    return None
+def split_references(cfg: GenerateConfig, task: Task) -> list[str] | None:
+    """The reference outputs of the split ``dataset.gen_subset`` of the models' task; ``None`` if it has none."""
+    lines = part_of(cfg.dataset, task).references(cfg.dataset.gen_subset)
+    return None if lines is None else list(lines)
 
 
 def _buffer_size(cfg: GenerateConfig) -> int:
@@ -323,33 +338,23 @@ class TypedLines:
 
 
 @contextmanager
-def decoding_bar(total: int | None, output: str) -> Iterator[Callable[[], None] | None]:
-    """Show a progress bar while lines are decoded, if standard error is a terminal that does not show the output too.
+def line_progress(cfg: GenerateConfig, total: int | None) -> Iterator[Callable[[], None] | None]:
+    """Show how many lines are decoded: a bar, or without a terminal a line of text now and then.
+
+    Nothing is shown if a terminal shows the outputs, or if each line is answered at once.
 
     Args:
+        cfg: the whole configuration.
         total: number of lines; ``None`` if unknown.
-        output: where the output is written; ``-`` for standard output.
 
     Yields:
-        A function to call after each line; ``None`` if no bar is shown.
+        A function to call after each line; ``None`` if nothing is shown.
     """
-    if not sys.stderr.isatty() or (output == "-" and sys.stdout.isatty()):
+    if _buffer_size(cfg) == 1 or (cfg.output == "-" and sys.stdout.isatty()):
         yield None
         return
-    done, start = 0, time.perf_counter()
-    of = "?" if total is None else total
-    bar = Bar(total, "decoding", f"0/{of} -:--:--")
-
-    def advance() -> None:
-        nonlocal done
-        done += 1
-        left = "-:--:--" if total is None else clock((total - done) * (time.perf_counter() - start) / done)
-        bar.update(done, f"{done}/{of} {left}")
-
-    try:
-        yield advance
-    finally:
-        bar.close()
+    with closing(LineProgress(total, 0, 0, cfg.job.progress, log)) as progress:
+        yield lambda: progress.advance(1, 0)
 
 
 OF_REPLAY = ("replay", "output", "format", "common", "generation")

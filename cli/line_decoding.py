@@ -130,7 +130,7 @@ def prepare_decoding(
         )
     for text in decoding.notes:
         note(text)
-    if cfg.format == "text" and decoding.cfg.nbest > 1:
+    if cfg.format == "text" and decoding.cfg.nbest > 1 and not cfg.trace:
         note(
             f"generation.nbest={decoding.cfg.nbest}: format=text writes only the best hypothesis of each line; "
             "format=json and format=fairseq write all of them"

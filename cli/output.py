@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from seqgen.errors import ConfigError, printable
 from seqgen.metrics import TextScore
-from seqgen.system.files import write_atomically
+from seqgen.system.files import disk_errors, write_atomically
 from seqgen.text.output_formats import json_text
 
 BLEU_WORDS = 4
@@ -62,25 +62,59 @@ def score_lines(scores: Mapping[str, TextScore], hypotheses: Sequence[str]) -> l
     return lines
 
 
-@contextmanager
-def open_output(path: str) -> Iterator[IO[str]]:
-    """Open a file to write text, or standard output.
+class Output:
+    """A file to write text, or standard output, which is opened at the first write: until then an older file stays.
 
     The encoding is UTF-8 and the line separator ``\\n`` on every system, so that output files can be inputs again.
 
     Args:
         path: the file, see ``check_output``; ``-`` for standard output.
+    """
+
+    def __init__(self, path: str):
+        self.path, self.name = path, "standard output" if path == "-" else path
+        self.file: IO[str] | None = None
+
+    def write(self, text: str) -> int:
+        """Write text, and return its length."""
+        with disk_errors(self.name):
+            if self.file is None:
+                place = sys.stdout.fileno() if self.path == "-" else self.path
+                errors = "backslashreplace" if self.path == "-" else None  # the names of files need not be UTF-8
+                self.file = open(  # noqa: SIM115
+                    place, "w", encoding="utf-8", errors=errors, newline="\n", closefd=self.path != "-"
+                )
+            return self.file.write(text)
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+        with disk_errors(self.name):
+            if self.file is not None:
+                self.file.flush()
+
+    def close(self) -> None:
+        """Write what is buffered, and close the file if it is open."""
+        with disk_errors(self.name):
+            if self.file is not None:
+                self.file.close()
+
+
+@contextmanager
+def open_output(path: str) -> Iterator[IO[str]]:
+    """Open a file for outputs; see ``Output``. Without an error it exists at the end, also if nothing was written.
+
+    Args:
+        path: the file; ``-`` for standard output.
 
     Yields:
-        The open file.
+        The file.
+
+    Raises:
+        UserError: it cannot be written.
     """
-    if path == "-":
-        place, errors = sys.stdout.fileno(), "backslashreplace"  # the names of files need not be UTF-8
-        with open(place, "w", encoding="utf-8", errors=errors, newline="\n", closefd=False) as file:
-            yield file
-    else:
-        with open(path, "w", encoding="utf-8", newline="\n") as file:
-            yield file
+    with closing(Output(path)) as file:
+        yield cast(IO[str], file)  # it has the methods that are used
+        file.write("")
 
 
 def check_report(json_file: str, page: str, *inputs: str, other_outputs: Sequence[str] = ()) -> None:

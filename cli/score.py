@@ -14,7 +14,7 @@ from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.line_decoding import load_noted
 from seqgen.cli.output import check_output, check_report, open_output, score_lines, write_report
 from seqgen.config import DecodingCommonConfig, GenerationConfig, ReadingConfig, like, option
-from seqgen.config.values import changed
+from seqgen.config.values import changed, text_list
 from seqgen.data.text import read_lines
 from seqgen.errors import ConfigError, DataError
 from seqgen.lab.compare.comparison import Comparison, Options, compare
@@ -59,6 +59,9 @@ class ScoringConfig:
 class CompareConfig:
     """How systems are compared."""
 
+    names: list[str] = option(
+        [], "names of the systems, in the order of hypothesis; empty to call them as hypothesis does"
+    )
     tests: str = option(
         "both",
         "sacreBLEU's paired tests against the first system; confidence intervals come from the bootstrap",
@@ -188,18 +191,23 @@ def parallel_lines(files: Sequence[str]) -> list[list[str]]:
     return texts
 
 
-def system_names(files: Sequence[str]) -> list[str]:
+def system_names(files: Sequence[str], given: Sequence[str] = ()) -> list[str]:
     """Names of systems for reports: those of their files, without folders and endings if they then differ.
 
     Args:
         files: the files with their outputs.
+        given: the names that the user gives, if any.
 
     Raises:
-        ConfigError: a file is given twice.
+        ConfigError: a file is given twice, or the names do not fit.
     """
     for number, file in enumerate(files):
         if file in files[:number]:
             raise ConfigError(f"hypothesis names {file} twice; give each system once")
+    if given and not len(set(given)) == len(given) == len(files):
+        raise ConfigError(f"compare.names={text_list(given)} must be {len(files)} different names, one for each system")
+    if given:
+        return list(given)
     for names in ([Path(file).stem for file in files], [Path(file).name for file in files]):
         if len(set(names)) == len(names):
             return names
@@ -223,7 +231,7 @@ def compare_systems(cfg: ScoreConfig) -> int:
         raise ConfigError("compare.frequencies is for the breakdowns, which need source=FILE; give both, or remove it")
     inputs = [*cfg.hypothesis, *cfg.reference, cfg.source, keys.frequencies]
     check_report(cfg.json, cfg.page, *inputs)
-    names = system_names(cfg.hypothesis)
+    names = system_names(cfg.hypothesis, keys.names)
     metrics = cfg.metrics or OF_COMPARISONS
     for name in metrics:
         if corpus_metric(name).needs_sources and not cfg.source:

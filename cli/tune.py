@@ -16,7 +16,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from seqgen import __version__
 from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.cli.command import Arguments, log, run, set_up_device
-from seqgen.cli.generate import input_lines, prefix_lines, reference_lines
+from seqgen.cli.generate import checked_input, input_lines, prefix_lines, split_references
 from seqgen.cli.line_decoding import check_path_and_split, load_noted, settings_of_part
 from seqgen.cli.record import models_fingerprint
 from seqgen.config import (
@@ -123,6 +123,7 @@ def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> None:
     pairs = list(map(split_argument, tuned))
     _check_keys(cfg, [key for key, _ in pairs])
     values = dict(pairs)
+    references, _ = checked_input(_as_generate(cfg))
     loaded = load_noted(cfg, set_up_device(cfg.common))
     given = {**settings_of_part(cfg.dataset, loaded[0].task), **given_settings(cfg, shared)}
     named = _named(cfg.generation, loaded[0].generation, given)
@@ -134,7 +135,7 @@ def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> None:
             raise ConfigError(
                 f"output={cfg.output} is in use by another process; wait for it, or choose another"
             ) from None
-        decodes, metric = _decoding(cfg, space, loaded)
+        decodes, metric = _decoding(cfg, space, loaded, references)
         trials = Trials(space, _settings(cfg, named, given), decodes, cfg.metric, metric)
         try:
             _search(cfg, space, trials)
@@ -277,10 +278,14 @@ def _settings(
     return settings
 
 
-def _decoding(cfg: TuneConfig, space: Sequence[Dimension], loaded: Sequence[LoadedModel]) -> tuple[Decodes, Metric]:
+def _decoding(
+    cfg: TuneConfig, space: Sequence[Dimension], loaded: Sequence[LoadedModel], references: list[str] | None
+) -> tuple[Decodes, Metric]:
     """Read the validation set, and prepare its decoding and scoring; the output folder is locked."""
     files, task = _as_generate(cfg), loaded[0].task
-    lines, references = list(input_lines(files, task)), reference_lines(files, task)
+    lines = list(input_lines(files, task))
+    if not cfg.input:
+        references = split_references(files, task)
     prefixes = None if (found := prefix_lines(files)) is None else list(found)
     _check_lines(cfg, lines, references)
     reading = to_dict(cfg.reading)

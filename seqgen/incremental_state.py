@@ -65,7 +65,7 @@ class IncrementalState(dict[StateKey, ModuleState]):
         start_offsets: ``(sentences,)`` int64, the step at which each sentence entered the batch. The rows of a sentence
             do not attend to positions before it, and their positions count from it.
         beam_table: whether self-attention uses an indirection table, with which keys and values stay in place; with
-            ``None``, while that is faster. See ``modules/kv_cache/choice.py``.
+            ``None``, while that is faster. See ``modules/multihead_attention.py``.
         max_roll_back: the largest number of positions that will be rolled back at once; modules that drop old inputs
             keep this many more.
         shared: values that several modules share, by name.

@@ -171,13 +171,13 @@ class Registry:
             )
         hint = nearest(name, known, count=3)
         if not known:
-            names = "none is registered; give common.user_dir=FILE"
+            names = "none is registered"
         elif len(known) <= LISTED:
             names = f"choose one of: {', '.join(known)}"
         else:
             own = "" if hint else f"choose one of: {', '.join(entry.name for entry in self.entries())}; "
             names = f"{own}--help {self.group} lists all {len(known)}"
-        return f"there is no {self.kind} {name!r}{hint}; {names}"
+        return f"there is no {self.kind} {name!r}{hint}; {names}; your own are imported with common.user_dir=FILE"
 
     def names(self) -> list[str]:
         """All names and presets, sorted; imports every declared module."""

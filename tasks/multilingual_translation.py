@@ -24,7 +24,7 @@ from seqgen.errors import ConfigError, DataError, nearest
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import register_task
 from seqgen.structures import Batch
-from seqgen.tasks.raw_text import check_split
+from seqgen.tasks.raw_text import check_split, missing_split
 from seqgen.tasks.translation import Frame, ParallelTextConfig, ParallelTextTask
 
 
@@ -239,9 +239,8 @@ def _files(cfg: MultilingualTranslationConfig, pair: Pair, split: str) -> Parall
     given: str = getattr(cfg, split)
     source, target = pair.endings
     if not given:
-        raise ConfigError(
-            f"task.{split} is missing; give task.{split}=PREFIX of the files PREFIX.{source} and PREFIX.{target}"
-        )
+        files = f"PREFIX.{source} and PREFIX.{target}"
+        raise missing_split(split, f"task.{split} is missing; give task.{split}=PREFIX of the files {files}")
     names = dict.fromkeys(given.replace("{pair}", name) for name in (pair.name, f"{target}-{source}"))
     problems: list[DataError] = []
     for prefix in names:

@@ -31,6 +31,18 @@ def check_split(split: str) -> None:
         raise ConfigError(f"there is no split {split!r}; choose one of: {', '.join(SPLITS)}")
 
 
+def missing_split(split: str, message: str) -> ConfigError:
+    """The error for a split whose key is not set.
+
+    Args:
+        split: its name.
+        message: the error in training; the split ``test`` is read in decoding only, when its key cannot be set.
+    """
+    if split == "test":
+        return ConfigError("the model was trained without task.test; give input=FILE, or input=- for standard input")
+    return ConfigError(message)
+
+
 def split_files(cfg: Any, split: str) -> list[Path]:
     """The files of a split.
 
@@ -45,7 +57,7 @@ def split_files(cfg: Any, split: str) -> list[Path]:
     check_split(split)
     patterns = getattr(cfg, split)
     if not patterns:
-        raise ConfigError(f"task.{split} is missing; give task.{split}=FILE, or several as [FILE,FILE]")
+        raise missing_split(split, f"task.{split} is missing; give task.{split}=FILE, or several as [FILE,FILE]")
     return find_files(patterns, f"task.{split}")
 
 

@@ -20,7 +20,7 @@ from seqgen.registry import register_task
 from seqgen.system.files import is_frozen, write_atomically
 from seqgen.system.reading import read_bytes
 from seqgen.tasks.mixture_file import MixtureSource, Records, differences, read_mixture
-from seqgen.tasks.raw_text import SPLITS, RawTextConfig, RawTextTask, check_split
+from seqgen.tasks.raw_text import SPLITS, RawTextConfig, RawTextTask, check_split, missing_split
 
 MIXTURE_FILE, CHECKPOINTS = "mixture.yaml", "checkpoints"
 
@@ -214,7 +214,9 @@ def _with(sources: list[MixtureSource], split: str) -> list[MixtureSource]:
     found = [source for source in sources if source.has(split)]
     if not found:
         names = ", ".join(source.name for source in sources)
-        raise ConfigError(f"no source has the split {split!r}; give its files under {split} in one of: {names}")
+        raise missing_split(
+            split, f"no source has the split {split!r}; give its files under {split} in one of: {names}"
+        )
     return found
 
 

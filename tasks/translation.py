@@ -16,7 +16,7 @@ from seqgen.data.tokenizers.setup import prepare_tokenizers
 from seqgen.errors import ConfigError
 from seqgen.registry import register_task
 from seqgen.task import are_languages
-from seqgen.tasks.raw_text import TextConfig, TextTask, check_split
+from seqgen.tasks.raw_text import TextConfig, TextTask, check_split, missing_split
 
 
 @dataclass
@@ -210,10 +210,8 @@ class TranslationTask(ParallelTextTask):
         check_languages(cfg)
         prefix: str = getattr(cfg, split)
         if not prefix:
-            raise ConfigError(
-                f"task.{split} is missing; give task.{split}=PREFIX of the files PREFIX.{cfg.source_lang} and "
-                f"PREFIX.{cfg.target_lang} (each plain or .gz)"
-            )
+            files = f"PREFIX.{cfg.source_lang} and PREFIX.{cfg.target_lang} (each plain or .gz)"
+            raise missing_split(split, f"task.{split} is missing; give task.{split}=PREFIX of the files {files}")
         return find_parallel(
             prefix, cfg.source_lang, cfg.target_lang, key=f"task.{split}", optional_target=split == "test"
         )

@@ -41,7 +41,7 @@ from seqgen.checkpoints.serialization import (
 from seqgen.checkpoints.sharded import STATE, WEIGHTS, is_sharded, read_shards, shard_shapes
 from seqgen.errors import CheckpointError, UserError
 from seqgen.system.files import CACHE, disk_errors, new_folder, sync
-from seqgen.system.reading import open_regular
+from seqgen.system.reading import open_regular, similar_path
 
 MODEL = "model.safetensors"
 STATE_TENSORS = "training_state.safetensors"
@@ -175,7 +175,7 @@ def _advice(missing: Path) -> str:
         return f"; give one model without brackets, such as {str(missing)[1:-1].split(',')[0]}"
     if len(missing.parts) == 2 and not missing.is_absolute() and not missing.parent.exists():
         return f"; a model of the Hugging Face Hub is written hf:{missing}"
-    return ""
+    return similar_path(missing)
 
 
 def resolve(path: str | Path) -> Path:
@@ -233,6 +233,8 @@ def _why_none(given: Path) -> str:
             f"this folder has the checkpoints of a run; give the run, {given.parent}, for its best "
             f"checkpoint, or one of: {', '.join(str(given / name) for name in inside)}"
         )
+    if runs := sorted(path.parent.name for path in given.glob(f"*/{FOLDER}")):
+        return f"this folder contains runs; give one of them, such as {given / runs[0]}"
     codes = sorted(path.name for path in given.iterdir() if path.suffix in _CODE_SUFFIXES)
     hint = f"; {codes[0]} can contain code and is never loaded" if codes else ""
     if any(given.glob("*.safetensors")):

@@ -137,7 +137,7 @@ def _parsed(config: Any, key: str, value: str) -> Any:
     try:
         return parse_value(key, value, annotation)
     except ValueError:
-        wrong = f"'{key}={value}' cannot be used: the value should be {describe(annotation)}"
+        wrong = f"'{key}={value[:80]}' cannot be used: the value should be {describe(annotation)}"
         raise ConfigError(wrong + _advice(config, key, value, annotation)) from None
 
 
@@ -387,7 +387,7 @@ def parse_component_value(generation: GenerationConfig, key: str, text: str) -> 
     try:
         value = parse_value(key, text, annotation)
     except ValueError:
-        raise ConfigError(f"{key}={text} should be {describe(annotation)}") from None
+        raise ConfigError(f"{key}={text[:80]} should be {describe(annotation)}") from None
     for item in value if isinstance(value, list) else [value]:
         check_value(key, item, field.metadata)
     return value

@@ -12,6 +12,7 @@ import typing
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from seqgen.config import TrainConfig
 from seqgen.errors import ConfigError
 from seqgen.registry import GROUPS
 
@@ -73,7 +74,10 @@ def _hint(config: Any, key: str) -> str:
         if others:
             chosen = GROUPS[group].of(getattr(config, group)).name
             return f", because {group}={chosen}; it is a key of {group}={' or '.join(others)}"
-    return did_you_mean(key, known)
+    if found := did_you_mean(key, known):
+        return found
+    of_training = key.partition(".")[0] in GROUPS or key in {name for name, *_ in known_keys(TrainConfig())}
+    return ", which is one of seqgen-train; a trained model keeps its value" if of_training else ""
 
 
 def annotation_of(config: Any, key: str) -> Any:
@@ -123,10 +127,13 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "valid_subset": ("dataset.valid_subset", "dataset.gen_subset"),
     # as in seqgen-generate
     "format": ("json=-",),
+    "bf16": ("generation.dtype=bfloat16",),
+    "fp16": ("generation.dtype=float16",),
     # Hugging Face's arguments
     "do_sample": ("generation.sampling",),
     "gradient_accumulation_steps": ("optimization.update_freq",),
     "learning_rate": ("optimization.lr",),
+    "length_penalty": ("generation.lenpen",),
     "max_length": ("generation.max_len",),
     "max_new_tokens": ("generation.max_len",),
     "min_length": ("generation.min_len",),
@@ -158,8 +165,8 @@ OTHER_VALUES = {
 def similar_keys(name: str, known: Iterable[str]) -> list[str]:
     """Find the keys that a name probably means, the most probable first.
 
-    Keys whose last part equals that of the name come first (``beam`` means ``generation.beam``), then other toolkits'
-    names, then the key with the most similar spelling.
+    Keys whose last part equals that of the name come first (``beam`` means ``generation.beam``), then those with this
+    name in other toolkits. Without either, it is the key with the most similar spelling.
 
     Args:
         name: the key or option that the user gave, such as ``lr``, ``--max-tokens`` or ``generation.beem``.
@@ -173,8 +180,9 @@ def similar_keys(name: str, known: Iterable[str]) -> list[str]:
     last_parts = [key.rpartition(".")[2] for key in keys]
     wanted = name[:100].lstrip("-").replace("-", "_")
     last = wanted.rpartition(".")[2]
-    found = [key for key, part in zip(keys, last_parts, strict=True) if part == last]
-    found = found or [key for key in OTHER_NAMES.get(last, ()) if key.partition("=")[0] in keys]
+    exact = [key for key, part in zip(keys, last_parts, strict=True) if part == last]
+    other = [key for key in OTHER_NAMES.get(last, ()) if key.partition("=")[0] in keys and not (exact and "=" in key)]
+    found = list(dict.fromkeys([*exact, *other]))
     if not found and "." not in wanted:
         parts = difflib.get_close_matches(wanted, last_parts, n=1, cutoff=0.7)
         found = [key for key, part in zip(keys, last_parts, strict=True) if part in parts]

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from seqgen.config import GenerationConfig, TrainConfig
-from seqgen.config.keys import OTHER_VALUES, holds_component
+from seqgen.config.keys import OTHER_NAMES, OTHER_VALUES, holds_component
 from seqgen.errors import ConfigError, nearest, shown
 from seqgen.registry import DECODING_COMPONENTS, GROUPS, Registry
 
@@ -75,6 +75,8 @@ def check_value(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
     if choices and value is not None and value not in choices:
         names = ", ".join(filter(None, choices)) + (", or empty" if "" in choices else "")
         meant = nearest(OTHER_VALUES.get(str(value).lower(), str(value)), choices)
+        if str(value).replace(".", "").isdecimal() and (numeric := OTHER_NAMES.get(key.rpartition(".")[2])):
+            meant = f" (did you mean '{numeric[0]}={value}'?)"
         raise ConfigError(f"{key}={str(value)[:80]} is none of: {names}{meant}")
     if isinstance(value, str) and "\0" in value:
         raise ConfigError(f"{key} has the character NUL (U+0000), which no file name and no text has; remove it")
@@ -117,7 +119,7 @@ def parse_value(key: str, value: str, annotation: Any) -> Any:
         tree = OmegaConf.structured(dataclasses.make_dataclass("Parsed", [("value", annotation)]))
         tree.value = override.value()
         parsed = OmegaConf.to_object(tree).value  # type: ignore[union-attr]
-    except (HydraException, OmegaConfBaseException, OverflowError) as error:
+    except (HydraException, OmegaConfBaseException, OverflowError, RecursionError) as error:
         raise ValueError(value) from error
     if not fits(parsed, annotation):  # OmegaConf does not check the items of lists
         raise ValueError(value)
@@ -138,6 +140,11 @@ def parse_text(key: str, value: str, annotation: Any) -> str | list[str] | None:
     if typing.get_origin(annotation) is list:
         if value.startswith("[") and value.endswith("]"):
             return list(_parse_items(value[1:-1]))
+        if value.startswith("["):
+            raise ConfigError(
+                f"'{key}={value}' cannot be used: the bracket is not closed; write {key}=[A,B] without spaces, or "
+                f"{key}={text_list([value])} for text that begins with a bracket"
+            )
         if "," in value:
             raise ConfigError(
                 f"'{key}={value}' cannot be used: write {key}=[{value}] for several values, or "
@@ -293,10 +300,7 @@ def _component_from_dict(registry: Registry, value: Any, where: str) -> Any:
     try:
         entry = registry.entry(value[_NAME])
     except ConfigError as error:
-        hint = (
-            "" if "common.user_dir=" in str(error) else "; your own components are imported with common.user_dir=PATH"
-        )
-        raise ConfigError(f"{where}: {error}{hint}") from None
+        raise ConfigError(f"{where}: {error}") from None
     return from_dict(
         entry.config, {key: item for key, item in value.items() if key != _NAME}, where, f"{registry.group}."
     )
@@ -312,7 +316,9 @@ def split_argument(override: str) -> tuple[str, str]:
         raise ConfigError(f"{override!r}: keys can be neither added nor deleted; give a known key as key=value")
     key, equals, value = override.partition("=")
     if not equals or not re.fullmatch(r"[A-Za-z_][\w.\-]*", key):
-        raise ConfigError(f"{override!r} is not of the form key=value; --help lists the keys")
+        raise ConfigError(
+            f"{override!r} is not of the form key=value (no spaces, except in quotes); --help lists the keys"
+        )
     if key == "hydra" or key.startswith("hydra."):
         raise ConfigError(f"{override!r}: Hydra's own keys cannot be set; --help lists the keys")
     return key, value

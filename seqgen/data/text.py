@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
-from seqgen.errors import DataError, nearest
-from seqgen.system.reading import open_regular
+from seqgen.errors import DataError
+from seqgen.system.reading import open_regular, similar_path
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -117,7 +117,8 @@ def read_chunks(path: Path, chunk_bytes: int = CHUNK_BYTES, pipes: bool = False)
                 yield LineChunk(path, number - len(lines), lines)
     except FileNotFoundError:
         compressed = path.with_name(f"{path.name}.gz")
-        raise DataError(f"there is no file {path}" + (f"; give {compressed}" if compressed.exists() else "")) from None
+        advice = f"; give {compressed}" if compressed.exists() else similar_path(path)
+        raise DataError(f"there is no file {path}{advice}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path} is damaged after line {number - 1}: {error}; copy or compress it again") from None
     except OSError as error:
@@ -283,15 +284,9 @@ def find_files(patterns: Sequence[str], key: str) -> list[Path]:
     for pattern in patterns:
         paths = expand(pattern).values()
         if not paths:
-            raise DataError(f"{key}={pattern}: there is no such file, plain or with .gz{_similar(Path(pattern))}")
+            raise DataError(f"{key}={pattern}: there is no such file, plain or with .gz{similar_path(Path(pattern))}")
         found |= dict.fromkeys(paths)
     return list(found)
-
-
-def _similar(path: Path) -> str:
-    """A phrase with the file of the same folder that has the most similar name."""
-    names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    return nearest(path.name, names) if names else f" (there is no folder {path.parent})"
 
 
 @dataclass(frozen=True)
@@ -372,7 +367,7 @@ def find_parallel(
 
 
 def _missing(prefix: str, lang: str, key: str, languages: tuple[str, str]) -> DataError:
-    plain, hint = prefix.removesuffix(".gz"), _similar(Path(f"{prefix}.{lang}"))
+    plain, hint = prefix.removesuffix(".gz"), similar_path(Path(f"{prefix}.{lang}"))
     if Path(prefix).is_file():
         hint = (
             f"; {prefix} is one file, and pairs from one file, such as TSV, are for task=text_to_text task.mixture=FILE"

@@ -76,7 +76,7 @@ def disk_errors(what: Path | str) -> Iterator[None]:
     """
     try:
         yield
-    except BrokenPipeError:
+    except BrokenPipeError:  # the reader of a pipe has closed it
         raise
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

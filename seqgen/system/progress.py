@@ -76,7 +76,7 @@ class LineProgress:
     The clock is one that never goes backwards.
 
     Args:
-        total: number of lines of the job.
+        total: number of lines; ``None`` if unknown.
         done: those that were done before.
         failed: those of them without an answer.
         interval: seconds between two lines of text where there is no terminal; 0 for none.
@@ -86,7 +86,7 @@ class LineProgress:
 
     def __init__(
         self,
-        total: int,
+        total: int | None,
         done: int,
         failed: int,
         interval: float,
@@ -117,11 +117,15 @@ class LineProgress:
 
     def text(self) -> str:
         """The state as a line of text."""
-        share = 100 * self.done // self.total if self.total else 100
-        parts = [f"{self.done} of {self.total} lines ({share} %)"]
+        parts = [f"{self.done} lines"]
+        if self.total is not None:
+            share = 100 * self.done // self.total if self.total else 100
+            parts = [f"{self.done} of {self.total} lines ({share} %)"]
         if self.done > self.before:
             rate = (self.done - self.before) / max(1e-9, time.monotonic() - self.start)
-            parts += [f"{rate:.1f} lines/s", f"{duration((self.total - self.done) / rate)} left"]
+            parts.append(f"{rate:.1f} lines/s")
+            if self.total is not None:
+                parts.append(f"{duration((self.total - self.done) / rate)} left")
         if self.failed:
             parts.append(f"{self.failed} failed")
         return ", ".join(parts)

@@ -18,6 +18,8 @@ from typing import Any
 
 import yaml
 
+from seqgen.errors import nearest
+
 MAX_BYTES = 1 << 28
 """Maximum bytes of a file that is read as a whole, such as JSON or a SentencePiece model."""
 MAX_YAML_BYTES = 1 << 20
@@ -79,6 +81,23 @@ def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
         return content
 
 
+def similar_path(path: Path) -> str:
+    """What the user may have meant by a path that does not exist, as the end of a message.
+
+    Args:
+        path: the path.
+
+    Returns:
+        A phrase with the most similar name in its folder, or one that says that there is no such folder.
+    """
+    if not path.parent.is_dir():
+        return f" (there is no folder {path.parent})"
+    try:
+        return nearest(path.name, os.listdir(path.parent))
+    except OSError:
+        return ""
+
+
 def parse_json(content: bytes | str, **hooks: Any) -> Any:
     """Parse JSON within the limits of this module.
 
@@ -105,7 +124,7 @@ def parse_json(content: bytes | str, **hooks: Any) -> Any:
 
 
 def parse_yaml(content: bytes) -> Any:
-    """Parse YAML within the limits of this module. It must have plain values only, and all keys must be text.
+    """Parse YAML within the limits of this module. It must have plain values only; keys are text, and occur once.
 
     Args:
         content: the bytes.
@@ -199,8 +218,12 @@ def _children(node: yaml.Node, line: int) -> list[yaml.Node]:
             raise ValueError(f"line {line} contains a number of {len(node.value)} digits; the maximum is {MAX_DIGITS}")
         _check_unicode(node.value)
         return []
+    lines: dict[str, int] = {}
     for key, _ in node.value:
+        what, place = f" {str(key.value)[:40]}" if isinstance(key, yaml.ScalarNode) else "", key.start_mark.line + 1
         if key.tag not in _TEXTS:
-            what = f" {str(key.value)[:40]}" if isinstance(key, yaml.ScalarNode) else ""
-            raise ValueError(f"the key{what} in line {key.start_mark.line + 1} is not text; put it in quotes")
+            raise ValueError(f"the key{what} in line {place} is not text; put it in quotes")
+        if key.value in lines:
+            raise ValueError(f"the key{what} in line {place} is already in line {lines[key.value]}; remove one of them")
+        lines[key.value] = place
     return [child for pair in node.value for child in pair]

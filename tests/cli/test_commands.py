@@ -10,13 +10,22 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import yaml
 
+from seqgen import GenerationConfig, save_generation
 from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.run_checkpoints import Checkpoints, numbered, read_training_state, read_weights
+from seqgen.cli.generate import line_progress
+from seqgen.cli.output import open_output
+from seqgen.config import GenerateConfig, JobConfig
+from seqgen.errors import UserError
 from seqgen.system.files import run_lock
+from seqgen.text.results import Translation
+from seqgen.text.text_decoding import TextDecoding
 from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, Outcome, command, corpus, sentences, training_arguments
 
 UPDATES = "optimization.max_update=30"
@@ -148,6 +157,20 @@ def test_the_scorer_command_gives_the_generators_scores(
     for record, hypothesis in zip(map(json.loads, outcome.out.splitlines()), best, strict=True):
         if record["tokens"] == hypothesis["tokens"]:  # the tokenizer may segment the text differently from the model
             assert record["score"] == pytest.approx(hypothesis["score"], abs=1e-5)
+
+
+def test_the_scorer_command_combines_as_the_first_model_is_combined(runs: Path, data: Path, tmp_path: Path) -> None:
+    def scores(first: Path, *keys: str) -> list[float]:
+        files = (f"source={data}/test.en", f"reference={data}/test.de")
+        outcome = command("score", f"path=[{first},{runs}/transformer]", *files, *keys)
+        return [json.loads(line)["score"] for line in outcome.out.splitlines()]
+
+    own = Path(shutil.copytree(runs / "fconv", tmp_path / "own"))
+    save_generation(own, GenerationConfig(combination="log"))
+    plain = runs / "fconv"
+    assert scores(own) == pytest.approx(scores(plain, "generation.combination=log"), abs=1e-6)
+    assert scores(own) != pytest.approx(scores(plain), abs=1e-3)
+    assert scores(own, "generation.combination=probability") == pytest.approx(scores(plain), abs=1e-6)
 
 
 def test_average(runs: Path, data: Path) -> None:
@@ -333,6 +356,18 @@ class TestRefused:
         refused(command("score"), "reference is missing")
         refused(command("convert", "format=average"), "path is missing")
         refused(command("train", "common.user_dir=/no/such.py"), "/no/such.py")
+        for arguments, words in (
+            (["length_penalty=1.2"], "or 'generation.lenpen'?"),
+            (["generation.length_penalty=1.2"], "did you mean 'generation.lenpen=1.2'?"),
+            (["common.fp16=true"], "did you mean 'generation.dtype=float16'?"),
+            (["task.test=x"], "which is one of seqgen-train; a trained model keeps its value"),
+            (["optimization.clip_norm=1"], "which is one of seqgen-train"),
+            (["optimization.nothing=1"], "unknown key 'optimization.nothing'; --help lists"),
+            (["path", "=", "x"], "'path' is not of the form key=value (no spaces, except in quotes)"),
+            (["path=[a,", "b]"], "'b]' is not of the form key=value (no spaces, except in quotes)"),
+            (["path=[a"], "the bracket is not closed; write path=[A,B] without spaces"),
+        ):
+            refused(command("generate", f"path={runs}/fconv", *arguments), words)
 
     def test_a_plugin_that_fails(self, tmp_path: Path) -> None:
         (tmp_path / "broken.py").write_text("import no_such_module\n")
@@ -343,6 +378,12 @@ class TestRefused:
         refused(command("train", *arguments, f"task.train={data}/nothere"), "nothere")
         refused(command("generate", f"path={runs}/fconv", "input=nothere.en"), "nothere.en")
         refused(command("generate", f"path={tmp_path}/nothere"), "nothere")
+        refused(command("generate", f"path={runs}/fcomv", "input=-"), "no such file or folder (did you mean 'fconv'?)")
+        refused(
+            command("generate", f"path={runs}", "input=-"), f"contains runs; give one of them, such as {runs}/fconv"
+        )
+        refused(command("generate", f"path={runs}/fconv", f"input={data}/tset.en"), "did you mean 'test.en'?")
+        refused(command("show", f"{runs}/fcomv"), "did you mean 'fconv'?")
         for language, lines in (("en", 3), ("de", 2)):
             (tmp_path / f"short.{language}").write_text("a\n" * lines)
             (tmp_path / f"empty.{language}").write_text("")
@@ -391,10 +432,49 @@ class TestRefused:
         pair = (f"input={data}/test.en", f"reference={data}/val.de.gz")
         refused(command("generate", *common, *pair), "20 lines", "30")
         assert not (tmp_path / "out.de").exists()
+        for name, *others in (
+            ("generate", f"output={tmp_path}/out.de"),
+            ("tune", f"reference={data}/test.de", "tune.generation.beam=1,2"),
+            ("diff", "other=nowhere"),
+        ):  # and before the models are loaded
+            refused(command(name, "path=nowhere", f"input={tmp_path}/bad.en", *others), "bad.en", "line 2", "UTF-8")
+
+    @pytest.mark.parametrize("decoded", [0, 2])
+    def test_an_interrupted_decode_keeps_what_is_written(
+        self, runs: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoded: int
+    ) -> None:
+        """An older output stays until the first new one is there."""
+
+        def interrupted(*arguments: Any) -> Iterator[Translation]:
+            yield from itertools.islice(translate(*arguments), decoded)
+            raise KeyboardInterrupt
+
+        keys = (f"path={runs}/fconv", f"input={data}/test.en", f"output={tmp_path}/out.de")
+        assert command("generate", *keys).code == 0
+        before, translate = (tmp_path / "out.de").read_text().splitlines(), TextDecoding.translate
+        monkeypatch.setattr(TextDecoding, "translate", interrupted)
+        outcome = command("generate", *keys)
+        assert (outcome.code, outcome.err.splitlines()[-2]) == (
+            130,
+            f"{decoded} lines are decoded, and their outputs written",
+        )
+        assert (tmp_path / "out.de").read_text().splitlines() == before[: decoded or None]
+
+    def test_lines_of_progress_without_a_terminal(self, capsys: pytest.CaptureFixture[str]) -> None:
+        cfg = GenerateConfig(input="in", job=JobConfig(progress=1e-9))
+        with line_progress(cfg, 4) as advance:
+            assert advance is not None
+            advance()
+        assert capsys.readouterr().err.startswith("1 of 4 lines (25 %), ")
 
     def test_a_full_disk(self, runs: Path, data: Path) -> None:
         outcome = command("generate", f"path={runs}/fconv", f"input={data}/test.en", "output=/dev/full")
-        refused(outcome, "No space left", "free some space")
+        refused(outcome, "cannot write /dev/full: No space left", "free some space")
+        full = open("/dev/full", "w")  # noqa: SIM115
+        message = "cannot write standard output: No space"
+        with mock.patch("sys.stdout", full), pytest.raises(UserError, match=message), open_output("-") as file:
+            file.write("text")
+        full.close()
 
     def test_a_line_too_long_to_be_scored(self, runs: Path, tmp_path: Path) -> None:
         (tmp_path / "long.en").write_text("a dog\n" + "dog " * 2000 + "\n")

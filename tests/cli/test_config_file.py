@@ -103,6 +103,8 @@ def test_the_configuration_of_a_run_is_for_training(tmp_path: Path) -> None:
         ('{"format": "seqgen-record", "version": 2}', "this is a record of version 2; this seqgen reads version 1"),
         ('{"format": "seqgen-record", "version": 1}', "the record has no keys"),
         ('{"format": "seqgen-record", "version": 1, "keys": {}}', "which is for seqgen-generate"),
+        ("common:\n  seed: 1\n  seed: 2\n", "not a YAML file: the key seed in line 3 is already in line 2; remove one"),
+        ("common: {seed: 1}\ncommon.seed: 2\n", "common.seed is given twice, in two spellings"),
         ("a: !!python/object:os.system {}\n", "not a YAML file"),
     ],
 )

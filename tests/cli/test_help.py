@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
-from seqgen.cli.command import _in_red
+import seqgen
 from seqgen.cli.convert import ConvertConfig
 from seqgen.cli.diff import DiffConfig
 from seqgen.cli.help import COMMON_KEYS, EXAMPLES
+from seqgen.cli.keys import every_key
 from seqgen.cli.score import ScoreConfig
 from seqgen.cli.show import ShowConfig
+from seqgen.cli.start import check_keys, in_red
 from seqgen.cli.tune import TuneConfig
 from seqgen.config import GenerateConfig, TrainConfig
 from seqgen.config.compose import compose, expand_sweep
 from seqgen.lab.checks.kinds import ModelCheckConfig
 from tests.commands import command
 
+ROOT = Path(__file__).parent.parent.parent
 SCHEMAS: dict[str, type] = {
     "seqgen-train": TrainConfig,
     "seqgen-generate": GenerateConfig,
@@ -48,6 +55,41 @@ def test_examples_have_keys_and_values_that_exist(program: str, line: str) -> No
 def test_every_command_has_examples() -> None:
     assert SCHEMAS.keys() == EXAMPLES.keys()
     assert "Examples\n  # decode a file" in command("generate", "--help", "all").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["seqgen-train", "--version"], f"seqgen-train {seqgen.__version__}"),
+        (["seqgen-generate", "path=x", "beem=3"], "unknown key 'beem' (did you mean 'generation.beam'?)"),
+        (["seqgen-generate", "x", "beam=3"], "'x' is not of the form key=value"),
+    ],
+)
+def test_some_answers_need_no_pytorch(arguments: list[str], said: str) -> None:
+    code = """
+import atexit, sys
+from seqgen.cli.start import main
+sys.argv = sys.argv[1:]
+atexit.register(lambda: print([name for name in ("torch", "numpy", "rich") if name in sys.modules]))
+main()
+"""
+    words = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(words, check=False, capture_output=True, text=True, cwd=ROOT)
+    assert said in done.stdout + done.stderr
+    assert done.stdout.endswith("[]\n")
+
+
+def test_the_first_check_of_keys_refuses_no_key_that_exists() -> None:
+    check_keys([f"{key.name}=x" for key in every_key(GenerateConfig)] + ["config=x", "search.nothing=x"])
+    check_keys(["--help", "nothing"])
+
+
+def test_the_package_names_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        runpy.run_module("seqgen", run_name="__main__")
+    installed = re.findall(r"(seqgen-\w+) = seqgen.cli.start:main", (ROOT / "setup.py").read_text(encoding="utf-8"))
+    assert re.findall(r"seqgen-\w+", capsys.readouterr().err) == installed
+    assert set(installed) == set(SCHEMAS)
 
 
 @pytest.mark.parametrize("program", SCHEMAS)
@@ -144,11 +186,11 @@ def test_options_of_other_toolkits(name: str, arguments: Sequence[str], words: s
 def test_errors_are_red_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    assert _in_red("x") == "x"
+    assert in_red("x") == "x"
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    assert _in_red("x") == "\x1b[1;31mx\x1b[0m"
+    assert in_red("x") == "\x1b[1;31mx\x1b[0m"
     monkeypatch.setenv("NO_COLOR", "1")
-    assert _in_red("x") == "x"
+    assert in_red("x") == "x"
     monkeypatch.setenv("NO_COLOR", "")
     monkeypatch.setenv("TERM", "dumb")
-    assert _in_red("x") == "x"
+    assert in_red("x") == "x"

@@ -50,12 +50,13 @@ def test_notes_that_say_the_same_are_on_one_line() -> None:
     assert (many[19], many[20:]) == ("line 20: note 20", ["... and 3 further notes; format=json writes all of them"])
 
 
-def test_hypotheses_that_a_format_does_not_write(run: Path) -> None:
+def test_hypotheses_that_a_format_does_not_write(run: Path, tmp_path: Path) -> None:
     said = "generation.nbest=3: format=text writes only the best hypothesis of each line"
     text = generate(run, "generation.nbest=3")
     assert text.err.count(said) == 1
     assert text.out.count("\n") == 2
-    for arguments in (("generation.nbest=3", "format=json"), ("generation.nbest=3", "format=fairseq"), ()):
+    traced = ("generation.nbest=3", f"trace={tmp_path}/t.jsonl")
+    for arguments in (("generation.nbest=3", "format=json"), ("generation.nbest=3", "format=fairseq"), traced, ()):
         assert "format=text" not in generate(run, *arguments).err
 
 

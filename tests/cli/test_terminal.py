@@ -100,6 +100,6 @@ def test_an_error_is_red_and_a_file_has_a_bar(run: Path, tmp_path: Path) -> None
     keys = (f"input={tmp_path}/in", f"output={tmp_path}/out", "generation.max_len_b=20")
     decoding = Terminal("seqgen.cli.generate", f"path={run}", *keys)
     shown = decoding.wait_for("sentences/s")
-    assert "/200" in shown
+    assert "of 200 lines" in shown
     assert len((tmp_path / "out").read_text().splitlines()) == 200
     decoding.close()

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 import pytest
 from hypothesis import given, strategies as st
 
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declare the built-in components
+from seqgen.cli.keys import keys_of
 from seqgen.cli.score import ScoreConfig
 from seqgen.config import GenerateConfig, GenerationConfig, TrainConfig, option
-from seqgen.config.compose import chosen_components, component_config, component_of_key, compose, expand_sweep
-from seqgen.config.values import from_dict, repeated, text_list, text_values, to_dict
+from seqgen.config.compose import (
+    MAX_VALUES,
+    chosen_components,
+    component_config,
+    component_of_key,
+    compose,
+    expand_sweep,
+    sweep_values,
+)
+from seqgen.config.values import from_dict, repeated, text_list, text_values, to_dict, value_text
 from seqgen.errors import ConfigError
 from seqgen.registry import COMBINATIONS, Registry
+from tests.cli.test_help import SCHEMAS
 
 
 def test_values_reach_their_fields() -> None:
@@ -108,6 +119,7 @@ def test_quoted_items_of_a_list(text: str, items: list[str]) -> None:
         ("generation=3", ["generation.KEY=VALUE"]),
         ("nonsense", ["key=value"]),
         ("generation.beam=[", ["generation.beam=["]),
+        (f"generation.beam={'[' * 1000}{']' * 1000}", ["generation.beam=[[[", "a whole number"]),
         ("common.seed=1,2", ["common.seed=1,2"]),
     ],
 )
@@ -172,6 +184,32 @@ def test_sweep_over_choices_ranges_and_lists() -> None:
     for text in ("1:2", "3:1:1", "1:2:0", "a:b:c", "nan:1:1", "1:inf:1", "0:1e9999:1"):
         with pytest.raises(ConfigError, match="a range is FIRST:LAST:STEP"):
             list(expand_sweep(TrainConfig, [f"common.seed={text}"]))
+
+
+def test_the_largest_range() -> None:
+    assert len(sweep_values("common.seed", f"1:{MAX_VALUES}:1")) == MAX_VALUES
+    with pytest.raises(ConfigError, match=f"common.seed=0:{MAX_VALUES}:1 has {MAX_VALUES + 1} values"):
+        sweep_values("common.seed", f"0:{MAX_VALUES}:1")
+
+
+@pytest.mark.parametrize("program", SCHEMAS)
+def test_every_key_takes_its_default_and_its_limits_but_nothing_beyond(program: str) -> None:
+    schema = SCHEMAS[program]
+    plain = compose(schema, [])
+    for key in keys_of(schema):
+        assert compose(schema, [f"{key.name}={value_text(key.default)}"]) == plain, key.name
+        step = 1 if int in (key.annotation, *get_args(key.annotation)) else 1e-6
+        for limit, beyond in (("minimum", -step), ("maximum", step)):
+            if (value := key.field.metadata.get(limit)) is not None:
+                compose(schema, [f"{key.name}={value}"])
+                with pytest.raises(ConfigError, match=f"{key.name}=.* its {limit}, {value}$"):
+                    compose(schema, [f"{key.name}={value + beyond}"])
+
+
+def test_integers_have_64_bits() -> None:
+    assert compose(TrainConfig, [f"common.seed={2**63 - 1}"]).common.seed == 2**63 - 1
+    with pytest.raises(ConfigError, match="does not fit into 64 bits"):
+        compose(TrainConfig, [f"common.seed={2**63}"])
 
 
 def test_round_trip_through_plain_values() -> None:

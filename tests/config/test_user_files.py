@@ -173,7 +173,7 @@ def test_what_is_recorded_may_be_gone(trained: tuple[Path, Path], tmp_path: Path
     del config["common"]["user_files"]
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     refused(decode(run, "common.user_dir=run"), "config.yaml records nowhere/net.py, which does not exist")
-    refused(decode(run), "there is no model 'own_net'", "common.user_dir=PATH")
+    refused(decode(run), "there is no model 'own_net'", "common.user_dir=FILE")
     assert decode(run, f"common.user_dir=[{trained[1]},{COMPONENTS}]").code == 0
 
 

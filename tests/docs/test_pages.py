@@ -200,9 +200,20 @@ def test_shown_python_of_inspection_runs(
 
 
 def test_links_lead_somewhere() -> None:
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text(encoding="utf-8")):
-            assert (ROOT / page).parent.joinpath(target).exists(), f"{page} links to {target}"
+    broken = []
+    for page in (*PAGES, "CHANGELOG.md", "CONTRIBUTING.md"):
+        for target in re.findall(r"\]\(([^):]+)\)", (ROOT / page).read_text(encoding="utf-8")):
+            name, _, anchor = target.partition("#")
+            linked = (ROOT / page).parent / name if name else ROOT / page
+            if not linked.exists() or (anchor and anchor not in anchors(linked)):
+                broken.append(f"{page} links to {target}")
+    assert broken == []
+
+
+def anchors(page: Path) -> list[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in re.findall(r"^#+ (.*)$", text, re.M)]
 
 
 NAMED = re.compile(
@@ -219,8 +230,12 @@ def test_named_files_exist_and_no_package_of_another_project_is_named() -> None:
     folders = ("benchmarks", "cli", "docs", "examples", "models", "seqgen", "tasks", "tests")
     files = [ROOT / "README.md", *(file for folder in folders for file in (ROOT / folder).rglob("*.*"))]
     texts = {file: file.read_text(encoding="utf-8") for file in files if file.suffix in (".md", ".py", ".yaml", ".js")}
-    named = [(str(file), name) for file, text in texts.items() for name in NAMED.findall(text)]
-    assert [(file, name) for file, name in named if not (ROOT / name).exists()] == []
+    named = [(file, name) for file, text in texts.items() for name in NAMED.findall(text)]
+    assert [(str(file), name) for file, name in named if not (ROOT / name).exists()] == []
+    code = {file: text for file, text in texts.items() if file.suffix == ".py" and ROOT / "tests" not in file.parents}
+    named = [(file, name) for file, text in code.items() for name in re.findall(r"``([\w/]+/\w+\.py)``", text)]
+    bases = (ROOT, ROOT / "seqgen")
+    assert [(str(f), name) for f, name in named if not any((base / name).exists() for base in (*bases, f.parent))] == []
     assert [(str(file), found[0]) for file, text in texts.items() if (found := OTHER_PROJECT.search(text))] == []
 
 

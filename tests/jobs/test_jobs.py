@@ -411,6 +411,10 @@ def test_progress_says_what_people_want_to_know() -> None:
     progress.start -= 10
     progress.advance(400, 2)
     assert said == ["500 of 900 lines (55 %), 40.0 lines/s, 10 s left, 3 failed"]
+    progress = LineProgress(None, 0, 0, 1e-9, said.append, terminal=False)
+    progress.start -= 10
+    progress.advance(40, 0)
+    assert said[1:] == ["40 lines, 4.0 lines/s"]
     assert [duration(seconds) for seconds in (45, 720, 12000, 200000)] == ["45 s", "12 min", "3 h 20 min", "2 d 7 h"]
 
 

@@ -14,6 +14,7 @@ import pytest
 from sacrebleu.metrics import CHRF
 
 from seqgen.cli.score import system_names
+from seqgen.errors import ConfigError
 from seqgen.lab.compare import significance
 from seqgen.lab.compare.breakdown import WORDS, agreements, by_frequency, by_length
 from seqgen.lab.compare.comparison import Options, common_words, compare
@@ -217,6 +218,10 @@ def test_changes_for_the_worse_are_shown_too() -> None:
 )
 def test_systems_have_the_shortest_different_names(files: list[str], names: list[str]) -> None:
     assert system_names(files) == names
+    assert system_names(files, ["one", "two"]) == ["one", "two"]
+    for wrong in (["one"], ["one", "one"]):
+        with pytest.raises(ConfigError, match="must be 2 different names, one for each system"):
+            system_names(files, wrong)
 
 
 def test_common_words() -> None:

@@ -18,7 +18,7 @@ from seqgen.cli.train import sweep_table
 from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
 from seqgen.config.values import to_dict
-from seqgen.lab.compare.curves import charts, page, svg
+from seqgen.lab.compare.curves import charts, page, svg, tick_label, ticks
 from seqgen.lab.compare.provenance import (
     EDITED,
     PROVENANCE,
@@ -199,6 +199,8 @@ def test_damaged_runs_are_shown(tmp_path: Path, file: str, content: bytes | None
     runs = read_runs(folders)
     assert text_table(runs).count("a ") >= 1
     assert text_difference(runs)
+    if not runs[0].config:
+        assert text_table(runs).endswith("what differs is not known: the configuration of a cannot be read")
     assert len(charts(runs)) == 5
     assert "polyline" in page(runs)
     assert json.loads(json.dumps(as_dict(runs), allow_nan=False))["runs"][1]["updates"] == 3
@@ -294,6 +296,41 @@ def test_points_of_a_curve(tmp_path: Path) -> None:
     assert second[0].split(",")[1] == "8.0"
     assert second[1].split(",")[1] == "214.0"
     assert "&lt;b&gt;: last 2 at update 2" in drawing
+
+
+def test_runs_with_other_validation_texts_have_other_charts(tmp_path: Path) -> None:
+    """Texts differ by the hash of their files if all runs have recorded it, or else by the key that names them."""
+    same, other = "task=translation", "task.valid=data/other"
+    runs = [read_run(make_run(tmp_path / name, same, key)) for name, key in (("a", "task.valid=data/v"), ("b", other))]
+    losses = [chart for chart in charts(runs) if chart.name == "loss"]
+    titles = ["loss (validation on data/v)", "loss (validation on data/other)", "loss (training)"]
+    assert [chart.title for chart in losses] == titles
+    assert [[bool(curve) for curve in chart.curves] for chart in losses] == [[True, False], [False, True], [True, True]]
+    for run in runs:
+        run.provenance = {"sessions": [{"data": {"valid": "0123456789"}}]}
+    assert [chart.title for chart in charts(runs) if chart.name == "loss"] == ["loss (validation)", "loss (training)"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "logarithmic", "labels"),
+    [
+        (2.335, 6.661, False, "3 4 5 6"), (0, 36000, False, "0 10k 20k 30k"), (-0.31, 0.22, False, "-0.2 0 0.2"),
+        (7, 7, False, "7"), (0, 3, False, "0 1 2 3"), (4.4, 154.3, True, "5 10 20 50 100"),
+        (1, 1e6, True, "1 10 100 1000 10k 100k 1M"),
+    ],
+)  # fmt: skip
+def test_the_values_of_an_axis_are_round(low: float, high: float, logarithmic: bool, labels: str) -> None:
+    assert [tick_label(value) for value in ticks(low, high, logarithmic)] == labels.split()
+
+
+def test_keys_can_be_copied_and_curves_come_first(tmp_path: Path) -> None:
+    key = "distributed_training.distributed_world_size"
+    runs = [read_run(make_run(tmp_path / f"{name * 50}", f"{key}={size}")) for size, name in enumerate("ab", start=1)]
+    for table in (text_table(runs), text_difference(runs)):
+        assert key in table
+        assert all(len(line) <= 80 for line in table.splitlines())
+    shown = page(runs)
+    assert shown.index("<polyline") < shown.index("<table") < shown.index(f"<code>{key}</code>")
 
 
 @pytest.mark.slow

@@ -14,6 +14,8 @@ import pytest
 import sacrebleu
 from hypothesis import given, strategies as st
 
+from seqgen.cli.tune import TuneConfig, _settings
+from seqgen.config.compose import compose
 from seqgen.errors import ConfigError
 from seqgen.lab.tuning.search import Dimension, arguments, dimensions, grid, search_coordinates
 from seqgen.metrics import score_with_interval, text_scores
@@ -318,6 +320,12 @@ class TestValues:
             dimensions("key", text, None)
 
 
+def test_a_tuned_key_of_a_component_is_above_its_fixed_value() -> None:
+    cfg = compose(TuneConfig, ["generation.search=diverse_beam", "search.groups=2", "search.strength=0.5"])
+    found = _settings(cfg, cfg.generation, {})(["search.groups=3"])
+    assert found["components"] == {"search.groups": 3, "search.strength": 0.5}
+
+
 class TestRefused:
     @pytest.mark.parametrize(
         ("arguments", "words"),
@@ -357,7 +365,7 @@ class TestRefused:
         key = "tune.generation.lenpen=1"
         refused(tune(place, tmp_path / "out", key, f"reference={tmp_path}/short"), "12 lines", "has 1")
         (tmp_path / "empty").write_text("")
-        refused(tune(place, tmp_path / "out", key, f"input={tmp_path}/empty"), "no lines")
+        refused(tune(place, tmp_path / "out", key, f"input={tmp_path}/empty"), "has 0 lines")
         refused(tune(place, tmp_path / "out", key, f"input={tmp_path}/none"), "none")
         refused(tune(place, tmp_path / "short", key), "short")
         (tmp_path / "out").mkdir(exist_ok=True)

@@ -35,6 +35,13 @@ FAULTS = [
     ),
     Fault(
         "seqgen/config/compose.py",
+        "if steps >= MAX_VALUES:",
+        "if steps > MAX_VALUES:",
+        "a range of one value more than the maximum is accepted",
+        ("tests/config/test_compose.py",),
+    ),
+    Fault(
+        "seqgen/config/compose.py",
         'name = wanted if wanted in chosen else ""',
         "name = wanted",
         "keys of a processor that is not used are accepted",

@@ -157,6 +157,12 @@ def test_bad_settings(tmp_path: Path, data: Path, changes: dict[str, object], me
     assert not list(tmp_path.glob("run/*")), "nothing half-made is left"
 
 
+def test_a_model_that_was_trained_without_a_test_split(tmp_path: Path, data: Path) -> None:
+    task = TranslationTask.setup_task(config(data, test=""), tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"trained without task\.test; give input=FILE"):
+        task.source_lines("test")
+
+
 def test_bad_files(tmp_path: Path, data: Path) -> None:
     task = TranslationTask.setup_task(config(data), tmp_path / "run")
     write(data, "valid.de.gz", DE[:-1])

@@ -345,7 +345,7 @@ def test_resolve(tmp_path: Path) -> None:
     assert resolve(folder / "update_5") == resolve(folder / "update_5" / "model.safetensors") == folder / "update_5"
     for path, reason in [
         (tmp_path / "nowhere", "no such file or folder"),
-        (tmp_path, "neither a run folder nor a checkpoint"),
+        (tmp_path, "contains runs; give one of them, such as .*run"),
         (folder / "last" / "training_state.json", "not a checkpoint"),
     ]:
         with pytest.raises(CheckpointError, match=reason):

@@ -33,16 +33,18 @@ class Chart:
         name: the name of the value.
         event: ``train`` or ``valid``.
         curves: the points of each run, update and value; empty if the run has none.
+        text: the validation text, if not all runs have the same.
     """
 
     name: str
     event: str
     curves: list[list[tuple[int, float]]]
+    text: str = ""
 
     @property
     def title(self) -> str:
-        """The value and its event."""
-        return f"{self.name} ({EVENTS[self.event]})"
+        """The value, its event, and the text if it matters."""
+        return f"{self.name} ({EVENTS[self.event]}{f' on {self.text}' if self.text else ''})"
 
     @property
     def logarithmic(self) -> bool:
@@ -52,18 +54,28 @@ class Chart:
 
 
 def charts(runs: Sequence[Run]) -> list[Chart]:
-    """The charts of runs: validation first; values that occur only once are left out.
+    """The charts of runs: validation first, one for each validation text; values that occur only once are left out.
 
     Args:
         runs: the runs.
     """
     found = []
     for event in EVENTS:
+        texts = _validation_texts(runs) if event == "valid" else [""] * len(runs)
         for name in dict.fromkeys(name for run in runs for name in run.values(event)):
-            curves = [_thinned(run.curve(event, name)) for run in runs]
-            if any(len(curve) > 1 for curve in curves):
-                found.append(Chart(name, event, curves))
+            for text in dict.fromkeys(texts):
+                own = [run.curve(event, name) if one == text else [] for run, one in zip(runs, texts, strict=True)]
+                if any(len(curve) > 1 for curve in own):
+                    found.append(Chart(name, event, [_thinned(curve) for curve in own], text))
     return found
+
+
+def _validation_texts(runs: Sequence[Run]) -> list[str]:
+    """The validation text of each run, by its key and its hash if known; empty texts if all runs have the same."""
+    names, hashes = [shown(run.config.get("task.valid", "")) for run in runs], [run.data("valid") for run in runs]
+    keys = hashes if all(hashes) else names
+    labels = {key: f"{name} {key[:8]}" if all(hashes) else name for key, name in zip(keys, names, strict=True)}
+    return [labels[key] if len(labels) > 1 else "" for key in keys]
 
 
 def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
@@ -87,6 +99,31 @@ def _line(tag: str, number: int, *children: object, **attributes: object) -> Htm
     return element(tag, *children, **attributes, stroke=colour(number), stroke_dasharray=dash(number) or None)
 
 
+def ticks(low: float, high: float, logarithmic: bool = False) -> list[float]:
+    """Round values between the ends of an axis: about five, or on a logarithmic scale 1, 2 and 5 of each decade.
+
+    Args:
+        low: the smallest value of the axis.
+        high: the largest value.
+        logarithmic: whether the scale is logarithmic.
+    """
+    if low == high:
+        return [low]
+    if logarithmic:
+        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        digits = (1, 2, 5) if len(decades) < 5 else (1,)
+        return [value for e in decades for digit in digits if low <= (value := digit * 10.0**e) <= high]
+    size = 10.0 ** math.floor(math.log10((high - low) / 5))
+    step = next(size * factor for factor in (1, 2, 5, 10) if (high - low) / (size * factor) <= 5)
+    return [number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def tick_label(value: float) -> str:
+    """A value of an axis, such as ``0.5``, ``2000``, ``20k`` or ``1.5M``."""
+    unit, letter = next(((u, x) for u, x in ((1e6, "M"), (1e3, "k")) if abs(value) >= max(u, 1e4)), (1, ""))
+    return f"{value / unit:.4g}{letter}"
+
+
 def svg(chart: Chart, names: Sequence[str]) -> Html:
     """A chart as SVG.
 
@@ -105,15 +142,14 @@ def svg(chart: Chart, names: Sequence[str]) -> Html:
         return across, _TOP + (scale(high) - scale(y)) / span * (_HEIGHT - _TOP - _BOTTOM)
 
     parts: list[Html] = []
-    for share in (0, 0.5, 1):
-        value = scale(low) + share * span
-        value = math.exp(value) if chart.logarithmic else value
-        _, y = place(0, value if low != high else low)
+    for value in ticks(low, high, chart.logarithmic):
+        _, y = place(0, value)
         parts.append(element("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=f"{y:.1f}", y2=f"{y:.1f}", class_="axis"))
-        parts.append(element("text", f"{value:.4g}", x=_LEFT - 6, y=f"{y + 4:.1f}", text_anchor="end"))
-        x, _ = place(share * last, high)
-        anchor = "end" if share == 1 else "middle" if share else "start"
-        parts.append(element("text", f"{share * last:.0f}", x=f"{x:.1f}", y=_HEIGHT - 8, text_anchor=anchor))
+        parts.append(element("text", tick_label(value), x=_LEFT - 6, y=f"{y + 4:.1f}", text_anchor="end"))
+    for value in ticks(0, last):
+        parts.append(
+            element("text", tick_label(value), x=f"{place(value, high)[0]:.1f}", y=_HEIGHT - 8, text_anchor="middle")
+        )
     for number, curve in enumerate(chart.curves):
         if curve:
             where = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in curve))
@@ -166,15 +202,21 @@ def page(runs: Sequence[Run], title: str = "Runs") -> str:
         title: its title.
     """
     names = [run.name for run in runs]
+    parts: list[object] = []
+    if drawn := charts(runs):
+        switches = [_switch(number, name) for number, name in enumerate(names)]
+        parts += [
+            element("h2", "Learning curves, by update"),
+            element("div", *switches, class_="runs"),
+            element("div", *(svg(chart, names) for chart in drawn), class_="charts"),
+        ]
     scores = score_names(runs)
-    parts: list[object] = [
-        table(score_head(scores), score_rows(runs, scores), "validation scores of the best checkpoint")
-    ]
-    found = differences(runs)
-    if found:
+    caption = "validation scores of the best checkpoint"
+    parts += [element("h2", "Scores"), table(score_head(scores), score_rows(runs, scores), caption)]
+    if found := differences(runs):
         rows = [
             [
-                key_name(key),
+                element("code", key_name(key)),
                 *(
                     element("span", shown(value), title=run.origin(key) or None)
                     for run, value in zip(runs, values, strict=True)
@@ -183,14 +225,6 @@ def page(runs: Sequence[Run], title: str = "Runs") -> str:
             for key, values in found.items()
         ]
         parts += [element("h2", "What differs"), table(["key", *names], rows, text_columns=len(names) + 1)]
-    drawn = charts(runs)
-    if drawn:
-        switches = [_switch(number, name) for number, name in enumerate(names)]
-        parts += [
-            element("h2", "Learning curves, by update"),
-            element("div", *switches, class_="runs"),
-            element("div", *(svg(chart, names) for chart in drawn), class_="charts"),
-        ]
     script = (resources.files(__package__) / "runs_page.js").read_text(encoding="utf-8")
     return document(title, *parts, script=script)
 

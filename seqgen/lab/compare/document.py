@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from importlib import resources
 from typing import Any
 
@@ -29,7 +29,11 @@ def text_lines(*parts: Table | str) -> list[str]:
 
 
 def rich_table(
-    head: Sequence[str], rows: Iterable[Sequence[str]], texts: Sequence[int] = (0,), gap: int = 2, wraps: bool = True
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    texts: Sequence[int] = (0,),
+    gap: int = 2,
+    whole: Container[int] = (),
 ) -> Table:
     """A table for ``text_lines``.
 
@@ -38,12 +42,12 @@ def rich_table(
         rows: the cells of each row.
         texts: the columns of text; the others are numbers, which are aligned on the right.
         gap: spaces between columns.
-        wraps: whether columns after the first may be broken into several lines.
+        whole: the columns whose cells are not broken into several lines.
     """
     found = Table(box=None, padding=(0, gap, 0, 0))
     for number, name in enumerate(head):
         justify: Any = "left" if number in texts else "right"
-        found.add_column(Text(name), justify=justify, overflow="fold", no_wrap=number > 0 and not wraps)
+        found.add_column(Text(name), justify=justify, overflow="fold", no_wrap=number in whole)
     for cells in rows:
         found.add_row(*map(Text, cells))  # rich reads [name] as markup in plain strings, but not in Text
     return found

@@ -14,7 +14,7 @@ from seqgen.lab.compare.significance import LEVEL, Tested
 
 SCORES = ("", "score", "95% interval", "difference", "p boot.", "p rand.")
 """The columns of scores."""
-_table = partial(rich_table, gap=1, wraps=False)
+_table = partial(rich_table, gap=1, whole=range(1, 1000))
 _SIGNS = {"better": "▲", "worse": "▼", "same": "=", "unclear": "", "": ""}
 
 

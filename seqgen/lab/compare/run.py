@@ -18,7 +18,7 @@ from seqgen.config.values import to_dict
 from seqgen.errors import ConfigError, DataError
 from seqgen.lab.compare.provenance import read_provenance, recorded_origin
 from seqgen.registry import GROUPS
-from seqgen.system.reading import open_regular, parse_json, parse_yaml, read_bytes
+from seqgen.system.reading import open_regular, parse_json, parse_yaml, read_bytes, similar_path
 from seqgen.training.run_log import LOG, SCORES, lower_is_better
 
 DEPTH = 2
@@ -58,6 +58,12 @@ class Run:
     def origin(self, key: str) -> str:
         """Where the value of a key comes from; empty if not known."""
         return recorded_origin(self.provenance, key, self.config.get(key))
+
+    def data(self, split: str) -> str:
+        """The hash of a split's files when the run was trained last; empty if not known."""
+        sessions = self.provenance.get("sessions") or [{}]
+        data = sessions[-1].get("data")
+        return str(data.get(split) or "") if isinstance(data, dict) else ""
 
     def curve(self, event: str, name: str) -> list[tuple[int, float]]:
         """The values of a curve by update, such as the ``loss`` of ``valid``."""
@@ -128,12 +134,14 @@ def find_runs(folders: Sequence[str]) -> list[Path]:
     for name in folders:
         folder = Path(name)
         if not folder.is_dir():
-            raise ConfigError(f"{name}: there is no such folder; give run folders, or a folder with runs")
+            raise ConfigError(
+                f"{name}: there is no such folder{similar_path(folder)}; give run folders, or a folder with runs"
+            )
         runs = list(_runs_in(folder, DEPTH))
         if not runs:
             raise ConfigError(
-                f"{name} is not a run folder and contains none, or training did not begin in it: there is neither "
-                f"{LOG} nor {CHECKPOINTS}"
+                f"{name} is not a run folder and contains none (to a depth of {DEPTH}), or training did not begin in "
+                f"it: there is neither {LOG} nor {CHECKPOINTS}; give run folders, or the folder that contains them"
             )
         for run in runs:
             found.setdefault(run.resolve(), run)

@@ -156,9 +156,9 @@ def text_table(runs: Sequence[Run], by: str = "") -> str:
     parts: list[Table | str] = [rich_table(head, rows, (1,)), ""]
     found = differences(runs)
     if found:
-        parts += [rich_table(["differs", "value", "runs"], _grouped(found), (0, 1, 2)), ""]
+        parts += [rich_table(["differs", "value", "runs"], _grouped(found), (0, 1, 2), whole=(0,)), ""]
     if len(runs) > 1 and not found:
-        parts.append("the configurations are equal")
+        parts.append(_equal(runs, "configurations"))
     return "\n".join(text_lines(*parts)).rstrip()
 
 
@@ -224,8 +224,18 @@ def text_difference(runs: Sequence[Run]) -> str:
     parts: list[Table | str] = []
     for rows in sections:
         if rows:
-            parts += [rich_table(["", *(run.name for run in runs)], rows, (0, 1, 2)), ""]
-    return "\n".join(text_lines(*parts)).rstrip() or "the runs are equal"
+            parts += [rich_table(["", *(run.name for run in runs)], rows, (0, 1, 2), whole=(0,)), ""]
+    return "\n".join(text_lines(*parts)).rstrip() or _equal(runs, "runs")
+
+
+def _equal(runs: Sequence[Run], what: str) -> str:
+    """The sentence on runs without a known difference."""
+    unread = ", ".join(run.name for run in runs if not run.config)
+    return (
+        f"what differs is not known: the configuration of {unread} cannot be read"
+        if unread
+        else f"the {what} are equal"
+    )
 
 
 def _differing_keys(runs: Sequence[Run]) -> list[list[str]]:
@@ -240,9 +250,8 @@ def _differing_keys(runs: Sequence[Run]) -> list[list[str]]:
 def _differing_sessions(runs: Sequence[Run]) -> list[list[str]]:
     last = [run.provenance["sessions"][-1] if run.provenance.get("sessions") else {} for run in runs]
     rows = [[name, *(str(one.get(name, MISSING)) for one in last)] for name in ("seqgen", "torch", "python")]
-    data = [one.get("data") if isinstance(one.get("data"), dict) else {} for one in last]
-    for split in dict.fromkeys(split for one in data for split in one):
-        rows.append([f"data of {split}", *(str(one.get(split, MISSING))[:12] for one in data)])
+    for split in ("train", "valid", "test"):
+        rows.append([f"data of {split}", *(run.data(split)[:12] or MISSING for run in runs)])
     return [row for row in rows if len(set(row[1:])) > 1]
 
 

@@ -66,8 +66,9 @@ function beamPanel(sentence, state, go) {
   if (!sentence.steps.length) return panel("Beam", "", h("p", { class: "empty" }, "No step was recorded."));
   const chart = margin(sentence);
   const toggle = h("label", {}, h("input", { type: "checkbox", id: "dropped", checked: state.dropped, onchange: (event) => go({ dropped: event.target.checked }) }), " dropped candidates (d)");
-  return panel("Beam", "a row for each rank, a column for each step", h("div", { class: "scroll", id: "scroll" }, tree(sentence, state, go),
-    chart && [h("p", { class: "legend" }, "nats below the best candidate of the step: the surviving beams (band) and the reference (line; dashed after it was dropped, by the models' own scores)"), chart]),
+  return panel("Beam", "a row for each rank, a column for each step", h("div", { class: "scroll", id: "scroll" }, tree(sentence, state, go), chart),
+  // not inside the element above, which would scroll the text out of sight
+  chart && h("p", { class: "legend" }, "The curve: nats below the best candidate of the step, of the surviving beams (band) and of the reference (line; dashed after it was dropped, by the models' own scores)."),
   treeLegend(sentence), h("p", { class: "legend" }, toggle));
 }
 

@@ -29,6 +29,7 @@ from seqgen.lab.traces.header import TraceHeader
 from seqgen.lab.traces.line_trace import Tracer
 from seqgen.lab.traces.sentence import SentenceTrace, TracedOutput
 from seqgen.registry import SEARCHES
+from seqgen.system.files import disk_errors
 from seqgen.text.input_line import InputLine
 from seqgen.text.languages import encode_target
 from seqgen.text.results import TextHypothesis, Translation, attend_to_source
@@ -230,7 +231,8 @@ class TraceWriter:
         # some programs break lines at these characters, too
         line = re.sub("[\x85\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", text) + "\n"
         self.characters += len(line)
-        self._file.write(line)
+        with disk_errors(self.path):
+            self._file.write(line)
 
 
 def why_not_replayable(decoding: TextDecoding, options: TraceConfig) -> str:
