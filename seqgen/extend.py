@@ -49,8 +49,10 @@ from seqgen.generation.candidates import (
 from seqgen.generation.component import (
     ATTENTION as ATTENTION,
     FEATURES as FEATURES,
+    FORBIDDEN as FORBIDDEN,
     LAYER_LOGITS as LAYER_LOGITS,
     MEMBER_LOGITS as MEMBER_LOGITS,
+    MEMBER_LPROBS as MEMBER_LPROBS,
     BatchInfo as BatchInfo,
     Component as Component,
     Resources as Resources,
@@ -68,7 +70,6 @@ from seqgen.generation.ensemble.combinations import (
     ProbabilityMean as ProbabilityMean,
 )
 from seqgen.generation.observers import (
-    FORBIDDEN as FORBIDDEN,
     Forbidden as Forbidden,
     Observer as Observer,
     Outcome as Outcome,
@@ -81,7 +82,8 @@ from seqgen.generation.processors.tokens import Forbid as Forbid, ForcePrefix as
 from seqgen.generation.search.base import Search as Search
 from seqgen.generation.search.beam import BeamSearch as BeamSearch, Greedy as Greedy, own_beams as own_beams
 from seqgen.generation.search.diverse import DiverseBeamSearch as DiverseBeamSearch
-from seqgen.generation.search.sampling import RandomSearch as RandomSearch, uniform as uniform
+from seqgen.generation.search.sampling import RandomSearch as RandomSearch, Sampling as Sampling, uniform as uniform
+from seqgen.generation.sequence_generator import SequenceGenerator as SequenceGenerator
 from seqgen.generation.setup import Streamer as Streamer
 from seqgen.generation.stopping import StoppingRule as StoppingRule
 from seqgen.structures import Hypothesis as Hypothesis
@@ -115,6 +117,8 @@ from seqgen.generation.speculative.verification import (
 # From lines to lines
 from seqgen.text.languages import TextModel as TextModel
 from seqgen.text.reranking import (
+    Bleu as Bleu,
+    Chrf as Chrf,
     Matrix as Matrix,
     NgramUtility as NgramUtility,
     Reranker as Reranker,

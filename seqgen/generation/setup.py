@@ -12,10 +12,18 @@ from torch import Tensor
 
 from seqgen.config import DebugConfig
 from seqgen.decoder import Decoder
-from seqgen.generation.component import ATTENTION, LAYER_LOGITS, MEMBER_LOGITS, MEMBER_LPROBS, Component, Phrases
+from seqgen.generation.component import (
+    ATTENTION,
+    FORBIDDEN,
+    LAYER_LOGITS,
+    MEMBER_LOGITS,
+    MEMBER_LPROBS,
+    Component,
+    Phrases,
+)
 from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.finished import Ranking
-from seqgen.generation.observers import FORBIDDEN, Observer
+from seqgen.generation.observers import Observer
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.processors.length import ForceEndAtMaximum, ForceLast
 from seqgen.generation.rules import Rules

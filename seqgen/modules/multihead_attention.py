@@ -259,7 +259,8 @@ class MultiheadAttention(StatefulModule):
         if incremental_state is None:
             return new
         cache = self._cache_in(incremental_state)
-        cache = (self._new_cache(incremental_state, new) if cache is None else cache).append(new, rows)
+        cache = self._new_cache(incremental_state, new) if cache is None else cache
+        cache = returned(cache, "append", cache.append(new, rows), KeyValueCache)
         incremental_state[self.state_key] = {"cache": cache}
         return cache
 
@@ -277,24 +278,31 @@ class MultiheadAttention(StatefulModule):
 
     def reorder_state(self, module_state: ModuleState, new_order: Tensor) -> ModuleState:
         """Reorder rows; see ``KeyValueCache``."""
-        return {name: cache.reorder(new_order) for name, cache in module_state.items()}
+        return _changed(module_state, "reorder", new_order)
 
     def reorder_state_beams(self, module_state: ModuleState, parents: Tensor) -> ModuleState:
         """Reorder rows within each sentence; see ``KeyValueCache``."""
-        return {name: cache.reorder_beams(parents) for name, cache in module_state.items()}
+        return _changed(module_state, "reorder_beams", parents)
 
     def select_state(self, module_state: ModuleState, keep: Tensor, beam_size: int) -> ModuleState:
         """Keep the rows of some sentences; see ``KeyValueCache``."""
-        return {name: cache.select(keep, beam_size) for name, cache in module_state.items()}
+        return _changed(module_state, "select", keep, beam_size)
 
     def roll_back_state(self, module_state: ModuleState, positions: int) -> ModuleState:
         """Remove the last positions; see ``KeyValueCache.roll_back``."""
-        return {name: cache.roll_back(positions) for name, cache in module_state.items()}
+        return _changed(module_state, "roll_back", positions)
 
     def crop_state(self, module_state: ModuleState, positions: int) -> ModuleState:
         """Remove the first positions; see ``KeyValueCache.crop``."""
-        return {name: cache.crop(positions) for name, cache in module_state.items()}
+        return _changed(module_state, "crop", positions)
 
     def merge_states(self, module_state: ModuleState, other: ModuleState) -> ModuleState:
         """Append the rows of another state; see ``KeyValueCache.merge``."""
-        return {name: cache.merge(other[name]) for name, cache in module_state.items()}
+        pairs = {name: (cache, other[name]) for name, cache in module_state.items()}
+        return {name: returned(own, "merge", own.merge(theirs), KeyValueCache) for name, (own, theirs) in pairs.items()}
+
+
+def _changed(module_state: ModuleState, method: str, *arguments: Any) -> ModuleState:
+    """The caches that a method of each cache returns."""
+    calls = {name: getattr(cache, method)(*arguments) for name, cache in module_state.items()}
+    return {name: returned(module_state[name], method, cache, KeyValueCache) for name, cache in calls.items()}

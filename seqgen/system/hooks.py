@@ -29,11 +29,13 @@ class Hooked:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if not _is_built_in(cls):
-            for name, hook in misspelt(cls):
-                raise ConfigError(
-                    f"{origin(cls)}: {cls.__name__} defines {name!r}, which nothing calls or reads; {hook}, or, if it "
-                    f"is no hook, rename it, for example _{name}"
-                )
+            wrong = [
+                f"{cls.__name__} defines {name!r}, which nothing calls or reads; {hook}, or, if it is no hook, rename "
+                f"it, for example _{name}"
+                for name, hook in misspelt(cls)
+            ]
+            if wrong:
+                raise ConfigError(f"{origin(cls)}: {'; '.join(wrong)}")
 
 
 def misspelt(cls: type) -> Iterator[tuple[str, str]]:
@@ -71,8 +73,8 @@ def missing(error: NotImplementedError) -> str:
     return f"{cls.__name__} ({origin(cls)}) does not define {frame.f_code.co_name}, which it needs"
 
 
-def origin(cls: type) -> str:
-    """Where a class is defined, as ``FILE:LINE``."""
+def origin(cls: Any) -> str:
+    """Where a class or function is defined, as ``FILE:LINE``."""
     try:
         return f"{inspect.getsourcefile(cls)}:{inspect.getsourcelines(cls)[1]}"
     except (OSError, TypeError):

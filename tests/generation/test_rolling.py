@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from seqgen.generation.observers import FORBIDDEN, Observer, Outcome, StepRecord
+from seqgen.generation.component import FORBIDDEN
+from seqgen.generation.observers import Observer, Outcome, StepRecord
 from seqgen.structures import EncoderOut, Hypothesis
 from tests.covering import covering
 from tests.generators import make_generator

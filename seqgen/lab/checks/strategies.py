@@ -13,6 +13,7 @@ from seqgen.errors import DecodingError
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.generation.search.base import chosen
 from seqgen.generation.session import Session, StepScores
 from seqgen.generation.setup import DecodingSetup
 from seqgen.lab.checks.checking import Invariants, Violation, at, needs, require
@@ -27,7 +28,7 @@ class _CheckedSession(Session):
 
     def choose(self, context: StepContext, scored: StepScores) -> Candidates:
         """See ``Session.choose``."""
-        found = self.search.step(context, scored.lprobs, scored.scores)
+        found = chosen(self.search, context, scored.lprobs, scored.scores)
         _check_candidates(found, scored, self.setup, context.step)
         return replace(found, scores=found.scores.masked_fill(self.sentences.done.unsqueeze(1), -torch.inf))
 
@@ -49,13 +50,8 @@ def candidates_are_continuations(subject: Decoding) -> None:
 
 
 def _check_candidates(found: Candidates, scored: StepScores, setup: DecodingSetup, step: int) -> None:
-    live, beams = scored.scores.shape
-    shapes = {tuple(tensor.shape) for tensor in (found.scores, found.tokens, found.beams)}
-    independent = setup.search.independent_rows
-    count = found.tokens.size(1) if found.tokens.dim() == 2 else 0
-    wanted = f"(sentences, K) = ({live}, K) with K of at least {beams}"
-    valid = len(shapes) == 1 and len(found.tokens) == live and count >= beams
-    require(valid, f"the candidates have the shapes {sorted(shapes)} and should have {wanted}", step)
+    beams = scored.scores.size(1)
+    count, independent = found.tokens.size(1), setup.search.independent_rows
     what = f"independent_rows is true, but {beams} beams have {count} candidates"
     require(count == beams or not independent, what, step)
     possible = found.scores > -torch.inf
