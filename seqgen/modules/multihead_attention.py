@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from seqgen.errors import ConfigError
 from seqgen.incremental_state import IncrementalState, ModuleState, StateDict, StatefulModule
 from seqgen.modules.attention import attend, fold_beams, unfold_beams, unfold_weights
 from seqgen.modules.dropout import Dropout
@@ -15,6 +17,7 @@ from seqgen.modules.kv_cache.indirection import IndirectionCache, IndirectionTab
 from seqgen.modules.kv_cache.protocol import Attendable, KeysAndValues, KeyValueCache
 from seqgen.modules.linear import Linear
 from seqgen.modules.rotary import Rotation
+from seqgen.system.contract import returned
 
 
 def choose_cache(incremental_state: StateDict, new: KeysAndValues) -> KeyValueCache:
@@ -266,9 +269,9 @@ class MultiheadAttention(StatefulModule):
 
     def _new_cache(self, incremental_state: StateDict, new: KeysAndValues) -> KeyValueCache:
         if isinstance(self.cache, KeyValueCache):
-            raise TypeError(f"attention.cache is an object; set it to the class {type(self.cache).__name__} instead")
+            raise ConfigError(f"attention.cache is an object; set it to the class {type(self.cache).__name__} instead")
         if self.cache is not None:
-            return self.cache()
+            return returned(self, "cache", self.cache(), KeyValueCache)
         return StaticCache() if self.encoder_decoder else choose_cache(incremental_state, new)
 
     def _cache_in(self, incremental_state: StateDict | None) -> KeyValueCache | None:
