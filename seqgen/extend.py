@@ -144,6 +144,7 @@ from seqgen.models.transformer import (
     TransformerEncoder as TransformerEncoder,
     TransformerModel as TransformerModel,
 )
+from seqgen.modules.cached_weight import CachedWeight as CachedWeight
 from seqgen.modules.internals import recorded as recorded
 from seqgen.modules.kv_cache.growing import GrowingCache as GrowingCache
 from seqgen.modules.kv_cache.protocol import (
@@ -211,7 +212,11 @@ from seqgen.training.criteria import (
     target_logits as target_logits,
 )
 from seqgen.training.cross_entropy import cross_entropy as cross_entropy
-from seqgen.training.lr_schedulers import LRScheduler as LRScheduler
+from seqgen.training.lr_schedulers import (
+    InverseSqrtSchedule as InverseSqrtSchedule,
+    LRScheduler as LRScheduler,
+)
+from seqgen.training.optimizers import SGD as SGD
 from seqgen.training.sequence_criterion import (
     Rescored as Rescored,
     SequenceConfig as SequenceConfig,

@@ -18,8 +18,8 @@ class Cause(Enum):
     """The usual causes of violated invariants of a decoding component; the value says what to do."""
 
     RANDOMNESS = (
-        "the component draws from PyTorch's own random numbers; use seqgen.generation.search.sampling, whose numbers "
-        "depend on a seed, the line number and the step"
+        "the component draws from PyTorch's own random numbers; use uniform of seqgen.extend, whose numbers depend "
+        "on a seed, the line number and the step"
     )
     KEPT_ON_SELF = (
         "the component keeps values of a batch on the object that all batches share; let begin return a copy (call "
