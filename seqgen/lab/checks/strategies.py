@@ -81,16 +81,18 @@ def scores_are_the_models(subject: Decoding) -> None:
             tokens, model = hypothesis.tokens, subject.models[0]
             history = torch.cat([torch.tensor([subject.ids.start]), tokens[:-1]])[None]
             logits = model(source.src_tokens, source.src_lengths, history).logits
-            lprobs = model.get_normalized_probs(logits)[0]
+            lprobs = model.get_normalized_probs(logits / setup.temperature)[0]
             if setup.plan.renormalizes:
                 lprobs = _allowed(lprobs, setup, row, subject).log_softmax(-1)
             wanted = lprobs.gather(1, tokens[:, None]).T
             how = ", renormalized over the tokens that the rules allow" if setup.plan.renormalizes else ""
             what = f"the scores are not those of the model for these tokens{how}"
-            mean = torch.tensor([[hypothesis.score]], dtype=torch.float64)
+            score = torch.tensor([[hypothesis.score]], dtype=torch.float64)
+            ranked = setup.ranking.score(wanted.sum(1, keepdim=True), wanted.size(1))
             with at(sentence=row, beam=beam):
                 subject.same(hypothesis.positional_scores[None], wanted, what=what)
-                subject.same(mean, wanted.mean(1, keepdim=True), what="the score is not the mean of the tokens' scores")
+                if not setup.ranking.coverage:
+                    subject.same(score, ranked, what="the score is not that of the length penalty")
 
 
 def _allowed(lprobs: Tensor, setup: DecodingSetup, row: int, subject: Decoding) -> Tensor:
