@@ -248,7 +248,7 @@ class DecodingSetup:
         models, debug = self.ensemble.models, self.debug
         parts: list[Any] = [self.search, self.ensemble.combination, *self.observers, *self.processors]
         parts += [model.decoder for model in models]
-        unset = [type(part).__name__ for part in parts if not getattr(part, "can_merge", False)]
+        unset = _without_merge(parts)
         needed = sorted(self.needs - {FORBIDDEN, MEMBER_LPROBS})
         adjusting = [type(model).__name__ for model in models if adjusts_logits(model)]
         off = [name for name in ("use_cache", "continuous_batching") if not getattr(debug, name)]
@@ -304,6 +304,15 @@ def _normalizes_by_softmax(model: EncoderDecoderModel) -> bool:
         type(model).get_normalized_probs is EncoderDecoderModel.get_normalized_probs
         and type(model.decoder).get_normalized_probs is Decoder.get_normalized_probs
     )
+
+
+def _without_merge(parts: Sequence[Any]) -> list[str]:
+    """The names of the classes that do not set ``can_merge``, in place of a composite those of its parts."""
+    found = []
+    for part in parts:
+        if not getattr(part, "can_merge", False):
+            found += _without_merge(getattr(part, "parts", ())) or [type(part).__name__]
+    return found
 
 
 def adjusts_logits(model: EncoderDecoderModel) -> bool:

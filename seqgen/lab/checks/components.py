@@ -109,7 +109,7 @@ def state_follows_the_beams(subject: Decoding) -> None:
         found |= bool(names)
         parents = (torch.arange(beam) + 1).remainder(beam).expand(live, -1).contiguous()
         parents = parents.where(torch.arange(live).unsqueeze(1) % 2 == 0, 0)  # others all continue one beam
-        tokens = subject.ids.words[0] + torch.arange(live * beam).view(live, beam) % 5
+        tokens = (subject.ids.words[0] + torch.arange(live * beam).view(live, beam) % 5).clamp(max=subject.ids.word(4))
         scores = -torch.arange(live * beam, dtype=torch.float64).view(live, beam)
         moved, wanted = copy.deepcopy(part), copy.deepcopy(part)
         for name in names:
@@ -188,7 +188,7 @@ def changes_nothing(subject: Decoding) -> bool:
             for batch, options in cases:
                 got, wanted = subject.decode(batch, **options), subject.decode(batch, **options, **subject.without)
                 same_hypotheses(subject, got, wanted, "the component changes the result")
-        except (Violation, UserError):
+        except (Violation, NotApplicableError, UserError):
             return False
     return True
 
@@ -392,7 +392,7 @@ def forks_are_independent(subject: Decoding) -> None:
             session.step()
     live, beam = len(session.live), session.beam
     parents = torch.zeros(live, beam, dtype=torch.int64)
-    active = Candidates(torch.zeros(live, beam), parents + subject.ids.words[0] + 1, parents)
+    active = Candidates(torch.zeros(live, beam), parents + subject.ids.word(1), parents)
     for part in subject.parts(session):
         before = _tensors_of(part)
         part.fork().advance(active)

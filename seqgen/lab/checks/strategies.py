@@ -16,7 +16,7 @@ from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.search.base import chosen
 from seqgen.generation.session import Session, StepScores
 from seqgen.generation.setup import DecodingSetup
-from seqgen.lab.checks.checking import Invariants, Violation, at, needs, require
+from seqgen.lab.checks.checking import Invariants, Violation, at, holds, needs, require
 from seqgen.lab.checks.components import SHARED
 from seqgen.lab.checks.search import same_hypotheses
 from seqgen.lab.checks.subject import LONGEST, SOURCES, Decoding, Results
@@ -73,9 +73,20 @@ def _refuse(wrong: Tensor, what: str, step: int) -> None:
 
 def scores_are_the_models(subject: Decoding) -> None:
     """The score of each token is its log-probability by teacher forcing, over the tokens that are allowed."""
-    setup = subject.generator(end_symbols=[]).setup
-    needs(not setup.search.adjusts_scores, "the strategy changes scores on purpose: adjusts_scores is set")
-    for row, hypotheses in enumerate(subject.decode(subject.batch(), end_symbols=[])):
+    search = subject.generator().setup.search
+    needs(not search.adjusts_scores, "the strategy changes scores on purpose: adjusts_scores is set")
+    needs(len(subject.models) == 1, "an ensemble has no parallel pass")
+    try:
+        _compare_with_model(subject)
+    except Violation:
+        holds_in_beam_search = holds(lambda: _compare_with_model(subject, **subject.without))
+        needs(holds_in_beam_search, "other components or keys change the scores, also those of beam search")
+        raise
+
+
+def _compare_with_model(subject: Decoding, **options: Any) -> None:
+    setup = subject.generator(end_symbols=[], **options).setup
+    for row, hypotheses in enumerate(subject.decode(subject.batch(), end_symbols=[], **options)):
         source = subject.batch([row]).source
         for beam, hypothesis in enumerate(hypotheses):
             tokens, model = hypothesis.tokens, subject.models[0]
@@ -132,7 +143,7 @@ def _check_output(hypothesis: Hypothesis, setup: DecodingSetup, longest: int, ro
     require(1 <= len(tokens) <= longest, what, sentence=row, beam=beam)
     inside = next((step for step, token in enumerate(tokens[:-1]) if token in ends), None)
     require(inside is None, "an output continues after an end token", inside, row, beam)
-    ended = tokens[-1] in ends or (len(tokens) == longest and not setup.rules.forces_end)
+    ended = tokens[-1] in ends or setup.stopping or (len(tokens) == longest and not setup.rules.forces_end)
     require(ended, "an output does not end with an end token", len(tokens), row, beam)
     require(hypothesis.positional_scores.isfinite().all(), "a score is not finite", sentence=row, beam=beam)
 
@@ -149,15 +160,17 @@ def hypotheses_differ(subject: Decoding) -> None:
 
 def forbidden_tokens_are_not_generated(subject: Decoding) -> None:
     """Tokens with a score of ``-inf`` are not generated, also where few tokens remain."""
-    banned = subject.ids.words[0] + 1
+    banned = subject.ids.word(1)
     options: dict[str, Any] = {"suppress": [subject.dictionary.symbol(banned)], "min_len": 3, "no_repeat_ngram_size": 1}
+    setup = subject.generator(**options).setup
     for row, hypotheses in enumerate(subject.decode(subject.batch(), **options)):
         for beam, hypothesis in enumerate(hypotheses):
             tokens = hypothesis.tokens.tolist()
             with at(sentence=row, beam=beam):
-                if banned in tokens and not subject.generator().setup.search.takes_constraints:
+                if banned in tokens and not setup.search.takes_constraints:
                     raise Violation("a token that is forbidden is generated", step=tokens.index(banned))
-                require(len(tokens) >= min(4, LONGEST), "an output ends before its minimum length", len(tokens) - 1)
+                long_enough = len(tokens) >= min(4, LONGEST) or setup.stopping
+                require(long_enough, "an output ends before its minimum length", len(tokens) - 1)
                 what = "a token that is forbidden after its first occurrence is generated again"
                 require(len(set(tokens)) == len(tokens), what)
 
