@@ -109,7 +109,7 @@ def test_components_with_a_run_and_other_components(tmp_path: Path, monkeypatch:
     assert "not run: a trained model has one vocabulary" in outcome.out
     assert "changes nothing" not in outcome.out
     for arguments, message in (
-        (("combination=log", "path=run"), "path names 1 models; a combination is checked with 2"),
+        (("combination=log", "path=run"), "a combination is checked with two or more: path=[RUN,RUN]"),
         (("search=beam", "path=run", "model=fconv_tiny"), "give either model=NAME"),
     ):
         assert message in check(*arguments).err
@@ -227,7 +227,8 @@ def test_wrong_input(arguments: list[str], message: str, tmp_path: Path, monkeyp
 def test_help() -> None:
     assert "the check is missing; give model=NAME, path=RUN, criterion=NAME" in command("check").err
     overview = command("check", "--help").out
-    assert all(f"{kind}=NAME" in overview for kind in [*KINDS, "task", "criterion"])
+    assert all(f"\n  {kind}=NAME " in overview for kind in [*KINDS, "task", "criterion"])
+    assert overview.count("Prints a line") == 1
     shown = command("check", PENALTY, "processor=frequency_penalty", "--help", "all").out
     assert "\n  processor=" in shown
     assert "Keys with generation.processors=frequency_penalty\n" in shown
