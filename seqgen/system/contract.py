@@ -17,6 +17,10 @@ from seqgen.system.hooks import origin
 T = TypeVar("T")
 
 
+class ContractError(DecodingError):
+    """A component does not return what its base class says."""
+
+
 def returned(owner: Any, method: str, value: Any, kind: type[T]) -> T:
     """Check the type of what a method of a component returns.
 
@@ -30,7 +34,7 @@ def returned(owner: Any, method: str, value: Any, kind: type[T]) -> T:
         The value.
 
     Raises:
-        DecodingError: it has another type.
+        ContractError: it has another type.
     """
     if not isinstance(value, kind):
         given = "None; is a return missing?" if value is None else f"a {type(value).__name__}"
@@ -59,7 +63,7 @@ def returned_tensor(
         name: the field of the result that has the tensor; empty if the tensor is the result.
 
     Raises:
-        DecodingError: it is no tensor, or has another shape or dtype or is on another device.
+        ContractError: it is no tensor, or has another shape or dtype or is on another device.
     """
     found = returned(owner, method, value, Tensor)
     if (found.shape, found.dtype, found.device) != (shape, dtype, device):
@@ -68,7 +72,7 @@ def returned_tensor(
     return found
 
 
-def violated(owner: Any, method: str, what: str) -> DecodingError:
+def violated(owner: Any, method: str, what: str) -> ContractError:
     """The error for a method that does not return what it should.
 
     Args:
@@ -78,4 +82,4 @@ def violated(owner: Any, method: str, what: str) -> DecodingError:
     """
     named = owner if inspect.isroutine(owner) or isinstance(owner, type) else type(owner)
     called = named.__name__ if method == "__call__" else f"{named.__name__}.{method}"
-    return DecodingError(f"{called} ({origin(named)}) {what}")
+    return ContractError(f"{called} ({origin(named)}) {what}")

@@ -78,7 +78,6 @@ class Cause(Enum):
         "a call changes the component's own tensors, or returns one of them; change state in advance, and return a new "
         "tensor"
     )
-    SHAPE = "the result has another shape or dtype; return (rows, V) scores in the dtype of the argument"
     SHARED_BY_FORKS = "a fork shares a tensor that is changed in place; name the tensor in sentence_state or beam_state"
     VOCABULARY = "the component works for one size of the vocabulary only; take the size from lprobs.size(-1)"
     OBSERVER = "the observer changes a tensor of the record; clone what you change"
@@ -122,12 +121,10 @@ COMPONENT_ADVICE: Advice[Decoding] = [
     ("calls change nothing else", "becomes", Cause.NAN),
     ("calls change nothing else", "in place", Cause.CONTEXT_CHANGED),
     ("calls change nothing else", "the call changes", Cause.CHANGED_BY_CALL),
-    ("calls change nothing else", "the processor returns", Cause.SHAPE),
     ("state follows the beams", "", Cause.NOT_REORDERED),
     ("state of sentences that leave", "", Cause.NOT_SELECTED),
     ("candidates are continuations", "independent_rows", Cause.NOT_INDEPENDENT),
     ("candidates are continuations", "not in the range", Cause.INDICES),
-    ("candidates are continuations", "shapes", Cause.INDICES),
     ("candidates are continuations", "does not exist", Cause.FORBIDDEN),
     ("decodes are repeatable", "", _repeated),
     ("two decodes at a time", "", Cause.KEPT_ON_SELF),

@@ -22,8 +22,8 @@ from seqgen.errors import DecodingError, UserError
 from seqgen.generation.candidates import Candidates, gather_beams
 from seqgen.generation.component import Component, Composite
 from seqgen.generation.context import StepContext
-from seqgen.generation.ensemble.combinations import Combination
-from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.generation.ensemble.combinations import Combination, combine
+from seqgen.generation.processors.base import LogitsProcessor, apply_all
 from seqgen.generation.search.base import Search
 from seqgen.generation.session import Session
 from seqgen.lab.checks import search
@@ -220,7 +220,7 @@ class CombinationProbe(Composite, Combination):
     def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
         """See ``Combination``."""
         before = [scores.clone() for scores in lprobs]
-        found: Tensor = self.parts[0](lprobs, context)
+        found = combine(self.parts[0], lprobs, context)
         for member, (scores, kept) in enumerate(zip(lprobs, before, strict=True)):
             what = f"the combination changes lprobs[{member}], the scores of a member, in place"
             require(torch.equal(scores, kept), what)
@@ -277,23 +277,19 @@ class Probe(Composite, LogitsProcessor):
         seen = {name: value for name in READ if (value := attrgetter(name)(context)) is not None}
         before, state = {name: tensor.clone() for name, tensor in seen.items()}, _tensors_of(processor)
         with at(step=context.step):
-            found = processor(lprobs.clone(), context)
+            found = apply_all([processor], lprobs.clone(), context)
             self._check_values(found, lprobs, context)
             for name, tensor in before.items():
                 require(torch.equal(tensor, seen[name]), f"the processor changes context.{name} in place")
             _check_state(processor, state, "the call changes the state")
             kept: Tensor = found.clone()
             found.fill_(5.0)  # as a later processor may do
-            again = processor(lprobs.clone(), context)
+            again = apply_all([processor], lprobs.clone(), context)
             same = torch.equal(again.nan_to_num(), kept.nan_to_num())
             require(same, "a second call with the same scores and context gives another result")
         return kept
 
     def _check_values(self, found: Tensor, lprobs: Tensor, context: StepContext) -> None:
-        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        require(shape == tuple(lprobs.shape), f"the processor returns {shape} for scores {tuple(lprobs.shape)}")
-        what = f"the processor returns {found.dtype} for scores in {lprobs.dtype}"
-        require(found.dtype == lprobs.dtype, what)
         wrong = (found.isnan() & ~lprobs.isnan()) | ((found == torch.inf) & (lprobs != torch.inf))
         for row, token in wrong.nonzero().tolist():
             what = f"the score of token {token} becomes {found[row, token]}; before it was {lprobs[row, token]}"

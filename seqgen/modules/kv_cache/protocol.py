@@ -133,11 +133,11 @@ class KeyValueCache(Hooked, ABC):
 
     def reorder_beams(self, parents: Tensor) -> KeyValueCache:
         """Reorder within sentences; ``parents`` ``(sentences, beam)`` int64 is the beam that each new row continues."""
-        return self.reorder(rows_of_parents(parents))
+        return returned(self, "reorder", self.reorder(rows_of_parents(parents)), KeyValueCache)
 
     def select(self, keep: Tensor, beam_size: int) -> KeyValueCache:
         """Keep the sentences ``keep``, ``(kept,)`` int64, each with ``beam_size`` rows."""
-        return self.reorder(rows_of_sentences(keep, beam_size))
+        return returned(self, "reorder", self.reorder(rows_of_sentences(keep, beam_size)), KeyValueCache)
 
     def roll_back(self, positions: int) -> KeyValueCache:
         """Remove the last positions of all rows; speculative decoding needs it."""
