@@ -95,7 +95,11 @@ WRONG: dict[str, tuple[str, Any, str]] = {
         component(StoppingRule, __call__=lambda self, tokens, context: tokens[:, -1]),
         r"must return \(16,\) of torch.bool",
     ),
-    "begin": ("processors", component(LogitsProcessor, begin=lambda self, batch: None), "must return a Component and returns None"),
+    "begin": (
+        "processors",
+        component(LogitsProcessor, begin=lambda self, batch: None),
+        "must return a Component",
+    ),
     "a missing state": (
         "observers",
         component(Observer, beam_state=("counts",)),
