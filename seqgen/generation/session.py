@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqgen.errors import ConfigError, DecodingError
+from seqgen.errors import ConfigError, DecodingError, listing
 from seqgen.generation.backpointers import BackPointers
 from seqgen.generation.candidates import Candidates, gather_beams, log_sum_exp, normalized
 from seqgen.generation.component import (
@@ -35,8 +35,9 @@ from seqgen.generation.setup import DecodingRequest, DecodingSetup
 from seqgen.generation.shortlist import OutputColumns
 from seqgen.generation.stopping import TimeLimit
 from seqgen.modules.kernel_choice import fastest_threads
-from seqgen.structures import Hypothesis, Source
+from seqgen.structures import Hypothesis, Source, map_tensors
 from seqgen.system.contract import returned_tensor
+from seqgen.system.hooks import is_built_in
 
 
 @dataclass(frozen=True)
@@ -406,8 +407,9 @@ class Session:
         self.sentences = replace(self.sentences, done=done)
         if before is not None:
             watch = context.watch if isinstance(context.watch, Forbidden) else None
-            of_sentences = ended, active, was_done, done, before, self.finished.fork()
-            record = StepRecord(context, candidates, *of_sentences, scored.lprobs, scored.scores, watch)
+            shown = [map_tensors(each, Tensor.clone) for each in (candidates, active)]  # which observers cannot change
+            of_sentences = ended, shown[1], was_done, done, before, self.finished.fork()
+            record = StepRecord(context, shown[0], *of_sentences, scored.lprobs, scored.scores, watch)
             for observer in self.observers:
                 observer.observe(record)
         self.stream(candidates, done & ~was_done)
@@ -432,9 +434,10 @@ class Session:
         self.num_done, bad = torch.stack([self.sentences.done.sum(), damaged.sum()]).tolist()
         if bad:
             sentence = int(self.live[damaged.any(1)][0])
+            own = sorted({type(part).__name__ for part in self.components if not is_built_in(type(part))})
             raise DecodingError(
                 f"a model's scores are NaN or infinite at step {step} in sentence {sentence} of the batch; its weights "
-                "are damaged or its dtype overflows"
+                f"are damaged or its dtype overflows{f', or {listing(own)} returns such scores' if own else ''}"
             )
         return self.num_done < len(self.live)
 

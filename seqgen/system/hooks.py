@@ -28,7 +28,7 @@ class Hooked:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if not _is_built_in(cls):
+        if not is_built_in(cls):
             wrong = [
                 f"{cls.__name__} defines {name!r}, which nothing calls or reads; {hook}, or, if it is no hook, rename "
                 f"it, for example _{name}"
@@ -47,7 +47,7 @@ def misspelt(cls: type) -> Iterator[tuple[str, str]]:
     Yields:
         The name, and what to do instead.
     """
-    homes = [home for home in cls.__mro__[1:] if _is_built_in(home)]
+    homes = [home for home in cls.__mro__[1:] if is_built_in(home)]
     hooks = [name for home in homes for name in vars(home) if not name.startswith("_")]
     for name in vars(cls):
         if name.startswith("_") or any(name in vars(home) for home in cls.__mro__[1:]):
@@ -81,7 +81,8 @@ def origin(cls: Any) -> str:
         return cls.__module__
 
 
-def _is_built_in(cls: type) -> bool:
+def is_built_in(cls: type) -> bool:
+    """Whether a class is one of seqgen's own."""
     return cls.__module__.partition(".")[0] == "seqgen"
 
 

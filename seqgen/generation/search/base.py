@@ -111,7 +111,8 @@ def chosen(search: Search, context: StepContext, lprobs: Tensor, scores: Tensor)
     """Call the ``step`` of a strategy, and check the candidates that it returns.
 
     Raises:
-        DecodingError: they are no ``Candidates``, too few, or their tensors have other shapes or dtypes.
+        ContractError: they are no ``Candidates``, too few, their tensors have other shapes or dtypes, or, at the first
+            step, there is no such token or beam.
     """
     found = returned(search, "step", search.step(context, lprobs, scores), Candidates)
     live, beams = scores.shape
@@ -121,4 +122,9 @@ def chosen(search: Search, context: StepContext, lprobs: Tensor, scores: Tensor)
     dtypes = {"scores": torch.result_type(lprobs, scores), "tokens": torch.int64, "beams": torch.int64}
     for name, dtype in dtypes.items():
         returned_tensor(search, "step", getattr(found, name), (live, count), dtype, scores.device, f"{name} ")
+    if context.step == 0:  # only here, because this waits for the device
+        for name, size in {"tokens": lprobs.size(2), "beams": beams}.items():
+            values = getattr(found, name)[found.scores > -torch.inf]
+            if len(wrong := values[(values < 0) | (values >= size)]):
+                raise violated(search, "step", f"must return {name} from 0 to {size - 1} and returns {int(wrong[0])}")
     return found

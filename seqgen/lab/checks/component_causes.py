@@ -12,6 +12,7 @@ from seqgen.lab.checks.checking import Advice, Diagnosis, Wrong, holds
 from seqgen.lab.checks.components import alone_equals_batched
 from seqgen.lab.checks.search import same_hypotheses
 from seqgen.lab.checks.subject import Decoding
+from seqgen.structures import Batch
 
 
 class Cause(Enum):
@@ -80,7 +81,7 @@ class Cause(Enum):
     )
     SHARED_BY_FORKS = "a fork shares a tensor that is changed in place; name the tensor in sentence_state or beam_state"
     VOCABULARY = "the component works for one size of the vocabulary only; take the size from lprobs.size(-1)"
-    OBSERVER = "the observer changes a tensor of the record; clone what you change"
+    OBSERVER = "the observer changes a tensor of the record or context; clone what you change"
     SCORER = (
         "the combination gives another score where all positions are known; ignores_context is true only for a "
         "combination that does not read the context"
@@ -92,12 +93,19 @@ _TOGETHER: dict[str, Any] = {"end_symbols": [], "min_len": 5}
 
 
 def _repeated(subject: Decoding, wrong: Wrong) -> Diagnosis:
-    def seeded() -> Any:
-        torch.manual_seed(0)
-        return subject.decode(subject.batch())
+    generator = subject.generator()
 
-    repeats = holds(lambda: same_hypotheses(subject, seeded(), seeded(), ""))
+    def seeded(batch: Batch) -> Any:
+        torch.manual_seed(0)
+        return generator.generate(batch, None, subject.phrases(generator.setup, batch))
+
+    first, _ = seeded(subject.batch()), seeded(subject.batch(lengths=[3, 6, 4], seed=2))
+    repeats = holds(lambda: same_hypotheses(subject, seeded(subject.batch()), first, ""))
     return Diagnosis(Cause.RANDOMNESS if repeats else Cause.KEPT_ON_SELF)
+
+
+def _of_observer(subject: Decoding, wrong: Wrong) -> Diagnosis | None:
+    return Diagnosis(Cause.OBSERVER) if subject.group == "observer" else None
 
 
 def _only_joining(subject: Decoding, wrong: Wrong) -> Diagnosis | None:
@@ -125,10 +133,12 @@ COMPONENT_ADVICE: Advice[Decoding] = [
     ("state of sentences that leave", "", Cause.NOT_SELECTED),
     ("candidates are continuations", "independent_rows", Cause.NOT_INDEPENDENT),
     ("candidates are continuations", "not in the range", Cause.INDICES),
+    ("candidates are continuations", "of another beam", Cause.INDICES),
     ("candidates are continuations", "does not exist", Cause.FORBIDDEN),
     ("decodes are repeatable", "", _repeated),
     ("two decodes at a time", "", Cause.KEPT_ON_SELF),
     ("optimized = not optimized", "skip_log_softmax", Cause.NOT_NORMALIZED),
+    ("optimized = not optimized", "use_cache", _of_observer),
     ("optimized = not optimized", "use_cache", Cause.CACHE),
     ("joining = one batch", "", _only_joining),
     ("alone = in a batch", "", _batched),

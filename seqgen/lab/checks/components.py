@@ -140,8 +140,8 @@ def _after_some_steps(subject: Decoding) -> Iterator[tuple[Component, int, int]]
     session: Session = subject.session(subject.batch(), end_symbols=[], min_len=6)
     fresh = {id(value) for part in subject.parts(session.setup) for value in vars(part).values()}
     with torch.inference_mode():
-        for _ in range(3):
-            session.step()
+        continues = all(session.step() for _ in range(3))
+    needs(continues, "all outputs end within three steps")
     live, beam, found = len(session.live), session.beam, False
     for part in subject.parts(session):
         own = [name for name in _tensors(part, (live,)) if id(getattr(part, name)) not in fresh]

@@ -58,6 +58,10 @@ def _check_candidates(found: Candidates, scored: StepScores, setup: DecodingSetu
     for name, values, size in (("token", found.tokens, setup.vocab_size), ("beam", found.beams, beams)):
         wrong = possible & ((values < 0) | (values >= size))
         _refuse(wrong, f"the {name} of a candidate is not in the range from 0 to {size - 1}", step)
+    totals = scored.scores.unsqueeze(-1) + scored.lprobs.gather(2, found.tokens.unsqueeze(1).expand(-1, beams, -1))
+    of_beams = totals == found.scores.unsqueeze(1)  # (live, beam, K): which beams have this score
+    wrong = possible & of_beams.any(1) & ~of_beams.gather(1, found.beams.unsqueeze(1)).squeeze(1)
+    _refuse(wrong, "the score of a candidate is that of another beam", step)
     wrong = possible & (scored.scores == -torch.inf).gather(1, found.beams.clamp(0, beams - 1))
     _refuse(wrong, "a candidate continues a beam that does not exist (its score is -inf)", step)
     if independent:
