@@ -186,7 +186,7 @@ class SequenceGenerator:
 
     def summary(self) -> str:
         """A sentence about the batches decoded so far, for the user; empty for none."""
-        speakers = [self.setup.search, *self.setup.observers]
+        speakers: list[Search | Observer] = [self.setup.search, *self.setup.observers]
         return " ".join(filter(None, (returned(one, "summary", one.summary(), str) for one in speakers)))
 
     @torch.inference_mode()

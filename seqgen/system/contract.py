@@ -6,6 +6,7 @@ A result of another shape or dtype often broadcasts, or fails much later in code
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -21,14 +22,14 @@ class ContractError(DecodingError):
     """A component does not return what its base class says."""
 
 
-def returned(owner: Any, method: str, value: Any, kind: type[T]) -> T:
+def returned(owner: Any, method: str, value: Any, kind: Callable[..., T]) -> T:
     """Check the type of what a method of a component returns.
 
     Args:
         owner: the component, its class, or a function in place of it.
         method: name of the method.
         value: what it returned.
-        kind: the type that it must have.
+        kind: the class that it must be an instance of.
 
     Returns:
         The value.
@@ -36,10 +37,12 @@ def returned(owner: Any, method: str, value: Any, kind: type[T]) -> T:
     Raises:
         ContractError: it has another type.
     """
-    if not isinstance(value, kind):
+    expected: Any = kind
+    if not isinstance(value, expected):
         given = "None; is a return missing?" if value is None else f"a {type(value).__name__}"
-        raise violated(owner, method, f"must return a {kind.__name__} and returns {given}")
-    return value
+        raise violated(owner, method, f"must return a {expected.__name__} and returns {given}")
+    found: T = value
+    return found
 
 
 def returned_tensor(

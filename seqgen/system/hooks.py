@@ -78,7 +78,7 @@ def origin(cls: Any) -> str:
     try:
         return f"{inspect.getsourcefile(cls)}:{inspect.getsourcelines(cls)[1]}"
     except (OSError, TypeError):
-        return cls.__module__
+        return str(cls.__module__)
 
 
 def is_built_in(cls: type) -> bool:

@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy
 from numpy.typing import NDArray
@@ -144,10 +144,10 @@ def compared(utility: Utility, texts: Sequence[str], references: Sequence[str]) 
     Raises:
         DecodingError: it is no array ``(N, M)`` of numbers, or one of them is not finite.
     """
-    method = "__call__" if texts is references else "compare"
-    found = returned(
-        utility, method, utility(texts) if texts is references else utility.compare(texts, references), numpy.ndarray
-    )
+    own = texts is references
+    method, result = ("__call__", utility(texts)) if own else ("compare", utility.compare(texts, references))
+    kind: Any = numpy.ndarray
+    found: Matrix = returned(utility, method, result, kind)
     shape = (len(texts), len(references))
     if found.shape != shape or found.dtype.kind not in "fiu" or not numpy.isfinite(found).all():
         raise violated(
