@@ -35,7 +35,7 @@ test-all: install
 fuzz: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzzing $(FUZZ)
 
-# make mutants ONLY=triggers.py plants only the faults whose file, reason or tests contain the word
+# make mutants ONLY=finished.py plants only the faults whose file, reason or tests contain the word
 mutants: install
 	nice -n 5 $(BIN)/python -m tests.mutants $(ONLY)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import make_dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from seqgen.cli.command import INFORMING, log, run, set_up_device
+from seqgen.cli.help import WIDTH
 from seqgen.cli.keys import CONFIG_KEY
 from seqgen.config import SINGLE_COMPONENTS, CommonConfig, option
 from seqgen.config.values import split_argument, text_list, text_values
@@ -24,25 +26,19 @@ from seqgen.lab.checks.component_causes import COMPONENT_ADVICE
 from seqgen.lab.checks.components import changes_nothing
 from seqgen.lab.checks.criteria import CRITERION_ADVICE
 from seqgen.lab.checks.decoding_criteria import check_criterion
-from seqgen.lab.checks.kinds import KINDS, WORDS
+from seqgen.lab.checks.kinds import KINDS
 from seqgen.lab.checks.model_causes import MODEL_ADVICE
 from seqgen.lab.checks.models import check as check_model
 from seqgen.lab.checks.subject import Decoding
 from seqgen.lab.checks.tasks import TASK, TASK_ADVICE
 from seqgen.registry import DECODING_COMPONENTS
 
-OF_MODELS = """checks the invariants of a model: with model=NAME those of a random one for a vocabulary of 23 tokens,
-with path=RUN those of a trained one, in float64 on the CPU. Prints a line for each invariant; if one fails, the first
-step, sentence and beam that differ, the probable cause and the first layer that differs.
-Exit code: 0 if all invariants hold, 1 if one fails."""
+HOW = """in float64 on the CPU. Prints a line for each invariant; if one fails, the first step, sentence and beam that
+differ, and the probable cause. Exit code: 0 if all invariants hold, 1 if one fails, 2 if what is
+checked cannot be built."""
 
-OF_CRITERIA = """checks the invariants of a training criterion, with a random model for a vocabulary of 23 tokens, in
-float64 on the CPU: its gradient against finite differences, padding, sums over ranks, and more. Prints a line for each
-invariant and, if one fails, the probable cause. Exit code: 0 if all invariants hold, 1 if one fails."""
-
-OF_TASKS = """checks the invariants of a task, on data that its keys name or that it generates, in a temporary run
-folder: text and ids, examples, batches, resuming, training and validation steps of a small random model. Prints a line
-for each invariant and, if one fails, the probable cause. Exit code: 0 if all invariants hold, 1 if one fails."""
+COLUMN = 20
+"""Where the description of a check begins in ``--help``."""
 
 OWN = ("beam", "semantics", "nbest", "min_len", "max_len", "end_symbols")
 """Keys of ``generation`` that the checks set themselves."""
@@ -53,7 +49,7 @@ class Check(NamedTuple):
 
     Attributes:
         schema: the root dataclass of its configuration.
-        description: what it does, for ``--help``.
+        what: what it checks, for ``--help``.
         subject: builds what is checked, given the configuration and a temporary folder.
         outcomes: checks its invariants.
         advice: the causes of violations.
@@ -61,7 +57,7 @@ class Check(NamedTuple):
     """
 
     schema: type
-    description: str
+    what: str
     subject: Callable[[Any, Path], Any]
     outcomes: Callable[[Any], Iterator[Outcome]]
     advice: Advice[Any]
@@ -73,10 +69,7 @@ def _of_components(group: str) -> Check:
     kind, name = KINDS[group], option("", f"{KINDS[group].what}, by name")
     return Check(
         make_dataclass(f"{group.title()}CheckConfig", [(group, str, name)], bases=(kinds.DecodingCheckConfig,)),
-        f"checks the invariants of {kind.what}, with a random model for a vocabulary of {WORDS + 4} tokens or "
-        "with path=RUN, and with the other components that generation.KEY names, in float64 on the CPU. Prints a line "
-        "for each invariant; if one fails, the first step, sentence and beam that differ, and the probable cause. Exit "
-        "code: 0 if all invariants hold, 1 if one fails.",
+        kind.what,
         lambda cfg, _: kinds.component_subject(group, cfg, log),
         partial(check_all, kind.invariants),
         COMPONENT_ADVICE,
@@ -107,20 +100,30 @@ def with_chooser(group: str, overrides: list[str]) -> list[str]:
 
 
 _MODEL = Check(
-    kinds.ModelCheckConfig, OF_MODELS, lambda cfg, _: kinds.model_subject(cfg, log), check_model, MODEL_ADVICE
+    kinds.ModelCheckConfig,
+    "a random model for a vocabulary of 23 tokens",
+    lambda cfg, _: kinds.model_subject(cfg, log),
+    check_model,
+    MODEL_ADVICE,
 )
 
 CHECKS: dict[str, Check] = {
     **{group: _of_components(group) for group in KINDS},
-    "task": Check(kinds.TaskCheckConfig, OF_TASKS, kinds.task_subject, partial(check_all, TASK), TASK_ADVICE),
+    "task": Check(
+        kinds.TaskCheckConfig,
+        "a task, with the data that its keys name or that it generates, and a small random model",
+        kinds.task_subject,
+        partial(check_all, TASK),
+        TASK_ADVICE,
+    ),
     "criterion": Check(
         kinds.CriterionCheckConfig,
-        OF_CRITERIA,
+        "a training criterion, with a random model",
         lambda cfg, _: kinds.criterion_subject(cfg),
         check_criterion,
         CRITERION_ADVICE,
     ),
-    "path": _MODEL,
+    "path": _MODEL._replace(what="a trained model"),
     "model": _MODEL,
 }
 """The check of each kind of component, by the key that names the component. The check of another component can also
@@ -135,9 +138,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if name in ("-h", "--help"):
         print("Usage: seqgen-check KIND=NAME [key=value ...]")
         print("seqgen-check KIND=NAME --help lists the keys of a component's check")
-        shown = {f"{kind}=NAME": check.description for kind, check in CHECKS.items() if kind not in ("path", "model")}
-        shown["model=NAME, path=RUN"] = CHECKS["model"].description
-        print("".join(f"\n  {kind}  {text}" for kind, text in shown.items()))
+        print("", textwrap.fill(f"Checks the invariants of a component, {HOW}", WIDTH), "", sep="\n")
+        for kind, check in CHECKS.items():
+            first = f"  {kind}={'RUN' if kind == 'path' else 'NAME'}".ljust(COLUMN)
+            print(textwrap.fill(check.what, WIDTH, initial_indent=first, subsequent_indent=" " * COLUMN))
         sys.exit(0)
     if "=" in name:
         given = [argument.partition("=")[0] for argument in (name, *arguments)]
@@ -164,7 +168,8 @@ def _fail(message: str) -> NoReturn:
 def _run(kind: str, argv: Sequence[str]) -> NoReturn:
     """Check a component as the arguments say, and exit."""
     check = CHECKS[kind]
-    run(check.schema, partial(check_component, check), check.description, argv, complete=check.complete)
+    description = f"checks the invariants of {check.what}, {HOW}"
+    run(check.schema, partial(check_component, check), description, argv, complete=check.complete)
 
 
 def check_component(check: Check, cfg: Any) -> int:

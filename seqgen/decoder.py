@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, ClassVar
 
 import torch
@@ -15,11 +15,13 @@ from seqgen.incremental_state import (
     ModuleState,
     StateDict,
     StatefulModule,
+    StateKey,
     beam_size_of,
     rows_of_parents,
     rows_of_sentences,
 )
 from seqgen.structures import DecoderOut, EncoderOut
+from seqgen.system.contract import returned
 from seqgen.system.hooks import Flags, Hooked
 
 
@@ -315,7 +317,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
         """
         if isinstance(incremental_state, IncrementalState):
             incremental_state.reorder_start_offsets(new_order)
-        _change(incremental_state, lambda owner, own: owner.reorder_state(own, new_order))
+        _change(incremental_state, "reorder_state", new_order)
 
     def reorder_beams(self, incremental_state: StateDict, parents: Tensor) -> None:
         """Reorder rows within each sentence, in place.
@@ -327,7 +329,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
         if type(self).reorder_incremental_state is not IncrementalDecoder.reorder_incremental_state:
             self.reorder_incremental_state(incremental_state, rows_of_parents(parents))
         else:
-            _change(incremental_state, lambda owner, own: owner.reorder_state_beams(own, parents))
+            _change(incremental_state, "reorder_state_beams", parents)
 
     def select_sentences(self, incremental_state: StateDict, keep: Tensor) -> None:
         """Keep the rows of some sentences and drop the others, in place.
@@ -341,7 +343,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
         if type(self).reorder_incremental_state is not IncrementalDecoder.reorder_incremental_state:
             self.reorder_incremental_state(incremental_state, rows_of_sentences(keep, beam_size))
         else:
-            _change(incremental_state, lambda owner, own: owner.select_state(own, keep, beam_size))
+            _change(incremental_state, "select_state", keep, beam_size)
         if isinstance(incremental_state, IncrementalState) and start_offsets is not None:
             # whether an overriding method moved them or not
             incremental_state.start_offsets = start_offsets.index_select(0, keep)
@@ -368,7 +370,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
                     f"{positions} of {seen} positions cannot be rolled back: a sentence starts at {latest}"
                 )
         if positions > 0:
-            _change(incremental_state, lambda owner, own: owner.roll_back_state(own, positions))
+            _change(incremental_state, "roll_back_state", positions)
 
     def crop(self, incremental_state: IncrementalState, positions: int) -> None:
         """Crop all rows on the left, in place: remove the first positions, which no sentence sees.
@@ -388,12 +390,10 @@ class IncrementalDecoder(StatefulModule, Decoder):
             )
         incremental_state.start_offsets = start_offsets - positions
         columns = self.columns_to_crop(incremental_state, positions)
-
-        def cropped(owner: StatefulModule, module_state: ModuleState) -> ModuleState:
-            count = positions if owner is self.position_counter else columns
-            return owner.crop_state(module_state, count) if count else module_state
-
-        _change(incremental_state, cropped)
+        counter = {self.position_counter.state_key} & {*incremental_state}
+        for count, keys in ((positions, counter), (columns, {*incremental_state} - counter)):
+            if count:
+                _change(incremental_state, "crop_state", count, keys=keys)
 
     def columns_to_crop(self, incremental_state: IncrementalState, positions: int) -> int:
         """How many positions ``crop`` removes from the state of modules; fewer if they also contain a prompt.
@@ -448,10 +448,21 @@ def _check_can(decoder: Decoder, can: bool, what: str, attribute: str) -> None:
         )
 
 
-def _change(incremental_state: StateDict, change: Callable[[StatefulModule, ModuleState], ModuleState]) -> None:
-    """Change the state of each module, in place."""
-    for key, module_state in list(incremental_state.items()):
-        incremental_state[key] = change(_owner(key), module_state)
+def _change(
+    incremental_state: StateDict, method: str, *arguments: Any, keys: Collection[StateKey] | None = None
+) -> None:
+    """Change the state of each module, in place, by a method that returns the new state.
+
+    Args:
+        incremental_state: the state of a decoder.
+        method: name of the method of a ``StatefulModule``.
+        arguments: its arguments after the module state.
+        keys: the keys of the modules whose state is changed; all by default.
+    """
+    for key in list(incremental_state if keys is None else keys):
+        owner = _owner(key)
+        changed = getattr(owner, method)(incremental_state[key], *arguments)
+        incremental_state[key] = returned(owner, method, changed, dict)
 
 
 def _owner(key: Any) -> StatefulModule:

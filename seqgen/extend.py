@@ -49,8 +49,10 @@ from seqgen.generation.candidates import (
 from seqgen.generation.component import (
     ATTENTION as ATTENTION,
     FEATURES as FEATURES,
+    FORBIDDEN as FORBIDDEN,
     LAYER_LOGITS as LAYER_LOGITS,
     MEMBER_LOGITS as MEMBER_LOGITS,
+    MEMBER_LPROBS as MEMBER_LPROBS,
     BatchInfo as BatchInfo,
     Component as Component,
     Resources as Resources,
@@ -68,7 +70,6 @@ from seqgen.generation.ensemble.combinations import (
     ProbabilityMean as ProbabilityMean,
 )
 from seqgen.generation.observers import (
-    FORBIDDEN as FORBIDDEN,
     Forbidden as Forbidden,
     Observer as Observer,
     Outcome as Outcome,
@@ -81,7 +82,8 @@ from seqgen.generation.processors.tokens import Forbid as Forbid, ForcePrefix as
 from seqgen.generation.search.base import Search as Search
 from seqgen.generation.search.beam import BeamSearch as BeamSearch, Greedy as Greedy, own_beams as own_beams
 from seqgen.generation.search.diverse import DiverseBeamSearch as DiverseBeamSearch
-from seqgen.generation.search.sampling import RandomSearch as RandomSearch, uniform as uniform
+from seqgen.generation.search.sampling import RandomSearch as RandomSearch, Sampling as Sampling, uniform as uniform
+from seqgen.generation.sequence_generator import SequenceGenerator as SequenceGenerator
 from seqgen.generation.setup import Streamer as Streamer
 from seqgen.generation.stopping import StoppingRule as StoppingRule
 from seqgen.structures import Hypothesis as Hypothesis
@@ -115,6 +117,8 @@ from seqgen.generation.speculative.verification import (
 # From lines to lines
 from seqgen.text.languages import TextModel as TextModel
 from seqgen.text.reranking import (
+    Bleu as Bleu,
+    Chrf as Chrf,
     Matrix as Matrix,
     NgramUtility as NgramUtility,
     Reranker as Reranker,
@@ -140,6 +144,7 @@ from seqgen.models.transformer import (
     TransformerEncoder as TransformerEncoder,
     TransformerModel as TransformerModel,
 )
+from seqgen.modules.cached_weight import CachedWeight as CachedWeight
 from seqgen.modules.internals import recorded as recorded
 from seqgen.modules.kv_cache.growing import GrowingCache as GrowingCache
 from seqgen.modules.kv_cache.protocol import (
@@ -207,7 +212,11 @@ from seqgen.training.criteria import (
     target_logits as target_logits,
 )
 from seqgen.training.cross_entropy import cross_entropy as cross_entropy
-from seqgen.training.lr_schedulers import LRScheduler as LRScheduler
+from seqgen.training.lr_schedulers import (
+    InverseSqrtSchedule as InverseSqrtSchedule,
+    LRScheduler as LRScheduler,
+)
+from seqgen.training.optimizers import SGD as SGD
 from seqgen.training.sequence_criterion import (
     Rescored as Rescored,
     SequenceConfig as SequenceConfig,

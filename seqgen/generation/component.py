@@ -35,7 +35,8 @@ from seqgen.errors import ConfigError, DataError, nearest
 from seqgen.generation.candidates import Candidates, gather_beams
 from seqgen.registry import Registry
 from seqgen.structures import map_tensors
-from seqgen.system.hooks import Flagged
+from seqgen.system.contract import returned, violated
+from seqgen.system.hooks import Flagged, origin
 
 Phrase: TypeAlias = Sequence[int] | Sequence[Sequence[int]]
 """Token ids that must occur in sequence; or several alternatives, of which one must occur."""
@@ -64,6 +65,12 @@ MEMBER_LPROBS = "member_lprobs"
 
 LAYER_LOGITS = "layer_logits"
 """A need: the logits that the output layer gives to the output of each decoder layer."""
+
+FORBIDDEN = "forbidden"
+"""A need of observers: ``StepRecord.forbidden``."""
+
+NEEDS = (FEATURES, ATTENTION, MEMBER_LOGITS, MEMBER_LPROBS, LAYER_LOGITS, FORBIDDEN)
+"""All needs."""
 
 IDS = "ids:"
 """The beginning of an entry that consists of ids instead of text; see ``Resources.sequence``."""
@@ -227,6 +234,17 @@ class Component(Flagged):
     beam_state: ClassVar[tuple[str, ...]] = ()
     """Names of attributes that hold tensors ``(sentences, beam, ...)`` while a batch is decoded."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in ("needs", "sentence_state", "beam_state"):
+            if isinstance(given := getattr(cls, name), str):
+                raise ConfigError(f"{origin(cls)}: {cls.__name__}.{name} is the text {given!r}; write {[given]}")
+        if not isinstance(cls.needs, property) and (unknown := sorted(map(str, {*cls.needs} - {*NEEDS}))):
+            raise ConfigError(
+                f"{origin(cls)}: {cls.__name__}.needs has {unknown[0]!r}, which nothing "
+                f"computes{nearest(unknown[0], NEEDS)}; the needs are {', '.join(NEEDS)}"
+            )
+
     @classmethod
     def build(cls, cfg: Any, resources: Resources) -> Self:
         """Make the component from an instance of the configuration class that it is registered with.
@@ -289,7 +307,7 @@ class Composite(Component):
 
     def begin(self, batch: BatchInfo) -> Self:
         """See ``Component.begin``."""
-        return self._with([part.begin(batch) for part in self.parts])
+        return self._with([begun(part, batch) for part in self.parts])
 
     def advance(self, active: Candidates) -> None:
         """See ``Component.advance``."""
@@ -343,7 +361,34 @@ def build(
     entry = registry.entry(name)
     if not issubclass(entry.component, base):
         raise ConfigError(f"{registry.kind} {name!r} ({entry.origin}) does not subclass {base.__name__}")
-    return entry.component.build(component_config(registry, name, cfg, group), resources)
+    return returned(
+        entry.component, "build", entry.component.build(component_config(registry, name, cfg, group), resources), base
+    )
+
+
+def begun(component: C, batch: BatchInfo) -> C:
+    """Prepare a component for a batch, and check the tensors that it names as its state.
+
+    Args:
+        component: the component.
+        batch: the properties of the batch.
+
+    Returns:
+        What its ``begin`` returns.
+
+    Raises:
+        DecodingError: that is no component, or a tensor of its state is missing or has another shape.
+    """
+    own: Any = returned(component, "begin", component.begin(batch), Component)
+    of_sentences = dict.fromkeys(own.sentence_state, (batch.num_sentences,))
+    for name, shape in (of_sentences | dict.fromkeys(own.beam_state, (batch.num_sentences, batch.beam_size))).items():
+        value = getattr(own, name, None)
+        if not isinstance(value, Tensor) or value.shape[: len(shape)] != shape:
+            given = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            sizes = ", ".join(map(str, shape))
+            raise violated(own, "begin", f"must set {name!r}, which its state names, to ({sizes}, ...): it is {given}")
+    found: C = own
+    return found
 
 
 @contextmanager

@@ -19,9 +19,6 @@ from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.structures import Hypothesis
 from seqgen.system.hooks import Flags
 
-FORBIDDEN = "forbidden"
-"""A need of observers: which of the most probable tokens a processor forbade."""
-
 
 class Outcome(IntEnum):
     """What happens to a candidate."""

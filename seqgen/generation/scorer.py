@@ -13,9 +13,9 @@ from torch import Tensor
 from seqgen.errors import ConfigError, DecodingError
 from seqgen.generation.bit_exact import bit_exact, narrowed, widened
 from seqgen.generation.candidates import Candidates
-from seqgen.generation.component import ATTENTION, FEATURES, LAYER_LOGITS, MEMBER_LOGITS, BatchInfo
+from seqgen.generation.component import ATTENTION, FEATURES, LAYER_LOGITS, MEMBER_LOGITS, BatchInfo, begun
 from seqgen.generation.context import LayerLogits, StepContext, StepOutputs
-from seqgen.generation.ensemble.combinations import Combination
+from seqgen.generation.ensemble.combinations import Combination, combine
 from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.ensemble.member import (
     INPUT,
@@ -141,7 +141,7 @@ class SequenceScorer:
             if self.single:
                 positional = members[0]
             elif self.ensemble.combination.ignores_context:
-                positional = _of_tokens(self.ensemble.combination(lprobs, None), target)
+                positional = _of_tokens(combine(self.ensemble.combination, lprobs, None), target)
             else:
                 positional = self._step_by_step(sample, sources[0], lprobs, outputs, attention).cpu()
         attention = attention if self.need_attention else None
@@ -205,7 +205,7 @@ class SequenceScorer:
             src_padding=source.padding(model.left_pad_source),
             source_texts=sample.texts,
         )
-        combination = self.ensemble.combination.begin(sentences)
+        combination = begun(self.ensemble.combination, sentences)
         total, positional = lprobs[0].new_zeros(count, 1), []
         for step in range(target.size(1)):
             context = StepContext(
@@ -218,7 +218,8 @@ class SequenceScorer:
                 outputs=self._outputs_at(step, outputs, attention),
             )
             tokens = target[:, step : step + 1]
-            positional.append(combination([scores[:, step] for scores in lprobs], context).gather(1, tokens))
+            combined = combine(combination, [scores[:, step] for scores in lprobs], context)
+            positional.append(combined.gather(1, tokens))
             total = total + positional[-1]
             combination.advance(Candidates(total, tokens, torch.zeros_like(tokens)))
         return torch.cat(positional, dim=1)

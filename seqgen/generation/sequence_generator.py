@@ -31,6 +31,7 @@ from seqgen.generation.setup import DecodingRequest, DecodingSetup, Limits, Stre
 from seqgen.generation.stopping import StoppingRule
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis
+from seqgen.system.contract import returned
 
 
 class SequenceGenerator:
@@ -185,8 +186,8 @@ class SequenceGenerator:
 
     def summary(self) -> str:
         """A sentence about the batches decoded so far, for the user; empty for none."""
-        sentences = [self.setup.search.summary(), *(observer.summary() for observer in self.setup.observers)]
-        return " ".join(filter(None, sentences))
+        speakers: list[Search | Observer] = [self.setup.search, *self.setup.observers]
+        return " ".join(filter(None, (returned(one, "summary", one.summary(), str) for one in speakers)))
 
     @torch.inference_mode()
     def generate(

@@ -9,29 +9,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqgen.errors import ConfigError, DecodingError
+from seqgen.errors import ConfigError, DecodingError, listing
 from seqgen.generation.backpointers import BackPointers
 from seqgen.generation.candidates import Candidates, gather_beams, log_sum_exp, normalized
 from seqgen.generation.component import (
     ATTENTION,
     FEATURES,
+    FORBIDDEN,
     LAYER_LOGITS,
     MEMBER_LOGITS,
     MEMBER_LPROBS,
     BatchInfo,
     Component,
+    begun,
 )
 from seqgen.generation.context import LayerLogits, StepContext, StepOutputs
+from seqgen.generation.ensemble.combinations import combine
 from seqgen.generation.ensemble.member import Member, MemberOutput, MemberSpec, check_features, check_layers
 from seqgen.generation.finished import Coverage, EachRow, FinishedHypotheses
-from seqgen.generation.observers import FORBIDDEN, Forbidden, StepRecord
+from seqgen.generation.observers import Forbidden, StepRecord
 from seqgen.generation.processors.base import apply_all
 from seqgen.generation.processors.prefix_trie import defer_trie
+from seqgen.generation.search.base import chosen
 from seqgen.generation.setup import DecodingRequest, DecodingSetup
 from seqgen.generation.shortlist import OutputColumns
 from seqgen.generation.stopping import TimeLimit
 from seqgen.modules.kernel_choice import fastest_threads
-from seqgen.structures import Hypothesis, Source
+from seqgen.structures import Hypothesis, Source, map_tensors
+from seqgen.system.contract import returned_tensor
+from seqgen.system.hooks import is_built_in
 
 
 @dataclass(frozen=True)
@@ -100,12 +106,12 @@ class Session:
         self.reads_alike = setup.ensemble.read_alike(sources)
         self.sentences = batch = self._sentences(sources)
         self.ids, self.live = batch.ids, torch.arange(count, device=device)
-        self.search = setup.search.begin(batch)
-        self.combination = setup.ensemble.combination.begin(batch)
-        self.processors = [processor.begin(batch) for processor in setup.processors]
+        self.search = begun(setup.search, batch)
+        self.combination = begun(setup.ensemble.combination, batch)
+        self.processors = [begun(processor, batch) for processor in setup.processors]
         self.trie = defer_trie(self.processors) if setup.plan.edges and request.prefix_tokens is None else None
-        self.stopping = [rule.begin(batch) for rule in setup.stopping]
-        self.observers = [observer.begin(batch) for observer in setup.observers]
+        self.stopping = [begun(rule, batch) for rule in setup.stopping]
+        self.observers = [begun(observer, batch) for observer in setup.observers]
         self.shortlist = None if setup.shortlist is None else setup.shortlist.begin(batch)
         self.columns: OutputColumns | None = None
         self.choose_columns()
@@ -261,7 +267,7 @@ class Session:
         """Normalize and combine the members' logits, ``(rows, V)`` each."""
         models = (spec.model for spec in self.setup.ensemble.members)
         each = [model.get_normalized_probs(own) for model, own in zip(models, logits, strict=True)]
-        lprobs = self.combination(each, context)
+        lprobs = combine(self.combination, each, context)
         if MEMBER_LPROBS not in self.needs:
             return context, lprobs
         outputs = replace(context.outputs, member_lprobs=each)
@@ -350,7 +356,7 @@ class Session:
 
     def choose(self, context: StepContext, scored: StepScores) -> Candidates:
         """Let the search strategy choose candidates; those of done sentences get score ``-inf``."""
-        candidates = self.search.step(context, scored.lprobs, scored.scores)
+        candidates = chosen(self.search, context, scored.lprobs, scored.scores)
         if self.columns is not None:
             candidates = self.columns.to_tokens(candidates)
         if scored.tokens is not None:
@@ -376,8 +382,11 @@ class Session:
                 scores=candidates.scores.flatten(),
                 parents=candidates.beams,
             )
+            rows = tokens.flatten(0, 1)[:, 1:]
             for rule in self.stopping:
-                ended |= rule(tokens.flatten(0, 1)[:, 1:], of_candidates).view_as(ended)
+                found = rule(rows, of_candidates)
+                returned_tensor(rule, "__call__", found, rows.shape[:1], torch.bool, rows.device)
+                ended |= found.view_as(ended)
             if any(isinstance(rule, TimeLimit) and rule.expired for rule in self.stopping):
                 self.timed_out = ~self.sentences.done
         return ended
@@ -398,8 +407,9 @@ class Session:
         self.sentences = replace(self.sentences, done=done)
         if before is not None:
             watch = context.watch if isinstance(context.watch, Forbidden) else None
-            of_sentences = ended, active, was_done, done, before, self.finished.fork()
-            record = StepRecord(context, candidates, *of_sentences, scored.lprobs, scored.scores, watch)
+            shown = [map_tensors(each, Tensor.clone) for each in (candidates, active)]  # which observers cannot change
+            of_sentences = ended, shown[1], was_done, done, before, self.finished.fork()
+            record = StepRecord(context, shown[0], *of_sentences, scored.lprobs, scored.scores, watch)
             for observer in self.observers:
                 observer.observe(record)
         self.stream(candidates, done & ~was_done)
@@ -424,9 +434,10 @@ class Session:
         self.num_done, bad = torch.stack([self.sentences.done.sum(), damaged.sum()]).tolist()
         if bad:
             sentence = int(self.live[damaged.any(1)][0])
+            own = sorted({type(part).__name__ for part in self.components if not is_built_in(type(part))})
             raise DecodingError(
                 f"a model's scores are NaN or infinite at step {step} in sentence {sentence} of the batch; its weights "
-                "are damaged or its dtype overflows"
+                f"are damaged or its dtype overflows{f', or {listing(own)} returns such scores' if own else ''}"
             )
         return self.num_done < len(self.live)
 

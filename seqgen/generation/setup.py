@@ -6,16 +6,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from seqgen.config import DebugConfig
 from seqgen.decoder import Decoder
-from seqgen.generation.component import ATTENTION, LAYER_LOGITS, MEMBER_LOGITS, MEMBER_LPROBS, Component, Phrases
+from seqgen.errors import listing
+from seqgen.generation.component import (
+    ATTENTION,
+    FORBIDDEN,
+    LAYER_LOGITS,
+    MEMBER_LOGITS,
+    MEMBER_LPROBS,
+    Component,
+    Phrases,
+)
 from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.finished import Ranking
-from seqgen.generation.observers import FORBIDDEN, Observer
+from seqgen.generation.observers import Observer
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.processors.length import ForceEndAtMaximum, ForceLast
 from seqgen.generation.rules import Rules
@@ -24,6 +33,8 @@ from seqgen.generation.shortlist import Shortlist
 from seqgen.generation.stopping import StoppingRule
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.bit_exact import BitExact
+from seqgen.modules.kv_cache.protocol import KeyValueCache
+from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.structures import Batch
 from seqgen.system.switches import INPUT_CHOICES, KERNEL_CHOICE, PREPACKED_WEIGHTS, TWO_STAGE_CANDIDATES, switched
 
@@ -229,21 +240,40 @@ class DecodingSetup:
     @property
     def can_merge(self) -> bool:
         """Whether waiting sentences may join a running batch."""
-        models = self.ensemble.models
-        return (
-            self.debug.use_cache
-            and self.debug.continuous_batching
-            and self.search.session_class is None
-            and self.search.can_merge
-            and len(models) == len(self.ensemble.members)
-            and self.ensemble.combination.can_merge
-            and not self.stopping
-            and all(observer.can_merge for observer in self.observers)
-            and self.needs <= {FORBIDDEN, MEMBER_LPROBS}
-            and all(getattr(model.decoder, "can_merge", False) for model in models)
-            and not any(adjusts_logits(model) for model in models)
-            and all(processor.can_merge for processor in self.processors)
-        )
+        return not self.merge_obstacle
+
+    @property
+    def merge_obstacle(self) -> str:
+        """What prevents waiting sentences from joining a running batch, for a message; empty if nothing does."""
+        models, debug = self.ensemble.models, self.debug
+        parts: list[Any] = [self.search, self.ensemble.combination, *self.observers, *self.processors]
+        parts += [model.decoder for model in models]
+        unset = _without_merge(parts)
+        needed = sorted(self.needs - {FORBIDDEN, MEMBER_LPROBS})
+        adjusting = [type(model).__name__ for model in models if adjusts_logits(model)]
+        off = [name for name in ("use_cache", "continuous_batching") if not getattr(debug, name)]
+        reasons = {
+            f"debug.{listing(off)} is off": off,
+            f"{type(self.search).__name__} has a decoding loop of its own": self.search.session_class,
+            "a member is a companion of another member": len(models) < len(self.ensemble.members),
+            "there is a stopping rule": self.stopping,
+            f"can_merge is not set in {listing(unset)}": unset,
+            f"a component needs {listing(needed)}": needed,
+            f"{listing(adjusting)} overrides adjust_logits_during_generation": adjusting,
+            self.cache_without_merge: self.cache_without_merge,
+        }
+        return next((reason for reason, applies in reasons.items() if applies), "")
+
+    @property
+    def cache_without_merge(self) -> str:
+        """The user's key/value cache that cannot merge batches, for a message; empty if there is none."""
+        layers = [layer for model in self.ensemble.models for layer in model.decoder.modules()]
+        used = {layer.cache for layer in layers if isinstance(layer, MultiheadAttention) and layer.cache is not None}
+        for kind in (cache if isinstance(cache, type) else type(cache()) for cache in used):
+            missing = [name for name in ("merge", "crop") if getattr(kind, name) is getattr(KeyValueCache, name)]
+            if missing:
+                return f"the key/value cache {kind.__name__} has no {' and no '.join(missing)}"
+        return ""
 
 
 @dataclass(frozen=True)
@@ -274,6 +304,15 @@ def _normalizes_by_softmax(model: EncoderDecoderModel) -> bool:
         type(model).get_normalized_probs is EncoderDecoderModel.get_normalized_probs
         and type(model.decoder).get_normalized_probs is Decoder.get_normalized_probs
     )
+
+
+def _without_merge(parts: Sequence[Any]) -> list[str]:
+    """The names of the classes that do not set ``can_merge``, in place of a composite those of its parts."""
+    found = []
+    for part in parts:
+        if not getattr(part, "can_merge", False):
+            found += _without_merge(getattr(part, "parts", ())) or [type(part).__name__]
+    return found
 
 
 def adjusts_logits(model: EncoderDecoderModel) -> bool:

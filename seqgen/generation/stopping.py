@@ -14,10 +14,11 @@ from torch import Tensor
 from seqgen.config import GenerationConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.errors import ConfigError, DecodingError
+from seqgen.errors import ConfigError
 from seqgen.generation.component import BatchInfo, Component, Resources, build
 from seqgen.generation.context import StepContext
 from seqgen.registry import STOPPING_RULES
+from seqgen.system.contract import returned_tensor
 
 
 class StoppingRule(Component):
@@ -151,12 +152,7 @@ class Custom(StoppingRule):
     def __call__(self, tokens: Tensor, context: StepContext) -> Tensor:
         """See ``StoppingRule``."""
         ended = self.function(tokens, context)
-        if not isinstance(ended, Tensor) or ended.dtype != torch.bool or ended.shape != tokens.shape[:1]:
-            name = getattr(self.function, "__name__", type(self.function).__name__)
-            raise DecodingError(
-                f"the stopping rule {name} must return a bool tensor with one entry for each of {tokens.size(0)} rows"
-            )
-        return ended
+        return returned_tensor(self.function, "__call__", ended, tokens.shape[:1], torch.bool, tokens.device)
 
 
 def stopping_from_config(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from seqgen.errors import ConfigError
 from seqgen.incremental_state import IncrementalState, ModuleState, StateDict, StatefulModule
 from seqgen.modules.attention import attend, fold_beams, unfold_beams, unfold_weights
 from seqgen.modules.dropout import Dropout
@@ -15,6 +17,7 @@ from seqgen.modules.kv_cache.indirection import IndirectionCache, IndirectionTab
 from seqgen.modules.kv_cache.protocol import Attendable, KeysAndValues, KeyValueCache
 from seqgen.modules.linear import Linear
 from seqgen.modules.rotary import Rotation
+from seqgen.system.contract import returned
 
 
 def choose_cache(incremental_state: StateDict, new: KeysAndValues) -> KeyValueCache:
@@ -259,15 +262,16 @@ class MultiheadAttention(StatefulModule):
         if incremental_state is None:
             return new
         cache = self._cache_in(incremental_state)
-        cache = (self._new_cache(incremental_state, new) if cache is None else cache).append(new, rows)
+        cache = self._new_cache(incremental_state, new) if cache is None else cache
+        cache = returned(cache, "append", cache.append(new, rows), KeyValueCache)
         incremental_state[self.state_key] = {"cache": cache}
         return cache
 
     def _new_cache(self, incremental_state: StateDict, new: KeysAndValues) -> KeyValueCache:
         if isinstance(self.cache, KeyValueCache):
-            raise TypeError(f"attention.cache is an object; set it to the class {type(self.cache).__name__} instead")
+            raise ConfigError(f"attention.cache is an object; set it to the class {type(self.cache).__name__} instead")
         if self.cache is not None:
-            return self.cache()
+            return returned(self, "cache", self.cache(), KeyValueCache)
         return StaticCache() if self.encoder_decoder else choose_cache(incremental_state, new)
 
     def _cache_in(self, incremental_state: StateDict | None) -> KeyValueCache | None:
@@ -277,24 +281,31 @@ class MultiheadAttention(StatefulModule):
 
     def reorder_state(self, module_state: ModuleState, new_order: Tensor) -> ModuleState:
         """Reorder rows; see ``KeyValueCache``."""
-        return {name: cache.reorder(new_order) for name, cache in module_state.items()}
+        return _changed(module_state, "reorder", new_order)
 
     def reorder_state_beams(self, module_state: ModuleState, parents: Tensor) -> ModuleState:
         """Reorder rows within each sentence; see ``KeyValueCache``."""
-        return {name: cache.reorder_beams(parents) for name, cache in module_state.items()}
+        return _changed(module_state, "reorder_beams", parents)
 
     def select_state(self, module_state: ModuleState, keep: Tensor, beam_size: int) -> ModuleState:
         """Keep the rows of some sentences; see ``KeyValueCache``."""
-        return {name: cache.select(keep, beam_size) for name, cache in module_state.items()}
+        return _changed(module_state, "select", keep, beam_size)
 
     def roll_back_state(self, module_state: ModuleState, positions: int) -> ModuleState:
         """Remove the last positions; see ``KeyValueCache.roll_back``."""
-        return {name: cache.roll_back(positions) for name, cache in module_state.items()}
+        return _changed(module_state, "roll_back", positions)
 
     def crop_state(self, module_state: ModuleState, positions: int) -> ModuleState:
         """Remove the first positions; see ``KeyValueCache.crop``."""
-        return {name: cache.crop(positions) for name, cache in module_state.items()}
+        return _changed(module_state, "crop", positions)
 
     def merge_states(self, module_state: ModuleState, other: ModuleState) -> ModuleState:
         """Append the rows of another state; see ``KeyValueCache.merge``."""
-        return {name: cache.merge(other[name]) for name, cache in module_state.items()}
+        pairs = {name: (cache, other[name]) for name, cache in module_state.items()}
+        return {name: returned(own, "merge", own.merge(theirs), KeyValueCache) for name, (own, theirs) in pairs.items()}
+
+
+def _changed(module_state: ModuleState, method: str, *arguments: Any) -> ModuleState:
+    """The caches that a method of each cache returns."""
+    calls = {name: getattr(cache, method)(*arguments) for name, cache in module_state.items()}
+    return {name: returned(module_state[name], method, cache, KeyValueCache) for name, cache in calls.items()}

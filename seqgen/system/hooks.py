@@ -28,12 +28,14 @@ class Hooked:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if not _is_built_in(cls):
-            for name, hook in misspelt(cls):
-                raise ConfigError(
-                    f"{origin(cls)}: {cls.__name__} defines {name!r}, which nothing calls or reads; {hook}, or, if it "
-                    f"is no hook, rename it, for example _{name}"
-                )
+        if not is_built_in(cls):
+            wrong = [
+                f"{cls.__name__} defines {name!r}, which nothing calls or reads; {hook}, or, if it is no hook, rename "
+                f"it, for example _{name}"
+                for name, hook in misspelt(cls)
+            ]
+            if wrong:
+                raise ConfigError(f"{origin(cls)}: {'; '.join(wrong)}")
 
 
 def misspelt(cls: type) -> Iterator[tuple[str, str]]:
@@ -45,7 +47,7 @@ def misspelt(cls: type) -> Iterator[tuple[str, str]]:
     Yields:
         The name, and what to do instead.
     """
-    homes = [home for home in cls.__mro__[1:] if _is_built_in(home)]
+    homes = [home for home in cls.__mro__[1:] if is_built_in(home)]
     hooks = [name for home in homes for name in vars(home) if not name.startswith("_")]
     for name in vars(cls):
         if name.startswith("_") or any(name in vars(home) for home in cls.__mro__[1:]):
@@ -71,15 +73,16 @@ def missing(error: NotImplementedError) -> str:
     return f"{cls.__name__} ({origin(cls)}) does not define {frame.f_code.co_name}, which it needs"
 
 
-def origin(cls: type) -> str:
-    """Where a class is defined, as ``FILE:LINE``."""
+def origin(cls: Any) -> str:
+    """Where a class or function is defined, as ``FILE:LINE``."""
     try:
         return f"{inspect.getsourcefile(cls)}:{inspect.getsourcelines(cls)[1]}"
     except (OSError, TypeError):
-        return cls.__module__
+        return str(cls.__module__)
 
 
-def _is_built_in(cls: type) -> bool:
+def is_built_in(cls: type) -> bool:
+    """Whether a class is one of seqgen's own."""
     return cls.__module__.partition(".")[0] == "seqgen"
 
 

@@ -8,18 +8,21 @@ sentences. They count the n-grams of each text once and compare all pairs; sacre
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy
 from numpy.typing import NDArray
 from sacrebleu.metrics import BLEU
 
 from seqgen.config import GenerationConfig, option
+from seqgen.errors import shown
 from seqgen.generation.component import Component, Resources, build
 from seqgen.registry import RERANKERS, UTILITIES, register_utility
+from seqgen.system.contract import returned, violated
 from seqgen.text.results import TextHypothesis, Translation
 
 Matrix: TypeAlias = NDArray[numpy.float64]
@@ -131,8 +134,43 @@ def expected_utilities(candidates: Sequence[str], utility: Utility) -> list[floa
     """
     times = Counter(candidates)
     texts = list(times)
-    means = utility(texts) @ numpy.array(list(times.values())) / len(candidates)
+    means = compared(utility, texts, texts) @ numpy.array(list(times.values())) / len(candidates)
     return [float(means[texts.index(text)]) for text in candidates]
+
+
+def compared(utility: Utility, texts: Sequence[str], references: Sequence[str]) -> Matrix:
+    """Compare texts with references, all pairs of texts if both are the same, and check what the utility returns.
+
+    Raises:
+        DecodingError: it is no array ``(N, M)`` of numbers, or one of them is not finite.
+    """
+    own = texts is references
+    method, result = ("__call__", utility(texts)) if own else ("compare", utility.compare(texts, references))
+    kind: Any = numpy.ndarray
+    found: Matrix = returned(utility, method, result, kind)
+    shape = (len(texts), len(references))
+    if found.shape != shape or found.dtype.kind not in "fiu" or not numpy.isfinite(found).all():
+        raise violated(
+            utility, method, f"must return {shape} finite numbers and returns {found.shape} of {found.dtype}"
+        )
+    return found
+
+
+def reranked(reranker: Reranker, translation: Translation, hypotheses: Sequence[TextHypothesis]) -> list[float]:
+    """Score the hypotheses of a line, and check what the reranker returns.
+
+    Raises:
+        DecodingError: it is not a number for each hypothesis.
+    """
+    scores = reranker(translation, hypotheses)
+    try:
+        numbers = [float(score) for score in scores]
+    except (TypeError, ValueError):
+        numbers = []
+    if len(numbers) != len(hypotheses) or any(map(math.isnan, numbers)):
+        what = f"must return a number for each of {len(hypotheses)} hypotheses and returns {shown(scores)}"
+        raise violated(reranker, "__call__", what)
+    return numbers
 
 
 def by_expected_utility(utilities: Sequence[float]) -> list[int]:

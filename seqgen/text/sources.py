@@ -16,6 +16,7 @@ from seqgen.generation.component import Component, Resources, build
 from seqgen.generation.ensemble.member import EMPTY, field_of
 from seqgen.registry import MEMBER_SOURCES
 from seqgen.structures import EncoderOut
+from seqgen.system.contract import returned
 from seqgen.text.languages import LineLanguages, TextModel
 
 
@@ -63,7 +64,7 @@ def source_text(source: str | MemberSource, line: str, number: int) -> str:
         DataError: the line has too few fields.
     """
     if isinstance(source, MemberSource):
-        return source(line, number)
+        return returned(source, "__call__", source(line, number), str)
     if source == EMPTY:
         return ""
     fields, wanted = line.split("\t"), field_of(source)

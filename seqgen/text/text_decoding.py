@@ -30,6 +30,7 @@ from seqgen.text.reranking import (
     Utility,
     by_expected_utility,
     expected_utilities,
+    reranked,
     reranker_from_config,
     utility_from_config,
 )
@@ -373,8 +374,8 @@ class TextDecoding:
             utilities = expected_utilities([item.text for item in found], self.utility)
             return [replace(found[index], utility=utilities[index]) for index in by_expected_utility(utilities)]
         if self.reranker is not None and found:
-            scores = list(self.reranker(translation, found))
-            return [replace(found[index], rerank_score=float(scores[index])) for index in by_expected_utility(scores)]
+            scores = reranked(self.reranker, translation, found)
+            return [replace(found[index], rerank_score=scores[index]) for index in by_expected_utility(scores)]
         return found
 
     def _note_cuts(self, line: InputLine) -> None:

@@ -22,6 +22,7 @@ from seqgen.errors import ConfigError
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import register_criterion
 from seqgen.structures import Batch
+from seqgen.system.contract import returned, violated
 from seqgen.system.hooks import Hooked
 from seqgen.training.cross_entropy import cross_entropy, projected_cross_entropy, projection_of
 
@@ -43,6 +44,29 @@ class CriterionOut:
     loss: Tensor
     sample_size: int
     logging: dict[str, Tensor | float] = field(default_factory=dict)
+
+
+def checked(criterion: Any, out: Any) -> CriterionOut:
+    """Check what a criterion returned.
+
+    Args:
+        criterion: the criterion, which is named if the result is wrong.
+        out: what it returned.
+
+    Raises:
+        DecodingError: it is no ``CriterionOut``, the loss is not a scalar or has no gradient, or a logged value is not
+            one number.
+    """
+    found = returned(criterion, "__call__", out, CriterionOut)
+    values = {"loss": returned(criterion, "__call__", found.loss, Tensor), **found.logging}
+    for name, value in values.items():
+        if isinstance(value, Tensor) and value.dim():
+            raise violated(
+                criterion, "__call__", f"must return one number as {name!r}, not {tuple(value.shape)}; sum it"
+            )
+    if torch.is_grad_enabled() and not found.loss.requires_grad:
+        raise violated(criterion, "__call__", "must return a loss with a gradient: it is computed from no weight")
+    return found
 
 
 def mean_scores(sums: Mapping[str, float]) -> dict[str, float]:

@@ -28,7 +28,7 @@ from seqgen.generation.component import Resources
 from seqgen.generation.search.sampling import RandomSearch
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, EncoderOut, Hypothesis, Source, map_tensors
-from seqgen.text.reranking import Utility, utility_from_config
+from seqgen.text.reranking import Utility, compared, utility_from_config
 from seqgen.training.criteria import Criterion, CriterionOut, TargetPositions, has_default_forward
 from seqgen.training.cross_entropy import cross_entropy
 
@@ -235,7 +235,7 @@ class SequenceCriterion(Criterion):
         found = []
         for row, reference in zip(hypotheses, self.references(batch), strict=True):
             texts = [self.task.decode(one.tokens) for one in row]
-            found.append(torch.from_numpy(self.utility.compare(texts, [self.task.decode(reference)])[:, 0]))
+            found.append(torch.from_numpy(compared(self.utility, texts, [self.task.decode(reference)])[:, 0]))
         return pad_sequence(found, batch_first=True).to(batch.ids.device)
 
     def rescore(self, model: EncoderDecoderModel, batch: Batch, hypotheses: Sequence[Sequence[Hypothesis]]) -> Rescored:

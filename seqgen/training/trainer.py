@@ -22,7 +22,7 @@ from seqgen.registry import CRITERIA, LR_SCHEDULERS, OPTIMIZERS
 from seqgen.structures import Batch
 from seqgen.system.devices import out_of_memory, seed_everything
 from seqgen.task import Task
-from seqgen.training.criteria import Criterion, CriterionOut, move_scalars, sum_outs
+from seqgen.training.criteria import Criterion, CriterionOut, checked, move_scalars, sum_outs
 from seqgen.training.distributed import ProcessGroup
 from seqgen.training.lr_schedulers import LRScheduler
 from seqgen.training.optimizers import EMA
@@ -128,7 +128,9 @@ class Trainer:
         self._copy = PlainCopy(model) if sharded else None
         if cfg.optimization.checkpoint_activations:
             recompute_activations(model)
-        loss = LossModule(model, lambda batch, model: self.task.train_step(batch, model, self.criterion))
+        loss = LossModule(
+            model, lambda batch, model: checked(self.criterion, self.task.train_step(batch, model, self.criterion))
+        )
         self._loss_module = parallel(loss, sharding, self.group, self.device)
         if sharded:
             self.criterion.whole = self._whole_model

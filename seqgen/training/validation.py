@@ -16,7 +16,7 @@ from seqgen.data.iterator import EpochIterator
 from seqgen.errors import ConfigError
 from seqgen.model import EncoderDecoderModel
 from seqgen.text.results import Details
-from seqgen.training.criteria import mean_scores, sum_outs
+from seqgen.training.criteria import checked, mean_scores, sum_outs
 
 if TYPE_CHECKING:
     from seqgen.task import Task
@@ -174,7 +174,8 @@ class Validator:
             if batches is None:
                 self._check_stop()
             with trainer.autocast():
-                outs.append(trainer.task.valid_step(batch.to(trainer.device), model, trainer.criterion))
+                out = trainer.task.valid_step(batch.to(trainer.device), model, trainer.criterion)
+            outs.append(checked(trainer.criterion, out))
         return sum_outs(outs)[0]
 
     def _decode(self, model: EncoderDecoderModel, result: ValidationResult) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import yaml
@@ -12,10 +13,24 @@ import yaml
 import seqgen.models  # declares the built-in models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from seqgen.config import GenerationConfig
-from seqgen.lab.checks.components import SHARED, changes_nothing
+from seqgen.errors import ConfigError
+from seqgen.generation.search.diverse import DiverseBeamSearch
+from seqgen.lab.checks import kinds
+from seqgen.lab.checks.checking import check_all
+from seqgen.lab.checks.components import (
+    SHARED,
+    alone_equals_batched,
+    changes_nothing,
+)
 from seqgen.lab.checks.kinds import KINDS, DecodingCheckConfig, component_subject
-from seqgen.lab.checks.strategies import STRATEGY
-from seqgen.registry import COMBINATIONS, CRITERIA, SEARCHES, TASKS, Registry
+from seqgen.lab.checks.strategies import (
+    STRATEGY,
+    forbidden_tokens_are_not_generated,
+    hypotheses_are_outputs,
+    scores_are_the_models,
+)
+from seqgen.lab.checks.subject import Ids
+from seqgen.registry import COMBINATIONS, CRITERIA, LOGITS_PROCESSORS, SEARCHES, TASKS, Registry
 from tests import registered_components
 from tests.commands import Outcome, command, corpus
 from tests.training_runs import TINY
@@ -108,11 +123,81 @@ def test_components_with_a_run_and_other_components(tmp_path: Path, monkeypatch:
     )
     assert "not run: a trained model has one vocabulary" in outcome.out
     assert "changes nothing" not in outcome.out
+    (tmp_path / "own.py").write_text(
+        "from seqgen.extend import MEMBER_LPROBS, Observer, register_observer\n\n"
+        "@register_observer('of_ensembles')\n"
+        "class OfEnsembles(Observer):\n"
+        "    needs = frozenset({MEMBER_LPROBS})\n\n"
+        "    def observe(self, record):\n"
+        "        assert len(record.context.outputs.member_lprobs) == 2\n"
+    )
+    both = ("observer=of_ensembles", "path=[run,run]", "semantics=fairseq")
+    outcome = assert_passes(f"common.user_dir={tmp_path}/own.py", *both)
+    assert "cannot join a running batch: can_merge is not set in OfEnsembles" in outcome.out
     for arguments, message in (
-        (("combination=log", "path=run"), "path names 1 models; a combination is checked with 2"),
+        (("combination=log", "path=run"), "a combination is checked with two or more: path=[RUN,RUN]"),
         (("search=beam", "path=run", "model=fconv_tiny"), "give either model=NAME"),
     ):
         assert message in check(*arguments).err
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"lenpen": 0.0}, ""),
+        ({"length_penalty": "wu", "lenpen": 0.7}, ""),
+        ({"unnormalized": True}, ""),
+        ({"temperature": 2.0}, ""),
+        ({"repetition_penalty": 1.5}, "other components or keys change the scores, also those of beam search"),
+        (
+            {"match_source_len": True},
+            "its decode does not go with the keys given: generation.max_len_a=0.5",
+        ),
+    ],
+    ids=str,
+)
+def test_keys_that_change_scores_or_exclude_others(values: dict[str, Any], reason: str) -> None:
+    law = hypotheses_are_outputs if "match_source_len" in values else scores_are_the_models
+    subject = component_subject("search", DecodingCheckConfig(generation=GenerationConfig(search="beam", **values)))
+    (outcome,) = check_all({"": law}, subject)
+    assert outcome.violation is None
+    assert outcome.reason.startswith(reason)
+    assert bool(outcome.reason) == bool(reason)
+
+
+def test_a_strategy_with_wrong_scores_is_found_with_such_keys() -> None:
+    values = {"search": "diverse_beam", "components": {"search.groups": 2}, "lenpen": 0.0}
+    subject = component_subject("search", DecodingCheckConfig(generation=GenerationConfig(**values)))
+    with mock.patch.object(DiverseBeamSearch, "adjusts_scores", False):
+        (outcome,) = check_all({"": scores_are_the_models}, subject)
+    assert outcome.violation is not None
+
+
+def test_few_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kinds, "WORDS", 4)
+    cfg = DecodingCheckConfig(generation=GenerationConfig(search="constrained"), semantics="fairseq")
+    laws = [alone_equals_batched, forbidden_tokens_are_not_generated]
+    outcomes = list(check_all({law.__name__: law for law in laws}, component_subject("search", cfg)))
+    assert [outcome for outcome in outcomes if outcome.violation or outcome.reason] == []
+    ids = Ids(1, 2, 2, (4, 8), 8)
+    changed = ids.inputs([5], 2).inputs_with_source(0, 0, ids.words).src_tokens
+    assert 4 <= int(changed[0, 0]) < 8
+    monkeypatch.setattr(kinds, "WORDS", 3)
+    with pytest.raises(ConfigError, match="a range of 3 words at most, and the checks need 4"):
+        component_subject("search", cfg)
+
+
+@pytest.mark.parametrize("body", ["open('no/such/file')", "self.missing", "int('x')"])
+def test_a_component_that_cannot_be_built(body: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from seqgen.extend import LogitsProcessor, register_logits_processor\n\n"
+        "@register_logits_processor('not_built')\n"
+        f"class NotBuilt(LogitsProcessor):\n    def __init__(self):\n        {body}\n"
+    )
+    with mock.patch.dict(LOGITS_PROCESSORS._entries):
+        outcome = check(f"common.user_dir={tmp_path}/own.py", "processor=not_built")
+    assert outcome.code == 2
+    assert re.match(r"seqgen-check: the processor cannot be built from its keys: \w+: .* \(.*own.py:6\); ", outcome.err)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +312,8 @@ def test_wrong_input(arguments: list[str], message: str, tmp_path: Path, monkeyp
 def test_help() -> None:
     assert "the check is missing; give model=NAME, path=RUN, criterion=NAME" in command("check").err
     overview = command("check", "--help").out
-    assert all(f"{kind}=NAME" in overview for kind in [*KINDS, "task", "criterion"])
+    assert all(f"\n  {kind}=NAME " in overview for kind in [*KINDS, "task", "criterion"])
+    assert overview.count("Prints a line") == 1
     shown = command("check", PENALTY, "processor=frequency_penalty", "--help", "all").out
     assert "\n  processor=" in shown
     assert "Keys with generation.processors=frequency_penalty\n" in shown

@@ -143,7 +143,7 @@ def test_a_model_without_a_hook(tmp_path: Path) -> None:
 
 
 def test_help() -> None:
-    assert "model=NAME, path=RUN" in command("check", "--help").out
+    assert "\n  path=RUN          a trained model\n" in command("check", "--help").out
     shown = command("check", "model=fconv_tiny", "--help", "all").out
     assert "tolerance=" in shown
     assert "Keys with model=fconv" in shown

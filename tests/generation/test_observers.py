@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from seqgen.errors import ConfigError
+from seqgen.generation.component import FORBIDDEN
 from seqgen.generation.context import StepContext
-from seqgen.generation.observers import FORBIDDEN, Observer, Outcome, StepRecord
+from seqgen.generation.observers import Observer, Outcome, StepRecord
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.structures import Hypothesis
 from tests.generators import make_generator

@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from seqgen.generation.observers import FORBIDDEN, Observer, Outcome, StepRecord
+from seqgen.generation.component import FORBIDDEN
+from seqgen.generation.observers import Observer, Outcome, StepRecord
 from seqgen.structures import EncoderOut, Hypothesis
 from tests.covering import covering
 from tests.generators import make_generator
@@ -121,6 +122,8 @@ def test_where_nobody_can_join_each_batch_is_decoded_by_itself(name: str) -> Non
     rows = sources(7, seed=2)
     generator = make_generator([model], dictionary(VOCAB - 4), beam_size=3, max_len_b=8, no_repeat_ngram_size=2)
     assert not generator.can_merge
+    lacking = "NoRepeatNgram" + (", LSTMDecoder" if name == "lstm_tiny" else "")
+    assert generator.setup.merge_obstacle == f"can_merge is not set in {lacking}"
     take, asked = queue(rows, 3)
     found = dict(generator.generate_continuously(take))
     assert set(asked) == {0}

@@ -267,7 +267,7 @@ class ChangesTheSource(LogitsProcessor):
         return lprobs
 
 
-@bug(Cause.SHAPE)
+@bug(CommonCause.ERROR)
 class ComputesInFloat32(LogitsProcessor):
     def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
         return lprobs.float()

@@ -171,6 +171,20 @@ def test_every_name_of_extend_is_used_by_an_example_or_described() -> None:
     assert [name for name in names if not re.search(rf"\b{name}\b", shown + reference + pages)] == []
 
 
+def test_names_that_pages_mention_can_be_imported() -> None:
+    """Names of seqgen in the text of the pages for authors of components, which do not import them from a module."""
+    import seqgen.extend
+
+    files = [path.read_text(encoding="utf-8") for _, path in modules()]
+    defined = {name for text in files for name in re.findall(r"^(?:class )?([A-Z]\w+)(?=[ (:])", text, re.MULTILINE)}
+    for page in ("extending", "papers", "objectives", "decoding"):
+        text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+        named = {*re.findall(r"`([A-Z]\w+)(?=[`(.])", re.sub(r"```.*?```", "", text, flags=re.DOTALL))}
+        assert named & defined - {*dir(seqgen.extend), *seqgen.__all__} == set(), page
+        private = re.findall(r"`(seqgen\.\w+\.\w[\w.]*)", text)
+        assert [name for name in private if not name.startswith(("seqgen.extend.", "seqgen.lab."))] == [], page
+
+
 @pytest.mark.parametrize("name", ["models.fconv", "seqgen.seqgen", "tasks", "cli.train"])
 def test_other_spellings_are_refused(name: str) -> None:
     result = subprocess.run(

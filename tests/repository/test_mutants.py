@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 from tests.mutants.fault import ROOT, Fault
@@ -21,6 +22,14 @@ def test_each_fault_can_be_planted() -> None:
     for fault in FAULTS:  # a fault that cannot be imported would be found by any test
         ast.parse((ROOT / fault.file).read_text(encoding="utf-8").replace(fault.before, fault.after), fault.reason)
     assert len({(fault.file, fault.before, fault.after) for fault in FAULTS}) == len(FAULTS) >= 250
+
+
+def test_what_the_pages_say_of_them() -> None:
+    page, makefile = ((ROOT / name).read_text(encoding="utf-8") for name in ("docs/architecture.md", "Makefile"))
+    (stated,) = re.findall(r"plants about (\d+) small faults", page)
+    assert abs(int(stated) - len(FAULTS)) <= 0.1 * len(FAULTS)
+    for word in re.findall(r"make mutants ONLY=([\w.]+)", page + makefile):
+        assert any(fault.file.endswith(f"/{word}") for fault in FAULTS), word
 
 
 def test_a_fault_that_no_longer_fits_is_noticed(tmp_path: Path) -> None:

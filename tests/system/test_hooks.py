@@ -41,6 +41,11 @@ def test_names_of_hooks(base: str, name: str) -> None:
     assert WRONG[base, name] in str(found.value)
 
 
+def test_all_misspelt_names_are_reported_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"Own defines 'begins', .*'begin'.*; Own defines 'setp', .*'step'"):
+        type("Own", (seqgen.extend.Search,), {"begins": 1, "threshold": 1, "setp": 1})
+
+
 def test_other_names() -> None:
     """Helpers, what begins with an underscore, and what a base class of the user's own has are not refused."""
     search = seqgen.extend.BeamSearch

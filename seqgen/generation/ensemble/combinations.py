@@ -15,6 +15,7 @@ from seqgen.errors import ConfigError
 from seqgen.generation.component import Component, Composite
 from seqgen.generation.context import StepContext
 from seqgen.registry import COMBINATIONS, register_combination
+from seqgen.system.contract import returned_tensor
 from seqgen.system.hooks import Flags
 
 
@@ -60,6 +61,13 @@ class Combination(Component):
     def attention_weights(self, members: int) -> list[float]:
         """The weight of each member in the average of attention weights; equal by default."""
         return [1.0] * members
+
+
+def combine(combination: Combination, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
+    """Call a combination, and check what it returns; see ``Combination.__call__``."""
+    found, like = combination(lprobs, context), lprobs[0]
+    dtype = found.dtype if getattr(found, "dtype", None) in {scores.dtype for scores in lprobs} else like.dtype
+    return returned_tensor(combination, "__call__", found, like.shape, dtype, like.device)
 
 
 @dataclass
@@ -222,7 +230,7 @@ class Guidance(Composite, Combination):
     def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
         """See ``Combination``."""
         half = len(lprobs) // 2
-        conditional, unconditional = self.inner(lprobs[:half], context), self.inner(lprobs[half:], context)
+        conditional, unconditional = (combine(self.inner, own, context) for own in (lprobs[:half], lprobs[half:]))
         guided = self.scale * (conditional - unconditional) + unconditional
         return guided.where(conditional.isfinite() & unconditional.isfinite(), conditional)
 
@@ -259,8 +267,7 @@ class Nested(Composite, Combination):
     def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
         """See ``Combination``."""
         outer, inner = self.parts
-        scores: Tensor = outer([inner(lprobs, context).log_softmax(-1)], context)
-        return scores
+        return combine(outer, [combine(inner, lprobs, context).log_softmax(-1)], context)
 
     def attention_weights(self, members: int) -> list[float]:
         """The weights of the inner combination, which has the members."""

@@ -15,6 +15,7 @@ from seqgen.generation.ensemble.combinations import Combination, ProbabilityMean
 from seqgen.generation.ensemble.member import INPUT, MemberSpec, encode
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Source
+from seqgen.system.contract import returned, violated
 from seqgen.system.mapped_weights import check_unchanged
 
 
@@ -31,7 +32,10 @@ class Ensemble:
             raise ConfigError("an ensemble needs at least one model")
         self.members = [item if isinstance(item, MemberSpec) else MemberSpec(item) for item in members]
         self.combination = combination or ProbabilityMean()
-        self.combination.attention_weights(len(self.members))  # raises where weights and members do not match
+        weights = self.combination.attention_weights(len(self.members))  # raises where weights and members do not match
+        if len(returned(self.combination, "attention_weights", weights, Sequence)) != len(self.members):
+            what = f"must return a weight for each of {len(self.members)} members and returns {weights}"
+            raise violated(self.combination, "attention_weights", what)
 
     @property
     def models(self) -> list[EncoderDecoderModel]:

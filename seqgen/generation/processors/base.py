@@ -13,6 +13,7 @@ from torch import Tensor
 
 from seqgen.generation.component import Component
 from seqgen.generation.context import StepContext
+from seqgen.system.contract import returned_tensor
 from seqgen.system.hooks import Flags
 
 
@@ -56,9 +57,11 @@ class LogitsProcessor(Component):
 
 
 def apply_all(processors: Sequence[LogitsProcessor], lprobs: Tensor, context: StepContext) -> Tensor:
-    """Apply processors one after the other."""
+    """Apply processors one after the other, and check what each returns."""
+    like = lprobs.shape, lprobs.dtype, lprobs.device
     for processor in processors:
         lprobs = processor(lprobs, context)
+        returned_tensor(processor, "__call__", lprobs, *like)
         if context.watch is not None:
             context.watch(processor, lprobs)
     return lprobs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor
 
 from seqgen.errors import ConfigError
@@ -11,6 +12,7 @@ from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import BatchInfo, Component
 from seqgen.generation.context import StepContext
 from seqgen.generation.finished import FinishedHypotheses, Ranking
+from seqgen.system.contract import returned, returned_tensor, violated
 from seqgen.system.hooks import Flags
 
 
@@ -103,3 +105,26 @@ class Search(Component):
             end-of-sentence finish a hypothesis, and the first ``beam`` others continue.
         """
         raise NotImplementedError
+
+
+def chosen(search: Search, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+    """Call the ``step`` of a strategy, and check the candidates that it returns.
+
+    Raises:
+        ContractError: they are no ``Candidates``, too few, their tensors have other shapes or dtypes, or, at the first
+            step, there is no such token or beam.
+    """
+    found = returned(search, "step", search.step(context, lprobs, scores), Candidates)
+    live, beams = scores.shape
+    count = returned(search, "step", found.tokens, Tensor).size(-1)
+    if count < beams:
+        raise violated(search, "step", f"must return at least {beams} candidates of each sentence, not {count}")
+    dtypes = {"scores": torch.result_type(lprobs, scores), "tokens": torch.int64, "beams": torch.int64}
+    for name, dtype in dtypes.items():
+        returned_tensor(search, "step", getattr(found, name), (live, count), dtype, scores.device, f"{name} ")
+    if context.step == 0:  # only here, because this waits for the device
+        for name, size in {"tokens": lprobs.size(2), "beams": beams}.items():
+            values = getattr(found, name)[found.scores > -torch.inf]
+            if len(wrong := values[(values < 0) | (values >= size)]):
+                raise violated(search, "step", f"must return {name} from 0 to {size - 1} and returns {int(wrong[0])}")
+    return found

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
+from seqgen.system.contract import ContractError
 from seqgen.system.hooks import missing
 
 
@@ -77,7 +78,7 @@ class Raised(Violation):
         error: the error.
 
     Attributes:
-        own: whether the user's code raises it, or calls what raises it.
+        own: whether the user's code raises it, or calls or returns what leads to it.
     """
 
     def __init__(self, error: Exception):
@@ -89,8 +90,9 @@ class Raised(Violation):
         own = [place for place in places if place[0] != "seqgen"]
         _, file, line = (own or places)[-1]
         why = (isinstance(error, NotImplementedError) and missing(error)) or str(error).strip().partition("\n")[0]
-        super().__init__(f"{type(error).__name__}: {why} ({file}:{line})")
-        self.own = bool(own)
+        contract = isinstance(error, ContractError)
+        super().__init__(why if contract else f"{type(error).__name__}: {why} ({file}:{line})")
+        self.own = contract or bool(own)
         self.__cause__ = error
 
 
@@ -101,7 +103,7 @@ _LIBRARIES = {"torch", "numpy", *sys.stdlib_module_names}
 class CommonCause(Enum):
     """The causes that all kinds of components share; the value says what to do."""
 
-    ERROR = "the component raises the error above; correct that first"
+    ERROR = "the component leads to the error above; correct that first"
     UNKNOWN = "no experiment names the cause; see the first failure"
 
 

@@ -12,14 +12,15 @@ from seqgen.lab.checks.checking import Advice, Diagnosis, Wrong, holds
 from seqgen.lab.checks.components import alone_equals_batched
 from seqgen.lab.checks.search import same_hypotheses
 from seqgen.lab.checks.subject import Decoding
+from seqgen.structures import Batch
 
 
 class Cause(Enum):
     """The usual causes of violated invariants of a decoding component; the value says what to do."""
 
     RANDOMNESS = (
-        "the component draws from PyTorch's own random numbers; use seqgen.generation.search.sampling, whose numbers "
-        "depend on a seed, the line number and the step"
+        "the component draws from PyTorch's own random numbers; use uniform of seqgen.extend, whose numbers depend "
+        "on a seed, the line number and the step"
     )
     KEPT_ON_SELF = (
         "the component keeps values of a batch on the object that all batches share; let begin return a copy (call "
@@ -78,10 +79,9 @@ class Cause(Enum):
         "a call changes the component's own tensors, or returns one of them; change state in advance, and return a new "
         "tensor"
     )
-    SHAPE = "the result has another shape or dtype; return (rows, V) scores in the dtype of the argument"
     SHARED_BY_FORKS = "a fork shares a tensor that is changed in place; name the tensor in sentence_state or beam_state"
     VOCABULARY = "the component works for one size of the vocabulary only; take the size from lprobs.size(-1)"
-    OBSERVER = "the observer changes a tensor of the record; clone what you change"
+    OBSERVER = "the observer changes a tensor of the record or context; clone what you change"
     SCORER = (
         "the combination gives another score where all positions are known; ignores_context is true only for a "
         "combination that does not read the context"
@@ -93,12 +93,19 @@ _TOGETHER: dict[str, Any] = {"end_symbols": [], "min_len": 5}
 
 
 def _repeated(subject: Decoding, wrong: Wrong) -> Diagnosis:
-    def seeded() -> Any:
-        torch.manual_seed(0)
-        return subject.decode(subject.batch())
+    generator = subject.generator()
 
-    repeats = holds(lambda: same_hypotheses(subject, seeded(), seeded(), ""))
+    def seeded(batch: Batch) -> Any:
+        torch.manual_seed(0)
+        return generator.generate(batch, None, subject.phrases(generator.setup, batch))
+
+    first, _ = seeded(subject.batch()), seeded(subject.batch(lengths=[3, 6, 4], seed=2))
+    repeats = holds(lambda: same_hypotheses(subject, seeded(subject.batch()), first, ""))
     return Diagnosis(Cause.RANDOMNESS if repeats else Cause.KEPT_ON_SELF)
+
+
+def _of_observer(subject: Decoding, wrong: Wrong) -> Diagnosis | None:
+    return Diagnosis(Cause.OBSERVER) if subject.group == "observer" else None
 
 
 def _only_joining(subject: Decoding, wrong: Wrong) -> Diagnosis | None:
@@ -122,16 +129,16 @@ COMPONENT_ADVICE: Advice[Decoding] = [
     ("calls change nothing else", "becomes", Cause.NAN),
     ("calls change nothing else", "in place", Cause.CONTEXT_CHANGED),
     ("calls change nothing else", "the call changes", Cause.CHANGED_BY_CALL),
-    ("calls change nothing else", "the processor returns", Cause.SHAPE),
     ("state follows the beams", "", Cause.NOT_REORDERED),
     ("state of sentences that leave", "", Cause.NOT_SELECTED),
     ("candidates are continuations", "independent_rows", Cause.NOT_INDEPENDENT),
     ("candidates are continuations", "not in the range", Cause.INDICES),
-    ("candidates are continuations", "shapes", Cause.INDICES),
+    ("candidates are continuations", "of another beam", Cause.INDICES),
     ("candidates are continuations", "does not exist", Cause.FORBIDDEN),
     ("decodes are repeatable", "", _repeated),
     ("two decodes at a time", "", Cause.KEPT_ON_SELF),
     ("optimized = not optimized", "skip_log_softmax", Cause.NOT_NORMALIZED),
+    ("optimized = not optimized", "use_cache", _of_observer),
     ("optimized = not optimized", "use_cache", Cause.CACHE),
     ("joining = one batch", "", _only_joining),
     ("alone = in a batch", "", _batched),

@@ -22,8 +22,8 @@ from seqgen.errors import DecodingError, UserError
 from seqgen.generation.candidates import Candidates, gather_beams
 from seqgen.generation.component import Component, Composite
 from seqgen.generation.context import StepContext
-from seqgen.generation.ensemble.combinations import Combination
-from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.generation.ensemble.combinations import Combination, combine
+from seqgen.generation.processors.base import LogitsProcessor, apply_all
 from seqgen.generation.search.base import Search
 from seqgen.generation.session import Session
 from seqgen.lab.checks import search
@@ -72,7 +72,7 @@ def blocks_change_nothing(subject: Decoding) -> None:
 def joining_changes_nothing(subject: Decoding) -> None:
     """Sentences that join a running batch give the same result."""
     generator = subject.generator(max_len_a=0.75, max_len_b=1, max_len=9)  # sentences end at different steps
-    needs(generator.can_merge, "sentences cannot join a running batch: can_merge is not set")
+    needs(generator.can_merge, f"sentences cannot join a running batch: {generator.setup.merge_obstacle}")
     lengths = [SOURCES[row % len(SOURCES)] for row in range(12)]
     waiting = list(range(len(lengths)))
 
@@ -109,7 +109,7 @@ def state_follows_the_beams(subject: Decoding) -> None:
         found |= bool(names)
         parents = (torch.arange(beam) + 1).remainder(beam).expand(live, -1).contiguous()
         parents = parents.where(torch.arange(live).unsqueeze(1) % 2 == 0, 0)  # others all continue one beam
-        tokens = subject.ids.words[0] + torch.arange(live * beam).view(live, beam) % 5
+        tokens = (subject.ids.words[0] + torch.arange(live * beam).view(live, beam) % 5).clamp(max=subject.ids.word(4))
         scores = -torch.arange(live * beam, dtype=torch.float64).view(live, beam)
         moved, wanted = copy.deepcopy(part), copy.deepcopy(part)
         for name in names:
@@ -140,8 +140,8 @@ def _after_some_steps(subject: Decoding) -> Iterator[tuple[Component, int, int]]
     session: Session = subject.session(subject.batch(), end_symbols=[], min_len=6)
     fresh = {id(value) for part in subject.parts(session.setup) for value in vars(part).values()}
     with torch.inference_mode():
-        for _ in range(3):
-            session.step()
+        continues = all(session.step() for _ in range(3))
+    needs(continues, "all outputs end within three steps")
     live, beam, found = len(session.live), session.beam, False
     for part in subject.parts(session):
         own = [name for name in _tensors(part, (live,)) if id(getattr(part, name)) not in fresh]
@@ -188,7 +188,7 @@ def changes_nothing(subject: Decoding) -> bool:
             for batch, options in cases:
                 got, wanted = subject.decode(batch, **options), subject.decode(batch, **options, **subject.without)
                 same_hypotheses(subject, got, wanted, "the component changes the result")
-        except (Violation, UserError):
+        except (Violation, NotApplicableError, UserError):
             return False
     return True
 
@@ -220,7 +220,7 @@ class CombinationProbe(Composite, Combination):
     def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
         """See ``Combination``."""
         before = [scores.clone() for scores in lprobs]
-        found: Tensor = self.parts[0](lprobs, context)
+        found = combine(self.parts[0], lprobs, context)
         for member, (scores, kept) in enumerate(zip(lprobs, before, strict=True)):
             what = f"the combination changes lprobs[{member}], the scores of a member, in place"
             require(torch.equal(scores, kept), what)
@@ -277,23 +277,19 @@ class Probe(Composite, LogitsProcessor):
         seen = {name: value for name in READ if (value := attrgetter(name)(context)) is not None}
         before, state = {name: tensor.clone() for name, tensor in seen.items()}, _tensors_of(processor)
         with at(step=context.step):
-            found = processor(lprobs.clone(), context)
+            found = apply_all([processor], lprobs.clone(), context)
             self._check_values(found, lprobs, context)
             for name, tensor in before.items():
                 require(torch.equal(tensor, seen[name]), f"the processor changes context.{name} in place")
             _check_state(processor, state, "the call changes the state")
             kept: Tensor = found.clone()
             found.fill_(5.0)  # as a later processor may do
-            again = processor(lprobs.clone(), context)
+            again = apply_all([processor], lprobs.clone(), context)
             same = torch.equal(again.nan_to_num(), kept.nan_to_num())
             require(same, "a second call with the same scores and context gives another result")
         return kept
 
     def _check_values(self, found: Tensor, lprobs: Tensor, context: StepContext) -> None:
-        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        require(shape == tuple(lprobs.shape), f"the processor returns {shape} for scores {tuple(lprobs.shape)}")
-        what = f"the processor returns {found.dtype} for scores in {lprobs.dtype}"
-        require(found.dtype == lprobs.dtype, what)
         wrong = (found.isnan() & ~lprobs.isnan()) | ((found == torch.inf) & (lprobs != torch.inf))
         for row, token in wrong.nonzero().tolist():
             what = f"the score of token {token} becomes {found[row, token]}; before it was {lprobs[row, token]}"
@@ -392,7 +388,7 @@ def forks_are_independent(subject: Decoding) -> None:
             session.step()
     live, beam = len(session.live), session.beam
     parents = torch.zeros(live, beam, dtype=torch.int64)
-    active = Candidates(torch.zeros(live, beam), parents + subject.ids.words[0] + 1, parents)
+    active = Candidates(torch.zeros(live, beam), parents + subject.ids.word(1), parents)
     for part in subject.parts(session):
         before = _tensors_of(part)
         part.fork().advance(active)

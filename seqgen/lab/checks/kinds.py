@@ -19,7 +19,7 @@ from seqgen.errors import ConfigError, UserError
 from seqgen.generation.component import Component
 from seqgen.generation.ensemble.combinations import Combination
 from seqgen.generation.search.base import Search
-from seqgen.lab.checks.checking import Invariants
+from seqgen.lab.checks.checking import Invariants, Raised
 from seqgen.lab.checks.components import COMBINATION, OBSERVER, PROCESSOR, STOPPING
 from seqgen.lab.checks.criteria import Training
 from seqgen.lab.checks.strategies import STRATEGY
@@ -58,8 +58,7 @@ def _building(what: str, otherwise: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        message = f"the {what}: {type(error).__name__}: {error}; {otherwise}"
-        raise ConfigError(message) from error
+        raise ConfigError(f"the {what}: {Raised(error).what}; {otherwise}") from error
 
 
 class Vocabularies:
@@ -165,6 +164,10 @@ WORDS = 9
 """Words of the vocabulary, besides its four special tokens: an odd number of tokens, and few, so that ties occur."""
 
 
+FEWEST = 4
+"""The smallest number of words with which a component can be checked."""
+
+
 class Kind(NamedTuple):
     """A kind of component.
 
@@ -194,7 +197,7 @@ class DecodingCheckConfig:
     """The configuration of the check of a decoding component."""
 
     model: Any = None
-    path: list[str] = option([], "run or checkpoint that decodes, in place of a random model; of a combination two")
+    path: list[str] = option([], "run or checkpoint that decodes, in place of a random model; several for an ensemble")
     beam: int = option(4, "beam size of the decodes; a strategy that refuses it is checked with 1", minimum=1)
     semantics: str = option(
         "both", "rules of which toolkit the component is checked under", choices=("both", "fairseq", "huggingface")
@@ -233,6 +236,9 @@ def component_subject(group: str, cfg: DecodingCheckConfig, note: Note = print) 
         subject = Decoding(generation, group, build, words, words, kind, tolerance=cfg.tolerance)
         if group == "combination":
             subject.models.append(build(words, 1))
+    begin, end = subject.ids.words
+    if end - begin < FEWEST:
+        raise ConfigError(f"the vocabulary has a range of {end - begin} words at most, and the checks need {FEWEST}")
     subject.all_rules = ["fairseq", "huggingface"] if cfg.semantics == "both" else [cfg.semantics]
     return _accepted(subject, note)
 
@@ -248,15 +254,14 @@ def _trained_decoding(
     if cfg.model is not None:
         raise ConfigError("give either model=NAME for a random model or path=RUN for a trained one")
     loaded = load_models(cfg.path, "cpu", cfg.reading, torch.float64)
-    wanted = 2 if group == "combination" else 1
-    if len(loaded) != wanted:
-        raise ConfigError(f"path names {len(loaded)} models; a {group} is checked with {wanted}")
+    if group == "combination" and len(loaded) < 2:
+        raise ConfigError("path names 1 model; a combination is checked with two or more: path=[RUN,RUN]")
     for text in (text for one in loaded for text in one.notes):
         note(text)
-    task, other = loaded[0].task, loaded[-1].task
+    task = loaded[0].task
     words, sources = task.target_dictionary, task.source_dictionary
-    if words != other.target_dictionary or sources != other.source_dictionary:
-        raise ConfigError("the models of path have different vocabularies; give two with the same")
+    if any((one.task.target_dictionary, one.task.source_dictionary) != (words, sources) for one in loaded):
+        raise ConfigError("the models of path have different vocabularies; give models with the same")
     models = [one.model for one in loaded]
     options: dict[str, Any] = {"models": models, "tokenizer": task.target_tokenizer, "tolerance": cfg.tolerance}
     return Decoding(generation, group, None, words, sources, kind, **options)
@@ -275,14 +280,20 @@ def _accepted(subject: Decoding, note: Note) -> Decoding:
         accepted = []
         for rules in subject.all_rules:
             subject.rules = rules
+            with _building(f"{subject.group} cannot be built from its keys", "correct its build or __init__"):
+                try:
+                    generator = subject.generator()
+                except ConfigError as error:
+                    refusals.append(error)
+                    continue
             try:
-                subject.decode(subject.batch([1]))
+                generator.generate(subject.batch([1]))
             except ConfigError as error:
                 refusals.append(error)
+                continue
             except Exception:  # an error of the component, which the checks report
-                accepted.append(rules)
-            else:
-                accepted.append(rules)
+                pass
+            accepted.append(rules)
         if accepted:
             if beam != beams[0]:
                 note(f"checked with beam=1: {refusals[0]}")
@@ -349,7 +360,8 @@ def task_subject(cfg: TaskCheckConfig, folder: Path) -> Prepared:
         )
 
     def make() -> Task:
-        task: Task = component.setup_task(cfg.task, folder)
+        with _building("task cannot be made from its keys", "correct its setup_task"):
+            task: Task = component.setup_task(cfg.task, folder)
         return task
 
     task = make()

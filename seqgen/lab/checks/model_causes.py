@@ -80,7 +80,7 @@ class Cause(Enum):
     )
     STALE_WEIGHT = (
         "something computed from a weight is used after the weight has changed; compute it at each use, or derive the "
-        "module from seqgen.modules.cached_weight.CachedWeight"
+        "module from CachedWeight of seqgen.extend"
     )
     NOT_TRAINED = "a parameter does not reach the loss; use it, remove it, or set requires_grad to false"
     NOT_SAVED = "something that the logits depend on is not saved; make it an nn.Parameter or a buffer"

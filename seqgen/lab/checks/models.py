@@ -60,7 +60,7 @@ def every_token_is_read(subject: Subject) -> None:
     for row, length in enumerate(LENGTHS):
         first = batch.src_tokens.size(1) - length if batch.padded_left else 0
         for column in range(first, first + length):
-            changed = batch.inputs_with_source(row, column, ids.words[0])
+            changed = batch.inputs_with_source(row, column, ids.words)
             if torch.equal(changed.src_tokens, batch.src_tokens):
                 continue
             moved = subject.logits(changed)

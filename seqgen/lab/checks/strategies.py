@@ -13,9 +13,10 @@ from seqgen.errors import DecodingError
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.generation.search.base import chosen
 from seqgen.generation.session import Session, StepScores
 from seqgen.generation.setup import DecodingSetup
-from seqgen.lab.checks.checking import Invariants, Violation, at, needs, require
+from seqgen.lab.checks.checking import Invariants, Violation, at, holds, needs, require
 from seqgen.lab.checks.components import SHARED
 from seqgen.lab.checks.search import same_hypotheses
 from seqgen.lab.checks.subject import LONGEST, SOURCES, Decoding, Results
@@ -27,7 +28,7 @@ class _CheckedSession(Session):
 
     def choose(self, context: StepContext, scored: StepScores) -> Candidates:
         """See ``Session.choose``."""
-        found = self.search.step(context, scored.lprobs, scored.scores)
+        found = chosen(self.search, context, scored.lprobs, scored.scores)
         _check_candidates(found, scored, self.setup, context.step)
         return replace(found, scores=found.scores.masked_fill(self.sentences.done.unsqueeze(1), -torch.inf))
 
@@ -49,19 +50,18 @@ def candidates_are_continuations(subject: Decoding) -> None:
 
 
 def _check_candidates(found: Candidates, scored: StepScores, setup: DecodingSetup, step: int) -> None:
-    live, beams = scored.scores.shape
-    shapes = {tuple(tensor.shape) for tensor in (found.scores, found.tokens, found.beams)}
-    independent = setup.search.independent_rows
-    count = found.tokens.size(1) if found.tokens.dim() == 2 else 0
-    wanted = f"(sentences, K) = ({live}, K) with K of at least {beams}"
-    valid = len(shapes) == 1 and len(found.tokens) == live and count >= beams
-    require(valid, f"the candidates have the shapes {sorted(shapes)} and should have {wanted}", step)
+    beams = scored.scores.size(1)
+    count, independent = found.tokens.size(1), setup.search.independent_rows
     what = f"independent_rows is true, but {beams} beams have {count} candidates"
     require(count == beams or not independent, what, step)
     possible = found.scores > -torch.inf
     for name, values, size in (("token", found.tokens, setup.vocab_size), ("beam", found.beams, beams)):
         wrong = possible & ((values < 0) | (values >= size))
         _refuse(wrong, f"the {name} of a candidate is not in the range from 0 to {size - 1}", step)
+    totals = scored.scores.unsqueeze(-1) + scored.lprobs.gather(2, found.tokens.unsqueeze(1).expand(-1, beams, -1))
+    of_beams = totals == found.scores.unsqueeze(1)  # (live, beam, K): which beams have this score
+    wrong = possible & of_beams.any(1) & ~of_beams.gather(1, found.beams.unsqueeze(1)).squeeze(1)
+    _refuse(wrong, "the score of a candidate is that of another beam", step)
     wrong = possible & (scored.scores == -torch.inf).gather(1, found.beams.clamp(0, beams - 1))
     _refuse(wrong, "a candidate continues a beam that does not exist (its score is -inf)", step)
     if independent:
@@ -77,24 +77,37 @@ def _refuse(wrong: Tensor, what: str, step: int) -> None:
 
 def scores_are_the_models(subject: Decoding) -> None:
     """The score of each token is its log-probability by teacher forcing, over the tokens that are allowed."""
-    setup = subject.generator(end_symbols=[]).setup
-    needs(not setup.search.adjusts_scores, "the strategy changes scores on purpose: adjusts_scores is set")
-    for row, hypotheses in enumerate(subject.decode(subject.batch(), end_symbols=[])):
+    search = subject.generator().setup.search
+    needs(not search.adjusts_scores, "the strategy changes scores on purpose: adjusts_scores is set")
+    needs(len(subject.models) == 1, "an ensemble has no parallel pass")
+    try:
+        _compare_with_model(subject)
+    except Violation:
+        holds_in_beam_search = holds(lambda: _compare_with_model(subject, **subject.without))
+        needs(holds_in_beam_search, "other components or keys change the scores, also those of beam search")
+        raise
+
+
+def _compare_with_model(subject: Decoding, **options: Any) -> None:
+    setup = subject.generator(end_symbols=[], **options).setup
+    for row, hypotheses in enumerate(subject.decode(subject.batch(), end_symbols=[], **options)):
         source = subject.batch([row]).source
         for beam, hypothesis in enumerate(hypotheses):
             tokens, model = hypothesis.tokens, subject.models[0]
             history = torch.cat([torch.tensor([subject.ids.start]), tokens[:-1]])[None]
             logits = model(source.src_tokens, source.src_lengths, history).logits
-            lprobs = model.get_normalized_probs(logits)[0]
+            lprobs = model.get_normalized_probs(logits / setup.temperature)[0]
             if setup.plan.renormalizes:
                 lprobs = _allowed(lprobs, setup, row, subject).log_softmax(-1)
             wanted = lprobs.gather(1, tokens[:, None]).T
             how = ", renormalized over the tokens that the rules allow" if setup.plan.renormalizes else ""
             what = f"the scores are not those of the model for these tokens{how}"
-            mean = torch.tensor([[hypothesis.score]], dtype=torch.float64)
+            score = torch.tensor([[hypothesis.score]], dtype=torch.float64)
+            ranked = setup.ranking.score(wanted.sum(1, keepdim=True), wanted.size(1))
             with at(sentence=row, beam=beam):
                 subject.same(hypothesis.positional_scores[None], wanted, what=what)
-                subject.same(mean, wanted.mean(1, keepdim=True), what="the score is not the mean of the tokens' scores")
+                if not setup.ranking.coverage:
+                    subject.same(score, ranked, what="the score is not that of the length penalty")
 
 
 def _allowed(lprobs: Tensor, setup: DecodingSetup, row: int, subject: Decoding) -> Tensor:
@@ -134,7 +147,7 @@ def _check_output(hypothesis: Hypothesis, setup: DecodingSetup, longest: int, ro
     require(1 <= len(tokens) <= longest, what, sentence=row, beam=beam)
     inside = next((step for step, token in enumerate(tokens[:-1]) if token in ends), None)
     require(inside is None, "an output continues after an end token", inside, row, beam)
-    ended = tokens[-1] in ends or (len(tokens) == longest and not setup.rules.forces_end)
+    ended = tokens[-1] in ends or setup.stopping or (len(tokens) == longest and not setup.rules.forces_end)
     require(ended, "an output does not end with an end token", len(tokens), row, beam)
     require(hypothesis.positional_scores.isfinite().all(), "a score is not finite", sentence=row, beam=beam)
 
@@ -151,15 +164,17 @@ def hypotheses_differ(subject: Decoding) -> None:
 
 def forbidden_tokens_are_not_generated(subject: Decoding) -> None:
     """Tokens with a score of ``-inf`` are not generated, also where few tokens remain."""
-    banned = subject.ids.words[0] + 1
+    banned = subject.ids.word(1)
     options: dict[str, Any] = {"suppress": [subject.dictionary.symbol(banned)], "min_len": 3, "no_repeat_ngram_size": 1}
+    setup = subject.generator(**options).setup
     for row, hypotheses in enumerate(subject.decode(subject.batch(), **options)):
         for beam, hypothesis in enumerate(hypotheses):
             tokens = hypothesis.tokens.tolist()
             with at(sentence=row, beam=beam):
-                if banned in tokens and not subject.generator().setup.search.takes_constraints:
+                if banned in tokens and not setup.search.takes_constraints:
                     raise Violation("a token that is forbidden is generated", step=tokens.index(banned))
-                require(len(tokens) >= min(4, LONGEST), "an output ends before its minimum length", len(tokens) - 1)
+                long_enough = len(tokens) >= min(4, LONGEST) or setup.stopping
+                require(long_enough, "an output ends before its minimum length", len(tokens) - 1)
                 what = "a token that is forbidden after its first occurrence is generated again"
                 require(len(set(tokens)) == len(tokens), what)
 

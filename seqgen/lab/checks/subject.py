@@ -16,6 +16,7 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.data.pair_dataset import collate
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.decoder import IncrementalDecoder
+from seqgen.errors import ConfigError
 from seqgen.generation.component import Component, Composite, Phrases
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.session import Session
@@ -55,10 +56,11 @@ class Inputs:
         tokens = tokens[:, tokens.size(1) - length :] if self.padded_left else tokens[:, :length]
         return tokens, self.src_lengths[row : row + 1], self.prev_output_tokens[row : row + 1]
 
-    def inputs_with_source(self, row: int, column: int, first_word: int) -> Inputs:
-        """The same inputs with another word, one of seven, in one place of the source."""
+    def inputs_with_source(self, row: int, column: int, words: tuple[int, int]) -> Inputs:
+        """The same inputs with another word, the next one of ``Ids.words``, in one place of the source."""
+        first, end = words
         changed = self.src_tokens.clone()
-        changed[row, column] = first_word + (changed[row, column] + 1) % 7
+        changed[row, column] = first + (changed[row, column] - first + 1) % (end - first)
         return replace(self, src_tokens=changed)
 
 
@@ -99,6 +101,11 @@ class Ids:
         pairs = itertools.pairwise([-1, *sorted(special), size])
         begin, end = max(pairs, key=lambda pair: pair[1] - pair[0])
         return cls(dictionary.pad(), eos, start, (begin + 1, end), len(dictionary), model.left_pad_source)
+
+    def word(self, number: int) -> int:
+        """The id of a word, counted from 0; of the last one if there are fewer."""
+        begin, end = self.words
+        return min(begin + number, end - 1)
 
     def inputs(self, lengths: Sequence[int], target_length: int, rows_per_sentence: int = 1, seed: int = 1) -> Inputs:
         """Random inputs.
@@ -366,25 +373,26 @@ class Decoding(Compared):
             objects: further components; see ``SequenceGenerator.from_config``.
             options: fields of ``GenerationConfig``.
         """
-        first = self.ids.words[0]
-        ends = [self.dictionary.symbol(token) for token in range(first, first + 8, 3)]  # outputs have unequal lengths
+        begin, end = self.ids.words
+        few = range(begin, end, 3)[: min(3, (end - begin) // 3)]
+        ends = [self.dictionary.symbol(token) for token in few]  # outputs have unequal lengths
         values = {"min_len": 0, "max_len": LONGEST, "end_symbols": ends, "semantics": self.rules, **options}
         models = self.models * members if len(self.models) == 1 else self.models
-        return SequenceGenerator.from_config(
-            models,
-            self.dictionary,
-            replace(self.generation, **values),
-            self.tokenizer or WhitespaceTokenizer(self.dictionary),
-            debug=debug,
-            **(objects or {}),
-        )
+        tokenizer = self.tokenizer or WhitespaceTokenizer(self.dictionary)
+        cfg, further = replace(self.generation, **values), objects or {}
+        try:
+            return SequenceGenerator.from_config(models, self.dictionary, cfg, tokenizer, debug=debug, **further)
+        except ConfigError as error:
+            if not options:
+                raise
+            raise NotApplicableError(f"its decode does not go with the keys given: {error}") from None
 
     def phrases(self, setup: DecodingSetup, batch: Batch) -> list[Phrases] | None:
         """Phrases for a strategy that supports constraints: none, one or two for each sentence."""
         if not setup.search.takes_constraints:
             return None
-        first = self.ids.words[0]
-        every: list[Phrases] = [[[first + 1, first + 2]], [], [[first + 4]], [[first + 1], [first + 7]], []]
+        one, two, four, seven = map(self.ids.word, (1, 2, 4, 7))
+        every: list[Phrases] = [[[one, two]], [], [[four]], [[one], [seven]], []]
         return [every[row % len(every)] for row in batch.ids.tolist()]
 
     def decode(self, batch: Batch, prefix: bool = False, **options: Any) -> Results:
@@ -396,7 +404,7 @@ class Decoding(Compared):
             options: see ``generator``.
         """
         generator = self.generator(**options)
-        tokens = (self.ids.words[0] + batch.ids % 2 + 1).unsqueeze(1) if prefix else None
+        tokens = (self.ids.word(1) + batch.ids % 2).unsqueeze(1) if prefix else None
         return generator.generate(batch, tokens, self.phrases(generator.setup, batch))
 
     def session(

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from seqgen.config import TraceConfig
-from seqgen.generation.component import MEMBER_LOGITS, MEMBER_LPROBS
-from seqgen.generation.observers import FORBIDDEN, Observer, Outcome, StepRecord
+from seqgen.generation.component import FORBIDDEN, MEMBER_LOGITS, MEMBER_LPROBS
+from seqgen.generation.observers import Observer, Outcome, StepRecord
 from seqgen.generation.setup import DecodingSetup
 from seqgen.text.results import TextHypothesis
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from seqgen.errors import DecodingError
 from seqgen.incremental_state import rows_of_parents, rows_of_sentences
 from seqgen.modules.masks import step_mask
+from seqgen.system.contract import returned
 from seqgen.system.hooks import Hooked
 
 
@@ -127,15 +128,16 @@ class KeyValueCache(Hooked, ABC):
         Returns:
             The arguments of ``attend``.
         """
-        return self.view().attended(attn_mask, is_causal, queries, dtype)
+        view = returned(self, "view", self.view(), KeysAndValues)
+        return view.attended(attn_mask, is_causal, queries, dtype)
 
     def reorder_beams(self, parents: Tensor) -> KeyValueCache:
         """Reorder within sentences; ``parents`` ``(sentences, beam)`` int64 is the beam that each new row continues."""
-        return self.reorder(rows_of_parents(parents))
+        return returned(self, "reorder", self.reorder(rows_of_parents(parents)), KeyValueCache)
 
     def select(self, keep: Tensor, beam_size: int) -> KeyValueCache:
         """Keep the sentences ``keep``, ``(kept,)`` int64, each with ``beam_size`` rows."""
-        return self.reorder(rows_of_sentences(keep, beam_size))
+        return returned(self, "reorder", self.reorder(rows_of_sentences(keep, beam_size)), KeyValueCache)
 
     def roll_back(self, positions: int) -> KeyValueCache:
         """Remove the last positions of all rows; speculative decoding needs it."""

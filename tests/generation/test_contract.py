@@ -1,0 +1,257 @@
+"""A component that does not return what its base class says ends a decode with a sentence that names its file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from seqgen.errors import ConfigError
+from seqgen.generation.component import NEEDS, Component, Resources, build
+from seqgen.generation.ensemble.combinations import Combination
+from seqgen.generation.observers import Observer
+from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.generation.search.beam import BeamSearch
+from seqgen.generation.stopping import StoppingRule
+from seqgen.modules.kv_cache.protocol import KeysAndValues, KeyValueCache
+from seqgen.modules.multihead_attention import MultiheadAttention
+from seqgen.registry import LOGITS_PROCESSORS, Entry
+from seqgen.system.contract import ContractError
+from seqgen.text.reranking import Reranker, Utility, compared, expected_utilities, reranked
+from seqgen.text.sources import MemberSource, source_text
+from seqgen.text.translator import Translator
+from seqgen.training.criteria import CriterionOut, checked
+from tests.generators import make_generator
+from tests.model_zoo import VOCAB, sharp
+from tests.scripted_model import batch_of, dictionary
+from tests.text_models import TEXTS, text_model
+
+
+def component(base: type[Any], **methods: Any) -> Any:
+    """An object of a user's class with some methods."""
+    return type("Mine", (base,), {"__module__": __name__, **methods})()
+
+
+def narrowed(name: str) -> Callable[..., Any]:
+    """Beam search of which one tensor of the candidates has 32 bits."""
+
+    def step(self: Any, context: Any, lprobs: Any, scores: Any) -> Any:
+        found = BeamSearch.step(self, context, lprobs, scores)
+        own = getattr(found, name)
+        return replace(found, **{name: own.float() if own.is_floating_point() else own.int()})
+
+    return step
+
+
+ROWS, V = 8, VOCAB
+WRONG: dict[str, tuple[str, Any, str]] = {
+    "a part of the vocabulary": (
+        "processors",
+        component(LogitsProcessor, __call__=lambda self, lprobs, context: lprobs[:, :5]),
+        rf"must return \({ROWS}, {V}\) of torch.float64 on cpu and returns \({ROWS}, 5\) of torch.float64 on cpu",
+    ),
+    "one row": (
+        "processors",
+        component(LogitsProcessor, __call__=lambda self, lprobs, context: lprobs[:1]),
+        rf"and returns \(1, {V}\)",
+    ),
+    "another dtype": (
+        "processors",
+        component(LogitsProcessor, __call__=lambda self, lprobs, context: lprobs.float()),
+        "and returns .* of torch.float32",
+    ),
+    "nothing": (
+        "processors",
+        component(LogitsProcessor, __call__=lambda self, lprobs, context: None),
+        "must return a Tensor and returns None; is a return missing",
+    ),
+    "a combination": (
+        "combination",
+        component(Combination, __call__=lambda self, lprobs, context: lprobs[0].mean(1)),
+        rf"and returns \({ROWS},\)",
+    ),
+    "too few weights": (
+        "combination",
+        component(Combination, attention_weights=lambda self, members: [1.0]),
+        "must return a weight for each of 2 members",
+    ),
+    "no candidates": ("search_strategy", component(BeamSearch, step=lambda self, *given: given[1]), "a Candidates"),
+    "tokens": ("search_strategy", component(BeamSearch, step=narrowed("tokens")), "must return tokens .*int64"),
+    "beams": ("search_strategy", component(BeamSearch, step=narrowed("beams")), "must return beams .*int64"),
+    "scores": ("search_strategy", component(BeamSearch, step=narrowed("scores")), "must return scores .*float64"),
+    "few candidates": (
+        "search_strategy",
+        component(BeamSearch, step=lambda self, *given: BeamSearch.step(self, *given).gather(torch.zeros(2, 1).long())),
+        "must return at least 4 candidates of each sentence, not 1",
+    ),
+    "a stopping rule": (
+        "stopping",
+        component(StoppingRule, __call__=lambda self, tokens, context: tokens[:, -1]),
+        r"must return \(16,\) of torch.bool",
+    ),
+    "begin": (
+        "processors",
+        component(LogitsProcessor, begin=lambda self, batch: None),
+        "must return a Component",
+    ),
+    "a missing state": (
+        "observers",
+        component(Observer, beam_state=("counts",)),
+        r"must set 'counts', which its state names, to \(2, 4, ...\): it is NoneType",
+    ),
+    "the state of one sentence": (
+        "processors",
+        component(LogitsProcessor, sentence_state=("kept",), kept=torch.zeros(1)),
+        r"to \(2, ...\): it is \(1,\)",
+    ),
+}
+"""What a component does wrong: the argument of the generator, the component, and what is said."""
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_component_that_breaks_its_contract(wrong: str) -> None:
+    argument, mine, message = WRONG[wrong]
+    options = {argument: [mine] if argument in ("processors", "stopping", "observers") else mine}
+    models = [sharp("transformer_tiny")] * (2 if argument == "combination" else 1)
+    with pytest.raises(ContractError, match=rf"^Mine(\.\w+)? \(.*\) .*{message}"):
+        make_generator(models, dictionary(V - 4), beam_size=4, **options).generate(batch_of([(5, 2), (6, 7, 2)]))
+
+
+def test_the_file_and_line_of_a_class_are_named() -> None:
+    class OfThisFile(Observer):
+        def summary(self) -> Any:
+            return {"lines": 1}
+
+    generator = make_generator([sharp("transformer_tiny")], dictionary(V - 4), observers=[OfThisFile()])
+    with pytest.raises(ContractError, match=r"^OfThisFile.summary \(.*test_contract.py:\d+\) must return a str"):
+        generator.summary()
+
+
+def test_a_build_method_that_returns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = type("Made", (LogitsProcessor,), {"build": classmethod(lambda cls, cfg, resources: None)})
+    monkeypatch.setitem(LOGITS_PROCESSORS._entries, "made", Entry("made", made, type("Cfg", (), {}), "here"))
+    monkeypatch.setattr("seqgen.generation.component.component_config", lambda *given: None)
+    with pytest.raises(ContractError, match=r"Made.build .* must return a LogitsProcessor and returns None"):
+        build(LOGITS_PROCESSORS, "made", LogitsProcessor, None, Resources(dictionary(1)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("result", [None, [[1.0]], numpy.zeros((1, 2)), numpy.full((2, 2), numpy.nan)], ids=str)
+def test_utilities(result: Any) -> None:
+    mine = component(Utility, __call__=lambda self, texts: result)
+    with pytest.raises(ContractError, match=r"^Mine .* must return "):
+        expected_utilities(["a", "b"], mine)
+    mine = component(Utility, compare=lambda self, texts, references: result)
+    with pytest.raises(ContractError, match=r"^Mine.compare .* must return "):
+        compared(mine, ["a", "b"], ["c"])
+
+
+@pytest.mark.parametrize("result", [None, [1.0], [1.0, "?"], [1.0, float("nan")]], ids=str)
+def test_rerankers(result: Any) -> None:
+    mine: Any = component(Reranker, __call__=lambda self, translation, hypotheses: result)
+    hypotheses: Any = ["one", "two"]
+    with pytest.raises(ContractError, match=r"^Mine .* must return a number for each of 2 hypotheses"):
+        reranked(mine, None, hypotheses)  # type: ignore[arg-type]
+
+
+def test_member_sources() -> None:
+    with pytest.raises(ContractError, match=r"^Mine .* must return a str and returns None"):
+        source_text(component(MemberSource, __call__=lambda self, line, number: None), "a line", 0)
+
+
+def test_criteria() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    assert checked("mine", CriterionOut(weight.sum(), 2, {"ntokens": 2.0})).sample_size == 2
+    for out, message in (
+        (weight.sum(), "must return a CriterionOut and returns a Tensor"),
+        (CriterionOut(weight, 2), r"one number as 'loss', not \(2,\)"),
+        (CriterionOut(weight.sum(), 2, {"own": weight}), r"one number as 'own', not \(2,\)"),
+        (CriterionOut(weight.sum().detach(), 2), "a loss with a gradient"),
+    ):
+        with pytest.raises(ContractError, match=message):
+            checked("mine", out)
+    with torch.no_grad():
+        checked("mine", CriterionOut(weight.sum(), 2))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"needs": frozenset({"member_logit"})}, r"needs has 'member_logit', .* \(did you mean 'member_logits'\?\)"),
+        ({"needs": "features"}, r"needs is the text 'features'; write \['features'\]"),
+        ({"beam_state": ("counts")}, r"beam_state is the text 'counts'; write \['counts'\]"),
+    ],
+    ids=["unknown", "a text", "no tuple"],
+)
+def test_what_a_class_declares(body: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"Mine\.{message}"):
+        type("Mine", (LogitsProcessor,), body)
+    type("Mine", (Component,), {"needs": frozenset(NEEDS), "beam_state": ("counts",)})
+
+
+class ThreeMethods(KeyValueCache):
+    """A cache that implements what the documentation asks for."""
+
+    def __init__(self) -> None:
+        self.kept: KeysAndValues | None = None
+
+    def append(self, new: KeysAndValues, rows: int) -> KeyValueCache:
+        old = self.kept
+        pairs = [] if old is None else [(old.keys, new.keys), (old.values, new.values)]
+        self.kept = new if old is None else KeysAndValues(*(torch.cat(pair, dim=2) for pair in pairs))
+        return self
+
+    def view(self) -> KeysAndValues:
+        assert self.kept is not None
+        return self.kept
+
+    def reorder(self, new_order: Any) -> KeyValueCache:
+        assert self.kept is not None
+        self.kept = KeysAndValues(*(values.index_select(0, new_order) for values in self.kept[:2]))
+        return self
+
+
+def with_cache(cache: Any) -> Any:
+    loaded = text_model()
+    for layer in loaded.model.decoder.modules():
+        if isinstance(layer, MultiheadAttention) and not layer.encoder_decoder:
+            layer.cache = cache
+    return loaded
+
+
+def test_a_cache_without_merge_turns_continuous_batching_off() -> None:
+    """Sentences would join the batch, as they do with the built-in cache; the results are the same."""
+    settings: dict[str, Any] = {"beam": 3, "batch_size": 2, "max_len_b": 8}
+    usual = Translator(text_model(), **settings)
+    assert usual.prepare().generator.can_merge
+    for cache in (ThreeMethods, lambda: component(ThreeMethods)):
+        found = Translator(with_cache(cache), **settings)
+        (note,) = found.prepare().notes
+        assert re.search("the key/value cache (ThreeMethods|Mine) has no merge and no crop, so that lines do not", note)
+        ours, theirs = ([one.text for one in each.translate(TEXTS)] for each in (found, usual))
+        assert ours == theirs
+    assert usual.prepare().notes == []
+
+
+@pytest.mark.parametrize("method", ["append", "view", "reorder", "reorder_beams", "select"])
+def test_a_method_of_a_cache_that_returns_nothing(method: str) -> None:
+    mine = type("Mine", (ThreeMethods,), {method: lambda self, *given: None})
+    with pytest.raises(ContractError, match=rf"^Mine\.{method} .* must return a Key\w+ and returns None"):
+        Translator(with_cache(mine), beam=3, max_len_a=1, max_len_b=1).translate(TEXTS)
+
+
+def test_a_module_that_returns_no_state() -> None:
+    class Layer(MultiheadAttention):
+        def reorder_state_beams(self, module_state: Any, parents: Any) -> Any:
+            module_state.clear()
+
+    loaded = text_model()
+    layers: nn.ModuleList = loaded.model.decoder.layers  # type: ignore[assignment]
+    layers[0].self_attn.__class__ = Layer
+    with pytest.raises(ContractError, match=r"^Layer.reorder_state_beams \(.*_contract.py:\d+\) must return a dict"):
+        Translator(loaded, beam=3, max_len_b=8).translate(TEXTS)
