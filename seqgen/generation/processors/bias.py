@@ -35,6 +35,11 @@ class SequenceBias(LogitsProcessor):
         self._biases = torch.tensor(list(biases.values()), dtype=torch.float64)
 
     @property
+    def certifiable(self) -> bool:  # type: ignore[override]
+        """Whether no bias is a reward."""
+        return bool((self._biases <= 0).all())
+
+    @property
     def can_merge(self) -> bool:  # type: ignore[override]
         """Biases of single tokens do not depend on the generated tokens."""
         return self.longest == 1

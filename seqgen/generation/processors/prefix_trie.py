@@ -32,6 +32,7 @@ class PrefixConstraint(LogitsProcessor):
     """
 
     shift_invariant = True
+    certifiable = True
 
     def __init__(self, allowed: Callable[[int, Tensor], Sequence[int]]):
         self.allowed = allowed
@@ -69,6 +70,7 @@ class TrieConstraint(LogitsProcessor):
 
     shift_invariant = True
     can_merge = True
+    certifiable = True  # after the first token, a prior can only fall: it is the largest one below a node
     beam_state = ("nodes",)
 
     def __init__(self, trie: PrefixTrie):
