@@ -233,7 +233,7 @@ def test_a_function_gets_prompts_of_unequal_length_without_padding(semantics: st
 
     def allowed(sentence: int, tokens: Tensor) -> Sequence[int]:
         seen.add((sentence, tuple(tokens.tolist())))
-        return range(4, 10)
+        return range(EOS, 10)
 
     keys = {"beam": 2, "max_len": 3, "semantics": semantics}
     found = Translator(model).translate(PROMPTS, processors=[PrefixConstraint(allowed)], **keys)
