@@ -10,6 +10,12 @@ from seqgen.config.common import option
 SINGLE_COMPONENTS = ("search", "combination", "inner_combination", "utility", "reranker")
 """Groups of decoding components of which exactly one is in use."""
 
+WIDEST = 1 << 16
+"""Largest beam: the scores of a vocabulary of 32,000 tokens then have 8 GiB."""
+
+LONGEST = 1 << 30
+"""Largest limit of the length of an output."""
+
 DEFAULT_COMBINATION = "probability"
 """The combination of the members of an ensemble if none is named."""
 
@@ -24,8 +30,8 @@ class GenerationConfig:
         "models in Hugging Face's layout, else fairseq",
         choices=("", "fairseq", "huggingface"),
     )
-    beam: int = option(5, "beam size: hypotheses kept at each step; 1 for greedy search", minimum=1)
-    nbest: int = option(1, "number of hypotheses returned per sentence", minimum=1)
+    beam: int = option(5, "beam size: hypotheses kept at each step; 1 for greedy search", minimum=1, maximum=WIDEST)
+    nbest: int = option(1, "number of hypotheses returned per sentence", minimum=1, maximum=WIDEST)
 
     # languages
     source_lang: str = option(
@@ -55,12 +61,14 @@ class GenerationConfig:
         0.0,
         "maximum output length is max_len_a * source length + max_len_b; -1 for a limit of prompt and output together",
         minimum=-1,
+        maximum=1e9,
     )
-    max_len_b: int = option(200, "see max_len_a; in tokens without end-of-sentence", minimum=0)
+    max_len_b: int = option(200, "see max_len_a; in tokens without end-of-sentence", minimum=0, maximum=LONGEST)
     max_len: int = option(
         0,
         "maximum output length for every source, in tokens with end-of-sentence; 0 for the model's maximum",
         minimum=0,
+        maximum=LONGEST,
     )
     min_len: int = option(1, "minimum output length, in tokens without end-of-sentence", minimum=0)
     min_total_len: int = option(

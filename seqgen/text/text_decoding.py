@@ -386,13 +386,12 @@ class TextDecoding:
             if cut := self._cut(item, longest):
                 line.translation.notes.append(f"{'the output' if place == 1 else f'hypothesis {place}'} {cut}")
                 return
-        if self.paragraphs is not None:
-            line.translation.notes.extend(filter(None, [self.paragraphs.note(line)]))
-            return
         source, output = len(line.sources[0]), line.translation.hypotheses[:1]
         least = self.cfg.usual_ratio * source / PART
         if self.task.translates and output and not output[0].text.strip():
             line.translation.notes.append("the output is empty, which generation.min_len or lenpen can prevent")
+        elif self.paragraphs is not None:
+            line.translation.notes.extend(filter(None, [self.paragraphs.note(line)]))
         elif self.task.translates and source >= PARAGRAPH and output and len(output[0].tokens) < least:
             line.translation.notes.append(
                 f"the output has {len(output[0].tokens)} tokens for {source} of the source and may lack a part; decode "
@@ -414,7 +413,8 @@ class TextDecoding:
         beginning = " (it is only the beginning of a line of generation.prefix_trie)"
         rest = beginning if cfg.prefix_trie and not whole else ""
         if size > longest and (self.generator.setup.forces_end or not whole):
-            return f"has the maximum length of {size} tokens and may be cut off{rest}"
+            empty = "" if item.text.strip() else "is empty and "
+            return f"{empty}has the maximum length of {size} tokens and may be cut off{rest}"
         if item.hypothesis.member_tokens is not None and not whole:
             return "was cut off: no token was left on which all models agree, or a model reached its maximum length"
         if item.hypothesis.timed_out and not whole:

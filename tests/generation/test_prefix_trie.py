@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -119,6 +120,13 @@ class TestTheTrie:
             ({"tokens": torch.tensor([-1, 3, 4, 2, 2, 5, 2, 8, 2], dtype=torch.int32)}, "not in the target vocabulary"),
             ({"tokens": torch.tensor([-1, 3, 4, 2, 2, -5, 2, 6, 2], dtype=torch.int32)}, "not in the target vocab"),
             ({"more": torch.zeros(3)}, "is damaged"),
+            ({"tokens": torch.tensor([-1, 4, 3, 2, 2, 5, 2, 6, 2], dtype=torch.int32)}, "not in ascending order"),
+            ({"tokens": torch.tensor([-1, 3, 4, 2, 5, 5, 2, 6, 2], dtype=torch.int32)}, "not in ascending order"),
+            ({"tokens": torch.tensor([-1, 3, 4, 2, 2, 5, 2, 7, 2], dtype=torch.int32)}, "checksum"),
+            ({"priors": torch.tensor([1.0, 1, 0, 1, 0, 0, math.nan, 0, 0])}, "a prior is not a finite number"),
+            ({"priors": torch.tensor([1.0, 1, 0, 1, 0, 0, -math.inf, 0, 0])}, "a prior is not a finite number"),
+            ({"priors": torch.tensor([1.0, 1, 0, 1, 0, 0.5, 0, 0, 0])}, "larger than that of the node before"),
+            ({"priors": torch.tensor([1.0, 1, 0, 1, 0, 0, 0, 0, -1])}, "checksum"),
         ],
     )
     def test_a_damaged_file_is_refused(self, change: dict[str, Tensor], words: str, tmp_path: Path) -> None:
@@ -126,9 +134,23 @@ class TestTheTrie:
         PrefixTrie.of(SEQUENCES).save(path)
         arrays = load_file(path)
         assert len(arrays["tokens"]) == 9
-        save_file({**arrays, **change}, path, {"format": "seqgen.prefix_trie"})
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata()
+        save_file({**arrays, **change}, path, metadata)
         with pytest.raises(DataError, match=words):
             PrefixTrie.load(path, 8)
+
+    def test_a_flipped_bit_is_refused(self, tmp_path: Path) -> None:
+        path, trie = tmp_path / "a.safetensors", PrefixTrie.of(SEQUENCES, [0.5, 0, 0, 1, 2])
+        trie.save(path)
+        content = path.read_bytes()
+        assert PrefixTrie.load(path, VOCAB).priors is not None
+        for place in range(8 + int.from_bytes(content[:8], "little"), len(content)):
+            damaged = bytearray(content)
+            damaged[place] ^= 1 << place % 8
+            path.write_bytes(damaged)
+            with pytest.raises(DataError):
+                PrefixTrie.load(path, VOCAB)
 
     def test_other_files_are_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "a.safetensors"
@@ -164,7 +186,7 @@ class TestFiles:
             ("4\n5 x\n", "line 2: each word must be"),
             ("4\t1\n5\n", "line 2 has (a|no) tab, unlike line 1"),
             ("4\n5\t1\n", "line 2 has (a|no) tab, unlike line 1"),
-            ("4\t1\n5\tinf\n", "line 2: the prior 'inf'"),
+            *((f"4\t1\n5\t{prior}\n", f"line 2: the prior '{prior}'") for prior in ("inf", "nan", "1e39", "-1e300")),
             ("4\t1\n5\t\n", "line 2: the prior ''"),
         ],
     )

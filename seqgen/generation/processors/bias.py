@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from seqgen.config.values import LARGEST_FLOAT
 from seqgen.errors import ConfigError
 from seqgen.generation.component import Resources
 from seqgen.generation.context import StepContext
@@ -100,8 +101,9 @@ def _text_and_bias(entry: str) -> tuple[str, float]:
         bias = float(number)
     except ValueError:
         bias = math.nan
-    if not text or not math.isfinite(bias):
+    if not text or not abs(bias) <= LARGEST_FLOAT:
         raise ConfigError(
-            f"{entry!r} is not TEXT=BIAS with a finite number; to forbid a text, add it to generation.bad_words"
+            f"{entry!r} is not TEXT=BIAS with a number of at most {LARGEST_FLOAT:g}; to forbid a text, add it to "
+            "generation.bad_words"
         )
     return text, bias

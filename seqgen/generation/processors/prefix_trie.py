@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from seqgen.config.values import LARGEST_FLOAT
 from seqgen.data.text import read_lines
 from seqgen.errors import DataError
 from seqgen.generation.candidates import Candidates
@@ -193,6 +194,6 @@ def _prior(text: str, where: str) -> float:
         prior = float(text)
     except ValueError:
         prior = math.nan
-    if not math.isfinite(prior):
+    if not abs(prior) <= LARGEST_FLOAT:
         raise DataError(f"{where}: the prior {text!r} must be a number, in nats, such as -2.5")
     return prior
