@@ -274,7 +274,8 @@ class Translator:
     def _generator(self, call: CallSettings, need_attention: bool, draft: TextModel | None) -> SequenceGenerator:
         """The generator of a call; that of the last call if it has the same settings, objects and files."""
         objects = {name: value for name, value in call.objects.items() if name not in _RANKS}
-        files = [version_of(Path(path)) for path in (call.cfg.prefix_trie, call.cfg.shortlist) if path]
+        named = (call.cfg.prefix_trie, call.cfg.shortlist)
+        files = [version_of(Path(path)) for path in named if path and Path(path).exists()]
         key = (need_attention, str(call.cfg), str(call.debug), *files, *identities(objects))
         if self._built is None or self._built.key != key:
             further: dict[str, Any] = {**objects, "debug": call.debug, "need_attention": need_attention}
