@@ -15,6 +15,9 @@ from seqgen.generation.candidates import best_continuations, normalized
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
 
+_NOTHING = -80.0
+"""A log-probability that adds nothing to a sum; the exponentials of smaller ones would be computed slowly."""
+
 
 class Warper(LogitsProcessor):
     """Forbids improbable tokens; a subclass implements ``improbable``.
@@ -61,7 +64,8 @@ class Warper(LogitsProcessor):
             ``(rows, 1)`` int64.
         """
         # probabilities .4 .3 .2 .1 have the cumulative sums .4 .7 .9 1.; for .6, one sum is below: two are needed
-        below = (lprobs.exp().cumsum(1) < self.threshold).sum(1, keepdim=True)
+        sums = lprobs.clamp(min=_NOTHING).exp().cumsum(1)
+        below = torch.searchsorted(sums, torch.full_like(sums[:, :1], self.threshold))
         return below.clamp(min=self.keep - 1).clamp(max=lprobs.size(1) - 1)
 
 
