@@ -196,7 +196,7 @@ class PrefixTrie:
         """The CRC-32 of the arrays, one after the other."""
         checksum = 0
         for part in (self.tokens, self.first, self.priors):
-            checksum = checksum if part is None else zlib.crc32(part.cpu().numpy(), checksum)
+            checksum = checksum if part is None else zlib.crc32(part.cpu().numpy().data, checksum)
         return f"{checksum:08x}"
 
     def _problem(self, vocab_size: int) -> str:
