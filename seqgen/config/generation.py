@@ -11,6 +11,12 @@ from seqgen.config.common import option
 SINGLE_COMPONENTS = ("search", "combination", "inner_combination", "utility", "reranker")
 """Groups of decoding components of which exactly one is in use."""
 
+WIDEST = 1 << 16
+"""Largest beam: the scores of a vocabulary of 32,000 tokens then have 8 GiB."""
+
+LONGEST = 1 << 30
+"""Largest limit of the length of an output."""
+
 DEFAULT_COMBINATION = "probability"
 """The combination of the members of an ensemble if none is named."""
 
@@ -90,6 +96,7 @@ class GenerationConfig:
         "beam size: hypotheses kept at each step; 1 for greedy search",
         MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES,
         minimum=1,
+        maximum=WIDEST,
         limit_from_files=1000,
     )
     nbest: int = decoding_key(
@@ -97,6 +104,7 @@ class GenerationConfig:
         "number of hypotheses returned per sentence",
         MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES | NOT_IN_TRAINING,
         minimum=1,
+        maximum=WIDEST,
         limit_from_files=1000,
     )
 
@@ -139,6 +147,7 @@ class GenerationConfig:
         "maximum output length is max_len_a * source length + max_len_b; -1 for a limit of prompt and output together",
         MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES,
         minimum=-1,
+        maximum=1e9,
         limit_from_files=1000.0,
     )
     max_len_b: int = decoding_key(
@@ -146,6 +155,7 @@ class GenerationConfig:
         "see max_len_a; in tokens without end-of-sentence",
         MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES,
         minimum=0,
+        maximum=LONGEST,
         limit_from_files=1 << 20,
     )
     max_len: int = decoding_key(
@@ -153,6 +163,7 @@ class GenerationConfig:
         "maximum output length for every source, in tokens with end-of-sentence; 0 for the model's maximum",
         MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES,
         minimum=0,
+        maximum=LONGEST,
         limit_from_files=1 << 20,
     )
     min_len: int = decoding_key(

@@ -26,6 +26,9 @@ R = TypeVar("R")
 LARGEST = 1 << 63
 """Integers in a configuration are smaller than this, as PyTorch's are."""
 
+LARGEST_FLOAT = 1e30
+"""Other numbers are not larger than this, so that their sums and products with scores do not overflow in float32."""
+
 _ITEM = re.compile(  # of a list of strings: in quotes as a whole, or up to the next comma
     r"""\s*(?:"(?P<double>(?:\\.|[^"\\])*)"|'(?P<single>(?:\\.|[^'\\])*)')\s*(?:,|\Z)|(?P<bare>[^,]*)(?:,|\Z)""",
     re.DOTALL,
@@ -82,6 +85,8 @@ def check_value(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
         raise ConfigError(f"{key} has the character NUL (U+0000), which no file name and no text has; remove it")
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{key}={value} is not a finite number")
+    if isinstance(value, float) and abs(value) > LARGEST_FLOAT:
+        raise ConfigError(f"{key}={value} is too large for float32; the largest value is {LARGEST_FLOAT:g}")
     if isinstance(value, int) and abs(value) >= LARGEST:
         raise ConfigError(f"{key}={shown(value)} does not fit into 64 bits; the largest value is {LARGEST - 1}")
     if isinstance(value, int | float) and not isinstance(value, bool):

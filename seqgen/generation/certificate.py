@@ -10,26 +10,16 @@ import torch
 from torch import Tensor
 
 from seqgen.errors import ConfigError
-from seqgen.generation.component import BatchInfo
+from seqgen.generation.component import BatchInfo, Component, Composite
 from seqgen.generation.finished import Ranking
 from seqgen.generation.observers import Observer, Outcome, StepRecord
 from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.generation.processors.bias import BadWords
-from seqgen.generation.processors.length import ForceEndAtMaximum, MinimumLength
-from seqgen.generation.processors.prefix_trie import PrefixConstraint, TrieConstraint
-from seqgen.generation.processors.tokens import EncoderNoRepeatNgram, Forbid, ForbidFirst, ForcePrefix, NoRepeatNgram
-from seqgen.generation.search.beam import BeamSearch
+from seqgen.generation.processors.prefix_trie import TrieConstraint
 from seqgen.generation.setup import DecodingSetup
 from seqgen.structures import Hypothesis
 
 ROUNDING = 1e-4
 """A score must exceed the bound by this much, since both are rounded."""
-
-NEVER_RAISE = (
-    BadWords, EncoderNoRepeatNgram, Forbid, ForbidFirst, ForceEndAtMaximum, MinimumLength, NoRepeatNgram,
-    PrefixConstraint, TrieConstraint,
-)  # fmt: skip
-"""Processors that only forbid tokens, or whose changes sum to a bound, so that cumulative scores never rise."""
 
 
 class Certificate(Observer):
@@ -102,26 +92,26 @@ class Certificate(Observer):
 
 
 def check_certifiable(setup: DecodingSetup) -> None:
-    """Check that scores never rise and that nothing but the beam prunes outputs.
+    """Check that scores never rise and that nothing but the beam prunes outputs; see ``Component.certifiable``.
 
     Raises:
         ConfigError: a component of the setup makes a bound impossible.
     """
-    if type(setup.search) is not BeamSearch:
+    if not setup.search.certifiable:
         raise ConfigError(f"generation.certificate bounds what beam search prunes, not {type(setup.search).__name__}")
-    rising = [type(one).__name__ for one in _flat(setup.processors) if not isinstance(one, NEVER_RAISE)]
-    what = [*rising, *(type(rule).__name__ for rule in setup.stopping)]
+    components = _flat([setup.ensemble.combination, *setup.processors, *setup.stopping])
+    what = [type(one).__name__ for one in components if not one.certifiable]
     what += ["generation.coverage_penalty"] if setup.ranking.coverage else []
     if what:
         raise ConfigError(
             f"generation.certificate needs scores that never rise and outputs that nothing cuts off, which {what[0]} "
-            "does not promise; leave one of the two out"
+            "does not promise (certifiable); leave one of the two out"
         )
 
 
-def _flat(processors: Sequence[LogitsProcessor]) -> list[LogitsProcessor]:
-    """The processors, those inside of ``ForcePrefix`` in its place."""
+def _flat(components: Sequence[Component]) -> list[Component]:
+    """The components, each after its parts if it is a composite."""
     found = []
-    for processor in processors:
-        found += _flat(processor.parts) if isinstance(processor, ForcePrefix) else [processor]
+    for component in components:
+        found += [*_flat(component.parts if isinstance(component, Composite) else []), component]
     return found

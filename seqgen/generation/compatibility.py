@@ -91,6 +91,11 @@ NEEDS = (
         "is constrained search, and generation.search names another strategy; choose one",
     ),
     Need(
+        ("constraints",),
+        lambda cfg: cfg.beam > 1,
+        "with one beam would begin every output with the phrases; set generation.beam to 2 or more",
+    ),
+    Need(
         ("draft_tokens",),
         lambda cfg: bool(cfg.draft) or cfg.prompt_lookup > 0,
         "has no effect without a draft; give generation.draft or generation.prompt_lookup, or leave it out",

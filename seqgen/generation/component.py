@@ -234,6 +234,11 @@ class Component(Flagged):
     beam_state: ClassVar[tuple[str, ...]] = ()
     """Names of attributes that hold tensors ``(sentences, beam, ...)`` while a batch is decoded."""
 
+    certifiable: bool = False
+    """Whether ``generation.certificate`` may be used with it. Of log-probabilities, a combination makes scores of at
+    most 0; a processor raises no score, or its changes along any output sum to at most 0 after the first token; a
+    strategy prunes only candidates that score below its beams."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name in ("needs", "sentence_state", "beam_state"):

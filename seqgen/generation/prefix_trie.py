@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from seqgen.config.values import LARGEST_FLOAT
 from seqgen.errors import DataError
 from seqgen.system.files import new_file
 from seqgen.system.reading import open_regular
@@ -160,7 +162,8 @@ class PrefixTrie:
         """Write the arrays to a file, atomically."""
         parts = {"tokens": self.tokens, "first": self.first, "priors": self.priors}
         with new_file(path) as file:
-            file.write(save({name: part for name, part in parts.items() if part is not None}, {"format": _FORMAT}))
+            metadata = {"format": _FORMAT, "crc32": self._checksum()}
+            file.write(save({name: part for name, part in parts.items() if part is not None}, metadata))
 
     @classmethod
     def load(cls, path: Path, vocab_size: int) -> PrefixTrie:
@@ -171,19 +174,30 @@ class PrefixTrie:
             vocab_size: size of the target vocabulary.
 
         Raises:
-            DataError: it is not such a file, or has tokens that are not in the vocabulary.
+            DataError: it is not such a file, is damaged, or has tokens that are not in the vocabulary.
         """
         open_regular(path).close()
         try:
             with safe_open(path, framework="pt") as file:
-                if (file.metadata() or {}).get("format") != _FORMAT:
+                metadata = file.metadata() or {}
+                if metadata.get("format") != _FORMAT:
                     raise DataError(f"{path} is not a trie; write one with seqgen-convert format=trie")
                 trie = cls(**{name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
         except (SafetensorError, OSError, TypeError) as error:
             raise DataError(f"{path} is damaged: {error}; write it again with seqgen-convert format=trie") from None
-        if problem := trie._problem(vocab_size):
+        problem = trie._problem(vocab_size)
+        if not problem and metadata.get("crc32") != trie._checksum():
+            problem = "is damaged, or an earlier version of seqgen wrote it: its checksum is not that of its content"
+        if problem:
             raise DataError(f"{path} {problem}; write it again with seqgen-convert format=trie")
         return trie
+
+    def _checksum(self) -> str:
+        """The CRC-32 of the arrays, one after the other."""
+        checksum = 0
+        for part in (self.tokens, self.first, self.priors):
+            checksum = checksum if part is None else zlib.crc32(part.cpu().numpy().data, checksum)
+        return f"{checksum:08x}"
 
     def _problem(self, vocab_size: int) -> str:
         """Why these arrays are no trie over a vocabulary; empty if they are one."""
@@ -199,6 +213,18 @@ class PrefixTrie:
             return "is damaged: a node has a child twice"
         if nodes > 1 and (int(tokens[1:].min()) < 0 or int(tokens.max()) >= vocab_size):
             return f"has tokens that are not in the target vocabulary of {vocab_size}"
+        parents = first[1:] > first[:-1]
+        begins = first[:-1][parents].long()  # the first child of each parent
+        descends = tokens.diff() <= 0
+        descends[begins - 1] = False
+        if bool(descends.any()):
+            return "is damaged: the children of a node are not in ascending order"
+        if priors is not None and not bool((priors.abs() <= LARGEST_FLOAT).all()):
+            return "is damaged: a prior is not a finite number"
+        if priors is not None and nodes > 1:
+            best = torch.from_numpy(np.maximum.reduceat(priors[1:].numpy(), begins.numpy() - 1))
+            if bool((best > priors[parents]).any()):
+                return "is damaged: a prior is larger than that of the node before it"
         return ""
 
 

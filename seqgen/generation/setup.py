@@ -84,7 +84,7 @@ class Limits:
         """
         if self.match_source_len:
             return (src_lengths - 1).clamp(max=self.max_len - 1)
-        return (self.max_len_a * src_lengths + self.max_len_b).long().clamp(min=0, max=self.max_len - 1)
+        return (self.max_len_a * src_lengths + self.max_len_b).clamp(min=0, max=self.max_len - 1).long()
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from seqgen.errors import ConfigError, DataError
 from seqgen.jobs.manifest import MANIFEST, Manifest, Part
 from seqgen.jobs.workers import Answers, Failure
 from seqgen.system.files import disk_errors, new_file, open_own, remove_leftovers, sync, write_atomically
-from seqgen.system.reading import parse_json
+from seqgen.system.reading import parse_json, version_of
 
 JOURNAL = "done.jsonl"
 ERRORS = "errors.jsonl"
@@ -72,7 +72,7 @@ class JobFolder:
         self.path, self.ending = path, ending
         self.parts: Sequence[Part] = ()
         self.done: dict[int, Done] = {}
-        self._identity: tuple[int, int, int] | None = None
+        self._identity: tuple[int, ...] | None = None
 
     @property
     def is_open(self) -> bool:
@@ -120,7 +120,7 @@ class JobFolder:
         self.parts = manifest.plan.parts
         with disk_errors(self.path):
             (self.path / PARTS).mkdir(parents=True, exist_ok=True)
-            self._identity = _identity(self.path / MANIFEST)
+            self._identity = version_of(self.path / MANIFEST)
         for folder in (self.path, self.path / PARTS):
             remove_leftovers(folder)
         self._read_journal()
@@ -165,7 +165,7 @@ class JobFolder:
             DataError: somebody has deleted or replaced it.
         """
         try:
-            same = _identity(self.path / MANIFEST) == self._identity
+            same = version_of(self.path / MANIFEST) == self._identity
         except OSError:
             same = False
         if not same:
@@ -288,12 +288,6 @@ class JobFolder:
                 name = self.file_of(part.index)
                 raise DataError(f"{name} has changed since it was written; delete it and run the same command again")
             check()
-
-
-def _identity(file: Path) -> tuple[int, int, int]:
-    """What another file that was written to the same place differs in; the numbers of deleted files are used again."""
-    status = file.stat()
-    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def _content(name: Path) -> Iterator[bytes]:

@@ -20,6 +20,7 @@ from typing import IO
 from torch import Tensor, nn
 
 from seqgen.errors import CheckpointError
+from seqgen.system.reading import version_of
 
 _FILES: weakref.WeakKeyDictionary[nn.Module, list[MappedFile]] = weakref.WeakKeyDictionary()
 _ADDRESSES: set[int] = set()
@@ -43,7 +44,7 @@ class MappedFile:
     def __init__(self, model: nn.Module, path: Path):
         self.path = path.absolute()
         try:
-            self.version, descriptor = _version(path), os.open(path, os.O_RDONLY)
+            self.version, descriptor = version_of(path), os.open(path, os.O_RDONLY)
         except OSError as error:  # a training run may have just replaced the checkpoint
             raise CheckpointError(f"{path}: {error.strerror or error}") from None
         self._checksum: int | None = None
@@ -56,7 +57,7 @@ class MappedFile:
     def _read(self, descriptor: int) -> None:
         with suppress(OSError), open(descriptor, "rb") as file:
             checksum = _checksum(file)
-            if _version(self.path) == self.version:  # else it may have been changed before it was read
+            if version_of(self.path) == self.version:  # else it may have been changed before it was read
                 self._checksum = checksum
 
     def is_same(self) -> bool:
@@ -106,7 +107,7 @@ def check_unchanged(model: nn.Module) -> None:
     """
     for file in _FILES.get(model, ()):
         try:
-            now = _version(file.path)
+            now = version_of(file.path)
             if now == file.version or now[:2] != file.version[:2] or not file.in_use:
                 continue
             is_equal = file.is_same()
@@ -118,12 +119,6 @@ def check_unchanged(model: nn.Module) -> None:
                 "again, and replace such files by renaming new ones, or set common.map_weights=false"
             )
         file.version = now
-
-
-def _version(path: Path) -> tuple[int, ...]:
-    """Which file has this path, and when it was changed."""
-    status = os.stat(path)
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _checksum(file: IO[bytes]) -> int:

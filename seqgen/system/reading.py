@@ -37,6 +37,12 @@ _TEXTS = tuple(_YAML + name for name in ("str", "merge"))
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
+def version_of(path: Path) -> tuple[int, ...]:
+    """Which file has this path, and when it was changed; the numbers of deleted files are used again."""
+    status = os.stat(path)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def open_regular(path: Path) -> io.BufferedReader:
     """Open a regular file for reading; opening or reading any other kind of file might block forever.
 

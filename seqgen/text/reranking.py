@@ -182,7 +182,7 @@ def by_expected_utility(utilities: Sequence[float]) -> list[int]:
 class ChrfConfig:
     """Configuration of chrF."""
 
-    char_order: int = option(6, "longest character n-gram that is counted", minimum=1)
+    char_order: int = option(6, "longest character n-gram that is counted", minimum=1, maximum=1000)
     beta: float = option(2.0, "how much more recall counts than precision", minimum=0)
 
 
@@ -219,7 +219,7 @@ class Chrf(NgramUtility):
 class BleuConfig:
     """Configuration of BLEU."""
 
-    max_ngram_order: int = option(4, "longest word n-gram that is counted", minimum=1)
+    max_ngram_order: int = option(4, "longest word n-gram that is counted", minimum=1, maximum=1000)
 
 
 @register_utility("bleu", config=BleuConfig)

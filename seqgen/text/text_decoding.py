@@ -422,7 +422,8 @@ class TextDecoding:
             return "was cut off: no token was left on which all models agree, or a model reached its maximum length"
         longest -= forces_end and not whole  # Marian's search ends there without an end token
         if size > longest and (forces_end or not whole):
-            return f"has the maximum length of {size} tokens and may be cut off{rest}"
+            empty = "" if item.text.strip() else "is empty and "
+            return f"{empty}has the maximum length of {size} tokens and may be cut off{rest}"
         if item.hypothesis.timed_out and not whole:
             return f"was cut off after generation.max_time={cfg.max_time:g}{rest}"
         if item.hypothesis.timed_out and self.generator.beam_size > 1:

@@ -32,6 +32,7 @@ from seqgen.generation.setup import Streamer
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.dtypes import note_on, to_dtype
 from seqgen.structures import Hypothesis
+from seqgen.system.reading import version_of
 from seqgen.task import Task
 from seqgen.text.input_line import check_text
 from seqgen.text.languages import TextModel
@@ -63,7 +64,7 @@ class _BuiltGenerator(NamedTuple):
     """The generator of the last call.
 
     Attributes:
-        key: settings and ids of objects.
+        key: settings, versions of files, and ids of objects.
         objects: the objects, which must live as long as their ids are compared.
         generator: the generator.
     """
@@ -274,9 +275,11 @@ class Translator:
         return TextDecoding(self.members, cfg, generator, details, streamer, notes, draft, ensemble=ensemble, **ranks)
 
     def _generator(self, call: CallSettings, need_attention: bool, draft: TextModel | None) -> SequenceGenerator:
-        """The generator of a call; that of the last call if it has the same settings and objects."""
+        """The generator of a call; that of the last call if it has the same settings, objects and files."""
         objects = {name: value for name, value in call.objects.items() if name not in _RANKS}
-        key = (need_attention, str(call.cfg), str(call.debug), *identities(objects))
+        named = (call.cfg.prefix_trie, call.cfg.shortlist)
+        files = [version_of(Path(path)) for path in named if path and Path(path).exists()]
+        key = (need_attention, str(call.cfg), str(call.debug), *files, *identities(objects))
         if self._built is None or self._built.key != key:
             further: dict[str, Any] = {**objects, "debug": call.debug, "need_attention": need_attention}
             models = self._specified(further.pop("members", None))

@@ -68,6 +68,15 @@ def test_when_no_active_beam_can_be_better(early_stopping: str, len_penalty: flo
     assert found.done(candidates([best, NEVER]), 3, torch.tensor([9])).tolist() == [done]
 
 
+def test_of_equal_scores_the_hypothesis_that_finished_first_is_kept() -> None:
+    found, ends = BestFinished(1, 2, Ranking(False), CPU), torch.tensor([[True, True, False, False]])
+    found.finalize(candidates([-1.0, -2.0, -3.0, -3.0]), ends, 0)
+    found.finalize(candidates([-1.0, -2.0, -3.0, -3.0]), ends, 1)
+    assert found.lengths.tolist() == [[1, 2]]  # both hypotheses with -1: the shorter one first
+    found.finalize(candidates([-1.0, -1.0, -3.0, -3.0]), ends, 2)
+    assert found.lengths.tolist() == [[1, 2]]
+
+
 def test_sentences_whose_candidates_have_all_ended_stay_so_when_others_leave() -> None:
     found = BestFinished(3, 2, Ranking(), CPU)
     ends = torch.tensor([[True, False, False, False], [True, True, True, True], [True, True, False, True]])

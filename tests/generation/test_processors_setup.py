@@ -364,6 +364,7 @@ REFUSED = [
     ({"sampling": True, "search": "diverse_beam"}, "generation.sampling=true draws at random, and the strategy"),
     ({"sampling": True, "constraints": "ordered"}, "generation.sampling=true is one search strategy"),
     ({"search": "beam", "constraints": "ordered"}, "is constrained search, and generation.search names another"),
+    ({"constraints": "ordered", "beam": 1}, "with one beam would begin every output with the phrases"),
     ({"draft_tokens": 3}, "has no effect without a draft"),
     ({"draft": "runs/x", "prompt_lookup": 2}, "both draft; choose one"),
     ({"shortlist": "FILE", "prefix_trie": "FILE"}, "generation.shortlist=FILE and generation.prefix_trie both limit"),

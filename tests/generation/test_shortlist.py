@@ -137,6 +137,15 @@ def test_columns_of_an_ensemble(keys: dict[str, Any], made: list[bool]) -> None:
 
 
 @pytest.mark.parametrize("columns", [True, False])
+def test_an_end_token_that_the_map_does_not_have_ends_outputs(columns: bool) -> None:
+    rule = random_rule(VOCAB, seed=1)
+    models = [ScriptedModel(rule)] if not columns else [sharp("transformer_marian", seed=4)]
+    made = generator(models, VocabularyMap({(): np.array([13])}), columns, end_symbols=["w8"], beam=8, nbest=8)
+    ends = {one.tokens[-1].item() for found in made.generate(batch_of(SOURCES)) for one in found}
+    assert ends == {EOS, WORDS.index("w8")}
+
+
+@pytest.mark.parametrize("columns", [True, False])
 @pytest.mark.parametrize("name", ["transformer_tiny", "t5_tiny"])
 @pytest.mark.slow
 def test_sentences_that_join_a_batch(name: str, columns: bool, made: list[bool]) -> None:

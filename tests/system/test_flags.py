@@ -61,7 +61,7 @@ def test_who_overrides_a_method_inherits_no_promise_about_it() -> None:
         *("additive", "can_merge", "ignores_context", "independent_rows", "keeps_single", "session_class"),
         *("shift_invariant", "takes_columns", "token_attributes", "output_columns"),
         *("shares_encoder_output", "reads_history", "can_roll_back", "supports_packing"),
-        "reads_scores",
+        *("reads_scores", "certifiable"),
         *("reorder_state_beams", "select_state"),
     }
     for cls, flag, method in found:

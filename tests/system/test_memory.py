@@ -75,16 +75,27 @@ def run(arguments: list[str]) -> Path:
     return Path(arguments[0].removeprefix("run_dir="))
 
 
-@pytest.mark.parametrize("beam", [10**15, 10**18])
-def test_a_huge_beam(run: Path, beam: int) -> None:
-    outcome = command("generate", f"path={run}", "input=-", f"generation.beam={beam}", stdin=b"the dog\n")
-    ended(outcome, "seqgen-generate: ", "after 0 lines", "a smaller generation.beam, generation.batch_size")
-
-
-def test_a_number_that_no_tensor_holds(run: Path) -> None:
-    outcome = command("generate", f"path={run}", "input=-", f"generation.beam={10**22}", stdin=b"the dog\n")
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("generation.beam=1000000000", "is above its maximum, 65536"),
+        ("generation.beam=10000000000000000000000", "does not fit into 64 bits"),
+        ("generation.max_len=9223372036854775807", "is above its maximum, 1073741824"),
+        ("generation.max_len_a=1e19", "is above its maximum, 1000000000.0"),
+        ("generation.max_len_b=9223372036854775807", "is above its maximum, 1073741824"),
+        ("generation.unkpen=-1e39", "is too large for float32"),
+    ],
+)
+def test_a_number_that_would_overflow(argument: str, said: str, run: Path) -> None:
+    outcome = command("generate", f"path={run}", "input=-", argument, stdin=b"the dog\n")
     assert outcome.code == 2
-    assert "generation.beam=10000000000000000000000 does not fit into 64 bits" in outcome.err
+    assert said in outcome.err.splitlines()[-1]
+
+
+def test_a_beam_that_does_not_fit_into_memory(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TextDecoding, "_finish", lambda *_: run_out())
+    outcome = command("generate", f"path={run}", "input=-", stdin=b"the dog\n")
+    ended(outcome, "seqgen-generate: ", "after 0 lines", "a smaller generation.beam, generation.batch_size")
 
 
 def test_what_was_decoded_is_kept(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

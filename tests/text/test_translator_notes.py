@@ -122,6 +122,23 @@ def test_an_empty_translation_is_noted(split: str) -> None:
         assert best.notes[0].startswith("hypothesis 2 has the maximum length")
 
 
+@SEMANTICS
+@pytest.mark.parametrize(
+    "further", [{"max_len": 1}, {"max_len": 3}, {"input_split": "note", "input_split_lang": "en"}], ids=str
+)
+def test_an_empty_translation_is_noted_at_every_length(semantics: str, further: dict[str, Any]) -> None:
+    """Without the token ``<unk>``, only end-of-sentence and tokens without text are left."""
+    model = text_model()
+    model.task.translates = True
+    words = [word for word in model.task.target_dictionary if word not in ("</s>", "<pad>", "<s>")]
+    for never in ([], ["</s>"]):
+        settings: dict[str, Any] = {"beam": 1, "min_len": 0, "max_len_b": 2, "semantics": semantics, **further}
+        (found,) = Translator(model).translate(["w1"], suppress=[*words, *never], **settings)
+        assert found.text == ""
+        assert len(found.notes) == 1
+        assert "empty" in found.notes[0]
+
+
 def test_a_translation_that_is_much_shorter_than_its_source(tmp_path: Path) -> None:
     model, texts = text_model(), ["w1 " * 39, "w1 " * 38, "w1 w2"]  # end-of-sentence counts
     assert not model.task.translates, "a summary is short"

@@ -28,6 +28,7 @@ class Combination(Component):
     flags: ClassVar[Flags] = {
         "keeps_single": ("__call__",),
         "can_merge": ("__call__",),
+        "certifiable": ("__call__",),
         "ignores_context": ("__call__",),
         "takes_columns": ("__call__",),
     }
@@ -84,6 +85,8 @@ class Mean(Combination):
         weights: weight of each member; scaled to sum to one. Empty for equal weights.
     """
 
+    flags: ClassVar[Flags] = {**Combination.flags, "certifiable": ("__call__", "mean")}
+
     keeps_single = True
     can_merge = True
     ignores_context = True
@@ -122,6 +125,8 @@ class Mean(Combination):
 class ProbabilityMean(Mean):
     """The weighted arithmetic mean of probabilities: ``log sum_i w_i p_i``."""
 
+    certifiable = True
+
     def mean(self, weighted: Sequence[tuple[float, Tensor]]) -> Tensor:
         """See ``Mean.mean``."""
         total = weighted[0][1] + math.log(weighted[0][0])
@@ -138,6 +143,8 @@ class LogProbabilityMeanConfig(MeanConfig):
 @register_combination("log", config=LogProbabilityMeanConfig)
 class LogProbabilityMean(Mean):
     """The weighted geometric mean of probabilities, renormalized: ``log softmax(sum_i w_i log p_i)``."""
+
+    certifiable = True
 
     def mean(self, weighted: Sequence[tuple[float, Tensor]]) -> Tensor:
         """See ``Mean.mean``."""
@@ -181,6 +188,11 @@ class Fusion(Combination):
     def __init__(self, weight: float = 0.3, weights: Sequence[float] = ()):
         self.weight, self.weights = weight, list(weights)
 
+    @property
+    def certifiable(self) -> bool:  # type: ignore[override]
+        """Whether no weight is negative."""
+        return min(self.weights or [self.weight]) >= 0
+
     def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
         """See ``Combination``."""
         others = lprobs[1:]
@@ -220,6 +232,7 @@ class Guidance(Composite, Combination):
     def __init__(self, inner: Combination, scale: float):
         self.parts, self.scale = [inner], scale
         self.ignores_context, self.takes_columns = inner.ignores_context, inner.takes_columns
+        self.certifiable = inner.certifiable and 0 <= scale <= 1
 
     @property
     def inner(self) -> Combination:
@@ -263,6 +276,7 @@ class Nested(Composite, Combination):
         self.parts = [outer, inner]
         self.ignores_context = outer.ignores_context and inner.ignores_context
         self.can_merge = outer.can_merge and inner.can_merge
+        self.certifiable = outer.certifiable
 
     def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
         """See ``Combination``."""

@@ -26,6 +26,7 @@ class LogitsProcessor(Component):
     flags: ClassVar[Flags] = {
         "shift_invariant": ("__call__",),
         "can_merge": ("__call__",),
+        "certifiable": ("__call__",),
         "token_attributes": ("__call__",),
     }
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from seqgen.config.values import LARGEST_FLOAT
 from seqgen.errors import ConfigError
 from seqgen.generation.component import Resources
 from seqgen.generation.context import StepContext
@@ -33,6 +34,11 @@ class SequenceBias(LogitsProcessor):
         self._beginnings = torch.tensor(beginnings, dtype=torch.int64).view(len(biases), self.longest - 1)
         self._last = torch.tensor([sequence[-1] for sequence in biases], dtype=torch.int64)
         self._biases = torch.tensor(list(biases.values()), dtype=torch.float64)
+
+    @property
+    def certifiable(self) -> bool:  # type: ignore[override]
+        """Whether no bias is a reward."""
+        return bool((self._biases <= 0).all())
 
     @property
     def can_merge(self) -> bool:  # type: ignore[override]
@@ -95,8 +101,9 @@ def _text_and_bias(entry: str) -> tuple[str, float]:
         bias = float(number)
     except ValueError:
         bias = math.nan
-    if not text or not math.isfinite(bias):
+    if not text or not abs(bias) <= LARGEST_FLOAT:
         raise ConfigError(
-            f"{entry!r} is not TEXT=BIAS with a finite number; to forbid a text, add it to generation.bad_words"
+            f"{entry!r} is not TEXT=BIAS with a number of at most {LARGEST_FLOAT:g}; to forbid a text, add it to "
+            "generation.bad_words"
         )
     return text, bias

@@ -26,6 +26,7 @@ class MinimumLength(LogitsProcessor):
 
     shift_invariant = True
     can_merge = True
+    certifiable = True
     token_attributes = ("end_tokens",)
 
     def __init__(self, min_len: int, end_tokens: Sequence[int] = (), yields: bool = True, counts_prompt: bool = False):
@@ -56,6 +57,7 @@ class ForceEndAtMaximum(LogitsProcessor):
 
     shift_invariant = True
     can_merge = True
+    certifiable = True
     token_attributes = ()
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:

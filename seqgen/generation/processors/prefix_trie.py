@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from seqgen.config.values import LARGEST_FLOAT
 from seqgen.data.text import read_lines
 from seqgen.errors import DataError
 from seqgen.generation.candidates import Candidates
@@ -32,6 +33,7 @@ class PrefixConstraint(LogitsProcessor):
     """
 
     shift_invariant = True
+    certifiable = True
 
     def __init__(self, allowed: Callable[[int, Tensor], Sequence[int]]):
         self.allowed = allowed
@@ -69,6 +71,7 @@ class TrieConstraint(LogitsProcessor):
 
     shift_invariant = True
     can_merge = True
+    certifiable = True  # after the first token, a prior can only fall: it is the largest one below a node
     beam_state = ("nodes",)
 
     def __init__(self, trie: PrefixTrie):
@@ -191,6 +194,6 @@ def _prior(text: str, where: str) -> float:
         prior = float(text)
     except ValueError:
         prior = math.nan
-    if not math.isfinite(prior):
+    if not abs(prior) <= LARGEST_FLOAT:
         raise DataError(f"{where}: the prior {text!r} must be a number, in nats, such as -2.5")
     return prior

@@ -22,6 +22,7 @@ class Forbid(LogitsProcessor):
     """
 
     shift_invariant = True
+    certifiable = True
     can_merge = True
     token_attributes = ("tokens",)
 
@@ -46,6 +47,7 @@ class ForbidFirst(LogitsProcessor):
     """
 
     shift_invariant = True
+    certifiable = True
     token_attributes = ("tokens",)
 
     def __init__(self, tokens: Sequence[int], step: int = 0):
@@ -72,6 +74,11 @@ class UnknownPenalty(LogitsProcessor):
 
     def __init__(self, unk: int, penalty: float):
         self.unk, self.penalty = unk, penalty
+
+    @property
+    def certifiable(self) -> bool:  # type: ignore[override]
+        """Whether it rewards no token."""
+        return self.penalty >= 0
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
@@ -101,6 +108,11 @@ class ForcePrefix(Composite, LogitsProcessor):
         """Whether all processors support merged batches."""
         return all(processor.can_merge for processor in self.parts)
 
+    @property
+    def certifiable(self) -> bool:  # type: ignore[override]
+        """Whether all processors are certifiable."""
+        return all(processor.certifiable for processor in self.parts)
+
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         prefix = context.prefix_tokens
@@ -121,6 +133,7 @@ class NoRepeatNgram(LogitsProcessor):
     """
 
     shift_invariant = True
+    certifiable = True
 
     def __init__(self, size: int):
         self.size = size
@@ -139,6 +152,7 @@ class EncoderNoRepeatNgram(NoRepeatNgram):
     """
 
     shift_invariant = True
+    certifiable = True
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""

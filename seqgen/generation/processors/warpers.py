@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,8 +15,8 @@ from seqgen.generation.candidates import best_continuations, normalized
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
 
-_FEW = 512
-"""Number of tokens that are sorted first; the whole vocabulary is sorted only if these are not enough."""
+_NOTHING = -80.0
+"""A log-probability that adds nothing to a sum; the exponentials of smaller ones would be computed slowly."""
 
 
 class Warper(LogitsProcessor):
@@ -53,24 +54,19 @@ class Warper(LogitsProcessor):
         best = best_continuations(scores.unsqueeze(1), scores.new_zeros(len(scores), 1), min(count, scores.size(1)))
         return scores < best.scores[:, -1:]
 
-    def _beyond_mass(self, lprobs: Tensor, distances: Tensor) -> Tensor:
-        """Which tokens are not needed for a total probability of ``threshold``, nearest first: ``(rows, V)`` bool.
-
-        Tokens that tie with the last needed one are needed, too.
+    def _last_needed(self, lprobs: Tensor) -> Tensor:
+        """The place of the last token that is needed for a total probability of ``threshold``.
 
         Args:
-            lprobs: ``(rows, V)`` log-probabilities.
-            distances: ``(rows, V)``, by which the tokens are sorted.
+            lprobs: ``(rows, V)`` log-probabilities, in the order in which tokens are kept.
+
+        Returns:
+            ``(rows, 1)`` int64.
         """
-        vocab = lprobs.size(1)
-        for count in (min(_FEW, vocab), vocab):
-            nearest, order = distances.topk(count, dim=1, largest=False)
-            # probabilities .4 .3 .2 .1 have the cumulative sums .4 .7 .9 1.; for .6, one sum is below: two are needed
-            sums = lprobs.gather(1, order).exp().cumsum(1)
-            needed = (sums < self.threshold).sum(1, keepdim=True).clamp(min=self.keep - 1)
-            if bool((needed < count).all()):
-                break
-        return distances > nearest.gather(1, needed.clamp(max=vocab - 1))
+        # probabilities .4 .3 .2 .1 have the cumulative sums .4 .7 .9 1.; for .6, one sum is below: two are needed
+        sums = lprobs.clamp(min=_NOTHING).exp().cumsum(1)
+        below = torch.searchsorted(sums, torch.full_like(sums[:, :1], self.threshold))
+        return below.clamp(min=self.keep - 1).clamp(max=lprobs.size(1) - 1)
 
 
 class TopK(Warper):
@@ -99,7 +95,8 @@ class TopP(Warper):
     def improbable(self, scores: Tensor) -> Tensor:
         """See ``Warper.improbable``."""
         lprobs = scores.log_softmax(1)
-        return self._beyond_mass(lprobs, -lprobs)
+        ranked = -_sorted(-lprobs)
+        return lprobs < ranked.gather(1, self._last_needed(ranked))
 
 
 class MinP(Warper):
@@ -127,7 +124,10 @@ class Typical(Warper):
     def improbable(self, scores: Tensor) -> Tensor:
         """See ``Warper.improbable``."""
         lprobs = scores.log_softmax(1)
-        return self._beyond_mass(lprobs, (-lprobs - _entropy(lprobs)).abs())
+        distances = (-lprobs - _entropy(lprobs)).abs()
+        order = _order(distances)
+        nearest, last = distances.gather(1, order), self._last_needed(lprobs.gather(1, order))
+        return distances > nearest.gather(1, last)
 
 
 class Epsilon(Warper):
@@ -158,6 +158,25 @@ class Eta(Warper):
         lprobs = scores.log_softmax(1)
         least = (math.sqrt(self.threshold) * (-_entropy(lprobs)).exp()).clamp(max=self.threshold)
         return (lprobs.exp() < least) & self._below_best(scores, self.keep)
+
+
+def _sorted(values: Tensor) -> Tensor:
+    """The values of each row, ascending."""
+    if _is_for_numpy(values):
+        return torch.from_numpy(np.sort(values.numpy(), axis=1))
+    return values.sort(dim=1).values
+
+
+def _order(values: Tensor) -> Tensor:
+    """The places of the values of each row, ascending by value."""
+    if _is_for_numpy(values):
+        return torch.from_numpy(np.argsort(values.numpy(), axis=1))
+    return values.argsort(dim=1)
+
+
+def _is_for_numpy(values: Tensor) -> bool:
+    """Whether NumPy can sort the values: on a CPU, its vectorized sort is many times faster than PyTorch's."""
+    return values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64)
 
 
 def _entropy(lprobs: Tensor) -> Tensor:

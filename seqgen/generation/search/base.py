@@ -26,6 +26,7 @@ class Search(Component):
     flags: ClassVar[Flags] = {
         "additive": ("begin", "step"),
         "can_merge": ("begin", "finished", "select_sentences", "advance", "merge", "step"),
+        "certifiable": ("rows", "begin", "finished", "advance", "step"),
         "independent_rows": ("begin", "step"),
         "session_class": ("step",),
         "takes_columns": ("begin", "step"),

@@ -20,6 +20,7 @@ class BeamSearch(Search):
 
     additive = True
     can_merge = True
+    certifiable = True
     takes_columns = True
 
     candidates_per_beam = 2

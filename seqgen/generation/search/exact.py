@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from seqgen.config import option
+from seqgen.config.generation import WIDEST
 from seqgen.errors import ConfigError, DecodingError
 from seqgen.generation.backpointers import BackPointers
 from seqgen.generation.candidates import Candidates
@@ -215,7 +216,7 @@ class ExactSearchConfig:
     """Configuration of exact search."""
 
     expansions: int = option(100_000, "maximum number of prefixes of a sentence that are scored", minimum=1)
-    at_once: int = option(16, "number of prefixes that are scored in one batch", minimum=1)
+    at_once: int = option(16, "number of prefixes that are scored in one batch", minimum=1, maximum=WIDEST)
 
 
 @register_search("exact", config=ExactSearchConfig)
