@@ -177,6 +177,9 @@ class InputEncoder:
                     f"the prompt has {len(ids)} tokens and the model {longest} positions, so that the output is empty"
                 )
                 return []
+            words = model.task.source_dictionary
+            if words.pad() != words.eos() and words.pad() in ids:
+                notes.append(f"the source contains padding (id {words.pad()}), which the model does not attend to")
             if len(ids) > longest:
                 tail = model.task.source_tokenizer.tail
                 notes.append(f"of {len(ids)} source tokens only the first {longest - tail} were read")
