@@ -170,7 +170,7 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
     for name, tensor in state.items():
         for pattern, replacement in RENAMED.items():
             name = re.sub(pattern, replacement, str(name))
-        weights[name] = tensor.squeeze(0).float() if "positions" in name else tensor.float()  # (1, 5000, C)
+        weights[name] = tensor.squeeze(0) if "positions" in name else tensor  # (1, 5000, C)
     fuse_projections(weights)
     return weights
 

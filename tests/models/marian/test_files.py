@@ -175,6 +175,14 @@ def _compressed(model: Path) -> None:
         archive.writestr("Wemb.npy", bytes(50_000_000))
 
 
+def _deflated(model: Path) -> None:
+    """The same arrays, one of them compressed: the file is not smaller than its content."""
+    arrays = dict(np.load(model))
+    with zipfile.ZipFile(model, "w") as archive:
+        for number, (name, array) in enumerate(arrays.items()):
+            archive.writestr(f"{name}.npy", _saved(array=array), zipfile.ZIP_STORED if number else zipfile.ZIP_DEFLATED)
+
+
 def _saved(**arrays: Any) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, arrays["array"], allow_pickle=True)
@@ -193,6 +201,7 @@ HOSTILE: dict[str, Callable[[Path], Any]] = {
     "a long header": lambda path: _entry(path, _array("(" * 60_000)),
     "no array": lambda path: _entry(path, b"x"),
     "a compressed bomb": _compressed,
+    "a compressed array": _deflated,
     "a missing weight": lambda path: change(path, encoder_l1_ffn_W1=None),
     "a missing bias": lambda path: change(path, decoder_l2_context_bo=None),
     "a missing embedding": lambda path: change(path, Wemb=None),
