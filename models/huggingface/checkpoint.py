@@ -139,8 +139,6 @@ def _notes(config: JSONConfig, architecture: Architecture, reading: ReadingConfi
         for key, value in to_dict(reading).items()
         if value and key != "tokenizer"
     ]
-    if reading.tokenizer:
-        notes.append(f"{path}: ids are read as given: no end-of-sentence is added to a source")
     if method:
         named = method.get("quant_method") if isinstance(method, dict) else method
         notes.append(

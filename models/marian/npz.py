@@ -56,7 +56,9 @@ def read_npz(path: Path) -> dict[str, Tensor]:
     except FileNotFoundError:
         raise CheckpointError(f"there is no file {path}") from None
     except (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError, struct.error, RuntimeError) as error:
-        raise CheckpointError(f"{path} is damaged ({' '.join(str(error).split())[:100]}); copy it again") from None
+        raise CheckpointError(
+            f"{path} is damaged or no archive of arrays ({' '.join(str(error).split())[:100]}); copy it again"
+        ) from None
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
 

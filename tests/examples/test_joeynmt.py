@@ -183,7 +183,7 @@ def test_files_that_are_missing_or_damaged(tmp_path: Path) -> None:
                 load_model(tmp_path)
     whole = {**state, "decoder.output_layer.weight": state["decoder.output_layer.weight"].to(torch.int8)}
     torch.save({"model_state": whole}, tmp_path / "best.ckpt")
-    with pytest.raises(CheckpointError, match="not floating-point numbers: decoder.output_projection.weight"):
+    with pytest.raises(CheckpointError, match=r"not floating-point numbers: decoder\.output_projection.weight"):
         load_model(tmp_path)
     torch.save({"model_state": {**state, "more": 3}}, tmp_path / "best.ckpt")
     with pytest.raises(CheckpointError, match="has no weights under 'model_state'"):
