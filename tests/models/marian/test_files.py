@@ -240,6 +240,22 @@ def test_hostile_files(model: Path, fault: str, monkeypatch: pytest.MonkeyPatch)
     assert not Path("evil").exists()
 
 
+def test_the_first_vocabulary_of_decoder_yml_is_the_sources(model: Path) -> None:
+    shutil.copy(RECORDED / "untied.npz", model)
+    for name, words in (("a.yml", WORDS), ("b.yml", WORDS[::-1])):
+        lines = [
+            f"{yaml.dump(word).splitlines()[0]}: {index}\n" for index, word in enumerate(["</s>", "<unk>", *words])
+        ]
+        model.with_name(name).write_text("".join(lines), encoding="utf-8")
+    for first, second in (("a", "b"), ("b", "a")):
+        content = f"models: [{model.name}]\nvocabs: [x/{first}.yml, {second}.yml]\n"
+        model.with_name("decoder.yml").write_text(content)
+        task = load_model(model.parent).task
+        orders = {"a": list(WORDS), "b": list(WORDS[::-1])}
+        assert task.source_dictionary.symbols[2:-1] == orders[first]
+        assert task.target_dictionary.symbols[2:-1] == orders[second]
+
+
 def test_a_folder_of_several_models(model: Path) -> None:
     model.with_name("decoder.yml").write_text("models: [a.npz, b.npz]\nvocabs: [vocab.yml, vocab.yml]\n")
     assert "names 2 models; give the .npz file of one of them" in refusal(model.parent)
