@@ -321,7 +321,7 @@ def test_what_a_run_takes_from_its_configuration() -> None:
 def test_sentences_that_join_keep_the_batch_within_max_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the joining sentences or those that are running have the longest source."""
     lines = [" ".join(["w1"] * size) for size in (11, 10, 10, 9, 9, 8, 7, 7, 6, 6, 6, 5, 4, 4, 3, 2, 2, 1)]
-    decoding = Translator(text_model(), beam=2, max_tokens=48, max_len_b=5).prepare()
+    decoding = Translator(text_model(), beam=2, max_tokens=48, max_len_a=1, max_len_b=0).prepare()
     whole, joined = SequenceGenerator.generate_continuously, []
 
     def watched(self: Any, take: Any) -> Any:
