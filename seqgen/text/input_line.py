@@ -164,7 +164,10 @@ class InputEncoder:
                 "the text after a tab is part of the source; with generation.constraints it would be a phrase that the "
                 "output must contain"
             )
-        if unknown := self.task.source_tokenizer.unknown(text):
+        tokenizer = self.task.source_tokenizer
+        if text.endswith("\r") and tokenizer.encode(text) != tokenizer.encode(text[:-1]):
+            notes.append("the line ends with a carriage return, which the model reads; convert the file to Unix lines")
+        if unknown := tokenizer.unknown(text):
             shown = " ".join(dict.fromkeys(unknown[:100]))[:60]
             notes.append(f"the vocabulary lacks {shown}")
         sources = []

@@ -94,6 +94,19 @@ def test_a_byte_nul_in_the_settings_of_a_byt5(tmp_path: Path) -> None:
     assert Translator(loaded, max_len_b=2).translate(["a"])[0].hypotheses
 
 
+def test_a_carriage_return_that_is_read_is_noted(tmp_path: Path) -> None:
+    """Bytes are read; a tokenizer that takes it for a space is not affected."""
+    wanted = "the line ends with a carriage return, which the model reads; convert the file to Unix lines"
+    for name, is_read in (("bytes", True), ("sentencepiece", False)):
+        huggingface_t5.tiny_folder(tmp_path / name, "byt5", tokenizer=not is_read, vocab_size=259)
+        if is_read:
+            (tmp_path / name / "tokenizer_config.json").write_text(
+                '{"tokenizer_class": "ByT5Tokenizer", "extra_ids": 0}'
+            )
+        found = Translator(load_model(tmp_path / name), max_len_b=2).translate(["the dog\r", "the dog"])
+        assert [wanted in line.notes for line in found] == [is_read, False]
+
+
 def test_a_language_model_without_padding(tmp_path: Path) -> None:
     import torch
 
