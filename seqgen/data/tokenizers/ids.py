@@ -24,7 +24,7 @@ class IdTokenizer(WhitespaceTokenizer):
         Raises:
             DataError: a word is no id.
         """
-        return read_ids(text, len(self.dictionary), "with reading.tokenizer=ids")
+        return read_ids(text, len(self.dictionary), "reading.tokenizer=ids")
 
     def encode_source(self, text: str, source_lang: str = "", target_lang: str = "") -> list[int]:
         """See ``Tokenizer.encode_source``; nothing is added."""
@@ -70,5 +70,5 @@ def read_ids(text: str, size: int, where: str) -> list[int]:
     words = text.split()
     for word in words:
         if not is_id(word, size):
-            raise DataError(f"{where}, each word must be the id of a token, from 0 to {size - 1}, not {shown(word)}")
+            raise DataError(f"{where}: each word must be the id of a token, from 0 to {size - 1}, not {shown(word)}")
     return list(map(int, words))

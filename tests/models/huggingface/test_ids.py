@@ -60,7 +60,7 @@ def test_a_word_that_is_no_id_is_refused(folder: Path, tmp_path: Path, word: str
     with pytest.raises(DataError, match="each word must be the id of a token, from 0 to 39"):
         Translator(loaded).translate([f"4 {word} 5 1"])
     (tmp_path / "allowed.ids").write_text(f"6 7\n{word}\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"allowed\.ids, line 2, each word must be the id"):
+    with pytest.raises(DataError, match=r"allowed\.ids, line 2: each word must be the id"):
         Translator(loaded).translate(["4 1"], prefix_trie=str(tmp_path / "allowed.ids"))
     with pytest.raises(ConfigError, match="must have ids from 0 to 39"):
         Translator(loaded).translate(["4 1"], bad_words=[f"ids:{word}"])
