@@ -42,6 +42,7 @@ from seqgen.extend import (
     read_torch_file,
     read_yaml,
     register_checkpoint_loader,
+    register_tokenizer,
     shown,
 )
 
@@ -79,6 +80,21 @@ NOT_APPLIED = {
 def is_joeynmt(path: Path) -> bool:
     """Whether a path is a folder or a checkpoint of JoeyNMT, by the names of files."""
     return path.suffix == ".ckpt" or (path / "src_vocab.txt").is_file()
+
+
+@register_tokenizer("joeynmt_words")
+class SpacedWordTokenizer(WhitespaceTokenizer):
+    """Words between single spaces, among them special tokens such as ``</s>``; other white space is part of a word."""
+
+    name = "joeynmt_words"
+
+    def encode(self, text: str) -> list[int]:
+        """See ``Tokenizer.encode``; between two spaces is an empty word."""
+        return [self.dictionary.index(word) for word in text.split(" ")]
+
+    def unknown(self, text: str) -> list[str]:
+        """See ``Tokenizer.unknown``."""
+        return [word or repr(word) for word in text.split(" ") if self.dictionary.index(word) == self.dictionary.unk()]
 
 
 @register_checkpoint_loader("JoeyNMT model", is_joeynmt)
@@ -170,7 +186,7 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
     for name, tensor in state.items():
         for pattern, replacement in RENAMED.items():
             name = re.sub(pattern, replacement, str(name))
-        weights[name] = tensor.squeeze(0).float() if "positions" in name else tensor.float()  # (1, 5000, C)
+        weights[name] = tensor.squeeze(0) if "positions" in name else tensor  # (1, 5000, C)
     fuse_projections(weights)
     return weights
 
@@ -187,7 +203,7 @@ def read_tokenizer(config: ForeignConfig, side: str) -> Tokenizer:
     names = [config.get(f"data.special_symbols.{key}", usual) for key, usual in SPECIALS.items()]
     dictionary = read_vocabulary(folder / f"{side}_vocab.txt", names)
     if config.one_of(f"data.{side}.level", ["word", "bpe"]) == "word":
-        return WhitespaceTokenizer(dictionary)
+        return SpacedWordTokenizer(dictionary)
     kind = config.one_of(f"data.{side}.tokenizer_type", ["sentencepiece", "subword-nmt"], "sentencepiece")
     if kind == "subword-nmt":
         return WhitespaceTokenizer(dictionary)

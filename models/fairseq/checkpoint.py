@@ -177,7 +177,7 @@ def _check_sizes(path: Path, sides: list[_Side], weights: dict[str, Tensor]) -> 
     for side, name in zip(sides, ("encoder", "decoder"), strict=True):
         embedding = weights.get(f"{name}.embed_tokens.weight")
         size = len(side.dictionary)
-        if embedding is not None and embedding.size(0) != size:
+        if embedding is not None and embedding.dim() and embedding.size(0) != size:
             raise DataError(
                 f"{side.file} does not belong to {path}: with the 4 special tokens "
                 f"{'and those of languages ' if side.codes else ''}it has {size} tokens, but "
@@ -235,6 +235,8 @@ def convert_weights(weights: Mapping[str, Tensor], path: Path, ties: Mapping[str
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise CheckpointError(f"{path} is damaged: its weight {name} is not a tensor")
         if not _NO_WEIGHTS.fullmatch(name):
+            if not tensor.is_floating_point():
+                raise CheckpointError(f"{path}: its weight {name} has no floating-point numbers")
             for pattern, replacement in _RENAMED:
                 name = re.sub(pattern, replacement, name)
             result[name] = tensor.float()
@@ -255,7 +257,7 @@ def _split_projections(weights: dict[str, Tensor]) -> None:
     for name in [name for name in weights if name.endswith((".in_proj_weight", ".in_proj_bias"))]:
         prefix, _, kind = name.rpartition("in_proj_")
         fused = weights.pop(name)
-        if prefix.endswith("encoder_attn."):
+        if prefix.endswith("encoder_attn.") and fused.dim():
             size = fused.size(0) // 3
             weights[f"{prefix}q_proj.{kind}"], weights[f"{prefix}kv_proj.{kind}"] = fused[:size], fused[size:]
         else:

@@ -23,7 +23,8 @@ from seqgen.checkpoints.serialization import write_json
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
 from seqgen.config.values import to_dict
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
+from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.data.tokenizers.ids import IdTokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
 from seqgen.errors import CheckpointError, ConfigError, shown
 from seqgen.model import EncoderDecoderModel
@@ -80,7 +81,7 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
     layers = sum(getattr(cfg, name, 0) for name in ("encoder_layers", "num_layers", "decoder_layers"))
     _check_size(path, tokens=vocab_size, layers=layers)  # and whether there are weights at all
     if reading.tokenizer == "ids":
-        tokenizer: Tokenizer = _id_tokenizer(config, vocab_size)
+        tokenizer: Tokenizer = _id_tokenizer(config, architecture, vocab_size)
     else:
         tokenizer = load_pretrained_tokenizer(path, vocab_size)
     task = architecture.make_task(cfg, path, tokenizer)
@@ -108,14 +109,24 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
     return LoadedModel(model, task, config_of_run, path, task.as_values(), notes, generation)
 
 
-def _id_tokenizer(config: JSONConfig, vocab_size: int) -> WhitespaceTokenizer:
-    """A tokenizer whose words are ids; a word that is no id counts as padding, which no output has.
+def _id_tokenizer(config: JSONConfig, architecture: Architecture, vocab_size: int) -> IdTokenizer:
+    """The tokenizer for decoding by ids; a language model without padding uses end-of-sentence as padding.
 
     Raises:
         CheckpointError: the configuration names no padding or end-of-sentence.
     """
-    pad, eos = (config.get(f"{name}_token_id", -1) for name in ("pad", "eos"))
-    return WhitespaceTokenizer(Dictionary(map(str, range(vocab_size)), pad=pad, eos=eos, unk=pad, bos=None))
+    defaults = architecture.generation_defaults(config)
+
+    def special(name: str, default: int | None = None) -> int:
+        given = config.value(name, defaults.get(name, default))
+        index = given[0] if isinstance(given, list) and given else given
+        if type(index) is not int or not 0 <= index < vocab_size:
+            raise config.wrong(name, given, f"an id from 0 to {vocab_size - 1}, which reading.tokenizer=ids needs")
+        return index
+
+    eos = special("eos_token_id")
+    pad = special("pad_token_id", eos if architecture.decoder_only else None)
+    return IdTokenizer(Dictionary(map(str, range(vocab_size)), pad=pad, eos=eos, unk=pad, bos=None))
 
 
 def _notes(config: JSONConfig, architecture: Architecture, reading: ReadingConfig) -> list[str]:

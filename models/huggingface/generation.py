@@ -262,7 +262,9 @@ class _Reader:
                 )
             text = self.tokenizer.decode(ids)
             is_text = list(self.tokenizer.encode(text)) == ids and self.tokenizer.dictionary.unk() not in ids
-            texts.append(text if is_text and not text.startswith(IDS) else IDS + " ".join(map(str, ids)))
+            texts.append(
+                text if is_text and not text.startswith(IDS) and "\0" not in text else IDS + " ".join(map(str, ids))
+            )
         return texts
 
     def _is_sequence(self, ids: Any) -> bool:

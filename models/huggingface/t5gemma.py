@@ -80,7 +80,7 @@ class T5GemmaArchitecture(Architecture):
         values: dict[str, Any] = {"_name": self.name}
         for side in SIDES:
             sizes = flat.read_table([(f"{side}.{key}", f"{side}_{ours}", size) for key, ours, size in _SIZES], 1)
-            values |= {**sizes, **self.positions(flat, side), **_layer_types(flat, side)}
+            values |= {**sizes, **self.positions(flat, side), **self.layer_types(flat, side)}
         shared = self._shared(flat)
         activation = flat.activation(shared.pop("hidden_activation"), "encoder.hidden_activation")
         values |= {**shared, "activation_fn": activation}
@@ -116,6 +116,22 @@ class T5GemmaArchitecture(Architecture):
         """
         theta = config.get(f"{side}.rope_theta", 10000.0)
         return {f"{side}_rope_theta": read_rope(config, (f"{side}.rope_parameters",), theta)[0]}
+
+    def layer_types(self, config: JSONConfig, side: str) -> dict[str, list[str]]:
+        """The types of a side's layers; empty if they are missing.
+
+        Args:
+            config: the flattened file.
+            side: ``encoder`` or ``decoder``.
+
+        Raises:
+            CheckpointError: they are not a list of texts.
+        """
+        key = f"{side}.layer_types"
+        types = config.value(key, [])
+        if not isinstance(types, list) or not all(isinstance(given, str) for given in types):
+            raise config.wrong(key, types, "a list of types of layers")
+        return {f"{side}_layer_types": types}
 
     def _shared(self, config: JSONConfig) -> dict[str, Any]:
         """The values of ``shared``, which must be the same for both sides.
@@ -287,15 +303,6 @@ def read_rope(config: JSONConfig, names: tuple[str, ...], theta: float, *types: 
         if value <= 0:
             raise config.wrong(name, value, "a number above 0")
     return theta, factor
-
-
-def _layer_types(config: JSONConfig, side: str) -> dict[str, list[str]]:
-    """The types of layers; empty if they are missing."""
-    key = f"{side}.layer_types"
-    types = config.value(key, [])
-    if not isinstance(types, list) or not all(isinstance(given, str) for given in types):
-        raise config.wrong(key, types, "a list of types of layers")
-    return {f"{side}_layer_types": types}
 
 
 def _layer(cfg: T5GemmaConfig, side: str, index: int) -> dict[str, Piece]:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from seqgen.checkpoints.decoding_task import DecodingTask
+from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError
 from seqgen.models.huggingface.architecture import NO_EFFECT, JSONConfig
 from seqgen.models.huggingface.t5gemma import OUTPUT, SIDES, T5GemmaArchitecture, projections, read_rope
 from seqgen.models.huggingface.weights import Layout, Piece
 from seqgen.models.t5gemma.layers import FULL, SLIDING
-from seqgen.models.t5gemma2 import T5Gemma2Config, T5Gemma2Model
+from seqgen.models.t5gemma2 import PATTERN, T5Gemma2Config, T5Gemma2Model
 
 _VISION = ("model.encoder.vision_tower.", "model.encoder.multi_modal_projector.")
 """How the names of the weights begin that compute features of images."""
+
+MAX_LAYERS = 10_000
+"""More layers than a file describes, whose number is compared with the weights later."""
 
 _NO_EFFECT = """
     image_token_index boi_token_index mm_tokens_per_image vision_config attn_logit_softcapping output_attentions
@@ -48,9 +54,30 @@ class T5Gemma2Architecture(T5GemmaArchitecture):
     def positions(self, config: JSONConfig, side: str) -> dict[str, Any]:
         """See ``T5GemmaArchitecture.positions``; each type of layers has its own."""
         key = f"{side}.rope_parameters"
-        theta, factor = read_rope(config, (key, FULL), 1e6, "linear")
-        local, _ = read_rope(config, (key, SLIDING), 1e4)
+        theta, factor = read_rope(config, (key, FULL), config.get(f"{side}.rope_theta", 1e6), "linear")
+        local, _ = read_rope(config, (key, SLIDING), config.get(f"{side}.rope_local_base_freq", 1e4))
         return {f"{side}_rope_theta": theta, f"{side}_rope_factor": factor, f"{side}_local_rope_theta": local}
+
+    def layer_types(self, config: JSONConfig, side: str) -> dict[str, list[str]]:
+        """See ``T5GemmaArchitecture.layer_types``; without them, every ``sliding_window_pattern``-th layer is full."""
+        pattern = config.get(f"{side}.sliding_window_pattern", PATTERN, minimum=1)
+        layers = range(1, min(config.get(f"{side}.num_hidden_layers", 26, minimum=1), MAX_LAYERS) + 1)
+        given = super().layer_types(config, side)
+        if pattern == PATTERN or given[f"{side}_layer_types"]:
+            return given
+        return {f"{side}_layer_types": [SLIDING if index % pattern else FULL for index in layers]}
+
+    def make_task(self, cfg: Any, path: Path, tokenizer: Tokenizer) -> DecodingTask:
+        """See ``Architecture.make_task``.
+
+        Raises:
+            CheckpointError: the decoder has another start token than the whole file.
+        """
+        task = super().make_task(cfg, path, tokenizer)
+        config = self.flattened(JSONConfig.read(path / "config.json"))
+        start = tokenizer.dictionary.eos() if cfg.decoder_start_token_id < 0 else cfg.decoder_start_token_id
+        config.one_of("decoder.decoder_start_token_id", [start], start)
+        return task
 
     def read_config(self, config: JSONConfig) -> T5Gemma2Config:
         """Turn a folder's ``config.json`` into a configuration."""

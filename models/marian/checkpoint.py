@@ -26,6 +26,7 @@ from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask
 from seqgen.checkpoints.foreign_config import ForeignConfig
 from seqgen.checkpoints.loaders import LoadedModel, Placement, register_checkpoint_loader
 from seqgen.checkpoints.model_weights import build_on_meta
+from seqgen.checkpoints.run_checkpoints import UNREADABLE
 from seqgen.checkpoints.run_config import read_yaml
 from seqgen.config import ReadingConfig, TrainConfig
 from seqgen.config.values import from_dict
@@ -112,6 +113,8 @@ def read_marian_model(path: Path, reading: ReadingConfig, placement: Placement) 
     if reading.tokenizer:
         raise ConfigError(f"reading.tokenizer={reading.tokenizer} is for Hugging Face folders only; remove it")
     files = _find_files(path, reading)
+    if files.model.suffix == ".bin":
+        raise CheckpointError(f"{files.model}: {UNREADABLE}")
     tensors = read_npz(files.model)
     config = _options(files.model, tensors)
     source, target = _tokenizers(files)

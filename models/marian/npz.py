@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from seqgen.errors import CheckpointError, shown
-from seqgen.system.reading import open_regular
+from seqgen.system.reading import is_stored, open_regular
 
 MAX_ARRAYS = 100_000
 """Maximum number of arrays in a file."""
@@ -43,9 +43,8 @@ def read_npz(path: Path) -> dict[str, Tensor]:
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
-            size = path.stat().st_size
-            if len(entries) > MAX_ARRAYS or sum(entry.file_size for entry in entries) > size:
-                raise CheckpointError(f"{path} claims to contain more than its {size:,} bytes, or is compressed")
+            if len(entries) > MAX_ARRAYS or not is_stored(archive, path):
+                raise CheckpointError(f"{path} is compressed, or claims to contain more than its bytes; copy it again")
             tensors = {}
             for entry in entries:
                 name = entry.filename.removesuffix(".npy")
@@ -57,7 +56,9 @@ def read_npz(path: Path) -> dict[str, Tensor]:
     except FileNotFoundError:
         raise CheckpointError(f"there is no file {path}") from None
     except (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError, struct.error, RuntimeError) as error:
-        raise CheckpointError(f"{path} is damaged ({' '.join(str(error).split())[:100]}); copy it again") from None
+        raise CheckpointError(
+            f"{path} is damaged or no archive of arrays ({' '.join(str(error).split())[:100]}); copy it again"
+        ) from None
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
 

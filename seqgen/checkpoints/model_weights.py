@@ -100,7 +100,7 @@ def fit(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
     if not missing and not unexpected and not shapes:
         return
     for name, (there, here) in shapes.items():
-        if _is_vocabulary(model, name) and there[0] != here[0]:
+        if there and there[0] != here[0] and _is_vocabulary(model, name):
             raise CheckpointError(
                 f"{where}: the vocabulary does not fit: the checkpoint was trained with {there[0]} tokens, the "
                 f"vocabulary here has {here[0]} ({name}); use the vocabulary and tokenizer of its run"
@@ -206,6 +206,8 @@ def build_with_weights(build: Callable[[], M], weights: Mapping[str, Tensor], wh
     with _most_parameters(weights, where):
         model: M = build_on_meta(build, where)
     fit(model, weights, where)
+    if others := sorted(name for name, tensor in weights.items() if not tensor.is_floating_point()):
+        raise CheckpointError(f"{where}: these weights are not floating-point numbers: {listing(others)}")
     materialize(model, device)
     model.load_state_dict(weights)
     return model
@@ -219,13 +221,14 @@ def fuse_projections(weights: dict[str, Tensor]) -> None:
 
     Args:
         weights: weights by name, which are changed; the separate ones are ``q_proj``, ``k_proj`` and ``v_proj``. Where
-            one is missing or has another shape, all stay, so that a later check reports it.
+            one is missing or has another shape or dtype, all stay, so that a later check reports it.
     """
     for name in [name for name in weights if name.endswith((".k_proj.weight", ".k_proj.bias"))]:
         prefix, _, kind = name.rpartition("k_proj.")
         whole, letters = ("kv_proj", "kv") if prefix.endswith("encoder_attn.") else ("in_proj", "qkv")
         parts = [f"{prefix}{letter}_proj.{kind}" for letter in letters]
-        if all(part in weights for part in parts) and len({weights[part].shape[1:] for part in parts}) == 1:
+        found = [weights[part] for part in parts if part in weights and weights[part].dim()]
+        if len(found) == len(parts) and len({(one.dtype, one.shape[1:]) for one in found}) == 1:
             weights[f"{prefix}{whole}.{kind}"] = torch.cat([weights.pop(part) for part in parts])
 
 

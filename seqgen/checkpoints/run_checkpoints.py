@@ -48,6 +48,11 @@ STATE_TENSORS = "training_state.safetensors"
 FOLDER = "checkpoints"
 _HUGGINGFACE = "config.json"  # every Hugging Face folder has this file
 _CODE_SUFFIXES = frozenset({".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".npy", ".npz", ".joblib"})
+MARIAN_BINARY = re.compile(r"intgemm.*\.bin$")
+"""The names of Marian's models in 8-bit integers, such as those of Firefox."""
+UNREADABLE = (
+    "a model in Marian's binary format, which seqgen cannot read; give the model.npz from which it was converted"
+)
 
 T = TypeVar("T")
 
@@ -210,6 +215,8 @@ def _folder_of(file: Path) -> Path:
     """
     if file.name == MODEL:
         return file.parent
+    if MARIAN_BINARY.search(file.name):
+        raise CheckpointError(f"{file}: {UNREADABLE}")
     if file.suffix in _CODE_SUFFIXES or _looks_like_code(file):
         raise CheckpointError(
             f"{file}: such a file can contain code and is never loaded; give a {MODEL}, or convert it "
@@ -235,6 +242,8 @@ def _why_none(given: Path) -> str:
         )
     if runs := sorted(path.parent.name for path in given.glob(f"*/{FOLDER}")):
         return f"this folder contains runs; give one of them, such as {given / runs[0]}"
+    if any(MARIAN_BINARY.search(path.name) for path in given.iterdir()):
+        return UNREADABLE
     codes = sorted(path.name for path in given.iterdir() if path.suffix in _CODE_SUFFIXES)
     hint = f"; {codes[0]} can contain code and is never loaded" if codes else ""
     if any(given.glob("*.safetensors")):
@@ -252,7 +261,7 @@ def _checked(folder: Path) -> Path:
     if (folder / CHECKSUMS).exists() or folder.absolute().parent.name == FOLDER:
         return folder
     if (folder / _HUGGINGFACE).is_file():
-        raise CheckpointError(f"{folder}: a Hugging Face folder; convert it with seqgen-convert")
+        raise CheckpointError(f"{folder} is a Hugging Face folder; give the folder itself, not a file in it")
     raise CheckpointError(
         f"{folder}: neither a Hugging Face folder, because {_HUGGINGFACE} is missing, nor a checkpoint of a "
         f"run, because {CHECKSUMS} is missing"

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from seqgen.errors import CheckpointError, shown
-from seqgen.system.reading import open_regular
+from seqgen.system.reading import is_stored, open_regular
 
 # What a pickle may name besides tensors: classes of values that hold data and no more ...
 _BUILTINS = (
@@ -144,7 +144,8 @@ def _check_tensors(content: Any, path: Path) -> None:
     for name, tensor in itertools.chain.from_iterable(group.items() for group in groups if isinstance(group, Mapping)):
         if not isinstance(tensor, Tensor):
             continue
-        if tensor.layout != torch.strided or tensor.is_meta:
+        unusual = tensor.is_quantized or tensor.is_nested or tensor.is_complex()
+        if unusual or tensor.layout != torch.strided or tensor.is_meta:
             raise CheckpointError(f"{path}: its weight {shown(name)} is not an ordinary tensor")
         if tensor.numel() * tensor.element_size() > size:
             raise CheckpointError(f"{path} is damaged: its weight {shown(name)} is larger than the file")
@@ -185,7 +186,7 @@ def _check_archive(path: Path) -> None:
         if file.read(2) != b"PK":
             return
         with zipfile.ZipFile(file) as archive:
-            if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
+            if not is_stored(archive, path):
                 raise CheckpointError(f"{path} is compressed, which torch.save never does; copy the original again")
             damaged = archive.testzip()
             if damaged is not None:

@@ -207,7 +207,7 @@ class Dictionary:
         overwrite = count == OVERWRITE_FLAG
         if overwrite:
             token, separator, count = token.rpartition(" ")
-        if not separator or not token or not (count.isascii() and count.isdigit()):
+        if not separator or not token or not (count.isascii() and count.isdigit() and len(count) < 19):
             raise ValueError(f"{line[:60]!r} is not a token, a space and a count")
         if token in self and not overwrite:
             raise ValueError(f"the token {token!r} occurs twice; remove one, or add {OVERWRITE_FLAG!r} to the line")

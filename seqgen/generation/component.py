@@ -31,6 +31,7 @@ from torch import Tensor
 from seqgen.config import GenerationConfig
 from seqgen.config.compose import component_config
 from seqgen.data.dictionary import Dictionary
+from seqgen.data.tokenizers.ids import is_id
 from seqgen.errors import ConfigError, DataError, nearest
 from seqgen.generation.candidates import Candidates, gather_beams
 from seqgen.registry import Registry
@@ -216,7 +217,7 @@ class Resources:
         if not entry.startswith(IDS):
             return self.phrase(entry)
         words, size = entry.removeprefix(IDS).split(), len(self.dictionary)
-        if not words or not all(word.isdecimal() and int(word) < size for word in words):
+        if not words or not all(is_id(word, size) for word in words):
             raise ConfigError(f"{entry!r} must have ids from 0 to {size - 1} after {IDS!r}, such as '{IDS}7 31'")
         return tuple(map(int, words))
 

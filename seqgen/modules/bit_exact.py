@@ -74,7 +74,11 @@ def weight_product(product: Product, kind: object, x: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``torch.nn.functional.linear`` with the bits of tiles."""
+    """``torch.nn.functional.linear`` with the bits of tiles; few outputs are filled up to a tile, see ``_WIDE``."""
+    if (outputs := len(weight)) < _WIDE:
+        missing = TILE - outputs
+        filled = None if bias is None else F.pad(bias, (0, missing))
+        return linear(x, F.pad(weight, (0, 0, 0, missing)), filled)[..., :outputs]
     kind = ("linear", weight.shape, weight.stride(-1) == 1, bias is None)
     return weight_product(lambda rows: F.linear(rows, weight, bias), kind, x)
 
@@ -337,6 +341,8 @@ def _one_direction(
 
 
 def _matmul(a: Tensor, b: Tensor) -> Tensor:
+    if b.dim() == 2 and (columns := b.size(1)) < _WIDE:
+        return _matmul(a, F.pad(b, (0, TILE - columns)))[..., :columns]
     if b.dim() == 2:
         kind = ("matmul", b.shape, b.stride(-1) == 1)
         return weight_product(lambda rows: torch.matmul(rows, b), kind, a)

@@ -15,6 +15,7 @@ import re
 import stat
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_STORED, ZipFile
 
 import yaml
 
@@ -65,6 +66,18 @@ def open_regular(path: Path) -> io.BufferedReader:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return open(descriptor, "rb")
+
+
+def is_stored(archive: ZipFile, path: Path) -> bool:
+    """Whether an archive is not compressed, and its entries have no more bytes than its file.
+
+    Args:
+        archive: the archive.
+        path: its file.
+    """
+    entries = archive.infolist()
+    is_plain = all(entry.compress_type == ZIP_STORED for entry in entries)
+    return is_plain and sum(entry.file_size for entry in entries) <= path.stat().st_size
 
 
 def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:

@@ -164,7 +164,10 @@ class InputEncoder:
                 "the text after a tab is part of the source; with generation.constraints it would be a phrase that the "
                 "output must contain"
             )
-        if unknown := self.task.source_tokenizer.unknown(text):
+        tokenizer = self.task.source_tokenizer
+        if text.endswith("\r") and tokenizer.encode(text) != tokenizer.encode(text[:-1]):
+            notes.append("the line ends with a carriage return, which the model reads; convert the file to Unix lines")
+        if unknown := tokenizer.unknown(text):
             shown = " ".join(dict.fromkeys(unknown[:100]))[:60]
             notes.append(f"the vocabulary lacks {shown}")
         sources = []
@@ -177,6 +180,9 @@ class InputEncoder:
                     f"the prompt has {len(ids)} tokens and the model {longest} positions, so that the output is empty"
                 )
                 return []
+            words = model.task.source_dictionary
+            if words.pad() != words.eos() and words.pad() in ids:
+                notes.append(f"the source contains padding (id {words.pad()}), which the model does not attend to")
             if len(ids) > longest:
                 tail = model.task.source_tokenizer.tail
                 notes.append(f"of {len(ids)} source tokens only the first {longest - tail} were read")

@@ -14,6 +14,7 @@ import examples.joeynmt.checkpoint
 import examples.joeynmt.search
 from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.run_config import run_folder
+from seqgen.data.tokenizers.base import load_tokenizer, save_tokenizer
 from seqgen.errors import CheckpointError, DataError, UserError
 from seqgen.text.translator import Translator
 from tests.commands import command
@@ -66,6 +67,19 @@ def test_nbest_lists(name: str, alpha: float, seed: int, tmp_path: Path) -> None
         wanted = plain.beam_search(loaded.task.encode_source(line).tolist(), 5, alpha, 20)
         assert [one.tokens.tolist() for one in translation.hypotheses] == [tokens for _, tokens in wanted]
         assert [one.score for one in translation.hypotheses] == pytest.approx([score for score, _ in wanted])
+
+
+def test_words_are_separated_by_single_spaces(tmp_path: Path) -> None:
+    """As ``text.split(" ")`` of JoeyNMT, whose vocabulary has the special tokens, too."""
+    nbsp = "s1\u00a0s2"
+    write(tmp_path / "model", words={"src": [*WORDS["src"], nbsp], "trg": WORDS["trg"]})
+    tokenizer = load_model(tmp_path / "model").task.source_tokenizer
+    symbols = tokenizer.dictionary.symbols
+    for text in (f"s3 {nbsp} s1", "s1  s2 ", "s1\ts2 s3", "s1 </s> <pad> s2 <unk>", ""):
+        assert tokenizer.encode(text) == [symbols.index(w) if w in symbols else 0 for w in text.split(" ")], text
+    assert tokenizer.unknown("s1\ts2  s3 x </s>") == ["s1\ts2", "''", "x"]
+    save_tokenizer(tokenizer, tmp_path / "saved")
+    assert load_tokenizer(tmp_path / "saved").encode(nbsp) == [symbols.index(nbsp)]
 
 
 def test_by_command(tmp_path: Path) -> None:
@@ -162,6 +176,15 @@ def test_files_that_are_missing_or_damaged(tmp_path: Path) -> None:
     refused("src_vocab.txt", None, "cannot read .*src_vocab.txt", DataError)
     refused("trg_vocab.txt", b"\xff", "it is not UTF-8 text", DataError)
     refused("trg_vocab.txt", (tmp_path / "trg_vocab.txt").read_bytes() + b"more\n", "the vocabulary does not fit")
+    for name in ("src_embed.lut.weight", "encoder.layers.0.src_src_att.k_layer.bias", "decoder.pe.pe"):
+        for value in (torch.tensor(1.0), torch.ones(1, dtype=torch.int8), torch.ones(1, dtype=torch.complex64)):
+            torch.save({"model_state": {**state, name: value}}, tmp_path / "best.ckpt")
+            with pytest.raises(CheckpointError, match=r"best\.ckpt"):
+                load_model(tmp_path)
+    whole = {**state, "decoder.output_layer.weight": state["decoder.output_layer.weight"].to(torch.int8)}
+    torch.save({"model_state": whole}, tmp_path / "best.ckpt")
+    with pytest.raises(CheckpointError, match=r"not floating-point numbers: decoder\.output_projection.weight"):
+        load_model(tmp_path)
     torch.save({"model_state": {**state, "more": 3}}, tmp_path / "best.ckpt")
     with pytest.raises(CheckpointError, match="has no weights under 'model_state'"):
         load_model(tmp_path)

@@ -234,6 +234,30 @@ def test_products_are_right(shape: tuple[int, int, int, int]) -> None:
         torch.testing.assert_close(product, (a.double() @ b.double()).float(), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("outputs", range(1, 17))
+def test_few_outputs_are_filled_up(outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries have other kernels for fewer than 12 columns, whose bits depend on the row; none of them is called."""
+    called: list[int] = []
+
+    def spied(function: Any) -> Any:
+        def call(*args: Any) -> Tensor:
+            called.append(function(*args).size(-1))
+            return function(*args)
+
+        return call
+
+    weight, bias, x = torch.randn(outputs, 37), torch.randn(outputs), torch.randn(8, 37)
+    monkeypatch.setattr(forms, "_agree", {})
+    monkeypatch.setattr(F, "linear", spied(F.linear))
+    monkeypatch.setattr(torch, "matmul", spied(torch.matmul))
+    found = [forms.linear(x, weight, bias), forms.linear(x, weight) + bias, forms._matmul(x, weight.t()) + bias]
+    assert min(called) >= 12
+    for product in found:
+        torch.testing.assert_close(product, (x.double() @ weight.t().double() + bias).float())
+    for row in range(8):
+        assert torch.equal(forms.linear(x[row : row + 1], weight, bias)[0], found[0][row])
+
+
 def test_a_kernel_that_depends_on_the_number_of_rows_is_called_by_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forms, "_agree", {})
     calls = []

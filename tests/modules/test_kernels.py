@@ -194,6 +194,13 @@ def test_what_a_job_measures_is_all_that_its_workers_need(monkeypatch: pytest.Mo
             assert MatrixProduct(lambda: matrix, kernels_for(dtype, int8)).choose(rows).suits(rows, 64)  # noqa: B023
 
 
+def test_threads_are_as_before_after_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, seen = torch.get_num_threads(), set()
+    monkeypatch.setattr(module, "measured", lambda *_: seen.add(torch.get_num_threads()))
+    measure_all(before + 1, int8=False)
+    assert (seen, torch.get_num_threads()) == ({before + 1}, before)
+
+
 @pytest.mark.parametrize(("one", "both", "wanted"), [(1.0, 1.2, 1), (1.0, 1.05, 2), (2.0, 1.0, 2)])
 def test_few_rows_are_multiplied_with_the_faster_number_of_threads(
     one: float, both: float, wanted: int, monkeypatch: pytest.MonkeyPatch

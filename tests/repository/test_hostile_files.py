@@ -8,6 +8,7 @@ import re
 import shutil
 import socket
 import threading
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.run_checkpoints import STATE, update_of
@@ -270,13 +272,59 @@ def test_archives_that_are_larger_than_their_file(tmp_path: Path) -> None:
         read_torch_file(path)
 
 
+def test_a_compressed_archive_of_incompressible_numbers(tmp_path: Path) -> None:
+    """Its content is not larger than its file, which is therefore no proof."""
+    torch.save({"a": torch.ones(2)}, tmp_path / "stored.pt")
+    with (
+        zipfile.ZipFile(tmp_path / "stored.pt") as stored,
+        zipfile.ZipFile(tmp_path / "model.pt", "w") as archive,
+    ):
+        for name in stored.namelist():
+            kind = zipfile.ZIP_DEFLATED if name.endswith("data/0") else zipfile.ZIP_STORED
+            archive.writestr(name, stored.read(name), kind)
+    with pytest.raises(CheckpointError, match="compressed"):
+        read_torch_file(tmp_path / "model.pt")
+
+
 def test_weights_that_repeat_one_number(tmp_path: Path) -> None:
     torch.save({"a": torch.zeros(1).expand(10**5, 10**5)}, tmp_path / "model.pt")
     with pytest.raises(CheckpointError, match="'a' is larger than the file"):
         read_torch_file(tmp_path / "model.pt")
-    torch.save({"a": torch.zeros(2, 2).to_sparse()}, tmp_path / "model.pt")
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize(
+    "make",
+    [
+        Tensor.to_sparse,
+        lambda x: x.to(torch.complex64),
+        lambda x: torch.nested.nested_tensor([x, x]),
+        lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+    ],
+    ids=["sparse", "complex", "nested", "quantized"],
+)
+def test_weights_that_are_no_ordinary_tensors(make: Callable[[Tensor], Tensor], tmp_path: Path) -> None:
+    torch.save({"a": make(torch.ones(2, 2))}, tmp_path / "model.pt")
     with pytest.raises(CheckpointError, match="'a' is not an ordinary tensor"):
         read_torch_file(tmp_path / "model.pt")
+
+
+def test_weights_without_dimensions(run: Path, data: Path, fairseq: Path, tmp_path: Path) -> None:
+    """Of a run that is decoded, of one from which another starts, and of fairseq's new and old names."""
+    broken, name = copy_of(run, tmp_path / "run"), "encoder.embed_tokens.weight"
+    for checkpoint in (broken / "checkpoints").iterdir():
+        weights = load_file(checkpoint / "model.safetensors")
+        save_file({**weights, name: torch.tensor(1.0)}, checkpoint / "model.safetensors", {"format": "pt"})
+        checksummed(checkpoint)
+    refused(broken, f"{name} ((), here (")
+    outcome = command("train", *training_arguments(data, tmp_path / "new"), f"checkpoint.finetune_from={broken}")
+    assert (outcome.code, len(outcome.err.splitlines())) == (2, 1), outcome.err
+    content = torch.load(fairseq, weights_only=False)
+    for changed in (name, "decoder.layers.0.self_attn.k_proj.bias", "decoder.layers.0.encoder_attn.in_proj_weight"):
+        torch.save({**content, "model": {**content["model"], changed: torch.tensor(1.0)}}, fairseq)
+        refused(fairseq, "the weights are not those of this model")
+    torch.save({**content, "model": {**content["model"], name: torch.ones(2, 2, dtype=torch.int8)}}, fairseq)
+    refused(fairseq, f"{name} has no floating-point numbers")
 
 
 def test_an_alias_of_nothing(run: Path, tmp_path: Path) -> None:

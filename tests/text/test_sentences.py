@@ -204,6 +204,25 @@ def test_sentences_with_little_attention_are_noted(attention: list[float], usual
     assert reader(input_split="note", usual_ratio=usual).note(line) == note
 
 
+class LanguageFirst(WhitespaceTokenizer):
+    """Its sources begin with two tokens, as those of a multilingual model with the language first."""
+
+    def encode_source(self, text: str, source_lang: str = "", target_lang: str = "") -> list[int]:
+        return [5, 6, *self.encode(text), self.dictionary.eos()]
+
+
+@pytest.mark.parametrize(
+    ("attention", "which"),
+    [([0.0, 0.0, 1.0, 1.0, 0.9, 1.0, 1.0, 1.0, 0.0], ""), ([4.0, 4.0, 1.0, 1.0, 0.1, 0.8, 1.0, 1.0, 4.0], " 2")],
+)
+def test_the_attention_on_tokens_before_the_text_counts_for_no_sentence(attention: list[float], which: str) -> None:
+    line = decoded("W1 w5. W2 w3! W4 w6?", attention)
+    noting = reader(input_split="note")
+    words = noting.encoder.task.source_dictionary
+    noting.encoder = InputEncoder([text_model(task=task_of(LanguageFirst(words)))], noting.cfg, lambda lengths: lengths)
+    assert noting.note(line) == (MAY_LACK.format(which) if which else "")
+
+
 def test_short_outputs_are_noted() -> None:
     task = text_model().task
     assert not task.translates, "a summary may be short"

@@ -16,6 +16,7 @@ from seqgen.config import GenerationConfig
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.generation.model_settings import changes_scores, own_settings, resolve_settings
+from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.text.translator import ModelInMemory, Translator
 from tests.generators import make_generator
 from tests.scripted_model import batch_of, dictionary
@@ -334,6 +335,27 @@ def test_files_that_have_changed_are_read_again(tmp_path: Path) -> None:
             built.append(translator._built)
             assert word in found.text.split(), key
         assert built[1] is built[2], "a file that has not changed is not read again"
+
+
+def test_sentences_that_join_keep_the_batch_within_max_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the joining sentences or those that are running have the longest source."""
+    lines = [" ".join(["w1"] * size) for size in (11, 10, 10, 9, 9, 8, 7, 7, 6, 6, 6, 5, 4, 4, 3, 2, 2, 1)]
+    decoding = Translator(text_model(), beam=2, max_tokens=48, max_len_a=1, max_len_b=0).prepare()
+    whole, joined = SequenceGenerator.generate_continuously, []
+
+    def watched(self: Any, take: Any) -> Any:
+        def asked(running: int, width: int) -> Any:
+            if (batch := take(running, width)) is not None:
+                rows, columns = batch.source.src_tokens.shape
+                assert running + rows <= max(1, 48 // max(width, columns) / decoding.weight)
+                joined.append(running > 0)
+            return batch
+
+        return whole(self, asked)
+
+    monkeypatch.setattr(SequenceGenerator, "generate_continuously", watched)
+    assert len(list(decoding.translate(lines))) == len(lines)
+    assert any(joined)
 
 
 def test_a_sampled_line_depends_on_seed_and_place_alone() -> None:

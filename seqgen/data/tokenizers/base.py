@@ -32,6 +32,7 @@ TOKENIZERS = Registry("tokenizer", "tokenizer")
 TOKENIZERS.declare("sentencepiece", "seqgen.data.tokenizers.sentencepiece_tokenizer")
 TOKENIZERS.declare("pretrained", "seqgen.data.tokenizers.pretrained")
 TOKENIZERS.declare("language_tokens", "seqgen.data.tokenizers.language_tokens")
+TOKENIZERS.declare("ids", "seqgen.data.tokenizers.ids")
 
 register_tokenizer = TOKENIZERS.register
 
@@ -257,6 +258,8 @@ class WhitespaceTokenizer(Tokenizer):
     """A tokenizer for text that is already tokenized: words are separated by white space."""
 
     whole_words = True
+    name = "whitespace"
+    """The name under which the class is registered."""
 
     def encode(self, text: str) -> list[int]:
         """See ``Tokenizer.encode``."""
@@ -280,11 +283,11 @@ class WhitespaceTokenizer(Tokenizer):
 
     def fingerprint(self) -> str:
         """See ``Tokenizer.fingerprint``."""
-        return f"whitespace:{self.dictionary.fingerprint()}"
+        return f"{self.name}:{self.dictionary.fingerprint()}"
 
     def save(self, folder: Path) -> None:
         """See ``Tokenizer.save``."""
-        write_settings(folder, {"tokenizer": "whitespace"})
+        write_settings(folder, {"tokenizer": self.name})
         self.dictionary.save(folder / "dictionary.json")
 
     @classmethod

@@ -138,11 +138,12 @@ def distinct_names(tokens: Mapping[int, str], size: int) -> list[str]:
         size: number of ids; an id without a token is named ``<unused_ID>``.
 
     Returns:
-        A distinct name for each id: its token, with ``#ID`` appended if an earlier id has the same one.
+        A distinct name for each id: its token, with ``<0x00>`` for the character NUL, which no setting may have, and
+        with ``#ID`` appended if an earlier id has the same one.
     """
     names: dict[str, None] = {}
     for index in range(size):
-        name = tokens.get(index, f"<unused_{index}>")
+        name = tokens.get(index, f"<unused_{index}>").replace("\0", "<0x00>")
         while name in names:
             name += f"#{index}"
         names[name] = None

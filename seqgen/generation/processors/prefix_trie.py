@@ -14,6 +14,7 @@ from torch import Tensor
 
 from seqgen.config.values import LARGEST_FLOAT
 from seqgen.data.text import read_lines
+from seqgen.data.tokenizers.ids import read_ids
 from seqgen.errors import DataError
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import BatchInfo, Resources
@@ -162,8 +163,11 @@ def trie_of_file(path: Path, resources: Resources) -> PrefixTrie:
     for number, line in enumerate(read_lines(path), start=1):
         where = f"{path}, line {number}"
         text, tab, prior = line.partition("\t")
-        ids = _ids_of(text, where, resources) if path.suffix == ".ids" else resources.ids(text)
-        if resources.dictionary.unk() in ids:
+        words = resources.dictionary
+        ids = read_ids(text, len(words), where) if path.suffix == ".ids" else resources.ids(text)
+        if words.eos() in ids:
+            raise DataError(f"{where} has end-of-sentence (id {words.eos()}), which is added to each output; remove it")
+        if words.unk() in ids:
             raise DataError(
                 f"{where} has words or characters that are not in the target vocabulary; remove or correct it"
             )
@@ -172,20 +176,12 @@ def trie_of_file(path: Path, resources: Resources) -> PrefixTrie:
         if tab:
             priors.append(_prior(prior, where))
         flat.extend(ids)
-        flat.append(resources.dictionary.eos())
+        flat.append(words.eos())
         lengths.append(len(ids) + 1)
     if not lengths:
         raise DataError(f"{path} is empty; each of its lines must be an allowed output")
     of_lines = np.frombuffer(flat, np.int32), np.frombuffer(lengths, np.int64)
     return PrefixTrie.of_arrays(*of_lines, np.frombuffer(priors, np.float32) if priors else None)
-
-
-def _ids_of(text: str, where: str, resources: Resources) -> list[int]:
-    """The ids in a line of ids."""
-    words, size = text.split(), len(resources.dictionary)
-    if all(word.isdecimal() for word in words) and max(ids := [int(word) for word in words], default=0) < size:
-        return ids
-    raise DataError(f"{where}: each word must be the id of a token, from 0 to {size - 1}")
 
 
 def _prior(text: str, where: str) -> float:

@@ -60,6 +60,28 @@ def test_types_of_layers_that_the_file_lacks(tmp_path: Path) -> None:
     assert_near(logits(read(tmp_path / "folder").model), COMPUTED["sizes"]["logits"])
 
 
+@pytest.mark.parametrize("name", ["untied", "sizes"])
+def test_positions_and_types_of_layers_by_their_old_keys(name: str, tmp_path: Path) -> None:
+    """Bases that ``rope_parameters`` lacks, and a pattern in place of the types of layers."""
+    config = json.loads((RECORDED / name / "config.json").read_text())
+    values: dict[str, Any] = {"encoder/text_config/rope_theta": 7.0, "decoder/sliding_window_pattern": 2}
+    for place, part in (("encoder/text_config", config["encoder"]["text_config"]), ("decoder", config["decoder"])):
+        rope = part["rope_parameters"]
+        values[f"{place}/rope_theta"] = rope["full_attention"].pop("rope_theta")
+        values[f"{place}/rope_local_base_freq"] = rope["sliding_attention"].pop("rope_theta")
+        values[f"{place}/rope_parameters"] = rope
+    change(tmp_path / "folder", values, name)
+    loaded = read(tmp_path / "folder")
+    assert loaded.notes == [note(tmp_path / "folder")]
+    assert_near(logits(loaded.model), COMPUTED[name]["logits"])
+    change(
+        tmp_path / "pattern",
+        {"encoder/text_config/layer_types": None, **{"encoder/text_config/sliding_window_pattern": 2}},
+    )
+    types = read(tmp_path / "pattern").model.cfg.layer_types("encoder")
+    assert types == ["sliding_attention", "full_attention", "sliding_attention"]
+
+
 def test_a_tied_model_has_one_embedding() -> None:
     tied, untied = (read(RECORDED / name).model for name in ("tied", "untied"))
     assert tied.encoder.embed_tokens is tied.decoder.embed_tokens
@@ -144,6 +166,7 @@ ROPE = "decoder/rope_parameters"
         ({"decoder/layer_types": ["full_attention"]}, "decoder_layer_types has 1 entries, but decoder_layers is 3"),
         ({"encoder/eoi_token_index": -1}, "eoi_token_index is -1, not a whole number of at least 0"),
         ({"is_encoder_decoder": False}, "a t5gemma2 with is_encoder_decoder=false is not supported"),
+        ({"decoder/decoder_start_token_id": 7}, "decoder.decoder_start_token_id=7 is not supported, only 2"),
         ({ROPE: 3}, "decoder.rope_parameters is 3, not keys and values"),
         ({f"{ROPE}/full_attention": 3}, "decoder.rope_parameters.full_attention is 3, not keys and values"),
         (

@@ -175,6 +175,14 @@ def _compressed(model: Path) -> None:
         archive.writestr("Wemb.npy", bytes(50_000_000))
 
 
+def _deflated(model: Path) -> None:
+    """The same arrays, one of them compressed: the file is not smaller than its content."""
+    arrays = dict(np.load(model))
+    with zipfile.ZipFile(model, "w") as archive:
+        for number, (name, array) in enumerate(arrays.items()):
+            archive.writestr(f"{name}.npy", _saved(array=array), zipfile.ZIP_STORED if number else zipfile.ZIP_DEFLATED)
+
+
 def _saved(**arrays: Any) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, arrays["array"], allow_pickle=True)
@@ -193,6 +201,7 @@ HOSTILE: dict[str, Callable[[Path], Any]] = {
     "a long header": lambda path: _entry(path, _array("(" * 60_000)),
     "no array": lambda path: _entry(path, b"x"),
     "a compressed bomb": _compressed,
+    "a compressed array": _deflated,
     "a missing weight": lambda path: change(path, encoder_l1_ffn_W1=None),
     "a missing bias": lambda path: change(path, decoder_l2_context_bo=None),
     "a missing embedding": lambda path: change(path, Wemb=None),
@@ -229,6 +238,22 @@ def test_hostile_files(model: Path, fault: str, monkeypatch: pytest.MonkeyPatch)
     assert outcome.code == 2, outcome
     assert len(outcome.err.strip().splitlines()) == 1, outcome.err
     assert not Path("evil").exists()
+
+
+def test_the_first_vocabulary_of_decoder_yml_is_the_sources(model: Path) -> None:
+    shutil.copy(RECORDED / "untied.npz", model)
+    for name, words in (("a.yml", WORDS), ("b.yml", WORDS[::-1])):
+        lines = [
+            f"{yaml.dump(word).splitlines()[0]}: {index}\n" for index, word in enumerate(["</s>", "<unk>", *words])
+        ]
+        model.with_name(name).write_text("".join(lines), encoding="utf-8")
+    for first, second in (("a", "b"), ("b", "a")):
+        content = f"models: [{model.name}]\nvocabs: [x/{first}.yml, {second}.yml]\n"
+        model.with_name("decoder.yml").write_text(content)
+        task = load_model(model.parent).task
+        orders = {"a": list(WORDS), "b": list(WORDS[::-1])}
+        assert task.source_dictionary.symbols[2:-1] == orders[first]
+        assert task.target_dictionary.symbols[2:-1] == orders[second]
 
 
 def test_a_folder_of_several_models(model: Path) -> None:
