@@ -159,7 +159,7 @@ def _load(path: Path, packages: Sequence[str]) -> Any:
     """
     stand_ins: dict[str, Any] = {}
     while len(stand_ins) <= _MAX_NAMES:
-        allowed = [Namespace, *((stand_in, name) for name, stand_in in stand_ins.items())]
+        allowed: list[Any] = [Namespace, *((stand_in, name) for name, stand_in in stand_ins.items())]
         try:
             # PyTorch warns of pickle protocols that it does not write itself
             with torch.serialization.safe_globals(allowed), warnings.catch_warnings(action="ignore"):
