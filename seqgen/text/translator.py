@@ -20,7 +20,7 @@ import torch
 
 from seqgen.checkpoints.loading import load_model, load_models
 from seqgen.config import DebugConfig, GenerationConfig
-from seqgen.config.generation import SCORES_TARGETS, keys_with
+from seqgen.config.generation import FILES, SCORES_TARGETS, keys_with
 from seqgen.config.values import from_dict
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.generation.component import Resources
@@ -277,7 +277,7 @@ class Translator:
     def _generator(self, call: CallSettings, need_attention: bool, draft: TextModel | None) -> SequenceGenerator:
         """The generator of a call; that of the last call if it has the same settings, objects and files."""
         objects = {name: value for name, value in call.objects.items() if name not in _RANKS}
-        named = (call.cfg.prefix_trie, call.cfg.shortlist)
+        named = [getattr(call.cfg, key) for key in keys_with(FILES)]
         files = [version_of(Path(path)) for path in named if path and Path(path).exists()]
         key = (need_attention, str(call.cfg), str(call.debug), *files, *identities(objects))
         if self._built is None or self._built.key != key:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqgen.errors import DecodingError
+from seqgen.errors import ConfigError, DecodingError
 from seqgen.incremental_state import IncrementalState
 from seqgen.lab.checks import stepping
 from seqgen.lab.checks.stepping import Decode
@@ -304,7 +304,7 @@ def test_errors_of_a_users_cache() -> None:
     decode = Decode(subject_of("transformer_tiny"))
     module = own_attentions(decode)[0]
     module.cache = NoRollBack()
-    with pytest.raises(TypeError, match="set it to the class NoRollBack"):
+    with pytest.raises(ConfigError, match="set it to the class NoRollBack"):
         module(torch.zeros(1, 1, module.embed_dim).double(), incremental_state={})
     module.cache = NoRollBack
     state: dict[Any, Any] = {}

@@ -197,7 +197,7 @@ class Bomb:
 def test_nothing_in_a_folder_is_run(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path / "theirs", "t5", safe_serialization=False)
     (folder / "pytorch_model.bin").write_bytes(
-        pickle.dumps({"shared.weight": Bomb(tmp_path / "exploded"), "size": bytes(100_000)})
+        pickle.dumps({"shared.weight": Bomb(tmp_path / "exploded"), "size": bytes(100_000)}, protocol=2)
     )
     assert "contains code" in refusal(folder)
     change_config(folder, auto_map={"AutoModel": "evil.Model"})
