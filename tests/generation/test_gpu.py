@@ -1,0 +1,66 @@
+"""Decoding on a GPU equals decoding on the CPU, where there is a GPU: every model, strategy and kind of ensemble."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from seqgen.structures import Batch, Hypothesis, Source
+from tests.generators import make_generator
+from tests.model_zoo import ARCHITECTURES, ZOO, Specimen, sharp
+from tests.scripted_model import pad_rows
+from tests.strategy_zoo import PHRASES, STRATEGIES, strategy
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    **{"beam": {}, "huggingface": {"semantics": "huggingface"}, "no cache": {"use_cache": False}},
+    **{"table": {"beam_table": True}, "no table": {"beam_table": False}, "log-softmax": {"skip_log_softmax": False}},
+    **{"compaction at once": {"lazy_compaction": False}, "minimum": {"min_len": 3}, "prefix": {"prefix": 1}},
+    **{"ensemble": {"members": 2}, "log": {"members": 2, "average": "log"}, "guidance": {"guidance_scale": 1.5}},
+    **{f"search={name}": {"search": name, "max_len": each.longest} for name, each in STRATEGIES.items()},
+}
+CASES = [
+    (model, option)
+    for model in ZOO
+    for option in (OPTIONS if model in ARCHITECTURES else ("beam", "table", "no table"))
+    if (model, option) != ("average", "search=contrastive")  # it has no hidden features
+]
+
+
+class Words:
+    """The vocabulary of a model of the zoo."""
+
+    def __init__(self, specimen: Specimen):
+        self.pad, self.eos, self.unk = lambda: specimen.pad, lambda: specimen.eos, lambda: 3
+        self.size = specimen.vocab
+
+    def __len__(self) -> int:
+        return self.size
+
+
+def decode(name: str, device: str, options: dict[str, Any]) -> list[list[Hypothesis]]:
+    """The n-best lists of five random sources of different lengths, in float64."""
+    specimen, options = ZOO[name], {"beam_size": 4, "max_len": 9, "min_len": 0, **options}
+    random = torch.Generator().manual_seed(5)
+    words = [torch.randint(specimen.first_word, specimen.vocab, (n,), generator=random) for n in (4, 1, 7, 2, 5)]
+    rows = [torch.cat([row, torch.tensor([specimen.eos])]) for row in words]
+    lengths = torch.tensor([len(row) for row in rows])
+    batch = Batch(torch.arange(5), Source(pad_rows(rows, specimen.pad, specimen.left_padding), lengths))
+    prefix = torch.full((5, 1), specimen.first_word + 1, device=device) if options.pop("prefix", 0) else None
+    models = [sharp(name, seed).to(device) for seed in range(options.pop("members", 1))]
+    phrases = None
+    if search := options.pop("search", ""):
+        options["search_strategy"] = strategy(search)
+        phrases = [*PHRASES, []] if STRATEGIES[search].phrases else None
+    generator = make_generator(models, Words(specimen), **options)  # type: ignore[arg-type]
+    return generator.generate(batch.to(device), prefix, phrases)
+
+
+@pytest.mark.parametrize(("name", "option"), CASES)
+def test_a_gpu_gives_the_hypotheses_of_the_cpu(name: str, option: str) -> None:
+    for wanted, found in zip(*(decode(name, device, OPTIONS[option]) for device in ("cpu", "cuda")), strict=True):
+        assert [one.tokens.tolist() for one in found] == [one.tokens.tolist() for one in wanted]
+        assert [one.score for one in found] == pytest.approx([one.score for one in wanted], abs=1e-5)
