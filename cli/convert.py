@@ -17,7 +17,7 @@ from seqgen.checkpoints.decoding_task import PromptDecodingConfig
 from seqgen.checkpoints.hub import PREFIX, local_path
 from seqgen.checkpoints.loaders import LoadedModel, checkpoint_loader_of
 from seqgen.checkpoints.loading import load_model
-from seqgen.checkpoints.run_checkpoints import Checkpoints, checkpoints_of, gather_run
+from seqgen.checkpoints.run_checkpoints import Checkpoints, checkpoints_of, gather_run, resolve
 from seqgen.checkpoints.run_record import write_run_checksums
 from seqgen.checkpoints.sharded import is_sharded
 from seqgen.cli.command import log, run
@@ -113,7 +113,8 @@ def convert(cfg: ConvertConfig) -> None:
     if to_run and path.exists() and checkpoint_loader_of(path) is None:
         if any(map(is_sharded, checkpoints_of(path))):
             return _gather(path, folder)
-        raise ConfigError(f"path={path} is not a checkpoint of a supported toolkit; runs of seqgen need no conversion")
+        resolve(path)  # raises if it is no run either
+        raise ConfigError(f"path={path} is a run; runs of seqgen need no conversion")
     loaded = load_model(path, dtype=torch.float32 if cfg.format == "export" else None, reading=cfg.reading)
     for note in loaded.notes:
         log(note)

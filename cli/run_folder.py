@@ -29,7 +29,14 @@ from seqgen.config.values import to_dict
 from seqgen.data.text import digest
 from seqgen.data.tokenizers.setup import TokenizerConfig, given_vocabulary
 from seqgen.errors import ConfigError
-from seqgen.lab.compare.provenance import origins_of, read_provenance, recorded_origin, with_origins, write_provenance
+from seqgen.lab.compare.provenance import (
+    origins_of,
+    read_provenance,
+    recorded_data,
+    recorded_origin,
+    with_origins,
+    write_provenance,
+)
 from seqgen.registry import TASKS
 from seqgen.system.files import CACHE, frozen, remove_leftovers, write_atomically
 from seqgen.task import Task
@@ -136,17 +143,12 @@ def _check_continuation(cfg: TrainConfig, folder: Path, begun: bool, data: Mappi
         otherwise = f", or delete {folder}, which has no checkpoints yet"
         check_resumable({"task": old["task"]}, {"task": new["task"]}, otherwise)
         trained = isinstance(cfg.task, TokenizerConfig) and not given_vocabulary(cfg.task)
-        if trained and tokenizer_digests(folder) and _recorded_text(folder) not in (None, data.get("train")) and data:
+        text = recorded_data(read_provenance(folder), "train")
+        if trained and tokenizer_digests(folder) and data and text not in ("", data.get("train")):
             raise ConfigError(
                 f"the tokenizer in {folder} was trained on other text than that of this command; choose another "
                 f"run_dir{otherwise}"
             )
-
-
-def _recorded_text(folder: Path) -> Any:
-    """The hash of the training text of the last start of a run; ``None`` if it is not recorded."""
-    data = next((session.get("data") for session in reversed(read_provenance(folder).get("sessions", []))), None)
-    return data.get("train") if isinstance(data, Mapping) else None
 
 
 def _plain(cfg: TrainConfig) -> dict[str, Any]:

@@ -219,8 +219,8 @@ def _folder_of(file: Path) -> Path:
         raise CheckpointError(f"{file}: {UNREADABLE}")
     if file.suffix in _CODE_SUFFIXES or _looks_like_code(file):
         raise CheckpointError(
-            f"{file}: such a file can contain code and is never loaded; give a {MODEL}, or convert it "
-            "with seqgen-convert"
+            f"{file}: such a file can contain code and is never loaded; give a {MODEL}, or the model.pt or model.npz "
+            "of another toolkit"
         )
     raise CheckpointError(f"{file}: not a checkpoint; give a run folder, a checkpoint's folder or a {MODEL}")
 

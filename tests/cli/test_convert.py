@@ -85,11 +85,15 @@ def test_bad_input_is_answered_by_a_sentence(checkpoint: Path, tmp_path: Path) -
     silent = write(
         tmp_path / "silent", random_model(FCONV), in_dict({**options_of(FCONV), "source_lang": None}), name="m.pt"
     )
+    (binary := tmp_path / "there" / "model.ende.intgemm.bin").write_bytes(bytes(20))
+    (pickled := tmp_path / "there" / "model.pkl").write_bytes(bytes(20))
     run = f"output={tmp_path / 'run'}"
     for arguments, words in (
         ([f"path={checkpoint}"], ["output=FOLDER"]),
         ([f"path={checkpoint}", f"output={tmp_path / 'there'}"], ["there already exists"]),
-        ([f"path={tmp_path}", run], ["runs of seqgen need no conversion"]),
+        ([f"path={tmp_path}", run], [f"{tmp_path}: neither a run folder nor a checkpoint"]),
+        ([f"path={binary}", run], ["Marian's binary format, which seqgen cannot read; give the model.npz"]),
+        ([f"path={pickled}", run], ["can contain code and is never loaded; give a model.safetensors, or the model.pt"]),
         ([f"path={tmp_path / 'none.pt'}", run], ["none.pt", "there is no such file"]),
         ([f"path={silent}", run], ["source_lang", "give source_lang="]),
         ([f"path={checkpoint}", run, "reading.dictionry=x"], ["did you mean 'reading.dictionary'"]),

@@ -186,7 +186,10 @@ class TestFiles:
             ("4\n5 x\n", "line 2: each word must be"),
             ("4\t1\n5\n", "line 2 has (a|no) tab, unlike line 1"),
             ("4\n5\t1\n", "line 2 has (a|no) tab, unlike line 1"),
-            *((f"4\t1\n5\t{prior}\n", f"line 2: the prior '{prior}'") for prior in ("inf", "nan", "1e39", "-1e300")),
+            *(
+                (f"4\t1\n5\t{prior}\n", f"line 2: the prior '{prior}' .* at most 1e.30")
+                for prior in ("inf", "nan", "1e39", "-1e300")
+            ),
             ("4\t1\n5\t\n", "line 2: the prior ''"),
         ],
     )

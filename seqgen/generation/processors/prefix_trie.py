@@ -191,5 +191,6 @@ def _prior(text: str, where: str) -> float:
     except ValueError:
         prior = math.nan
     if not abs(prior) <= LARGEST_FLOAT:
-        raise DataError(f"{where}: the prior {text!r} must be a number, in nats, such as -2.5")
+        limit = f"{LARGEST_FLOAT:g}"
+        raise DataError(f"{where}: the prior {text!r} must be a number in nats, such as -2.5, and at most {limit}")
     return prior

@@ -139,6 +139,17 @@ def read_provenance(run: Path) -> dict[str, Any]:
     return record if (record["format"], record["version"]) == (FORMAT, VERSION) else {}
 
 
+def recorded_data(record: Mapping[str, Any], split: str) -> str:
+    """The hash of a split's files when training was started last; empty if not known.
+
+    Args:
+        record: what ``read_provenance`` returned.
+        split: its name.
+    """
+    data = (record.get("sessions") or [{}])[-1].get("data")
+    return str(data.get(split) or "") if isinstance(data, dict) else ""
+
+
 def recorded_origin(record: Mapping[str, Any], key: str, value: Any) -> str:
     """Where a value comes from by a record; ``edited in config.yaml`` if it is another one, empty if not known.
 

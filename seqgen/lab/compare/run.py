@@ -16,7 +16,7 @@ from seqgen.checkpoints.run_record import flatten
 from seqgen.config import TrainConfig
 from seqgen.config.values import to_dict
 from seqgen.errors import ConfigError, DataError
-from seqgen.lab.compare.provenance import read_provenance, recorded_origin
+from seqgen.lab.compare.provenance import read_provenance, recorded_data, recorded_origin
 from seqgen.registry import GROUPS
 from seqgen.system.reading import open_regular, parse_json, parse_yaml, read_bytes, similar_path
 from seqgen.training.run_log import LOG, SCORES, lower_is_better
@@ -60,10 +60,8 @@ class Run:
         return recorded_origin(self.provenance, key, self.config.get(key))
 
     def data(self, split: str) -> str:
-        """The hash of a split's files when the run was trained last; empty if not known."""
-        sessions = self.provenance.get("sessions") or [{}]
-        data = sessions[-1].get("data")
-        return str(data.get(split) or "") if isinstance(data, dict) else ""
+        """The hash of a split's files; see ``recorded_data``."""
+        return recorded_data(self.provenance, split)
 
     def curve(self, event: str, name: str) -> list[tuple[int, float]]:
         """The values of a curve by update, such as the ``loss`` of ``valid``."""
