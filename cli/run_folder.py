@@ -112,6 +112,9 @@ def _check_new(folder: Path, files: Mapping[str, Sequence[Path]]) -> None:
     Args:
         folder: the run folder.
         files: the files of each split.
+
+    Raises:
+        ConfigError: it does.
     """
     for path in chain.from_iterable(files.values()):
         if path.resolve().parent == folder.resolve():
@@ -133,18 +136,27 @@ def _check_continuation(cfg: TrainConfig, folder: Path, begun: bool, data: Mappi
         begun: whether the run has checkpoints. A run without them has only tokenizers and encoded text, which the user
             may delete.
         data: the hash of the text of each split.
+
+    Raises:
+        ConfigError: a key or the training text differs.
     """
     old, new = _plain(read_run_config(folder)), _plain(cfg)
+    subset = cfg.dataset.train_subset
+    other_text = bool(data) and recorded_data(read_provenance(folder), subset) not in ("", data.get(subset))
     if begun:
         verify_run(folder, old)
         check_resumable(old, new)
+        if other_text:
+            raise ConfigError(
+                f"the text of {subset} has changed since the run in {folder} was started; continue with the same text, "
+                "or choose another run_dir (checkpoint.finetune_from begins with the weights of this run)"
+            )
     else:
         verify_tokenizers(folder, complete=False)
         otherwise = f", or delete {folder}, which has no checkpoints yet"
         check_resumable({"task": old["task"]}, {"task": new["task"]}, otherwise)
         trained = isinstance(cfg.task, TokenizerConfig) and not given_vocabulary(cfg.task)
-        text = recorded_data(read_provenance(folder), "train")
-        if trained and tokenizer_digests(folder) and data and text not in ("", data.get("train")):
+        if trained and tokenizer_digests(folder) and other_text:
             raise ConfigError(
                 f"the tokenizer in {folder} was trained on other text than that of this command; choose another "
                 f"run_dir{otherwise}"

@@ -21,7 +21,7 @@ from seqgen.errors import ConfigError, DataError
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.certificate import Certificate
 from seqgen.generation.context import StepContext
-from seqgen.generation.ensemble.combinations import ProbabilityMean
+from seqgen.generation.ensemble.combinations import Combination, Guidance, Nested, ProbabilityMean
 from seqgen.generation.finished import Ranking
 from seqgen.generation.prefix_trie import NOWHERE, PrefixTrie
 from seqgen.generation.processors.prefix_trie import PrefixConstraint, TrieConstraint, trie_of_file
@@ -466,3 +466,23 @@ def test_what_declares_that_no_score_rises_is_certifiable(keys: dict[str, Any]) 
     cfg = GenerationConfig(beam=4, certificate=True, **keys)
     generator = SequenceGenerator.from_config(models, WORDS, cfg)
     assert isinstance(generator.setup.observers[-1], Certificate)
+
+
+class Lowered(Combination):
+    """Takes a nat from the scores of its only member."""
+
+    certifiable = True
+
+    def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
+        return lprobs[0] - 1
+
+
+@pytest.mark.parametrize(
+    "made",
+    [Guidance(ProbabilityMean(), 0.5), Nested(Lowered(), ProbabilityMean())],
+    ids=lambda made: type(made).__name__,
+)
+def test_a_composite_with_a_call_of_its_own_is_not_certifiable(made: Guidance | Nested) -> None:
+    own = type("Own", (type(made),), {"__call__": type(made).__call__})
+    made_by_user = own(*made.parts) if isinstance(made, Nested) else own(made.inner, made.scale)
+    assert (made.certifiable, made_by_user.certifiable) == (True, False)

@@ -57,6 +57,19 @@ def test_a_vocabulary_of_other_text_or_of_unknown_origin_is_refused(data: Path, 
     assert (run / "tokenizer" / "tokenizer.json").read_bytes() == trained
 
 
+def test_a_run_is_not_continued_with_other_text(data: Path, tmp_path: Path) -> None:
+    """Not even with text of the same lengths, and its record still names the text that it was trained on."""
+    run = tmp_path / "run"
+    model = ("model=transformer_tiny", "prepare_only=false", "common.tensorboard=false", "dataset.max_tokens=400")
+    assert prepare(data, run, *model, "optimization.max_update=1").code == 0
+    record = (run / "provenance.json").read_bytes()
+    text = (data / "train.en").read_text().splitlines()
+    (data / "train.en").write_text("".join(f"{line}\n" for line in [*text[1:], text[0]]))
+    outcome = prepare(data, run, *model, "optimization.max_update=2")
+    assert (outcome.code, "the text of train has changed" in outcome.err) == (2, True), outcome.err
+    assert (run / "provenance.json").read_bytes() == record
+
+
 def test_the_folder_of_the_text_is_no_run_folder(data: Path) -> None:
     before = {*data.iterdir()}
     outcome = prepare(data, data)

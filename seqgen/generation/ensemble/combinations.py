@@ -232,7 +232,11 @@ class Guidance(Composite, Combination):
     def __init__(self, inner: Combination, scale: float):
         self.parts, self.scale = [inner], scale
         self.ignores_context, self.takes_columns = inner.ignores_context, inner.takes_columns
-        self.certifiable = inner.certifiable and 0 <= scale <= 1
+
+    @property
+    def certifiable(self) -> bool:  # type: ignore[override]
+        """Whether the scale does not raise the scores of a certifiable combination."""
+        return self.inner.certifiable and 0 <= self.scale <= 1
 
     @property
     def inner(self) -> Combination:
@@ -276,7 +280,11 @@ class Nested(Composite, Combination):
         self.parts = [outer, inner]
         self.ignores_context = outer.ignores_context and inner.ignores_context
         self.can_merge = outer.can_merge and inner.can_merge
-        self.certifiable = outer.certifiable
+
+    @property
+    def certifiable(self) -> bool:  # type: ignore[override]
+        """Whether the outer combination is; the inner one only chooses which log-probabilities it gets."""
+        return bool(self.parts[0].certifiable)
 
     def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
         """See ``Combination``."""
