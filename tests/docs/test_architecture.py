@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from seqgen.config import DebugConfig
+from tests.mutants.faults import FAULTS
 from tests.repository.test_imports import LAYERS
 
 ROOT = Path(__file__).parent.parent.parent
@@ -75,6 +76,11 @@ def test_lines_of_the_reading_path() -> None:
     for file, lines in rows:
         text = re.sub(r'""".*?"""', "", (ROOT / file).read_text(encoding="utf-8"), flags=re.DOTALL)
         assert abs(len(code_lines(text)) - int(lines)) <= max(3, int(lines) / 5), f"{file}: {len(code_lines(text))}"
+
+
+def test_the_number_of_faults() -> None:
+    (number,) = re.findall(r"makes about (\d+) small", PAGE)
+    assert abs(len(FAULTS) - int(number)) <= 20
 
 
 def test_layers_are_those_of_the_test_of_imports() -> None:
