@@ -229,7 +229,7 @@ IN_CHECKOUT = re.compile(r"(?:user_dir=|python )\[?examples/|-m benchmarks")
 
 
 def test_pages_say_which_commands_need_a_checkout() -> None:
-    pages = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
+    pages = {page: " ".join((ROOT / page).read_text(encoding="utf-8").split()) for page in PAGES}
     assert [page for page, text in pages.items() if IN_CHECKOUT.search(text) and " checkout of " not in text] == []
     modules = "".join(pages.values()) + "".join(file.read_text() for file in (ROOT / "examples").rglob("*.py"))
     assert "python -m examples" not in modules, "a file also runs where the repository is not on Python's path"
