@@ -16,7 +16,7 @@ e: large vocabularies: a Marian base (58,101 tokens) and the decoder of NLLB-600
    sources of 32 tokens, outputs of exactly 64 tokens: 1 sentence greedy; 1, 8 and 32 sentences with beam 5. seqgen and
    CTranslate2 are also measured with a shortlist. A second table has the share of each part of seqgen in its time.
 
-Another toolkit is given by the Python of its environment, and an older seqgen by a commit; see docs/benchmarks.md.
+Another toolkit is given by the Python of its environment, and an older seqgen by a commit; see docs/results.md.
 In each round, all toolkits run one workload before the next begins, so that slow phases of the machine affect all of
 them. In float32, their outputs must be the same up to ties.
 """

@@ -1,6 +1,6 @@
-"""docs/extending-reference.md: the base classes and the values that components receive, read from their source.
+"""A reference of the base classes and of the values that components receive, made from their source.
 
-``python -m tests.hooks`` writes the page.
+``python -m tests.hooks > reference.md`` writes the page.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import seqgen.extend
 
-PAGE = Path(__file__).parent.parent / "docs" / "extending-reference.md"
+ROOT = Path(__file__).parent.parent
 
 CLASSES = {
     "Decoding components": (
@@ -85,9 +85,8 @@ CLASSES = {
 
 INTRODUCTION = """# Reference of base classes and values
 
-The classes that [extending.md](extending.md) mentions: each with its description, its attributes, and its methods with
-the first line of their descriptions; the source has the arguments of each method. `python -m tests.hooks` writes this
-page.
+The classes that `docs/extending.md` mentions: each with its description, its attributes, and its methods with the first
+line of their descriptions. `python -m pydoc seqgen.extend.NAME` prints one class with the arguments of its methods.
 """
 
 
@@ -137,10 +136,10 @@ def page() -> str:
         parts.append(f"## {heading}\n")
         for name in names:
             cls = getattr(seqgen.extend, name)
-            file = Path(inspect.getfile(cls)).relative_to(PAGE.parent.parent)
-            parts.append(f"### {cls.__name__}\n\n[{file}](../{file})\n\n```python\n{stub(cls)}\n```\n")
+            file = Path(inspect.getfile(cls)).relative_to(ROOT)
+            parts.append(f"### {cls.__name__}\n\n`{file}`\n\n```python\n{stub(cls)}\n```\n")
     return "\n".join(parts)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    print(page(), end="")

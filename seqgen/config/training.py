@@ -120,7 +120,7 @@ class CheckpointConfig:
     finetune_from: str = option(
         "",
         "run folder, checkpoint or Hugging Face folder that provides the initial weights, and also the model, unless "
-        "model=NAME is given; see docs/fine-tuning.md",
+        "model=NAME is given; see docs/training.md",
     )
 
 

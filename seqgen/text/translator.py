@@ -368,7 +368,7 @@ class Translator:
     def score_text(
         self, lines: Sequence[str], *, tokens_per_sample: int = 0, context_window: int = 0, **settings: Any
     ) -> Iterator[Hypothesis]:
-        """Find the log-probabilities that language models give to text; see ``docs/language-models.md``.
+        """Find the log-probabilities that language models give to text; see ``docs/models.md``.
 
         Args:
             lines: the text.

@@ -68,13 +68,22 @@ def test_one_step_takes_nine_files() -> None:
     assert len(quoted()) >= len(files)
 
 
-def test_lines_of_the_reading_path() -> None:
-    """The lines of code that the page names, to within a fifth."""
-    rows = re.findall(r"^\| \[.*?\]\(\.\./([\w/]+\.py)\).* \| (\d+) \|$", PAGE, re.MULTILINE)
-    assert len(rows) == 16
-    for file, lines in rows:
-        text = re.sub(r'""".*?"""', "", (ROOT / file).read_text(encoding="utf-8"), flags=re.DOTALL)
-        assert abs(len(code_lines(text)) - int(lines)) <= max(3, int(lines) / 5), f"{file}: {len(code_lines(text))}"
+def test_the_core_in_the_readme() -> None:
+    """The files of the tree exist, and their lines of code are those of the tree to within a tenth."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (tree,) = re.findall(r"^```\n(seqgen/\n.*?)^```", readme, re.M | re.S)
+    folders, counts = [""], []
+    for line in tree.splitlines():
+        found = re.fullmatch(r"( *)([\w/]+(?:/|\.py))(?: +(\d+) {3}.*)?", line)
+        assert found, line
+        folders = [*folders[: len(found[1]) // 2 + 1], found[2]]
+        if found[3]:
+            text = re.sub(r'""".*?"""', "", (ROOT / "".join(folders)).read_text(encoding="utf-8"), flags=re.S)
+            counts.append(len(code_lines(text)))
+            assert abs(counts[-1] - int(found[3])) <= max(3, counts[-1] / 10), f"{line}: {counts[-1]}"
+    files, lines = re.findall(r"These (\d+) files, ([\d,]+) lines", readme)[0]
+    assert len(counts) == int(files)
+    assert abs(sum(counts) - int(lines.replace(",", ""))) <= sum(counts) / 20, sum(counts)
 
 
 def test_layers_are_those_of_the_test_of_imports() -> None:

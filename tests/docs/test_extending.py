@@ -372,8 +372,15 @@ def _all(found: list[Translation]) -> list[Any]:
     return [item for line in found for item in line.hypotheses]
 
 
-def test_the_reference_is_that_of_the_code() -> None:
-    assert hooks.PAGE.read_text(encoding="utf-8") == hooks.page(), "run python -m tests.hooks"
+def test_the_reference_has_each_class_and_its_public_methods() -> None:
+    parts = dict(re.findall(r"^### (\w+)\n\n`\w+/.*?```python\n(.*?)^```", hooks.page(), re.MULTILINE | re.DOTALL))
+    assert [*parts] == [*chain.from_iterable(hooks.CLASSES.values())]
+    for name, stub in parts.items():
+        body = hooks.definition(getattr(seqgen.extend, name))[0].body
+        methods = [node.name for node in body if isinstance(node, ast.FunctionDef) and hooks.is_public(node)]
+        (shown,) = ast.parse(stub).body
+        assert isinstance(shown, ast.ClassDef)
+        assert [node.name for node in shown.body if isinstance(node, ast.FunctionDef)] == methods
     for cls in (Session, Member):
         set_by_init = {
             *re.findall(r"self\.([a-z]\w*)(?=(?:, self\.\w+)*(?:: .+?)? = )", inspect.getsource(cls.__init__))
@@ -382,7 +389,7 @@ def test_the_reference_is_that_of_the_code() -> None:
 
 
 def test_methods_that_a_subclass_implements_are_explained() -> None:
-    text = "".join((hooks.PAGE.parent / page).read_text(encoding="utf-8") for page in ("extending.md", "papers.md"))
+    text = "".join((hooks.ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("extending.md", "papers.md"))
     for cls in (getattr(seqgen.extend, name) for name in chain.from_iterable(hooks.CLASSES.values())):
         methods = [node for node in hooks.definition(cls)[0].body if isinstance(node, ast.FunctionDef)]
         abstract = [

@@ -1,4 +1,4 @@
-"""The trace of one sentence, and its form as a JSON object; docs/trace.md describes the fields."""
+"""The trace of one sentence, and its form as a JSON object; docs/inspection.md describes the fields."""
 
 from __future__ import annotations
 

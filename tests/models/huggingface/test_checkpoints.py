@@ -424,7 +424,8 @@ def test_quantization_over_float_weights_is_said(tmp_path: Path) -> None:
 def test_the_page_on_t5_shows_python_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny_folder(tmp_path / "T5", "t5_v1_1")
     monkeypatch.chdir(tmp_path)
-    text = (Path(__file__).parent.parent.parent.parent / "docs" / "t5.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-    exec(compile(code, "docs/t5.md", "exec"), {})
+    text = (Path(__file__).parent.parent.parent.parent / "docs" / "models.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    (code,) = [block for block in blocks if "save_pretrained" in block]
+    exec(compile(code, "docs/models.md", "exec"), {})
     assert {p.dtype for p in load_model("T5-float32").model.parameters()} == {torch.float32}
