@@ -1,6 +1,6 @@
 # make demo   train, decode and score the built-in example      make test      the fast tests
 # make lint   ruff and mypy                                      make test-all  the slow and the nightly ones too
-# make fuzz   10,000 damaged and malicious inputs of each reader; make fuzz FUZZ="reader=gz cases=100"
+# make fuzz   1,000 damaged and malicious inputs of each reader; make fuzz FUZZ="text cases=100"
 # make mutants  plant small faults in copies of the code, which the fast tests must find
 # make soak   kill a job of 200,000 lines 100 times; its output must not change
 PYTHON ?= python3
@@ -31,7 +31,7 @@ test: install
 test-all: install
 	$(TESTS)
 
-# takes about two hours on one core; tests/fuzzing/__init__.py explains the arguments
+# tests/fuzzing/__init__.py explains the arguments
 fuzz: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzzing $(FUZZ)
 

@@ -34,7 +34,6 @@ class Strategy:
         reads_features: whether it reads hidden features; it then refuses ensembles.
         scores_are_the_models: whether scores are those of the model, with neutral settings.
         differ: whether the hypotheses of a sentence are distinct.
-        plenty: whether a sentence has ``beam`` hypotheses, or all possible ones if these are fewer.
         longest: maximum length of its outputs, in tokens.
         renormalized_by: names of the rules by which scores are renormalized after the processors.
     """
@@ -44,7 +43,6 @@ class Strategy:
     reads_features: bool = False
     scores_are_the_models: bool = True
     differ: bool = True
-    plenty: bool = True
     longest: int = 7
     renormalized_by: tuple[str, ...] = ()
 
@@ -55,9 +53,9 @@ STRATEGIES = {
     "sampling": Strategy({"seed": 3}, differ=False, renormalized_by=("fairseq", "huggingface")),
     "beam_sampling": Strategy({"seed": 3}),
     "stochastic_beam": Strategy({"seed": 3}),
-    "diverse_beam": Strategy({"groups": 2, "strength": 0.7}, scores_are_the_models=False, differ=False, plenty=False),
+    "diverse_beam": Strategy({"groups": 2, "strength": 0.7}, scores_are_the_models=False, differ=False),
     "diverse_siblings": Strategy({"rate": 0.4}, scores_are_the_models=False),
-    "constrained": Strategy({}, phrases=True, plenty=False),
+    "constrained": Strategy({}, phrases=True),
     "contrastive": Strategy({}, reads_features=True, renormalized_by=("fairseq", "huggingface")),
     "marian": Strategy({}),
     "exact": Strategy({"at_once": 40}, longest=3),

@@ -16,7 +16,6 @@ from seqgen.generation.search.beam import Greedy
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.structures import DecoderOut, EncoderOut
 from seqgen.text.translator import Translator
-from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.generators import make_generator
 from tests.hypotheses import Pairs, as_pairs, assert_same, assert_same_pairs
 from tests.model_zoo import VOCAB, ZOO, TinyDictionary
@@ -26,7 +25,6 @@ from tests.text_models import TEXTS, task_of, text_model
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parent.parent.parent
 SOURCES = [
     (4, 5, 2),
     (6, 2),
@@ -107,24 +105,6 @@ def test_search(f: int, tmp_path: Path) -> None:
     assert early > 1  # tokens are emitted before the source is complete
 
 
-def test_all_tokens_are_read_first() -> None:
-    for semantics in ("fairseq", "huggingface"):
-        one, two, three = (
-            generator(RULES[:1], search, semantics=semantics, need_attention=True).generate(batch_of(SOURCES))
-            for search in (AlignAtt(10), Greedy(), AlignAtt(1))
-        )
-        assert_same(one, two)
-        assert [as_pairs(line) for line in three] != [as_pairs(line) for line in two]
-
-
-def test_alone_in_a_batch_and_in_an_ensemble() -> None:
-    for rules in (RULES[:1], RULES):
-        own = generator(rules, AlignAtt(1), max_len_a=1.0, max_len_b=3)
-        together = own.generate(batch_of(SOURCES))
-        for row, source in enumerate(SOURCES):
-            assert_same_pairs(as_pairs(own.generate(batch_of([source]))[0]), as_pairs(together[row]))
-
-
 @pytest.mark.parametrize(
     ("name", "left"),
     [
@@ -182,31 +162,3 @@ def test_refusals() -> None:
         generator(RULES[:1], AlignAtt(1), guidance_scale=2.0).generate(batch_of(SOURCES))
     with pytest.raises(ConfigError, match="models with encoders"):
         Translator(text_model("transformer_lm_tiny", task=task_of()), max_len_b=8).translate(TEXTS, search=AlignAtt(1))
-
-
-def test_commands(tmp_path: Path) -> None:
-    """One command decodes and writes the delays."""
-    data, run, file = corpus(tmp_path / "DATA"), tmp_path / "run", tmp_path / "latency.jsonl"
-    arguments = [*training_arguments(data, run), *SMALL_TRANSFORMER, "optimization.max_update=1"]
-    assert command("train", *arguments).code == 0
-    outcome = command(
-        "generate",
-        f"common.user_dir={ROOT / 'examples' / 'papers' / 'align_att.py'}",
-        f"path={run}",
-        f"input={data}/test.en",
-        "common.threads=1",
-        "generation.max_len_b=9",
-        "generation.search=align_att",
-        "search.f=1",
-        f"search.latency={file}",
-    )
-    assert outcome.code == 0, outcome.err
-    lines = {line["line"]: line for line in map(json.loads, file.read_text().splitlines())}
-    tokenizer = Translator(str(run)).task
-    sources = (data / "test.en").read_text(encoding="utf-8").splitlines()
-    assert sorted(lines) == list(range(len(sources)))
-    for number, source in enumerate(sources):
-        size, delays = len(tokenizer.encode_source(source)) - 1, lines[number]["delays"]
-        assert lines[number]["source"] == size
-        assert delays == sorted(delays)
-        assert all(1 <= delay <= size for delay in delays)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import pytest
-import torch
 
 from examples.papers.arithmetic_sampling import ArithmeticSampling
 from seqgen.config import GenerationConfig
@@ -20,7 +18,6 @@ from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.structures import Batch, Hypothesis
 from seqgen.text.translator import Translator
 from tests.generators import make_generator
-from tests.hypotheses import assert_same
 from tests.reference_search import EOS, Settings, next_scores
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
 from tests.step_contexts import batch_info
@@ -115,18 +112,6 @@ def test_codes_drawn_again_leave_the_distribution() -> None:
         start = end
 
 
-def test_alone_in_a_batch_and_in_an_ensemble() -> None:
-    models = [ScriptedModel(random_rule(vocab=9, seed=seed)) for seed in (1, 2)]
-    batch = replace(batch_of(SOURCES), ids=torch.tensor([7, 3, 12, 5]))
-    for members in (models[:1], models):
-        own = generator(members, 4, words=5, resolution=0.1)
-        together = own.generate(batch)
-        for row, source in enumerate(SOURCES):
-            assert_same(
-                own.generate(replace(batch_of([source]), ids=batch.ids[row : row + 1])), together[row : row + 1]
-            )
-
-
 def test_sentences_join_the_batch() -> None:
     """Outputs of different lengths, so that some sentences wait while others run."""
     one, limits = text_model(), {"beam": 3, "max_len_a": 3.0, "max_len_b": 1}
@@ -149,10 +134,3 @@ def test_by_its_keys() -> None:
     assert [line.hypotheses[0].text for line in found] == [line.hypotheses[0].text for line in by_object]
     with pytest.raises(ConfigError, match="unknown key 'sede'"):
         translator.translate(TEXTS, search="arithmetic", **{"search.sede": 4})
-
-
-def test_single_precision() -> None:
-    one = text_model()
-    translator = Translator(replace(one, model=one.model.float()), beam=3, nbest=3, max_len_b=6)
-    found = translator.translate(TEXTS[:2], search="arithmetic")
-    assert all(len(line.hypotheses) >= 2 for line in found)

@@ -22,9 +22,8 @@ from seqgen.generation.component import Resources
 from seqgen.text.translator import Translator
 from tests.commands import command
 from tests.generators import make_generator
-from tests.hypotheses import assert_same
 from tests.scripted_model import ScriptedModel, batch_of, random_rule
-from tests.text_models import TEXTS, task_of, text_model
+from tests.text_models import TEXTS, text_model
 
 pytestmark = pytest.mark.slow
 
@@ -147,35 +146,6 @@ def test_json_always_parses(limit: int, options: dict[str, Any], semantics: str)
                 assert len(hypothesis.tokens) <= limit + 1
                 parsed = json.loads("".join(words.symbol(t) for t in hypothesis.tokens.tolist() if t != EOS))
                 assert isinstance(parsed, dict)
-
-
-@pytest.mark.parametrize("options", [{"beam": 3, "nbest": 3}, {"sampling": True, "beam": 3, "seed": 4}])
-def test_alone_as_in_a_batch_and_in_ensembles(options: dict[str, Any]) -> None:
-    task = task_of()
-    models = [text_model(seed=seed, task=task) for seed in (0, 1)]
-    pattern = "w[0-9]( w1[0-9]){2,4}( w[1-3])?"
-    keys = {"processors": ["regex"], "processor.regex.pattern": pattern, "max_len_b": 5, **options}
-    for members in (models[:1], models):
-        together = Translator(members).translate(TEXTS, **keys)
-        for size in (1, 2):
-            alone = Translator(members).translate(TEXTS, batch_size=size, **keys)
-            assert_same([t.hypotheses for t in alone], [t.hypotheses for t in together], 1e-6)
-        assert all(re.fullmatch(pattern, h.text) for t in together for h in t.hypotheses)
-        assert all(t.hypotheses for t in together)
-
-
-@pytest.mark.parametrize("options", [{"beam": 3, "nbest": 3}, {"sampling": True, "beam": 3, "seed": 4}])
-def test_json_from_the_translator(options: dict[str, Any]) -> None:
-    words, _ = letters(list(dict.fromkeys(SYMBOLS)))
-    model, texts = text_model(task=task_of(LetterTokenizer(words))), ["ab", "true", "xx:12", "a"]
-    keys = {"processors": ["json"], "processor.json.root": "value", "max_len_b": 9, **options}
-    together = Translator(model).translate(texts, **keys)
-    alone = Translator(model).translate(texts, batch_size=1, **keys)
-    assert_same([t.hypotheses for t in alone], [t.hypotheses for t in together], 1e-6)
-    for translation in together:
-        assert translation.hypotheses
-        for hypothesis in translation.hypotheses:
-            json.loads(hypothesis.text)
 
 
 def test_refusals_and_the_command_line(tmp_path: Path) -> None:

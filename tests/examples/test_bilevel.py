@@ -13,7 +13,7 @@ from seqgen.generation.ensemble.combinations import LogProbabilityMean, Probabil
 from seqgen.text.translator import Translator
 from tests.commands import command
 from tests.generators import make_generator
-from tests.hypotheses import Pairs, as_pairs, assert_same, assert_same_pairs
+from tests.hypotheses import Pairs, as_pairs, assert_same_pairs
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
 from tests.text_models import TEXTS, text_model
 
@@ -62,35 +62,6 @@ def test_it_is_algorithm_1(beam: int, lower: int, weights: list[float]) -> None:
         )  # fmt: skip
         for source, found in zip(SOURCES, generator.generate(batch_of(SOURCES)), strict=True):
             assert_same_pairs(as_pairs(found), reference(members, weights, source, beam, lower))
-
-
-def test_lower_beams_change_the_result_and_large_ones_are_the_mean() -> None:
-    """With lower-level beams of the whole vocabulary and beam 1, it is greedy search with the mean of probabilities."""
-    differ = 0
-    for seed in range(3):
-        models = [ScriptedModel(rule) for rule in rules(3, seed)]
-        options = {"beam_size": 1, "max_len_b": LONGEST}
-        mean = make_generator(models, WORDS, **options).generate(batch_of(SOURCES))
-        whole = make_generator(models, WORDS, search_strategy=BilevelSearch(VOCAB), **options)
-        assert_same(whole.generate(batch_of(SOURCES)), mean)
-        narrow = make_generator(models, WORDS, search_strategy=BilevelSearch(1), **options).generate(batch_of(SOURCES))
-        pairs = zip(narrow, mean, strict=True)
-        differ += sum(one[0].tokens.tolist() != two[0].tokens.tolist() for one, two in pairs)
-    assert differ
-
-
-@pytest.mark.slow
-def test_alone_as_in_a_batch_and_in_any_order_of_members() -> None:
-    members = [text_model(seed=seed) for seed in (0, 1, 2)]
-    options = {"search": "bilevel", "beam": 4, "nbest": 4, "max_len_b": 10}
-    hypotheses = [
-        [translation.hypotheses for translation in Translator(models, **options).translate(TEXTS, batch_size=size)]
-        for models, size in ((members, 64), (members, 1), (members[::-1], 64))
-    ]
-    assert_same(hypotheses[1], hypotheses[0])
-    assert_same(hypotheses[2], hypotheses[0])
-    narrow = Translator(members, **options, **{"search.lower_beam": 1}).translate(TEXTS)
-    assert [[h.text for h in t.hypotheses] for t in narrow] != [[h.text for h in t] for t in hypotheses[0]]
 
 
 def test_a_forbidden_token_gets_no_vote() -> None:

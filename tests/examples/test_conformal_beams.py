@@ -80,14 +80,6 @@ def test_search(skip_log_softmax: bool) -> None:
     )
 
 
-def test_alone_in_a_batch_and_in_an_ensemble() -> None:
-    for rules in ([RULE], [RULE, random_rule(vocab=9, seed=5)]):
-        own = generator(rules, ConformalPruning(THRESHOLDS), max_len_a=1.0, max_len_b=3)
-        together = own.generate(batch_of(SOURCES))
-        for row, source in enumerate(SOURCES):
-            assert_same(own.generate(batch_of([source])), together[row : row + 1])
-
-
 def test_sentences_that_join_a_batch() -> None:
     """Each sentence counts its own tokens: the new token is the fourth of the first one, the second of the other."""
     context = step_context(3, torch.zeros(2, 3, dtype=torch.int64), start_offsets=torch.tensor([0, 2]))

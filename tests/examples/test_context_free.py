@@ -5,10 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from examples.dates import LetterTokenizer
 from examples.papers.automata.characters import Terminal
@@ -22,9 +20,8 @@ from seqgen.text.translator import Translator
 from tests.commands import command
 from tests.generators import make_generator
 from tests.hostile import work
-from tests.hypotheses import assert_same
 from tests.scripted_model import ScriptedModel, batch_of, random_rule
-from tests.text_models import TEXTS, task_of, text_model
+from tests.text_models import task_of, text_model
 
 pytestmark = pytest.mark.slow
 
@@ -134,18 +131,6 @@ def test_repetitions_and_sets_are_those_of_re(written: str, pattern: str, tmp_pa
             assert accepted == (re.fullmatch(pattern, text) is not None), text
 
 
-def test_loops_have_few_states(tmp_path: Path) -> None:
-    """A repetition and a rule that ends with itself return to the same state; open brackets need new ones."""
-    for text in ('root ::= [a-c]* "d"', 'root ::= "a" root | "b" root | "d"', 'root ::= root "a" | root "b" | ""'):
-        automaton = Earley(grammar_of(text, tmp_path).rules, "root")
-        for number in range(2, 40):
-            assert state_after(automaton, "ab" * number) is not None
-        assert len(automaton.items) < 7
-    automaton = Earley(grammar_of(GRAMMARS["palindromes"], tmp_path).rules, "root")
-    state_after(automaton, "ab" * 5)
-    assert len(automaton.items) == 12
-
-
 def letters(symbols: list[str]) -> tuple[Dictionary, Resources]:
     words = Dictionary()
     for symbol in symbols:
@@ -198,44 +183,6 @@ def test_the_hypotheses_are_the_best_of_all_texts_of_the_language(name: str, sem
         assert {tuple(h.tokens.tolist()): pytest.approx(h.score) for h in found if h.score > -1e9} == wanted
 
 
-@pytest.mark.parametrize("limit", [2, 3, 6, 15])
-def test_every_output_is_in_the_language_at_every_maximum_length(limit: int, tmp_path: Path) -> None:
-    words, resources = letters(["a", "b", "c", "ab", "bc", "bab", "caa"])
-    for name in ("left recursion", "palindromes", "mutual recursion"):
-        processor = processor_of(GRAMMARS[name], resources, tmp_path)
-        automaton = Earley(grammar_of(GRAMMARS[name], tmp_path).rules, "root")
-        model = ScriptedModel(random_rule(len(words), 5, sharpness=3.0))
-        generator = make_generator([model], words, processors=[processor], max_len=limit + 1, beam_size=4)
-        for hypotheses in generator.generate(batch_of(SOURCES)):
-            possible = [h.tokens.tolist() for h in hypotheses if h.score > -1e9]
-            assert possible
-            for tokens in possible:
-                state = state_after(automaton, "".join(words.symbol(token) for token in tokens if token != EOS))
-                assert len(tokens) <= limit + 1
-                assert state is not None
-                assert automaton.accepts(state)
-
-
-@pytest.mark.parametrize("options", [{"beam": 3, "nbest": 3}, {"sampling": True, "beam": 3, "seed": 4}])
-@pytest.mark.slow
-def test_alone_as_in_a_batch_and_in_ensembles(options: dict[str, Any], tmp_path: Path) -> None:
-    words, _ = letters([*" 0123456789()+*-w", "12", "(1", ")*"])
-    task = task_of(LetterTokenizer(words))
-    models = [text_model(seed=seed, task=task) for seed in (0, 1)]
-    path = Path(__file__).parent.parent.parent / "examples" / "papers" / "automata" / "arithmetic.gbnf"
-    keys = {"processors": ["grammar"], "processor.grammar.file": str(path), "max_len_b": 9, **options}
-    for members in (models[:1], models):
-        together = Translator(members).translate(TEXTS, **keys)
-        for size in (1, 2):
-            alone = Translator(members).translate(TEXTS, batch_size=size, **keys)
-            assert_same([t.hypotheses for t in alone], [t.hypotheses for t in together], 1e-6)
-        found = [hypothesis.text for t in together for hypothesis in t.hypotheses]
-        assert len(found) >= len(TEXTS)
-        assert any(len(text) > 4 for text in found)
-        for text in found:
-            assert isinstance(eval(text), int)
-
-
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
@@ -266,11 +213,6 @@ def test_wrong_grammars_are_refused_with_the_line(text: str, wanted: str, tmp_pa
     with pytest.raises((ConfigError, DataError), match=wanted) as caught:
         processor_of(text, resources, tmp_path)
     assert "\n" not in str(caught.value)
-
-
-def test_rules_that_are_not_used_may_need_other_characters(tmp_path: Path) -> None:
-    processor = processor_of('root ::= "a"\nx ::= "z"', letters(["a"])[1], tmp_path)
-    assert torch.is_tensor(processor._row(1)[0])
 
 
 def test_many_repetitions_of_repetitions_stay_small(tmp_path: Path) -> None:

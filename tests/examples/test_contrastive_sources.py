@@ -58,15 +58,6 @@ def test_a_random_line_is_a_second_field(batch_size: int, tmp_path: Path) -> Non
     assert shown(found) != shown(Translator(model, **OPTIONS).translate(TEXTS))
 
 
-def test_a_random_line_depends_on_the_line_number_and_the_seed() -> None:
-    source = RandomLine(TEXTS, seed=7)
-    found = [source("w1", number) for number in range(20)]
-    assert found == [source("w1", number) for number in range(20)]
-    assert set(found) == set(TEXTS)
-    assert found != [RandomLine(TEXTS, seed=8)("w1", number) for number in range(20)]
-    assert TEXTS[0] not in {source(TEXTS[0], number) for number in range(20)}
-
-
 def test_a_language_tag_replaces_the_first_word() -> None:
     assert LanguageTag("<2en>")("<2de> a dog", 3) == "<2en> a dog"
     model = text_model(sharpness=1.2)

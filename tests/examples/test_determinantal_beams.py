@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from examples.papers.determinantal_beams import DeterminantalBeams, greedy_map, subsequence_kernel
+from examples.papers.determinantal_beams import DeterminantalBeams, subsequence_kernel
 from seqgen.errors import ConfigError
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.search.base import Search
-from seqgen.generation.search.beam import BeamSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.text.translator import Translator
 from tests.generators import make_generator
-from tests.hypotheses import Pairs, as_pairs, assert_same, assert_same_pairs
+from tests.hypotheses import Pairs, as_pairs, assert_same_pairs
 from tests.reference_search import EOS, Settings, next_scores
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
 from tests.text_models import TEXTS, text_model
@@ -72,18 +70,6 @@ def greedy(matrix: torch.Tensor, count: int) -> list[int]:
     return chosen
 
 
-def test_greedy_choice() -> None:
-    features = torch.randn(5, 8, 10, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    matrices = features @ features.mT
-    exists = torch.ones(5, 8, dtype=torch.bool)
-    exists[2, 3:] = False
-    found = greedy_map(matrices, exists, 4).tolist()
-    for number in (0, 1, 3, 4):
-        assert found[number] == greedy(matrices[number], 4)
-    assert found[2][:3] == greedy(matrices[2, :3, :3], 3)
-    assert len(set(found[2])) == 4
-
-
 def plain(source: tuple[int, ...], weight: float, order: int, decay: float, pool: int, beam: int) -> Pairs:
     """Determinantal beam search by fairseq's rules, as loops over one sentence."""
     cfg, beams, finished = Settings(max_len=5, min_len=0), [(0.0, ())], []
@@ -113,28 +99,6 @@ def test_search(weight: float, order: int, decay: float) -> None:
         assert_same_pairs(as_pairs(hypotheses), plain(source, weight, order, decay, 3, 3))
 
 
-@pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
-def test_without_weight_is_beam_search(semantics: str) -> None:
-    options: dict[str, Any] = {"semantics": semantics, "beam": 4}
-    one, two = (
-        generator([RULE], search, **options).generate(batch_of(SOURCES))
-        for search in (DeterminantalBeams(0.0), BeamSearch())
-    )
-    assert_same(one, two)
-    different = generator([RULE], DeterminantalBeams(1.0), **options).generate(batch_of(SOURCES))
-    assert [[h.tokens.tolist() for h in line] for line in different] != [
-        [h.tokens.tolist() for h in line] for line in two
-    ]
-
-
-def test_alone_in_a_batch_and_in_an_ensemble() -> None:
-    for rules in ([RULE], [RULE, random_rule(vocab=9, seed=5)]):
-        own = generator(rules, DeterminantalBeams(0.3), max_len_a=1.0, max_len_b=3)
-        together = own.generate(batch_of(SOURCES))
-        for row, source in enumerate(SOURCES):
-            assert_same(own.generate(batch_of([source])), together[row : row + 1])
-
-
 def test_by_its_keys() -> None:
     translator = Translator(text_model(), beam=4, nbest=4, max_len_b=8)
     keys = {"search.weight": 0.5, "search.order": 1, "search.pool": 4}
@@ -145,13 +109,6 @@ def test_by_its_keys() -> None:
     assert texts != [[item.text for item in line.hypotheses] for line in translator.translate(TEXTS)]
     with pytest.raises(ConfigError, match="below its minimum"):
         translator.translate(TEXTS, search="determinantal", **{"search.weight": -1.0})
-
-
-def test_single_precision() -> None:
-    one = text_model()
-    translator = Translator(replace(one, model=one.model.float()), beam=3, nbest=3, max_len_b=6)
-    found = translator.translate(TEXTS[:2], search="determinantal")
-    assert all(len(line.hypotheses) >= 2 for line in found)
 
 
 @pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])

@@ -14,7 +14,7 @@ from seqgen.generation.search.beam import BeamSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.text.translator import Translator
 from tests.generators import make_generator
-from tests.hypotheses import Pairs, as_pairs, assert_same, assert_same_pairs
+from tests.hypotheses import Pairs, as_pairs, assert_same_pairs
 from tests.reference_search import EOS, Settings, next_scores
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
 from tests.text_models import TEXTS, text_model
@@ -77,24 +77,6 @@ def test_search(keys: dict[str, Any], skip_log_softmax: bool) -> None:
         assert_same_pairs(as_pairs(hypotheses), wanted)
     unpruned = generator([RULE], BeamSearch()).generate(batch_of(SOURCES))
     assert [as_pairs(line) for line in found] != [as_pairs(line) for line in unpruned]
-
-
-def test_without_limits_is_beam_search() -> None:
-    for semantics in ("fairseq", "huggingface"):
-        one, two = (
-            generator([RULE], search, semantics=semantics).generate(batch_of(SOURCES))
-            for search in (ThresholdPruning(absolute=0), BeamSearch())
-        )
-        assert_same(one, two)
-
-
-@pytest.mark.parametrize("keys", KEYS)
-def test_alone_in_a_batch_and_in_an_ensemble(keys: dict[str, Any]) -> None:
-    for rules in ([RULE], [RULE, random_rule(vocab=9, seed=5)]):
-        own = generator(rules, ThresholdPruning(**keys), max_len_a=1.0, max_len_b=3)
-        together = own.generate(batch_of(SOURCES))
-        for row, source in enumerate(SOURCES):
-            assert_same(own.generate(batch_of([source])), together[row : row + 1])
 
 
 def test_by_its_keys() -> None:

@@ -15,7 +15,7 @@ import examples.joeynmt.search
 from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.run_config import run_folder
 from seqgen.data.tokenizers.base import load_tokenizer, save_tokenizer
-from seqgen.errors import CheckpointError, DataError, UserError
+from seqgen.errors import DataError, UserError
 from seqgen.text.translator import Translator
 from tests.commands import command
 from tests.joeynmt_models import LINES, WORDS, Plain, changed, write, write_sentencepiece
@@ -156,46 +156,3 @@ def test_options_that_are_refused(changes: dict[str, Any], words: str, tmp_path:
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(changed(changes)))
     with pytest.raises(UserError, match=words):
         load_model(tmp_path)
-
-
-def test_files_that_are_missing_or_damaged(tmp_path: Path) -> None:
-    def refused(name: str, content: bytes | None, words: str, error: type[UserError] = CheckpointError) -> None:
-        file, before = tmp_path / name, (tmp_path / name).read_bytes()
-        file.unlink()
-        if content is not None:
-            file.write_bytes(content)
-        with pytest.raises(error, match=words):
-            load_model(tmp_path / "best.ckpt" if name == "src_vocab.txt" else tmp_path)
-        file.write_bytes(before)
-
-    state = write(tmp_path)
-    refused("best.ckpt", None, "cannot read .*best.ckpt")
-    refused("best.ckpt", (tmp_path / "best.ckpt").read_bytes()[:-900], "damaged")
-    refused("config.yaml", None, "there is no file .*config.yaml")
-    refused("config.yaml", b"model: [", "config.yaml is damaged")
-    refused("src_vocab.txt", None, "cannot read .*src_vocab.txt", DataError)
-    refused("trg_vocab.txt", b"\xff", "it is not UTF-8 text", DataError)
-    refused("trg_vocab.txt", (tmp_path / "trg_vocab.txt").read_bytes() + b"more\n", "the vocabulary does not fit")
-    for name in ("src_embed.lut.weight", "encoder.layers.0.src_src_att.k_layer.bias", "decoder.pe.pe"):
-        for value in (torch.tensor(1.0), torch.ones(1, dtype=torch.int8), torch.ones(1, dtype=torch.complex64)):
-            torch.save({"model_state": {**state, name: value}}, tmp_path / "best.ckpt")
-            with pytest.raises(CheckpointError, match=r"best\.ckpt"):
-                load_model(tmp_path)
-    whole = {**state, "decoder.output_layer.weight": state["decoder.output_layer.weight"].to(torch.int8)}
-    torch.save({"model_state": whole}, tmp_path / "best.ckpt")
-    with pytest.raises(CheckpointError, match=r"not floating-point numbers: decoder\.output_projection.weight"):
-        load_model(tmp_path)
-    torch.save({"model_state": {**state, "more": 3}}, tmp_path / "best.ckpt")
-    with pytest.raises(CheckpointError, match="has no weights under 'model_state'"):
-        load_model(tmp_path)
-    wide = {**state, "decoder.output_layer.weight": torch.zeros(1).expand(1 << 40, 8)}
-    torch.save({"model_state": wide}, tmp_path / "best.ckpt")
-    with pytest.raises(CheckpointError, match=r"its weight 'decoder.output_layer.weight' is larger than the file"):
-        load_model(tmp_path)
-
-    outcome = command(
-        *("generate", f"common.user_dir={FILES[0]}", f"path={tmp_path}", "input=-", "reading.dictionary=dict.txt"),
-        stdin=b"s1\n",
-    )
-    assert outcome.code == 2
-    assert "remove the keys reading.KEY" in outcome.err

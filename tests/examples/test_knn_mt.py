@@ -119,18 +119,6 @@ def test_forced_decoding_has_the_scores_of_the_search(
                 torch.testing.assert_close(forced.positional_scores, hypothesis.positional_scores, atol=1e-6, rtol=0)
 
 
-@pytest.mark.slow
-def test_alone_as_in_a_batch_and_in_ensembles(model: ModelInMemory, datastore: Path) -> None:
-    keys = {"combination": "knn_mt", "combination.datastore": str(datastore), "combination.interpolation": 0.5}
-    translator = Translator(model, **OPTIONS)
-    found = hypotheses(translator, **keys)
-    assert_same(hypotheses(translator, batch_size=1, **keys), found, 1e-6)
-    assert_same(hypotheses(translator, batch_size=2, **keys), found, 1e-6)
-    assert_same(hypotheses(Translator([model, model], **OPTIONS), **keys), found, 1e-6)
-    assert_same(hypotheses(translator, **{**keys, "combination.interpolation": 0.0}), hypotheses(translator))
-    assert_same(hypotheses(translator, **keys, **{"combination.index": "torch"}), found)
-
-
 def test_what_a_processor_forbids_stays_forbidden(model: ModelInMemory, datastore: Path) -> None:
     """The neighbors are not forced to the end at the maximum length, and cannot suggest a suppressed word."""
     keys = {"combination": "knn_mt", "combination.datastore": str(datastore), "combination.interpolation": 0.99}

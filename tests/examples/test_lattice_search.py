@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from seqgen.errors import ConfigError
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.text.translator import Translator
 from tests.generators import make_generator
-from tests.hypotheses import Pairs, as_pairs, assert_same, assert_same_pairs
+from tests.hypotheses import as_pairs
 from tests.reference_search import EOS, Settings, next_scores
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
 from tests.text_models import TEXTS, text_model
@@ -25,46 +24,10 @@ SOURCES = [(4, 5, 2), (6, 2), (4, 4, 4, 4, 6, 2), (2,)]
 RULE = random_rule(vocab=6, seed=4)
 
 
-def bigrams(source: tuple[int, ...], history: tuple[int, ...]) -> Any:
-    return RULE(source, history[-1:])
-
-
 def generator(rules: list[Rule], search: LatticeSearch, beam: int = 5, **options: Any) -> SequenceGenerator:
     values = {"max_len_b": 4, "min_len": 0, **options}
     models = [ScriptedModel(rule) for rule in rules]
     return make_generator(models, dictionary(2), search_strategy=search, beam_size=beam, **values)
-
-
-def everything(rule: Rule, source: tuple[int, ...]) -> Pairs:
-    found: Pairs = []
-
-    def visit(past: tuple[int, ...], total: float) -> None:
-        for token, score in enumerate(next_scores(rule, source, past, Settings(max_len=4, min_len=0))):
-            if token == EOS:
-                found.append(((*past, token), (total + score) / (len(past) + 1)))
-            elif score > -math.inf:
-                visit((*past, token), total + score)
-
-    visit((), 0.0)
-    return sorted(found, key=lambda pair: -pair[1])
-
-
-def test_whole_tree_is_the_enumeration() -> None:
-    """Without merging and with a budget for all prefixes, all outputs are found, with exact scores."""
-    search = LatticeSearch(ngram=0, width=6, expansions=10_000, paths=10_000)
-    found = generator([RULE], search, beam=400, semantics="fairseq").generate(batch_of(SOURCES[:2]))
-    for source, hypotheses in zip(SOURCES, found, strict=False):
-        assert_same_pairs(as_pairs(hypotheses), everything(RULE, source)[:400])
-
-
-def test_lattice_of_a_bigram_model_has_all_outputs() -> None:
-    """Merging prefixes of equal length and last token is exact here: a few expansions give all outputs."""
-    longest, tokens = 4, 4  # padding and end-of-sentence do not continue
-    expansions = 2 + longest * tokens  # one more than there are prefixes, so that the search ends with the frontier
-    search = LatticeSearch(ngram=1, tolerance=0, width=6, expansions=expansions, paths=10_000)
-    found = generator([bigrams], search, beam=400).generate(batch_of(SOURCES[:2]))
-    for source, hypotheses in zip(SOURCES, found, strict=False):
-        assert dict(as_pairs(hypotheses)) == pytest.approx(dict(everything(bigrams, source)))  # many have equal scores
 
 
 def plain(source: tuple[int, ...], budget: int, ngram: int, tolerance: int, width: int) -> dict[tuple[int, ...], float]:
@@ -122,22 +85,6 @@ def test_search(budget: int, ngram: int, tolerance: int, width: int) -> None:
         assert [h.score for h in hypotheses] == pytest.approx(sorted(wanted.values(), reverse=True))
 
 
-def test_few_paths_are_the_best() -> None:
-    search = LatticeSearch(1, 1, 6, 17, paths=1)
-    found = generator([RULE], search, beam=7, normalize_scores=False).generate(batch_of(SOURCES))
-    for source, hypotheses in zip(SOURCES, found, strict=True):
-        wanted = sorted(plain(source, 17, 1, 1, 6).values(), reverse=True)
-        assert [h.score for h in hypotheses] == pytest.approx(wanted[:7])
-
-
-def test_alone_in_a_batch_and_in_an_ensemble() -> None:
-    for rules in ([RULE], [RULE, random_rule(vocab=6, seed=5)]):
-        own = generator(rules, LatticeSearch(2, 1, 4, 12))
-        together = own.generate(batch_of(SOURCES))
-        for row, source in enumerate(SOURCES):
-            assert_same(own.generate(batch_of([source])), together[row : row + 1])
-
-
 def test_by_its_keys() -> None:
     translator, texts = Translator(text_model(), beam=4, nbest=4, max_len_b=6), TEXTS[:2]
     found = translator.translate(texts, search="lattice", **{"search.ngram": 1, "search.expansions": 12})
@@ -150,11 +97,3 @@ def test_by_its_keys() -> None:
         assert item.score == pytest.approx(item.model_score, abs=1e-5)
     with pytest.raises(ConfigError, match="no attention"):
         translator.translate(texts, search="lattice", coverage_penalty=0.2)
-
-
-@pytest.mark.slow
-def test_single_precision() -> None:
-    one = text_model()
-    translator = Translator(replace(one, model=one.model.float()), beam=3, nbest=3, max_len_b=6)
-    found = translator.translate(TEXTS[:2], search="lattice")
-    assert all(len(line.hypotheses) >= 2 for line in found)

@@ -10,10 +10,9 @@ from typing import Any, Self
 import pytest
 import torch
 
-from examples.papers.marginalized_tokenizations import Marginal, MarginalConfig, estimate, next_tokens
+from examples.papers.marginalized_tokenizations import MarginalConfig, estimate, next_tokens
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.errors import ConfigError
 from seqgen.text.translator import ModelInMemory, Translator
 from tests.text_models import task_of, text_model
 
@@ -136,19 +135,3 @@ def test_ranks_by_the_marginal(name: str, batch_size: int) -> None:
         assert [item.rerank_score for item in after.hypotheses] == pytest.approx([scores[text] for text in ranked])
         changed += ranked != [item.text for item in before.hypotheses]
     assert changed
-
-
-def test_without_samples_the_score_is_that_of_the_own_tokenization() -> None:
-    model = model_of("transformer_tiny")
-    found = Translator(model).translate(SOURCES, beam=4, rerank=Marginal(Translator(model), MarginalConfig(samples=0)))
-    for line in found:
-        best = line.hypotheses[0]
-        wanted = log_probability([model], line.source, pieces_of(model, best.text))
-        assert best.rerank_score == pytest.approx(wanted)
-
-
-def test_range_of_keys() -> None:
-    with pytest.raises(ConfigError, match=r"marginal: samples=-1 is below its minimum, 0"):
-        Translator(model_of("transformer_tiny")).translate(
-            ["ab"], beam=2, rerank="marginal", **{"reranker.samples": -1}
-        )

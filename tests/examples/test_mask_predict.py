@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from examples.papers.mask_predict import MaskPredict
 from examples.papers.mask_predict_model import (
-    MaskedDecoder,
     MaskPredictCriterion,
     MaskPredictCriterionConfig,
     MaskPredictModel,
@@ -26,7 +24,6 @@ from seqgen.generation.search.sampling import uniform
 from seqgen.text.translator import ModelInMemory, Translator
 from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.generators import make_generator
-from tests.hypotheses import assert_same
 from tests.scripted_model import batch_of, dictionary
 from tests.text_models import TEXTS, task_of, text_model
 
@@ -103,41 +100,6 @@ def test_tokens_and_scores_are_those_of_the_algorithm(iterations: int, beam: int
             assert float(h.positional_scores.sum()) / max(1, len(h.tokens) - 1) == pytest.approx(h.score, abs=1e-10)
 
 
-@torch.no_grad()
-def test_one_iteration_is_the_argmax_where_everything_is_masked() -> None:
-    model = small_model(3.0)
-    for source, (h,) in zip(SOURCES, decode(model, SOURCES, 1), strict=True):
-        length = len(h.tokens) - 1
-        assert h.tokens[:-1].tolist() == (
-            probabilities(model, source, [0] * length).argmax(1).tolist() if length else []
-        )
-
-
-def test_the_number_of_masks_falls_as_in_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of N = 9 tokens, 4 iterations mask 9 (4 - t) / 4: 9, 6, 4 and 2."""
-    counts = []
-    extract_features = MaskedDecoder.extract_features
-
-    def counting(self: MaskedDecoder, tokens: Tensor, *rest: Any, **named: Any) -> Any:
-        counts.append((tokens == 0).sum(1).tolist())
-        return extract_features(self, tokens, *rest, **named)
-
-    monkeypatch.setattr(MaskedDecoder, "extract_features", counting)
-    decode(small_model(), [(4, 5, 6, 7, 2), (4, 2)], 4, min_len=9, max_len_b=9)
-    assert counts == [[9, 9], [6, 6], [4, 4], [2, 2]]
-
-
-@pytest.mark.parametrize("options", [{}, {"beam_size": 3, "len_penalty": 0.5}, {"match_source_len": True}], ids=str)
-def test_alone_as_in_a_batch_and_in_an_ensemble(options: dict[str, Any]) -> None:
-    model, together = small_model(), decode(small_model(), SOURCES, **options)
-    for source, hypotheses in zip(SOURCES, together, strict=True):
-        assert_same(decode(model, [source], **options), [hypotheses])
-    generator = make_generator(
-        [model, model], dictionary(WORDS), search_strategy=MaskPredict(3), **{"min_len": 0, "max_len_b": 9, **options}
-    )
-    assert_same(generator.generate(batch_of(SOURCES)), together)
-
-
 def test_an_ensemble_predicts_from_the_mean_of_its_members() -> None:
     one, other = small_model(1.5), small_model(2.5)
     generator = make_generator([one, other], dictionary(WORDS), search_strategy=MaskPredict(1), max_len=6, min_len=5)
@@ -203,29 +165,6 @@ def test_each_number_of_hidden_tokens_is_equally_frequent() -> None:
     assert counts[lengths == 3].bincount(minlength=4).tolist()[1:] == pytest.approx([1000] * 3, rel=0.1)
     single = hidden[(lengths == 3) & (counts == 1)].sum(0)[:3]
     assert single.tolist() == pytest.approx([int(single.sum()) / 3] * 3, rel=0.15)
-
-
-@pytest.mark.slow
-def test_it_learns_to_copy() -> None:
-    numbers, task = random.Random(0), task_of(words=dictionary(6))
-    positions = {"encoder_learned_pos": True, "decoder_learned_pos": True, "no_scale_embedding": True}
-    model = new_model(6, dropout=0.0, encoder_embed_dim=32, decoder_embed_dim=32, **positions)
-    criterion = MaskPredictCriterion(MaskPredictCriterionConfig(), task)
-
-    def examples(count: int) -> list[tuple[int, Tensor, Tensor]]:
-        lines = [[numbers.randrange(4, 10) for _ in range(numbers.randint(1, 4))] for _ in range(count)]
-        return [(i, torch.tensor([*line, 2]), torch.tensor([*line, 2])) for i, line in enumerate(lines)]
-
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
-    for _ in range(120):
-        out = criterion(model.train(), task.collate(examples(48), model))
-        optimizer.zero_grad()
-        (out.loss / out.sample_size).backward()
-        optimizer.step()
-    test = examples(100)
-    generator = make_generator([model], dictionary(6), search_strategy=MaskPredict(3))
-    found = generator.generate(task.collate(test, model))
-    assert sum(h.tokens.tolist() == target.tolist() for (h,), (_, _, target) in zip(found, test, strict=True)) > 90
 
 
 def test_refusals() -> None:

@@ -15,19 +15,16 @@ import torch
 from sacrebleu.metrics import BLEU, CHRF, TER
 
 from examples.papers.mbr.aggregation import AggregatedMbr
-from examples.papers.mbr.exact import Mbr, UtilityMatrix
+from examples.papers.mbr.exact import UtilityMatrix
 from examples.papers.mbr.low_rank import LowRankMbr, complete
 from examples.papers.mbr.pruning import PrunedMbr
 from examples.papers.mbr.references import PseudoReferences
-from examples.papers.mbr.utilities import Embedding, EmbeddingConfig, Ter, similarity
+from examples.papers.mbr.utilities import Embedding, Ter
 from seqgen.errors import ConfigError
-from seqgen.generation.component import Resources
-from seqgen.registry import UTILITIES
 from seqgen.text.reranking import Bleu, Chrf, Matrix, Utility
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
-from tests.scripted_model import dictionary
 from tests.text_models import TEXTS, text_model
 
 pytestmark = pytest.mark.slow
@@ -37,12 +34,6 @@ HYPOTHESES = ["the dog runs", "a cat", "the dogs run fast", "the dog ran", ""]
 REFERENCES = ["the dog runs", "the dog", "a dog runs fast", "the dog runs", "dogs, they run"]
 SETTINGS: dict[str, Any] = {"beam": 5, "max_len_b": 8}
 SAMPLES = {"sampling": True, "beam": 12, "max_len_b": 8, "seed": 7}
-ESTIMATORS: dict[str, dict[str, Any]] = {
-    "mbr": {},
-    "mbr_pruned": {"reranker.first": 4, "reranker.samples": 50},
-    "mbr_aggregated": {"reranker.parts": 2},
-    "mbr_low_rank": {"reranker.reduction": 2.0, "reranker.rank": 2},
-}
 
 
 class Given(Utility):
@@ -67,18 +58,6 @@ def test_utilities_are_sacrebleus_sentence_scores(utility: Utility, metric: Any,
     scores = [[metric.sentence_score(own, [other]).score for other in REFERENCES] for own in HYPOTHESES]
     wanted = [[100 - score if errors else score for score in row] for row in scores]
     assert utility.compare(HYPOTHESES, REFERENCES) == pytest.approx(numpy.array(wanted))
-
-
-def test_a_function_is_a_utility_and_pairs_default_to_the_square() -> None:
-    found: Utility = UTILITIES.entry("similarity").component()
-    wanted = numpy.array([[similarity(own, other) for other in REFERENCES] for own in HYPOTHESES])
-    assert found.compare(HYPOTHESES, REFERENCES) == pytest.approx(wanted)
-
-    class Square(Utility):
-        def __call__(self, texts: Any) -> Matrix:
-            return numpy.array([[similarity(own, other) for other in texts] for own in texts])
-
-    assert Square().compare(HYPOTHESES, REFERENCES) == pytest.approx(wanted)
 
 
 def test_utilities_are_computed_once() -> None:
@@ -110,37 +89,6 @@ def test_exact_is_the_double_loop_over_pseudo_references() -> None:
     assert changed
 
 
-def test_without_pseudo_references_it_is_the_built_in_method() -> None:
-    translator = Translator(text_model(sharpness=1.2), sampling=True, nbest=8, beam=8, max_len_b=8)
-    built_in, found = (
-        translator.translate(TEXTS, **{key: value}) for key, value in (("mbr", "bleu"), ("rerank", "mbr"))
-    )
-    chrf = translator.translate(TEXTS, mbr="chrf")
-    bleu = translator.translate(TEXTS, rerank="mbr", **{"reranker.utility": "bleu"})
-    for one, two in ((built_in, bleu), (chrf, found)):
-        for first, second in zip(one, two, strict=True):
-            assert [(h.text, pytest.approx(h.utility)) for h in first.hypotheses] == [
-                (h.text, h.rerank_score) for h in second.hypotheses
-            ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("references", [{}, {**SAMPLES, "beam": 5, "max_len_b": 4}], ids=["candidates", "samples"])
-def test_alone_is_batched(references: dict[str, Any]) -> None:
-    translator = Translator(text_model(sharpness=1.2), **{**SETTINGS, "max_len_b": 4})
-    for estimator, keys in ESTIMATORS.items():
-        found = [
-            [
-                [(item.text, pytest.approx(item.rerank_score)) for item in line.hypotheses]
-                for line in translator.translate(
-                    TEXTS[:3], nbest=5, batch_size=size, rerank=estimator, **{"reranker.references": references}, **keys
-                )
-            ]
-            for size in (64, 1, 2)  # 2: the third line joins
-        ]
-        assert found[0] == found[1] == found[2]
-
-
 @pytest.mark.parametrize("batch_size", [1, 2, 64])
 def test_pseudo_references_of_lines_together_are_those_of_each_line(batch_size: int) -> None:
     """The lines are decoded in one call, also an empty one; their numbers do not begin at 0."""
@@ -170,28 +118,6 @@ def test_pseudo_references_are_decoded_once_for_all_lines_with_the_ensemble_of_t
     assert len(calls) == 1
     wanted = Translator(models, **ensemble, **references).translate(lines, nbest=6)
     assert list(calls[0].known.values()) == [[item.text for item in line.hypotheses] for line in wanted]
-
-
-def test_ensemble_and_prefix_reach_the_pseudo_references() -> None:
-    models = [text_model(), text_model(seed=1)]
-    both = PseudoReferences(models, SAMPLES)
-    (line,) = Translator(models).translate(["w1 w5"], prefixes=["w3 w4"], nbest=12, **SAMPLES)
-    assert both(Translation(0, "w1 w5", torch.empty(0), prefix="w3 w4")) == [item.text for item in line.hypotheses]
-    assert all(text.startswith("w3 w4") for text in both(Translation(0, "w1 w5", torch.empty(0), prefix="w3 w4")))
-
-
-def test_pruning_returns_the_exact_winner_with_few_utilities() -> None:
-    """Means of 0.5 and 0.6 with deviations of 0.1: 64 references separate them."""
-    saved = 0
-    for line in range(20):
-        random = numpy.random.default_rng(line)
-        means = numpy.full(16, 0.5)
-        means[random.integers(16)] = 0.6
-        matrix = Given(means[:, None] + 0.1 * random.normal(size=(16, 64))).of_line()
-        found = PrunedMbr(matrix.utility).expected(matrix, line)
-        assert found.argmax() == means.argmax()
-        saved += 16 * 64 - matrix.computed
-    assert saved > 20 * 16 * 64 / 3
 
 
 def test_pruning_is_the_algorithm_with_bootstrap_by_loops() -> None:
@@ -330,22 +256,6 @@ def test_embedding_is_the_cosine_of_mean_states() -> None:
             assert found[i, j] == pytest.approx(100 * float(torch.cosine_similarity(one, two, dim=0)), abs=1e-3)
 
 
-@pytest.mark.slow
-def test_embedding_reads_a_hugging_face_folder(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c"]))
-    transformers.BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    model = transformers.BertModel(transformers.BertConfig(vocab_size=8, **sizes)).eval()
-    model.save_pretrained(tmp_path)
-    found = Embedding.build(EmbeddingConfig(str(tmp_path)), Resources(dictionary(3))).compare(["a b"], ["c"])
-    with torch.no_grad():
-        one, two = (model(torch.tensor([ids]))[0][0].mean(0) for ids in ([2, 5, 6, 3], [2, 7, 3]))
-    assert found[0, 0] == pytest.approx(100 * float(torch.cosine_similarity(one, two, dim=0)), abs=1e-3)
-    with pytest.raises(ConfigError, match="the encoder /none cannot be loaded"):
-        Embedding.build(EmbeddingConfig("/none"), Resources(dictionary(3)))
-
-
 def test_on_the_command_line(tmp_path: Path) -> None:
     corpus(tmp_path / "DATA")
     arguments = training_arguments(tmp_path / "DATA", tmp_path / "run")
@@ -380,16 +290,3 @@ def test_on_the_command_line(tmp_path: Path) -> None:
 def test_refuses_in_one_sentence(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Translator(text_model()).translate(["w1"], **SETTINGS, **settings)
-
-
-def test_help_lists_keys_whose_values_are_keys() -> None:
-    outcome = command("generate", f"common.user_dir={FOLDER}", "--help", "all")
-    assert "reranker.references={} " in outcome.out
-    assert "components=" not in outcome.out
-
-
-def test_object_in_python() -> None:
-    reranker = Mbr(Chrf(), lambda translation: REFERENCES)
-    (found,) = Translator(text_model()).translate(["w1 w2"], rerank=reranker, **SETTINGS)
-    assert found.hypotheses[0].rerank_score is not None
-    assert reranker.computed == 5 * 4

@@ -10,11 +10,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from examples.papers.medusa import Heads, Medusa, MedusaDraft, TrainHeadsConfig, head_losses, main, train_heads
+from examples.papers.medusa import Heads, Medusa, MedusaDraft, TrainHeadsConfig, head_losses, main
 from seqgen.cli.command import run
 from seqgen.errors import ConfigError
-from seqgen.generation.component import FEATURES
-from seqgen.generation.observers import Observer
 from seqgen.generation.search.beam import Greedy
 from seqgen.generation.speculative.verification import Drafts
 from seqgen.text.translator import Translator
@@ -113,44 +111,6 @@ def test_drafts_are_the_heads_of_the_features_that_predicted_the_newest_token(
             assert int(tokens[0, 0, k]) == int(model.decoder.output_layer(changed).argmax())
 
 
-class Acceptance(Observer):
-    """Counts steps; it also needs features, which are those of the model at each step."""
-
-    needs = frozenset({FEATURES})
-
-    def __init__(self) -> None:
-        self.features: list[Tensor] = []
-
-    def observe(self, record: Any) -> None:
-        self.features.append(record.context.outputs.features)
-
-
-def test_components_see_the_features_of_each_step(tmp_path: Path) -> None:
-    model = sharp("transformer_shared")
-    seen = []
-    for search in (Greedy(), Medusa(written(random_heads(3, dim_of(model)), tmp_path))):
-        observer = Acceptance()
-        decode([model], search, observers=[observer], lazy_compaction=False)
-        seen.append(observer.features)
-    torch.testing.assert_close(seen[1], seen[0])
-
-
-def test_the_acceptance_rate_counts_drafted_tokens(tmp_path: Path) -> None:
-    """New heads draft the token just generated again: right where the model repeats itself."""
-    model = sharp("transformer_shared")
-    search = Medusa(written(Heads(1, dim_of(model)).double(), tmp_path))
-    ((h,),) = decode([model], search, [SOURCES[0]], max_len=9)
-    tokens, step, drafted, right = h.tokens.tolist(), 1, 0, 0
-    while step < len(tokens):  # the draft for `step` repeats tokens[step - 1]; one token follows an accepted draft
-        drafted, accepted = drafted + 1, tokens[step] == tokens[step - 1]
-        right, step = right + accepted, step + 1 + accepted
-    assert (search.verified, search.accepted) == (drafted, right)
-    assert (
-        search.summary()
-        == f"{drafted} drafted tokens were verified, and {100 * right / drafted:.1f} % of them accepted"
-    )
-
-
 def test_the_loss_of_each_head_is_that_of_the_token_it_predicts() -> None:
     loaded = text_model()
     task, model = loaded.task, loaded.model
@@ -170,24 +130,6 @@ def test_the_loss_of_each_head_is_that_of_the_token_it_predicts() -> None:
                     if t + 1 + k < len(tgt):
                         wanted[k] -= float(lprobs[t, k, tgt[t + 1 + k]])
     assert found.tolist() == pytest.approx(wanted, abs=1e-9)
-
-
-def test_training_changes_the_heads_alone_and_lowers_the_losses() -> None:
-    loaded = text_model()
-    before = [parameter.clone() for parameter in loaded.model.parameters()]
-    pairs = [(text, f"{text} w4 w9") for text in TEXTS]
-    examples = [
-        (i, loaded.task.encode_source(source), loaded.task.encode_target(target))
-        for i, (source, target) in enumerate(pairs)
-    ]
-    batch, losses = loaded.task.collate(examples, loaded.model), []
-    for epochs in (1, 4):
-        heads = train_heads(loaded, pairs, TrainHeadsConfig(count=2, epochs=epochs, batch_size=3, lr=0.003))
-        losses.append(head_losses(heads, batch, loaded.model, 1).tolist())
-    assert losses[1][0] < 0.9 * losses[0][0]
-    assert losses[1][1] < 0.9 * losses[0][1]
-    for parameter, old in zip(loaded.model.parameters(), before, strict=True):
-        assert torch.equal(parameter, old)
 
 
 def test_refusals(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import torch
 
 from examples.papers.shallow_fusion import DensityRatio
 from seqgen.errors import ConfigError
-from seqgen.generation.ensemble.combinations import Fusion
 from seqgen.text.translator import ModelInMemory, Translator
 from tests.exhaustive import ranked_outputs
 from tests.generators import make_generator
@@ -70,15 +69,6 @@ def test_decoder_only_language_models_as_members(models: list[ModelInMemory]) ->
                 logits = model.model(source, torch.tensor([source.size(1)]), prefix).logits[0]
                 expected += weight * logits.log_softmax(-1).gather(1, best.tokens.unsqueeze(1)).squeeze(1)
         torch.testing.assert_close(best.positional_scores.double(), expected, atol=1e-5, rtol=0)
-
-
-def test_equal_language_models_cancel(models: list[ModelInMemory]) -> None:
-    members = ["input", "empty", "empty"]
-    ratio = Translator(
-        [models[0], models[1], models[1]], members=members, combination=DensityRatio(0.3, 0.3), **OPTIONS
-    )
-    fused = Translator(models[:2], members=members[:2], combination=Fusion(0.0), **OPTIONS)
-    assert [line.text for line in ratio.translate(TEXTS)] == [line.text for line in fused.translate(TEXTS)]
 
 
 def test_refuses_other_numbers_of_members(models: list[ModelInMemory]) -> None:

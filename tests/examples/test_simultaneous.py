@@ -12,18 +12,15 @@ import pytest
 from examples.papers.latency import LatencyConfig, average_lagging, report
 from examples.papers.simultaneous import WaitK
 from seqgen.cli.command import run as run_command
-from seqgen.errors import ConfigError
 from seqgen.generation.search.base import Search
-from seqgen.generation.search.beam import BeamSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.text.translator import Translator
 from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.generators import make_generator
-from tests.hypotheses import Pairs, as_pairs, assert_same, assert_same_pairs
+from tests.hypotheses import Pairs, as_pairs, assert_same_pairs
 from tests.model_zoo import VOCAB, ZOO, TinyDictionary
 from tests.reference_search import EOS, Settings, next_scores
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
-from tests.text_models import TEXTS, text_model
 
 pytestmark = pytest.mark.slow
 
@@ -65,24 +62,6 @@ def test_search(k: int, beam: int) -> None:
     found = generator([RULE], WaitK(k), beam).generate(batch_of(SOURCES))
     for source, hypotheses in zip(SOURCES, found, strict=True):
         assert_same_pairs(as_pairs(hypotheses), plain(source, k, beam))
-
-
-def test_all_tokens_are_read_first() -> None:
-    for semantics in ("fairseq", "huggingface"):
-        one, two, three = (
-            generator([RULE], search, semantics=semantics).generate(batch_of(SOURCES))
-            for search in (WaitK(5), BeamSearch(), WaitK(1))
-        )
-        assert_same(one, two)
-        assert [as_pairs(line) for line in three] != [as_pairs(line) for line in two]
-
-
-def test_alone_in_a_batch_and_in_an_ensemble() -> None:
-    for rules in ([RULE], [RULE, random_rule(vocab=9, seed=5)]):
-        own = generator(rules, WaitK(2), max_len_a=1.0, max_len_b=3)
-        together = own.generate(batch_of(SOURCES))
-        for row, source in enumerate(SOURCES):
-            assert_same(own.generate(batch_of([source])), together[row : row + 1])
 
 
 def test_attention_is_over_the_whole_source() -> None:
@@ -128,22 +107,6 @@ def test_average_lagging() -> None:
     assert average_lagging([3, 4, 5, 6, 6, 6], 6, 6) == 3  # equally long: wait-k lags k tokens behind
     assert average_lagging([6] * 4, 6, 4) == 6
     assert average_lagging([], 6, 0) == 6
-
-
-def test_by_its_keys() -> None:
-    translator = Translator(text_model(), beam=3, nbest=3, max_len_b=8)
-    texts = []
-    for arguments in (
-        {"search": "wait_k", "search.k": 1},
-        {"search": WaitK(1), "batch_size": 1},
-        {"search": "wait_k", "search.k": 99},
-        {},
-    ):
-        found = translator.translate(TEXTS, **arguments)
-        texts.append([[(item.text, pytest.approx(item.score)) for item in line.hypotheses] for line in found])
-    assert texts[0] == texts[1] != texts[2] == texts[3]
-    with pytest.raises(ConfigError, match="below its minimum"):
-        translator.translate(TEXTS, search="wait_k", **{"search.k": 0})
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from examples.papers.smc_steering import ShortWords, ShortWordsConfig, SMCConfig, SMCSteering, resample
+from examples.papers.smc_steering import SMCConfig, SMCSteering, resample
 from seqgen.errors import ConfigError
 from seqgen.generation.context import StepContext
 from seqgen.generation.sequence_generator import SequenceGenerator
@@ -77,24 +77,6 @@ def test_all_particles_are_the_posterior() -> None:
     wanted = {output: value for output, value in posterior(rule).items() if value > 0}
     assert {tuple(h.tokens.tolist()): math.exp(h.score) for h in found} == pytest.approx(wanted, rel=1e-9)
     assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
-
-
-def test_by_the_rules_of_hugging_face() -> None:
-    """Outputs are cut at the maximum length; these count as they are."""
-    rule, total = random_rule(vocab=6, seed=3), 0.0
-    search = few_of_token(children=6)
-    for hypothesis in generator([rule], 1000, search, semantics="huggingface").generate(batch_of([SOURCE]))[0]:
-        output = tuple(hypothesis.tokens.tolist())
-        lprobs = [float(rule(SOURCE, output[:i]).log_softmax(-1)[token]) for i, token in enumerate(output)]
-        assert hypothesis.score == pytest.approx(sum(lprobs) + log_potential(output))
-        total += math.exp(sum(lprobs))
-    impossible = sum(
-        math.exp(sum(float(rule(SOURCE, y[:i]).log_softmax(-1)[t]) for i, t in enumerate(y)))
-        for y in [
-            (*start, w, w, EOS) for start in [(), *((t,) for t in range(6) if t != EOS)] for w in range(6) if w != EOS
-        ]
-    )
-    assert total + impossible == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -173,21 +155,3 @@ def test_by_its_keys() -> None:
         translator.translate(TEXTS, search="short_words", **{"search.longst": 4})
     with pytest.raises(ConfigError, match="ranked by weight"):
         translator.translate(TEXTS, search="short_words", lenpen=0.5)
-
-
-def test_potential_of_the_example() -> None:
-    class Decoder:
-        def decode(self, ids: list[int]) -> str:
-            return " ".join("x" * index for index in ids)
-
-    search = ShortWords.build(ShortWordsConfig(longest=5, penalty=2.0), Decoder())  # type: ignore[arg-type]
-    context: Any = type("Context", (), {"eos": EOS})
-    found = search.potential(torch.tensor([[4, 6, 7], [5, 2, 2], [9, 4, 2]]), context)
-    assert found.tolist() == [-4.0, 0.0, -2.0]
-
-
-def test_single_precision() -> None:
-    one = text_model()
-    translator = Translator(replace(one, model=one.model.float()), beam=3, nbest=3, max_len_b=6)
-    found = translator.translate(TEXTS[:2], search="short_words")
-    assert all(len(line.hypotheses) >= 2 for line in found)

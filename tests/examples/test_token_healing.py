@@ -16,7 +16,6 @@ from seqgen.text.translator import Translator
 from tests.commands import command
 from tests.examples.test_automata import letters
 from tests.generators import make_generator
-from tests.hypotheses import assert_same
 from tests.scripted_model import ScriptedModel, batch_of, random_rule
 from tests.text_models import TEXTS, text_model
 
@@ -55,20 +54,6 @@ def test_the_hypotheses_are_all_outputs_whose_tokens_are_allowed(tmp_path: Path,
                     wanted[output] = pytest.approx(score)
         assert len(wanted) > 2
         assert {tuple(h.tokens.tolist()): h.score for h in found if h.score > -1e9} == wanted
-
-
-def test_alone_as_in_a_batch(tmp_path: Path) -> None:
-    """``w1`` can become ``w17``; the words of the vocabulary are tokens."""
-    prefixes = ["w5 w1", "", "w1", "w3 w3 w1", "w0"]
-    keys = {"processors": ["token_healing"], "processor.token_healing.prefixes": file_of(tmp_path, prefixes)}
-    translator = Translator(text_model(), beam=4, nbest=4, max_len_b=6, **keys)
-    together = translator.translate(TEXTS)
-    for size in (1, 2):
-        alone = translator.translate(TEXTS, batch_size=size)
-        assert_same([t.hypotheses for t in alone], [t.hypotheses for t in together], 1e-6)
-    for prefix, translation in zip(prefixes, together, strict=True):
-        assert all(h.text.startswith(prefix) for h in translation.hypotheses)
-    assert any(not (h.text + " ").startswith("w1 ") for h in together[2].hypotheses), "a longer token is found"
 
 
 def test_refusals_and_the_command_line(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from seqgen.text.translator import Translator
 from tests.commands import command
 from tests.generators import make_generator
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
-from tests.text_models import TEXTS, task_of, text_model
+from tests.text_models import TEXTS, text_model
 
 pytestmark = pytest.mark.slow
 
@@ -114,57 +114,6 @@ def test_over_all_outputs_the_chain_rule_gives_the_measures_of_sequences(tmp_pat
         assert sums["reverse"] == pytest.approx(reverse_of_sequences, abs=1e-9)
         assert sums["sequence_reverse"] == pytest.approx(reverse_of_sequences, abs=1e-9)
         assert sums["knowledge"] == pytest.approx(sums["total"] - sums["data"], abs=1e-9)
-
-
-def sorted_lines(file: Path) -> list[dict[str, Any]]:
-    return sorted(read(file), key=lambda line: line["sentence"])
-
-
-def assert_close(one: Any, two: Any) -> None:
-    """Two JSON values are equal up to rounding."""
-    if isinstance(one, dict):
-        assert one.keys() == two.keys()
-        for key in one:
-            assert_close(one[key], two[key])
-    elif isinstance(one, list):
-        assert len(one) == len(two)
-        for first, second in zip(one, two, strict=True):
-            assert_close(first, second)
-    else:
-        assert one == (pytest.approx(two, abs=1e-8) if isinstance(one, float) else two)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [{"beam": 4, "nbest": 2}, {"sampling": True, "beam": 3, "seed": 5}, {"semantics": "huggingface", "beam": 3}],
-    ids=["beam", "sampling", "huggingface"],
-)
-def test_alone_as_in_a_batch(tmp_path: Path, options: dict[str, Any]) -> None:
-    task = task_of()
-    translator = Translator([text_model(seed=seed, task=task) for seed in (0, 1)], max_len_b=8, **options)
-    plain = translator.translate(TEXTS)
-    lines = []
-    for size in (1, 2, 64):
-        keys = {"observers": ["uncertainty"], "observer.uncertainty.file": str(tmp_path / f"{size}.jsonl")}
-        found = translator.translate(TEXTS, batch_size=size, **keys)
-        assert [t.text for t in found] == [t.text for t in plain]
-        lines.append(sorted_lines(tmp_path / f"{size}.jsonl"))
-        assert [line["sentence"] for line in lines[-1]] == list(range(len(TEXTS)))
-    assert_close(lines[0], lines[2])
-    assert_close(lines[1], lines[2])
-    assert all(0 <= line["knowledge"] <= line["total"] for line in lines[0])
-    assert max(line["knowledge"] for line in lines[0]) > 1e-3
-
-
-def test_equal_members_have_no_knowledge_uncertainty(tmp_path: Path) -> None:
-    task = task_of()
-    keys = {"observers": ["uncertainty"], "observer.uncertainty.file": str(tmp_path / "out.jsonl")}
-    Translator([text_model(task=task), text_model(task=task)], beam=3, max_len_b=8).translate(TEXTS, **keys)
-    for line in read(tmp_path / "out.jsonl"):
-        assert line["knowledge"] == pytest.approx(0, abs=1e-9)
-        assert line["reverse"] == pytest.approx(0, abs=1e-9)
-        assert line["total"] == pytest.approx(line["data"])
 
 
 def test_keys_and_refusals(tmp_path: Path) -> None:

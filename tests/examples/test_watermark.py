@@ -14,14 +14,10 @@ import torch
 
 from examples.papers.watermark import DetectConfig, GreenLists, Watermark, detect, report
 from seqgen.cli.command import run as run_command
-from seqgen.errors import ConfigError
-from seqgen.text.translator import Translator
 from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.generators import make_generator
-from tests.hypotheses import assert_same
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
 from tests.step_contexts import step_context
-from tests.text_models import TEXTS, text_model
 
 pytestmark = pytest.mark.slow
 
@@ -85,37 +81,6 @@ def test_detection() -> None:
     wanted = {"tokens": 8, "green": found, "z": pytest.approx(z), "p": pytest.approx(p)}
     assert detect(pairs, GreenLists(len(WORDS), GAMMA, KEY)) == wanted
     assert detect([], GreenLists(len(WORDS), GAMMA, KEY))["p"] == 0.5
-
-
-def translate(**options: Any) -> list[Any]:
-    keys = {"processors": ["watermark"], "processor.watermark.delta": 3.0, "processor.watermark.key": KEY}
-    settings = {"beam": 3, "nbest": 3, "max_len_b": 8, **keys, **options}
-    return [t.hypotheses for t in Translator(text_model()).translate(TEXTS, **settings)]
-
-
-@pytest.mark.parametrize("options", [{}, {"sampling": True, "seed": 3}], ids=["beam", "sampling"])
-def test_alone_as_in_a_batch(options: dict[str, Any]) -> None:
-    together = translate(**options)
-    assert_same(translate(batch_size=1, **options), together, 1e-6)
-    assert_same(translate(batch_size=2, **options), together, 1e-6)  # sentences join a running batch
-
-
-def test_text_with_the_watermark_is_detected_and_other_text_is_not() -> None:
-    green = GreenLists(23, 0.25, KEY)
-
-    def z(**options: Any) -> float:
-        outputs = [[EOS, *h.tokens.tolist()[:-1]] for found in translate(**options) for h in found]
-        return detect([pair for tokens in outputs for pair in pairwise(tokens)], green)["z"]
-
-    draws = {"sampling": True, "beam": 8, "nbest": 8}
-    assert z(**draws) > 6
-    assert abs(z(**draws, **{"processor.watermark.delta": 0.0})) < 3
-    assert abs(z(**draws, **{"processor.watermark.key": 7})) < 3, "text with another key"
-
-
-def test_ranges() -> None:
-    with pytest.raises(ConfigError, match="below its minimum"):
-        translate(**{"processor.watermark.gamma": 0.0})
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from seqgen.config import GenerationConfig
 from seqgen.decoder import IncrementalDecoder
-from seqgen.errors import ConfigError, DecodingError
+from seqgen.errors import ConfigError
 from seqgen.generation.search.contrastive import ContrastiveSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
@@ -18,7 +18,6 @@ from seqgen.structures import Batch, EncoderOut, Hypothesis, Source
 from tests.generators import make_generator
 from tests.huggingface_decoding import dictionary as t5_dictionary, sharp_model
 from tests.huggingface_t5 import seqgen_model
-from tests.hypotheses import assert_same
 from tests.model_zoo import ARCHITECTURES, VOCAB, ZOO, registered, sharp
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
 
@@ -126,20 +125,6 @@ def test_equals_the_formula(name: str) -> None:
     assert [h.tokens.tolist() for h in found] == plain(model, batch, 0.5, 3, 6)
 
 
-@names
-def test_cached_equals_uncached_and_alone_equals_batched(name: str) -> None:
-    model = sharp(name)
-    batch = batch_of(SOURCES, left=model.left_pad_source)
-    together = decode(model, batch, need_attention=True)
-    for switch in ("use_cache", "lazy_compaction"):
-        assert_same([together], [decode(model, batch, need_attention=True, **{switch: False})])
-    for source, hypothesis in zip(SOURCES, together, strict=True):
-        [alone] = decode(model, batch_of([source]), need_attention=True)
-        if hypothesis.attention is not None:
-            hypothesis = dataclasses.replace(hypothesis, attention=hypothesis.attention[:, : len(source)])
-        assert_same([[alone]], [[hypothesis]])
-
-
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if has_features(name)])
 @pytest.mark.parametrize("options", [{"penalty_alpha": 0.0}, {"contrastive_topk": 1}], ids=str)
 def test_without_penalty_or_choice_it_is_greedy(name: str, options: dict[str, float]) -> None:
@@ -198,18 +183,6 @@ def test_streams_what_it_writes() -> None:
     results = generator.generate(batch_of(SOURCES), streamer=collector)
     assert [collector.tokens[i] for i in range(len(SOURCES))] == [h[0].tokens.tolist() for h in results]
     assert sorted(collector.ended) == list(range(len(SOURCES)))
-
-
-def test_empty_batch_and_damaged_weights() -> None:
-    model = sharp("t5_tiny")
-    empty = batch_of(SOURCES)
-    empty = Batch(empty.ids[:0], dataclasses.replace(empty.source, src_tokens=empty.source.src_tokens[:0]))
-    generator = make_generator([model], dictionary(VOCAB - 4), search_strategy=ContrastiveSearch())
-    assert generator.generate(empty) == []
-    with torch.no_grad():
-        model.decoder.layer_norm.weight[0] = torch.nan
-    with pytest.raises(DecodingError, match=r"NaN or infinite at step 0 in sentence 0"):
-        generator.generate(batch_of(SOURCES))
 
 
 def test_what_it_cannot_do_is_refused_with_the_reason() -> None:

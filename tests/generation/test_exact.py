@@ -22,10 +22,8 @@ from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.search.exact import ExactSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.stopping import Custom, StoppingRule
-from seqgen.structures import Hypothesis
 from tests.generators import make_generator
 from tests.hypotheses import Pairs, as_pairs, assert_same_pairs
-from tests.model_zoo import VOCAB, sharp
 from tests.reference_search import EOS, Settings, next_scores
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule, table_rule
 
@@ -135,29 +133,6 @@ def test_no_beam_is_better() -> None:
         beam = make_generator([model], dictionary(4), beam_size=3, max_len_b=4).generate(batch_of(SOURCES))
         for one, two in zip(best, beam, strict=True):
             assert all(h.score >= k.score - 1e-12 for h, k in zip(one, two, strict=True))
-
-
-@pytest.mark.parametrize("name", ["fconv_shared", "transformer_shared", "lstm_tiny", "average", "t5_bias_per_layer"])
-def test_laws(name: str) -> None:
-    """Cached equals uncached, alone equals batched, a model with itself is that model; attention comes along."""
-    model, sources = sharp(name, factor=2.0), [(4, 9, 12, 5, 2), (6, 2), (2,)]
-    options = {"beam_size": 2, "max_len_b": 2, "need_attention": True, "coverage_penalty": 0.1}
-    search = ExactSearch(at_once=8)
-
-    def decode(models: list, batch_sources: list, **further: object) -> list[list[Hypothesis]]:
-        make = generator(models, VOCAB - 4, search, **{**options, **further})
-        return make.generate(batch_of(batch_sources))
-
-    together = decode([model], sources)
-    variants = [
-        decode([model], sources, use_cache=False),
-        decode([model, model], sources),
-        [decode([model], [source])[0] for source in sources],
-    ]
-    for other in variants:
-        for one, two in zip(together, other, strict=True):
-            assert_same_pairs(as_pairs(one), as_pairs(two))
-    assert all(h.attention.size(0) == len(h.tokens) for hypotheses in together for h in hypotheses)
 
 
 def test_ensembles_and_guidance() -> None:

@@ -18,7 +18,7 @@ from seqgen.errors import ConfigError, DataError
 from seqgen.generation.compatibility import NEEDS, check_compatible
 from seqgen.generation.component import Resources
 from seqgen.generation.context import StepContext
-from seqgen.generation.options import end_tokens_from_config, processor_makers, processors_from_config
+from seqgen.generation.options import end_tokens_from_config, processors_from_config
 from seqgen.generation.processors.base import LogitsProcessor, apply_all
 from seqgen.generation.processors.prefix_trie import TrieConstraint
 from seqgen.generation.processors.tokens import ForcePrefix
@@ -44,49 +44,6 @@ def encode(text: str) -> list[int]:
 def processors_of(cfg: GenerationConfig, rules: Rules) -> list[LogitsProcessor]:
     ends = end_tokens_from_config(cfg, words())
     return processors_from_config(cfg, rules, Resources(words(), encode, extra_end_tokens=ends[1:]))
-
-
-EVERY_KEY: dict[str, Any] = {
-    **{"unkpen": 1.0, "sequence_bias": ["b=1"], "encoder_repetition_penalty": 1.5, "repetition_penalty": 1.5},
-    **{"no_repeat_ngram_size": 2, "encoder_no_repeat_ngram_size": 2, "bad_words": ["a"], "min_len": 2},
-    **{"min_total_len": 2, "match_source_len": True, "forced_first": "a", "forced_last": "b", "remove_invalid": True},
-    **{"exponential_decay_factor": 1.1, "suppress": ["c"], "suppress_at_begin": ["d"], "temperature": 0.5},
-    **{"sampling_topk": 5, "sampling_topp": 0.9, "min_p": 0.1, "typical_p": 0.9, "epsilon_cutoff": 0.1},
-    **{"eta_cutoff": 0.1, "renormalize": True, "processors": ["louder"]},
-}
-DRAWN = "TopK TopP MinP Typical Epsilon Eta Renormalize"
-ORDERS = {
-    FAIRSEQ: (
-        "Forbid RemoveInvalid UnknownPenalty ForceEndAtMaximum ForcePrefix( MinimumLength MinimumLength MinimumLength "
-        "Forbid ForbidFirst SequenceBias EncoderRepetitionPenalty RepetitionPenalty EncoderNoRepeatNgram BadWords "
-        "TrieConstraint ForceFirst ExponentialDecay ) NoRepeatNgram Louder",
-        "",
-    ),
-    HUGGINGFACE: (
-        "ForcePrefix( UnknownPenalty SequenceBias EncoderRepetitionPenalty RepetitionPenalty NoRepeatNgram "
-        "EncoderNoRepeatNgram BadWords MinimumLength MinimumLength MinimumLength TrieConstraint ForceFirst ForceLast "
-        "RemoveInvalid ExponentialDecay Forbid ForbidFirst ForceEndAtMaximum Louder )",
-        "Temperature ",
-    ),
-}
-
-
-@pytest.mark.parametrize("rules", ORDERS, ids=lambda rules: rules.name)
-def test_the_order_of_all_processors(registered: None, rules: Rules, tmp_path: Path) -> None:
-    (tmp_path / "outputs").write_text("ab\n")
-    cfg = GenerationConfig(**EVERY_KEY, prefix_trie=str(tmp_path / "outputs"))
-    assert set(processor_makers(cfg, rules, Resources(words()))) == {*EVERY_KEY, "prefix_trie"} - {"processors"}
-    order, first_drawn = ORDERS[rules]
-    assert names_of(processors_of(cfg, rules)) == f"{order} Renormalize"
-    assert names_of(processors_of(dataclasses.replace(cfg, sampling=True), rules)) == f"{order} {first_drawn}{DRAWN}"
-
-
-def names_of(processors: list[LogitsProcessor]) -> str:
-    """The classes of processors, those inside others in brackets."""
-    return " ".join(
-        type(one).__name__ + (f"( {names_of(one.parts)} )" if isinstance(one, ForcePrefix) else "")
-        for one in processors
-    )
 
 
 def context(step: int, seed: int, beam: int) -> StepContext:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.errors import ConfigError, DecodingError
+from seqgen.errors import ConfigError
 from seqgen.generation.processors.tokens import RepetitionPenalty
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.search.base import Search
@@ -125,34 +125,6 @@ def test_wide_beam_equals_exhaustive_search(words: int) -> None:
         [ScriptedModel(rule)], words, beam_size=beam, max_len_b=longest, min_len=0, normalize_scores=False
     ).generate(batch_of(SOURCES[:1]))[0]
     assert_same_pairs(as_pairs(found)[: len(everything)], everything)
-
-
-def test_alone_equals_batched() -> None:
-    rule = random_rule(vocab=9, seed=3)
-    make = generator([ScriptedModel(rule)], 5, beam_size=4, max_len_a=1.5, max_len_b=2)
-    together = make.generate(batch_of(SOURCES))
-    for source, hypotheses in zip(SOURCES, together, strict=True):
-        assert_same_pairs(as_pairs(make.generate(batch_of([source]))[0]), as_pairs(hypotheses))
-        assert all(len(h.tokens) <= int(1.5 * len(source) + 2) + 1 for h in hypotheses)
-
-
-def test_cached_equals_uncached() -> None:
-    rule = random_rule(vocab=9, seed=8)
-    results = [
-        generator([ScriptedModel(rule)], 5, beam_size=4, use_cache=cache, max_len_b=9).generate(batch_of(SOURCES))
-        for cache in (True, False)
-    ]
-    for with_cache, without in zip(*results, strict=True):
-        assert_same_pairs(as_pairs(with_cache), as_pairs(without))
-
-
-@pytest.mark.parametrize("average", ["probability", "log"])
-def test_ensemble_of_the_same_model_is_that_model(average: str) -> None:
-    model = ScriptedModel(random_rule(vocab=9, seed=8))
-    one = generator([model], 5, beam_size=4, max_len_b=9).generate(batch_of(SOURCES))
-    two = generator([model, model], 5, beam_size=4, max_len_b=9, average=average).generate(batch_of(SOURCES))
-    for single, double in zip(one, two, strict=True):
-        assert_same_pairs(as_pairs(double), as_pairs(single))
 
 
 @pytest.mark.parametrize("average", ["probability", "log"])
@@ -327,17 +299,6 @@ def test_guided_scores_are_log_probabilities(semantics: str, strategy: Search) -
             assert hypothesis.score == pytest.approx(sum(wanted) / len(wanted), abs=1e-9)
             if isinstance(strategy, Greedy):
                 assert list(tokens) == [int(scores.argmax()) for scores in steps]
-
-
-def test_nan_is_an_error_that_says_where() -> None:
-    def rule(source: tuple[int, ...], history: tuple[int, ...]) -> torch.Tensor:
-        logits = torch.zeros(7, dtype=torch.float64)
-        if len(history) == 2 and source == SOURCES[1]:
-            logits[5] = torch.nan
-        return logits
-
-    with pytest.raises(DecodingError, match="step 2 in sentence 1"):
-        generator([ScriptedModel(rule)], 3, beam_size=3, min_len=4).generate(batch_of(SOURCES))
 
 
 def test_a_training_model_is_left_training() -> None:

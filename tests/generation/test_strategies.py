@@ -24,11 +24,9 @@ from seqgen.generation.search.diverse import DiverseBeamSearch, DiverseSiblingsS
 from seqgen.generation.search.lexical_constraints import LexicalConstraints, OneAtATime, allocate, alternatives
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.registry import SEARCHES, register_search
-from tests.covering import covering
 from tests.generators import make_generator
 from tests.hostile import work
 from tests.hypotheses import Pairs, as_pairs, assert_same_pairs
-from tests.model_zoo import VOCAB, ZOO
 from tests.reference_search import EOS, Settings, next_scores
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule, table_rule
 from tests.step_contexts import step_context
@@ -328,22 +326,6 @@ def test_one_phrase_at_a_time() -> None:
     assert not constraints.unmet(progress)
 
 
-def test_cached_equals_uncached() -> None:
-    rule = random_rule(vocab=14, seed=8)
-    constraints = [[[4, 5]], [[6]], [], [[7], [8, 9]]]
-    for search, given in (
-        (DiverseBeamSearch(2), None),
-        (DiverseSiblingsSearch(), None),
-        (ConstrainedSearch(), constraints),
-    ):
-        with_cache, without = (
-            decode(rule, 10, search, beam_size=4, max_len_b=9, constraints=given, use_cache=cache)
-            for cache in (True, False)
-        )
-        for one, two in zip(with_cache, without, strict=True):
-            assert_same_pairs(as_pairs(one), as_pairs(two))
-
-
 # -- choosing a strategy ----------------------------------------------------------------------------------------------
 
 
@@ -410,30 +392,3 @@ def test_a_preset_of_a_strategy_of_ones_own_has_its_values() -> None:
     assert isinstance(plain, Take)
     assert isinstance(preset, Take)
     assert (plain.values, preset.values) == ((1, 2), (7, 2))
-
-
-# -- the laws, over every registered model -----------------------------------------------------------------------------
-
-STRATEGIES = {"groups": DiverseBeamSearch(2), "siblings": DiverseSiblingsSearch(), "constraints": ConstrainedSearch()}
-
-
-@pytest.mark.parametrize(("name", "strategy"), covering(list(ZOO), list(STRATEGIES.values())))
-def test_cache_and_batch_change_nothing(name: str, strategy: Search) -> None:
-    torch.manual_seed(1)
-    model = ZOO[name].build().double().eval()
-    sources = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2)]
-    constraints = [[[5, 7], [9]], [], [[8]]] if isinstance(strategy, ConstrainedSearch) else None
-
-    def results(rows: slice, use_cache: bool = True) -> list[Pairs]:
-        generator = make_generator(
-            [model], dictionary(VOCAB - 4), beam_size=4, max_len_b=9, search_strategy=strategy, use_cache=use_cache
-        )
-        given = None if constraints is None else constraints[rows]
-        batch = batch_of(sources[rows], left=model.left_pad_source)
-        return [as_pairs(hypotheses) for hypotheses in generator.generate(batch, constraints=given)]
-
-    together = results(slice(None))
-    for uncached, cached in zip(results(slice(None), use_cache=False), together, strict=True):
-        assert_same_pairs(uncached, cached)
-    for row in range(3):
-        assert_same_pairs(results(slice(row, row + 1))[0], together[row])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -327,25 +326,3 @@ def test_a_reader_that_closes_early(folder: Path, tmp_path: Path) -> None:
     assert process.wait() == 141
     assert process.stderr is not None
     assert b"Traceback" not in process.stderr.read()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_a_full_disk_while_merging(folder: Path, tmp_path: Path) -> None:
-    refused(job(folder, f"job.folder={tmp_path}/J", "output=/dev/full"), "No space left on device; free some space")
-    keys = (f"path={folder}/run", f"input={folder}/in.txt", *FAST, "output=-", f"job.folder={tmp_path}/J")
-    with open("/dev/full", "wb") as full:
-        command_line = [sys.executable, "-m", "seqgen.cli.generate", *keys]
-        ended = subprocess.run(command_line, stdout=full, stderr=subprocess.PIPE, check=False)
-    assert ended.returncode == 2
-    assert b"cannot write standard output: No space left on device; free some space" in ended.stderr
-    outcome = job(folder, f"job.folder={tmp_path}/J", f"output={tmp_path}/out.txt")
-    assert outcome.code == 0
-    assert (tmp_path / "out.txt").read_text() == job(folder).out
-    shutil.copytree(folder / "run", tmp_path / "moved")
-    assert job(folder, f"path={tmp_path}/moved", f"job.folder={tmp_path}/J").code == 0
-    with open(tmp_path / "moved" / "config.yaml", "a") as file:
-        file.write("# edited\n")
-    refused(
-        job(folder, f"path={tmp_path}/moved", f"job.folder={tmp_path}/J"), "begun with another model 1 (config.yaml)"
-    )

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +11,21 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-import seqgen
-from benchmarks import catalogue, ensembles, interactive, kernels, omissions
-from benchmarks.decode import checkout, main
+from benchmarks import catalogue
+from benchmarks.decode import main
 from benchmarks.decoding import matrix_worker, report
-from benchmarks.decoding.command import Command, compare_commands
 from benchmarks.decoding.matrix_worker import MatrixProducts
 from benchmarks.decoding.models import (
-    SHAPES,
-    Vocabulary,
     random_sources,
-    save_random_map,
     save_random_t5,
-    save_random_transformer,
 )
 from benchmarks.decoding.plots import curves
-from benchmarks.decoding.process import ROOT, WorkerError, WorkerProcess
+from benchmarks.decoding.process import WorkerError
 from benchmarks.decoding.seqgen_worker import Seqgen
 from benchmarks.decoding.workload import Comparison, Measured, Toolkit, Workload
 from seqgen.checkpoints.loading import load_model
 from seqgen.modules.kernels import PLAIN
 from seqgen.modules.linear import Projection
-from tests.commands import SMALL_FCONV, command, corpus, sentences, training_arguments
 
 pytestmark = pytest.mark.slow
 
@@ -99,86 +89,6 @@ def test_the_benchmark_of_catalogues(capsys: pytest.CaptureFixture[str]) -> None
     assert all(row[-6] == row[-4].rstrip(",") and row[-3] == "0" for row in rows), lines
 
 
-def test_the_benchmark_of_ensembles(capsys: pytest.CaptureFixture[str]) -> None:
-    ensembles.main(["--tiny", "--members", "1", "2", "--batch", "2", "--rounds", "1"])
-    cells = [line.split("|")[1:3] for line in capsys.readouterr().out.splitlines()[2:]]
-    assert [[cell.strip() for cell in row] for row in cells] == [
-        ["1", "different"],
-        ["2", "different"],
-        ["2", "identical"],
-    ]
-    one, two = ensembles.models_of_one_shape("transformer_tiny", Vocabulary(50), 2, same=True)
-    same = {name for name, weight in two.state_dict().items() if torch.equal(weight, one.state_dict()[name])}
-    assert {name for name in one.state_dict() if name.startswith("encoder.")} <= same != set(one.state_dict())
-
-
-def test_the_benchmark_of_waiting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save_random_t5("t5_tiny", 50, tmp_path / "t5")
-    (tmp_path / "text").write_text("w5 w6\n\nw7\n")
-    interactive.main([str(tmp_path / "t5"), str(tmp_path / "text"), "--starts", "1", "--threads", "1", "--beam", "2"])
-    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
-    names = [
-        "greedy, first token",
-        "greedy, whole line",
-        "beam 2, whole line",
-        "import torch",
-        "seqgen-generate, one line",
-    ]
-    assert [name for name, *_ in rows] == names
-    found = interactive.waits(seqgen.Translator(str(tmp_path / "t5")), ["w5 w6", "w7"], beam=2)
-    first, whole, _ = found.values()
-    assert len(first) == 2
-    assert all(0 < early < late for early, late in zip(first, whole, strict=True))
-
-
-def test_all_of_benchmark_b(tmp_path: Path) -> None:
-    rows = run_tiny("b", tmp_path, "--inside")
-    together = {"transformer + transformer", "fconv + fconv", "fconv + transformer"}
-    assert {row["model"] for row in rows} == {"transformer", "fconv", *together}
-    assert all(row["same"] == 1 for row in rows)
-
-
-@pytest.mark.nightly
-def test_all_of_benchmark_e(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = run_tiny("e", tmp_path, "--inside")
-    of_model = [(batch, beam) for batch, beam in ((1, 1), (1, 5), (4, 5)) for _ in range(2)]
-    assert [(row["batch"], row["beam"]) for row in rows] == of_model * 2
-    assert [row["toolkit"] for row in rows[:2]] == ["seqgen", "seqgen, shortlist"]
-    assert {(row["model"], row["eos"]) for row in rows} == {("marian_tiny", 0), ("nllb_tiny", 2)}
-    lines = capsys.readouterr().out.splitlines()
-    shares = [[float(cell) for cell in line.split("float32")[1].split()] for line in lines if line.count(".") == 6]
-    assert len(shares) == len(rows)
-    assert all(sum(parts) == pytest.approx(100, abs=0.4) and min(parts) >= 0 for parts in shares)
-
-
-def test_the_shares_of_the_parts(tmp_path: Path) -> None:
-    """Only the output layer takes longer than a moment, with and without a shortlist."""
-    save_random_transformer("marian_tiny", tmp_path / "model")
-    shape = SHAPES["marian_tiny"]
-    request = Workload("m", 2, 2, 2, 5, 3, "huggingface", shape.special[1]).request(shape.words)
-    save_random_map(tmp_path / "model", request["sources"], 4, range(4, shape.words))
-    worker = Seqgen(arguments(tmp_path / "model"))
-    worker.answer(request)
-    decoder: Any = worker.models[0].decoder
-    forward, made = decoder.output_projection.forward, decoder.output_projection.columns
-    decoder.output_projection.forward = lambda x: (time.sleep(0.05), forward(x))[1]
-    decoder.output_projection.columns = lambda ids: lambda x: (time.sleep(0.05), made(ids)(x))[1]
-    for further in ({}, {"shortlist": True}):
-        answer = worker.answer({**request, **further, "shares": True})
-        assert answer["shares"]["output layer"] > 0.6
-        assert sum(answer["shares"].values()) == pytest.approx(1)
-        assert [len(output) for output in answer["outputs"]] == [3, 3]
-    assert "shares" not in worker.answer(request)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("work", ["a", "d", "e"])
-def test_workers_in_processes_of_their_own(work: str, tmp_path: Path) -> None:
-    rows = run_tiny(work, tmp_path)
-    assert rows[0]["toolkit"] == "seqgen"
-    assert rows[0]["peak_bytes"][0] > rows[0]["used_bytes"][0] >= 0
-
-
 def test_outputs_in_float32_must_be_the_same_up_to_ties() -> None:
     ours = [[1, 2, 3], [4, 5, 6]]
     compared = comparison(
@@ -201,13 +111,6 @@ def test_a_toolkit_that_fails_is_left_out(capsys: pytest.CaptureFixture[str]) ->
         comparison(("seqgen", "float32", None)).run(1)
 
 
-def test_a_worker_that_cannot_start_says_why() -> None:
-    with pytest.raises(WorkerError, match=r"exit code 1: .*there_is_none"):
-        WorkerProcess(sys.executable, "there_is_none", [], threads=1)
-    with pytest.raises(WorkerError, match="cannot run /no/python"):
-        WorkerProcess("/no/python", "matrix_worker", [], threads=1)
-
-
 def test_figures() -> None:
     one = Measured(WORK, "seqgen", "float32", seconds=[[1.0, 2.0], [1.0, 1.0], [4.0, 1.0]], used_bytes=[30, 10, 20])
     assert one.tokens_per_second == 2 * 3 / 3  # the median round takes 3 seconds
@@ -217,27 +120,6 @@ def test_figures() -> None:
     slow = Measured(WORK, "other", "float32", seconds=[[6.0, 6.0]])
     quick = Measured(WORK, "seqgen", "int8", seconds=[[0.5, 0.5]])
     assert report.ratios(slow, [one, quick, slow]) == {"same format": 4, "float32": 4, "best": 12}
-
-
-def test_commands_are_measured_from_the_outside(tmp_path: Path) -> None:
-    texts = {"en": ["a b c d e", "f g h i j"], "de": ["a b c d e", "f g h i j"]}
-
-    def script(name: str, form: str, code: str) -> Command:
-        argv = [sys.executable, "-S", "-c", f"import sys; a, b = sys.argv[1:]; {code}"]
-        return Command("m", name, form, lambda source, output: [*argv, str(source), str(output)])
-
-    copies = script("seqgen", "float32", "open(b, 'w').write(open(a).read())")
-    other = script("other", "float32", "open(b, 'w').write(open(a).read().replace('j', 'k'))")
-    broken = script("broken", "int8", "sys.exit('no int8 here')")
-    lines = compare_commands([copies, other, broken], *texts.values(), tmp_path, rounds=2, threads=1)
-    assert [line.split(" does not agree")[0] for line in lines] == ["other"]
-    assert (copies.same, other.same, broken.seconds) == (1, 0.5, [])
-    assert copies.bleu == pytest.approx(100)
-    assert copies.peak_bytes[1] > 1e6
-    copies.seconds, copies.start_up = [5.0, 3.0, 9.0], [1.0, 2.0, 1.0]
-    assert (copies.speed(8, whole=True), copies.speed(8, whole=False)) == (1.6, 2.0)
-    copies.start_up = [6.0, 6.0, 6.0]
-    assert copies.speed(8, whole=False) is None
 
 
 def test_growth_is_by_the_token() -> None:
@@ -273,17 +155,6 @@ def test_the_matrix_products_are_those_of_the_model(tmp_path: Path, monkeypatch:
     assert counter.get_total_flops() == expected - attention
 
 
-def test_the_benchmark_of_kernels(capsys: pytest.CaptureFixture[str]) -> None:
-    before = torch.get_num_threads()
-    kernels.main(["--shapes", "256x512", "--rows", "1", "5", "--threads", "1", "--formats", "float32", "--rounds", "1"])
-    torch.set_num_threads(before)
-    head, one, five = capsys.readouterr().out.splitlines()
-    assert "memory gives" in head
-    for line in (one, five):
-        assert line.count("*") == 1
-        assert re.search(r"256x512, +[15] rows:.* plain \d+.*  read \d+$", line)
-
-
 def test_outputs_have_exactly_the_length(tmp_path: Path) -> None:
     save_random_t5("t5_tiny", 200, tmp_path / "t5")
     worker = Seqgen(arguments(tmp_path / "t5"))
@@ -304,19 +175,6 @@ def test_outputs_have_exactly_the_length(tmp_path: Path) -> None:
 def _first(worker: Seqgen, request: dict[str, Any], output: list[int]) -> tuple[torch.Tensor, ...]:
     source = torch.tensor(request["sources"][:1])
     return source, torch.tensor([source.size(1)]), torch.tensor([[0, *output[:-1]]])
-
-
-def test_the_worker_of_another_checkout_uses_its_own_modules(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    package = tmp_path / "benchmarks" / "decoding"
-    package.mkdir(parents=True)
-    (tmp_path / "seqgen.py").write_text("version = 'the older seqgen'")
-    script = "import json, seqgen; print(json.dumps({'ready': seqgen.version}), flush=True); input()"
-    (package / "seqgen_worker.py").write_text(script)
-    monkeypatch.chdir(ROOT)  # python -m must not prefer the current folder
-    WorkerProcess(sys.executable, "seqgen_worker", [], threads=1, root=tmp_path).close()
-    assert "the older seqgen is ready" in capfd.readouterr().err
 
 
 def test_now_is_compared_with_before_in_each_round() -> None:
@@ -363,32 +221,3 @@ def test_wrong_options(options: list[str], message: str, capsys: pytest.CaptureF
     with pytest.raises(SystemExit):
         main(options)
     assert message in capsys.readouterr().err
-
-
-def test_a_commit_that_does_not_exist() -> None:
-    with pytest.raises(WorkerError, match="--against no-such-commit: fatal: "), checkout("no-such-commit"):
-        raise AssertionError
-
-
-@pytest.mark.nightly
-def test_another_commit_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    if not (ROOT / ".git").exists():
-        pytest.skip("not a repository")
-    main(["b", "--tiny", "--rounds", "1", "--against", "HEAD", "--json", str(tmp_path / "b.json")])
-    assert "speed now / before" in capsys.readouterr().out
-    rows = json.loads((tmp_path / "b.json").read_text())["rows"]
-    assert {row["toolkit"] for row in rows} == {"seqgen", "seqgen (before)"}
-    assert all(row["same"] == 1 for row in rows)
-
-
-def test_omissions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("sentencex")
-    data = corpus(tmp_path / "data")
-    outcome = command("train", *training_arguments(data, tmp_path / "run"), *SMALL_FCONV, "optimization.max_update=3")
-    assert outcome.code == 0, outcome.err
-    (tmp_path / "source").write_text("".join(f"{line.capitalize()}.\n" for line, _ in sentences(0, 20)))
-    omissions.main([str(tmp_path / "run"), str(tmp_path / "source")])
-    shown = capsys.readouterr().out
-    assert shown.startswith("20 sentences, usual_ratio=")
-    assert "10 lines of 2 to 2 sentences, 20 sentences" in shown
-    assert re.search(r"whole: \d+ sentences omitted, of which \d+ noted, in \d+ lines", shown)

@@ -24,14 +24,17 @@ from seqgen.system.reading import read_bytes
 from seqgen.training.progress import BarDisplay, Lines
 from tests.commands import command
 from tests.config.test_user_files import forget
-from tests.fuzzing.run_readers import Run
+from tests.fuzzing.readers import make_run
 
 ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Run(tmp_path_factory.mktemp("run")).original
+    folder = tmp_path_factory.mktemp("run") / "run"
+    folder.mkdir()
+    make_run(folder)
+    return folder
 
 
 @pytest.fixture

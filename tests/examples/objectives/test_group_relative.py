@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from examples.objectives.group_relative import GroupRelative, GroupRelativeConfig, advantages
+from examples.objectives.group_relative import GroupRelative, GroupRelativeConfig
 from seqgen.errors import ConfigError
 from tests.examples.objectives import tiny
 from tests.examples.objectives.small import checked
@@ -54,24 +53,6 @@ def test_the_expected_gradient_is_half_of_that_of_the_expected_risk() -> None:
         tiny.assert_equal(tiny.gradient(model, total), tiny.gradient(model, wanted / 2))
 
 
-def test_the_expected_estimate_is_the_divergence() -> None:
-    """Of the distributions over outputs; with one sample, the advantage is 0 and only the divergence remains."""
-    model, anchor = tiny.model(), tiny.model(seed=1)
-    own = made(1, anchor, length_normalized=False)
-    batch = tiny.pairs(model, [2])
-    ours, others = (drawn(one, batch, 0, 3) for one in (model, anchor))
-    total, logged = 0.0, 0.0
-    for tokens, lprob in ours.items():
-        tiny.replace_decode(own, tiny.giving([[tokens]]))
-        loss, values = own.sequence_loss(model, batch)
-        total += float((lprob.exp() * loss).detach())
-        logged += float((lprob.exp() * values["kl"]).detach())
-    wanted = sum(float((lprob.exp() * (lprob - others[tokens])).detach()) for tokens, lprob in ours.items())
-    assert wanted > 0.01
-    assert total == pytest.approx(0.3 * wanted, abs=1e-10)
-    assert logged == pytest.approx(wanted, abs=1e-10)
-
-
 @pytest.mark.parametrize("with_anchor", [False, True])
 @pytest.mark.parametrize("keys", [{}, PLAIN, {"divide_by_std": False}, {"length_normalized": False}])
 def test_the_loss_is_the_formula(keys: dict[str, Any], with_anchor: bool) -> None:
@@ -99,44 +80,10 @@ def test_the_loss_is_the_formula(keys: dict[str, Any], with_anchor: bool) -> Non
     tiny.assert_equal(tiny.gradient(model, loss), tiny.gradient(model, wanted))
 
 
-def test_advantages_of_rows_with_fewer_outputs() -> None:
-    """Their mean and standard deviation are those of the outputs that are there."""
-    rows = [[0.2, 0.6], [0.5, 0.1, 0.9], [0.3, 0.3, 0.7, 0.2]]
-    present = torch.tensor([[place < len(row) for place in range(4)] for row in rows])
-    rewards = torch.tensor([row + [0.0] * (4 - len(row)) for row in rows], dtype=torch.float64)
-    for divide in (False, True):
-        found = advantages(rewards, present, divide)
-        assert not found[~present].any()
-        for row, values in zip(rows, found.tolist(), strict=True):
-            scale = statistics.pstdev(row) + 1e-4 if divide else 1.0
-            assert values[: len(row)] == pytest.approx([(one - statistics.mean(row)) / scale for one in row])
-
-
-@pytest.mark.parametrize("samples", [1, 3])
-def test_equal_samples_have_no_gradient(samples: int) -> None:
-    """Also one sample, whose deviation is 0, and with the same model as the reference; the others do not matter."""
-    model = tiny.model()
-    own, batch = made(samples, model), tiny.pairs(model)
-    tiny.replace_decode(own, tiny.giving([[[4, 5, tiny.EOS]] * samples, [[5, tiny.EOS]] * samples, [[2]] * samples]))
-    loss, logged = own.sequence_loss(model, batch)
-    assert math.isfinite(float(loss.detach()))
-    assert float(logged["kl"]) == 0
-    tiny.assert_zero(tiny.gradient(model, loss), tolerance=1e-10)
-
-
 @pytest.mark.parametrize("keys", [{"beta": 0.1}, {"reference": "runs/base"}])
 def test_beta_and_reference_belong_together(keys: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="give both of them, or neither"):
         made(2, **keys)
-
-
-def test_the_reference_is_loaded_and_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, anchor = tiny.model(), tiny.model(seed=1)
-    monkeypatch.setattr(GroupRelative, "frozen", lambda own, path: {"runs/base": anchor}[path])
-    own = made(2, reference="runs/base", beta=0.1)
-    own.sequence_loss(model, tiny.pairs(model))[0].backward()  # type: ignore[no-untyped-call]
-    assert all(parameter.grad is None for parameter in anchor.parameters())
-    assert any(parameter.grad is not None for parameter in model.parameters())
 
 
 def test_invariants(teachers: dict[str, str]) -> None:

@@ -48,29 +48,6 @@ def test_loss_and_gradient_are_those_of_the_best_candidate(with_teacher: bool, m
     assert all(parameter.grad is None for parameter in teacher.parameters())
 
 
-def test_a_repeated_sample_counts_several_times() -> None:
-    """``w1 w1`` is like ``w1 w1 w1``, and ``w2`` is like nothing else, but was drawn four times."""
-    own, model = made(), tiny.model()
-    batch = tiny.pairs(model, [1])
-    eos, first, second = tiny.EOS, tiny.WORDS.index("w1"), tiny.WORDS.index("w2")
-    alike, apart = [[first, first, eos], [first, first, first, eos]], [second, eos]
-    for repeats, target in ((1, alike[0]), (4, apart)):
-        candidates = [*alike, *([apart] * repeats)]
-        assert best(candidates) in (target, alike[1])
-        tiny.replace_decode(own, tiny.giving([candidates], longest=9))
-        wanted = -tiny.token_lprobs(model, batch, 0, best(candidates)).sum()
-        assert float(own.sequence_loss(model, batch)[0].detach()) == pytest.approx(float(wanted.detach()), abs=1e-10)
-    assert best(candidates) == apart
-
-
-def test_one_candidate_is_the_target() -> None:
-    own, model = made(beam=1), tiny.model()
-    batch = tiny.pairs(model)
-    outputs = [row[0] for row in tiny.tokens_of(own.decode(model, batch))]
-    wanted = -sum(float(tiny.token_lprobs(model, batch, row, outputs[row]).sum().detach()) for row in range(3))
-    assert float(own.sequence_loss(model, batch)[0].detach()) == pytest.approx(wanted, abs=1e-10)
-
-
 @pytest.mark.parametrize("with_teacher", [False, True])
 def test_invariants(with_teacher: bool, teachers: dict[str, str]) -> None:
     keys = [f"criterion.teacher={teachers['transformer']}"] if with_teacher else []

@@ -78,21 +78,6 @@ def test_evaluation_is_twice_the_cross_entropy() -> None:
     )
 
 
-def test_without_dropout_training_is_evaluation() -> None:
-    model = student()
-    criterion, batch = RDrop(RDropConfig(), TASK), batch_of(model)
-    evaluation = criterion(model, batch)
-    same_gradients(model, criterion(model.train(), batch).loss, evaluation.loss)
-
-
-def test_the_same_seed_gives_the_same_bits() -> None:
-    model = student(dropout=0.3).train()
-    criterion, batch = RDrop(RDropConfig(), TASK), batch_of(model)
-    one, two = (compute(criterion, model, batch).loss for _ in range(2))
-    assert torch.equal(one, two)
-    assert not torch.equal(one, criterion(model, batch).loss)
-
-
 @pytest.mark.parametrize("keys", ["", "criterion.label_smoothing=0.1"])
 def test_invariants(keys: str) -> None:
     assert "7 of 7" in checked("r_drop", "criterion=r_drop", *keys.split())

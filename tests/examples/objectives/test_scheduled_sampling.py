@@ -22,7 +22,6 @@ from tests.examples.objectives.small import (
     batch_of,
     checked,
     plain_logits,
-    plain_nll,
     same_gradients,
     student,
 )
@@ -63,29 +62,6 @@ def nll_after(model: EncoderDecoderModel, inputs: list[list[int]]) -> Tensor:
 
 
 @pytest.mark.parametrize("choice", ["sample", "argmax"])
-def test_probability_one_is_cross_entropy(choice: str) -> None:
-    model = student().train()
-    criterion, state = constant(1.0, choice), torch.get_rng_state()
-    out = criterion(model, batch_of(model))
-    same_gradients(model, out.loss, plain_nll(model))
-    assert torch.equal(torch.get_rng_state(), state)
-    references = [[EOS, *target[:-1]] for _, target in PAIRS]
-    assert inputs_of(criterion, model, batch_of(model), 1.0) == references
-
-
-def test_probability_zero_replaces_all_tokens_but_the_first() -> None:
-    model = student().train()
-    wanted = predictions(model)
-    assert inputs_of(constant(0.0, "argmax"), model, batch_of(model), 0.0) == wanted
-    out = constant(0.0, "argmax")(model, batch_of(model))
-    same_gradients(model, out.loss, nll_after(model, wanted))
-    assert (out.loss - plain_nll(model)).abs() > 0.1
-    tokens = sum(len(target) for _, target in PAIRS)
-    assert (out.sample_size, out.logging["ntokens"], out.logging["nsentences"]) == (tokens, tokens, len(PAIRS))
-    assert out.logging["reference"] == 0
-
-
-@pytest.mark.parametrize("choice", ["sample", "argmax"])
 def test_the_loss_is_that_of_the_mixed_inputs(choice: str) -> None:
     """No gradient comes from the first pass."""
     model = student().train()
@@ -105,13 +81,6 @@ def test_the_loss_is_that_of_the_mixed_inputs(choice: str) -> None:
     assert mixed != [[EOS, *target[:-1]] for _, target in PAIRS]
 
 
-def test_the_first_pass_stores_nothing_for_a_gradient() -> None:
-    model, modes = student().train(), []
-    model.encoder.register_forward_pre_hook(lambda *_: modes.append(torch.is_grad_enabled()))
-    constant(0.5)(model, batch_of(model))
-    assert modes == [False, True]
-
-
 def test_proportion_of_reference_tokens_and_distribution_of_the_others() -> None:
     model = student().train()
     source, target = [4, 5, EOS], [20, 21, EOS]
@@ -128,26 +97,6 @@ def test_proportion_of_reference_tokens_and_distribution_of_the_others() -> None
         found = mixed[:, t].bincount(minlength=len(WORDS)) / 4000
         assert (found - wanted).abs().max() < 4 * math.sqrt(0.25 / 4000)
     assert (mixed != WORDS.pad()).all()
-
-
-def test_evaluation_is_cross_entropy_without_random_numbers() -> None:
-    model = student()
-    state = torch.get_rng_state()
-    out = constant(0.0)(model, batch_of(model))
-    assert torch.equal(torch.get_rng_state(), state)
-    same_gradients(model, out.loss, plain_nll(model))
-    assert out.logging["reference"] == out.sample_size
-
-
-@pytest.mark.parametrize("choice", ["sample", "argmax"])
-def test_the_seed_determines_the_loss(choice: str) -> None:
-    model = student(dropout=0.2).train()
-    criterion, losses = constant(0.5, choice), []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        losses.append(criterion(model, batch_of(model)).loss)
-    assert torch.equal(losses[0], losses[1])
-    assert not torch.equal(losses[0], losses[2])
 
 
 def test_start_tokens_of_packed_examples_stay() -> None:
@@ -177,16 +126,6 @@ def test_schedules() -> None:
 def test_k_must_fit_the_decay(decay: str, k: float, limit: str) -> None:
     with pytest.raises(ConfigError, match=limit):
         criterion_of(decay=decay, k=k)
-
-
-def test_a_resumed_run_repeats_the_same_bits(lab: Any) -> None:  # noqa: F811
-    keys = ["criterion=scheduled_sampling", "criterion.decay=exponential", "criterion.k=0.9"]
-    whole = lab.train("whole", *keys, "optimization.max_update=6")
-    lab.train("stopped", *keys, "optimization.max_update=3")
-    resumed = lab.train("stopped", *keys, "optimization.max_update=6")
-    assert_identical(everything(resumed)["weights"], everything(whole)["weights"])
-    assert records(resumed)[-1] == records(whole)[-1]
-    assert records(whole)[-1]["reference"] == pytest.approx((0.9**4 + 0.9**5) / 2, rel=0.05)  # of two updates
 
 
 def test_invariants() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -102,28 +99,6 @@ def test_loss(teachers: dict[str, str], names: str, weight: float, closest: bool
     assert float(out.logging["distillation"]) == pytest.approx(distilled.item())
     assert float(out.logging["nll_loss"]) == pytest.approx(nll.item())
     assert out.sample_size == len(PAIRS)
-
-
-def test_the_closest_output_and_the_ensemble_matter(teachers: dict[str, str]) -> None:  # noqa: F811
-    every = [[teachers[name]] for name in ("transformer", "fconv", "t5")]
-    chosen = [targets(paths, closest) for paths in every for closest in (False, True)]
-    assert all(one != other for one, other in itertools.combinations(chosen[::2], 2))
-    assert chosen[0] != chosen[1]
-
-
-def test_decoding_leaves_training_as_it_is(teachers: dict[str, str]) -> None:  # noqa: F811
-    model = student(dropout=0.3).train()
-    criterion, state = criterion_of([teachers["transformer"]], 3), torch.get_rng_state()
-    first: Any = criterion.decode(criterion.teachers, batch_of(model))
-    assert torch.equal(torch.get_rng_state(), state)
-    criterion(model, batch_of(model)).loss.backward()
-    assert all(module.training for module in model.modules())
-    assert all(parameter.grad is None for parameter in criterion.teachers[0].parameters())
-    again = criterion.decode(criterion.teachers, batch_of(model))
-    assert [[one.tokens.tolist() for one in row] for row in again] == [
-        [one.tokens.tolist() for one in row] for row in first
-    ]
-    assert criterion.decoding_seconds > 0
 
 
 def test_teachers_that_do_not_fit(teachers: dict[str, str]) -> None:  # noqa: F811

@@ -70,30 +70,6 @@ def test_loss(teachers: dict[str, str], names: str, alpha: float, temperature: f
     assert (out.sample_size, out.logging["ntokens"], out.logging["nsentences"]) == (tokens, tokens, len(PAIRS))
 
 
-def test_the_minimum_is_the_teacher(teachers: dict[str, str]) -> None:  # noqa: F811
-    """A student that is its own teacher has no gradient."""
-    criterion = criterion_of([teachers["transformer"]], alpha=1.0)
-    model = load_model(teachers["transformer"], dtype="float64").model.eval()
-    loss = criterion(model, batch_of(model)).loss
-    for gradient in torch.autograd.grad(loss, list(model.parameters()), allow_unused=True):
-        assert gradient is None or gradient.abs().max() < 1e-12
-
-
-def test_teachers_are_not_changed(teachers: dict[str, str]) -> None:  # noqa: F811
-    """They have no dropout and no gradients, and use none of the random numbers of training."""
-    model = student(dropout=0.3).train()
-    criterion = criterion_of([teachers["transformer"], teachers["fconv"]])
-    before = [{name: value.clone() for name, value in one.state_dict().items()} for one in criterion.teachers]
-    state = torch.get_rng_state()
-    criterion.teachers_probs(model, batch_of(model))
-    assert torch.equal(torch.get_rng_state(), state)
-    criterion(model, batch_of(model)).loss.backward()
-    for teacher, weights in zip(criterion.teachers, before, strict=True):
-        assert not any(module.training for module in teacher.modules())
-        assert all(parameter.grad is None for parameter in teacher.parameters())
-        assert all(torch.equal(value.float(), weights[name]) for name, value in teacher.state_dict().items())
-
-
 def test_packed_rows(teachers: dict[str, str]) -> None:  # noqa: F811
     model = student()
     packed = pack([batch_of(model, [0, 3]), batch_of(model, [1, 2])], WORDS.pad(), WORDS.pad())
