@@ -42,13 +42,6 @@ FAULTS = [
     ),
     Fault(
         "seqgen/checkpoints/run_record.py",
-        '        if now.get(f"generation.{key}", before) != before\n',
-        "        if now.get(key, before) != before\n",
-        "decoding settings that were edited are not reported",
-        ("tests/checkpoints/test_run_record.py",),
-    ),
-    Fault(
-        "seqgen/checkpoints/run_record.py",
         "            if complete:\n",
         "            if not complete:\n",
         "a trained run may lack a tokenizer",
