@@ -98,8 +98,8 @@ FAULTS = [
     ),
     Fault(
         "seqgen/system/mapped_weights.py",
-        "if now == file.version or now[:2] != file.version[:2] or not file.in_use:",
-        "if now == file.version or not file.in_use:",
+        "if now != file.version and now[:2] == file.version[:2] and file.in_use:",
+        "if now != file.version and file.in_use:",
         "a file that was replaced counts as damaged",
         ("tests/system/test_mapped_weights.py",),
     ),
