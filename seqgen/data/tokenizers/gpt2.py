@@ -8,7 +8,6 @@ from tokenizers import AddedToken, Tokenizer as Pipeline, decoders, models, pre_
 
 from seqgen.data.tokenizers.fast import FastTokenizer, read_pipeline
 from seqgen.data.tokenizers.files import CONFIG_FILE, FAST_FILE, MERGES_FILE, VOCAB_FILE, TokenizerFiles
-from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.data.tokenizers.special_tokens import FAIRSEQ_NAMED, MASK, SpecialTokens
 from seqgen.errors import DataError, library_errors
 
@@ -105,28 +104,6 @@ def set_prefix_space(pipeline: Any, wanted: bool) -> None:
         pipeline.pre_tokenizer = step
 
 
-class Framed(PretrainedTokenizer):
-    """A tokenizer whose sources and targets begin with ``cls_token`` and end with ``sep_token``."""
-
-    def frame(self) -> tuple[int, int]:
-        """The ids of the first and the last token."""
-        named, ids = self.special.named, self.dictionary.index
-        return ids(str(named["cls_token"])), ids(str(named["sep_token"]))
-
-    def encode_source(self, text: str, source_lang: str = "", target_lang: str = "") -> list[int]:
-        """See ``Tokenizer.encode_source``."""
-        return [*self.source_beginning, *self.encode(text), self.frame()[1]]
-
-    @property
-    def source_beginning(self) -> list[int]:
-        """See ``Tokenizer.source_beginning``."""
-        return [self.frame()[0]]
-
-    def beginning(self, target_lang: str = "") -> list[int]:
-        """See ``Tokenizer.beginning``."""
-        return [self.frame()[0]]
-
-
 def read_special_tokens(files: TokenizerFiles, slow: bool) -> SpecialTokens:
     """Read the special tokens, and complete them as ``transformers`` does.
 
@@ -149,8 +126,10 @@ def read_special_tokens(files: TokenizerFiles, slow: bool) -> SpecialTokens:
     return special
 
 
-class FastBartTokenizer(Framed, FastTokenizer):
+class FastBartTokenizer(FastTokenizer):
     """BART's fast tokenizer, read from ``tokenizer.json`` or from ``vocab.json`` and ``merges.txt``.
+
+    Sources and targets begin with ``cls_token`` and end with ``sep_token``.
 
     Args:
         files: its files.
@@ -173,3 +152,21 @@ class FastBartTokenizer(Framed, FastTokenizer):
         super().__init__(files, special, pipeline, vocab_size)
         if reads:
             self.check_frame(*([token] for token in self.frame()))
+
+    def frame(self) -> tuple[int, int]:
+        """The ids of the first and the last token."""
+        named, ids = self.special.named, self.dictionary.index
+        return ids(str(named["cls_token"])), ids(str(named["sep_token"]))
+
+    def encode_source(self, text: str, source_lang: str = "", target_lang: str = "") -> list[int]:
+        """See ``Tokenizer.encode_source``."""
+        return [*self.source_beginning, *self.encode(text), self.frame()[1]]
+
+    @property
+    def source_beginning(self) -> list[int]:
+        """See ``Tokenizer.source_beginning``."""
+        return [self.frame()[0]]
+
+    def beginning(self, target_lang: str = "") -> list[int]:
+        """See ``Tokenizer.beginning``."""
+        return [self.frame()[0]]
