@@ -62,7 +62,8 @@ class VocabularyTokenizer(SlowTokenizer):
                 run = []
             else:
                 run.append(piece)
-        return (text + self._processor.decode(run)).strip()
+        text += self._processor.decode(run)
+        return text.strip()
 
     def written(self, token: str) -> str:
         """A special token as it is written between two texts."""
