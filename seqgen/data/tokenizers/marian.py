@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -54,16 +55,16 @@ class VocabularyTokenizer(SlowTokenizer):
 
     def join(self, pieces: list[str]) -> str:
         """See ``SlowTokenizer.join``; special tokens are not given to SentencePiece."""
+        decode: Callable[[list[str]], str] = self._processor.decode
         text = ""
         run: list[str] = []
         for piece in pieces:
             if piece in self._special:
-                text += self._processor.decode(run) + self.written(piece)
+                text += decode(run) + self.written(piece)
                 run = []
             else:
                 run.append(piece)
-        text += self._processor.decode(run)
-        return text.strip()
+        return (text + decode(run)).strip()
 
     def written(self, token: str) -> str:
         """A special token as it is written between two texts."""
