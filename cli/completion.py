@@ -1,4 +1,4 @@
-"""``--completion SHELL``: a script that lets bash, zsh or fish complete a command's keys, values, presets and runs.
+"""``--completion bash``: a script that lets bash complete a command's keys, values, presets and runs.
 
 The script contains all keys and values, so that a completion does not start Python. The keys of your own components
 are in it if ``--completion`` is given with ``common.user_dir``.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from seqgen.cli.keys import CONFIG_KEY, Key, choosers, every_key, is_switch
-from seqgen.errors import ConfigError, nearest
+from seqgen.errors import ConfigError
 
 RUNS = ("path", "other", "runs", "run_dir", "checkpoint.finetune_from", "generation.draft")
 """Keys whose values are completed as run folders first."""
@@ -20,7 +20,7 @@ WORDS = {"seqgen-diff": "runs", "seqgen-show": "path"}
 """By command, the key whose values can also be given as words without ``KEY=``."""
 OPTIONS = {
     "--help": "show the common keys, all of them, or explain a group or key",
-    "--completion": "print a script for completion: bash, zsh or fish",
+    "--completion": "print a script for completion; give the shell: bash",
     "--version": "print the version",
 }
 
@@ -60,7 +60,7 @@ def completion_script(schema: type, program: str, shell: str) -> str:
     Args:
         schema: the root dataclass of the command's configuration.
         program: the command's name.
-        shell: ``bash``, ``zsh`` or ``fish``.
+        shell: ``bash``.
 
     Returns:
         The script.
@@ -68,9 +68,9 @@ def completion_script(schema: type, program: str, shell: str) -> str:
     Raises:
         ConfigError: there is no script for this shell.
     """
-    if shell not in SHELLS:
-        raise ConfigError(f"--completion {shell}: give one of: {', '.join(SHELLS)}{nearest(shell, SHELLS)}")
-    return SHELLS[shell](_words(schema, program))
+    if shell != "bash":
+        raise ConfigError(f"--completion {shell}: there is a script for bash only; give --completion bash")
+    return _bash(_words(schema, program))
 
 
 def _words(schema: type, program: str) -> Words:
@@ -116,7 +116,7 @@ def _bash(words: Words) -> str:
     *=*) ;;
     *)
         case $before in
-        *--completion[[:space:]]) words="bash zsh fish" ;;
+        *--completion[[:space:]]) words="bash" ;;
         *--help[[:space:]]) words={shlex.quote(" ".join(words.topics))} ;;
         *)
             words={shlex.quote(" ".join(f"{key}=" for key in words.keys))}
@@ -158,100 +158,3 @@ complete -F {words.function} {words.program}
 
 def _case(keys: Sequence[str], action: str) -> str:
     return f"    {'|'.join(keys)}) {action} ;;" if keys else ""
-
-
-def _zsh(words: Words) -> str:
-    files = "\n        _files" if words.program in WORDS else ""
-    options = "\n".join(f"        {shlex.quote(f'{name}:{text}')}" for name, text in OPTIONS.items())
-    keys = "\n".join(f"        {shlex.quote(f'{key}=:{_colons(text)}')}" for key, text in words.keys.items())
-    cases = "\n".join(
-        f"        {key}) compadd -- {' '.join(map(shlex.quote, items))} ;;" for key, items in words.values.items()
-    )
-    paths = _case(words.paths, "_files").replace("    ", "        ", 1)
-    return f"""#compdef {words.program}
-# zsh completion of {words.program}; to install it, write it to a folder of $fpath:
-#   {words.program} --completion zsh > FOLDER/_{words.program}
-{words.function}() {{
-    local -a keys options
-    keys=(
-{keys}
-    )
-    options=(
-{options}
-    )
-    if [[ $words[CURRENT] == *=* ]]; then
-        local key=${{words[CURRENT]%%=*}}
-        compset -P '*[=\\[,]'
-        case $key in
-{paths}
-{cases}
-        esac
-    elif [[ $words[CURRENT-1] == --completion ]]; then
-        compadd bash zsh fish
-    elif [[ $words[CURRENT-1] == --help ]]; then
-        compadd -- {" ".join(map(shlex.quote, words.topics))}
-    elif [[ $words[CURRENT] == -* ]]; then
-        _describe option options
-    else
-        _describe key keys -S ''{files}
-    fi
-}}
-if [[ $funcstack[1] == {words.function} ]]; then
-    {words.function} "$@"
-else
-    compdef {words.function} {words.program}
-fi
-"""
-
-
-def _fish(words: Words) -> str:
-    others = "\n        __fish_complete_path $word" if words.program in WORDS else ""
-    cases = "\n".join(
-        f"        case {key}\n            printf '%s\\n' {key}={{{','.join(map(_fish_quoted, items))}}}"
-        for key, items in words.values.items()
-        if len(items) > 1
-    )
-    keys = " \\\n".join(f"            {_fish_quoted(f'{k}=')} {_fish_quoted(text)}" for k, text in words.keys.items())
-    options = "\n".join(
-        f"complete -c {words.program} -l {name.removeprefix('--')} -d {_fish_quoted(text)}"
-        for name, text in OPTIONS.items()
-        if name != "--completion"
-    )
-    return f"""# fish completion of {words.program}; to install it:
-#   {words.program} --completion fish > ~/.config/fish/completions/{words.program}.fish
-function {words.function}
-    set -l word (commandline -ct)
-    if not string match -q '*=*' -- $word
-        printf '%s\\t%s\\n' \\
-{keys}{others}
-        return
-    end
-    set -l key (string split -m 1 = -- $word)[1]
-    set -l value (string split -m 1 = -- $word)[2]
-    switch $key
-        case {" ".join(words.paths)}
-            set -l head (string match -r '^.*[\\[,]' -- $value)
-            set -l tail (string replace -r '^.*[\\[,]' '' -- $value)
-            for file in (__fish_complete_path $tail)
-                echo "$key=$head$file"
-            end
-{cases}
-    end
-end
-complete -c {words.program} -f -a '({words.function})'
-complete -c {words.program} -l completion -x -a 'bash zsh fish' -d {_fish_quoted(OPTIONS["--completion"])}
-{options}
-"""
-
-
-def _colons(text: str) -> str:
-    return text.replace("\\", "\\\\").replace(":", "\\:")
-
-
-def _fish_quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
-
-
-SHELLS: dict[str, Callable[[Words], str]] = {"bash": _bash, "zsh": _zsh, "fish": _fish}
-"""The function that writes the script, by shell."""

@@ -195,7 +195,7 @@ def help_on(schema: type, program: str, topic: str) -> str:
 
 def _usage(program: str) -> str:
     uses = ("[config=FILE.yaml] [key=value ...]", "--help [all | GROUP | COMPONENT | KEY]",
-            "--completion bash|zsh|fish | --version")  # fmt: skip
+            "--completion bash | --version")  # fmt: skip
     return "\n".join(f"{'Usage: ' if use == uses[0] else '       '}{program} {use}" for use in uses)
 
 

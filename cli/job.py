@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
+from seqgen.checkpoints.serialization import fingerprint
 from seqgen.cli.command import import_plugins, log, set_up_device
 from seqgen.cli.line_decoding import check_outputs, complete, part_of, prepare_decoding, text_cleaner
 from seqgen.cli.output import check_output
-from seqgen.cli.record import file_digests, fingerprint, models_fingerprint, named_files
+from seqgen.cli.record import file_digests, models_fingerprint, named_files
 from seqgen.config import GenerateConfig
 from seqgen.config.generation import SPEED, keys_with
 from seqgen.config.values import split_argument, to_dict

@@ -117,11 +117,6 @@ def file_digests(names: Iterable[str]) -> dict[str, str]:
     return {name: digest(Path(name)) for name in names}
 
 
-def fingerprint(digests: Mapping[str, str]) -> str:
-    """One hash of many."""
-    return hashlib.sha256(json.dumps(dict(digests), sort_keys=True).encode()).hexdigest()
-
-
 RECORD = "seqgen-record"
 VERSION = 1
 OUTPUTS = ("output", "record", "trace", "trace_options")

@@ -15,6 +15,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from seqgen import __version__
 from seqgen.checkpoints.loaders import LoadedModel
+from seqgen.checkpoints.serialization import fingerprint
 from seqgen.cli.command import Arguments, log, run, set_up_device
 from seqgen.cli.generate import checked_input, input_lines, prefix_lines, split_references
 from seqgen.cli.line_decoding import check_path_and_split, load_noted, settings_of_part
@@ -33,7 +34,7 @@ from seqgen.config.compose import component_field, parse_component_value
 from seqgen.config.keys import annotation_of, did_you_mean, known_keys
 from seqgen.config.values import from_dict, given_settings, split_argument, to_dict
 from seqgen.errors import CheckpointError, ConfigError, DataError, nearest
-from seqgen.lab.tuning.decodes import RANKING, Decodes, OutputsFile, sha256, state_of
+from seqgen.lab.tuning.decodes import RANKING, Decodes, OutputsFile, state_of
 from seqgen.lab.tuning.search import (
     Dimension,
     Metric,
@@ -290,7 +291,7 @@ def _decoding(
     _check_lines(cfg, lines, references)
     reading = to_dict(cfg.reading)
     named = {path: state_of(Path(path)) for path in [*cfg.common.user_dir, *map(str, filter(None, reading.values()))]}
-    inputs = sha256(json.dumps([__version__, models_fingerprint(cfg.path), reading, lines, prefixes, named]))
+    inputs = fingerprint([__version__, models_fingerprint(cfg.path), reading, lines, prefixes, named])
     ranks = any(dimension.key.partition(".")[0] in RANKING for dimension in space)
     translator = Translator(loaded, dtype=cfg.generation.dtype)
     decodes = Decodes(translator, lines, prefixes, OutputsFile(Path(cfg.output) / OUTPUTS), inputs, ranks)

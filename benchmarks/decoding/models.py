@@ -18,7 +18,7 @@ import seqgen.models  # noqa: F401  # declares the built-in models
 from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.files import CONFIG_FILE, FAST_FILE, TokenizerFiles, to_json
-from seqgen.data.tokenizers.pretrained import FAST, load_pretrained_tokenizer, make_tokenizer
+from seqgen.data.tokenizers.pretrained import T5, load_pretrained_tokenizer, make_tokenizer
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.data.vocabulary_map import VocabularyMap
 from seqgen.model import EncoderDecoderModel
@@ -72,7 +72,7 @@ def numbered_words(size: int, special: Sequence[int] = (0, 1, 2)) -> PretrainedT
     pipeline = Pipeline(models.WordLevel(ids, unk_token="<unk>"))
     pipeline.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     pipeline.add_special_tokens(list(names.values()))
-    config = {"tokenizer_class": FAST, "extra_ids": 0, "additional_special_tokens": []}
+    config = {"tokenizer_class": T5, "extra_ids": 0, "additional_special_tokens": []}
     config |= names
     contents = {CONFIG_FILE: to_json(config), FAST_FILE: to_json(json.loads(pipeline.to_str()))}
     return make_tokenizer(TokenizerFiles("the tokenizer", contents))

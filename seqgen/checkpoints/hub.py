@@ -7,11 +7,7 @@ and ``HF_HUB_CACHE`` (the cache), ``HF_HUB_OFFLINE``, ``HF_ENDPOINT`` (another s
 from __future__ import annotations
 
 import re
-import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import Future, wait
-from contextlib import suppress
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -43,9 +39,6 @@ CONFIG_CHECKS: list[Callable[[Path], None]] = []
 TIMEOUT_SECONDS = 10.0
 """How long the server may take to answer. ``huggingface_hub`` has such limits of its own for files."""
 
-STALL_SECONDS = 300.0
-"""A download is given up when nothing was written for so long; the library writes 10 MB at a time."""
-
 _NAMES = {"ETag": r'(W/)?"?[\w-]+"?', "X-Linked-Etag": r'(W/)?"?[\w-]+"?', "X-Repo-Commit": r"[0-9a-f]{40}"}
 """What headers must look like from which the library makes names of files and folders."""
 
@@ -60,8 +53,8 @@ def local_path(path: str | Path) -> Path:
         The path itself, or the folder in the cache.
 
     Raises:
-        CheckpointError: there is no such repository or revision, it is not accessible, the download makes no
-            progress, or seqgen cannot read the model; that is seen before its weights are downloaded.
+        CheckpointError: there is no such repository or revision, it is not accessible, or seqgen cannot
+            read the model; that is seen before its weights are downloaded.
         ConfigError: the path is an address, the name is not that of a repository, or ``huggingface_hub`` is not
             installed.
     """
@@ -77,7 +70,7 @@ def local_path(path: str | Path) -> Path:
     except ImportError as error:
         raise ConfigError(f"{path} needs the package huggingface_hub ({error}): pip install huggingface_hub") from None
     try:
-        return _watched(repository, revision or None)
+        return _download(repository, revision or None)
     except CheckpointError:
         raise
     except errors.HFValidationError:
@@ -99,39 +92,6 @@ def local_path(path: str | Path) -> Path:
         first_line = str(error).strip().partition("\n")[0]
         message = f"cannot be downloaded from {constants.ENDPOINT}: {first_line}"
     raise CheckpointError(f"{path}: {message}")
-
-
-def _watched(repository: str, revision: str | None) -> Path:
-    """Download a model in a thread that is left alone when it makes no progress; see ``_download``."""
-    download: Future[Path] = Future()
-
-    def work() -> None:
-        try:
-            download.set_result(_download(repository, revision))
-        except BaseException as error:
-            download.set_exception(error)
-
-    threading.Thread(target=work, daemon=True).start()
-    written, since = 0, time.monotonic()
-    while time.monotonic() - since < STALL_SECONDS:
-        if wait([download], timeout=min(1.0, STALL_SECONDS)).done:
-            return download.result()
-        if (now := _size_in_cache(repository)) != written:
-            written, since = now, time.monotonic()
-    raise TimeoutError(
-        f"nothing has arrived for {STALL_SECONDS:g} seconds; what arrived before is kept, so run the same command again"
-    )
-
-
-def _size_in_cache(repository: str) -> int:
-    """The number of files of a repository in the cache and of their bytes, also of those that are not complete."""
-    from huggingface_hub import constants
-
-    size = 0
-    for file in Path(constants.HF_HUB_CACHE, f"models--{repository.replace('/', '--')}").rglob("*"):
-        with suppress(OSError):  # it was just renamed
-            size += 1 + file.stat().st_size
-    return size
 
 
 def _download(repository: str, revision: str | None) -> Path:

@@ -137,7 +137,7 @@ def _load_run(path: Path, placement: Placement) -> LoadedModel:
     checkpoint = resolve(path)
     folder = run_folder_of(checkpoint)
     config = read_run_config(folder, training=False)
-    notes = verify_run(folder, to_dict(config))
+    verify_run(folder, to_dict(config))
     with frozen(folder):
         task: Task = TASKS.of(config.task).component.setup_task(config.task, folder)  # type: ignore[attr-defined]
     verify_task(folder, task)
@@ -148,4 +148,4 @@ def _load_run(path: Path, placement: Placement) -> LoadedModel:
     else:
         model = build_checked(lambda: task.build_model(config.model), str(checkpoint))
     load_weights(model, checkpoint)
-    return LoadedModel(model, task, config, checkpoint, notes=notes, generation=own_settings(config.generation))
+    return LoadedModel(model, task, config, checkpoint, generation=own_settings(config.generation))

@@ -8,7 +8,6 @@ from typing import Any
 import yaml
 
 from seqgen.checkpoints.loaders import checkpoint_loader_of
-from seqgen.checkpoints.run_record import update_generation
 from seqgen.config import GenerationConfig, TrainConfig
 from seqgen.config.values import from_dict, to_dict
 from seqgen.errors import CheckpointError
@@ -95,7 +94,6 @@ def save_generation(run: str | Path, cfg: GenerationConfig) -> None:
     plain["generation"] = to_dict(cfg)
     with run_lock(path.parent):
         write_atomically(path, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
-        update_generation(path.parent, cfg)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

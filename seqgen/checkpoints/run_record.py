@@ -4,8 +4,7 @@
 
     {"files": {"tokenizer/tokenizer.json": SHA256, ...},   every file of the tokenizers
      "fixed": {"model.encoder_layers": 6, ...},            keys that may not change after training has begun
-     "values": {"sources.de.input": "...", ...},           further values of the task that may not change
-     "generation": {"beam": 5, ...}}                       keys that may change; a note reports the change
+     "values": {"sources.de.input": "...", ...}}           further values of the task that may not change
 
 All other keys of ``config.yaml`` can be edited. An older run folder without the file is not checked.
 """
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.checkpoints.serialization import digest
-from seqgen.config import GenerationConfig, TrainConfig
+from seqgen.config import TrainConfig
 from seqgen.config.keys import known_keys
 from seqgen.config.values import to_dict
 from seqgen.errors import CheckpointError, ConfigError
@@ -108,7 +107,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 RUN_CHECKSUMS = "checksums.json"
 _CONFIG = "config.yaml"
-_PARTS = _FILES, _FIXED, _VALUES, _GENERATION = "files", "fixed", "values", "generation"
+_PARTS = _FILES, _FIXED, _VALUES = "files", "fixed", "values"
 _ADVICE = "copy it again from where the run was trained"
 
 
@@ -123,22 +122,8 @@ def write_run_checksums(run: Path, config: TrainConfig, task: Task) -> None:
     Raises:
         UserError: the file cannot be written.
     """
-    parts = tokenizer_digests(run), _fixed(config), task.fixed_values(), to_dict(config.generation)
-    _write(run, dict(zip(_PARTS, parts, strict=True)))
-
-
-def update_generation(run: Path, cfg: GenerationConfig) -> None:
-    """Record new decoding settings of a run, if the run has a ``checksums.json``.
-
-    Args:
-        run: the run folder.
-        cfg: the new settings.
-
-    Raises:
-        UserError: the file is damaged or cannot be written.
-    """
-    if (run / RUN_CHECKSUMS).exists():
-        _write(run, {**_read(run), _GENERATION: to_dict(cfg)})
+    content = {_FILES: tokenizer_digests(run), _FIXED: _fixed(config), _VALUES: task.fixed_values()}
+    write_atomically(run / RUN_CHECKSUMS, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 
 
 def tokenizer_digests(run: Path) -> dict[str, str]:
@@ -170,28 +155,18 @@ def verify_tokenizers(run: Path, complete: bool = True) -> None:
             )
 
 
-def verify_run(run: Path, plain: Mapping[str, Any]) -> list[str]:
+def verify_run(run: Path, plain: Mapping[str, Any]) -> None:
     """Check that the tokenizers and the fixed keys are those that the weights were trained with.
 
     Args:
         run: the run folder.
         plain: the run's present configuration, as nested plain values.
 
-    Returns:
-        Notes about decoding settings that have changed, which is allowed.
-
     Raises:
         CheckpointError: a tokenizer or a fixed key has changed.
     """
     verify_tokenizers(run)
-    content, now = _read(run), dict(flatten(plain))
-    _check_unchanged(run / _CONFIG, content[_FIXED], now)
-    return [
-        f"{run / _CONFIG}: generation.{key} is {json.dumps(now[f'generation.{key}'])}; the run was saved with "
-        f"{json.dumps(before)}"
-        for key, before in flatten(content[_GENERATION])
-        if now.get(f"generation.{key}", before) != before
-    ]
+    _check_unchanged(run / _CONFIG, _read(run)[_FIXED], dict(flatten(plain)))
 
 
 def verify_task(run: Path, task: Task) -> None:
@@ -227,10 +202,6 @@ def _fixed(config: TrainConfig) -> dict[str, Any]:
         if key not in MAY_CHANGE and (isinstance(value, bool | int | float) or field.metadata.get("choices")):
             fixed[key] = value
     return fixed
-
-
-def _write(run: Path, content: Mapping[str, Any]) -> None:
-    write_atomically(run / RUN_CHECKSUMS, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 
 
 def _read(run: Path) -> dict[str, dict[str, Any]]:

@@ -227,6 +227,11 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def fingerprint(value: Any) -> str:
+    """The SHA-256 checksum of a plain value, in hexadecimal; the order of keys does not matter."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
 def _sort_metadata(path: Path) -> None:
     """Sort the metadata keys in the header of a ``safetensors`` file, so that equal tensors give equal files.
 

@@ -14,9 +14,9 @@ killed between the two decodes the part again. A line without an end, which a ki
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -43,17 +43,13 @@ class Done:
 
     Attributes:
         bytes: size of its file.
-        sha256: hash of its file.
         failed: number of its lines without an answer.
         tokens: number of generated tokens.
-        place: where its line begins in the journal.
     """
 
     bytes: int
-    sha256: str
     failed: int
     tokens: int
-    place: int
 
 
 class JobFolder:
@@ -134,23 +130,12 @@ class JobFolder:
         with open(journal, "rb") as file:
             for line in file:
                 if line.endswith(b"\n"):
-                    self._read(line, whole)
+                    self.done.update(_parsed(line))
                     whole += len(line)
             torn = file.tell() > whole
         if torn:
             with disk_errors(journal):
                 os.truncate(journal, whole)
-
-    def _read(self, line: bytes, place: int) -> None:
-        """Note a part that is done; a damaged line counts for nothing, so that its part is decoded again."""
-        try:
-            record = parse_json(line)
-            output = record["output"]
-            index, tokens, failed = int(record["part"]), int(record["tokens"]), len(record["failed"])
-            sha256, size = str(output["sha256"]), int(output["bytes"])
-        except (ValueError, KeyError, TypeError):
-            return
-        self.done[index] = Done(size, sha256, failed, tokens, place)
 
     def _has_file(self, index: int, known: Done) -> bool:
         try:
@@ -189,24 +174,22 @@ class JobFolder:
         self._check_there()
         content = "".join(answers.outputs).encode("utf-8", "surrogatepass")
         write_atomically(self.file_of(part.index), content)
-        sha256 = hashlib.sha256(content).hexdigest()
         record = {
             "part": part.index,
             "first_line": part.first + 1,
             "lines": part.lines,
-            "output": {"bytes": len(content), "sha256": sha256},
+            "bytes": len(content),
             "tokens": answers.tokens,
             "seconds": round(answers.seconds, 3),
             **details,
             "failed": [asdict(failure) for failure in answers.failures],
             "notes": counted({"note": text, "lines": 1, "first_line": line} for line, text in answers.notes),
         }
-        place = self._append(json.dumps(record) + "\n")
-        failed = len(answers.failures)
-        self.done[part.index] = Done(len(content), sha256, failed, answers.tokens, place)
+        self._append(json.dumps(record) + "\n")
+        self.done[part.index] = Done(len(content), len(answers.failures), answers.tokens)
 
-    def _append(self, line: str) -> int:
-        """Write a line of the journal; return where it begins. A line that cannot be written whole is cut off."""
+    def _append(self, line: str) -> None:
+        """Write a line of the journal. A line that cannot be written whole is cut off."""
         journal = self.path / JOURNAL
         with disk_errors(journal), open_own(journal) as file:
             place = os.fstat(file.fileno()).st_size
@@ -220,7 +203,6 @@ class JobFolder:
         if place == 0:
             with disk_errors(journal):
                 sync(self.path)
-        return place
 
     def records(self, of_failures: bool = False) -> Iterator[dict[str, Any]]:
         """The journal's lines of parts that are done, in the order of the parts.
@@ -231,19 +213,16 @@ class JobFolder:
         Raises:
             DataError: the journal has changed since it was read.
         """
-        wanted = [index for index, known in sorted(self.done.items()) if known.failed or not of_failures]
+        wanted = sorted(index for index, known in self.done.items() if known.failed or not of_failures)
         if not wanted:
             return
         journal = self.path / JOURNAL
         try:
             with open(journal, "rb") as file:
-                for index in wanted:
-                    file.seek(self.done[index].place)
-                    record = json.loads(file.readline())
-                    if (record["part"], record["output"]["sha256"]) != (index, self.done[index].sha256):
-                        raise ValueError("another part")
-                    yield record
-        except (OSError, ValueError, KeyError, TypeError):
+                lines = {index: line for line in file for index in _parsed(line)}
+            for index in wanted:
+                yield json.loads(lines[index])
+        except (OSError, KeyError):
             raise DataError(f"{journal} was changed while the job was running; run the same command again") from None
 
     def write_errors(self) -> int:
@@ -280,23 +259,21 @@ class JobFolder:
             OSError: the file cannot be written.
         """
         for part in self.parts:
-            total = hashlib.sha256()
-            for content in _content(self.file_of(part.index)):
-                total.update(content)
-                file.write(content)
-            if total.hexdigest() != self.done[part.index].sha256:
-                name = self.file_of(part.index)
+            name = self.file_of(part.index)
+            if not self._has_file(part.index, self.done[part.index]):
                 raise DataError(f"{name} has changed since it was written; delete it and run the same command again")
+            with open(name, "rb") as outputs:
+                shutil.copyfileobj(outputs, file, COPY_BYTES)
             check()
 
 
-def _content(name: Path) -> Iterator[bytes]:
+def _parsed(line: bytes) -> dict[int, Done]:
+    """The part of a line of the journal; empty for a damaged line, so that its part is decoded again."""
     try:
-        with open(name, "rb") as file:
-            while content := file.read(COPY_BYTES):
-                yield content
-    except OSError as error:
-        raise DataError(f"cannot read {name}: {error.strerror or error}") from None
+        record = parse_json(line)
+        return {int(record["part"]): Done(int(record["bytes"]), len(record["failed"]), int(record["tokens"]))}
+    except (ValueError, KeyError, TypeError):
+        return {}
 
 
 def merged_notes(records: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -10,12 +10,6 @@ from typing import Any, ClassVar, TypeAlias
 
 from seqgen.errors import ConfigError
 
-NO_HOOKS = {
-    "LogitsProcessor.reads_tokens": "leave it out, because context.tokens is always available",
-    "Search.decode": "for a loop of your own, set session_class to a subclass of Session",
-}
-"""Names that are often expected to be hooks of a base class, and what to do instead."""
-
 SIMILARITY = 0.85
 """Names at least this similar (``difflib.SequenceMatcher.ratio``) are taken for misspelt: one letter of seven."""
 
@@ -30,8 +24,8 @@ class Hooked:
         super().__init_subclass__(**kwargs)
         if not is_built_in(cls):
             wrong = [
-                f"{cls.__name__} defines {name!r}, which nothing calls or reads; {hook}, or, if it is no hook, rename "
-                f"it, for example _{name}"
+                f"{cls.__name__} defines {name!r}, which nothing calls or reads; did you mean {hook!r}?, or, if it is "
+                f"no hook, rename it, for example _{name}"
                 for name, hook in misspelt(cls)
             ]
             if wrong:
@@ -39,24 +33,21 @@ class Hooked:
 
 
 def misspelt(cls: type) -> Iterator[tuple[str, str]]:
-    """Find the names in the body of a class that are close to a hook's name, or are taken for one.
+    """Find the names in the body of a class that are close to a hook's name.
 
     Args:
         cls: a subclass of a class of seqgen.
 
     Yields:
-        The name, and what to do instead.
+        The name, and the hook's name.
     """
-    homes = [home for home in cls.__mro__[1:] if is_built_in(home)]
-    hooks = [name for home in homes for name in vars(home) if not name.startswith("_")]
+    hooks = [name for home in cls.__mro__[1:] if is_built_in(home) for name in vars(home) if not name.startswith("_")]
     for name in vars(cls):
         if name.startswith("_") or any(name in vars(home) for home in cls.__mro__[1:]):
             continue
-        removed = next((NO_HOOKS[key] for home in homes if (key := f"{home.__name__}.{name}") in NO_HOOKS), None)
         near = difflib.get_close_matches(name, hooks, n=1, cutoff=SIMILARITY)
-        near = near or [hook for hook in hooks if sorted(hook) == sorted(name)]
-        if removed or near:
-            yield name, removed or f"did you mean {near[0]!r}?"
+        if near := near or [hook for hook in hooks if sorted(hook) == sorted(name)]:
+            yield name, near[0]
 
 
 def missing(error: NotImplementedError) -> str:

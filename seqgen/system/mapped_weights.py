@@ -8,14 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 import sys
-import threading
 import weakref
-import zlib
-from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 from torch import Tensor, nn
 
@@ -44,27 +39,11 @@ class MappedFile:
     def __init__(self, model: nn.Module, path: Path):
         self.path = path.absolute()
         try:
-            self.version, descriptor = version_of(path), os.open(path, os.O_RDONLY)
+            self.version = version_of(path)
         except OSError as error:  # a training run may have just replaced the checkpoint
             raise CheckpointError(f"{path}: {error.strerror or error}") from None
-        self._checksum: int | None = None
-        # in a thread, since decoding need not wait for it
-        self._reader = threading.Thread(target=self._read, args=(descriptor,), daemon=True)
-        self._reader.start()
         self._users: dict[int, weakref.ref[Tensor]] = {}
         _FILES.setdefault(model, []).append(self)
-
-    def _read(self, descriptor: int) -> None:
-        with suppress(OSError), open(descriptor, "rb") as file:
-            checksum = _checksum(file)
-            if version_of(self.path) == self.version:  # else it may have been changed before it was read
-                self._checksum = checksum
-
-    def is_same(self) -> bool:
-        """Whether the file still has the content that it had when the model was loaded."""
-        self._reader.join()
-        with open(self.path, "rb") as file:
-            return _checksum(file) == self._checksum
 
     def lend(self, parameter: Tensor, tensor: Tensor) -> bool:
         """Let a parameter have its values in the memory of a tensor, without a copy.
@@ -96,8 +75,7 @@ class MappedFile:
 def check_unchanged(model: nn.Module) -> None:
     """Check that nobody has written into the files that a model has weights in.
 
-    A file may be deleted or replaced by another one, as seqgen replaces checkpoints: the model keeps the old one. One
-    whose time differs is read again: programs such as ``touch`` change nothing else.
+    A file may be deleted or replaced by another one, as seqgen replaces checkpoints: the model keeps the old one.
 
     Args:
         model: the model.
@@ -108,25 +86,13 @@ def check_unchanged(model: nn.Module) -> None:
     for file in _FILES.get(model, ()):
         try:
             now = version_of(file.path)
-            if now == file.version or now[:2] != file.version[:2] or not file.in_use:
-                continue
-            is_equal = file.is_same()
         except OSError:
             continue
-        if not is_equal:
+        if now != file.version and now[:2] == file.version[:2] and file.in_use:
             raise CheckpointError(
                 f"the content of {file.path} was changed while a model with its weights was in use; load the model "
                 "again, and replace such files by renaming new ones, or set common.map_weights=false"
             )
-        file.version = now
-
-
-def _checksum(file: IO[bytes]) -> int:
-    """The CRC-32 of a file's content."""
-    total = 0
-    while chunk := file.read(1 << 20):
-        total = zlib.crc32(chunk, total)
-    return total
 
 
 def is_mapped(tensor: Tensor) -> bool:

@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
 
 from seqgen.checkpoints.run_record import flatten
-from seqgen.data.dictionary import Dictionary
 from seqgen.system.files import disk_errors, open_own, write_atomically
 from seqgen.system.reading import open_regular, parse_json
 from seqgen.training.validation import Sample, pick
@@ -22,10 +20,6 @@ from seqgen.training.validation import Sample, pick
 LOG = "log.jsonl"
 SCORES = "scores.json"
 EVENTS = "tensorboard"
-CELL = 12
-"""Pixels of one weight in a picture of attention, in each direction."""
-EMBEDDED_NUMBERS = 500_000
-"""Most numbers in the table of embeddings: TensorBoard stores them as text."""
 CURVES = ("train", "valid")
 """Events whose values are curves in TensorBoard; the others occur once."""
 
@@ -189,7 +183,7 @@ class Records:
             self._event("add_scalar", f"train_gradients/{name}", value, update)
 
     def write_samples(self, update: int, samples: Sequence[Sample], lengths: Sequence[tuple[int, int]] = ()) -> None:
-        """Write decoded sentences to TensorBoard: some as a table, with pictures of their attention, and all lengths.
+        """Write decoded sentences to TensorBoard: some as a table, and all lengths.
 
         Args:
             update: number of updates made so far.
@@ -201,30 +195,11 @@ class Records:
         rows = [f"| {_cell(s.source)} | {_cell(s.hypothesis)} | {_cell(s.reference)} |" for s in samples]
         table = "\n".join(["| source | hypothesis | reference |", "|---|---|---|", *rows])
         self._event("add_text", "valid/samples", table, update)
-        for number, attention in enumerate(s.attention for s in samples if s.attention is not None):
-            self._event("add_image", f"valid/attention {number}", _picture(attention), update)
         outputs, references = np.array(lengths).reshape(-1, 2).T
         if lengths:
             self._event("add_histogram", "valid/characters", outputs, update)
         if references.any():
             self._event("add_scalar", "valid/length_ratio", outputs.sum() / references.sum(), update)
-
-    def write_embedding(self, update: int, model: nn.Module, dictionary: Dictionary) -> None:
-        """Write the embeddings of the first tokens to TensorBoard's projector.
-
-        Args:
-            update: number of updates made so far.
-            model: the decoder; its first embedding that has a row for each token is written.
-            dictionary: the tokens.
-        """
-        embeddings = (part.weight for part in model.modules() if isinstance(part, nn.Embedding))
-        weight = next((found for found in embeddings if len(found) >= len(dictionary)), None)
-        if self._events is None or weight is None:
-            return
-        rows = min(len(dictionary), max(1, EMBEDDED_NUMBERS // weight.size(1)))
-        tokens = [dictionary.symbol(row).encode("unicode_escape").decode() for row in range(rows)]
-        values = weight[:rows].detach().float().cpu()
-        self._event("add_embedding", values, tokens, global_step=update, tag="tokens")
 
     def flush(self) -> None:
         """Flush the TensorBoard events to their file."""
@@ -256,12 +231,6 @@ def _update_of(line: str) -> float:
 
 def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _picture(attention: Tensor) -> Tensor:
-    """A grey picture of attention weights, ``(1, 12 * T, 12 * S)``: a row for each output token, dark where it is 1."""
-    scaled = 1 - attention.detach().float().cpu().clamp(0, 1)
-    return scaled.repeat_interleave(CELL, 0).repeat_interleave(CELL, 1)[None]
 
 
 def _cell(text: str) -> str:

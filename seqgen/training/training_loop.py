@@ -250,7 +250,6 @@ class TrainingRun:
             UserError: see ``train.train``.
         """
         resumed = self._restore()
-        first = self.trainer.update
         TRAINING.choose()
         self.total = self.triggers.total_updates(self._updates_in_epoch())
         self.display = make_display(self.cfg.common.log_format if self.group.is_main else "none", self.total)
@@ -266,8 +265,6 @@ class TrainingRun:
                 while not reason:
                     reason = self._epoch()
             self._log_stop(reason)
-            if self.trainer.update > first:  # otherwise the training before has written it
-                self._write_embedding()
         finally:
             self.display.close()
             if self.records is not None:
@@ -509,12 +506,6 @@ class TrainingRun:
                 "or a lower optimization.clip_norm may help"
             )
             self.first_loss = math.inf
-
-    def _write_embedding(self) -> None:
-        if self.cfg.common.tensorboard:
-            with self.trainer.evaluation() as model:
-                if self.records is not None:
-                    self.records.write_embedding(self.trainer.update, model.decoder, self.task.target_dictionary)
 
     def _log_stop(self, reason: str) -> None:
         self._write("stop", self.iterator.epoch, {"reason": reason, "seconds": round(self.meter.seconds, 1)})

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from seqgen.config.values import to_dict
 from seqgen.data.iterator import EpochIterator
 from seqgen.errors import ConfigError
 from seqgen.model import EncoderDecoderModel
-from seqgen.text.results import Details
 from seqgen.training.criteria import checked, mean_scores, sum_outs
 
 if TYPE_CHECKING:
     from seqgen.task import Task
     from seqgen.text.translator import Translator
     from seqgen.training.trainer import Trainer
-
-logger = logging.getLogger(__name__)
 
 SAMPLES = 5
 """Number of decoded sentences that are logged as text, for each part of the dataset."""
@@ -41,13 +36,11 @@ class Sample:
         source: the input line.
         hypothesis: the output.
         reference: the reference; empty if there is none.
-        attention: ``(T, S)`` attention weights of output over source tokens; ``None`` if they are not recorded.
     """
 
     source: str
     hypothesis: str
     reference: str
-    attention: Tensor | None = None
 
 
 @dataclass
@@ -201,8 +194,7 @@ class Validator:
         sources = list(itertools.islice(task.source_lines(self.split), limit))
         references = list(itertools.islice(task.references(self.split) or (), len(sources)))
         settings = {**to_dict(trainer.cfg.generation), **task.decoding_settings()}
-        translator = self.decoder(model, settings)
-        decoding = translator.prepare()
+        decoding = self.decoder(model, settings).prepare()
         hypotheses = [""] * len(sources)
         mine = range(group.rank, len(sources), group.world_size)
         buffer = max(trainer.cfg.generation.batch_size, 64)
@@ -212,25 +204,11 @@ class Validator:
         for rank, gathered in enumerate(group.gather([hypotheses[i] for i in mine])):
             hypotheses[rank :: group.world_size] = gathered
         shown = zip(sources, hypotheses, references or [""] * len(sources), strict=True)
-        samples = [Sample(*row) for row in shown]
-        if trainer.cfg.common.tensorboard and group.is_main:
-            for number, attention in enumerate(_attention(translator, sources[:SAMPLES])):
-                samples[number] = replace(samples[number], attention=attention)
-        return samples
+        return [Sample(*row) for row in shown]
 
     def _check_stop(self) -> None:
         if self.trainer.group.world_size == 1 and self.should_stop():  # several ranks stop together, after validation
             raise Interrupted
-
-
-def _attention(translator: Translator, sources: Sequence[str]) -> list[Tensor | None]:
-    """The attention of the best hypothesis of each sentence; nothing if the search strategy cannot record attention."""
-    try:
-        found = list(translator.prepare(Details(attention=True)).translate(sources))
-    except ConfigError as error:  # the outputs themselves were decoded without it
-        logger.info("no pictures of attention: %s", error)
-        return []
-    return [item.hypotheses[0].hypothesis.attention if item.hypotheses else None for item in found]
 
 
 def _named(part: str, scores: Mapping[str, float]) -> dict[str, float]:

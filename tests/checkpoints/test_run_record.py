@@ -164,15 +164,6 @@ def test_the_rest_may_be_edited(run: Path) -> None:
     assert outputs(run) == expected
 
 
-def test_another_way_of_decoding_is_noted(run: Path, data: Path) -> None:
-    change(run, generation__beam=2)
-    _, notes = outputs(run)
-    assert notes == [f"{run}/config.yaml: generation.beam is 2; the run was saved with 5"]
-    assert notes[0] in command("generate", f"path={run}", f"input={data}/test.en").err
-    seqgen.save_generation(run, seqgen.GenerationConfig(beam=3))
-    assert outputs(run)[1] == []
-
-
 def test_saved_settings_keep_the_rules_of_the_run(run: Path) -> None:
     change(run, generation__semantics="huggingface")
     for semantics, kept in (("", "huggingface"), ("fairseq", "fairseq")):

@@ -1,7 +1,6 @@
 """The tokenizers of BART, Marian, mBART, M2M-100, NLLB and Pegasus give the ids and texts of those of transformers."""
 
 import json
-import re
 import sys
 import unicodedata
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ pytestmark = pytest.mark.slow
 transformers = pytest.importorskip("transformers")
 
 FAIRSEQ = ["MBartTokenizer", "MBart50Tokenizer", "NllbTokenizer"]
-SLOW = ["BartTokenizer", *FAIRSEQ, "M2M100Tokenizer", "MarianTokenizer", "PegasusTokenizer"]
+SLOW = ["M2M100Tokenizer", "MarianTokenizer"]
 FAST = [f"{name}Fast" for name in ("BartTokenizer", *FAIRSEQ, "PegasusTokenizer")]
 NAMED = [
     *("<mask>", "a <mask> b", "a<mask>b", "a  <mask>\u3000<mask> b", "a \x1c<mask>", "<mask", "a\u00a0<mask>"),
@@ -101,7 +100,7 @@ CASES = [
     for variant, config in {**COMMON, **OWN[name.removesuffix("Fast")]}.items()
     if not (name.startswith("Nllb") and variant == "further")
 ]
-CASES += [pytest.param(name, {}, id=name) for name in ("RobertaTokenizer", "RobertaTokenizerFast")]
+CASES += [pytest.param("RobertaTokenizerFast", {}, id="RobertaTokenizerFast")]
 
 
 @pytest.mark.parametrize(("name", "config"), CASES)
@@ -134,14 +133,10 @@ def test_without_normalization(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["BartTokenizer", *FAIRSEQ, "PegasusTokenizer"])
-def test_where_slow_and_fast_differ(tmp_path: Path, name: str) -> None:
-    """As docs/tokenizers.md says."""
-    reason = r"[\x1c-\x1f]<mask>" if name == "BartTokenizer" else r"\x85|  <mask>"
-    slow, fast = (load_pretrained_tokenizer(write_folder(tmp_path / kind, kind)) for kind in (name, f"{name}Fast"))
-    texts = [*TEXTS, *planes(300), *single_characters(), *LONG]
-    differing = [text for text in texts if slow.encode_source(text) != fast.encode_source(text)]
-    assert differing
-    assert all(re.search(reason, text) for text in differing), differing
+def test_the_name_of_the_slow_class_means_the_fast_one(tmp_path: Path, name: str) -> None:
+    folder = write_folder(tmp_path / "folder", name)
+    oracle = getattr(transformers, f"{name}Fast").from_pretrained(folder)
+    assert_equal(load_pretrained_tokenizer(folder), oracle, TEXTS[::4])
 
 
 @pytest.mark.parametrize("separate", [False, True])
@@ -166,7 +161,7 @@ def test_sides_of_marian(tmp_path: Path, separate: bool) -> None:
     assert loaded.fingerprint() == target.fingerprint() != source.fingerprint()
 
 
-@pytest.mark.parametrize("name", [*FAIRSEQ, "NllbTokenizerFast", "MBartTokenizerFast", "M2M100Tokenizer"])
+@pytest.mark.parametrize("name", [*(f"{name}Fast" for name in FAIRSEQ), "M2M100Tokenizer"])
 def test_byte_pair_encoding(tmp_path: Path, name: str) -> None:
     folder = write_folder(tmp_path / "folder", name, kind="bpe")
     oracle = getattr(transformers, name).from_pretrained(folder)

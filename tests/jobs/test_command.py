@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from seqgen.checkpoints.serialization import digest
+from seqgen.checkpoints.serialization import digest, fingerprint
 from seqgen.cli import job as job_module
 from seqgen.cli.job import CommandDecoder
-from seqgen.cli.record import fingerprint
 from seqgen.config import GenerateConfig
 from seqgen.config.compose import compose
 from seqgen.jobs.folder import JOURNAL, JobFolder

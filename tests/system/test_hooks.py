@@ -1,4 +1,4 @@
-"""A class that misspells a hook, or has a name that is often taken for one, is refused where it is defined."""
+"""A class that misspells a hook is refused where it is defined."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ from tests.system.test_flags import built_in
 WRONG = {
     ("BeamSearch", "beam_states"): "did you mean 'beam_state'?",
     ("BeamSearch", "begins"): "did you mean 'begin'?",
-    ("Search", "decode"): "set session_class to a subclass of Session",
     ("Search", "setp"): "did you mean 'step'?",
     ("LogitsProcessor", "shift_invarient"): "did you mean 'shift_invariant'?",
-    ("LogitsProcessor", "reads_tokens"): "context.tokens is always available",
     ("Combination", "atention_weights"): "did you mean 'attention_weights'?",
     ("StoppingRule", "sentence_states"): "did you mean 'sentence_state'?",
     ("Observer", "observes"): "did you mean 'observe'?",

@@ -124,9 +124,7 @@ def test_values_that_were_changed_survive(folder: Path) -> None:
 
 def test_a_file_that_was_changed_in_place_is_noticed(folder: Path) -> None:
     file, translator = weights_file(folder), Translator([load_model(folder)])
-    before = decoded(translator)
-    file.touch()
-    assert decoded(translator) == before
+    decoded(translator)
     content = bytearray(file.read_bytes())
     content[-4:] = b"\x00\x00\x80\x3f"
     with open(file, "r+b") as handle:

@@ -403,7 +403,7 @@ def test_finetune_begins_anew_from_weights(lab: Lab, monkeypatch: pytest.MonkeyP
         lab.train("finetuned3", f"checkpoint.finetune_from={source}", "task.vocab_size=50")
 
 
-def test_tensorboard_has_scalars_and_samples(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tensorboard_has_scalars_and_samples(lab: Lab) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     overrides = ["common.tensorboard=true", "dataset.validate_decode=5"]
@@ -423,16 +423,9 @@ def test_tensorboard_has_scalars_and_samples(lab: Lab, capsys: pytest.CaptureFix
     assert len(layers) > 3
     squares = sum(events.Scalars(tag)[0].value ** 2 for tag in layers)  # clipped to a norm of 1
     assert squares == pytest.approx(min(1.0, events.Scalars("train/gnorm")[0].value) ** 2, rel=0.3)
-    assert "valid/attention 0" in events.Tags()["images"]
     assert {"valid/length_ratio"} <= {*events.Tags()["scalars"]}
     assert "valid/characters" in events.Tags()["histograms"]
     assert events.summary_metadata["_hparams_/experiment"].plugin_data.plugin_name == "hparams"
-    assert "Embedding dir exists" not in capsys.readouterr().out
-    (table,) = (run / "tensorboard").glob("00008/*/tensors.tsv")
-    weight = next(value for name, value in read_weights(resolve(run)).items() if name.endswith("embed_tokens.weight"))
-    rows = [[float(number) for number in line.split("\t")] for line in table.read_text().splitlines()]
-    assert torch.equal(torch.tensor(rows), weight)
-    assert len(table.with_name("metadata.tsv").read_text().splitlines()) == len(rows)
 
 
 # -- resuming -------------------------------------------------------------------------------------------------------

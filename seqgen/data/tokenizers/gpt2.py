@@ -8,8 +8,6 @@ from tokenizers import AddedToken, Tokenizer as Pipeline, decoders, models, pre_
 
 from seqgen.data.tokenizers.fast import FastTokenizer, read_pipeline
 from seqgen.data.tokenizers.files import CONFIG_FILE, FAST_FILE, MERGES_FILE, VOCAB_FILE, TokenizerFiles
-from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
-from seqgen.data.tokenizers.slow import SlowTokenizer
 from seqgen.data.tokenizers.special_tokens import FAIRSEQ_NAMED, MASK, SpecialTokens
 from seqgen.errors import DataError, library_errors
 
@@ -64,12 +62,11 @@ class GPT2Tokenizer(FastTokenizer):
         return bool(added)
 
 
-def byte_level_pipeline(files: TokenizerFiles, unk: str | None = None) -> Any:
+def byte_level_pipeline(files: TokenizerFiles) -> Any:
     """Make the pipeline from ``vocab.json`` and ``merges.txt``.
 
     Args:
         files: the tokenizer's files.
-        unk: the token of bytes that are not in the vocabulary; without one they are left out.
 
     Returns:
         A ``tokenizers.Tokenizer``.
@@ -88,11 +85,7 @@ def byte_level_pipeline(files: TokenizerFiles, unk: str | None = None) -> Any:
     if not merges or not all(len(pair) == 2 for pair in merges):
         raise DataError(f"{where} is damaged: each line after the first must have two parts; copy it again")
     with library_errors(f"{files.origin}: {VOCAB_FILE} and {MERGES_FILE} are not a byte-pair encoding, or damaged"):
-        pipeline = Pipeline(
-            models.BPE(
-                vocab, merges, unk_token=unk, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False
-            )
-        )
+        pipeline = Pipeline(models.BPE(vocab, merges, continuing_subword_prefix="", end_of_word_suffix=""))
     pipeline.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     pipeline.decoder = decoders.ByteLevel()
     return pipeline
@@ -111,34 +104,12 @@ def set_prefix_space(pipeline: Any, wanted: bool) -> None:
         pipeline.pre_tokenizer = step
 
 
-class Framed(PretrainedTokenizer):
-    """A tokenizer whose sources and targets begin with ``cls_token`` and end with ``sep_token``."""
-
-    def frame(self) -> tuple[int, int]:
-        """The ids of the first and the last token."""
-        named, ids = self.special.named, self.dictionary.index
-        return ids(str(named["cls_token"])), ids(str(named["sep_token"]))
-
-    def encode_source(self, text: str, source_lang: str = "", target_lang: str = "") -> list[int]:
-        """See ``Tokenizer.encode_source``."""
-        return [*self.source_beginning, *self.encode(text), self.frame()[1]]
-
-    @property
-    def source_beginning(self) -> list[int]:
-        """See ``Tokenizer.source_beginning``."""
-        return [self.frame()[0]]
-
-    def beginning(self, target_lang: str = "") -> list[int]:
-        """See ``Tokenizer.beginning``."""
-        return [self.frame()[0]]
-
-
 def read_special_tokens(files: TokenizerFiles, slow: bool) -> SpecialTokens:
     """Read the special tokens, and complete them as ``transformers`` does.
 
     Args:
         files: the tokenizer's files.
-        slow: whether by the rules of the slow tokenizer, from which a fast one is converted.
+        slow: whether by the rules of the slow tokenizer of version 4, from which a fast one is converted.
 
     Raises:
         DataError: a file is damaged.
@@ -155,59 +126,10 @@ def read_special_tokens(files: TokenizerFiles, slow: bool) -> SpecialTokens:
     return special
 
 
-class SlowBartTokenizer(Framed, SlowTokenizer):
-    """BART's Python tokenizer, read from ``vocab.json`` and ``merges.txt``.
-
-    Args:
-        files: its files.
-        vocab_size: see ``load_pretrained_tokenizer``.
-
-    Raises:
-        DataError: a file is missing or damaged.
-    """
-
-    byte_characters = True
-
-    def __init__(self, files: TokenizerFiles, vocab_size: int | None = None):
-        special = read_special_tokens(files, slow=True)
-        if special.config.get("errors", "replace") != "replace":
-            raise DataError(
-                f"{files.origin}/{CONFIG_FILE}: errors is {special.config['errors']!r}, which seqgen does not support; "
-                "it supports replace"
-            )
-        unk = str(special.named["unk_token"])
-        self._pipeline = byte_level_pipeline(files, unk)
-        self._decoder = decoders.ByteLevel()
-        self._ids = self._pipeline.get_vocab()
-        if unk not in self._ids:
-            raise DataError(f"{files.origin}/{VOCAB_FILE} does not contain {unk!r}; copy it again")
-        pieces = {index: piece for piece, index in self._ids.items()}
-        super().__init__(files, special, pieces, len(self._ids), vocab_size)
-
-    def tokenize(self, text: str) -> list[str]:
-        """See ``SlowTokenizer.tokenize``."""
-        if self.special.config.get("add_prefix_space") and text and not text[0].isspace():
-            text = " " + text
-        return super().tokenize(text)
-
-    def pieces(self, text: str) -> list[str]:
-        """See ``SlowTokenizer.pieces``."""
-        pieces: list[str] = self._pipeline.encode(text).tokens
-        return pieces
-
-    def piece_id(self, piece: str) -> int:
-        """See ``SlowTokenizer.piece_id``."""
-        index: int = self._ids[piece]
-        return index
-
-    def join(self, pieces: list[str]) -> str:
-        """See ``SlowTokenizer.join``; bytes that are not valid UTF-8 become U+FFFD."""
-        text: str = self._decoder.decode(["".join(pieces)])
-        return text
-
-
-class FastBartTokenizer(Framed, FastTokenizer):
+class FastBartTokenizer(FastTokenizer):
     """BART's fast tokenizer, read from ``tokenizer.json`` or from ``vocab.json`` and ``merges.txt``.
+
+    Sources and targets begin with ``cls_token`` and end with ``sep_token``.
 
     Args:
         files: its files.
@@ -230,3 +152,21 @@ class FastBartTokenizer(Framed, FastTokenizer):
         super().__init__(files, special, pipeline, vocab_size)
         if reads:
             self.check_frame(*([token] for token in self.frame()))
+
+    def frame(self) -> tuple[int, int]:
+        """The ids of the first and the last token."""
+        named, ids = self.special.named, self.dictionary.index
+        return ids(str(named["cls_token"])), ids(str(named["sep_token"]))
+
+    def encode_source(self, text: str, source_lang: str = "", target_lang: str = "") -> list[int]:
+        """See ``Tokenizer.encode_source``."""
+        return [*self.source_beginning, *self.encode(text), self.frame()[1]]
+
+    @property
+    def source_beginning(self) -> list[int]:
+        """See ``Tokenizer.source_beginning``."""
+        return [self.frame()[0]]
+
+    def beginning(self, target_lang: str = "") -> list[int]:
+        """See ``Tokenizer.beginning``."""
+        return [self.frame()[0]]

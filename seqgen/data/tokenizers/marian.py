@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from seqgen.data.tokenizers.files import (
 )
 from seqgen.data.tokenizers.languages import M2M100, WMT21, Languages, TargetLanguage
 from seqgen.data.tokenizers.sentencepiece_tokenizer import load_processor
-from seqgen.data.tokenizers.slow import SentencePieceSlowTokenizer, add_tokens
+from seqgen.data.tokenizers.slow import SlowTokenizer, add_tokens
 from seqgen.data.tokenizers.special_tokens import MAX_IDS, SpecialTokens
 from seqgen.errors import DataError, nearest
 
@@ -30,18 +31,44 @@ SOURCE, TARGET = "source", "target"
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 
 
-class VocabularyTokenizer(SentencePieceSlowTokenizer):
-    """A tokenizer whose pieces have the ids of a vocabulary file.
+class VocabularyTokenizer(SlowTokenizer):
+    """A tokenizer that cuts text with SentencePiece, and whose pieces have the ids of a vocabulary file.
 
-    Attributes:
-        _ids: the id of each piece.
+    Args:
+        processor: the ``SentencePieceProcessor``.
+        ids: the id of each piece.
+        arguments: those of ``SlowTokenizer``.
     """
 
-    _ids: dict[str, int]
+    def __init__(self, processor: Any, ids: dict[str, int], *arguments: Any):
+        self._processor, self._ids = processor, ids
+        super().__init__(*arguments)
+
+    def pieces(self, text: str) -> list[str]:
+        """See ``SlowTokenizer.pieces``."""
+        pieces: list[str] = self._processor.encode(text, out_type=str)
+        return pieces
 
     def piece_id(self, piece: str) -> int:
         """See ``SlowTokenizer.piece_id``."""
         return self._ids.get(piece, self._ids[str(self.special.named["unk_token"])])
+
+    def join(self, pieces: list[str]) -> str:
+        """See ``SlowTokenizer.join``; special tokens are not given to SentencePiece."""
+        decode: Callable[[list[str]], str] = self._processor.decode
+        text = ""
+        run: list[str] = []
+        for piece in pieces:
+            if piece in self._special:
+                text += decode(run) + self.written(piece)
+                run = []
+            else:
+                run.append(piece)
+        return (text + decode(run)).strip()
+
+    def written(self, token: str) -> str:
+        """A special token as it is written between two texts."""
+        return token
 
 
 class M2M100Tokenizer(VocabularyTokenizer):
@@ -69,9 +96,9 @@ class M2M100Tokenizer(VocabularyTokenizer):
             )
         codes = {code: len(own) + i for i, code in enumerate(CODES[name])}
         unlisted = {index: M2M100_FRAME.format(code) for code, index in codes.items()}
-        self._ids = {**own, **{token: index for index, token in unlisted.items()}}
+        ids = {**own, **{token: index for index, token in unlisted.items()}}
         pieces = {index: piece for piece, index in own.items()}
-        super().__init__(processor, files, special, pieces, len(pieces), vocab_size, unlisted)
+        super().__init__(processor, ids, files, special, pieces, len(pieces), vocab_size, unlisted)
         source, target = (special.config.get(key) for key in ("src_lang", "tgt_lang"))
         languages = Languages(
             codes,
@@ -136,13 +163,13 @@ class MarianTokenizer(VocabularyTokenizer):
         own = read_vocabulary(files, VOCAB_FILE, *(str(special.named[key]) for key in ("unk_token", "pad_token")))
         by_id = {index: piece for piece, index in own.items()}
         add_tokens(special.all(), special.added, by_id)  # both sides have the special tokens of the source
-        self._ids = own
+        ids = own
         if self.separate and side == TARGET:
-            self._ids = read_vocabulary(files, TARGET_VOCAB_FILE, str(special.named["unk_token"]))
+            ids = read_vocabulary(files, TARGET_VOCAB_FILE, str(special.named["unk_token"]))
         name = TARGET_MODEL_FILE if side == TARGET else SOURCE_MODEL_FILE
         processor = load_processor(files.need(name), f"{files.origin}/{name}")
-        pieces = {index: piece for piece, index in self._ids.items()}
-        super().__init__(processor, files, special, pieces, len(own), vocab_size)
+        pieces = {index: piece for piece, index in ids.items()}
+        super().__init__(processor, ids, files, special, pieces, len(own), vocab_size)
         before, after = MARIAN_FRAME.split("{}")
         codes = {token: index for token, index in own.items() if token.startswith(before) and token.endswith(after)}
         if codes:

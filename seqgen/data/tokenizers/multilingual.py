@@ -9,13 +9,10 @@ from typing import Any, ClassVar
 
 from tokenizers import AddedToken
 
-from seqgen.data.tokenizers.base import SPACE
 from seqgen.data.tokenizers.fast import FastTokenizer, read_pipeline
 from seqgen.data.tokenizers.files import CONFIG_FILE, FAIRSEQ_MODEL_FILE, FAST_FILE, TokenizerFiles
 from seqgen.data.tokenizers.languages import MBART, MBART50, NLLB, Languages, TargetLanguage
 from seqgen.data.tokenizers.pipelines import build_pipeline, read_model_file
-from seqgen.data.tokenizers.sentencepiece_tokenizer import load_processor
-from seqgen.data.tokenizers.slow import SentencePieceSlowTokenizer, join_spaced
 from seqgen.data.tokenizers.special_tokens import FAIRSEQ_NAMED, MASK, SpecialTokens, Token
 
 FIRST = ("<s>", "<pad>", "</s>", "<unk>")
@@ -56,7 +53,7 @@ class Kind:
 
         Args:
             special: the special tokens of the files, which are changed.
-            slow: whether by the rules of the slow tokenizer, from which a fast one is converted.
+            slow: whether by the rules of the slow tokenizer of version 4, from which a fast one is converted.
         """
         special.fill({key: token for key, token in FAIRSEQ_NAMED.items() if self.has_bos or key != "bos_token"})
         if not self.own_ids and slow:
@@ -108,70 +105,6 @@ def with_flags(token: Token | None, **flags: bool) -> Token | None:
         flags: the flags.
     """
     return AddedToken(token, **flags) if isinstance(token, str) else token
-
-
-class SlowFairseqTokenizer(SentencePieceSlowTokenizer):
-    """The slow tokenizer of mBART, mBART-50 or NLLB; a subclass sets ``kind``.
-
-    Args:
-        files: its files.
-        vocab_size: see ``load_pretrained_tokenizer``.
-
-    Raises:
-        DataError: a file is missing or damaged.
-        ConfigError: a language in the configuration does not exist.
-    """
-
-    kind: ClassVar[Kind]
-
-    def __init__(self, files: TokenizerFiles, vocab_size: int | None = None):
-        special, kind = SpecialTokens.read(files), self.kind
-        kind.fill(special, slow=True)
-        processor = load_processor(files.need(FAIRSEQ_MODEL_FILE), f"{files.origin}/{FAIRSEQ_MODEL_FILE}")
-        own = [processor.id_to_piece(i) for i in range(len(FIRST) - OFFSET, processor.vocab_size())]
-        further = [*kind.codes, MASK] if kind.own_ids else []
-        pieces = dict(enumerate([*FIRST, *own, *further]))
-        self._fairseq_ids = {token: index for index, token in pieces.items() if token in (*FIRST, *further)}
-        if not kind.own_ids:
-            self._fairseq_ids = {}
-            first = [special.named[key] for key in ("bos_token", "pad_token", "eos_token", "unk_token")]
-            given = {i: token for i, token in enumerate(first) if isinstance(token, AddedToken)}
-            special.added = {**given, **special.added}
-        super().__init__(processor, files, special, pieces, len(pieces), vocab_size)
-        self.languages = kind.languages(special, {**self._fairseq_ids, **self.added.ids})
-
-    def piece_id(self, piece: str) -> int:
-        """See ``SlowTokenizer.piece_id``."""
-        if piece in self._fairseq_ids:
-            return self._fairseq_ids[piece]
-        index: int = self._processor.piece_to_id(piece)
-        return index + OFFSET if index else self.dictionary.unk()
-
-
-class SlowMBartTokenizer(SlowFairseqTokenizer):
-    """mBART's Python tokenizer."""
-
-    kind = MBART_KIND
-
-    def join(self, pieces: list[str]) -> str:
-        """See ``SlowTokenizer.join``."""
-        return "".join(pieces).replace(SPACE, " ").strip()
-
-
-class SlowMBart50Tokenizer(SlowFairseqTokenizer):
-    """mBART-50's Python tokenizer."""
-
-    kind = MBART50_KIND
-
-    def join(self, pieces: list[str]) -> str:
-        """See ``SlowTokenizer.join``."""
-        return join_spaced(pieces, self._special, self._text)
-
-
-class SlowNllbTokenizer(SlowMBartTokenizer):
-    """NLLB's Python tokenizer."""
-
-    kind = NLLB_KIND
 
 
 class FastFairseqTokenizer(FastTokenizer):

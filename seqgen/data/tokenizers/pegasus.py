@@ -1,4 +1,4 @@
-"""Pegasus's tokenizers: SentencePiece after 103 ids of tokens that only pretraining used."""
+"""Pegasus's tokenizer: SentencePiece after 103 ids of tokens that only pretraining used."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from tokenizers import AddedToken
 from seqgen.data.tokenizers.fast import FastTokenizer, read_pipeline
 from seqgen.data.tokenizers.files import CONFIG_FILE, FAST_FILE, MODEL_FILE, TokenizerFiles
 from seqgen.data.tokenizers.pipelines import build_pipeline, read_model_file
-from seqgen.data.tokenizers.sentencepiece_tokenizer import load_processor
-from seqgen.data.tokenizers.slow import SentencePieceSlowTokenizer
 from seqgen.data.tokenizers.special_tokens import DEFAULTS, SpecialTokens, as_token
 from seqgen.errors import DataError
 
@@ -62,29 +60,6 @@ class PegasusTokens:
         masks = [] if self.sentence_mask is None else [self.sentence_mask, str(named["mask_token"])]
         first = [str(named["pad_token"]), str(named["eos_token"]), *masks]
         return {i: AddedToken(token, special=True) for i, token in enumerate([*first, *self._unused()])}
-
-
-class SlowPegasusTokenizer(SentencePieceSlowTokenizer):
-    """Pegasus's Python tokenizer.
-
-    Args:
-        files: its files.
-        vocab_size: see ``load_pretrained_tokenizer``.
-
-    Raises:
-        DataError: a file is missing or damaged.
-    """
-
-    def __init__(self, files: TokenizerFiles, vocab_size: int | None = None):
-        special = SpecialTokens.read(files)
-        tokens = PegasusTokens(special)
-        special.added = {**special.added, **tokens.added()}
-        self.offset = tokens.offset
-        processor = load_processor(files.need(MODEL_FILE), f"{files.origin}/{MODEL_FILE}")
-        count = processor.vocab_size()
-        pieces = {i: processor.id_to_piece(i) for i in range(min(count, self.offset))}
-        pieces.update({i + self.offset: processor.id_to_piece(i) for i in range(count)})
-        super().__init__(processor, files, special, pieces, count + self.offset, vocab_size)
 
 
 class FastPegasusTokenizer(FastTokenizer):

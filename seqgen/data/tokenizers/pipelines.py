@@ -123,6 +123,7 @@ class Model:
         algorithm: ``UNIGRAM``, ``BPE`` or another number.
         unk: id of the unknown piece.
         unk_piece: the unknown piece.
+        byte_fallback: whether the bytes of unknown characters are pieces.
         charsmap: the compiled table of character normalization; empty if the model has none.
     """
 
@@ -130,6 +131,7 @@ class Model:
     algorithm: int
     unk: int
     unk_piece: str
+    byte_fallback: bool
     charsmap: bytes
 
 
@@ -183,7 +185,7 @@ def read_model_file(model: bytes, origin: str) -> Model:
         DataError: ``model`` is not a SentencePiece model.
     """
     pieces: list[Piece] = []
-    algorithm, unk, unk_piece, charsmap = UNIGRAM, 0, "<unk>", b""
+    algorithm, unk, unk_piece, byte_fallback, charsmap = UNIGRAM, 0, "<unk>", False, b""
     try:
         for number, value in fields(model):
             if number == 1:
@@ -194,13 +196,14 @@ def read_model_file(model: bytes, origin: str) -> Model:
                 trainer = dict(fields(value))
                 algorithm, unk = trainer.get(3, algorithm), trainer.get(40, unk)
                 unk_piece = trainer.get(45, unk_piece.encode()).decode()
+                byte_fallback = bool(trainer.get(35, byte_fallback))
             elif number == 3:
                 charsmap = dict(fields(value)).get(2, charsmap)
     except (ValueError, KeyError, TypeError, AttributeError, struct.error):
         pieces = []
     if not pieces:
         raise DataError(f"{origin} is not a SentencePiece model, or is damaged")
-    return Model(pieces, algorithm, unk, unk_piece, charsmap)
+    return Model(pieces, algorithm, unk, unk_piece, byte_fallback, charsmap)
 
 
 def to_pipeline(model: bytes, extra_ids: int, add_prefix_space: bool, legacy: bool, origin: str) -> Pipeline:
@@ -217,11 +220,9 @@ def to_pipeline(model: bytes, extra_ids: int, add_prefix_space: bool, legacy: bo
         The pipeline.
 
     Raises:
-        DataError: ``model`` is not a SentencePiece model, or not a unigram model.
+        DataError: ``model`` is not a SentencePiece model.
     """
     source = read_model_file(model, origin)
-    if source.algorithm != UNIGRAM:
-        raise DataError(f"{origin} is not a unigram model, which the fast tokenizer needs; add its tokenizer.json")
     sentinels = [(SENTINEL.format(i), 0.0) for i in reversed(range(extra_ids))]
     vocabulary = [(piece.text, piece.score) for piece in source.pieces] + sentinels
     scheme = ("always" if legacy else "first") if add_prefix_space else "never"
@@ -262,19 +263,21 @@ def build_pipeline(
     pipeline.add_tokens([AddedToken(p.text, normalized=False, special=p.kind == CONTROL) for p in own])
     spaces = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme)
     pipeline.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), spaces]) if splits else spaces
-    pipeline.decoder = decoders.Metaspace(replacement="▁", prepend_scheme=scheme)
+    text = decoders.Metaspace(replacement="▁", prepend_scheme=scheme)
+    # transformers converts a model that writes unknown characters as bytes too, and loses these characters
+    pipeline.decoder = decoders.Sequence([decoders.ByteFallback(), text]) if source.byte_fallback else text
     return pipeline
 
 
 def _algorithm(source: Model, vocabulary: Sequence[tuple[str, float]], unk: int) -> Any:
     if source.algorithm == UNIGRAM:
-        return models.Unigram(list(vocabulary), unk_id=unk, byte_fallback=False)
+        return models.Unigram(list(vocabulary), unk_id=unk, byte_fallback=source.byte_fallback)
     if source.algorithm != BPE:
         raise ValueError("it is neither a unigram nor a BPE model")
     ids = {token: index for index, (token, _) in enumerate(vocabulary)}
     own = {piece.text: index for index, piece in enumerate(source.pieces)}
     merges = merges_of(own, dict(vocabulary))
-    return models.BPE(ids, merges, unk_token=source.unk_piece, fuse_unk=True, byte_fallback=False)
+    return models.BPE(ids, merges, unk_token=source.unk_piece, fuse_unk=True, byte_fallback=source.byte_fallback)
 
 
 def merges_of(ids: Mapping[str, int], scores: Mapping[str, float]) -> list[tuple[str, str]]:

@@ -28,7 +28,7 @@ from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenize
 from seqgen.data.tokenizers.special_tokens import DEFAULTS, MAX_IDS
 from seqgen.errors import DataError, nearest
 
-SLOW, FAST, BYTES, GPT2 = "T5Tokenizer", "T5TokenizerFast", "ByT5Tokenizer", "GPT2TokenizerFast"
+T5, BYTES, GPT2 = "T5Tokenizer", "ByT5Tokenizer", "GPT2Tokenizer"
 MARIAN, GEMMA = "MarianTokenizer", "GemmaTokenizer"
 
 
@@ -39,48 +39,35 @@ class TokenizerClass:
     Attributes:
         component: its module in ``seqgen.data.tokenizers``, and its class.
         needs: the files that it is made from, unless there is a ``tokenizer.json``.
-        fast: the name of the fast variant of a slow one; empty if there is none.
-        is_fast: whether it reads ``tokenizer.json``.
+        reads_pipeline: whether it reads ``tokenizer.json``.
     """
 
     component: str
     needs: tuple[str, ...] = ()
-    fast: str = ""
-    is_fast: bool = False
+    reads_pipeline: bool = True
 
-
-def _both(name: str, slow: str, fast: str, *needs: str) -> dict[str, TokenizerClass]:
-    return {
-        name: TokenizerClass(slow, needs, fast=f"{name}Fast"),
-        f"{name}Fast": TokenizerClass(fast, needs, is_fast=True),
-    }
-
-
-_MBART = ("multilingual:SlowMBartTokenizer", "multilingual:FastMBartTokenizer")
-_MBART50 = ("multilingual:SlowMBart50Tokenizer", "multilingual:FastMBart50Tokenizer")
-_NLLB = ("multilingual:SlowNllbTokenizer", "multilingual:FastNllbTokenizer")
 
 CLASSES = {
-    **_both(SLOW, "t5:SlowT5Tokenizer", "fast:FastT5Tokenizer", MODEL_FILE),
-    BYTES: TokenizerClass("t5:ByteTokenizer"),
-    GEMMA: TokenizerClass("gemma:GemmaTokenizer", is_fast=True),
-    GPT2: TokenizerClass("gpt2:GPT2Tokenizer", (VOCAB_FILE, MERGES_FILE), is_fast=True),
-    **_both("BartTokenizer", "gpt2:SlowBartTokenizer", "gpt2:FastBartTokenizer", VOCAB_FILE, MERGES_FILE),
-    **_both("MBartTokenizer", *_MBART, FAIRSEQ_MODEL_FILE),
-    **_both("MBart50Tokenizer", *_MBART50, FAIRSEQ_MODEL_FILE),
-    **_both("NllbTokenizer", *_NLLB, FAIRSEQ_MODEL_FILE),
-    "M2M100Tokenizer": TokenizerClass("marian:M2M100Tokenizer", (VOCAB_FILE, FAIRSEQ_MODEL_FILE)),
-    MARIAN: TokenizerClass("marian:MarianTokenizer", (VOCAB_FILE, SOURCE_MODEL_FILE, TARGET_MODEL_FILE)),
-    **_both("PegasusTokenizer", "pegasus:SlowPegasusTokenizer", "pegasus:FastPegasusTokenizer", MODEL_FILE),
+    T5: TokenizerClass("fast:FastT5Tokenizer", (MODEL_FILE,)),
+    BYTES: TokenizerClass("byt5:ByteTokenizer", reads_pipeline=False),
+    GEMMA: TokenizerClass("gemma:GemmaTokenizer"),
+    GPT2: TokenizerClass("gpt2:GPT2Tokenizer", (VOCAB_FILE, MERGES_FILE)),
+    "BartTokenizer": TokenizerClass("gpt2:FastBartTokenizer", (VOCAB_FILE, MERGES_FILE)),
+    "MBartTokenizer": TokenizerClass("multilingual:FastMBartTokenizer", (FAIRSEQ_MODEL_FILE,)),
+    "MBart50Tokenizer": TokenizerClass("multilingual:FastMBart50Tokenizer", (FAIRSEQ_MODEL_FILE,)),
+    "NllbTokenizer": TokenizerClass("multilingual:FastNllbTokenizer", (FAIRSEQ_MODEL_FILE,)),
+    "M2M100Tokenizer": TokenizerClass("marian:M2M100Tokenizer", (VOCAB_FILE, FAIRSEQ_MODEL_FILE), False),
+    MARIAN: TokenizerClass("marian:MarianTokenizer", (VOCAB_FILE, SOURCE_MODEL_FILE, TARGET_MODEL_FILE), False),
+    "PegasusTokenizer": TokenizerClass("pegasus:FastPegasusTokenizer", (MODEL_FILE,)),
 }
 """The classes by their names in ``tokenizer_config.json``."""
 
 ALIASES = {
-    **{"MT5Tokenizer": SLOW, "MT5TokenizerFast": FAST, "GPT2Tokenizer": GPT2},
-    "GemmaTokenizerFast": GEMMA,
-    **{"RobertaTokenizer": "BartTokenizer", "RobertaTokenizerFast": "BartTokenizerFast"},
+    **{f"{name}Fast": name for name, kind in CLASSES.items() if kind.reads_pipeline},
+    **{"MT5Tokenizer": T5, "MT5TokenizerFast": T5},
+    **{"RobertaTokenizer": "BartTokenizer", "RobertaTokenizerFast": "BartTokenizer"},
 }
-"""Other class names of the same tokenizers."""
+"""Other class names; of the two that version 4 of ``transformers`` has for a tokenizer, the fast one is meant."""
 
 ANY = "TokenizersBackend"
 """The class that version 5 of ``transformers`` names for tokenizers without a class of their own, such as umT5's."""
@@ -88,11 +75,11 @@ ANY = "TokenizersBackend"
 BY_MODEL = {
     "gpt2": GPT2,
     **{"t5gemma": GEMMA, "t5gemma2": GEMMA},
-    "bart": "BartTokenizerFast",
-    "mbart": "MBartTokenizerFast",
+    "bart": "BartTokenizer",
+    "mbart": "MBartTokenizer",
     "m2m_100": "M2M100Tokenizer",
     "marian": MARIAN,
-    "pegasus": "PegasusTokenizerFast",
+    "pegasus": "PegasusTokenizer",
 }
 """The class for each ``model_type`` of a ``config.json`` if the folder names none; any other is a T5."""
 
@@ -117,7 +104,7 @@ def load_pretrained_tokenizer(folder: Path, vocab_size: int | None = None) -> Pr
     """Read a tokenizer in Hugging Face's layout: T5's, mT5's, umT5's, ByT5's or GPT-2's.
 
     ``tokenizer_config.json`` names the class. If it does not, the class is the one that ``transformers`` chooses:
-    ByT5's if ``config.json`` names ByT5's tokenizer, GPT-2's if it is that of a GPT-2, otherwise T5's fast one.
+    ByT5's if ``config.json`` names ByT5's tokenizer, GPT-2's if it is that of a GPT-2, otherwise T5's.
 
     Args:
         folder: the folder.
@@ -151,7 +138,7 @@ def with_class(files: TokenizerFiles, folder: Path) -> TokenizerFiles:
     elif config.get("tokenizer_class") is not None:
         return files
     model = _model_config(folder)
-    by_model = BY_MODEL.get(str(model.get("model_type")), FAST)
+    by_model = BY_MODEL.get(str(model.get("model_type")), T5)
     given = model.get("tokenizer_class")
     config["tokenizer_class"] = given if given in CLASSES or given in ALIASES else by_model
     return TokenizerFiles(files.origin, {**files.contents, CONFIG_FILE: to_json(config)})
@@ -198,17 +185,15 @@ def make_tokenizer(
         )
     kind = CLASSES[name]
     made = all(file in files for file in kind.needs)
-    has_pipeline = FAST_FILE in files and bool(kind.fast or kind.is_fast)
+    has_pipeline = FAST_FILE in files and kind.reads_pipeline
     if not made and not has_pipeline:
         missing = [file for file in kind.needs if file not in files]
         what = f"no {' and no '.join(missing)}"
-        if kind.fast or kind.is_fast:
+        if kind.reads_pipeline:
             what = f"neither {' and '.join(kind.needs)} nor {FAST_FILE}"
         raise DataError(
             f"{files.origin} has {what}; copy the files that it was saved with, or set reading.tokenizer=ids"
         )
-    if kind.fast and has_pipeline and (not made or config.get("backend") == "tokenizers"):
-        kind = CLASSES[kind.fast]  # version 5 of transformers saves fast tokenizers under the names of slow ones
     module, _, component = kind.component.partition(":")
     own = (side or "source", target_vocab_size) if name == MARIAN else ()
     imported = importlib.import_module(f"seqgen.data.tokenizers.{module}")
@@ -245,7 +230,7 @@ def _readable(files: TokenizerFiles) -> TokenizerFiles:
     config = files.json(CONFIG_FILE)
     if "backend" not in config:
         return files
-    if ALIASES.get(named := config["tokenizer_class"], named) in (SLOW, FAST):
+    if ALIASES.get(named := config["tokenizer_class"], named) == T5:
         config.pop("add_prefix_space", None)  # version 5 ignores it; version 4 would convert spiece.model
     if files.json(FAST_FILE).get("model", {}).get("type") == "BPE":
         config["clean_up_tokenization_spaces"] = False  # version 5 ignores it
@@ -270,7 +255,7 @@ def t5_files(model: bytes, *, extra_ids: int = 100, legacy: bool = False) -> Tok
     top = int(load_processor(model, "the SentencePiece model").vocab_size()) + extra_ids - 1
     flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": True}
     added = {str(top - i): {"content": SENTINEL.format(i), **flags} for i in range(extra_ids)}
-    config = {"tokenizer_class": SLOW, "legacy": legacy, "add_prefix_space": True, "added_tokens_decoder": added}
+    config = {"tokenizer_class": T5, "legacy": legacy, "add_prefix_space": True, "added_tokens_decoder": added}
     return _new_files({**config, "extra_ids": extra_ids}, {MODEL_FILE: model})
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 from tokenizers import AddedToken
 
@@ -17,7 +16,8 @@ from seqgen.data.tokenizers.special_tokens import AddedVocabulary, SpecialTokens
 class SlowTokenizer(PretrainedTokenizer):
     """A tokenizer that cuts a text at its added tokens and then each part into pieces.
 
-    ``transformers`` calls these tokenizers slow. A subclass implements ``pieces``, ``piece_id`` and ``join``.
+    ``transformers`` calls these tokenizers slow: those of Marian, M2M-100 and ByT5. A subclass implements ``pieces``,
+    ``piece_id`` and ``join``.
 
     Args:
         files: its files.
@@ -124,84 +124,6 @@ class SlowTokenizer(PretrainedTokenizer):
         pieces = [piece for piece in self.tokenize(text) if piece not in self.added.ids]
         lacking = [piece.strip(SPACE) for piece in pieces if self.piece_id(piece) == self.dictionary.unk()]
         return [piece for piece in lacking if piece]
-
-
-class SentencePieceSlowTokenizer(SlowTokenizer):
-    """A tokenizer that cuts a text at its added tokens and gives each part to SentencePiece.
-
-    Args:
-        processor: the ``SentencePieceProcessor``.
-        arguments: those of ``SlowTokenizer``.
-
-    Attributes:
-        offset: the difference between the id of a piece and its number in the model.
-    """
-
-    offset = 0
-
-    def __init__(self, processor: Any, *arguments: Any):
-        self._processor = processor
-        super().__init__(*arguments)
-
-    def pieces(self, text: str) -> list[str]:
-        """See ``SlowTokenizer.pieces``."""
-        pieces: list[str] = self._processor.encode(text, out_type=str)
-        return pieces
-
-    def piece_id(self, piece: str) -> int:
-        """See ``SlowTokenizer.piece_id``."""
-        index: int = self._processor.piece_to_id(piece)
-        return index + self.offset
-
-    def _text(self, pieces: list[str]) -> str:
-        text: str = self._processor.decode(pieces)
-        return text
-
-    def join(self, pieces: list[str]) -> str:
-        """See ``SlowTokenizer.join``; special tokens are not given to SentencePiece."""
-        text = ""
-        run: list[str] = []
-        for piece in pieces:
-            if piece in self._special:
-                text += self._text(run) + self.written(piece)
-                run = []
-            else:
-                run.append(piece)
-        return (text + self._text(run)).strip()
-
-    def written(self, token: str) -> str:
-        """A special token as it is written between two texts."""
-        return token
-
-
-def join_spaced(pieces: Sequence[str], special: Collection[str], text_of: Callable[[list[str]], str]) -> str:
-    """Join pieces and special tokens as T5 and mBART-50 do.
-
-    Args:
-        pieces: the strings of the pieces.
-        special: the special tokens. A space is written before the text that precedes the first of several.
-        text_of: joins the pieces between two special tokens.
-    """
-    text = ""
-    run: list[str] = []
-    after_special = False
-    for piece in pieces:
-        if piece in special:
-            text += ("" if after_special else " ") + text_of(run) + piece
-            run = []
-        else:
-            run.append(piece)
-        after_special = piece in special
-    return (text + text_of(run)).strip()
-
-
-class OnceEndedTokenizer(SlowTokenizer):
-    """A tokenizer of T5's family: if a text ends with end-of-sentence, no second one is appended."""
-
-    def encode(self, text: str) -> list[int]:
-        """See ``Tokenizer.encode``; end-of-sentence at the end of the text is left out, as the caller appends it."""
-        ids = super().encode(text)
-        return ids[:-1] if ids and ids[-1] == self.dictionary.eos() else ids
 
 
 def add_tokens(tokens: Iterable[Token], added: dict[int, AddedToken], pieces: dict[int, str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.checkpoints.run_record import flatten
-from seqgen.checkpoints.serialization import digest
+from seqgen.checkpoints.serialization import digest, fingerprint
 from seqgen.config import GenerationConfig
 from seqgen.config.values import to_dict
 from seqgen.errors import ConfigError, DataError
@@ -155,7 +154,7 @@ class Decodes:
     def _key(self, cfg: GenerationConfig, given: Mapping[str, Any]) -> str:
         values = dict(flatten(to_dict(cfg)))
         debug = {name: value for name, value in given.items() if name.startswith("debug.")}
-        return sha256(json.dumps([self.inputs, values, debug, _files_named(values)], sort_keys=True))
+        return fingerprint([self.inputs, values, debug, _files_named(values)])
 
     def outputs(self, given: Mapping[str, Any], setting: Sequence[str]) -> tuple[list[str], str]:
         """The outputs of a setting.
@@ -229,8 +228,3 @@ def state_of(path: Path) -> Any:
     except (OSError, ValueError):  # a text that cannot be a path
         pass
     return None
-
-
-def sha256(text: str) -> str:
-    """The SHA-256 checksum of a text, in hexadecimal."""
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
