@@ -134,11 +134,4 @@ FAULTS = [
         "an interrupted command ends as after a wrong key",
         ("tests/lab/test_tune.py",),
     ),
-    Fault(
-        "cli/generate.py",
-        "[key for key in changed(cfg) if key not in OF_REPLAY]",
-        '[key for key in changed(cfg) if key == "path"]',
-        "keys that have no effect on a replay are accepted",
-        ("tests/lab/test_trace.py",),
-    ),
 ]
