@@ -17,9 +17,8 @@ import torch
 
 from seqgen.config import TraceConfig
 from seqgen.errors import ConfigError, DataError, UserError
-from seqgen.generation.observers import Outcome
-from seqgen.lab.traces import sentence as sentence_module, trace as trace_module
-from seqgen.lab.traces.line_trace import StepTrace
+from seqgen.lab.traces import trace as trace_module
+from seqgen.lab.traces.line_trace import next_ranks
 from seqgen.lab.traces.page import Fate, page_of, reference_path
 from seqgen.lab.traces.sentence import SentenceTrace, TracedOutput
 from seqgen.lab.traces.trace import TABLES, Trace
@@ -105,8 +104,7 @@ def test_a_trace_changes_nothing(name: str, tmp_path: Path) -> None:
         finished = {
             (tuple(sentence.tokens(number, rank)), score)
             for number, step in enumerate(sentence.steps)
-            for rank, score in enumerate(step.hypothesis_scores.tolist())
-            if score > float("-inf")
+            for rank, score in step.finished.items()
         }
         if name == "mbr":  # ranks hypotheses again after the search
             assert {tuple(item.tokens) for item in sentence.hypotheses} <= {tokens for tokens, _ in finished}
@@ -162,17 +160,11 @@ def test_candidates_are_those_of_the_output(tmp_path: Path, monkeypatch: pytest.
     assert isinstance(trace.frame("candidates"), pandas.DataFrame)
 
 
-def test_the_table_looks_at_each_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_with_too_many_characters_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     traced(translator(), tmp_path / "t.jsonl", beam=3)
-    trace, calls = Trace(tmp_path / "t.jsonl"), []
-    plain = sentence_module.next_ranks
-    monkeypatch.setattr(sentence_module, "next_ranks", lambda step: calls.append(step) or plain(step))
-    trace.table("candidates")
-    trace.table("candidates")
-    assert len(calls) == sum(len(one.steps) for one in trace)
     monkeypatch.setattr(trace_module, "_MOST_CHARACTERS", 100)
     with pytest.raises(DataError, match=r"the texts in table 'candidates' of .* have more than 100 characters"):
-        Trace(trace.path).table("candidates")
+        Trace(tmp_path / "t.jsonl").table("candidates")
 
 
 def test_paths_through_the_steps_are_the_hypotheses(tmp_path: Path) -> None:
@@ -181,22 +173,15 @@ def test_paths_through_the_steps_are_the_hypotheses(tmp_path: Path) -> None:
         finished = {
             tuple(sentence.tokens(number, rank))
             for number, step in enumerate(sentence.steps)
-            for rank in (step.outcomes == Outcome.FINISHED).nonzero().flatten().tolist()
+            for rank, letter in enumerate(step.outcomes)
+            if letter == "F"
         }
         assert {tuple(item.tokens) for item in sentence.hypotheses} <= finished
 
 
 def test_each_beam_continues_a_candidate_of_its_own() -> None:
     """Two groups of beams may choose the same token after the same beam."""
-    outcomes = torch.tensor([Outcome.CONTINUES] * 3 + [Outcome.BELOW_BEAM])
-    tokens, beams, scores = (
-        torch.tensor([5, 6, 5, 5]),
-        torch.tensor([0, 0, 0, 1]),
-        torch.tensor([-1.0, -2.0, -3.0, -4.0]),
-    )
-    order = torch.tensor([0, 2, 1])
-    step = StepTrace(False, scores, tokens, beams, outcomes, scores, tokens[order], beams[order])
-    assert sentence_module.next_ranks(step) == [0, 2, 1]
+    assert next_ranks("CCCB", [0, 0, 0, 1], [5, 6, 5, 5], [0, 0, 0], [5, 5, 6]) == [0, 2, 1]
 
 
 def test_lines_of_a_decode_that_begins_later(tmp_path: Path) -> None:
@@ -246,7 +231,7 @@ def test_the_path_of_the_reference(tmp_path: Path) -> None:
             assert fate is not None
             fates.add(fate.fate)
             kept = [
-                {tuple(sentence.tokens(n, r)) for r in step.survives.nonzero().flatten().tolist()}
+                {tuple(sentence.tokens(n, r)) for r in range(len(step.tokens)) if step.survives(r)}
                 for n, step in enumerate(sentence.steps)
             ]
             inside = [tuple(reference.tokens[: n + 1]) in prefixes for n, prefixes in enumerate(kept)]
@@ -260,7 +245,8 @@ def test_the_path_of_the_reference(tmp_path: Path) -> None:
                 if reference.scores:
                     assert total == pytest.approx(sum(reference.scores[: fate.step + 1]), abs=1e-6)
                 assert fate.score == pytest.approx(total, abs=1e-6)
-                worst = min(sentence.steps[fate.step].scores[sentence.steps[fate.step].survives].tolist())
+                step = sentence.steps[fate.step]
+                worst = min(score for rank, score in enumerate(step.scores) if step.survives(rank))
                 assert fate.gap == pytest.approx(worst - total, abs=1e-6)
     assert {Fate.FOUND, Fate.BELOW_BEAM} <= fates
 
@@ -290,8 +276,7 @@ def test_the_size_is_bounded(tmp_path: Path) -> None:
         assert trace.complete == (count == len(LINES))
     traced(models, path, options=TraceConfig(candidates=1), beam=4)
     trace = Trace(path)
-    survivors = {Outcome.CONTINUES, Outcome.FINISHED}
-    assert all(set(step.outcomes[1:].tolist()) <= survivors for sentence in trace for step in sentence.steps)
+    assert all(set(step.outcomes[1:]) <= set("CF") for sentence in trace for step in sentence.steps)
     page_of(trace)
 
 

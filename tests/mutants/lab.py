@@ -83,14 +83,14 @@ FAULTS = [
         ("tests/cli/test_diff.py",),
     ),
     Fault(
-        "seqgen/lab/traces/sentence.py",
+        "seqgen/lab/traces/line_trace.py",
         "ranks[pair].pop(0) if ranks.get(pair)",
         "ranks[pair][0] if ranks.get(pair)",
         "two groups of beams with the same token continue one candidate",
         ("tests/lab/test_trace.py",),
     ),
     Fault(
-        "seqgen/lab/traces/sentence.py",
+        "seqgen/lab/traces/step.py",
         "return found[::-1]",
         "return found",
         "the tokens of a path are in reverse order",
@@ -98,8 +98,8 @@ FAULTS = [
     ),
     Fault(
         "seqgen/lab/traces/page.py",
-        "gap = None if worst < 0 else float(step.scores[worst]) - score",
-        "gap = None if worst < 0 else score - float(step.scores[worst])",
+        "else step.scores[worst] - score\n            return",
+        "else score - step.scores[worst]\n            return",
         "how far the reference was below the beam has the wrong sign",
         ("tests/lab/test_trace.py",),
     ),

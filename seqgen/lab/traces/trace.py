@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from seqgen.errors import ConfigError, DataError, nearest
-from seqgen.generation.observers import Outcome
 from seqgen.lab.traces.header import FORMAT, VERSION, Fields, TraceHeader
 from seqgen.lab.traces.sentence import SentenceTrace
+from seqgen.lab.traces.step import OUTCOMES
 from seqgen.system.reading import MAX_BYTES, open_regular, parse_json
 
 Row = dict[str, Any]
@@ -218,20 +218,17 @@ def _references(sentence: SentenceTrace) -> Iterator[Row]:
 def _candidates(sentence: SentenceTrace) -> Iterator[Row]:
     before = [""]  # the text of each beam before the step
     for number, step in enumerate(sentence.steps):
-        columns = (step.scores, step.tokens, step.beams, step.outcomes, step.hypothesis_scores)
-        texts = []
-        for rank, (score, token, beam, outcome, final) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+        columns, texts = zip(step.scores, step.tokens, step.beams, step.outcomes, strict=True), list[str]()
+        for rank, (score, token, beam, letter) in enumerate(columns):
             texts.append((before[beam] if beam < len(before) else "") + sentence.piece(token))
-            if outcome == Outcome.IMPOSSIBLE:
+            if letter == "I":
                 continue
-            finished = outcome == Outcome.FINISHED
             row: Row = {"step": number, "rank": rank, "beam": beam, "token": sentence.piece(token), "token_id": token}
             row |= {"score": score, "token_score": score - sentence.before(number, beam)}
-            row |= {"outcome": Outcome(outcome).name.lower(), "final_score": final if finished else None}
+            row |= {"outcome": OUTCOMES[letter].name.lower(), "final_score": step.finished.get(rank)}
             row["text"] = texts[rank]
-            members = () if step.members is None else step.members[:, rank].tolist()
-            yield row | {f"member_{place}": member for place, member in enumerate(members)}
-        before = [texts[rank] if rank >= 0 else "" for rank in sentence.survivors[number]]
+            yield row | {f"member_{place}": member[rank] for place, member in enumerate(step.members)}
+        before = [texts[rank] if rank >= 0 else "" for rank in step.next]
 
 
 def _forbidden(sentence: SentenceTrace) -> Iterator[Row]:
