@@ -30,13 +30,6 @@ FAULTS = [
         ("tests/cli/test_commands.py",),
     ),
     Fault(
-        "cli/tune.py",
-        "{**cfg.generation.components, **components}",
-        "{**components, **cfg.generation.components}",
-        "a fixed key of a component overrides the tuned one",
-        ("tests/lab/test_tune.py",),
-    ),
-    Fault(
         "cli/convert.py",
         '"export": ("formats", "opset", "reading"),',
         '"export": ("formats", "opset", "name", "reading"),',
@@ -98,13 +91,6 @@ FAULTS = [
         'rows.sort(key=lambda row: float("inf") if row[1] is None else row[1])',
         "the best run of a sweep by BLEU is the last one",
         ("tests/lab/test_runs.py",),
-    ),
-    Fault(
-        "cli/tune.py",
-        'sorted(values, key=lambda key: key.partition(".")[0] in RANKING)',
-        "sorted(values)",
-        "keys of the ranking are tuned before those of the search, which are then decoded each time",
-        ("tests/lab/test_tune.py",),
     ),
     Fault(
         "cli/record.py",
