@@ -28,6 +28,7 @@ from seqgen.lab.traces.difference import (
     Explanation,
     InspectedModels,
     Lines,
+    differing_keys,
     explain,
     first_difference,
     nbest_difference,
@@ -141,7 +142,7 @@ def diff_decodes(cfg: DiffConfig, shared: Sequence[str], own: dict[str, list[str
             count_lines(Path(path))  # errors in it are reported before the models are loaded
     first, other = _decodes(sides, device)
     _check_vocabularies(first, other)
-    if first.models is other.models and not first.settings.differing(other.settings):
+    if first.models is other.models and not differing_keys(first.settings, other.settings):
         log("both decodes have the same models and settings, so the other one is decoded without optimizations")
         other = replace(other, settings=other.models.resolve(sides[1].given, DebugConfig.off()))
     report, count = Report(first, other, [side.given for side in sides], cfg.tolerance), 0

@@ -1,7 +1,7 @@
 """``seqgen-generate``: decode a test split, a file or standard input with a model or an ensemble.
 
 At a terminal, it prompts for lines or shows a progress bar.
-With ``trace=FILE`` it also writes a trace, and with ``replay=FILE`` it computes the n-best lists of a trace again.
+With ``trace=FILE`` it also writes a trace.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from seqgen.config import GenerateConfig
 from seqgen.config.values import changed, given_settings, to_dict
 from seqgen.data.text import count_lines, is_pipe, read_lines, stream_lines
 from seqgen.errors import ConfigError, DataError
-from seqgen.lab.traces.trace import Trace, replayed
 from seqgen.lab.traces.writer import TraceWriter
 from seqgen.metrics import text_scores
 from seqgen.system.devices import memory_errors
 from seqgen.system.progress import LineProgress
 from seqgen.task import Task
-from seqgen.text.output_formats import FORMATS, json_line
+from seqgen.text.output_formats import FORMATS
 from seqgen.text.results import Translation
 from seqgen.text.sources import EncodedSource
 from seqgen.text.text_decoding import BUFFER_SIZE, TextDecoding
@@ -65,8 +64,6 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | Non
     Raises:
         UserError: a key, model or file cannot be used, or memory runs out.
     """
-    if cfg.replay:
-        return replay(cfg, given)
     _check_keys(cfg)
     references, total = checked_input(cfg)
     typed = TypedLines(sys.stdin.buffer) if cfg.input == "-" and sys.stdin.isatty() else None
@@ -357,9 +354,6 @@ def line_progress(cfg: GenerateConfig, total: int | None) -> Iterator[Callable[[
         yield lambda: progress.advance(1, 0)
 
 
-OF_REPLAY = ("replay", "output", "format", "common", "generation")
-"""The keys and groups that may be set with ``replay``; keys of ``generation`` are refused if the user gave them."""
-
 SUFFIXES = (".jsonl", ".jsonl.gz")
 
 
@@ -402,39 +396,6 @@ def tracing(cfg: GenerateConfig, decoding: TextDecoding, references: Sequence[st
     if cfg.trace_options.reference_scores and references is None:
         raise ConfigError("trace_options.reference_scores has no effect without references; give reference=FILE")
     return TraceWriter(Path(cfg.trace), decoding, cfg.trace_options, references, cfg.path)
-
-
-def _typed(cfg: GenerateConfig, name: str) -> list[str]:
-    """The keys of the ``generation`` group as the user typed them: those of components have groups of their own."""
-    return list(cfg.generation.components) if name == "components" else [f"generation.{name}"]
-
-
-def replay(cfg: GenerateConfig, given: Mapping[str, Any]) -> None:
-    """Write the n-best lists that follow from a trace.
-
-    Args:
-        cfg: the whole configuration.
-        given: the keys of its ``generation`` group that the user gave, and all keys of its ``debug`` group.
-
-    Raises:
-        ConfigError: a key has no effect.
-        DataError: the trace cannot be read or replayed.
-    """
-    unused = [key for key in changed(cfg) if key not in OF_REPLAY]
-    unused += [key for name in given if "." not in name for key in _typed(cfg, name)]
-    if unused:
-        raise ConfigError(f"{unused[0]} has no effect with replay={cfg.replay}, which needs no models; remove it")
-    if cfg.format == "fairseq":
-        raise ConfigError("format=fairseq cannot be written with replay=FILE; choose format=text or format=json")
-    check_output("output", cfg.output, cfg.replay)
-    trace = Trace(cfg.replay)
-    how: dict[str, Any] = {"semantics": trace.header.rules}
-    how |= {} if trace.header.seed is None else {"seed": trace.header.seed}
-    with open_output(cfg.output) as file:
-        for translation in replayed(trace):
-            file.write(json_line(translation, how, 1) if cfg.format == "json" else translation.text + "\n")
-    if not trace.complete:
-        log(f"{cfg.replay} has only the first {len(trace)} lines of the decode")
 
 
 if __name__ == "__main__":

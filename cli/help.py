@@ -46,8 +46,6 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("see in a browser what the search did, with seqgen-show trace.jsonl.gz",
          "seqgen-generate path=runs/a input=test.en output=test.hyp \\\n"
          "      reference=test.de trace=trace.jsonl.gz"),
-        ("the n-best lists again, from the trace alone",
-         "seqgen-generate replay=trace.jsonl.gz format=json output=again.json"),
         ("an ensemble; all hypotheses with their scores",
          "seqgen-generate path=[runs/a,runs/b] input=test.en output=test.json \\\n"
          "      format=json generation.nbest=5"),

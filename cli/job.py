@@ -133,7 +133,7 @@ def _check_keys(cfg: GenerateConfig, keys: Mapping[str, str]) -> None:
             "a job reads its input more than once, so that it can be continued; give input=FILE, a folder or a name "
             "with wildcards"
         )
-    for key in ("reference", "prefix", "stream", "trace", "replay", "record"):
+    for key in ("reference", "prefix", "stream", "trace", "record"):
         if getattr(cfg, key):
             advice = "; score the merged output with seqgen-score" if key == "reference" else ""
             raise ConfigError(

@@ -18,7 +18,7 @@ CONFIG_KEY = "config"
 HIDDEN = ("components", "user_files")
 """Fields that are set by the keys of components and by training, not by the user."""
 INPUTS = (
-    CONFIG_KEY, "path", "other", "runs", "input", "reference", "hypothesis", "source", "target", "prefix", "replay",
+    CONFIG_KEY, "path", "other", "runs", "input", "reference", "hypothesis", "source", "target", "prefix",
     "common.user_dir", "checkpoint.finetune_from", "generation.draft", "generation.prefix_trie", "generation.shortlist",
     "generation.replace_unknown", "task.train", "task.valid", "task.test", "task.mixture",
     "task.pretrained_tokenizer", "task.spm_model", "task.source_spm_model", "task.target_spm_model", "task.srcdict",

@@ -14,7 +14,7 @@ from seqgen.config import option
 from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.errors import ConfigError, printable
-from seqgen.lab.compare.curves import page as page_of_runs, write_png
+from seqgen.lab.compare.curves import page as page_of_runs
 from seqgen.lab.compare.run import Run, find_runs, read_runs
 from seqgen.lab.compare.table import as_dict, sorted_runs, text_table
 from seqgen.lab.traces.page import page_of
@@ -37,7 +37,6 @@ class ShowConfig:
     )
     sort: str = option("", "of runs: score (the best run first), column or key to sort by; empty for the order given")
     json: str = option("", "of runs: file for the JSON form; - for standard output, not the table", names="output")
-    png: str = option("", "of runs: file for their learning curves (.png); needs matplotlib", names="output")
     languages: bool = option(
         False, "the codes for generation.source_lang and generation.target_lang; only the tokenizer is read"
     )
@@ -67,7 +66,7 @@ def show(cfg: ShowConfig) -> int:
         _refuse_others(cfg, "a trace", ("page",))
         _show_trace(cfg)
     else:
-        _refuse_others(cfg, "runs", ("page", "sort", "json", "png"))
+        _refuse_others(cfg, "runs", ("page", "sort", "json"))
         _show_runs(cfg)
     return 0
 
@@ -95,11 +94,7 @@ def _show_trace(cfg: ShowConfig) -> None:
 
 
 def _show_runs(cfg: ShowConfig) -> None:
-    if cfg.png and not cfg.png.endswith(".png"):
-        raise ConfigError(f"png={cfg.png} must end in .png; give another name")
-    if cfg.png:
-        check_output("png", cfg.png)
-    check_report(cfg.json, cfg.page, other_outputs=[cfg.png])
+    check_report(cfg.json, cfg.page)
     if not cfg.path:
         raise ConfigError(
             "nothing is given to show: give a trace, run folders, or a folder with runs, as in seqgen-show runs"
@@ -107,8 +102,6 @@ def _show_runs(cfg: ShowConfig) -> None:
     runs = sorted_runs(runs_of(cfg.path, vars(cfg)), cfg.sort)
     if cfg.page:
         write_atomically(Path(cfg.page), page_of_runs(runs))
-    if cfg.png:
-        write_png(Path(cfg.png), runs)
     write_report(text_table(runs, cfg.sort), as_dict(runs), cfg.json)
 
 

@@ -20,34 +20,17 @@ from seqgen.lab.checks.subject import TOLERANCE, Ids, Inputs, Subject, tiny_dict
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MODELS
 
-VOCAB = 23
-
-
-class TinyDictionary:
-    """A vocabulary of ``VOCAB`` ids, with fairseq's special tokens."""
-
-    def __len__(self) -> int:
-        return VOCAB
-
-    def bos(self) -> int:
-        return 0
-
-    def pad(self) -> int:
-        return 1
-
-    def eos(self) -> int:
-        return 2
-
-    def unk(self) -> int:
-        return 3
+PAD, EOS, VOCAB = 1, 2, 23
 
 
 class TinyTask:
     """Has the two dictionaries, which is all that a model needs of its task; they are one object if ``joint``."""
 
     def __init__(self, joint: bool = False):
-        self.source_dictionary = TinyDictionary()
-        self.target_dictionary = self.source_dictionary if joint else TinyDictionary()
+        self.source_dictionary = self.target_dictionary = tiny_dictionary()
+        if not joint:
+            self.source_dictionary = tiny_dictionary(VOCAB - 5)
+            self.source_dictionary.add_symbol("other")
 
 
 @dataclass(frozen=True)
@@ -56,11 +39,7 @@ class Specimen:
 
     Attributes:
         build: builds the model.
-        pad: id of padding.
-        eos: id of end-of-sentence.
         start: the first id of a target prefix.
-        vocab: size of the vocabulary.
-        first_word: the smallest id that is no special token.
         left_padding: whether it reads sources padded on the left only.
         is_language_model: whether it is decoder-only.
         either_padding: whether sources may be padded on the left as well as on the right.
@@ -68,11 +47,7 @@ class Specimen:
     """
 
     build: Callable[[], EncoderDecoderModel]
-    pad: int = 1
-    eos: int = 2
-    start: int = 2
-    vocab: int = VOCAB
-    first_word: int = 4
+    start: int = EOS
     either_padding: bool = True
     left_padding: bool = False
     is_language_model: bool = False
@@ -81,7 +56,7 @@ class Specimen:
     @property
     def ids(self) -> Ids:
         """The ids of its inputs."""
-        return Ids(self.pad, self.eos, self.start, (self.first_word, self.vocab), self.vocab, self.left_padding)
+        return Ids(PAD, EOS, self.start, (4, VOCAB), VOCAB, self.left_padding)
 
 
 _WIDTHS = {"embed_dim": 16, "ffn_embed_dim": 24, "layers": 2, "attention_heads": 2}

@@ -156,7 +156,6 @@ class GenerateConfig:
     trace: str = option(
         "", "file for a trace of every step (.jsonl or .jsonl.gz), which seqgen-show shows as a page", names="output"
     )
-    replay: str = option("", "trace whose n-best lists are computed again, without models; needs no path and no input")
     record: str = option(
         "", "file (.json) for the record that is needed to repeat the decode, with config=FILE.json", names="output"
     )

@@ -14,11 +14,12 @@ from examples.papers.align_att import AlignAtt
 from seqgen.errors import ConfigError
 from seqgen.generation.search.beam import Greedy
 from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.lab.checks.subject import tiny_dictionary
 from seqgen.structures import DecoderOut, EncoderOut
 from seqgen.text.translator import Translator
 from tests.generators import make_generator
 from tests.hypotheses import Pairs, as_pairs, assert_same, assert_same_pairs
-from tests.model_zoo import VOCAB, ZOO, TinyDictionary
+from tests.model_zoo import VOCAB, ZOO
 from tests.reference_search import EOS, Settings, next_scores
 from tests.scripted_model import Rule, ScriptedDecoder, ScriptedModel, batch_of, dictionary, random_rule
 from tests.text_models import TEXTS, task_of, text_model
@@ -126,7 +127,7 @@ def test_models(name: str, left: bool) -> None:
     sources = [[VOCAB - 1, 5, 6, 7, 9, 5, 2], [8, 9, 2], [5, 7, 6, 8, 2], [6, 5, 9, 2]]
     options: dict[str, Any] = {"beam_size": 1, "max_len_b": 6, "need_attention": True}
     own, offline, greedy = (
-        make_generator([model], TinyDictionary(), search_strategy=search, **options)
+        make_generator([model], tiny_dictionary(), search_strategy=search, **options)
         for search in (AlignAtt(1), AlignAtt(9), Greedy())
     )
     found, wanted = (one.generate(batch_of(sources, left=left)) for one in (offline, greedy))

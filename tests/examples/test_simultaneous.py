@@ -14,11 +14,12 @@ from examples.papers.simultaneous import WaitK
 from seqgen.cli.command import run as run_command
 from seqgen.generation.search.base import Search
 from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.lab.checks.subject import tiny_dictionary
 from seqgen.text.translator import Translator
 from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.generators import make_generator
 from tests.hypotheses import Pairs, as_pairs, assert_same_pairs
-from tests.model_zoo import VOCAB, ZOO, TinyDictionary
+from tests.model_zoo import VOCAB, ZOO
 from tests.reference_search import EOS, Settings, next_scores
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
 
@@ -70,7 +71,7 @@ def test_attention_is_over_the_whole_source() -> None:
         model = ZOO["transformer_tiny"].build().double().eval()
         model.left_pad_source = left
         own = make_generator(
-            [model], TinyDictionary(), search_strategy=WaitK(1), beam_size=2, need_attention=True, max_len_b=5
+            [model], tiny_dictionary(), search_strategy=WaitK(1), beam_size=2, need_attention=True, max_len_b=5
         )  # fmt: skip
         sources = [[VOCAB - 1, 5, 6, 7, 2], [8, 9, 2]]
         together = own.generate(batch_of(sources, left=left))

@@ -39,7 +39,7 @@ from tests.commands import SMALL_TRANSFORMER, Outcome, command, corpus, training
 from tests.docs.test_pages import ROOT
 from tests.huggingface_bart import tiny_folder as bart_folder
 from tests.huggingface_t5 import tiny_folder as t5_folder
-from tests.model_zoo import ZOO, build, inputs
+from tests.model_zoo import PAD, ZOO, build, inputs
 
 EXPORTED = [
     name
@@ -59,7 +59,7 @@ def test_steps_with_named_tensors_give_the_logits_of_the_parallel_pass(name: str
     expected, _ = model(given.src_tokens, given.src_lengths, given.prev_output_tokens)
     with torch.no_grad(), INPUT_CHOICES.off():
         step = StepGraph(model, type(model.encoder(given.src_tokens, given.src_lengths)))
-        encoder = EncoderGraph(model, ZOO[name].pad)
+        encoder = EncoderGraph(model, PAD)
         order = torch.tensor([2, 0, 0])  # rows may be dropped and repeated between two steps
         for rows in (torch.arange(3), torch.tensor([1]), order):
             source = {key: value[rows] for key, value in encoder(given.src_tokens).items()}
@@ -232,7 +232,7 @@ def test_the_example_decodes_as_seqgen_does(run: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_other_models_are_refused(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        export_graphs(build(name, torch.float32), ZOO[name].pad)
+        export_graphs(build(name, torch.float32), PAD)
 
 
 def _refused(outcome: Outcome, *words: str) -> None:

@@ -10,7 +10,7 @@ import torch
 from seqgen.lab.checks.checking import NotApplicableError
 from seqgen.lab.checks.models import PASSES, STEPPING, WEIGHTS
 from seqgen.lab.checks.subject import TOLERANCE
-from tests.model_zoo import ZOO, build, inputs, subject_of
+from tests.model_zoo import PAD, ZOO, build, inputs, subject_of
 
 every_model = pytest.mark.parametrize("name", list(ZOO))
 every_dtype = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=lambda dtype: str(dtype).removeprefix("torch."))
@@ -66,7 +66,7 @@ def test_left_padding_equals_right_padding(name: str, dtype: torch.dtype) -> Non
         pytest.skip("the model reads sources padded on the right only")
     subject = subject_of(name, dtype)
     batch, model = subject.inputs(), subject.model
-    padding = batch.src_tokens.eq(ZOO[name].pad).sum(1).tolist()
+    padding = batch.src_tokens.eq(PAD).sum(1).tolist()
     turned = torch.stack([row.roll(count) for row, count in zip(batch.src_tokens, padding, strict=True)])
     right, left = (
         model(tokens, batch.src_lengths, batch.prev_output_tokens).logits for tokens in (batch.src_tokens, turned)

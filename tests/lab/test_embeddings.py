@@ -19,7 +19,7 @@ from seqgen.structures import Batch, Source
 from tests import huggingface_gpt2
 from tests.generators import make_generator
 from tests.huggingface_internals import assert_near, every_kind, pair_of
-from tests.model_zoo import ZOO, build, inputs, sharp
+from tests.model_zoo import PAD, build, inputs, sharp
 from tests.scripted_model import batch_of, dictionary
 
 few_models = pytest.mark.parametrize("name", ["transformer_marian", "t5_gated_untied", "fconv_uneven"])
@@ -94,7 +94,7 @@ def test_embeddings_of_tokens_are_the_tokens(name: str) -> None:
     embedding, scale = model.encoder.embed_tokens, getattr(model.encoder, "embed_scale", 1.0)
     with given_embeddings(model.encoder, embedding(given.src_tokens[:, :3]) * scale) as ids:
         tokens = torch.cat([ids, given.src_tokens[:, 3:]], dim=1)
-        tokens = torch.where(given.src_tokens == ZOO[name].pad, given.src_tokens, tokens)
+        tokens = torch.where(given.src_tokens == PAD, given.src_tokens, tokens)
         found = generator.generate(replace(batch, source=Source(tokens, given.src_lengths)))
     for mine, theirs in zip(found, wanted, strict=True):
         assert [h.tokens.tolist() for h in mine] == [h.tokens.tolist() for h in theirs]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from seqgen.config import TraceConfig
 from seqgen.lab.traces.page import SCRIPTS, Fate, page_of, reference_path
-from seqgen.lab.traces.sentence import SentenceTrace, next_ranks
+from seqgen.lab.traces.sentence import SentenceTrace
 from seqgen.lab.traces.trace import Trace
 from seqgen.lab.traces.writer import TraceWriter
 from seqgen.text.translator import Translator
@@ -93,21 +94,20 @@ def test_the_numbers_of_every_sentence(browser: Any, tmp_path: Path) -> None:
         assert sentence.reference is not None
         assert shown == [f"{item.score:.4f}" for item in (*sentence.hypotheses, sentence.reference)]
         step = sentence.steps[1]
-        exists = [rank for rank, score in enumerate(step.scores.tolist()) if score > float("-inf")]
+        exists = [rank for rank, score in enumerate(step.scores) if score > float("-inf")]
         scores = [value.replace("−", "-") for value in text(browser, "#step td.score")]
         assert scores == [f"{step.scores[rank]:.4f}" for rank in exists]
         assert len(text(browser, "#step tr.forbidden")) == len(step.forbidden)
-        assert step.members is not None
         shares = text(browser, "#step tbody tr:first-child .percent")[1:]
         assert [float(value.strip("<%")) for value in shares] == pytest.approx(
-            [100 * value for value in step.members[:, 0].exp().tolist()], abs=0.6
+            [100 * math.exp(member[0]) for member in step.members], abs=0.6
         )
         (verdict,) = text(browser, "#verdict")
         assert f"step {fate.step + 1}" in verdict or fate.fate is Fate.FOUND
         if fate.gap is not None:
             assert f"{fate.gap:.{2 if abs(fate.gap) >= 0.01 else 4}f} nats".replace("-", "−") in verdict
         nodes = browser.find_elements("css selector", "#tree g.candidate[data-at]")
-        possible = sum(int((one.scores > float("-inf")).sum()) for one in sentence.steps)
+        possible = sum(score > float("-inf") for one in sentence.steps for score in one.scores)
         assert len(nodes) == possible
         attention = browser.find_elements("css selector", "#attention tbody tr")
         assert len(attention) == len(sentence.hypotheses[0].tokens)
@@ -227,15 +227,13 @@ def test_a_selected_hypothesis_and_the_orders_of_the_list(browser: Any, tmp_path
         best = sentence.hypotheses[0]
         steps, rank = [], 0
         for step, token in zip(sentence.steps, best.tokens, strict=False):
-            assert step.members is not None
             (rank,) = (
                 r
-                for r, (beam, own) in enumerate(zip(step.beams.tolist(), step.tokens.tolist(), strict=True))
+                for r, (beam, own) in enumerate(zip(step.beams, step.tokens, strict=True))
                 if beam == rank and own == token and step.scores[r] > float("-inf")
             )
-            steps.append(float(step.members[:, rank].max() - step.members[:, rank].min()))
-            following = next_ranks(step)
-            rank = following.index(rank) if rank in following else -1
+            steps.append(max(member[rank] for member in step.members) - min(member[rank] for member in step.members))
+            rank = step.next.index(rank) if rank in step.next else -1
         return steps
 
     most = {s.id + 1: max(spread(s)) for s in trace}

@@ -20,9 +20,7 @@ from seqgen.lab.checks.subject import Subject, randomize_, tiny_dictionary
 from seqgen.model import EncoderDecoderModel
 from seqgen.models import fconv, transformer
 from seqgen.models.t5 import model as t5
-from seqgen.modules.cached_weight import CachedWeight
 from seqgen.modules.convolution import LinearizedConvolution
-from seqgen.modules.dropout import Dropout
 from seqgen.modules.kv_cache.growing import StaticCache
 from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.modules.positions import Positions, RelativePositionBias
@@ -97,15 +95,6 @@ def lstm_state_with_layers_first(patch: Patch) -> None:
 
 
 @bug("lstm", Cause.ENCODER_NOT_REORDERED)
-def lstm_cell_of_encoder_not_reordered(patch: Patch) -> None:
-    def reorder(self: Any, encoder_out: Any, new_order: Tensor) -> Any:
-        cell = encoder_out.cell[:1].expand(len(new_order), -1, -1)
-        return replace(encoder_out.index_select(new_order), cell=cell)
-
-    patch(lstm.LSTMEncoder, "reorder_encoder_out", reorder)
-
-
-@bug("lstm", Cause.ENCODER_NOT_REORDERED)
 def lstm_encoder_output_not_reordered(patch: Patch) -> None:
     def reorder(self: Any, encoder_out: Any, new_order: Tensor) -> Any:
         return encoder_out.index_select(torch.arange(len(new_order)) % encoder_out.num_rows)
@@ -113,19 +102,9 @@ def lstm_encoder_output_not_reordered(patch: Patch) -> None:
     patch(lstm.LSTMEncoder, "reorder_encoder_out", reorder)
 
 
-@bug("lstm", Cause.RANDOMNESS, "encoder.dropout")
+@bug("lstm", Cause.NOT_REPEATABLE)
 def lstm_dropout_in_evaluation(patch: Patch) -> None:
     patch(nn.Dropout, "forward", lambda self, x: F.dropout(x, 0.1))
-
-
-@bug("lstm", Cause.ENCODER_PADDING, "encoder")
-def lstm_source_not_packed(patch: Patch) -> None:
-    pack = nn.utils.rnn.pack_padded_sequence
-
-    def whole(embedded: Tensor, lengths: Tensor, **options: Any) -> Any:
-        return pack(embedded, torch.full_like(lengths, embedded.size(1)), **options)
-
-    patch(nn.utils.rnn, "pack_padded_sequence", whole)
 
 
 @bug("lstm", Cause.DECODER_PADDING, "decoder")
@@ -173,12 +152,6 @@ def lstm_cell_not_stored(patch: Patch) -> None:
     patch(lstm.LSTMDecoder, "get_state", without_cell)
 
 
-@bug("lstm", Cause.STATE)
-def lstm_state_never_updated(patch: Patch) -> None:
-    put = lstm.LSTMDecoder.set_state
-    patch(lstm.LSTMDecoder, "set_state", lambda self, state, new: self.get_state(state) or put(self, state, new))
-
-
 @bug("lstm", Cause.SEVERAL_POSITIONS)
 def lstm_steps_of_one_position_only(patch: Patch) -> None:
     features = lstm.LSTMDecoder.extract_features
@@ -199,7 +172,7 @@ def lstm_says_that_beams_share_the_encoder_output(patch: Patch) -> None:
     patch(lstm.LSTMDecoder, "shares_encoder_output", True)
 
 
-@bug("lstm", Cause.STALE_WEIGHT, "decoder")
+@bug("lstm", Cause.STALE_WEIGHT)
 def lstm_keeps_a_transposed_weight(patch: Patch) -> None:
     def output_layer(self: Any, features: Tensor) -> Tensor:
         if torch.is_grad_enabled():
@@ -236,7 +209,7 @@ def lstm_attention_is_detached(patch: Patch) -> None:
 # -- the transformer ---------------------------------------------------------------------------------------------------
 
 
-@bug("transformer", Cause.LATER_TOKENS, "decoder.layers.0.self_attn")
+@bug("transformer", Cause.LATER_TOKENS)
 def transformer_without_causal_mask(patch: Patch) -> None:
     def mask(self: Any, queries: Any, layer: int) -> Tensor:
         return torch.zeros(1, 1, queries.new, queries.seen + queries.new, dtype=torch.float64)
@@ -248,12 +221,6 @@ def transformer_without_causal_mask(patch: Patch) -> None:
 def transformer_steps_at_position_zero(patch: Patch) -> None:
     of_target = Positions.of_target
     patch(Positions, "of_target", lambda self, seen, new, starts=None: of_target(self, 0, new, starts))
-
-
-@bug("transformer", Cause.POSITION_OFFSET)
-def transformer_steps_one_position_late(patch: Patch) -> None:
-    of_target = Positions.of_target
-    patch(Positions, "of_target", lambda self, seen, new, starts=None: of_target(self, seen + (seen > 0), new, starts))
 
 
 @bug("transformer", Cause.NOT_REORDERED, "decoder.layers.0.self_attn")
@@ -297,11 +264,6 @@ def transformer_hides_target_padding(patch: Patch) -> None:
     patch(transformer.TransformerDecoder, "extract_features", noting)
 
 
-@bug("transformer", Cause.RANDOMNESS)
-def transformer_dropout_in_evaluation(patch: Patch) -> None:
-    patch(Dropout, "forward", lambda self, x: F.dropout(x, 0.1))
-
-
 @bug("transformer", Cause.ROLL_BACK)
 def transformer_does_not_roll_back(patch: Patch) -> None:
     patch(MultiheadAttention, "roll_back_state", unchanged)
@@ -327,43 +289,15 @@ def transformer_attention_is_a_sum_of_heads(patch: Patch) -> None:
 # -- the convolutional model -------------------------------------------------------------------------------------------
 
 
-@bug("fconv", Cause.CONVOLUTION_PADDING, "encoder.convolutions.0")
+@bug("fconv", Cause.ENCODER_PADDING, "encoder.convolutions.0")
 def fconv_convolves_padding(patch: Patch) -> None:
     patch(fconv, "_zero", lambda x, mask: x)
-
-
-@bug("fconv", Cause.NOT_REORDERED, "decoder.convolutions.0")
-def fconv_buffer_not_reordered(patch: Patch) -> None:
-    patch(LinearizedConvolution, "reorder_state", unchanged)
 
 
 @bug("fconv", Cause.STATE, "decoder.convolutions.0")
 def fconv_buffer_never_updated(patch: Patch) -> None:
     put = LinearizedConvolution.set_state
     patch(LinearizedConvolution, "set_state", lambda self, state, new: self.get_state(state) or put(self, state, new))
-
-
-@bug("fconv", Cause.LATER_TOKENS, "decoder.convolutions.0")
-def fconv_pads_on_both_sides(patch: Patch) -> None:
-    forward = LinearizedConvolution.forward
-
-    def symmetric(self: Any, x: Tensor, state: Any = None) -> Tensor:
-        return forward(self, x, state) if state is not None else self.convolve(F.pad(x, (0, 0, 1, 1)))
-
-    patch(LinearizedConvolution, "forward", symmetric)
-
-
-@bug("fconv", Cause.STALE_WEIGHT, "encoder.fc1")
-def fconv_keeps_normalized_weights(patch: Patch) -> None:
-    def kept(self: Any, name: str, make: Callable[[], Any]) -> Any:
-        if torch.is_grad_enabled():
-            return make()
-        own = self.__dict__.setdefault("forever", {})
-        if name not in own:
-            own[name] = make()
-        return own[name]
-
-    patch(CachedWeight, "kept", kept)
 
 
 # -- T5 ----------------------------------------------------------------------------------------------------------------

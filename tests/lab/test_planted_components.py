@@ -96,16 +96,7 @@ class WrongIndices(BeamSearch):
         return Candidates(found.scores, found.tokens, entries // beam)
 
 
-@bug(Cause.MIXES_SENTENCES)
-class ThresholdOverTheBatch(BeamSearch):
-    def step(self, context: Any, lprobs: Tensor, scores: Tensor) -> Candidates:
-        found = super().step(context, lprobs, scores)
-        return Candidates(
-            found.scores.masked_fill(found.scores < found.scores.max() - 3, -torch.inf), found.tokens, found.beams
-        )
-
-
-@bug(Cause.RANDOMNESS)
+@bug(Cause.NOT_REPEATABLE)
 class GlobalRandomNumbers(Search):
     independent_rows = True
 
@@ -121,16 +112,6 @@ class NotAdditive(BeamSearch):
 
     def step(self, context: Any, lprobs: Tensor, scores: Tensor) -> Candidates:
         return super().step(context, lprobs.masked_fill(lprobs < -4, -torch.inf), scores)
-
-
-@bug(Cause.CANNOT_JOIN)
-class ReadsTheStep(BeamSearch):
-    can_merge = True
-    adjusts_scores = True
-
-    def step(self, context: Any, lprobs: Tensor, scores: Tensor) -> Candidates:
-        lprobs = lprobs - (0.3 * context.step) * (torch.arange(lprobs.size(2)) % 2)
-        return super().step(context, lprobs, scores)
 
 
 @bug(Cause.NOT_INDEPENDENT)
@@ -190,19 +171,6 @@ class CountsNotReordered(Counting):
         self.count(active)
 
 
-@bug(Cause.NOT_SELECTED)
-class CountsNotSelected(Counting):
-    def select_sentences(self, keep: Tensor) -> None:
-        self.counts = self.counts[: len(keep)]
-
-
-@bug(Cause.KEPT_ON_SELF)
-class CountsOnTheProcessor(Counting):
-    def begin(self, batch: Any) -> Any:
-        self.counts = torch.zeros(batch.num_sentences, batch.beam_size, 700)
-        return self
-
-
 @bug(Cause.CHANGED_BY_CALL)
 class CountsInTheCall(Counting):
     def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
@@ -236,15 +204,6 @@ class CountsInPlace(Counting):
 class MeanOverTheBatch(LogitsProcessor):
     def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
         return lprobs - 0.2 * lprobs.exp().mean(0, keepdim=True)
-
-
-@bug(Cause.SOURCE_PADDING)
-class RewardsTheSource(LogitsProcessor):
-    """Gives each token a reward that depends on the width of the padded source."""
-
-    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
-        odd = torch.arange(lprobs.size(1)) % 2
-        return lprobs + (0.1 * context.src_tokens.size(1) * odd).to(lprobs.dtype)
 
 
 @bug(Cause.MIXES_BEAMS)
@@ -293,12 +252,6 @@ class DecaysWithTheStep(LogitsProcessor):
 class OfOneVocabulary(LogitsProcessor):
     def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
         return lprobs - 0.1 * (torch.arange(13) % 2)
-
-
-@bug(Cause.RANDOMNESS)
-class AddsNoise(LogitsProcessor):
-    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
-        return lprobs + 0.1 * torch.rand_like(lprobs)
 
 
 @bug(CommonCause.ERROR)

@@ -256,7 +256,6 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ([f"{tmp_path}/no"], "there is no such folder"),
         ([f"{tmp_path}/runs", "sort=los"], "did you mean 'loss'?"),
         ([f"{tmp_path}/runs", "page=-"], "page=-: a page is not written"),
-        ([f"{tmp_path}/runs", "png=x.jpg"], "must end in .png"),
         (["runs", "languages=true", "sort=loss"], "sort=loss has no effect on languages"),
         (["runs", "x", "languages=true"], "the languages of one model"),
         (["runs", "json"], "json is a key, which needs a value; give json=VALUE"),
@@ -268,22 +267,6 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert words in wrong.err
     for given in ([f"{tmp_path}/runs/x/1"], ["runs/x/1", f"{tmp_path}/runs/x/1"]):
         assert "two different runs are needed, but these were given: 1;" in command("diff", *given).err
-
-
-def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_run(tmp_path / "a")
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    outcome = command("show", f"{tmp_path}/a", f"png={tmp_path}/p.png")
-    assert (outcome.code, outcome.out) == (2, "")
-    assert "pip install matplotlib" in outcome.err
-
-
-@pytest.mark.slow
-def test_the_picture(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    make_run(tmp_path / "a")
-    assert command("show", f"{tmp_path}/a", f"png={tmp_path}/p.png").code == 0
-    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_points_of_a_curve(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from seqgen.text.sources import EncodedSource
 from seqgen.text.translator import Translator
 from tests.generators import make_generator
 from tests.huggingface_internals import assert_near, every_kind, pair_of
-from tests.model_zoo import ZOO, inputs, sharp
+from tests.model_zoo import EOS, ZOO, inputs, sharp
 from tests.scripted_model import batch_of, dictionary
 from tests.text_models import TEXTS, text_model
 
@@ -64,7 +64,7 @@ def test_the_output_of_the_encoder_is_the_source(name: str) -> None:
     wanted = generator.generate(batch)
     encoder_out = model.encoder(given.src_tokens, given.src_lengths)
     handle = encoder_is_not_run(model)
-    encoded = Source.of_encoding(encoder_out, ZOO[name].eos)
+    encoded = Source.of_encoding(encoder_out, EOS)
     assert encoded.src_lengths.tolist() == given.src_lengths.tolist()
     found = generator.generate(replace(batch, source=encoded))
     assert_same(found, wanted)

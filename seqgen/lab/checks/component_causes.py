@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
 
-import torch
-
-from seqgen.lab.checks import search
-from seqgen.lab.checks.checking import Advice, Diagnosis, Wrong, holds
-from seqgen.lab.checks.components import alone_equals_batched
-from seqgen.lab.checks.search import same_hypotheses
+from seqgen.lab.checks.checking import Advice
 from seqgen.lab.checks.subject import Decoding
-from seqgen.structures import Batch
 
 
 class Cause(Enum):
     """The usual causes of violated invariants of a decoding component; the value says what to do."""
 
-    RANDOMNESS = (
-        "the component draws from PyTorch's own random numbers; use uniform of seqgen.extend, whose numbers depend "
-        "on a seed, the line number and the step"
+    NOT_REPEATABLE = (
+        "the component draws from PyTorch's own random numbers (use uniform of seqgen.extend, whose numbers depend on "
+        "a seed, the line number and the step), or keeps values of a batch on the object that all batches share (let "
+        "begin return a copy)"
     )
     KEPT_ON_SELF = (
         "the component keeps values of a batch on the object that all batches share; let begin return a copy (call "
@@ -34,10 +28,8 @@ class Cause(Enum):
         "a state keeps the rows of sentences that have left the batch; name its tensor in sentence_state or beam_state"
     )
     MIXES_SENTENCES = (
-        "the result of a sentence depends on the other sentences of the batch; do not reduce over the first dimension"
-    )
-    SOURCE_PADDING = (
-        "the result depends on the padding of the source; leave out the positions where context.src_padding is true"
+        "the result of a sentence depends on the other sentences of the batch; do not reduce over the first "
+        "dimension, and leave out the positions of the source where context.src_padding is true"
     )
     MIXES_BEAMS = "the scores of a beam depend on the other beams of its sentence; compute each row by itself"
     NOT_NORMALIZED = (
@@ -88,43 +80,6 @@ class Cause(Enum):
     )
 
 
-_TOGETHER: dict[str, Any] = {"end_symbols": [], "min_len": 5}
-"""All outputs end at the same step, so that no sentence leaves the batch early."""
-
-
-def _repeated(subject: Decoding, wrong: Wrong) -> Diagnosis:
-    generator = subject.generator()
-
-    def seeded(batch: Batch) -> Any:
-        torch.manual_seed(0)
-        return generator.generate(batch, None, subject.phrases(generator.setup, batch))
-
-    first, _ = seeded(subject.batch()), seeded(subject.batch(lengths=[3, 6, 4], seed=2))
-    repeats = holds(lambda: same_hypotheses(subject, seeded(subject.batch()), first, ""))
-    return Diagnosis(Cause.RANDOMNESS if repeats else Cause.KEPT_ON_SELF)
-
-
-def _of_observer(subject: Decoding, wrong: Wrong) -> Diagnosis | None:
-    return Diagnosis(Cause.OBSERVER) if subject.group == "observer" else None
-
-
-def _only_joining(subject: Decoding, wrong: Wrong) -> Diagnosis | None:
-    return Diagnosis(Cause.CANNOT_JOIN) if len(wrong) == 1 else None
-
-
-def _batched(subject: Decoding, wrong: Wrong) -> Diagnosis:
-    for rules in subject.all_rules:
-        subject.rules = rules
-        if holds(lambda: alone_equals_batched(subject)):
-            continue
-        if holds(lambda: search.alone_equals_batched(subject, **_TOGETHER)):
-            return Diagnosis(Cause.NOT_SELECTED)
-        if holds(lambda: search.alone_equals_batched(subject, lengths=[5] * 5)):
-            return Diagnosis(Cause.SOURCE_PADDING)
-        break
-    return Diagnosis(Cause.MIXES_SENTENCES)
-
-
 COMPONENT_ADVICE: Advice[Decoding] = [
     ("calls change nothing else", "becomes", Cause.NAN),
     ("calls change nothing else", "in place", Cause.CONTEXT_CHANGED),
@@ -135,14 +90,12 @@ COMPONENT_ADVICE: Advice[Decoding] = [
     ("candidates are continuations", "not in the range", Cause.INDICES),
     ("candidates are continuations", "of another beam", Cause.INDICES),
     ("candidates are continuations", "does not exist", Cause.FORBIDDEN),
-    ("decodes are repeatable", "", _repeated),
+    ("decodes are repeatable", "", Cause.NOT_REPEATABLE),
     ("two decodes at a time", "", Cause.KEPT_ON_SELF),
     ("optimized = not optimized", "skip_log_softmax", Cause.NOT_NORMALIZED),
-    ("optimized = not optimized", "use_cache", _of_observer),
     ("optimized = not optimized", "use_cache", Cause.CACHE),
-    ("joining = one batch", "", _only_joining),
-    ("alone = in a batch", "", _batched),
-    ("alone = in a batch, sampled", "", _batched),
+    ("alone = in a batch", "", Cause.MIXES_SENTENCES),
+    ("alone = in a batch, sampled", "", Cause.MIXES_SENTENCES),
     ("observed = not observed", "", Cause.OBSERVER),
     ("scorer = generator", "", Cause.SCORER),
     ("joining = one batch", "", Cause.CANNOT_JOIN),

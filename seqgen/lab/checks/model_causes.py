@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,20 +14,19 @@ from torch import Tensor
 
 from seqgen.incremental_state import StatefulModule, rows_of_parents
 from seqgen.lab.checks.checking import Advice, Diagnosis, Wrong, holds
-from seqgen.lab.checks.models import WEIGHTS, without_cached_weights
+from seqgen.lab.checks.models import WEIGHTS
 from seqgen.lab.checks.parting import Parting, first_parting, record
 from seqgen.lab.checks.stepping import Decode
 from seqgen.lab.checks.subject import BEAM, LENGTHS, Inputs, Subject, expand
-from seqgen.model import EncoderDecoderModel
 from seqgen.structures import EncoderOut
 
 
 class Cause(Enum):
     """The usual causes of violated invariants of a model; the value says what to do."""
 
-    RANDOMNESS = (
-        "dropout, or another source of randomness, is active in evaluation; use nn.Dropout, or give self.training to "
-        "F.dropout"
+    NOT_REPEATABLE = (
+        "dropout or another source of randomness is active in evaluation (use nn.Dropout, or give self.training to "
+        "F.dropout), or a module keeps values of a pass on itself (use set_state and get_state)"
     )
     KEPT_ON_MODULE = (
         "a module keeps values of a pass on itself; store them with set_state in the incremental_state, and read them "
@@ -46,12 +44,10 @@ class Cause(Enum):
         "padding among the target tokens changes masks or positions; derive neither from the target's padding"
     )
     LATER_TOKENS = "a position sees later target tokens; self-attention needs a causal mask, a convolution left padding"
-    CONVOLUTION_PADDING = (
-        "a convolution of the encoder reads padding; set features at padding to zero before each convolution"
-    )
     ENCODER_PADDING = (
-        "the encoder's features depend on padding or on other sentences; mask padding in self-attention, pack the "
-        "sequences of a recurrent layer, and do not normalize over the batch"
+        "the encoder's features depend on padding or on other sentences; mask padding in self-attention, set features "
+        "at padding to zero before each convolution, pack the sequences of a recurrent layer, and do not normalize "
+        "over the batch"
     )
     DECODER_PADDING = "the decoder reads padding of the source; use encoder_padding_mask in encoder-decoder attention"
     POSITION_OFFSET = (
@@ -92,33 +88,8 @@ class Cause(Enum):
     ATTENTION = "the attention that is returned is not a distribution over the words of the source, or not per step"
 
 
-def _randomness(subject: Subject, wrong: Wrong) -> Diagnosis:
-    batch = subject.inputs()
-
-    def seeded() -> Tensor:
-        torch.manual_seed(0)
-        return subject.logits(batch)
-
-    cause = Cause.RANDOMNESS if torch.equal(seeded(), seeded()) else Cause.KEPT_ON_MODULE
-    one, two = (record(subject.model, partial(subject.logits, batch)) for _ in range(2))
-    return Diagnosis(cause, _name(first_parting(one, two, _whole, _whole)))
-
-
 def _rounding(subject: Subject, wrong: Wrong) -> Diagnosis | None:
     return Diagnosis(Cause.ROUNDING) if all(0 < violation.difference < 1e-5 for violation in wrong.values()) else None
-
-
-def _later_tokens(subject: Subject, wrong: Wrong) -> Diagnosis:
-    """The layer is the first one whose other columns change with the last target token."""
-    batch = subject.inputs(target_length=5)
-    changed = dataclasses.replace(batch, prev_output_tokens=batch.prev_output_tokens.clone())
-    changed.prev_output_tokens[:, -1] = subject.ids.eos
-
-    def earlier(tensor: Tensor) -> Tensor | None:
-        return tensor[:, :-1] if tensor.dim() == 3 and tensor.size(1) == 5 else None
-
-    one, two = (record(subject.model, partial(subject.logits, inputs)) for inputs in (batch, changed))
-    return Diagnosis(Cause.LATER_TOKENS, _name(first_parting(one, two, earlier, earlier)))
 
 
 def _padding(subject: Subject, wrong: Wrong) -> Diagnosis:
@@ -136,10 +107,10 @@ def _padding(subject: Subject, wrong: Wrong) -> Diagnosis:
     together = record(subject.model, lambda: subject.logits(batch))
     single = record(subject.model, lambda: subject.model(source, length, target))
     parting = first_parting(together, single, of_row, lambda tensor: _positions_first(tensor, own))
-    if parting is None or parting.name.startswith("decoder"):
-        return Diagnosis(Cause.DECODER_PADDING, _name(parting))
-    is_convolution = "conv" in type(parting.module).__name__.lower()
-    return Diagnosis(Cause.CONVOLUTION_PADDING if is_convolution else Cause.ENCODER_PADDING, parting.name)
+    if parting is None:
+        return Diagnosis(Cause.DECODER_PADDING)
+    in_decoder = parting.name.startswith("decoder")
+    return Diagnosis(Cause.DECODER_PADDING if in_decoder else Cause.ENCODER_PADDING, parting.name)
 
 
 def _positions_first(tensor: Tensor, width: int) -> Tensor:
@@ -270,37 +241,15 @@ def _owner_of_state(subject: Subject, name: str) -> str:
     return name
 
 
-def _stale(subject: Subject, wrong: Wrong) -> Diagnosis:
-    """The layer is the first one whose output in a changed model differs from that of one which has not decoded yet."""
-    batch, model = subject.inputs(), copy.deepcopy(subject.model)
-
-    def step(one: EncoderDecoderModel) -> None:
-        one.decoder(batch.prev_output_tokens, one.encoder(batch.src_tokens, batch.src_lengths), {})  # type: ignore[call-arg]
-
-    step(model)
-    model.load_state_dict({key: value * 1.25 for key, value in model.state_dict().items()})
-    fresh = without_cached_weights(subject, model)
-    parting = first_parting(record(model, lambda: step(model)), record(fresh, lambda: step(fresh)), _whole, _whole)
-    return Diagnosis(Cause.STALE_WEIGHT, _name(parting))
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-def _name(parting: Parting | None) -> str:
-    return "" if parting is None else parting.name
-
-
 def _joined(side: str, name: str) -> str:
     return f"{side}.{name}" if name else side
 
 
 MODEL_ADVICE: Advice[Subject] = [
-    ("evaluation is deterministic", "", _randomness),
+    ("evaluation is deterministic", "", Cause.NOT_REPEATABLE),
     ("", "", _rounding),
     ("the start token is read", "", Cause.START_HIDDEN),
-    ("every token is read, later ones are not", "an earlier position", _later_tokens),
+    ("every token is read, later ones are not", "an earlier position", Cause.LATER_TOKENS),
     ("alone = in a batch", "", _padding),
     ("steps = parallel pass", "", _steps),
     ("two decodes at a time", "", _steps),
@@ -311,7 +260,7 @@ MODEL_ADVICE: Advice[Subject] = [
     ("search: cached = uncached", "", Cause.STATE),
     ("saved weights are the model", "", Cause.NOT_SAVED),
     ("copies share no state", "", Cause.SHARED_BY_COPIES),
-    *((name, "", _stale) for name in WEIGHTS if "stale" in name or name == "inference mode"),
+    *((name, "", Cause.STALE_WEIGHT) for name in WEIGHTS if "stale" in name or name == "inference mode"),
     ("every parameter is trained", "", Cause.NOT_TRAINED),
     ("steps after rolling back", "", Cause.ROLL_BACK),
     ("start offsets", "", Cause.JOINING),

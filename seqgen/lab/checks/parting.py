@@ -39,13 +39,11 @@ class Parting:
 
     Attributes:
         name: the first module that has equal inputs and different outputs.
-        module: that module.
         from_positions: whether the results differ before any layer with a state, or in a module whose input has no
             features: then positions differ.
     """
 
     name: str
-    module: nn.Module
     from_positions: bool
 
 
@@ -114,7 +112,7 @@ def first_parting(one: list[Event], two: list[Event], cut_one: Cut, cut_two: Cut
         if differs and from_positions is None:
             from_positions = not has_features and ours.name != ""
         if differs and not input_differs:
-            return Parting(ours.name, ours.module, bool(from_positions))
+            return Parting(ours.name, bool(from_positions))
     return None
 
 

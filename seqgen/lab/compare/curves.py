@@ -1,4 +1,4 @@
-"""Training runs as an HTML page: scores, the keys that differ, and learning curves, also as a PNG."""
+"""Training runs as an HTML page: scores, the keys that differ, and learning curves."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path
 
-from seqgen.errors import ConfigError
 from seqgen.lab.compare.document import Html, document, element, table
 from seqgen.lab.compare.run import Run
 from seqgen.lab.compare.table import differences, key_name, score_head, score_names, score_rows, shown
@@ -84,19 +82,10 @@ def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
     return points if step < 2 else [*points[:-1:step], points[-1]]
 
 
-def colour(number: int) -> str:
-    """The colour of the run with this number, from 0."""
-    return COLOURS[number % len(COLOURS)]
-
-
-def dash(number: int) -> str:
-    """How its line is dashed."""
-    return DASHES[number // len(COLOURS) % len(DASHES)]
-
-
 def _line(tag: str, number: int, *children: object, **attributes: object) -> Html:
-    """A line with the colour and dashes of a run."""
-    return element(tag, *children, **attributes, stroke=colour(number), stroke_dasharray=dash(number) or None)
+    """A line with the colour and dashes of the run with this number, from 0."""
+    colour, dash = COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
+    return element(tag, *children, **attributes, stroke=colour, stroke_dasharray=dash or None)
 
 
 def ticks(low: float, high: float, logarithmic: bool = False) -> list[float]:
@@ -159,39 +148,6 @@ def svg(chart: Chart, names: Sequence[str]) -> Html:
     label = f"{chart.title}{scaled}, by update, of {len(names)} runs"
     drawing = element("svg", *parts, viewBox=f"0 0 {_WIDTH} {_HEIGHT}", role="img", aria_label=label)
     return element("figure", element("figcaption", f"{chart.title}{scaled}"), drawing)
-
-
-def write_png(path: Path, runs: Sequence[Run]) -> None:
-    """Draw the charts into a PNG file.
-
-    Args:
-        path: the file.
-        runs: the runs.
-
-    Raises:
-        ConfigError: matplotlib is not installed, or there is nothing to draw.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError("png needs a package: pip install matplotlib; page=FILE.html needs none") from None
-    found = charts(runs)
-    if not found:
-        raise ConfigError(f"png={path}: the runs have no learning curves yet; remove it")
-    columns = min(3, len(found))
-    rows = math.ceil(len(found) / columns)
-    figure = Figure(figsize=(5 * columns, 3.2 * rows + 0.4), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).flat
-    for chart, axis in zip(found, axes, strict=False):
-        for number, curve in enumerate(chart.curves):
-            line = "-" if not dash(number) else (0, tuple(map(int, dash(number).split())))
-            axis.plot(*zip(*curve, strict=True) if curve else ((), ()), color=colour(number), linestyle=line)
-        axis.set(title=chart.title, yscale="log" if chart.logarithmic else "linear")
-    for axis in list(axes):
-        axis.remove()
-    lines = figure.axes[0].get_lines()
-    figure.legend(lines, [run.name for run in runs], loc="outside upper center", ncols=min(len(runs), 4))
-    figure.savefig(path, dpi=120)
 
 
 def page(runs: Sequence[Run], title: str = "Runs") -> str:

@@ -8,22 +8,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from seqgen.config import DebugConfig, GenerationConfig
-from seqgen.config.values import from_dict, to_dict
+from seqgen.config import DebugConfig
+from seqgen.config.values import to_dict
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import ConfigError, UserError
 from seqgen.generation.search.exact import ExactSearch
-from seqgen.lab.traces.line_trace import LineTrace, ModelScores, Probe, Recorder, StepTrace
+from seqgen.lab.traces.line_trace import LineTrace, ModelScores, Probe, Recorder
+from seqgen.lab.traces.step import StepTrace
 from seqgen.text.languages import TextModel
 from seqgen.text.results import Details, TextHypothesis, Translation
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import Translator
 
-Values = Mapping[str, Any]
-"""Values by full key: ``generation.beam``, ``search.groups``, ``debug.beam_table``."""
+Settings = Mapping[str, Any]
+"""All settings of a decode, including those that come from the model, by the keys of ``Translator.translate``:
+``beam``, ``search.groups``, ``debug.beam_table``."""
 
 
 @dataclass(frozen=True)
@@ -39,49 +40,6 @@ class Lines:
     first: int
     texts: Sequence[str]
     prefixes: Sequence[str] | None = None
-
-
-@dataclass(frozen=True)
-class Settings:
-    """All settings of a decode, including those that come from the model.
-
-    Attributes:
-        values: values by full key.
-    """
-
-    values: Values
-
-    @classmethod
-    def of(cls, generation: GenerationConfig, debug: DebugConfig) -> Settings:
-        """The settings in two groups of a configuration."""
-        own = to_dict(generation)
-        components = own.pop("components")
-        groups = (("generation", own), ("debug", to_dict(debug)))
-        return cls({f"{group}.{key}": value for group, values in groups for key, value in values.items()} | components)
-
-    @property
-    def generation(self) -> dict[str, Any]:
-        """The values of the ``generation`` group by key; those of the components' own keys are in ``components``."""
-        components = {k: v for k, v in self.values.items() if k.partition(".")[0] not in ("generation", "debug")}
-        return {**self._group("generation"), "components": components}
-
-    @property
-    def debug(self) -> DebugConfig:
-        """The ``debug`` group."""
-        return from_dict(DebugConfig, self._group("debug"), "debug")
-
-    def _group(self, group: str) -> dict[str, Any]:
-        return {k.removeprefix(f"{group}."): v for k, v in self.values.items() if k.startswith(f"{group}.")}
-
-    def differing(self, other: Settings) -> list[str]:
-        """The keys whose values differ; a key that only one of the two has is among them."""
-        keys = dict.fromkeys((*self.values, *other.values))
-        return [key for key in keys if self.values.get(key) != other.values.get(key)]
-
-    def with_keys(self, keys: Sequence[str], other: Settings) -> Settings:
-        """A copy in which the given keys have the values of ``other``."""
-        values = {key: value for key, value in self.values.items() if key not in keys}
-        return Settings(values | {key: other.values[key] for key in keys if key in other.values})
 
 
 class InspectedModels:
@@ -112,7 +70,7 @@ class InspectedModels:
             self.translators[dtype] = translator
         return self.translators[dtype]
 
-    def resolve(self, given: Values, debug: DebugConfig) -> Settings:
+    def resolve(self, given: Mapping[str, Any], debug: DebugConfig) -> Settings:
         """Complete the settings that the user gives with the models' own.
 
         Args:
@@ -127,7 +85,10 @@ class InspectedModels:
         """
         given = {**given, "dtype": "" if given.get("dtype") == "float32" else given.get("dtype", "")}
         cfg = self.translator(given["dtype"]).settings(**given)
-        return Settings.of(dataclasses.replace(cfg, nbest=1), debug)  # not compared: decodes return whole n-best lists
+        settings = to_dict(cfg)
+        components = settings.pop("components")
+        switches = {f"debug.{key}": value for key, value in to_dict(debug).items()}
+        return {**settings, "nbest": 1, **switches, **components}  # nbest: decodes return whole n-best lists
 
     def prepare(self, settings: Settings, recorder: Recorder | None, scores: bool = False) -> TextDecoding:
         """Prepare to decode whole n-best lists.
@@ -143,13 +104,12 @@ class InspectedModels:
         Raises:
             ConfigError: settings exclude each other.
         """
-        generation = {**settings.generation, "nbest": 1}
-        decoding = self.translator(generation["dtype"]).prepare(Details(scores=scores), **generation)
+        decoding = self.translator(settings["dtype"]).prepare(Details(scores=scores), **settings)
         generator = copy.copy(decoding.generator)
         observers = list(generator.setup.observers)
         if recorder is not None and not isinstance(generator.setup.search, ExactSearch):  # exact search has no steps
             observers.append(recorder)
-        generator.setup = dataclasses.replace(generator.setup, debug=settings.debug, observers=observers)
+        generator.setup = dataclasses.replace(generator.setup, observers=observers)
         decoding.generator = generator
         decoding.cfg = dataclasses.replace(decoding.cfg, nbest=generator.beam_size)  # the whole n-best list
         return decoding
@@ -180,6 +140,11 @@ class InspectedModels:
             )
             for item in found
         }
+
+
+def differing_keys(one: Settings, other: Settings) -> list[str]:
+    """The keys whose values differ; a key that only one of the two has is among them."""
+    return [key for key in dict.fromkeys((*one, *other)) if one.get(key) != other.get(key)]
 
 
 def _translate(decoding: TextDecoding, lines: Lines) -> list[Translation]:
@@ -249,7 +214,7 @@ def first_difference(one: LineTrace, other: LineTrace, tolerance: float) -> Diff
 
 
 def _first_beams(step: StepTrace) -> list[tuple[int, ...]]:
-    return [()] * (1 + int(torch.cat([step.beams, step.active_beams]).max()))
+    return [()] * (1 + max(step.beams))
 
 
 class _Candidates:
@@ -262,16 +227,11 @@ class _Candidates:
 
     def __init__(self, step: StepTrace, beams: Sequence[tuple[int, ...]]):
         self.step, self.beams = step, beams
-        self.ids = self._continued(step.beams, step.tokens)
-        self.survives: list[bool] = step.survives.tolist()
-
-    def _continued(self, beams: Tensor, tokens: Tensor) -> list[tuple[int, ...]]:
-        pairs = zip(beams.tolist(), tokens.tolist(), strict=True)
-        return [(*self.beams[beam], token) for beam, token in pairs]
+        self.ids = [(*beams[beam], token) for beam, token in zip(step.beams, step.tokens, strict=True)]
 
     def next_beams(self) -> list[tuple[int, ...]]:
-        """The tokens of each beam of the next step."""
-        return self._continued(self.step.active_beams, self.step.active_tokens)
+        """The tokens of each beam of the next step; none for a beam that does not exist."""
+        return [self.ids[rank] if rank >= 0 else () for rank in self.step.next]
 
     def rank_of(self, rank: int, other: _Candidates, tolerance: float) -> int:
         """The rank here of the other's sequence at ``rank``, if the two at ``rank`` tie; else ``rank``."""
@@ -286,13 +246,13 @@ class _Candidates:
         wanted, score = other.ids[rank], other.step.scores[rank]
         if wanted in self.ids:
             return _gap(self.step.scores[self.ids.index(wanted)], score) <= tolerance
-        return float(self.step.scores[-1]) >= float(score) - tolerance  # it may rank just below the last candidate
+        return self.step.scores[-1] >= score - tolerance  # it may rank just below the last candidate
 
 
 def _in_step(step: int, one: _Candidates, other: _Candidates, tolerance: float) -> Difference | None:
     for rank in range(max(len(one.ids), len(other.ids))):
         for left, right in ((one, other), (other, one)):
-            if rank < len(left.survives) and left.survives[rank]:
+            if rank < len(left.ids) and left.step.survives(rank):
                 if rank >= len(right.ids):
                     return Difference(step, rank, OUTCOME, float("inf"))
                 if found := _of_candidate(step, rank, left, right, tolerance):
@@ -312,7 +272,8 @@ def _of_candidate(step: int, rank: int, one: _Candidates, other: _Candidates, to
         return Difference(step, rank, SCORE, size)
     if one.step.outcomes[rank] != other.step.outcomes[at]:
         return Difference(step, rank, OUTCOME, size, tie=at != rank)
-    if (size := _gap(one.step.hypothesis_scores[rank], other.step.hypothesis_scores[at])) > tolerance:
+    finals = (x.finished.get(r, float("-inf")) for x, r in ((one.step, rank), (other.step, at)))
+    if (size := _gap(*finals)) > tolerance:
         return Difference(step, rank, HYPOTHESIS_SCORE, size)
     return None
 
@@ -334,7 +295,7 @@ def nbest_difference(
         if rank >= min(len(one), len(other)):
             return Difference(None, rank, LENGTH, float("inf"))
         a, b = one[rank], other[rank]
-        size = _gap(torch.tensor(a.score), torch.tensor(b.score))
+        size = _gap(a.score, b.score)
         if a.tokens.tolist() != b.tokens.tolist():
             return Difference(None, rank, TOKEN, size, tie=size <= tolerance)
         if size > tolerance:
@@ -364,8 +325,8 @@ def _largest_gap(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().masked_fill(one == other, 0.0).max())  # -inf - -inf is NaN
 
 
-def _gap(one: Tensor, other: Tensor) -> float:
-    return _largest_gap(one.reshape(1), other.reshape(1))
+def _gap(one: float, other: float) -> float:
+    return 0.0 if one == other else abs(one - other)  # -inf - -inf is NaN
 
 
 @dataclass(frozen=True)
@@ -378,7 +339,7 @@ class Decode:
     @property
     def dictionary(self) -> Dictionary:
         """The target vocabulary."""
-        return self.models.translator(str(self.settings.values["generation.dtype"])).task.target_dictionary
+        return self.models.translator(self.settings["dtype"]).task.target_dictionary
 
 
 @dataclass(frozen=True)
@@ -447,7 +408,8 @@ def _same_beams(traces: tuple[LineTrace, LineTrace], step: int) -> dict[int, int
     found: list[dict[tuple[int, ...], int]] = []
     for trace in traces:
         item = trace.steps[step]
-        beams = sorted(set(item.beams[item.scores > float("-inf")].tolist()), reverse=True)
+        possible = (beam for beam, score in zip(item.beams, item.scores, strict=True) if score > float("-inf"))
+        beams = sorted(set(possible), reverse=True)
         found.append({tuple(trace.history(step, beam)): beam for beam in beams})
     return {beam: found[1][tokens] for tokens, beam in found[0].items() if tokens in found[1]}
 
@@ -460,13 +422,15 @@ def _smallest_set(
 
     def agrees(keys: Sequence[str]) -> bool:
         try:
-            changed = first.models.decode(first.settings.with_keys(keys, other.settings), lines)[line]
+            settings = {key: value for key, value in first.settings.items() if key not in keys}
+            settings |= {key: other.settings[key] for key in keys if key in other.settings}
+            changed = first.models.decode(settings, lines)[line]
         except UserError:
             return False  # the values exclude each other
         return difference.precedes(first_difference(changed, wanted, tolerance))
 
     # use_cache=false makes the other switches of the cache ineffective, so it is tried after these narrower ones
-    differing = sorted(first.settings.differing(other.settings), key=lambda key: key == "debug.use_cache")
+    differing = sorted(differing_keys(first.settings, other.settings), key=lambda key: key == "debug.use_cache")
     for key in differing:
         if agrees([key]):
             return [key]

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import torch
-
 from seqgen.generation.finished import Ranking
 from seqgen.generation.rules import RULES
 
@@ -157,12 +155,10 @@ class TraceHeader:
         dtype: dtype of scores.
         ranking: how cumulative scores become scores of hypotheses.
         early_stopping: see ``BestFinished``.
-        independent_rows: whether the beams are independent.
         seed: the seed of a random strategy; ``None`` for another one.
         processors: class names of the logits processors.
         recorded: the optional parts that were recorded.
         candidates: number of candidates kept besides those that survive; 0 for all.
-        not_replayable: why the n-best lists cannot be computed again; empty if they can.
     """
 
     seqgen: str
@@ -175,12 +171,10 @@ class TraceHeader:
     dtype: str
     ranking: Ranking
     early_stopping: str
-    independent_rows: bool
     seed: int | None
     processors: Sequence[str]
     recorded: Sequence[str]
     candidates: int
-    not_replayable: str
 
     def record(self) -> dict[str, Any]:
         """The header as a JSON object."""
@@ -214,18 +208,11 @@ class TraceHeader:
                 ranking.number("coverage"),
             ),
             early_stopping=fields.choice("early_stopping", ["true", "false", "never"]),
-            independent_rows=fields.flag("independent_rows"),
             seed=fields.integer("seed") if value.get("seed") is not None else None,
             processors=fields.texts("processors"),
             recorded=fields.texts("recorded"),
             candidates=fields.integer("candidates"),
-            not_replayable=fields.text("not_replayable"),
         )
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """The dtype of scores."""
-        return torch.float64 if self.dtype == "float64" else torch.float32
 
     @property
     def digits(self) -> int:

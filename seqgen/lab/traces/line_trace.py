@@ -14,67 +14,12 @@ from seqgen.config import TraceConfig
 from seqgen.generation.component import FORBIDDEN, MEMBER_LOGITS, MEMBER_LPROBS
 from seqgen.generation.observers import Observer, Outcome, StepRecord
 from seqgen.generation.setup import DecodingSetup
+from seqgen.lab.traces.step import LETTERS, ForbiddenToken, StepTrace, TracedSteps
 from seqgen.text.results import TextHypothesis
 
 
 @dataclass(frozen=True)
-class ForbiddenToken:
-    """A continuation that a processor forbids.
-
-    Attributes:
-        beam: the beam that it would continue.
-        token: its token.
-        lprob: the log-probability of the token before the processors, in nats.
-        by: class name of the first processor that forbids it.
-    """
-
-    beam: int
-    token: int
-    lprob: float
-    by: str
-
-
-@dataclass(frozen=True)
-class StepTrace:
-    """One step of one sentence, with ``K`` candidates in the order in which the search strategy prefers them.
-
-    Attributes:
-        done: whether the sentence is done after the step.
-        scores: ``(K,)`` cumulative scores in nats.
-        tokens: ``(K,)`` int64, the new token of each.
-        beams: ``(K,)`` int64, the beam that each continues.
-        outcomes: ``(K,)`` int64, values of ``Outcome``.
-        hypothesis_scores: ``(K,)`` final scores of the candidates that finished, by which hypotheses are ranked;
-            ``-inf`` for the others.
-        active_tokens: ``(beam,)`` int64, the newest token of each beam of the next step.
-        active_beams: ``(beam,)`` int64, the beam that it continues.
-        max_length: the last step that the sentence may have.
-        members: ``(M, K)`` log-probability that each member of an ensemble gives to the new token; ``None`` if not
-            recorded.
-        forbidden: continuations that a processor forbids and that would otherwise score above the worst surviving
-            candidate, best first.
-    """
-
-    done: bool
-    scores: Tensor
-    tokens: Tensor
-    beams: Tensor
-    outcomes: Tensor
-    hypothesis_scores: Tensor
-    active_tokens: Tensor
-    active_beams: Tensor
-    max_length: int = 0
-    members: Tensor | None = None
-    forbidden: Sequence[ForbiddenToken] = ()
-
-    @property
-    def survives(self) -> Tensor:
-        """Which candidates continue or finish: ``(K,)`` bool."""
-        return (self.outcomes == Outcome.CONTINUES) | (self.outcomes == Outcome.FINISHED)
-
-
-@dataclass(frozen=True)
-class LineTrace:
+class LineTrace(TracedSteps):
     """The decode of one line.
 
     Attributes:
@@ -99,11 +44,7 @@ class LineTrace:
         Returns:
             The generated tokens, oldest first.
         """
-        tokens = []
-        for earlier in reversed(self.steps[:step]):
-            tokens.append(int(earlier.active_tokens[beam]))
-            beam = int(earlier.active_beams[beam])
-        return tokens[::-1]
+        return self.tokens(step - 1, self.steps[step - 1].next[beam]) if step else []
 
 
 class Recorder(Observer):
@@ -118,28 +59,24 @@ class Recorder(Observer):
 
     def observe(self, record: StepRecord) -> None:
         """See ``Observer.observe``."""
-        c, active = record.candidates, record.active
-        values = c.scores.double(), c.tokens, c.beams, record.outcomes, _hypothesis_scores(record)
-        copies = (value.to("cpu", copy=True) for value in (*values, active.tokens, active.beams))
-        scores, tokens, beams, outcomes, final, active_tokens, active_beams = copies
-        sentences = record.context.sentences
-        limits, done = sentences.own_limits.tolist(), record.now_done.tolist()
-        members, forbidden = _member_scores(record), _forbidden(record)
-        over = record.was_done.tolist()
-        for row, sentence in enumerate(sentences.ids.tolist()):
+        c, live, done = record.candidates, record.context.sentences.ids.tolist(), record.now_done.tolist()
+        columns = c.scores.double(), c.tokens, c.beams, record.outcomes, _hypothesis_scores(record)
+        scores, tokens, beams, outcomes, final = (column.tolist() for column in columns)
+        active = list(zip(record.active.beams.tolist(), record.active.tokens.tolist(), strict=True))
+        members, forbidden, over = _member_scores(record), _forbidden(record), record.was_done.tolist()
+        for row, sentence in enumerate(live):
             if over[row]:
                 continue
+            letters = "".join(LETTERS[outcome] for outcome in outcomes[row])
             step = StepTrace(
-                done=done[row],
                 scores=scores[row],
                 tokens=tokens[row],
                 beams=beams[row],
-                outcomes=outcomes[row],
-                hypothesis_scores=final[row],
-                active_tokens=active_tokens[row],
-                active_beams=active_beams[row],
-                max_length=limits[row],
-                members=None if members is None else members[:, row],
+                outcomes=letters,
+                next=next_ranks(letters, beams[row], tokens[row], *active[row]),
+                done=done[row],
+                finished={rank: score for rank, score in enumerate(final[row]) if score > -torch.inf},
+                members=[member[row] for member in members],
                 forbidden=forbidden.get(row, ()),
             )
             self._steps[sentence].append(step)
@@ -299,14 +236,39 @@ def _hypothesis_scores(record: StepRecord) -> Tensor:
     return scores.masked_fill(record.outcomes != Outcome.FINISHED, -torch.inf)
 
 
-def _member_scores(record: StepRecord) -> Tensor | None:
-    """``(M, live, K)`` log-probability that each member gives to the candidates' tokens; ``None`` if not known."""
+def next_ranks(
+    outcomes: str,
+    beams: Sequence[int],
+    tokens: Sequence[int],
+    active_beams: Sequence[int],
+    active_tokens: Sequence[int],
+) -> list[int]:
+    """The candidates that are the beams of the next step.
+
+    Args:
+        outcomes: the letter of each candidate.
+        beams: the beam that each candidate continues.
+        tokens: the new token of each candidate.
+        active_beams: for each beam of the next step the beam that it continues.
+        active_tokens: for each beam of the next step its newest token.
+
+    Returns:
+        For each beam of the next step the rank of its candidate; -1 for a beam that does not exist.
+    """
+    ranks: dict[tuple[int, int], list[int]] = defaultdict(list)  # two groups of beams can have the same continuation
+    for rank, (outcome, *pair) in enumerate(zip(outcomes, beams, tokens, strict=True)):
+        if outcome == "C":
+            ranks[pair[0], pair[1]].append(rank)
+    return [ranks[pair].pop(0) if ranks.get(pair) else -1 for pair in zip(active_beams, active_tokens, strict=True)]
+
+
+def _member_scores(record: StepRecord) -> list[list[list[float]]]:
+    """By member and live sentence the log-probability of each candidate's token; empty if not known."""
     context, c = record.context, record.candidates
-    if (members := context.outputs.member_lprobs) is None:
-        return None
     # (rows, V) -> (live, beam, V) -> the score of each candidate's beam and token
     sentences = torch.arange(len(c.beams), device=c.beams.device).unsqueeze(1)
-    return torch.stack([context.by_sentence(lprobs)[sentences, c.beams, c.tokens] for lprobs in members]).cpu()
+    members = context.outputs.member_lprobs or ()
+    return [context.by_sentence(lprobs)[sentences, c.beams, c.tokens].tolist() for lprobs in members]
 
 
 def _forbidden(record: StepRecord) -> dict[int, list[ForbiddenToken]]:

@@ -14,7 +14,7 @@ class Sentence {
   constructor(values) { Object.assign(this, values); }
 
   // The rank, at the step before, of the candidate that a candidate continues; -1 at the first step.
-  parent(step, rank) { return step ? this.steps[step - 1].n[this.steps[step].b[rank]] : -1; }
+  parent(step, rank) { return step ? this.steps[step - 1].next[this.steps[step].beams[rank]] : -1; }
 
   path(step, rank) {
     const found = [];
@@ -23,21 +23,21 @@ class Sentence {
   }
 
   pieces_(tokens) { return tokens.map((token) => shown(this.pieces[token])); }
-  tokens(step, rank) { return this.path(step, rank).map(([t, r]) => this.steps[t].t[r]); }
+  tokens(step, rank) { return this.path(step, rank).map(([t, r]) => this.steps[t].tokens[r]); }
   // The cumulative score of a beam before a step.
-  before(step, beam) { return step ? this.steps[step - 1].s[this.steps[step - 1].n[beam]] : 0; }
+  before(step, beam) { return step ? this.steps[step - 1].scores[this.steps[step - 1].next[beam]] : 0; }
   gain(step, rank) {
-    const { s: scores, b: beams } = this.steps[step];
+    const { scores, beams } = this.steps[step];
     return scores[rank] === null ? null : scores[rank] - this.before(step, beams[rank]);
   }
-  survives(step, rank) { return "CF".includes(this.steps[step].o[rank]); }
-  survivors(step) { return [...this.steps[step].o].map((_, rank) => rank).filter((rank) => this.survives(step, rank)); }
-  worst(step) { return Math.min(...this.survivors(step).map((rank) => this.steps[step].s[rank])); }
-  leading(step) { return Math.max(...this.steps[step].s.filter((x) => x !== null)); }
+  survives(step, rank) { return "CF".includes(this.steps[step].outcomes[rank]); }
+  survivors(step) { return [...this.steps[step].outcomes].map((_, rank) => rank).filter((rank) => this.survives(step, rank)); }
+  worst(step) { return Math.min(...this.survivors(step).map((rank) => this.steps[step].scores[rank])); }
+  leading(step) { return Math.max(...this.steps[step].scores.filter((x) => x !== null)); }
 
   // The share of each candidate in the probability of all candidates of its step.
   share(step, rank) {
-    const scores = this.steps[step].s, top = this.leading(step);
+    const scores = this.steps[step].scores, top = this.leading(step);
     const total = scores.reduce((sum, x) => sum + (x === null ? 0 : Math.exp(x - top)), 0);
     return scores[rank] === null ? 0 : Math.exp(scores[rank] - top) / total;
   }
@@ -46,12 +46,12 @@ class Sentence {
   ranksOf(output) {
     let beam = 0;
     const ranks = [];
-    for (let step = 0; step < this.steps.length && step < output.t.length; step++) {
-      const { t, b, o, n } = this.steps[step];
-      const rank = [...o].findIndex((letter, r) => letter !== "I" && b[r] === beam && t[r] === output.t[step]);
+    for (let step = 0; step < this.steps.length && step < output.tokens.length; step++) {
+      const { tokens, beams, outcomes, next } = this.steps[step];
+      const rank = [...outcomes].findIndex((letter, r) => letter !== "I" && beams[r] === beam && tokens[r] === output.tokens[step]);
       if (rank < 0) break;
       ranks.push(rank);
-      if (o[rank] !== "C" || (beam = n.indexOf(rank)) < 0) break;
+      if (outcomes[rank] !== "C" || (beam = next.indexOf(rank)) < 0) break;
     }
     return ranks;
   }
@@ -69,15 +69,15 @@ class Sentence {
 
   // The members' scores of the tokens of an output: by member, then by token; undefined if they are not recorded.
   memberScores(output) {
-    if (output.m) return output.m;
+    if (output.members) return output.members;
     const ranks = this.ranksOf(output);
-    if (!ranks.length || !this.steps[0].m) return undefined;
-    return this.steps[0].m.map((_, member) => ranks.map((rank, step) => this.steps[step].m[member][rank]));
+    if (!ranks.length || !this.steps[0].members) return undefined;
+    return this.steps[0].members.map((_, member) => ranks.map((rank, step) => this.steps[step].members[member][rank]));
   }
 
   // The cumulative score of the reference after each step: in the search, then by the models' own scores, if known.
   referenceScores() {
-    const { s: own, q: inSearch = [] } = this.reference, found = inSearch.filter((score) => score !== null);
+    const { scores: own, search_scores: inSearch = [] } = this.reference, found = inSearch.filter((score) => score !== null);
     for (let step = found.length; step < own.length; step++) found.push((step ? found[step - 1] : 0) + own[step]);
     return found;
   }
@@ -103,14 +103,14 @@ class Sentence {
   }
 
   reason(step, rank) {
-    const { o, f } = this.steps[step], letter = o[rank], last = step === this.steps.length - 1;
-    if (letter === "C") return last ? "dropped: the sentence is done" : `continues as beam ${this.steps[step].n.indexOf(rank) + 1}`;
+    const { outcomes, finished = [] } = this.steps[step], letter = outcomes[rank], last = step === this.steps.length - 1;
+    if (letter === "C") return last ? "dropped: the sentence is done" : `continues as beam ${this.steps[step].next.indexOf(rank) + 1}`;
     if (letter === "F") {
       const place = this.alive().get(`${step}:${rank}`);
-      const score = f && f[rank] !== undefined ? ` with score ${nats(f[rank])}` : "";
+      const score = finished.filter(([r]) => r === rank).map(([, score]) => ` with score ${nats(score)}`).join("");
       return `finished${score}` + (place === undefined ? ", not in the n-best list" : `, hypothesis ${place + 1}`);
     }
-    if (letter === "B") return OUTCOMES.B + (isFinite(this.worst(step)) ? `, by ${difference(this.worst(step) - this.steps[step].s[rank])}` : "");
+    if (letter === "B") return OUTCOMES.B + (isFinite(this.worst(step)) ? `, by ${difference(this.worst(step) - this.steps[step].scores[rank])}` : "");
     return OUTCOMES[letter];
   }
 }

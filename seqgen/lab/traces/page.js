@@ -8,7 +8,7 @@ const FILTERS = {
   error: ["▲ the reference is scored higher than the output", (sentence) => sentence.missed],
   lost: ["✕ the reference was dropped", (sentence) => sentence.fate && sentence.fate.fate !== "found"],
   found: ["● the reference was found", (sentence) => sentence.fate && sentence.fate.fate === "found"],
-  forbidden: ["a rule forbade a token that would have survived", (sentence) => sentence.steps.some((step) => step.x)],
+  forbidden: ["a rule forbade a token that would have survived", (sentence) => sentence.steps.some((step) => step.forbidden)],
 };
 
 // Orders of the list: a text, whether it is offered, and the value by which it sorts, the largest first.
@@ -40,7 +40,7 @@ const say = (text) => { byId("message").textContent = text; };
 
 // A sentence opens at the step that the list is about; otherwise where its reference was dropped.
 function startOf(sentence) {
-  if (byId("filter").value === "forbidden") return Math.max(0, sentence.steps.findIndex((step) => step.x));
+  if (byId("filter").value === "forbidden") return Math.max(0, sentence.steps.findIndex((step) => step.forbidden));
   if (byId("order").value === "disagreement" && sentence.disagreement(sentence.best)) return sentence.disagreement(sentence.best).step;
   return sentence.fate && sentence.fate.fate !== "found" ? sentence.fate.step : 0;
 }

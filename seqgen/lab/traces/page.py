@@ -10,7 +10,6 @@ import base64
 import dataclasses
 import gzip
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,12 +17,12 @@ from importlib import resources
 from typing import Any
 
 from seqgen.generation.observers import Outcome
-from seqgen.lab.traces.line_trace import StepTrace
-from seqgen.lab.traces.sentence import LETTERS, SentenceTrace, TracedOutput, next_ranks
+from seqgen.lab.traces.sentence import SentenceTrace
+from seqgen.lab.traces.step import OUTCOMES, StepTrace
 from seqgen.lab.traces.trace import Trace
 
-_DIGITS = 4
-"""Decimals of scores in the page."""
+_DIGITS = 9
+"""Significant digits of scores in the page."""
 
 
 def page_of(trace: Trace) -> str:
@@ -61,68 +60,9 @@ SCRIPTS = ("dom.js", "model.js", "tree.js", "panels.js", "page.js")
 
 
 def _sentence(sentence: SentenceTrace) -> dict[str, Any]:
-    """A sentence with short keys: its tokens are indices into its list of pieces."""
-    known: dict[int, int] = {}
-
-    def index(token: int) -> int:
-        return known.setdefault(token, len(known))
-
     path = reference_path(sentence)
-    reference = sentence.reference
-    found: dict[str, Any] = {
-        "id": sentence.id,
-        "source": sentence.source,
-        "sourcePieces": list(sentence.source_pieces),
-        "steps": [_step(step, index) for step in sentence.steps],
-        "hypotheses": [_output(item, index) for item in sentence.hypotheses],
-        "reference": None if reference is None else _output(reference, index),
-        "fate": None if path is None else {**dataclasses.asdict(path), "fate": str(path.fate)},
-        "notes": list(sentence.notes),
-    }
-    found["pieces"] = [sentence.piece(token) for token in known]
-    return found
-
-
-def _step(step: StepTrace, index: Any) -> dict[str, Any]:
-    record: dict[str, Any] = {
-        "s": _numbers(step.scores.tolist()),
-        "t": [index(token) for token in step.tokens.tolist()],
-        "b": step.beams.tolist(),
-        "o": "".join(map(LETTERS.__getitem__, step.outcomes.tolist())),
-        "n": next_ranks(step),
-    }
-    finals = {rank: round(x, _DIGITS) for rank, x in enumerate(step.hypothesis_scores.tolist()) if math.isfinite(x)}
-    if finals:
-        record["f"] = finals
-    if step.members is not None:
-        record["m"] = [_numbers(member) for member in step.members.tolist()]
-    if step.forbidden:
-        record["x"] = [[item.beam, index(item.token), round(item.lprob, _DIGITS), item.by] for item in step.forbidden]
-    return record
-
-
-def _output(item: TracedOutput, index: Any) -> dict[str, Any]:
-    record: dict[str, Any] = {
-        "text": item.text,
-        "t": [index(token) for token in item.tokens],
-        "s": _numbers(item.scores),
-        "score": _number(item.score),
-    }
-    if item.search_scores:
-        record["q"] = _numbers(item.search_scores)
-    if item.members:
-        record["m"] = [_numbers(member) for member in item.members]
-    if item.attention is not None:
-        record["a"] = [[round(100 * weight) for weight in row] for row in item.attention]
-    return record
-
-
-def _numbers(values: Sequence[float]) -> list[float | None]:
-    return [_number(value) for value in values]
-
-
-def _number(value: float) -> float | None:
-    return round(value, _DIGITS) if math.isfinite(value) else None
+    fate = None if path is None else {**dataclasses.asdict(path), "fate": str(path.fate)}
+    return {**sentence.record(_DIGITS), "fate": fate}
 
 
 class Fate(StrEnum):
@@ -182,8 +122,7 @@ def reference_path(sentence: SentenceTrace) -> ReferencePath | None:
         if rank is None:
             return _not_a_candidate(sentence, number, beam, ranks)
         ranks.append(rank)
-        score = float(step.scores[rank])
-        outcome = Outcome(int(step.outcomes[rank]))
+        score, outcome = step.scores[rank], OUTCOMES[step.outcomes[rank]]
         if outcome is Outcome.FINISHED:
             tokens = sentence.tokens(number, rank)
             places = [place for place, item in enumerate(sentence.hypotheses) if list(item.tokens) == tokens]
@@ -193,26 +132,24 @@ def reference_path(sentence: SentenceTrace) -> ReferencePath | None:
         if outcome is not Outcome.CONTINUES:
             fate = Fate.ENDED_TOO_LOW if outcome is Outcome.ENDED_TOO_LOW else Fate.BELOW_BEAM
             worst = _worst_survivor(step)
-            gap = None if worst < 0 else float(step.scores[worst]) - score
+            gap = None if worst < 0 else step.scores[worst] - score
             return ReferencePath(fate, number, -1, ranks, score, worst, gap)
-        slots = sentence.survivors[number]
-        if step.done or rank not in slots:
+        if step.done or rank not in step.next:
             return ReferencePath(Fate.SENTENCE_DONE, number, -1, ranks, score)
-        beam = slots.index(rank)
+        beam = step.next.index(rank)
     return ReferencePath(Fate.SENTENCE_DONE, len(ranks) - 1, -1, ranks)
 
 
 def _rank_of(step: StepTrace, beam: int, token: int) -> int | None:
     """The rank of the candidate that continues a beam with a token; ``None`` if there is none."""
-    same = (step.beams == beam) & (step.tokens == token) & (step.outcomes != Outcome.IMPOSSIBLE)
-    found = same.nonzero().flatten().tolist()
-    return found[0] if found else None
+    candidates = enumerate(zip(step.beams, step.tokens, step.outcomes, strict=True))
+    return next((rank for rank, (*pair, letter) in candidates if pair == [beam, token] and letter != "I"), None)
 
 
 def _worst_survivor(step: StepTrace) -> int:
     """The rank of the candidate with the lowest score that continues or finishes; -1 if there is none."""
-    ranks = step.survives.nonzero().flatten().tolist()
-    return min(ranks, key=lambda rank: float(step.scores[rank]), default=-1)
+    ranks = filter(step.survives, range(len(step.scores)))
+    return min(ranks, key=step.scores.__getitem__, default=-1)
 
 
 def _not_a_candidate(sentence: SentenceTrace, number: int, beam: int, ranks: Sequence[int]) -> ReferencePath:
@@ -228,5 +165,5 @@ def _not_a_candidate(sentence: SentenceTrace, number: int, beam: int, ranks: Seq
     by = next((item.by for item in step.forbidden if (item.beam, item.token) == (beam, token)), "")
     fate = Fate.FORBIDDEN if by or score == float("-inf") else Fate.BELOW_BEAM
     score = None if score == float("-inf") else score
-    gap = None if worst < 0 or score is None else float(step.scores[worst]) - score
+    gap = None if worst < 0 or score is None else step.scores[worst] - score
     return ReferencePath(fate, number, -1, ranks, score, worst, gap, by)

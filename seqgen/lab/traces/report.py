@@ -6,18 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from seqgen.config.values import value_text
-from seqgen.generation.observers import Outcome
-from seqgen.lab.traces.difference import HYPOTHESIS_SCORE, SCORE, Decode, Difference, Explanation, Lines
+from seqgen.lab.traces.difference import HYPOTHESIS_SCORE, SCORE, Decode, Difference, Explanation, Lines, differing_keys
 from seqgen.lab.traces.line_trace import LineTrace, ModelScores
 from seqgen.text.results import TextHypothesis
 
 OUTCOMES = {
-    Outcome.CONTINUES: "continues",
-    Outcome.FINISHED: "finished",
-    Outcome.BELOW_BEAM: "below the beam",
-    Outcome.ENDED_TOO_LOW: "ended, but ranks too low",
-    Outcome.IMPOSSIBLE: "impossible",
-    Outcome.SENTENCE_DONE: "the sentence was done",
+    "C": "continues",
+    "F": "finished",
+    "B": "below the beam",
+    "E": "ended, but ranks too low",
 }
 ROWS = 10
 """Maximum number of candidates shown per step, if the difference is among them."""
@@ -72,7 +69,7 @@ class Report:
     def _differing(self) -> list[str]:
         first, other = self.decodes.values()
         models = [] if first.models is other.models else ["models"]
-        return [*models, *map(self._key, first.settings.differing(other.settings))]
+        return [*models, *map(self._key, differing_keys(first.settings, other.settings))]
 
     def _candidates(self, side: str, trace: LineTrace, scores: ModelScores | None, step: int, rank: int) -> list[str]:
         """The candidates of a step, best first; ``>`` marks the rank of the difference."""
@@ -82,15 +79,14 @@ class Report:
         lines = [f"{side}: candidates of step {step} (the sentence is {'' if item.done else 'not '}done after it)"]
         lines.append(f"    {'rank':>4} {'beam':>4} {'score':>9} {'model':>9}  {'outcome':<24}  tokens")
         for row in range(min(len(item.tokens), max(ROWS, rank + 1))):
-            outcome, beam, token = Outcome(int(item.outcomes[row])), int(item.beams[row]), int(item.tokens[row])
-            if outcome is Outcome.IMPOSSIBLE:
+            letter, beam, token = item.outcomes[row], item.beams[row], item.tokens[row]
+            if letter == "I":
                 continue
-            ranked = float(item.hypothesis_scores[row])
-            shown = OUTCOMES[outcome] + (f" with {ranked:.4f}" if ranked > float("-inf") else "")
+            shown = OUTCOMES[letter] + (f" with {item.finished[row]:.4f}" if row in item.finished else "")
             model = "/".join(f"{float(member[beam, token]):.4f}" for member in scores.members) if scores else "-"
             lines.append(
-                f"  {'>' if row == rank else ' '} {row + 1:>4} {beam + 1:>4} {float(item.scores[row]):>9.4f} {model:>9}"
-                f"  {shown:<24}  {self._tokens([*trace.history(step, beam), token])}"
+                f"  {'>' if row == rank else ' '} {row + 1:>4} {beam + 1:>4} {item.scores[row]:>9.4f} {model:>9}"
+                f"  {shown:<24}  {self._tokens(trace.tokens(step, row))}"
             )
         return lines
 
@@ -110,7 +106,7 @@ class Report:
         ):
             item = trace.steps[difference.step]
             if difference.rank < len(item.tokens):
-                beam, token = beams.get(int(item.beams[difference.rank])), int(item.tokens[difference.rank])
+                beam, token = beams.get(item.beams[difference.rank]), item.tokens[difference.rank]
                 if beam is not None and (beam, token) in scores.forbidden:
                     name = self.dictionary.symbol(token)
                     lines.append(
@@ -152,10 +148,10 @@ class Report:
 
     def _key(self, key: str) -> str:
         """A key with both values, and whether they come from the model."""
-        values = [decode.settings.values.get(key) for decode in self.decodes.values()]
-        name = key.removeprefix("generation.")
-        given = any(name in given for given in self.given) or not key.startswith("generation.")
-        return f"{key} ({_value(values[0])} | {_value(values[1])}{'' if given else ', taken from the model'})"
+        values = [decode.settings.get(key) for decode in self.decodes.values()]
+        given = "." in key or any(key in given for given in self.given)
+        name = key if "." in key else f"generation.{key}"
+        return f"{name} ({_value(values[0])} | {_value(values[1])}{'' if given else ', taken from the model'})"
 
     def _optimization(self, difference: Difference) -> str:
         if difference.tie:

@@ -1,4 +1,4 @@
-"""Reads a trace, and computes its n-best lists again from the recorded candidates."""
+"""Reads a trace."""
 
 from __future__ import annotations
 
@@ -13,19 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-import torch
-
 from seqgen.errors import ConfigError, DataError, nearest
-from seqgen.generation.backpointers import BackPointers
-from seqgen.generation.candidates import Candidates
-from seqgen.generation.finished import EachRow, FinishedHypotheses
-from seqgen.generation.observers import Outcome
-from seqgen.generation.rules import RULES
 from seqgen.lab.traces.header import FORMAT, VERSION, Fields, TraceHeader
-from seqgen.lab.traces.sentence import SentenceTrace, significant
-from seqgen.structures import Hypothesis
+from seqgen.lab.traces.sentence import SentenceTrace
+from seqgen.lab.traces.step import OUTCOMES
 from seqgen.system.reading import MAX_BYTES, open_regular, parse_json
-from seqgen.text.results import TextHypothesis, Translation
 
 Row = dict[str, Any]
 
@@ -226,20 +218,17 @@ def _references(sentence: SentenceTrace) -> Iterator[Row]:
 def _candidates(sentence: SentenceTrace) -> Iterator[Row]:
     before = [""]  # the text of each beam before the step
     for number, step in enumerate(sentence.steps):
-        columns = (step.scores, step.tokens, step.beams, step.outcomes, step.hypothesis_scores)
-        texts = []
-        for rank, (score, token, beam, outcome, final) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+        columns, texts = zip(step.scores, step.tokens, step.beams, step.outcomes, strict=True), list[str]()
+        for rank, (score, token, beam, letter) in enumerate(columns):
             texts.append((before[beam] if beam < len(before) else "") + sentence.piece(token))
-            if outcome == Outcome.IMPOSSIBLE:
+            if letter == "I":
                 continue
-            finished = outcome == Outcome.FINISHED
             row: Row = {"step": number, "rank": rank, "beam": beam, "token": sentence.piece(token), "token_id": token}
             row |= {"score": score, "token_score": score - sentence.before(number, beam)}
-            row |= {"outcome": Outcome(outcome).name.lower(), "final_score": final if finished else None}
+            row |= {"outcome": OUTCOMES[letter].name.lower(), "final_score": step.finished.get(rank)}
             row["text"] = texts[rank]
-            members = () if step.members is None else step.members[:, rank].tolist()
-            yield row | {f"member_{place}": member for place, member in enumerate(members)}
-        before = [texts[rank] if rank >= 0 else "" for rank in sentence.survivors[number]]
+            yield row | {f"member_{place}": member[rank] for place, member in enumerate(step.members)}
+        before = [texts[rank] if rank >= 0 else "" for rank in step.next]
 
 
 def _forbidden(sentence: SentenceTrace) -> Iterator[Row]:
@@ -258,56 +247,3 @@ TABLES: dict[str, Callable[[SentenceTrace], Iterator[Row]]] = {
     "references": _references,
 }
 """The tables by name: functions from a sentence to its rows."""
-
-
-def replayed(trace: Trace) -> Iterator[Translation]:
-    """Decide again, at every step, which recorded candidates finish and continue.
-
-    The recorded scores and the rules of the search decide; the recorded outcomes say only which candidates end.
-
-    Args:
-        trace: the trace.
-
-    Yields:
-        The translation of each line, with the same hypotheses and scores as in the decode.
-
-    Raises:
-        DataError: the strategy cannot be replayed, or other hypotheses or scores result than the trace has.
-    """
-    if why := trace.header.not_replayable:
-        raise DataError(f"the trace {trace.path} cannot be replayed: {why}")
-    for sentence in trace:
-        found = _replayed_hypotheses(sentence, trace.header)[: trace.header.nbest]
-        digits = trace.header.digits
-        wanted = [(list(x.tokens), significant([x.score, *x.scores], digits)) for x in sentence.hypotheses]
-        if wanted != [
-            (x.tokens.tolist(), significant([x.score, *x.positional_scores.tolist()], digits)) for x in found
-        ]:
-            raise DataError(
-                f"the trace {trace.path} is damaged: the n-best list of line {sentence.id + 1} does not follow from "
-                "its steps; write it again"
-            )
-        items = [TextHypothesis(item.text, one) for item, one in zip(sentence.hypotheses, found, strict=True)]
-        empty = torch.empty(0, dtype=torch.int64)
-        yield Translation(sentence.id, sentence.source, empty, items, list(sentence.notes))
-
-
-def _replayed_hypotheses(sentence: SentenceTrace, header: TraceHeader) -> list[Hypothesis]:
-    """The hypotheses of a sentence, best first."""
-    beam, steps = header.beam, sentence.steps
-    cpu = torch.device("cpu")
-    if header.independent_rows:
-        finished: FinishedHypotheses = EachRow(1, beam, header.ranking, cpu)
-    else:
-        finished = RULES[header.rules].finished(1, beam, header.ranking, cpu, header.early_stopping)
-    backpointers = BackPointers(beam, torch.zeros(1, dtype=torch.int64))
-    limits = torch.tensor([steps[0].max_length if steps else 0])
-    for number, step in enumerate(steps):
-        scores = step.scores.to(header.torch_dtype)
-        candidates = Candidates(scores[None], step.tokens[None], step.beams[None]).padded(beam)
-        ended = (step.outcomes == Outcome.FINISHED) | (step.outcomes == Outcome.ENDED_TOO_LOW)
-        ended = torch.nn.functional.pad(ended, (0, candidates.scores.size(1) - len(ended)))
-        active = finished.finalize(candidates, ended[None], number)
-        if not bool(finished.done(active, number, limits)):
-            backpointers.append(active)
-    return finished.hypotheses(torch.tensor([0]), backpointers)[0]

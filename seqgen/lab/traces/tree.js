@@ -3,8 +3,8 @@ const DX = 104, DY = 25, TOP = 30, LEFT = 26;
 
 function tree(sentence, state, go) {
   const steps = sentence.steps, alive = sentence.alive();
-  const rows = steps.map((step, number) => [...step.o].map((_, rank) => rank)
-    .filter((rank) => step.o[rank] !== "I" && (state.dropped || sentence.survives(number, rank) || isReference(sentence, number, rank))));
+  const rows = steps.map((step, number) => [...step.outcomes].map((_, rank) => rank)
+    .filter((rank) => step.outcomes[rank] !== "I" && (state.dropped || sentence.survives(number, rank) || isReference(sentence, number, rank))));
   const place = rows.map((ranks) => new Map(ranks.map((rank, row) => [rank, row])));
   const height = TOP + DY * Math.max(1, ...rows.map((ranks) => ranks.length)) + 12;
   const width = LEFT + DX * steps.length + 60;
@@ -31,15 +31,15 @@ function tree(sentence, state, go) {
         if (onReference) edges.push(s("path", { class: "edge reference", d, "stroke-width": 2 }));
       }
       const group = s("g", { class: classes("candidate", kind), "data-at": key, onclick: () => go({ step: number, rank }) },
-        shape(step.o[rank], x1, y1, classes("node", led === 0 ? "best" : led !== undefined && "alive", !sentence.survives(number, rank) && "open", onReference && "reference")),
-        s("text", { x: x1 + 9, y: y1 + 4 }, clipped(shown(sentence.pieces[step.t[rank]]))));
-      nodes.push(tip(group, () => `${sentence.pieces_(sentence.tokens(number, rank)).join("")}\nscore ${exact(step.s[rank])}, token ${percent(sentence.gain(number, rank))}\n${sentence.reason(number, rank)}`));
+        shape(step.outcomes[rank], x1, y1, classes("node", led === 0 ? "best" : led !== undefined && "alive", !sentence.survives(number, rank) && "open", onReference && "reference")),
+        s("text", { x: x1 + 9, y: y1 + 4 }, clipped(shown(sentence.pieces[step.tokens[rank]]))));
+      nodes.push(tip(group, () => `${sentence.pieces_(sentence.tokens(number, rank)).join("")}\nscore ${exact(step.scores[rank])}, token ${percent(sentence.gain(number, rank))}\n${sentence.reason(number, rank)}`));
     }
     const fate = sentence.fate;
     if (fate && fate.step === number && fate.fate !== "found") {
       const dropped = rows[number].some((rank) => isReference(sentence, number, rank));
       if (!dropped) nodes.push(s("g", { class: "candidate reference" }, cross(LEFT + DX * (number + 1) - 58, height - 8, "node reference"),
-        s("text", { x: LEFT + DX * (number + 1) - 49, y: height - 4 }, clipped(shown(sentence.pieces[sentence.reference.t[number]])))));
+        s("text", { x: LEFT + DX * (number + 1) - 49, y: height - 4 }, clipped(shown(sentence.pieces[sentence.reference.tokens[number]])))));
     }
   });
   return s("svg", { id: "tree", width, height, role: "img", "aria-label": `Tree of the beam, ${steps.length} steps` }, columns, edges, nodes);
@@ -48,7 +48,7 @@ function tree(sentence, state, go) {
 // The candidates along an output, as far as it was followed.
 const pathOf = (sentence, output) => sentence.ranksOf(output).map((rank, step) => [step, rank]);
 const clipped = (text) => (text.length > 10 ? text.slice(0, 9) + "…" : text);
-const labelWidth = (sentence, step, rank) => 12 + 7.3 * clipped(shown(sentence.pieces[sentence.steps[step].t[rank]])).length;
+const labelWidth = (sentence, step, rank) => 12 + 7.3 * clipped(shown(sentence.pieces[sentence.steps[step].tokens[rank]])).length;
 const isReference = (sentence, step, rank) => Boolean(sentence.fate && sentence.fate.ranks[step] === rank);
 const cross = (x, y, kind) => s("path", { class: kind, d: `M${x - 4},${y - 4}l8,8m0,-8l-8,8` });
 

@@ -115,12 +115,10 @@ class TraceWriter:
             dtype=str(self.dtype).removeprefix("torch."),
             ranking=setup.ranking,
             early_stopping=setup.early_stopping,
-            independent_rows=setup.search.independent_rows,
             seed=decoding.cfg.seed if takes_seed(decoding.cfg) else None,
             processors=[type(processor).__name__ for processor in setup.processors],
             recorded=sorted(self.tracer.needs),
             candidates=self.options.candidates,
-            not_replayable=why_not_replayable(decoding, self.options),
         )
 
     def lines(self, lines: Iterable[str | EncodedSource], first_number: int = 0) -> Iterator[str | EncodedSource]:
@@ -233,20 +231,6 @@ class TraceWriter:
         self.characters += len(line)
         with disk_errors(self.path):
             self._file.write(line)
-
-
-def why_not_replayable(decoding: TextDecoding, options: TraceConfig) -> str:
-    """Why the n-best lists cannot be computed again from a trace; empty if they can."""
-    setup, cfg = decoding.generator.setup, decoding.cfg
-    if cfg.mbr or decoding.utility is not None or cfg.rerank or decoding.reranker is not None:
-        return "its hypotheses were ranked again after the search (generation.mbr or generation.rerank)"
-    if type(setup.search).finished is not Search.finished:
-        return f"{_called(setup.search)} has its own rule of which hypotheses finish"
-    if setup.ranking.coverage:
-        return "its hypotheses were ranked with generation.coverage_penalty, which needs the attention of every step"
-    if options.candidates:
-        return f"it has only some of the candidates (trace_options.candidates={options.candidates})"
-    return ""
 
 
 def _check_traceable(generator: SequenceGenerator) -> None:
