@@ -1,4 +1,4 @@
-"""One step of a traced sentence, and its form as a JSON object; docs/trace.md describes the fields."""
+"""One step of a traced sentence, and its form as a JSON object; docs/inspection.md describes the fields."""
 
 from __future__ import annotations
 
