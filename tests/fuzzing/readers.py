@@ -58,7 +58,11 @@ LINES = [
     "x",
 ]
 SAMPLES = {".yaml": YAML, ".json": JSON}
-CHANGES = {".yaml": change_yaml, ".json": change_json, ".jsonl": change_bytes, ".safetensors": change_safetensors}
+CHANGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
+    ".yaml": change_yaml,
+    ".json": change_json,
+    ".safetensors": change_safetensors,
+}
 CODE = ("evil.py", "config.py", "__init__.py", "modeling_t5.py", "setup.py", "sitecustomize.py", "conftest.py")
 """Files with code that are put into folders of models."""
 
@@ -365,11 +369,12 @@ def _point_to_code(folder: Path, canary: Path, rng: random.Random) -> None:
 
 def read_run(folder: Path) -> None:
     refused: list[UserError | OSError] = []
-    for reader in (
+    readers: list[Callable[[], Any]] = [
         lambda: update_of(folder / "checkpoints" / "best"),
         lambda: recorded_user_dirs(folder),
         lambda: decode(folder, "w1 w2"),
-    ):
+    ]
+    for reader in readers:
         try:
             reader()
         except (UserError, OSError) as error:

@@ -134,7 +134,7 @@ def _models() -> list[ModelInMemory]:
 
 
 def make_settings(folder: Path) -> None:
-    case = {"models": [0], "settings": {}, "prefixes": None, "format": "json"}
+    case: dict[str, Any] = {"models": [0], "settings": {}, "prefixes": None, "format": "json"}
     (folder / CASE).write_text(json.dumps(case))
 
 
@@ -158,7 +158,10 @@ def damage_settings(folder: Path, canary: Path, rng: random.Random) -> None:
             own = typing.get_type_hints(schema)
             found = {f"{group}.{f.name}": value_of(f, own[f.name], rng) for f in dataclasses.fields(schema)}
             settings = found | settings
-    case = {"models": [rng.randrange(len(MODELS)) for _ in range(rng.choice([1, 1, 2]))], "settings": settings}
+    case: dict[str, Any] = {
+        "models": [rng.randrange(len(MODELS)) for _ in range(rng.choice([1, 1, 2]))],
+        "settings": settings,
+    }
     case["prefixes"] = [rng.choice(["", "w1", "w2 w3"]) for _ in LINES] if rng.random() < 0.2 else None
     (folder / CASE).unlink()
     (folder / CASE).write_text(json.dumps({**case, "format": rng.choice(list(FORMATS))}))

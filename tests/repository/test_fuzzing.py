@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -64,7 +65,7 @@ def test_what_no_reader_may_do_is_noticed(tmp_path: Path) -> None:
 
     assert sandbox.run(lambda: (sandbox.folder / "file").write_text("x")) is None
     assert sandbox.run(raises(DataError("line 3 is damaged"))) == "line 3 is damaged"
-    for kind, work in (
+    cases: list[tuple[str, Callable[[], Any]]] = [
         ("traceback", raises(KeyError("x"))),
         ("traceback", raises(BaseException("panic"))),
         ("message", raises(DataError("x" * 10_000))),
@@ -74,7 +75,8 @@ def test_what_no_reader_may_do_is_noticed(tmp_path: Path) -> None:
         ("file", lambda: (sandbox.root / "new").write_text("x")),
         ("code", lambda: os.system("true")),
         ("code", lambda: pickle.loads(pickle.dumps(Payload(os.getcwd)))),
-    ):
+    ]
+    for kind, work in cases:
         with pytest.raises(Failure) as failure:
             sandbox.run(work, seconds=0.05 if kind == "hang" else 20.0, memory=1 << 30)
         assert failure.value.kind == kind
