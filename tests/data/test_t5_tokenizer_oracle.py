@@ -59,7 +59,8 @@ def assert_equal(tokenizer: PretrainedTokenizer, oracle: Any, texts: list[str] =
     """Encode the texts, and decode them and random ids, with and without special tokens."""
     size, eos = min(len(oracle), len(tokenizer.dictionary)), tokenizer.dictionary.eos()
     assert (eos, tokenizer.dictionary.pad()) == (oracle.eos_token_id, oracle.pad_token_id)
-    assert tokenizer.dictionary.symbols[:size] == oracle.convert_ids_to_tokens(range(size))
+    tokens = [token.replace("\0", "<0x00>") for token in oracle.convert_ids_to_tokens(range(size))]
+    assert tokenizer.dictionary.symbols[:size] == tokens
     encoded = []
     for text in texts:
         encoded.append(oracle(text).input_ids)

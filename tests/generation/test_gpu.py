@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from seqgen.structures import Batch, Hypothesis, Source
+from seqgen.lab.checks.subject import tiny_dictionary
+from seqgen.structures import Hypothesis
 from tests.generators import make_generator
-from tests.model_zoo import ARCHITECTURES, ZOO, Specimen, sharp
-from tests.scripted_model import pad_rows
+from tests.model_zoo import ARCHITECTURES, EOS, PAD, VOCAB, ZOO, sharp
+from tests.scripted_model import batch_of
 from tests.strategy_zoo import PHRASES, STRATEGIES, strategy
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -30,33 +31,19 @@ CASES = [
 ]
 
 
-class Words:
-    """The vocabulary of a model of the zoo."""
-
-    def __init__(self, specimen: Specimen):
-        self.pad, self.eos, self.unk = lambda: specimen.pad, lambda: specimen.eos, lambda: 3
-        self.size = specimen.vocab
-
-    def __len__(self) -> int:
-        return self.size
-
-
 def decode(name: str, device: str, options: dict[str, Any]) -> list[list[Hypothesis]]:
     """The n-best lists of five random sources of different lengths, in float64."""
-    specimen, options = ZOO[name], {"beam_size": 4, "max_len": 9, "min_len": 0, **options}
+    options = {"beam_size": 4, "max_len": 9, "min_len": 0, **options}
     random = torch.Generator().manual_seed(5)
-    words = [torch.randint(specimen.first_word, specimen.vocab, (n,), generator=random) for n in (4, 1, 7, 2, 5)]
-    rows = [torch.cat([row, torch.tensor([specimen.eos])]) for row in words]
-    lengths = torch.tensor([len(row) for row in rows])
-    batch = Batch(torch.arange(5), Source(pad_rows(rows, specimen.pad, specimen.left_padding), lengths))
-    prefix = torch.full((5, 1), specimen.first_word + 1, device=device) if options.pop("prefix", 0) else None
+    sources = [[*torch.randint(4, VOCAB, (n,), generator=random).tolist(), EOS] for n in (4, 1, 7, 2, 5)]
+    batch = batch_of(sources, PAD, ZOO[name].left_padding).to(device)
+    prefix = torch.full((5, 1), 5, device=device) if options.pop("prefix", 0) else None
     models = [sharp(name, seed).to(device) for seed in range(options.pop("members", 1))]
     phrases = None
     if search := options.pop("search", ""):
         options["search_strategy"] = strategy(search)
         phrases = [*PHRASES, []] if STRATEGIES[search].phrases else None
-    generator = make_generator(models, Words(specimen), **options)  # type: ignore[arg-type]
-    return generator.generate(batch.to(device), prefix, phrases)
+    return make_generator(models, tiny_dictionary(), **options).generate(batch, prefix, phrases)
 
 
 @pytest.mark.parametrize(("name", "option"), CASES)
