@@ -9,6 +9,7 @@ import torch
 
 from seqgen.lab.checks.subject import tiny_dictionary
 from seqgen.structures import Hypothesis
+from seqgen.system.devices import find_device
 from tests.generators import make_generator
 from tests.model_zoo import ARCHITECTURES, EOS, PAD, VOCAB, ZOO, sharp
 from tests.scripted_model import batch_of
@@ -44,6 +45,11 @@ def decode(name: str, device: str, options: dict[str, Any]) -> list[list[Hypothe
         options["search_strategy"] = strategy(search)
         phrases = [*PHRASES, []] if STRATEGIES[search].phrases else None
     return make_generator(models, tiny_dictionary(), **options).generate(batch, prefix, phrases)
+
+
+def test_no_attention_is_compiled_for_a_number_of_keys() -> None:
+    find_device("cuda")
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 @pytest.mark.parametrize(("name", "option"), CASES)
