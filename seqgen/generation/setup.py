@@ -251,6 +251,7 @@ class DecodingSetup:
         unset = _without_merge(parts)
         needed = sorted(self.needs - {FORBIDDEN, MEMBER_LPROBS})
         adjusting = [type(model).__name__ for model in models if adjusts_logits(model)]
+        cache = self.cache_without_merge
         off = [name for name in ("use_cache", "continuous_batching") if not getattr(debug, name)]
         reasons = {
             f"debug.{listing(off)} is off": off,
@@ -260,7 +261,7 @@ class DecodingSetup:
             f"can_merge is not set in {listing(unset)}": unset,
             f"a component needs {listing(needed)}": needed,
             f"{listing(adjusting)} overrides adjust_logits_during_generation": adjusting,
-            self.cache_without_merge: self.cache_without_merge,
+            cache: cache,
         }
         return next((reason for reason, applies in reasons.items() if applies), "")
 
