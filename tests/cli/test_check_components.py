@@ -30,7 +30,7 @@ from seqgen.lab.checks.strategies import (
     scores_are_the_models,
 )
 from seqgen.lab.checks.subject import Ids
-from seqgen.registry import COMBINATIONS, CRITERIA, LOGITS_PROCESSORS, SEARCHES, TASKS, Registry
+from seqgen.registry import COMBINATIONS, CRITERIA, SEARCHES, TASKS, Registry
 from tests import registered_components
 from tests.commands import Outcome, command, corpus
 from tests.training_runs import TINY
@@ -189,13 +189,15 @@ def test_few_words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("body", ["open('no/such/file')", "self.missing", "int('x')"])
 def test_a_component_that_cannot_be_built(body: str, tmp_path: Path) -> None:
+    name = (
+        f"not_built_{body.split('(')[0].split('.')[0]}"
+    )
     (tmp_path / "own.py").write_text(
         "from seqgen.extend import LogitsProcessor, register_logits_processor\n\n"
-        "@register_logits_processor('not_built')\n"
+        f"@register_logits_processor({name!r})\n"
         f"class NotBuilt(LogitsProcessor):\n    def __init__(self):\n        {body}\n"
     )
-    with mock.patch.dict(LOGITS_PROCESSORS._entries):
-        outcome = check(f"common.user_dir={tmp_path}/own.py", "processor=not_built")
+    outcome = check(f"common.user_dir={tmp_path}/own.py", f"processor={name}")
     assert outcome.code == 2
     assert re.match(r"seqgen-check: the processor cannot be built from its keys: \w+: .* \(.*own.py:6\); ", outcome.err)
 
