@@ -18,7 +18,8 @@ from seqgen.cli.output import check_report, write_report
 from seqgen.cli.show import runs_of
 from seqgen.config import CommonConfig, DebugConfig, GenerationConfig, ReadingConfig, option
 from seqgen.config.compose import compose
-from seqgen.config.values import given_settings, split_argument
+from seqgen.config.settings import given_settings
+from seqgen.config.values import split_argument
 from seqgen.data.text import count_lines, is_pipe, read_lines, stream_lines
 from seqgen.errors import CheckpointError, ConfigError, DataError, nearest, printable
 from seqgen.lab.compare.table import as_dict, text_difference
@@ -28,7 +29,6 @@ from seqgen.lab.traces.difference import (
     Explanation,
     InspectedModels,
     Lines,
-    differing_keys,
     explain,
     first_difference,
     nbest_difference,
@@ -142,10 +142,11 @@ def diff_decodes(cfg: DiffConfig, shared: Sequence[str], own: dict[str, list[str
             count_lines(Path(path))  # errors in it are reported before the models are loaded
     first, other = _decodes(sides, device)
     _check_vocabularies(first, other)
-    if first.models is other.models and not differing_keys(first.settings, other.settings):
+    if first.models is other.models and first.settings == other.settings:
         log("both decodes have the same models and settings, so the other one is decoded without optimizations")
-        other = replace(other, settings=other.models.resolve(sides[1].given, DebugConfig.off()))
-    report, count = Report(first, other, [side.given for side in sides], cfg.tolerance), 0
+        switches = {f"debug.{key}": value for key, value in vars(DebugConfig.off()).items()}
+        other = replace(other, settings=other.models.resolve({**sides[1].given, **switches}))
+    report, count = Report(first, other, cfg.tolerance), 0
     for lines in _chunks(cfg):
         if found := _first_in(first, other, lines, cfg.tolerance):
             print(printable(report.text(lines, *found)))
@@ -158,7 +159,7 @@ def diff_decodes(cfg: DiffConfig, shared: Sequence[str], own: dict[str, list[str
 
 @dataclass(frozen=True)
 class _Side:
-    """One decode: its configuration, its models, and the ``generation`` keys that the user gave."""
+    """One decode: its configuration, its models, and the settings that the user gave."""
 
     config: DiffConfig
     paths: list[str]
@@ -179,7 +180,7 @@ def _of_one_side(side: str, arguments: Sequence[str]) -> Sequence[str]:
 def _side(cfg: DiffConfig, overrides: list[str]) -> _Side:
     config = compose(DiffConfig, overrides)
     given = given_settings(config, overrides)
-    if "nbest" in given:
+    if "generation.nbest" in given:
         raise ConfigError("generation.nbest has no effect, because whole n-best lists are compared; leave it out")
     if config.generation.input_split == "sentences":
         raise ConfigError(
@@ -195,10 +196,7 @@ def _decodes(sides: Sequence[_Side], device: torch.device) -> list[Decode]:
     for side in (first, other):
         same = models and (side.paths, side.config.reading) == (first.paths, first.config.reading)
         models.append(models[0] if same else InspectedModels(partial(_load, side, device)))
-    return [
-        Decode(own, own.resolve(side.given, side.config.debug))
-        for own, side in zip(models, (first, other), strict=True)
-    ]
+    return [Decode(own, own.resolve(side.given)) for own, side in zip(models, (first, other), strict=True)]
 
 
 def _load(side: _Side, device: torch.device) -> Sequence[TextModel]:
@@ -245,7 +243,7 @@ def _first_in(
         batching changes the result of a decode, the explanation is that decode's trace, because observers are not
         called with continuous batching.
     """
-    traces = [decode.models.decode(decode.settings, lines) for decode in (first, other)]
+    traces = [decode.models.decode(decode.settings.values, lines) for decode in (first, other)]
     for line in traces[0]:
         one, two = (found[line] for found in traces)
         if difference := first_difference(one, two, tolerance):

@@ -20,7 +20,8 @@ from seqgen.cli.line_decoding import check_outputs, complete, part_of, prepare_d
 from seqgen.cli.output import check_output, open_output, score_lines
 from seqgen.cli.record import Record
 from seqgen.config import GenerateConfig
-from seqgen.config.values import changed, given_settings, to_dict
+from seqgen.config.settings import given_settings
+from seqgen.config.values import changed
 from seqgen.data.text import count_lines, is_pipe, read_lines, stream_lines
 from seqgen.errors import ConfigError, DataError
 from seqgen.lab.traces.writer import TraceWriter
@@ -42,8 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     def work(cfg: GenerateConfig, arguments: Arguments) -> int:
         overrides = arguments.overrides
-        debug = {f"debug.{key}": value for key, value in to_dict(cfg.debug).items()}
-        given = {**given_settings(cfg, overrides), **debug}
+        given = given_settings(cfg, overrides)
         if is_job(cfg, overrides):
             return run_job(cfg, given, overrides)
         generate(cfg, given, Record(cfg.record, arguments.typed, overrides) if cfg.record else None)
@@ -57,8 +57,7 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | Non
 
     Args:
         cfg: the whole configuration.
-        given: the keys of its ``generation`` group that the user gave, and all keys of its ``debug`` group, as
-            ``debug.KEY``. The models' own settings are used for the other keys.
+        given: the settings that the user gave, by whole key; the others are those of the models.
         record: what writes the record of the decode; ``None`` for no record.
 
     Raises:
@@ -89,14 +88,14 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | Non
         trace,
         memory_errors(lambda: _less_memory(len(outputs.hypotheses))),
         outputs.counted(),
-        line_progress(cfg, total) as decoding.on_line,
+        line_progress(cfg, total) as on_line,
     ):
         if record is not None:
             file, lines = record.output(file), record.lines(lines)
         if streamer is not None:
             streamer.file = file
         write = FORMATS[cfg.format](decoding, references)
-        for translation in decoding.translate(trace.lines(lines), prefixes, _buffer_size(cfg)):
+        for translation in decoding.translate(trace.lines(lines), prefixes, _buffer_size(cfg), on_line=on_line):
             translation = complete(translation, cfg, clean)
             trace.add(translation)
             outputs.add(translation)
@@ -109,7 +108,7 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | Non
         log(note)
     if record is not None:
         record.write(decoding)
-    _report(cfg, outputs, references, seconds, decoding.tokens_written)
+    _report(cfg, outputs, references, seconds)
     if summary_of_search := decoding.generator.summary():
         log(summary_of_search)
 
@@ -121,16 +120,19 @@ class _Outputs:
     Attributes:
         typed: shows notes at once if a user types the lines.
         hypotheses: the text of each line.
+        tokens: number of tokens of these texts.
         notes: numbers of lines, from 1, with their notes that were not shown yet.
     """
 
     typed: TypedLines | None
     hypotheses: list[str] = field(default_factory=list)
+    tokens: int = 0
     notes: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, translation: Translation) -> None:
         """Add the next line."""
         self.hypotheses.append(translation.text)
+        self.tokens += translation.num_tokens
         if self.typed is not None:
             self.typed.show_notes(translation.id + 1, translation.notes)
         else:
@@ -238,9 +240,9 @@ def _buffer_size(cfg: GenerateConfig) -> int:
     return 1 if cfg.input == "-" and (sys.stdin.isatty() or cfg.stream) else BUFFER_SIZE
 
 
-def _report(cfg: GenerateConfig, outputs: _Outputs, references: list[str] | None, seconds: float, tokens: int) -> None:
+def _report(cfg: GenerateConfig, outputs: _Outputs, references: list[str] | None, seconds: float) -> None:
     """Print the notes about lines, the scores and the speed."""
-    hypotheses = outputs.hypotheses
+    hypotheses, tokens = outputs.hypotheses, outputs.tokens
     for line in summary(outputs.notes):
         log(line)
     if not hypotheses:

@@ -177,10 +177,11 @@ def _settings(cfg: GenerateConfig, given: Mapping[str, Any]) -> dict[str, Any]:
     settings |= {f"dataset.{key}": value for key, value in to_dict(cfg.dataset).items()}
     settings |= {f"reading.{key}": value for key, value in to_dict(cfg.reading).items()}
     for key, value in sorted(given.items()):
-        if key == "components":
-            settings |= {name: str(one) for name, one in value.items()}
-        elif key not in keys_with(SPEED):
-            settings[key if "." in key else f"generation.{key}"] = value
+        group, _, name = key.partition(".")
+        if group not in ("generation", "debug"):
+            settings[key] = str(value)
+        elif name not in keys_with(SPEED):
+            settings[key] = value
     return settings
 
 
@@ -255,18 +256,16 @@ class CommandDecoder:
     def decode(self, lines: Sequence[str], first: int, divisor: int) -> Answers:
         """Decode lines; see ``LineDecoder``."""
         decoding = copy.copy(self.decoding)
-        size, tokens = decoding.cfg.batch_size, decoding.cfg.max_tokens
         if divisor > 1:
-            decoding.cfg = replace(
-                decoding.cfg, batch_size=max(1, min(size, len(lines)) // divisor), max_tokens=max(1, tokens // divisor)
-            )
+            decoding.batcher = decoding.batcher.divided(len(lines), divisor)
         texts = map(self.task.input_of, lines) if self.cfg.dataset.gen_source else lines
-        outputs, notes, decoding.tokens_written = list[str](), list[tuple[int, str]](), 0
+        outputs, notes, tokens = list[str](), list[tuple[int, str]](), 0
         for translation in decoding.translate(texts, None, len(lines), first):
             translation = complete(translation, self.cfg, self.clean)
             outputs.append(self.write(translation))
+            tokens += translation.num_tokens
             notes += [(translation.id + 1, note) for note in translation.notes]
-        return Answers(outputs, notes=notes, tokens=decoding.tokens_written)
+        return Answers(outputs, notes=notes, tokens=tokens)
 
     def blank(self, line: str, number: int, reason: str) -> str:
         """What is written for a line without an answer; see ``LineDecoder``."""

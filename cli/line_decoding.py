@@ -16,6 +16,7 @@ from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.checkpoints.loading import load_models
 from seqgen.cli.command import log
 from seqgen.config import GenerateConfig, GenerateDatasetConfig
+from seqgen.config.settings import Settings
 from seqgen.errors import ConfigError, nearest
 from seqgen.system.switches import MAPPED_WEIGHTS, switched
 from seqgen.task import Task
@@ -107,7 +108,7 @@ def prepare_decoding(
 
     Args:
         cfg: the whole configuration.
-        given: the keys of its ``generation`` group that the user gave, and those of its ``debug`` group.
+        given: the settings that the user gave, by whole key.
         device: where to decode.
         note: called with each note for the user.
         streamer: receives words as they are generated.
@@ -120,7 +121,8 @@ def prepare_decoding(
     """
     loaded = load_noted(cfg, device, note)
     with switched({MAPPED_WEIGHTS: cfg.common.map_weights}):
-        translator = Translator(loaded, **{**settings_of_part(cfg.dataset, loaded[0].task), **given})
+        part = Settings().with_layer("part", settings_of_part(cfg.dataset, loaded[0].task))
+        translator = Translator(loaded, settings=part, **given)
         decoding = translator.prepare(wanted_details(cfg, translator), streamer)
     own_lines = cfg.dataset.gen_source or not cfg.input
     if decoding.splitter is not None and own_lines and type(decoding.task).input_of is not Task.input_of:

@@ -27,7 +27,8 @@ from seqgen.config import (
 )
 from seqgen.config.compose import compose
 from seqgen.config.keys import did_you_mean, known_keys
-from seqgen.config.values import given_settings, split_argument, to_dict
+from seqgen.config.settings import Settings, given_settings
+from seqgen.config.values import split_argument
 from seqgen.errors import ConfigError, DataError, nearest
 from seqgen.lab.tuning import Dimension, Setting, Trials, grid, search_coordinates
 from seqgen.metrics import METRICS, TextScore, score_with_interval
@@ -117,15 +118,14 @@ def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> None:
 
     def settings(setting: Setting) -> dict[str, Any]:
         overrides = [*shared, *setting]
-        own = compose(TuneConfig, overrides)
-        debug = {f"debug.{key}": value for key, value in to_dict(own.debug).items()}
-        return {**settings_of_part(cfg.dataset, task), **given_settings(own, overrides), **debug}
+        return given_settings(compose(TuneConfig, overrides), overrides)
 
     def metric(outputs: Sequence[str]) -> tuple[TextScore, float | None]:
         return score_with_interval(cfg.metric, outputs, references or [], cfg.lowercase, cfg.tokenize)
 
     prefixes = None if (found := prefix_lines(files)) is None else list(found)
-    translator = Translator(loaded, dtype=cfg.generation.dtype)
+    part = Settings().with_layer("part", settings_of_part(cfg.dataset, task))
+    translator = Translator(loaded, settings=part, dtype=cfg.generation.dtype)
     trials = Trials(translator, settings, lines, prefixes, cfg.metric, metric)
     try:
         _search(cfg, _space(pairs, len(loaded)), trials)

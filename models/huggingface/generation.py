@@ -18,7 +18,7 @@ from seqgen.config.values import from_dict
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, ConfigError, shown
 from seqgen.generation.component import IDS, Resources
-from seqgen.generation.model_settings import TOOLKIT_LENGTH
+from seqgen.generation.resolution import TOOLKIT_LENGTH
 from seqgen.generation.rules import HUGGINGFACE
 from seqgen.models.huggingface.architecture import GENERATION_FILE, JSONConfig
 from seqgen.registry import SEARCHES

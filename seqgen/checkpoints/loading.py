@@ -26,7 +26,7 @@ from seqgen.checkpoints.run_record import verify_run, verify_task
 from seqgen.config import ReadingConfig
 from seqgen.config.values import to_dict
 from seqgen.errors import ConfigError, UserError
-from seqgen.generation.model_settings import own_settings
+from seqgen.generation.resolution import settings_of_model
 from seqgen.registry import TASKS
 from seqgen.system.devices import find_device
 from seqgen.system.files import frozen
@@ -148,4 +148,4 @@ def _load_run(path: Path, placement: Placement) -> LoadedModel:
     else:
         model = build_checked(lambda: task.build_model(config.model), str(checkpoint))
     load_weights(model, checkpoint)
-    return LoadedModel(model, task, config, checkpoint, generation=own_settings(config.generation))
+    return LoadedModel(model, task, config, checkpoint, generation=settings_of_model(config.generation))

@@ -16,7 +16,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from seqgen.config import GenerationConfig, TrainConfig
+from seqgen.config import TrainConfig
 from seqgen.config.keys import OTHER_NAMES, OTHER_VALUES, holds_component
 from seqgen.errors import ConfigError, nearest, shown
 from seqgen.registry import DECODING_COMPONENTS, GROUPS, Registry
@@ -345,24 +345,6 @@ def repeated(overrides: Sequence[str]) -> list[str]:
             found.append(f"{key}={given[key]} is not used, because {key}={value} comes later")
         given[key] = value
     return found
-
-
-def given_settings(config: Any, overrides: Sequence[str]) -> dict[str, Any]:
-    """The decoding settings that the user gave, including values that equal the defaults.
-
-    Args:
-        config: what ``compose`` made of the overrides, with a group ``generation``.
-        overrides: ``key=value`` arguments.
-
-    Returns:
-        Values by the names of ``GenerationConfig``'s fields. Keys of decoding components (``search.groups``) are in the
-        value of ``components``.
-    """
-    keys = [split_argument(override)[0].partition(".") for override in overrides]
-    names = dict.fromkeys(key for owner, _, key in keys if owner == "generation" and hasattr(GenerationConfig(), key))
-    if any(owner in DECODING_COMPONENTS for owner, _, _ in keys):
-        names["components"] = None
-    return {name: getattr(config.generation, name) for name in names}
 
 
 def changed(config: Any) -> list[str]:

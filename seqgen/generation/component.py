@@ -235,6 +235,9 @@ class Component(Flagged):
     beam_state: ClassVar[tuple[str, ...]] = ()
     """Names of attributes that hold tensors ``(sentences, beam, ...)`` while a batch is decoded."""
 
+    setting: ClassVar[str] = ""
+    """The key of the ``generation`` group whose value may be such an object in place of a name; empty if none is."""
+
     certifiable: bool = False
     """Whether ``generation.certificate`` may be used with it. Of log-probabilities, a combination makes scores of at
     most 0; a processor raises no score, or its changes along any output sum to at most 0 after the first token; a

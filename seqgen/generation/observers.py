@@ -131,6 +131,8 @@ class Observer(Component):
     ``__init__`` has made, which all copies share; what belongs to a batch is set on the copy in ``begin``.
     """
 
+    setting = "observers"
+
     flags: ClassVar[Flags] = {"can_merge": ("begin", "observe", "merge"), "reads_scores": ("observe",)}
 
     reads_scores: bool = True

@@ -27,6 +27,8 @@ class StoppingRule(Component):
     A rule registered with ``@register_stopping_rule`` is selected by its name (``generation.stopping_rules``).
     """
 
+    setting = "stopping_rules"
+
     def __call__(self, tokens: Tensor, context: StepContext) -> Tensor:
         """Decide which outputs end with their newest token.
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from seqgen.config.compose import MAX_VALUES, sweep_values, too_many
+from seqgen.config.settings import ResolvedSettings
 from seqgen.errors import ConfigError
 from seqgen.metrics import TextScore
 from seqgen.system.devices import memory_errors
@@ -168,7 +169,7 @@ class Trials:
     ):
         self.translator, self.settings, self.lines, self.prefixes = translator, settings, lines, prefixes
         self.name, self.metric = name, metric
-        self.trials: dict[str, Trial] = {}
+        self.trials: dict[ResolvedSettings, Trial] = {}
         self.refused: dict[Setting, str] = {}
         self._noted: set[str] = set()
 
@@ -186,7 +187,7 @@ class Trials:
         start = time.perf_counter()
         try:
             settings = self.settings(setting)
-            key = str(self.translator.settings(**settings))
+            key = self.translator.resolve(settings)
             if key in self.trials:  # two ways to write it: the one that names its keys is shown
                 known = self.trials[key]
                 self.trials[key] = replace(known, setting=known.setting or setting)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,36 +17,46 @@ from seqgen.generation.component import Phrase
 from seqgen.generation.ensemble.member import INPUT
 from seqgen.structures import EncoderOut
 from seqgen.text.languages import LanguageReader, LineLanguages, TextModel, encode_source
-from seqgen.text.results import Translation
+from seqgen.text.results import TextHypothesis, Translation
 from seqgen.text.sources import EncodedSource, MemberSource, check_encodable, source_text
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-@dataclass
+@dataclass(frozen=True)
 class InputLine:
-    """An encoded line and its translation.
+    """An encoded line.
 
     Attributes:
-        translation: the translation, which decoding completes.
+        number: number of the line, from 0.
+        text: the line without languages and phrases.
         sources: for each model ``(S,)`` int64 source ids, end-of-sentence included; no tensors for an empty line.
-        phrases: the phrases that the output must contain, each as its alternatives in target ids.
-        prefix: the target ids with which the output begins.
+        member_sources: the text that each member reads.
+        constraints: the phrases that the output must contain.
+        phrases: these phrases, each as its alternatives in target ids.
+        prefix: the text with which the output begins.
+        prefix_tokens: its target ids.
         first_token: the token of the target language, if the output begins with it.
         start_token: the token of the target language, if it is the start token of the decoder.
         encoder_out: the encoder's output ``(1, S, C)``, if it was given in place of the text.
         languages: the languages of the line.
+        notes: messages for the user about the input.
         ends_line: false for a sentence of a line that is not its last one.
     """
 
-    translation: Translation
-    sources: list[Tensor]
-    phrases: list[Phrase] = field(default_factory=list)
-    prefix: list[int] = field(default_factory=list)
+    number: int
+    text: str
+    sources: Sequence[Tensor] = ()
+    member_sources: Sequence[str] = ()
+    constraints: Sequence[str] = ()
+    phrases: Sequence[Phrase] = ()
+    prefix: str = ""
+    prefix_tokens: Sequence[int] = ()
     first_token: int | None = None
     start_token: int | None = None
     encoder_out: EncoderOut | None = None
     languages: LineLanguages = LineLanguages()
+    notes: Sequence[str] = ()
     ends_line: bool = True
 
     @property
@@ -54,9 +64,37 @@ class InputLine:
         """The largest number of source tokens over all models."""
         return max(len(source) for source in self.sources)
 
+    def translation(
+        self,
+        hypotheses: Sequence[TextHypothesis] = (),
+        notes: Sequence[str] = (),
+        bound: float | None = None,
+        exact: bool | None = None,
+    ) -> Translation:
+        """The result of the line; see ``Translation``.
+
+        Args:
+            hypotheses: its hypotheses, best first.
+            notes: messages for the user about the output.
+            bound: of a certificate.
+            exact: of a certificate.
+        """
+        return Translation(
+            id=self.number,
+            source=self.text,
+            source_tokens=self.sources[0] if self.sources else torch.empty(0, dtype=torch.int64),
+            hypotheses=list(hypotheses),
+            notes=[*self.notes, *notes],
+            constraints=list(self.constraints),
+            prefix=self.prefix,
+            member_sources=list(self.member_sources),
+            bound=bound,
+            exact=exact,
+        )
+
 
 class InputEncoder:
-    """Encodes lines, and notes in each translation what was truncated or is not in a vocabulary.
+    """Encodes lines, and notes what was truncated or is not in a vocabulary.
 
     Args:
         models: the models that read the source: the members, and the draft model if there is one. The task of the first
@@ -109,33 +147,31 @@ class InputEncoder:
         if languages is None:
             text, languages = self.languages.read(number, text) if text.strip() else (text, LineLanguages())
         text, *phrases = text.split("\t") if self.cfg.constraints else [text]
-        translation = Translation(number, text, torch.empty(0, dtype=torch.int64), prefix=prefix)
+        line = InputLine(number, text, prefix=prefix, languages=languages)
         if encoded is None and not text.strip() and not self.task.reads_empty_lines:
             unused = " and ".join(name for name, given in (("prefix", prefix), ("phrases", phrases)) if given)
             further = f"; its {unused} had no effect" if unused else ""
-            translation.notes.append(f"the line is empty, and so is its output{further}")
-            return InputLine(translation, [])
+            return replace(line, notes=[f"the line is empty, and so is its output{further}"])
         if encoded is None:
-            sources = self._sources(translation, languages)
+            line = self._with_sources(line)
         else:
             check_encodable(self.models)
             self._check_languages(number, encoded.languages, languages)
-            sources = [encoded.tokens]
-            translation.member_sources.append(translation.source)
-            translation.notes.extend(encoded.notes)
-        if not sources:
-            return InputLine(translation, [])
-        translation = replace(translation, source_tokens=sources[0])
-        return InputLine(
-            translation,
-            sources,
-            self._phrases(phrases, translation, sources),
-            self._prefix(translation, sources, languages),
-            self.languages.target_token(languages, TargetLanguage.FIRST),
-            self.languages.target_token(languages, TargetLanguage.START),
-            None if encoded is None else encoded.encoder_out,
-            languages,
+            line = replace(
+                line,
+                sources=[encoded.tokens],
+                member_sources=[text],
+                encoder_out=encoded.encoder_out,
+                notes=encoded.notes,
+            )
+        if not line.sources:
+            return line
+        line = replace(
+            line,
+            first_token=self.languages.target_token(languages, TargetLanguage.FIRST),
+            start_token=self.languages.target_token(languages, TargetLanguage.START),
         )
+        return self._with_prefix(self._with_phrases(line, phrases) if phrases else line)
 
     def _check_languages(self, number: int, encoded: LineLanguages, given: LineLanguages) -> None:
         """Refuse languages that an encoded source would need to have been encoded with."""
@@ -156,30 +192,18 @@ class InputEncoder:
         longest = int(self.last_steps(torch.tensor([len(sources[0])]))[0])
         return min([longest, *(room - 1 for room in rooms if room is not None)])
 
-    def _sources(self, translation: Translation, languages: LineLanguages) -> list[Tensor]:
-        """The source ids for each model; none if a prompt leaves no room for an output."""
-        text, notes = translation.source, translation.notes
-        if "\t" in text and not self.cfg.members:
-            notes.append(
-                "the text after a tab is part of the source; with generation.constraints it would be a phrase that the "
-                "output must contain"
-            )
-        tokenizer = self.task.source_tokenizer
-        if text.endswith("\r") and tokenizer.encode(text) != tokenizer.encode(text[:-1]):
-            notes.append("the line ends with a carriage return, which the model reads; convert the file to Unix lines")
-        if unknown := tokenizer.unknown(text):
-            shown = " ".join(dict.fromkeys(unknown[:100]))[:60]
-            notes.append(f"the vocabulary lacks {shown}")
-        sources = []
-        wanted = [*self.sources, *[INPUT] * len(self.models)]
-        for model, source in zip(self.models, wanted, strict=False):
-            own = source_text(source, text, translation.id)
-            ids, longest = encode_source(model.task, own, languages), model.model.max_positions()[0]
+    def _with_sources(self, line: InputLine) -> InputLine:
+        """The line with its source ids for each model; without ids if a prompt leaves no room for an output."""
+        text, notes, sources, texts = line.text, self._notes_on_text(line.text), list[Tensor](), list[str]()
+        for index, model in enumerate(self.models):
+            source = self.sources[index] if index < len(self.sources) else INPUT
+            read = source_text(source, text, line.number)
+            ids, longest = encode_source(model.task, read, line.languages), model.model.max_positions()[0]
             if (room := _room(model, ids)) is not None and room < 1:
                 notes.append(
                     f"the prompt has {len(ids)} tokens and the model {longest} positions, so that the output is empty"
                 )
-                return []
+                return replace(line, notes=notes, member_sources=texts)
             words = model.task.source_dictionary
             if words.pad() != words.eos() and words.pad() in ids:
                 notes.append(f"the source contains padding (id {words.pad()}), which the model does not attend to")
@@ -188,44 +212,55 @@ class InputEncoder:
                 notes.append(f"of {len(ids)} source tokens only the first {longest - tail} were read")
                 ids = torch.cat([ids[: longest - tail], ids[len(ids) - tail :]])
             sources.append(ids)
-            if len(sources) <= len(self.members):
-                translation.member_sources.append(own)
-        return sources
+            texts += [read] if index < len(self.members) else []
+        return replace(line, sources=sources, member_sources=texts, notes=notes)
 
-    def _phrases(self, phrases: list[str], translation: Translation, sources: Sequence[Tensor]) -> list[Phrase]:
-        """The ids of the phrases of a line; alternatives with tokens outside the vocabulary are left out.
+    def _notes_on_text(self, text: str) -> list[str]:
+        """Notes on a tab, a carriage return, and characters that are not in the vocabulary."""
+        notes, tokenizer = [], self.task.source_tokenizer
+        if "\t" in text and not self.cfg.members:
+            notes.append(
+                "the text after a tab is part of the source; with generation.constraints it would be a phrase that the "
+                "output must contain"
+            )
+        if text.endswith("\r") and tokenizer.encode(text) != tokenizer.encode(text[:-1]):
+            notes.append("the line ends with a carriage return, which the model reads; convert the file to Unix lines")
+        if unknown := tokenizer.unknown(text):
+            shown = " ".join(dict.fromkeys(unknown[:100]))[:60]
+            notes.append(f"the vocabulary lacks {shown}")
+        return notes
+
+    def _with_phrases(self, line: InputLine, phrases: Sequence[str]) -> InputLine:
+        """The line with the ids of its phrases; alternatives with tokens outside the vocabulary are left out.
 
         Of a phrase that no output has room for, only so many tokens are returned that this stays so.
         """
-        tokenizer, too_many = self.task.target_tokenizer, self.longest_output(sources) + 2
-        encoded: list[Phrase] = []
+        tokenizer, too_many = self.task.target_tokenizer, self.longest_output(line.sources) + 2
+        encoded, texts, notes = list[Phrase](), list[str](), list(line.notes)
         for phrase in phrases:
             some = []
             for text in alternatives(phrase):
                 if lacking := tokenizer.unknown(text):
-                    translation.notes.append(
-                        f"the phrase {text!r} is left out: the vocabulary lacks {' '.join(lacking)}"
-                    )
+                    notes.append(f"the phrase {text!r} is left out: the vocabulary lacks {' '.join(lacking)}")
                 else:
                     some.append(tokenizer.encode(text)[:too_many])
             if some:
-                translation.constraints.append(phrase.strip())
+                texts.append(phrase.strip())
                 encoded.append(some)
-        return encoded
+        return replace(line, phrases=encoded, constraints=texts, notes=notes)
 
-    def _prefix(self, translation: Translation, sources: Sequence[Tensor], languages: LineLanguages) -> list[int]:
-        """The ids of the prefix of a line's output, truncated to the largest output length."""
-        notes, prefix = translation.notes, translation.prefix
-        if not prefix:
-            return []
-        target = self.task.target_tokenizer
-        ids = [*target.beginning(languages.target_lang), *target.encode(prefix)]
-        if lacking := self.task.target_tokenizer.unknown(prefix):
+    def _with_prefix(self, line: InputLine) -> InputLine:
+        """The line with the ids of its prefix, truncated to the largest output length."""
+        if not line.prefix:
+            return line
+        target, notes = self.task.target_tokenizer, list(line.notes)
+        ids = [*target.beginning(line.languages.target_lang), *target.encode(line.prefix)]
+        if lacking := target.unknown(line.prefix):
             notes.append(f"the vocabulary lacks these parts of the prefix: {' '.join(dict.fromkeys(lacking))[:60]}")
-        longest = self.longest_output(sources)
+        longest = self.longest_output(line.sources)
         if len(ids) > longest:
             notes.append(f"of {len(ids)} prefix tokens only the first {longest} fit into the longest output")
-        return ids[:longest]
+        return replace(line, prefix_tokens=ids[:longest], notes=notes)
 
 
 def _room(member: TextModel, source: Tensor) -> int | None:

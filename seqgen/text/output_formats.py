@@ -11,7 +11,7 @@ from typing import Any
 from seqgen.config import GenerateConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.generation.compatibility import takes_seed
-from seqgen.generation.model_settings import changes_scores
+from seqgen.generation.resolution import changes_scores
 from seqgen.text.results import Details, TextHypothesis, Translation, alignment_pairs, on_one_line
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import Translator

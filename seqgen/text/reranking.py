@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from sacrebleu.metrics import BLEU
 
 from seqgen.config import GenerationConfig, option
-from seqgen.errors import shown
+from seqgen.errors import ConfigError, shown
 from seqgen.generation.component import Component, Resources, build
 from seqgen.registry import RERANKERS, UTILITIES, register_utility
 from seqgen.system.contract import returned, violated
@@ -35,6 +35,8 @@ class Utility(Component):
     have one scale, that of sacreBLEU's scores: 100 for a perfect output, 0 for a useless one. Rankings need only their
     order, but training with a ``SequenceCriterion`` needs the scale.
     """
+
+    setting = "mbr"
 
     def __call__(self, texts: Sequence[str]) -> Matrix:
         """Compare all pairs of texts.
@@ -275,6 +277,8 @@ class Reranker(Component):
     combination as the search.
     """
 
+    setting = "rerank"
+
     def prepare(self, lines: Sequence[Translation]) -> None:
         """Receive lines before their hypotheses are scored, for work that is faster for many lines together.
 
@@ -295,10 +299,52 @@ class Reranker(Component):
         raise NotImplementedError
 
 
-def reranker_from_config(cfg: GenerationConfig, resources: Resources) -> Reranker:
-    """Make the reranker that ``cfg.rerank`` names.
+class Ranker:
+    """Ranks the hypotheses of a line after the search, by minimum Bayes risk or by a reranker, and keeps the best.
+
+    Args:
+        cfg: the decoding settings.
+        objects: the utility or the reranker, if it is given as an object, by the keys ``mbr`` and ``rerank``.
+        beam: hypotheses that the search returns.
+        resources: what both may use.
 
     Raises:
-        ConfigError: it is not registered.
+        ConfigError: a name is not registered, both are given, or there is only one hypothesis.
     """
-    return build(RERANKERS, cfg.rerank, Reranker, cfg, resources)
+
+    def __init__(self, cfg: GenerationConfig, objects: Mapping[str, Any], beam: int, resources: Resources):
+        self.nbest = cfg.nbest
+        self.utility: Utility | None = objects.get("mbr")
+        if self.utility is None and cfg.mbr:
+            self.utility = utility_from_config(cfg, resources)
+        self.reranker: Reranker | None = objects.get("rerank")
+        if self.reranker is None and cfg.rerank:
+            self.reranker = build(RERANKERS, cfg.rerank, Reranker, cfg, resources)
+        if self.ranks and beam == 1:
+            what = "minimum Bayes risk" if self.utility is not None else "reranking"
+            raise ConfigError(f"{what} compares hypotheses, but only one is generated; set generation.beam=2 or more")
+        if self.utility is not None and self.reranker is not None:
+            raise ConfigError(
+                "a utility and a reranker both rank hypotheses; set only one of generation.mbr and generation.rerank"
+            )
+
+    @property
+    def ranks(self) -> bool:
+        """Whether the order of the search changes, so that all its hypotheses are needed."""
+        return self.utility is not None or self.reranker is not None
+
+    def best(self, line: Translation, found: Sequence[TextHypothesis]) -> list[TextHypothesis]:
+        """The ``nbest`` best hypotheses of a line, best first.
+
+        Args:
+            line: the line, without hypotheses.
+            found: the hypotheses in the order of the search.
+        """
+        ranked = list(found)
+        if self.utility is not None and found:
+            utilities = expected_utilities([item.text for item in found], self.utility)
+            ranked = [replace(found[index], utility=utilities[index]) for index in by_expected_utility(utilities)]
+        elif self.reranker is not None and found:
+            scores = reranked(self.reranker, line, found)
+            ranked = [replace(found[index], rerank_score=scores[index]) for index in by_expected_utility(scores)]
+        return ranked[: self.nbest]

@@ -76,7 +76,7 @@ class TextHypothesis:
 
 @dataclass(frozen=True)
 class Translation:
-    """The result for one line; its lists are filled during decoding.
+    """The result for one line.
 
     Attributes:
         id: number of the line, from 0.
@@ -114,6 +114,11 @@ class Translation:
     def score(self) -> float:
         """The score of the best hypothesis; minus infinity if there is none."""
         return self.hypotheses[0].score if self.hypotheses else float("-inf")
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of the best hypothesis; 0 if there is none."""
+        return len(self.hypotheses[0].tokens) if self.hypotheses else 0
 
 
 def attend_to_source(hypothesis: Hypothesis, width: int, length: int, left_pad: bool) -> Hypothesis:

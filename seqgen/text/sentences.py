@@ -36,7 +36,7 @@ WINDOW = 1 << 13
 """Characters of a line that the rules read at a time, because the package takes quadratic time for unclosed quotation
 marks: 120 s for a line of 1 MB that is read as a whole."""
 
-FAINT, SHORT = 0.5, 0.4
+MIN_ATTENTION_SHARE, MIN_LENGTH_RATIO = 0.5, 0.4
 """A sentence is noted if it receives less than half of the usual attention for each of its tokens, or if its own output
 has less than 0.4 of the usual length; docs/paragraphs.md shows how these limits were measured."""
 
@@ -191,31 +191,32 @@ class ParagraphReader:
         for (number, _), (split, sentences) in zip(lines, read, strict=True):
             yield self._joined(number, split, [next(decoded) for _ in sentences])
 
-    def note(self, line: InputLine) -> str:
+    def note(self, line: InputLine, item: TextHypothesis) -> str:
         """Describe what an output may lack; empty if nothing was found.
 
         Args:
-            line: a decoded line, or a decoded sentence of one, with a hypothesis.
+            line: a line, or a sentence of one.
+            item: its best hypothesis.
         """
-        best, usual = line.translation.hypotheses[0].hypothesis, self.cfg.usual_ratio
+        best, usual = item.hypothesis, self.cfg.usual_ratio
         if not self.splits and best.attention is not None:
             return self._faint(line, best.attention.sum(0) / usual)
         source = len(line.sources[0])
         unchecked = "" if self.splits else "the model returns no attention weights, by which sentences are checked"
-        if self.encoder.task.translates and len(best.tokens) < SHORT * usual * source:
+        if self.encoder.task.translates and len(best.tokens) < MIN_LENGTH_RATIO * usual * source:
             return f"the output has {len(best.tokens)} tokens for {source} of the source and may lack a part"
         return unchecked
 
     def _faint(self, line: InputLine, attention: Tensor) -> str:
         """A note on sentences with little ``attention`` ``(S,)``, summed over the output."""
-        task, languages, text = self.encoder.task, line.languages, line.translation.source
+        task, languages, text = self.encoder.task, line.languages, line.text
         sentences = split_text(text, self.language(languages)).sentences
         alone = len(encode_source(task, "", languages))
         end, faint = alone - task.source_tokenizer.tail, []
         for number, sentence in enumerate(sentences, start=1):
             start, size = end, len(encode_source(task, sentence, languages)) - alone
             end += size
-            if float(attention[start:end].sum()) < FAINT * size:
+            if float(attention[start:end].sum()) < MIN_ATTENTION_SHARE * size:
                 faint.append(str(number))
         which = f"sentence{'s' * (len(faint) > 1)} {', '.join(faint[:8])}{' ...' * (len(faint) > 8)}"
         why = "with less than half of the usual attention; generation.input_split=sentences decodes each"
@@ -237,9 +238,7 @@ class ParagraphReader:
             raise DataError(f"{where} has {len(split.sentences)} sentences, more than {MOST}; give several lines")
         numbered, encode = enumerate(split.sentences, start=number * MOST), self.encoder.encode
         encoded = [encode(i, sentence, prefix if i == number * MOST else "", languages) for i, sentence in numbered]
-        for sentence in encoded[:-1]:
-            sentence.ends_line = False
-        return split, encoded
+        return split, [*(replace(sentence, ends_line=False) for sentence in encoded[:-1]), *encoded[-1:]]
 
     def _joined(self, number: int, split: SplitText, parts: list[Translation]) -> Translation:
         """The translation of a line from those of its sentences."""

@@ -19,13 +19,14 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from seqgen.checkpoints.loading import load_model, load_models
-from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.config import GenerationConfig
 from seqgen.config.generation import FILES, SCORES_TARGETS, keys_with
-from seqgen.config.values import from_dict
+from seqgen.config.settings import CALL, USER, ResolvedSettings, Settings
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.generation.component import Resources
 from seqgen.generation.ensemble.member import MemberSpec
 from seqgen.generation.options import combination_from_config, members_from_config, with_guidance
+from seqgen.generation.resolution import check_types
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import Streamer
@@ -37,7 +38,6 @@ from seqgen.task import Task
 from seqgen.text.input_line import check_text
 from seqgen.text.languages import TextModel
 from seqgen.text.results import Details, Translation
-from seqgen.text.settings import CallSettings, GivenSettings, ensemble_settings, identities
 from seqgen.text.sources import EncodedSource
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.text_scoring import TextScoring, check_blocks
@@ -60,22 +60,24 @@ class ModelInMemory:
     generation: Mapping[str, Any] = field(default_factory=dict)
 
 
-class _BuiltGenerator(NamedTuple):
-    """The generator of the last call.
+class _Prepared(NamedTuple):
+    """What the last call was decoded with.
 
     Attributes:
-        key: settings, versions of files, and ids of objects.
-        objects: the objects, which must live as long as their ids are compared.
-        generator: the generator.
+        settings: its settings, with those of the constructor.
+        details: the details of its hypotheses.
+        files: the versions of the files that its settings name.
+        decoding: its preparation.
     """
 
-    key: tuple[Any, ...]
-    objects: dict[str, Any]
-    generator: SequenceGenerator
+    settings: Settings
+    details: Details
+    files: list[Any]
+    decoding: TextDecoding
 
 
-_RANKS = ("utility", "reranker")
-"""The objects that rank hypotheses after the search."""
+_ARGUMENTS = {"search": "search_strategy", "stopping_rules": "stopping"}
+"""The parameters of ``build_generator`` that have another name than the key whose objects they take."""
 
 Model: TypeAlias = str | Path | TextModel
 """A path for ``load_model``, or a model that it returned."""
@@ -88,8 +90,9 @@ class Translator:
         models: a path or a loaded model, or a sequence of them for an ensemble. Each model encodes the source with the
             tokenizer of its own task. Models with different target vocabularies are decoded by agreement on the text.
         device: the device of models that are loaded here.
-        settings: the settings of ``translate``, for all calls; a call can override them. Keys that are not given come
-            from the first model's own settings, and otherwise from the defaults.
+        settings: layers below those of ``keys``.
+        keys: the settings of ``translate``, for all calls; a call can override them. Keys that are not given come from
+            the first model's own settings, and otherwise from the defaults.
 
     Raises:
         CheckpointError: a model cannot be loaded.
@@ -102,24 +105,25 @@ class Translator:
         models: Model | Sequence[Model],
         *,
         device: torch.device | str = "cpu",
-        **settings: Any,
+        settings: Settings | None = None,
+        **keys: Any,
     ):
         given = [models] if isinstance(models, str | Path) or not isinstance(models, Sequence) else list(models)
         if not given:
             raise ConfigError("there is no model to decode with; give a path, or several for an ensemble")
-        self._given = GivenSettings.of(settings)
-        from_dict(GenerationConfig, self._given.plain, "generation")  # spelling is checked before anything is loaded
-        from_dict(DebugConfig, self._given.debug, "debug")
+        self._settings = (settings or Settings()).with_layer(USER, keys)
+        check_types(self._settings)  # before anything is loaded
         self.members: list[TextModel] = []
         for item in given:
             self.members.extend(load_models([str(item)], device) if isinstance(item, str | Path) else [item])
         self._vocabularies = vocabularies_of(self.members)
-        self._vocabularies.resolve(self._given.plain, self._given.objects)  # refuses settings that exclude each other
-        self.dtype = str(self._given.plain.get("dtype", ""))
+        self._resolved = self._vocabularies.resolve(self._settings)  # refuses settings that exclude each other
+        self.dtype = str(self._settings.get("dtype", ""))
         self.models = [self._in_dtype(member.model) for member in self.members]
         self.task = self.members[0].task
         self.device = next(self.models[0].parameters()).device
-        self._built: _BuiltGenerator | None = None
+        self._generator: tuple[Any, SequenceGenerator] | None = None
+        self._prepared: _Prepared | None = None
         self._drafts: dict[str, TextModel] = {}
 
     @property
@@ -143,20 +147,26 @@ class Translator:
         Raises:
             ConfigError: a key is unknown, a value has the wrong type or range, or settings exclude each other.
         """
-        return self._resolve(settings).cfg
+        return self.resolve(settings).generation
 
-    def _resolve(self, settings: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> CallSettings:
-        """Resolve the settings of a call; ``defaults`` are overridden by those that the user gives."""
-        call = self._given.overridden(settings)
-        given = {**(defaults or {}), **call.plain}
-        if given.get("dtype", "") != self.dtype:
+    def resolve(self, keys: Mapping[str, Any]) -> ResolvedSettings:
+        """Resolve all settings of a call; those of the last call are kept.
+
+        Args:
+            keys: see ``settings``.
+
+        Raises:
+            ConfigError: see ``settings``.
+        """
+        settings = self._settings.with_layer(CALL, keys)
+        if settings.get("dtype", "") != self.dtype:
             raise ConfigError(
-                f"generation.dtype={given['dtype']} applies to all calls of a translator; give it to the constructor"
+                f"generation.dtype={settings.get('dtype')} applies to all calls of a translator; give it to the "
+                "constructor"
             )
-        cfg, notes = self._vocabularies.resolve(given, call.objects)
-        if self.dtype and (note := note_on(self.dtype, self.device)):
-            notes.append(note)
-        return CallSettings(cfg, call.objects, from_dict(DebugConfig, call.debug, "debug"), given, notes)
+        if self._resolved.settings != settings:
+            self._resolved = self._vocabularies.resolve(settings)
+        return self._resolved
 
     def translate(
         self,
@@ -195,7 +205,17 @@ class Translator:
         """
         _check_lists(texts=texts, prefixes=() if prefixes is None else prefixes)
         details = Details(return_attention, return_scores, return_hidden, return_internals)
-        return list(self.prepare(details, streamer, **settings).translate(texts, prefixes))
+        if streamer is not None:
+            return list(self.prepare(details, streamer, **settings).translate(texts, prefixes))
+        return list(self._decoding(details, settings).translate(texts, prefixes))
+
+    def _decoding(self, details: Details, keys: Mapping[str, Any]) -> TextDecoding:
+        """The preparation of a call; that of the last call if it has the same settings, details and files."""
+        settings, last = self._settings.with_layer(CALL, keys), self._prepared
+        if last is None or last[:2] != (settings, details) or last.files != _versions(last.decoding.cfg):
+            decoding = self.prepare(details, **keys)
+            self._prepared = last = _Prepared(settings, details, _versions(decoding.cfg), decoding)
+        return last.decoding
 
     def encode(self, texts: Iterable[str], **settings: Any) -> list[EncodedSource]:
         """Run the encoder of a model on texts; ``translate`` decodes the results in place of the texts.
@@ -252,8 +272,12 @@ class Translator:
             ConfigError: a key is unknown, a value has the wrong type or range, or settings exclude each other.
         """
         details, streaming = details or Details(), streamer is not None
-        call = self._resolve(settings, {"beam": 1} if streaming else {})  # a larger beam is refused below
-        cfg, notes = call.cfg, call.notes
+        if streaming and self._settings.get("beam") is None:
+            settings = {"beam": 1, **settings}  # a larger beam is refused below
+        resolved = self.resolve(settings)
+        cfg, given, notes = resolved.generation, resolved.settings, list(resolved.notes)
+        if self.dtype and (note := note_on(self.dtype, self.device)):
+            notes.append(note)
         if streaming:
             _check_streamable(cfg)
         self._vocabularies.check(details, streaming)
@@ -261,33 +285,30 @@ class Translator:
         notes += self._vocabularies.language_notes(cfg)
         draft = self._draft(cfg.draft) if cfg.draft else None
         need_attention = details.attention or bool(cfg.replace_unknown) or cfg.input_split == "note"
-        generator = self._generator(call, need_attention, draft)
+        generator = self._build(resolved, need_attention, draft)
         writable = generator.setup.limits.max_len
         notes += [
-            f"generation.{name}={value} is more than the {writable} tokens that can be generated"
-            for name, value in call.given.items()
-            if name in ("max_len", "max_len_b") and value > writable
+            f"generation.{name}={given.get(name)} is more than the {writable} tokens that can be generated"
+            for name in ("max_len", "max_len_b")
+            if given.get(name, 0) > writable
         ]
         if lacking := generator.setup.cache_without_merge:
             notes.append(f"{lacking}, so that lines do not join a running batch and decoding is slower; implement it")
-        ranks = {name: call.objects.get(name) for name in _RANKS}
-        ensemble = ensemble_settings(cfg, call.objects)
-        return TextDecoding(self.members, cfg, generator, details, streamer, notes, draft, ensemble=ensemble, **ranks)
+        return TextDecoding(self.members, resolved, generator, details, streamer, notes, draft)
 
-    def _generator(self, call: CallSettings, need_attention: bool, draft: TextModel | None) -> SequenceGenerator:
-        """The generator of a call; that of the last call if it has the same settings, objects and files."""
-        objects = {name: value for name, value in call.objects.items() if name not in _RANKS}
-        named = [getattr(call.cfg, key) for key in keys_with(FILES)]
-        files = [version_of(Path(path)) for path in named if path and Path(path).exists()]
-        key = (need_attention, str(call.cfg), str(call.debug), *files, *identities(objects))
-        if self._built is None or self._built.key != key:
-            further: dict[str, Any] = {**objects, "debug": call.debug, "need_attention": need_attention}
+    def _build(self, resolved: ResolvedSettings, need_attention: bool, draft: TextModel | None) -> SequenceGenerator:
+        """The generator of a call; that of the last call if it has the same settings and files."""
+        key = (resolved, _versions(resolved.generation), need_attention)
+        if self._generator is None or self._generator[0] != key:
+            further = {_ARGUMENTS.get(name, name): value for name, value in resolved.objects.items()}
             models = self._specified(further.pop("members", None))
+            for ranking in ("mbr", "rerank"):
+                further.pop(ranking, None)
             if draft is not None:
                 further["draft"] = draft.model
-            generator = self._vocabularies.build_generator(models, call.cfg, **further)
-            self._built = _BuiltGenerator(key, objects, generator)
-        return self._built.generator
+            further |= {"debug": resolved.debug, "need_attention": need_attention}
+            self._generator = key, self._vocabularies.build_generator(models, resolved.generation, **further)
+        return self._generator[1]
 
     def _specified(self, specs: Sequence[MemberSpec | None] | None) -> list[Any]:
         """The models, each replaced by its ``MemberSpec`` if there is one.
@@ -400,17 +421,23 @@ class Translator:
                 f"{', '.join(unused)} has no effect on the scores of known targets; use only: {', '.join(known)}"
             )
         self._vocabularies.check_scorable()
-        call = self._resolve(settings)
-        cfg, objects = call.cfg, call.objects
+        resolved = self.resolve(settings)
+        cfg, objects = resolved.generation, resolved.objects
         target = self.task.target_dictionary
         combination = combination_from_config(cfg, Resources(target), objects.get("combination"))
         members = members_from_config(self._specified(objects.get("members")), cfg)
         # a scale of the model's own settings is for decoding: scores would not be log-probabilities
-        scale = cfg.guidance_scale if "guidance_scale" in call.given else 1.0
+        scale = resolved.settings.get("guidance_scale", 1.0)
         ensemble = with_guidance(members, combination, scale)
         of_members = (target.pad(), target.eos(), not cfg.unnormalized, ensemble.combination)
         scorer = SequenceScorer(ensemble.members, *of_members, bit_exact=cfg.bit_exact)
         return TextScoring(self.members, cfg, scorer, self.device)
+
+
+def _versions(cfg: GenerationConfig) -> list[Any]:
+    """The versions of the files that settings name."""
+    named = [getattr(cfg, key) for key in keys_with(FILES)]
+    return [version_of(Path(path)) for path in named if path and Path(path).exists()]
 
 
 def _check_lists(**lists: Any) -> None:

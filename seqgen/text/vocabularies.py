@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from seqgen.config import GenerationConfig
+from seqgen.config.settings import ResolvedSettings, Settings
 from seqgen.errors import ConfigError
 from seqgen.generation.agreement.generator import (
     NOTE,
@@ -16,8 +18,8 @@ from seqgen.generation.agreement.generator import (
 )
 from seqgen.generation.agreement.session import Agreement
 from seqgen.generation.ensemble.member import MemberSpec
-from seqgen.generation.model_settings import resolve_settings
 from seqgen.generation.options import SEARCH_KEYS, setup_from_config
+from seqgen.generation.resolution import resolve
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
 from seqgen.text.languages import (
@@ -42,34 +44,28 @@ class SharedVocabulary:
         self.members = members
         self.task = members[0].task
 
-    def resolve(self, given: Mapping[str, Any], objects: Mapping[str, Any]) -> tuple[GenerationConfig, list[str]]:
-        """Complete settings with the models' own and the defaults; see ``resolve_settings``.
+    def resolve(self, settings: Settings) -> ResolvedSettings:
+        """Complete settings by those of the models and the defaults; see ``resolution.resolve``.
 
-        With a search object, the models' own settings of the search are ignored.
+        With a search object, the models' settings of the search are ignored.
 
         Args:
-            given: the settings that the user gives.
-            objects: decoding components, by the arguments of the generator.
-
-        Returns:
-            The configuration, and notes for the user.
+            settings: the layers above the model.
 
         Raises:
             ConfigError: a value has the wrong type or range, or settings exclude each other.
         """
-        replaced = {*SEARCH_KEYS, "sampling"} if "search_strategy" in objects else set()
-        own_language = self.members[0].generation.get("target_lang")
-        if (given.get("target_lang") or own_language) and begins_with_language(self.task):
+        replaced = set() if isinstance(settings.get("search", ""), str) else {*SEARCH_KEYS, "sampling"}
+        language = settings.get("target_lang") or self.members[0].generation.get("target_lang")
+        if language and begins_with_language(self.task):
             replaced.add("forced_first")  # which may be another language
-        own = [
+        of_models = [
             {key: value for key, value in member.generation.items() if key not in replaced} for member in self.members
         ]
-        return self._resolve(own, given, objects)
+        return self._resolve(settings, of_models)
 
-    def _resolve(
-        self, own: Sequence[Mapping[str, Any]], given: Mapping[str, Any], objects: Mapping[str, Any]
-    ) -> tuple[GenerationConfig, list[str]]:
-        return resolve_settings(own, given)
+    def _resolve(self, settings: Settings, of_models: Sequence[Mapping[str, Any]]) -> ResolvedSettings:
+        return resolve(settings, of_models)
 
     def check(self, details: Details, streaming: bool) -> None:
         """Refuse results that are not possible.
@@ -109,14 +105,13 @@ class SharedVocabulary:
 class DifferentVocabularies(SharedVocabulary):
     """Models with different target vocabularies, which are decoded by agreement on the text."""
 
-    def _resolve(
-        self, own: Sequence[Mapping[str, Any]], given: Mapping[str, Any], objects: Mapping[str, Any]
-    ) -> tuple[GenerationConfig, list[str]]:
-        kept, ignored = supported_settings(own)
-        cfg, notes = resolve_settings(kept, {"semantics": "fairseq", **given})
-        check_supported(cfg, objects)
+    def _resolve(self, settings: Settings, of_models: Sequence[Mapping[str, Any]]) -> ResolvedSettings:
+        kept, ignored = supported_settings(of_models)
+        resolved = resolve(settings.over("vocabularies", {"semantics": "fairseq"}), kept)
+        check_supported(resolved.generation, resolved.objects)
         unused = f"keys of the models' own settings that are not used: {', '.join(ignored)}"
-        return cfg, [NOTE, *([unused] if ignored else []), *notes]
+        notes = (NOTE, *([unused] if ignored else []), *resolved.notes)
+        return replace(resolved, settings=settings, notes=notes)
 
     def check(self, details: Details, streaming: bool) -> None:
         """See ``SharedVocabulary``."""

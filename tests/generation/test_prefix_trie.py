@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.config.settings import Settings
 from seqgen.errors import ConfigError, DataError
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.certificate import Certificate
@@ -26,9 +27,9 @@ from seqgen.generation.finished import Ranking
 from seqgen.generation.prefix_trie import NOWHERE, PrefixTrie
 from seqgen.generation.processors.prefix_trie import PrefixConstraint, TrieConstraint, trie_of_file
 from seqgen.generation.processors.tokens import Forbid
+from seqgen.generation.resolution import resolve
 from seqgen.generation.search.beam import BeamSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.text.settings import GivenSettings
 from seqgen.text.translator import Translator
 from tests.generators import resources
 from tests.language_models import PROMPTS, language_model
@@ -447,10 +448,11 @@ class OwnSearch(BeamSearch):
     ],
 )
 def test_what_a_certificate_cannot_cover_is_refused(keys: dict[str, Any], words: str) -> None:
-    given = GivenSettings.of({"beam": 4, "certificate": True, **keys})
+    given = resolve(Settings().with_layer("user", {"beam": 4, "certificate": True, **keys}))
+    arguments = {"search_strategy" if key == "search" else key: value for key, value in given.objects.items()}
     models = [ScriptedModel(random_rule(VOCAB, seed)) for seed in (1, 2)]
     with pytest.raises(ConfigError, match=words):
-        SequenceGenerator.from_config(models, WORDS, GenerationConfig(**given.plain), **given.objects)
+        SequenceGenerator.from_config(models, WORDS, given.generation, **arguments)
 
 
 @pytest.mark.parametrize(

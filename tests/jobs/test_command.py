@@ -180,7 +180,7 @@ def test_a_worker_answers_in_smaller_batches_as_in_large_ones(monkeypatch: pytes
     translate = TextDecoding.translate
 
     def recorded(self: TextDecoding, *args: Any) -> Any:
-        limits.append((self.cfg.batch_size, self.cfg.max_tokens))
+        limits.append((self.batcher.batch_size, self.batcher.max_tokens))
         return translate(self, *args)
 
     monkeypatch.setattr(TextDecoding, "translate", recorded)

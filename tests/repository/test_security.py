@@ -16,10 +16,11 @@ from rich.console import Console
 
 from seqgen.checkpoints.run_config import save_generation
 from seqgen.config import GenerationConfig
+from seqgen.config.settings import Settings
 from seqgen.data import text
 from seqgen.data.text import stream_lines
 from seqgen.errors import ConfigError, DataError, UserError, printable
-from seqgen.generation.model_settings import own_settings, resolve_settings
+from seqgen.generation.resolution import resolve, settings_of_model
 from seqgen.system.reading import read_bytes
 from seqgen.training.progress import BarDisplay, Lines
 from tests.commands import command
@@ -82,17 +83,17 @@ def test_a_models_own_settings_cannot_demand_all_memory() -> None:
     limits = {each.name: each.metadata["limit_from_files"] for each in dataclasses.fields(GenerationConfig)}
     assert [key for key, largest in limits.items() if largest] == ["beam", "nbest", "max_len_a", "max_len_b", "max_len"]
     for key, largest in ((key, largest) for key, largest in limits.items() if largest):
-        own = {"beam": 1000, key: largest}
-        assert getattr(resolve_settings([own], {})[0], key) == largest
+        own, given = {"beam": 1000, key: largest}, Settings().with_layer("user", {key: 1})
+        assert getattr(resolve(Settings(), [own]).generation, key) == largest
         with pytest.raises(ConfigError, match=f"the model's own settings have generation.{key}=.* yourself"):
-            resolve_settings([{**own, key: largest + 1}], {})
-        assert getattr(resolve_settings([{**own, key: largest + 1}], {key: 1})[0], key) == 1
+            resolve(Settings(), [{**own, key: largest + 1}])
+        assert getattr(resolve(given, [{**own, key: largest + 1}]).generation, key) == 1
 
 
 def test_settings_that_name_files_are_never_a_models_own() -> None:
     named = {"draft": "hf:evil/model", "prefix_trie": "/etc/passwd", "shortlist": "/etc/passwd"}
     files = {**named, "replace_unknown": "/etc/passwd", "observers": ["evil"], "members": ["evil"]}
-    assert own_settings(GenerationConfig(beam=3, **files)) == {"beam": 3}
+    assert settings_of_model(GenerationConfig(beam=3, **files)) == {"beam": 3}
 
 
 def test_a_line_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import torch
 from seqgen.errors import DataError, ResourceError
 from seqgen.system.devices import keep_freed_memory, memory_errors, out_of_memory
 from seqgen.text import text_decoding, text_scoring
+from seqgen.text.batching import Batcher
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import Translator
 from seqgen.training.trainer import Trainer
@@ -103,30 +104,26 @@ def test_what_was_decoded_is_kept(run: Path, tmp_path: Path, monkeypatch: pytest
     lines = ["the dog sees a man", "the man has a tree", "", "the tree has a ball", "the boat", "the man and the dog"]
     source, wanted, output = (tmp_path / name for name in ("source", "wanted", "output"))
     source.write_text("".join(line + "\n" for line in lines))
-    options = [f"path={run}", f"input={source}", "generation.batch_size=1"]
+    options = [f"path={run}", f"input={source}", "generation.batch_size=1", "debug.continuous_batching=false"]
     assert command("generate", *options, f"output={wanted}").code == 0
-    original, calls = TextDecoding._decode, []
+    original, calls = TextDecoding._decoded_batch, []
 
-    def decode(self: TextDecoding, batch: list[Any]) -> None:
-        calls.append(batch[0].translation.id)
-        if len(calls) > 4:
-            run_out()
-        original(self, batch)
+    def decode(self: TextDecoding, batch: list[Any]) -> Any:
+        calls.append(batch[0].number)
+        return run_out() if len(calls) > 4 else original(self, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TextDecoding, "_can_batch_continuously", lambda *_: False)
-        patch.setattr(TextDecoding, "_decode", decode)
+        patch.setattr(TextDecoding, "_decoded_batch", decode)
         outcome = command("generate", *options, f"output={output}", "generation.buffer_size=5")
     assert sorted(calls) == [0, 1, 3, 4, 5]
     ended(outcome, "after 5 lines, whose outputs were written")
     assert output.read_text() == "".join(wanted.read_text().splitlines(keepends=True)[:5])
     calls.clear()
     with monkeypatch.context() as patch:
-        patch.setattr(TextDecoding, "_can_batch_continuously", lambda *_: False)
         patch.setattr(
             TextDecoding,
-            "_decode",
-            lambda self, batch: run_out() if batch[0].translation.id == 4 else original(self, batch),
+            "_decoded_batch",
+            lambda self, batch: run_out() if batch[0].number == 4 else original(self, batch),
         )
         outcome = command("generate", *options, f"output={output}")
     assert output.read_text() == "".join(wanted.read_text().splitlines(keepends=True)[:4])
@@ -169,16 +166,16 @@ def test_validation(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("continuous", [True, False])
 def test_a_sentence_of_a_wide_beam_counts_as_several(continuous: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, sizes = TextDecoding.collate, list[int]()
+    original, sizes = Batcher.collate, list[int]()
 
-    def collate(self: TextDecoding, models: Any, rows: Any) -> Any:
+    def collate(self: Batcher, rows: Any, models: Any = None) -> Any:
         sizes.append(len(rows))
-        return original(self, models, rows)
+        return original(self, rows, models)
 
-    monkeypatch.setattr(TextDecoding, "collate", collate)
+    monkeypatch.setattr(Batcher, "collate", collate)
     translator = Translator(text_model(), max_len_b=1, max_len_a=0, **{"debug.continuous_batching": continuous})
     for beam, wanted in ((16, 64), (200, 5)):
-        assert translator.prepare(beam=beam)._sentences_of(20) == wanted
+        assert translator.prepare(beam=beam).batcher.sentences_of(20) == wanted
     alone = translator.translate(TEXTS, beam=6, batch_size=1)
     monkeypatch.setattr(text_decoding, "COUNTED_VOCABULARY", 2**18)
     for beam, wanted in ((4, 4), (6, 2)):
@@ -194,7 +191,7 @@ def test_a_line_has_a_limit_in_tokens(name: str) -> None:
     translator, line = Translator(text_model(name)), "w1 " * 20_000
     encoded = translator.prepare().input_encoder.encode(0, line)
     assert encoded.length <= 4096
-    assert encoded.translation.notes == [f"of 20001 source tokens only the first {encoded.length - 1} were read"]
+    assert encoded.notes == [f"of 20001 source tokens only the first {encoded.length - 1} were read"]
     for pair in ((line, "w1"), ("w1", line)):
         with pytest.raises(DataError, match=r"line 1: 20001 tokens are more than the \d+ that the model can process"):
             list(translator.score(*([text] for text in pair)))

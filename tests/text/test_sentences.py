@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -166,19 +165,16 @@ def test_sentences_without_white_space_get_a_space_in_another_script() -> None:
 def echo(lines: list[InputLine]) -> Iterator[Translation]:
     """A decode that gives each sentence back, with a note."""
     for line in lines:
-        item = TextHypothesis(
-            line.translation.source, Hypothesis(torch.tensor([4, 2]), -0.5, torch.tensor([-0.4, -0.6]))
-        )
-        yield replace(line.translation, hypotheses=[item] if line.sources else [])
+        item = TextHypothesis(line.text, Hypothesis(torch.tensor([4, 2]), -0.5, torch.tensor([-0.4, -0.6])))
+        yield line.translation([item] if line.sources else [])
 
 
-def decoded(text: str, attention: list[float] | None, tokens: int = 9) -> InputLine:
-    """A line whose output has this attention on each source token, summed over its tokens, in the mode ``note``."""
+def decoded(text: str, attention: list[float] | None, tokens: int = 9) -> tuple[InputLine, TextHypothesis]:
+    """A line, and an output with this attention on each source token, summed over its tokens, in the mode ``note``."""
     line = InputEncoder([text_model()], GenerationConfig(), lambda lengths: lengths + 9).encode(0, text)
     weights = None if attention is None else torch.tensor(attention).expand(tokens, -1) / tokens
     output = Hypothesis(torch.full((tokens,), 4), -0.5, torch.zeros(tokens), weights)
-    line.translation.hypotheses.append(TextHypothesis("", output))
-    return line
+    return line, TextHypothesis("", output)
 
 
 MAY_LACK = (
@@ -200,8 +196,8 @@ MAY_LACK = (
     ],
 )
 def test_sentences_with_little_attention_are_noted(attention: list[float], usual: float, note: str) -> None:
-    line = decoded("W1 w5. W2 w3! W4 w6?", attention)
-    assert reader(input_split="note", usual_ratio=usual).note(line) == note
+    found = decoded("W1 w5. W2 w3! W4 w6?", attention)
+    assert reader(input_split="note", usual_ratio=usual).note(*found) == note
 
 
 class LanguageFirst(WhitespaceTokenizer):
@@ -322,8 +318,8 @@ def test_samples_do_not_depend_on_the_other_lines(translator: Translator) -> Non
 
 def test_progress_counts_lines(translator: Translator) -> None:
     decoding, calls = translator.prepare(**SPLIT), list[None]()
-    decoding.on_line = lambda: calls.append(None)
-    list(decoding.translate(["W1 w5. W2 w3. W4.", "W3.", "W5. W6."]))
+    texts = ["W1 w5. W2 w3. W4.", "W3.", "W5. W6."]
+    list(decoding.translate(texts, on_line=lambda: calls.append(None)))
     assert len(calls) == 3
 
 

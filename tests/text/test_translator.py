@@ -13,9 +13,10 @@ import torch
 
 import seqgen
 from seqgen.config import GenerationConfig
+from seqgen.config.settings import Settings
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.errors import CheckpointError, ConfigError, DataError
-from seqgen.generation.model_settings import changes_scores, own_settings, resolve_settings
+from seqgen.generation.resolution import changes_scores, resolve, settings_of_model
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.text.translator import ModelInMemory, Translator
 from tests.generators import make_generator
@@ -251,15 +252,20 @@ def test_the_models_own_settings_are_under_the_users() -> None:
     assert Translator(text_model(), beam=3).prepare().notes == []
 
 
+def resolved(of_model: dict[str, Any], given: dict[str, Any]) -> tuple[GenerationConfig, list[str]]:
+    found = resolve(Settings().with_layer("user", given), [of_model])
+    return found.generation, list(found.notes)
+
+
 def test_a_models_settings_yield_where_they_mean_nothing_beside_the_users() -> None:
     own = {"semantics": "huggingface", "sampling": True, "sampling_topk": 50, "early_stopping": "true", "nbest": 3}
-    cfg, notes = resolve_settings([own], {"search": "beam", "beam": 2})
+    cfg, notes = resolved(own, {"search": "beam", "beam": 2})
     assert (cfg.sampling, cfg.sampling_topk, cfg.early_stopping, cfg.nbest) == (False, 0, "true", 1)
     assert "sampling" not in notes[0]
-    cfg, _ = resolve_settings([own], {"semantics": "fairseq"})
+    cfg, _ = resolved(own, {"semantics": "fairseq"})
     assert (cfg.sampling, cfg.sampling_topk, cfg.early_stopping) == (True, 50, "false")
     with pytest.raises(ConfigError, match="sampling_topk"):
-        resolve_settings([own], {"search": "beam", "sampling_topk": 5})
+        resolved(own, {"search": "beam", "sampling_topk": 5})
 
 
 @pytest.mark.parametrize(
@@ -280,12 +286,12 @@ def test_what_goes_with_the_models_own_settings_is_taken(own: dict[str, Any], gi
 def test_limits_that_are_only_lifted_are_not_worth_saying() -> None:
     lifted = {"semantics": "huggingface", "max_len": 9, "max_len_b": 1 << 20, "min_len": 0}
     said = "keys you do not set come from the model: generation.semantics=huggingface"
-    assert resolve_settings([lifted], {})[1] == [f"{said}, max_len=9"]
-    assert resolve_settings([{**lifted, "max_len_b": 5, "min_len": 2}], {})[1][0].endswith("max_len_b=5, min_len=2")
-    (note,) = resolve_settings([{**lifted, "max_len": 20}], {})[1]
+    assert resolved(lifted, {})[1] == [f"{said}, max_len=9"]
+    assert resolved({**lifted, "max_len_b": 5, "min_len": 2}, {})[1][0].endswith("max_len_b=5, min_len=2")
+    (note,) = resolved({**lifted, "max_len": 20}, {})[1]
     assert note == f"{said}, max_len=20; max_len=20 is the default of transformers for models that set no limit"
-    assert resolve_settings([{**lifted, "max_len": 20}], {"max_len": 20})[1] == [said]
-    assert resolve_settings([{"max_len_b": 50, "min_len": 0}], {"max_len": 9}) == (
+    assert resolved({**lifted, "max_len": 20}, {"max_len": 20})[1] == [said]
+    assert resolved({"max_len_b": 50, "min_len": 0}, {"max_len": 9}) == (
         GenerationConfig(semantics="fairseq", max_len=9, max_len_b=50, min_len=0),
         [],
     )
@@ -314,7 +320,7 @@ def test_an_ensemble_is_decoded_as_its_first_member_says() -> None:
 
 def test_what_a_run_takes_from_its_configuration() -> None:
     cfg = GenerationConfig(beam=2, max_tokens=7, draft="x", lenpen=0.6)
-    assert own_settings(cfg) == {"beam": 2, "lenpen": 0.6}
+    assert settings_of_model(cfg) == {"beam": 2, "lenpen": 0.6}
 
 
 def test_files_that_have_changed_are_read_again(tmp_path: Path) -> None:
@@ -332,7 +338,7 @@ def test_files_that_have_changed_are_read_again(tmp_path: Path) -> None:
             if not path.exists() or word not in path.read_text():
                 path.write_text(content.format(word))
             (found,) = translator.translate(["w5"], **{key: str(path)}, **further)
-            built.append(translator._built)
+            built.append(translator._generator)
             assert word in found.text.split(), key
         assert built[1] is built[2], "a file that has not changed is not read again"
 
@@ -347,7 +353,7 @@ def test_sentences_that_join_keep_the_batch_within_max_tokens(monkeypatch: pytes
         def asked(running: int, width: int) -> Any:
             if (batch := take(running, width)) is not None:
                 rows, columns = batch.source.src_tokens.shape
-                assert running + rows <= max(1, 48 // max(width, columns) / decoding.weight)
+                assert running + rows <= max(1, 48 // max(width, columns))
                 joined.append(running > 0)
             return batch
 

@@ -11,7 +11,6 @@ from seqgen.generation.ensemble.combinations import Fusion
 from seqgen.generation.ensemble.member import MemberSpec
 from seqgen.generation.search.diverse import DiverseBeamSearch
 from seqgen.text.results import Translation
-from seqgen.text.settings import GivenSettings
 from seqgen.text.translator import Translator
 from tests.text_models import text_model
 
@@ -105,17 +104,6 @@ def test_objects_in_the_constructor_are_used_until_a_call_replaces_them() -> Non
     assert outputs(translator.translate(LINES, search="beam")) == outputs(plain.translate(LINES))
     with pytest.raises(ConfigError, match="does not apply to the search object DiverseBeamSearch"):
         translator.translate(LINES, sampling=True, seed=2)
-
-
-def test_a_call_overrides_each_setting_of_the_constructor() -> None:
-    one, other = DiverseBeamSearch(2, 3.0), DiverseBeamSearch(4, 1.0)
-    first = {"search": one, "beam": 4, "debug.use_cache": False, "debug.continuous_batching": False, "combination.a": 1}
-    given = GivenSettings.of(first)
-    assert given.overridden({}) == given
-    found = given.overridden({"search": other, "beam": 5, "debug.use_cache": True})
-    assert found.objects == {"search_strategy": other}
-    assert (found.plain["beam"], found.plain["components"]) == (5, {"combination.a": 1})
-    assert found.debug == {"use_cache": True, "continuous_batching": False}
 
 
 def test_what_members_cannot_be() -> None:

@@ -19,7 +19,7 @@ from seqgen.structures import Hypothesis
 COMPONENT_KEYS = ("combination.weights", "utility.", "reranker.")
 """The beginnings of the components' own keys that can be used."""
 
-OBJECTS = ("utility", "reranker", "members")
+OBJECTS = ("mbr", "rerank", "members")
 """The decoding components that can be given as objects."""
 
 NOTE = (
@@ -68,7 +68,7 @@ def check_supported(cfg: GenerationConfig, objects: Mapping[str, Any]) -> None:
 
     Args:
         cfg: the settings.
-        objects: the decoding components that are given as objects, by the names of ``from_config``'s parameters.
+        objects: the decoding components that are given as objects, by key.
 
     Raises:
         ConfigError: names the first such setting.

@@ -25,6 +25,8 @@ class Combination(Component):
     A combination registered with ``@register_combination`` is selected by its name (``generation.combination``).
     """
 
+    setting = "combination"
+
     flags: ClassVar[Flags] = {
         "keeps_single": ("__call__",),
         "can_merge": ("__call__",),

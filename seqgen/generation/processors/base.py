@@ -23,6 +23,8 @@ class LogitsProcessor(Component):
     A processor registered with ``@register_logits_processor`` is selected by its name (``generation.processors``).
     """
 
+    setting = "processors"
+
     flags: ClassVar[Flags] = {
         "shift_invariant": ("__call__",),
         "can_merge": ("__call__",),

@@ -23,6 +23,8 @@ class Search(Component):
     that one strategy can decode several batches at once. A strategy that needs another loop sets ``session_class``.
     """
 
+    setting = "search"
+
     flags: ClassVar[Flags] = {
         "additive": ("begin", "step"),
         "can_merge": ("begin", "finished", "select_sentences", "advance", "merge", "step"),

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from seqgen.config import DebugConfig
-from seqgen.config.values import to_dict
+from seqgen.config.settings import ResolvedSettings
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import ConfigError, UserError
 from seqgen.generation.search.exact import ExactSearch
@@ -21,10 +18,6 @@ from seqgen.text.languages import TextModel
 from seqgen.text.results import Details, TextHypothesis, Translation
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import Translator
-
-Settings = Mapping[str, Any]
-"""All settings of a decode, including those that come from the model, by the keys of ``Translator.translate``:
-``beam``, ``search.groups``, ``debug.beam_table``."""
 
 
 @dataclass(frozen=True)
@@ -70,31 +63,24 @@ class InspectedModels:
             self.translators[dtype] = translator
         return self.translators[dtype]
 
-    def resolve(self, given: Mapping[str, Any], debug: DebugConfig) -> Settings:
+    def resolve(self, given: Mapping[str, Any]) -> ResolvedSettings:
         """Complete the settings that the user gives with the models' own.
 
         Args:
-            given: the values that the user gave for keys of the ``generation`` group.
-            debug: the switches of the optimizations.
-
-        Returns:
-            All settings.
+            given: the settings of the user, by whole key.
 
         Raises:
             ConfigError: settings exclude each other.
         """
-        given = {**given, "dtype": "" if given.get("dtype") == "float32" else given.get("dtype", "")}
-        cfg = self.translator(given["dtype"]).settings(**given)
-        settings = to_dict(cfg)
-        components = settings.pop("components")
-        switches = {f"debug.{key}": value for key, value in to_dict(debug).items()}
-        return {**settings, "nbest": 1, **switches, **components}  # nbest: decodes return whole n-best lists
+        dtype = given.get("generation.dtype", "")
+        dtype = "" if dtype == "float32" else dtype
+        return self.translator(dtype).resolve({**given, "generation.dtype": dtype})
 
-    def prepare(self, settings: Settings, recorder: Recorder | None, scores: bool = False) -> TextDecoding:
+    def prepare(self, values: Mapping[str, Any], recorder: Recorder | None, scores: bool = False) -> TextDecoding:
         """Prepare to decode whole n-best lists.
 
         Args:
-            settings: all settings of the decode.
+            values: the values of all keys, by whole key.
             recorder: an observer that is added to those of the settings; ``None`` for no additional one.
             scores: whether hypotheses get a ``model_score``.
 
@@ -104,21 +90,18 @@ class InspectedModels:
         Raises:
             ConfigError: settings exclude each other.
         """
-        decoding = self.translator(settings["dtype"]).prepare(Details(scores=scores), **settings)
-        generator = copy.copy(decoding.generator)
-        observers = list(generator.setup.observers)
-        if recorder is not None and not isinstance(generator.setup.search, ExactSearch):  # exact search has no steps
-            observers.append(recorder)
-        generator.setup = dataclasses.replace(generator.setup, observers=observers)
-        decoding.generator = generator
-        decoding.cfg = dataclasses.replace(decoding.cfg, nbest=generator.beam_size)  # the whole n-best list
-        return decoding
+        translator = self.translator(values["generation.dtype"])
+        setup = translator.prepare(**values).generator.setup
+        whole = {**values, "generation.nbest": min(setup.beam_size, values["generation.beam"])}
+        if recorder is not None and not isinstance(setup.search, ExactSearch):  # exact search has no steps
+            whole["generation.observers"] = [*values["generation.observers"], recorder]
+        return translator.prepare(Details(scores=scores), **whole)
 
-    def decode(self, settings: Settings, lines: Lines, probe: Probe | None = None) -> dict[int, LineTrace]:
+    def decode(self, values: Mapping[str, Any], lines: Lines, probe: Probe | None = None) -> dict[int, LineTrace]:
         """Decode lines together, and record every step.
 
         Args:
-            settings: all settings of the decode.
+            values: the values of all keys, by whole key.
             lines: the lines.
             probe: a recorder that also keeps the members' scores at one step; hypotheses then have a ``model_score``.
 
@@ -129,8 +112,8 @@ class InspectedModels:
             ConfigError: settings exclude each other.
         """
         recorder = probe or Recorder()
-        found = _translate(self.prepare(settings, recorder, scores=probe is not None), lines)
-        plain = self.prepare(settings, None)
+        found = _translate(self.prepare(values, recorder, scores=probe is not None), lines)
+        plain = self.prepare(values, None)
         joined = _translate(plain, lines) if plain.generator.can_merge else None
         return {
             item.id: LineTrace(
@@ -142,7 +125,7 @@ class InspectedModels:
         }
 
 
-def differing_keys(one: Settings, other: Settings) -> list[str]:
+def differing_keys(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The keys whose values differ; a key that only one of the two has is among them."""
     return [key for key in dict.fromkeys((*one, *other)) if one.get(key) != other.get(key)]
 
@@ -334,12 +317,12 @@ class Decode:
     """One of the two decodes that are compared."""
 
     models: InspectedModels
-    settings: Settings
+    settings: ResolvedSettings
 
     @property
     def dictionary(self) -> Dictionary:
         """The target vocabulary."""
-        return self.models.translator(self.settings["dtype"]).task.target_dictionary
+        return self.models.translator(self.settings.generation.dtype).task.target_dictionary
 
 
 @dataclass(frozen=True)
@@ -389,8 +372,8 @@ def explain(
     step = -1 if difference.step is None else difference.step
     probes = Probe(line, step), Probe(line, step)
     traces = (
-        first.models.decode(first.settings, lines, probes[0])[line],
-        other.models.decode(other.settings, lines, probes[1])[line],
+        first.models.decode(first.settings.values, lines, probes[0])[line],
+        other.models.decode(other.settings.values, lines, probes[1])[line],
     )
     scores, gap, beams = None, None, {}
     if probes[0].found is not None and probes[1].found is not None:
@@ -418,19 +401,20 @@ def _smallest_set(
     first: Decode, other: Decode, lines: Lines, line: int, difference: Difference, tolerance: float
 ) -> list[str]:
     """A set of keys, minimal under removal, with whose values from the other decode the first one agrees with it."""
-    wanted = other.models.decode(other.settings, lines)[line]
+    one, two = first.settings.values, other.settings.values
+    wanted = other.models.decode(two, lines)[line]
 
     def agrees(keys: Sequence[str]) -> bool:
         try:
-            settings = {key: value for key, value in first.settings.items() if key not in keys}
-            settings |= {key: other.settings[key] for key in keys if key in other.settings}
-            changed = first.models.decode(settings, lines)[line]
+            values = {key: value for key, value in one.items() if key not in keys}
+            values |= {key: two[key] for key in keys if key in two}
+            changed = first.models.decode(values, lines)[line]
         except UserError:
             return False  # the values exclude each other
         return difference.precedes(first_difference(changed, wanted, tolerance))
 
     # use_cache=false makes the other switches of the cache ineffective, so it is tried after these narrower ones
-    differing = sorted(differing_keys(first.settings, other.settings), key=lambda key: key == "debug.use_cache")
+    differing = sorted(differing_keys(one, two), key=lambda key: key == "debug.use_cache")
     for key in differing:
         if agrees([key]):
             return [key]

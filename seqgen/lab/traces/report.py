@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from seqgen.config.values import value_text
@@ -29,12 +29,11 @@ class Report:
     Args:
         first: the first decode.
         other: the other decode.
-        given: for each decode, the keys of the ``generation`` group that the user gave.
         tolerance: scores that differ by at most this value count as equal, in nats.
     """
 
-    def __init__(self, first: Decode, other: Decode, given: Sequence[Mapping[str, Any]], tolerance: float):
-        self.decodes, self.given, self.tolerance = {"first": first, "other": other}, given, tolerance
+    def __init__(self, first: Decode, other: Decode, tolerance: float):
+        self.decodes, self.tolerance = {"first": first, "other": other}, tolerance
         self.dictionary = first.dictionary
 
     def text(self, lines: Lines, line: int, difference: Difference, why: Explanation | LineTrace) -> str:
@@ -69,7 +68,7 @@ class Report:
     def _differing(self) -> list[str]:
         first, other = self.decodes.values()
         models = [] if first.models is other.models else ["models"]
-        return [*models, *map(self._key, differing_keys(first.settings, other.settings))]
+        return [*models, *map(self._key, differing_keys(first.settings.values, other.settings.values))]
 
     def _candidates(self, side: str, trace: LineTrace, scores: ModelScores | None, step: int, rank: int) -> list[str]:
         """The candidates of a step, best first; ``>`` marks the rank of the difference."""
@@ -148,10 +147,10 @@ class Report:
 
     def _key(self, key: str) -> str:
         """A key with both values, and whether they come from the model."""
-        values = [decode.settings.get(key) for decode in self.decodes.values()]
-        given = "." in key or any(key in given for given in self.given)
-        name = key if "." in key else f"generation.{key}"
-        return f"{name} ({_value(values[0])} | {_value(values[1])}{'' if given else ', taken from the model'})"
+        both = [decode.settings for decode in self.decodes.values()]
+        given = not key.startswith("generation.") or any(one.settings.origin(key) != "default" for one in both)
+        values = " | ".join(_value(one.values.get(key)) for one in both)
+        return f"{key} ({values}{'' if given else ', taken from the model'})"
 
     def _optimization(self, difference: Difference) -> str:
         if difference.tie:

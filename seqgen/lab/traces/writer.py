@@ -303,7 +303,7 @@ def score_outputs(decoding: TextDecoding, outputs: Sequence[Wanted], attention: 
         longest = len(outputs[order[-1]][1])
         rows = order[-max(1, RESCORED_TOKENS // longest) :]
         del order[-len(rows) :]
-        batch = decoding.collate(decoding.members, [outputs[row] for row in rows])
+        batch = decoding.batcher.collate([outputs[row] for row in rows], decoding.members)
         lengths = [len(outputs[row][1]) for row in rows]
         for row, length, scored in zip(rows, lengths, scorer.score(batch, lengths), strict=True):
             width, read = batch.source.src_tokens.size(1), len(outputs[row][0].sources[0])

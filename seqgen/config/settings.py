@@ -1,0 +1,225 @@
+"""Settings of decoding as immutable layers of keys, and their resolved form.
+
+From the bottom to the top: the model's settings, those of the part of a task that is decoded, those of the user, those
+of a call. ``seqgen.generation.resolution`` resolves them, once for all calls with the same settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from seqgen.config.generation import ENSEMBLE, DebugConfig, GenerationConfig, keys_with
+from seqgen.config.values import split_argument
+from seqgen.registry import DECODING_COMPONENTS
+
+MODEL, USER, CALL = "model", "user", "call"
+"""Names of layers."""
+
+DEFAULTS = {field.name: getattr(GenerationConfig(), field.name) for field in fields(GenerationConfig)}
+"""The defaults of the ``generation`` group."""
+
+
+class Layer(NamedTuple):
+    """Some settings of one origin.
+
+    Attributes:
+        name: the origin: ``model``, ``part``, ``user`` or ``call``.
+        values: values by whole key.
+    """
+
+    name: str
+    values: Mapping[str, Any]
+
+
+class Settings:
+    """An immutable stack of layers, in which a layer overrides those below it.
+
+    A key is ``generation.beam``, ``search.groups`` (of a component) or ``debug.use_cache``. Whoever gives settings may
+    leave out ``generation.``, and may give the keys of components together, as ``components``. A value has the type of
+    its key; those of keys that name components may also be objects (``Component.setting``).
+
+    Args:
+        layers: the layers, the lowest first.
+    """
+
+    def __init__(self, *layers: Layer):
+        self.layers = layers
+
+    def with_layer(self, name: str, values: Mapping[str, Any]) -> Settings:
+        """These settings with another layer on top; without values, these settings."""
+        return Settings(*self.layers, Layer(name, _by_whole_key(values))) if values else self
+
+    def over(self, name: str, values: Mapping[str, Any]) -> Settings:
+        """These settings with another layer below all others."""
+        return Settings(Layer(name, _by_whole_key(values)), *self.layers)
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """The value of each key that a layer sets.
+
+        The keys of a component are those of the component that was chosen when they were set: if a layer chooses
+        another search, the keys ``search.KEY`` of the layers below it have no effect.
+        """
+        merged: dict[str, Any] = {}
+        for _, values in self.layers:
+            merged = {**_of_chosen_components(merged, values), **values}
+        return merged
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key; ``default`` if no layer sets it."""
+        return self.values.get(_whole(key), default)
+
+    def origin(self, key: str) -> str:
+        """The name of the highest layer that sets a key; ``"default"`` if none does."""
+        return next((name for name, values in reversed(self.layers) if _whole(key) in values), "default")
+
+    @property
+    def generation(self) -> dict[str, Any]:
+        """The values of the ``generation`` group, by the names of the fields of ``GenerationConfig``."""
+        return as_fields(self.values)
+
+    @property
+    def debug(self) -> dict[str, Any]:
+        """The values of the ``debug`` group, by the names of the fields of ``DebugConfig``."""
+        return {key.removeprefix("debug."): value for key, value in self.values.items() if key.startswith("debug.")}
+
+    @cached_property
+    def _comparable(self) -> tuple[Any, ...]:
+        return tuple((name, _comparable(values)) for name, values in self.layers)
+
+    def __eq__(self, other: object) -> bool:
+        """Settings are equal if they have the same layers; objects among the values are compared by identity."""
+        return isinstance(other, Settings) and self._comparable == other._comparable
+
+    def __hash__(self) -> int:
+        return hash(self._comparable)
+
+
+@dataclass(frozen=True, eq=False)
+class ResolvedSettings:
+    """The settings of a decode, checked; two are equal if all keys have the same values and objects.
+
+    Attributes:
+        settings: the layers, without that of the model.
+        generation: the values of all keys. A key whose value is an object has an empty value.
+        debug: switches of optimizations.
+        objects: the objects, by key; a list for a key that names several components.
+        notes: notes for the user.
+    """
+
+    settings: Settings
+    generation: GenerationConfig
+    debug: DebugConfig
+    objects: Mapping[str, Any]
+    notes: tuple[str, ...]
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """The values of all keys, by whole key."""
+        return {
+            **_by_whole_key(vars(self.generation)),
+            **{f"debug.{key}": value for key, value in vars(self.debug).items()},
+        }
+
+    @cached_property
+    def _comparable(self) -> tuple[Any, ...]:
+        return _comparable(self.values), _comparable(self.objects)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ResolvedSettings) and self._comparable == other._comparable
+
+    def __hash__(self) -> int:
+        return hash(self._comparable)
+
+    @property
+    def ensemble(self) -> dict[str, Any]:
+        """The settings with which ``Translator`` makes the same ensemble of the same models."""
+        cfg = self.generation
+        prefixes = ("combination.", "inner_combination.", "source.")
+        of_components = {key: value for key, value in cfg.components.items() if key.startswith(prefixes)}
+        found = {key: getattr(cfg, key) for key in keys_with(ENSEMBLE)} | of_components
+        if "combination" in self.objects:
+            found["combination"] = self.objects["combination"]
+        if specs := self.objects.get("members"):
+            found["members"] = [spec or source for spec, source in zip(specs, cfg.members, strict=True)]
+        return found
+
+
+def given_settings(config: Any, overrides: Sequence[str]) -> dict[str, Any]:
+    """The settings of decoding that the user gave on the command line, including values that equal the defaults.
+
+    Args:
+        config: what ``compose`` made of the overrides, with the groups ``generation`` and ``debug``.
+        overrides: ``key=value`` arguments.
+
+    Returns:
+        Values by whole key.
+    """
+    given: dict[str, Any] = {}
+    for key in (split_argument(override)[0] for override in overrides):
+        group, _, name = key.partition(".")
+        if group == "debug" or (group == "generation" and name in DEFAULTS):
+            given[key] = getattr(getattr(config, group), name)
+        elif group in DECODING_COMPONENTS:
+            given[key] = config.generation.components[key]
+    return given
+
+
+def as_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn values by whole key into values by the names of the fields of ``GenerationConfig``, without other groups."""
+    found = {key.removeprefix("generation."): value for key, value in values.items() if key.startswith("generation.")}
+    of_components = {key: value for key, value in values.items() if not key.startswith(("generation.", "debug."))}
+    return {**found, "components": of_components} if of_components else found
+
+
+def _whole(key: str) -> str:
+    return key if "." in key else f"generation.{key}"
+
+
+def _by_whole_key(values: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if key == "components" and isinstance(value, Mapping):
+            found |= value
+        else:
+            found[_whole(key)] = list(value) if isinstance(value, list | tuple) else value
+    return found
+
+
+def _of_chosen_components(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a layer without the keys of components that the layer above it replaces by others."""
+    kept = dict(below)
+    for key in below:
+        group, *rest = key.split(".")
+        if group not in DECODING_COMPONENTS:
+            continue
+        chooser = DECODING_COMPONENTS[group][1]
+        before = below.get(f"generation.{chooser}", DEFAULTS[chooser])
+        now = above.get(f"generation.{chooser}", before)
+        if now is not before and now != before and not (isinstance(now, list) and rest[0] in now):
+            del kept[key]
+    return kept
+
+
+class _Identity(NamedTuple):
+    """Compares an object by its identity; the object lives as long as it is compared."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def _comparable(value: Any) -> Any:
+    """A value that can be hashed, and differs from a value of another type: 1, 1.0 and ``True`` are not the same."""
+    if isinstance(value, Mapping):
+        return tuple(sorted((key, _comparable(item)) for key, item in value.items()))
+    if isinstance(value, list | tuple):
+        return tuple(map(_comparable, value))
+    return (type(value), value) if value is None or isinstance(value, str | int | float) else _Identity(value)

@@ -1,0 +1,103 @@
+"""Notes on outputs: a limit that cut an output off, too few hypotheses, and outputs that may lack a part."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from seqgen.config import GenerationConfig
+from seqgen.generation.setup import DecodingSetup
+from seqgen.structures import Hypothesis
+from seqgen.task import Task
+from seqgen.text.input_line import InputLine
+from seqgen.text.results import TextHypothesis
+from seqgen.text.sentences import ParagraphReader
+
+MIN_SOURCE_TOKENS, SHORT_OUTPUT_DIVISOR = 40, 3
+"""An output is noted if its source has at least 40 tokens, and it has less than a third of its usual length."""
+
+
+@dataclass(frozen=True)
+class OutputNotes:
+    """Writes the notes on the outputs of a line.
+
+    Attributes:
+        cfg: the decoding settings.
+        setup: how outputs are decoded.
+        task: the task of the first model.
+        longest_output: maps the sources of a line to the tokens of its longest output, end-of-sentence not counted.
+        paragraphs: finds sentences that may be missing; ``None`` without ``generation.input_split``.
+    """
+
+    cfg: GenerationConfig
+    setup: DecodingSetup
+    task: Task
+    longest_output: Callable[[Sequence[Tensor]], int]
+    paragraphs: ParagraphReader | None
+
+    def on_search(self, line: InputLine, hypotheses: Sequence[Hypothesis]) -> list[str]:
+        """Notes on a search that found no hypothesis, or fewer than ``nbest``."""
+        if not hypotheses:
+            in_time = " and generation.max_time" if self.cfg.max_time else ""
+            missing = f"no output within the maximum length{in_time} has all phrases"
+            return [f"{missing if line.phrases else 'every output was forbidden'}, so that the output is empty"]
+        if len(hypotheses) < self.cfg.nbest:
+            why = "were found in time" if hypotheses[0].timed_out else "are possible"
+            return [f"only {len(hypotheses)} of {self.cfg.nbest} hypotheses {why}"]
+        return []
+
+    def on_outputs(self, line: InputLine, hypotheses: Sequence[TextHypothesis]) -> list[str]:
+        """Notes on the first hypothesis that a limit has cut off, and on a best output that is much too short."""
+        longest = self.longest_output(line.sources)
+        if self.cfg.match_source_len and longest == len(line.sources[0]) - 1:
+            longest = sys.maxsize  # the user wants exactly that length
+        cuts = [self._cut(item, longest) for item in hypotheses]
+        place = next((place for place, cut in enumerate(cuts, start=1) if cut), 0)
+        notes = [f"{'the output' if place == 1 else f'hypothesis {place}'} {cuts[place - 1]}"] if place else []
+        if place != 1 and hypotheses:
+            notes += filter(None, [self._lacking(line, hypotheses[0])])
+        return notes
+
+    def _lacking(self, line: InputLine, item: TextHypothesis) -> str:
+        """Describe what an output that no limit has cut off may lack; empty if nothing was found."""
+        source, output = len(line.sources[0]), len(item.tokens)
+        if self.task.translates and not item.text.strip():
+            return "the output is empty, which generation.min_len or lenpen can prevent"
+        if self.paragraphs is not None:
+            return self.paragraphs.note(line, item)
+        short = output < self.cfg.usual_ratio * source / SHORT_OUTPUT_DIVISOR
+        if self.task.translates and source >= MIN_SOURCE_TOKENS and short:
+            return (
+                f"the output has {output} tokens for {source} of the source and may lack a part; decode paragraphs "
+                "with generation.input_split=sentences"
+            )
+        return ""
+
+    def _cut(self, item: TextHypothesis, longest: int) -> str:
+        """Describe how a limit changed an output, whose last token may be an end token that the limit forced.
+
+        Args:
+            item: the output.
+            longest: maximum output length in tokens, without end-of-sentence.
+
+        Returns:
+            Words that follow "the output" in a note, such as "was cut off ..."; empty if no limit changed it.
+        """
+        cfg, size, forces_end = self.cfg, len(item.tokens), self.setup.forces_end
+        whole = size > 0 and int(item.tokens[-1]) in self.setup.end_tokens
+        beginning = " (it is only the beginning of a line of generation.prefix_trie)"
+        rest = beginning if cfg.prefix_trie and not whole else ""
+        if item.hypothesis.member_tokens is not None and not whole:
+            return "was cut off: no token was left on which all models agree, or a model reached its maximum length"
+        longest -= forces_end and not whole  # Marian's search ends there without an end token
+        if size > longest and (forces_end or not whole):
+            empty = "" if item.text.strip() else "is empty and "
+            return f"{empty}has the maximum length of {size} tokens and may be cut off{rest}"
+        if item.hypothesis.timed_out and not whole:
+            return f"was cut off after generation.max_time={cfg.max_time:g}{rest}"
+        if item.hypothesis.timed_out and self.setup.beam_size > 1:
+            return f"is the best one after generation.max_time={cfg.max_time:g}, which ended the search"
+        return "was cut off by a stopping rule" + rest if rest else ""

@@ -1,0 +1,117 @@
+"""Layers of settings, and their resolution."""
+
+from __future__ import annotations
+
+import pytest
+
+from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.config.compose import compose
+from seqgen.config.generate import GenerateConfig
+from seqgen.config.settings import ResolvedSettings, Settings, given_settings
+from seqgen.errors import ConfigError
+from seqgen.generation.processors.tokens import Forbid
+from seqgen.generation.resolution import resolve
+from seqgen.generation.search.beam import BeamSearch
+from seqgen.generation.search.diverse import DiverseBeamSearch
+from seqgen.text.translator import Translator
+from tests.text_models import text_model
+
+
+def test_a_layer_overrides_those_below_it() -> None:
+    user = Settings().with_layer("user", {"beam": 3, "lenpen": 0.5, "debug.use_cache": False})
+    call = user.with_layer("call", {"generation.beam": 4}).over("model", {"nbest": 2, "lenpen": 2.0})
+    assert call.generation == {"nbest": 2, "lenpen": 0.5, "beam": 4}
+    assert call.debug == {"use_cache": False}
+    assert [call.origin(key) for key in ("beam", "lenpen", "nbest", "debug.use_cache", "min_len")] == [
+        "call", "user", "model", "user", "default"
+    ]  # fmt: skip
+    assert user.get("beam") == 3, "layers do not change"
+    assert user.with_layer("call", {}) is user
+    assert call.get("min_len", 7) == 7
+
+
+@pytest.mark.parametrize(
+    ("above", "kept"),
+    [
+        ({"beam": 4}, True),
+        ({"search": "diverse_beam"}, True),
+        ({"search": "beam"}, False),
+        ({"search": BeamSearch()}, False),
+        ({"processors": ["top"]}, True),
+    ],
+)
+def test_keys_of_a_component_stay_with_it(above: dict[str, object], kept: bool) -> None:
+    below = Settings().with_layer("user", {"search": "diverse_beam", "search.groups": 2, "processor.top.k": 1})
+    found = below.with_layer("call", above)
+    assert ("search.groups" in found.values) == kept
+    several = Settings().with_layer("user", {"processors": ["top", "low"], "processor.top.k": 1, "processor.low.k": 2})
+    left = several.with_layer("call", {"processors": ["low"], "components": {"processor.low.k": 3}})
+    assert left.generation == {"processors": ["low"], "components": {"processor.low.k": 3}}
+
+
+def test_equal_settings_are_equal_keys() -> None:
+    search = BeamSearch()
+    one, other = ({"beam": 2, "bad_words": ["a"], "search": search} for _ in range(2))
+    same = Settings().with_layer("user", one), Settings().with_layer("user", other)
+    assert len(set(same)) == 1
+    changed = [{"beam": True}, {"beam": 2.0}, {"bad_words": ["b"]}, {"search": BeamSearch()}, {"search": "beam"}]
+    for values in changed:
+        assert Settings().with_layer("user", {**one, **values}) != same[0], values
+    assert Settings().with_layer("call", one) != same[0], "notes name the keys that come from the model"
+    words = one["bad_words"]
+    assert isinstance(words, list)
+    words.append("b")
+    assert same[0] == same[1], "a list that changes later is not that of the settings"
+
+
+def test_resolved_settings_are_compared_by_their_effect() -> None:
+    found = [
+        resolve(Settings().with_layer("user", {"beam": 4})),
+        resolve(Settings().with_layer("user", {"beam": 5}).with_layer("call", {"beam": 4, "nbest": 1})),
+        resolve(Settings(), [{"beam": 4}]),
+    ]
+    assert len(set(found)) == 1
+    processors = [Forbid([4]), Forbid([4])]
+    assert len({resolve(Settings().with_layer("user", {"processors": [one]})) for one in processors}) == 2
+    assert resolve(Settings().with_layer("user", {"debug.use_cache": False})) != resolve(Settings())
+    values = found[0].values
+    assert (values["generation.beam"], values["debug.use_cache"]) == (4, True)
+    assert len(values) == len(vars(GenerationConfig())) - 1 + len(vars(DebugConfig()))
+
+
+def test_objects_are_separated_from_names() -> None:
+    search, processor = DiverseBeamSearch(2, 0.5), Forbid([4])
+    given = {"search": search, "processors": ["checked", processor], "beam": 4}
+    found = resolve(Settings().with_layer("user", given), [{"search": "sampling"}])
+    assert isinstance(found, ResolvedSettings)
+    assert found.objects == {"search": search, "processors": [processor]}
+    assert (found.generation.search, found.generation.processors) == ("", ["checked"])
+    with pytest.raises(ConfigError, match="generation: combination="):
+        resolve(Settings().with_layer("user", {"combination": search}))
+
+
+def test_what_the_command_line_gives() -> None:
+    overrides = ["generation.beam=5", "debug.use_cache=false", "generation.search=diverse_beam", "search.groups=5",
+                 "generation.workers=2", "format=json"]  # fmt: skip
+    assert given_settings(compose(GenerateConfig, overrides), overrides) == {
+        "generation.beam": 5, "debug.use_cache": False, "generation.search": "diverse_beam", "search.groups": 5
+    }  # fmt: skip
+
+
+def test_a_second_call_prepares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    translator, texts = Translator(text_model(), beam=3), ["w4 w5", "w6"]
+    first = translator.translate(texts, nbest=2, return_scores=True)
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("settings were resolved again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Translator, "prepare", fail)
+        patch.setattr(type(translator._vocabularies), "resolve", fail)
+        again = translator.translate(texts, nbest=2, return_scores=True)
+        with pytest.raises(AssertionError):
+            translator.translate(texts, nbest=3)
+    assert [[item.text for item in one.hypotheses] for one in first] == [
+        [i.text for i in one.hypotheses] for one in again
+    ]
+    assert first[0] is not again[0] and torch.equal(first[0].source_tokens, again[0].source_tokens)
