@@ -33,7 +33,8 @@ class Batcher:
         models: the models that read the source.
         batch_size: most sentences of a batch.
         max_tokens: most source tokens of a batch, padding included.
-        step_scores: scores that a step computes for each sentence: the beam times the size of the vocabulary.
+        beam: beams of each sentence.
+        vocab_size: size of the target vocabulary.
         in_order: whether lines keep their order, because they are streamed; otherwise the longest come first.
         device: the device of batches.
     """
@@ -41,13 +42,14 @@ class Batcher:
     models: Sequence[TextModel]
     batch_size: int
     max_tokens: int
-    step_scores: int
+    beam: int
+    vocab_size: int
     in_order: bool
     device: torch.device
 
     def sentences_of(self, width: int) -> int:
         """The most sentences of a batch whose longest source has ``width`` tokens; at least 1."""
-        weight = max(1.0, self.step_scores / SENTENCE_SCORES)
+        weight = max(1.0, self.beam * max(self.vocab_size, COUNTED_VOCABULARY) / SENTENCE_SCORES)
         return max(1, int(min(self.batch_size, self.max_tokens // width) / weight))
 
     def divided(self, lines: int, divisor: int) -> Batcher:

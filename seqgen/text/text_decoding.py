@@ -26,7 +26,7 @@ from seqgen.generation.setup import Streamer
 from seqgen.structures import Hypothesis
 from seqgen.system.devices import out_of_memory
 from seqgen.task import Task
-from seqgen.text.batching import COUNTED_VOCABULARY, Batcher
+from seqgen.text.batching import Batcher
 from seqgen.text.input_line import InputEncoder, InputLine, with_prefixes
 from seqgen.text.languages import LineLanguages, TextModel, encode_source
 from seqgen.text.output_notes import OutputNotes
@@ -84,8 +84,8 @@ class TextDecoding:
         self.models = [member.model for member in self.members]
         self.device = next(self.models[0].parameters()).device
         readers = [*self.members, *([] if draft is None else [draft])]
-        scores = setup.beam_size * max(setup.vocab_size, COUNTED_VOCABULARY)
-        self.batcher = Batcher(readers, cfg.batch_size, cfg.max_tokens, scores, streamer is not None, self.device)
+        in_order, size = streamer is not None, (cfg.batch_size, cfg.max_tokens)
+        self.batcher = Batcher(readers, *size, setup.beam_size, setup.vocab_size, in_order, self.device)
         target = self.task.target_tokenizer
         self.unknown_words = UnknownWords.from_setting(cfg.replace_unknown, target) if cfg.replace_unknown else None
         of_text = (target.dictionary, target.encode, target.decode)

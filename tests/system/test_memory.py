@@ -15,7 +15,7 @@ import torch
 
 from seqgen.errors import DataError, ResourceError
 from seqgen.system.devices import keep_freed_memory, memory_errors, out_of_memory
-from seqgen.text import text_decoding, text_scoring
+from seqgen.text import batching, text_scoring
 from seqgen.text.batching import Batcher
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import Translator
@@ -177,7 +177,7 @@ def test_a_sentence_of_a_wide_beam_counts_as_several(continuous: bool, monkeypat
     for beam, wanted in ((16, 64), (200, 5)):
         assert translator.prepare(beam=beam).batcher.sentences_of(20) == wanted
     alone = translator.translate(TEXTS, beam=6, batch_size=1)
-    monkeypatch.setattr(text_decoding, "COUNTED_VOCABULARY", 2**18)
+    monkeypatch.setattr(batching, "COUNTED_VOCABULARY", 2**18)
     for beam, wanted in ((4, 4), (6, 2)):
         sizes.clear()
         together = translator.translate(TEXTS, beam=beam, batch_size=4)

@@ -212,26 +212,26 @@ class LanguageFirst(WhitespaceTokenizer):
     [([0.0, 0.0, 1.0, 1.0, 0.9, 1.0, 1.0, 1.0, 0.0], ""), ([4.0, 4.0, 1.0, 1.0, 0.1, 0.8, 1.0, 1.0, 4.0], " 2")],
 )
 def test_the_attention_on_tokens_before_the_text_counts_for_no_sentence(attention: list[float], which: str) -> None:
-    line = decoded("W1 w5. W2 w3! W4 w6?", attention)
+    found = decoded("W1 w5. W2 w3! W4 w6?", attention)
     noting = reader(input_split="note")
     words = noting.encoder.task.source_dictionary
     noting.encoder = InputEncoder([text_model(task=task_of(LanguageFirst(words)))], noting.cfg, lambda lengths: lengths)
-    assert noting.note(line) == (MAY_LACK.format(which) if which else "")
+    assert noting.note(*found) == (MAY_LACK.format(which) if which else "")
 
 
 def test_short_outputs_are_noted() -> None:
     task = text_model().task
     assert not task.translates, "a summary may be short"
-    line, noting = decoded("W1 w5 w2 w2 w2 w2 w2 w2 w2. W2 w3!", None, 4), reader(input_split="note")
+    found, noting = decoded("W1 w5 w2 w2 w2 w2 w2 w2 w2. W2 w3!", None, 4), reader(input_split="note")
     unchecked = "the model returns no attention weights, by which sentences are checked"
-    assert noting.note(line) == unchecked
+    assert noting.note(*found) == unchecked
     noting.encoder.task.translates = True
     short = "the output has 4 tokens for 12 of the source and may lack a part"
-    assert noting.note(line) == short
+    assert noting.note(*found) == short
     for usual, note in ((1.0, short), (0.8, ""), (3.0, short)):
         splitting = reader(usual_ratio=usual)
         splitting.encoder.task.translates = True
-        assert splitting.note(line) == note
+        assert splitting.note(*found) == note
 
 
 def test_the_mode_note_changes_no_output(translator: Translator) -> None:
