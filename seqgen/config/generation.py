@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, fields
 from enum import Flag, auto
 from typing import Any, Self
@@ -453,6 +454,7 @@ class GenerationConfig:
         return {key.removeprefix(prefix): value for key, value in self.components.items() if key.startswith(prefix)}
 
 
+@functools.cache
 def keys_with(facts: Fact) -> tuple[str, ...]:
     """The keys of the ``generation`` group that have one of the facts, in the order of their declaration."""
     return tuple(field.name for field in fields(GenerationConfig) if field.metadata["facts"] & facts)

@@ -22,7 +22,8 @@ DEFAULTS = {field.name: getattr(GenerationConfig(), field.name) for field in fie
 """The defaults of the ``generation`` group."""
 
 
-class Layer(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Layer:
     """Some settings of one origin.
 
     Attributes:
@@ -32,6 +33,11 @@ class Layer(NamedTuple):
 
     name: str
     values: Mapping[str, Any]
+
+    @cached_property
+    def comparable(self) -> tuple[Any, ...]:
+        """Equal for layers with the same origin, values and objects."""
+        return self.name, _comparable(self.values)
 
 
 class Settings:
@@ -64,8 +70,8 @@ class Settings:
         another search, the keys ``search.KEY`` of the layers below it have no effect.
         """
         merged: dict[str, Any] = {}
-        for _, values in self.layers:
-            merged = {**_of_chosen_components(merged, values), **values}
+        for layer in self.layers:
+            merged = {**_of_chosen_components(merged, layer.values), **layer.values}
         return merged
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -74,7 +80,7 @@ class Settings:
 
     def origin(self, key: str) -> str:
         """The name of the highest layer that sets a key; ``"default"`` if none does."""
-        return next((name for name, values in reversed(self.layers) if _whole(key) in values), "default")
+        return next((layer.name for layer in reversed(self.layers) if _whole(key) in layer.values), "default")
 
     @property
     def generation(self) -> dict[str, Any]:
@@ -88,7 +94,7 @@ class Settings:
 
     @cached_property
     def _comparable(self) -> tuple[Any, ...]:
-        return tuple((name, _comparable(values)) for name, values in self.layers)
+        return tuple(layer.comparable for layer in self.layers)
 
     def __eq__(self, other: object) -> bool:
         """Settings are equal if they have the same layers; objects among the values are compared by identity."""

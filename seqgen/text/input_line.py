@@ -119,6 +119,7 @@ class InputEncoder:
         self.members = models[:num_members]
         self.task = models[0].task
         self.languages = LanguageReader(models, cfg)
+        self._longest: dict[tuple[int, ...], int] = {}
 
     def encode(
         self, number: int, line: str | EncodedSource, prefix: str = "", languages: LineLanguages | None = None
@@ -188,9 +189,12 @@ class InputEncoder:
         Args:
             sources: ``(S,)`` int64 source ids for each model.
         """
-        rooms = [_room(*pair) for pair in zip(self.members, sources, strict=False)]
-        longest = int(self.last_steps(torch.tensor([len(sources[0])]))[0])
-        return min([longest, *(room - 1 for room in rooms if room is not None)])
+        lengths = tuple(map(len, sources))
+        if lengths not in self._longest:
+            rooms = [_room(*pair) for pair in zip(self.members, sources, strict=False)]
+            longest = int(self.last_steps(torch.tensor(lengths[:1]))[0])
+            self._longest[lengths] = min([longest, *(room - 1 for room in rooms if room is not None)])
+        return self._longest[lengths]
 
     def _with_sources(self, line: InputLine) -> InputLine:
         """The line with its source ids for each model; without ids if a prompt leaves no room for an output."""

@@ -94,7 +94,7 @@ def test_a_number_that_would_overflow(argument: str, said: str, run: Path) -> No
 
 
 def test_a_beam_that_does_not_fit_into_memory(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TextDecoding, "_finish", lambda *_: run_out())
+    monkeypatch.setattr(TextDecoding, "_decoded", lambda *_: run_out())
     outcome = command("generate", f"path={run}", "input=-", stdin=b"the dog\n")
     ended(outcome, "seqgen-generate: ", "after 0 lines", "a smaller generation.beam, generation.batch_size")
 
