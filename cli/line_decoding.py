@@ -125,7 +125,7 @@ def prepare_decoding(
         translator = Translator(loaded, settings=part, **given)
         decoding = translator.prepare(wanted_details(cfg, translator), streamer)
     own_lines = cfg.dataset.gen_source or not cfg.input
-    if decoding.splitter is not None and own_lines and type(decoding.task).input_of is not Task.input_of:
+    if decoding.splitter is not None and own_lines and not decoding.task.reads_plain_lines:
         raise ConfigError(
             "generation.input_split splits whole lines, and this task inserts lines into a template; give finished "
             "lines by input=FILE without dataset.gen_source"

@@ -242,7 +242,7 @@ class DecodingSetup:
         """Whether waiting sentences may join a running batch."""
         return not self.merge_obstacle
 
-    @property
+    @cached_property
     def merge_obstacle(self) -> str:
         """What prevents waiting sentences from joining a running batch, for a message; empty if nothing does."""
         models, debug = self.ensemble.models, self.debug

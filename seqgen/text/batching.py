@@ -109,7 +109,7 @@ class Batcher:
             first_tokens=tokens_of([line.first_token for line, _ in rows]),
             start_tokens=tokens_of([line.start_token for line, _ in rows]),
         )
-        encoder = self.models[0].model.encoder
-        if (merged := merged_encodings(encoder, [line.encoder_out for line, _ in rows])) is not None:
+        if any(line.encoder_out is not None for line, _ in rows):
+            merged = merged_encodings(self.models[0].model.encoder, [line.encoder_out for line, _ in rows])
             batch = replace(batch, source=replace(batch.source, encoder_out=merged))
         return batch.to(self.device)

@@ -14,7 +14,6 @@ from seqgen.config import GenerationConfig
 from seqgen.data.tokenizers.languages import TargetLanguage
 from seqgen.errors import DataError
 from seqgen.generation.component import Phrase
-from seqgen.generation.ensemble.member import INPUT
 from seqgen.structures import EncoderOut
 from seqgen.text.languages import LanguageReader, LineLanguages, TextModel, encode_source
 from seqgen.text.results import TextHypothesis, Translation
@@ -200,8 +199,7 @@ class InputEncoder:
         """The line with its source ids for each model; without ids if a prompt leaves no room for an output."""
         text, notes, sources, texts = line.text, self._notes_on_text(line.text), list[Tensor](), list[str]()
         for index, model in enumerate(self.models):
-            source = self.sources[index] if index < len(self.sources) else INPUT
-            read = source_text(source, text, line.number)
+            read = source_text(self.sources[index], text, line.number) if index < len(self.sources) else text
             ids, longest = encode_source(model.task, read, line.languages), model.model.max_positions()[0]
             if (room := _room(model, ids)) is not None and room < 1:
                 notes.append(

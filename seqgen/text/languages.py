@@ -86,11 +86,10 @@ class LanguageReader:
         self.fixed = LineLanguages(**codes)
         if names:
             for model in models:
-                kind = type(model.task)
-                if (kind.encode_source, kind.encode_target) != (Task.encode_source, Task.encode_target):
+                if not model.task.encodes_by_tokenizer:
                     raise ConfigError(
-                        f"generation.{next(iter(names))} cannot be used with a {kind.__name__}, which encodes text in "
-                        "its own way; leave it out"
+                        f"generation.{next(iter(names))} cannot be used with a {type(model.task).__name__}, which "
+                        "encodes text in its own way; leave it out"
                     )
 
     def read(self, number: int, line: str) -> tuple[str, LineLanguages]:

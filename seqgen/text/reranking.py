@@ -315,12 +315,12 @@ class Ranker:
     def __init__(self, cfg: GenerationConfig, objects: Mapping[str, Any], beam: int, resources: Resources):
         self.nbest = cfg.nbest
         self.utility: Utility | None = objects.get("mbr")
-        if self.utility is None and cfg.mbr:
-            self.utility = utility_from_config(cfg, resources)
         self.reranker: Reranker | None = objects.get("rerank")
-        if self.reranker is None and cfg.rerank:
+        if cfg.mbr:
+            self.utility = utility_from_config(cfg, resources)
+        if cfg.rerank:
             self.reranker = build(RERANKERS, cfg.rerank, Reranker, cfg, resources)
-        if self.ranks and beam == 1:
+        if beam == 1:
             what = "minimum Bayes risk" if self.utility is not None else "reranking"
             raise ConfigError(f"{what} compares hypotheses, but only one is generated; set generation.beam=2 or more")
         if self.utility is not None and self.reranker is not None:
@@ -328,23 +328,18 @@ class Ranker:
                 "a utility and a reranker both rank hypotheses; set only one of generation.mbr and generation.rerank"
             )
 
-    @property
-    def ranks(self) -> bool:
-        """Whether the order of the search changes, so that all its hypotheses are needed."""
-        return self.utility is not None or self.reranker is not None
-
     def best(self, line: Translation, found: Sequence[TextHypothesis]) -> list[TextHypothesis]:
         """The ``nbest`` best hypotheses of a line, best first.
 
         Args:
             line: the line, without hypotheses.
-            found: the hypotheses in the order of the search.
+            found: the hypotheses in the order of the search; at least one.
         """
-        ranked = list(found)
-        if self.utility is not None and found:
+        if self.utility is not None:
             utilities = expected_utilities([item.text for item in found], self.utility)
             ranked = [replace(found[index], utility=utilities[index]) for index in by_expected_utility(utilities)]
-        elif self.reranker is not None and found:
+        else:
+            assert self.reranker is not None
             scores = reranked(self.reranker, line, found)
             ranked = [replace(found[index], rerank_score=scores[index]) for index in by_expected_utility(scores)]
         return ranked[: self.nbest]

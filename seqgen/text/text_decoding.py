@@ -25,7 +25,6 @@ from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import Streamer
 from seqgen.structures import Hypothesis
 from seqgen.system.devices import out_of_memory
-from seqgen.task import Task
 from seqgen.text.batching import Batcher
 from seqgen.text.input_line import InputEncoder, InputLine, with_prefixes
 from seqgen.text.languages import LineLanguages, TextModel, encode_source
@@ -60,7 +59,7 @@ class TextDecoding:
     Attributes:
         input_encoder: encodes lines.
         batcher: divides them into batches.
-        ranker: ranks their hypotheses.
+        ranker: ranks their hypotheses; ``None`` for the order of the search.
         output_notes: writes notes on them.
 
     Raises:
@@ -96,7 +95,8 @@ class TextDecoding:
         self.splitter = paragraphs if paragraphs is not None and paragraphs.splits else None
         if self.splitter is not None and streamer is not None:
             raise ConfigError("generation.input_split=sentences cannot be streamed; leave it out, or do not stream")
-        self.ranker = Ranker(cfg, settings.objects, setup.beam_size, resources)
+        ranks = cfg.mbr or cfg.rerank or {"mbr", "rerank"} & settings.objects.keys()
+        self.ranker = Ranker(cfg, settings.objects, setup.beam_size, resources) if ranks else None
         self.output_notes = OutputNotes(cfg, setup, self.task, self.input_encoder.longest_output, paragraphs)
         self.certificate = next((each for each in setup.observers if isinstance(each, Certificate)), None)
 
@@ -224,13 +224,12 @@ class TextDecoding:
                 self.streamer.end(line.number)
             elif isinstance(self.streamer, WordStreamer):
                 self.streamer.begin(line.number, self.task.prompt(line.sources[0]).tolist())
-        if self.ranker.reranker is not None:
+        if self.ranker is not None and self.ranker.reranker is not None:
             self.ranker.reranker.prepare([line.translation() for line in lines])
 
     def _decoded(self, lines: Sequence[InputLine]) -> Iterator[tuple[Translation, bool]]:
         """The translations of lines in the order in which they are done, and whether each ends a line of the input."""
-        own_step = type(self.task).inference_step is not Task.inference_step
-        if self.generator.can_merge and not own_step and not self._inference_arguments(lines):
+        if self.generator.can_merge and self.task.joins_batches and not self._inference_arguments(lines):
             by_number = {line.number: line for line in lines}
             for number, hypotheses in self.generator.generate_continuously(self.batcher.waiting(lines)):
                 yield self._translation(by_number[number], hypotheses, 0), by_number[number].ends_line
@@ -270,12 +269,12 @@ class TextDecoding:
         """
         notes = self.output_notes.on_search(line, hypotheses)
         found = []
-        for hypothesis in hypotheses if self.ranker.ranks else hypotheses[: self.cfg.nbest]:
+        for hypothesis in hypotheses[: self.cfg.nbest] if self.ranker is None else hypotheses:
             aligned = attend_to_source(hypothesis, width, len(line.sources[0]), self.models[0].left_pad_source)
             if self._lacks_alignment(aligned):
                 notes.append("unknown words are not replaced: the model returns no attention weights")
             found.append(TextHypothesis(self._text(line, aligned), aligned))
-        best = self.ranker.best(line.translation(), found)
+        best = found if self.ranker is None or not found else self.ranker.best(line.translation(), found)
         bound, exact = (None, None) if self.certificate is None else self.certificate.found.pop(line.number)
         return line.translation(best, [*notes, *self.output_notes.on_outputs(line, best)], bound, exact)
 

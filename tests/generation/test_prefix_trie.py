@@ -448,11 +448,14 @@ class OwnSearch(BeamSearch):
     ],
 )
 def test_what_a_certificate_cannot_cover_is_refused(keys: dict[str, Any], words: str) -> None:
-    models = [ScriptedModel(random_rule(VOCAB, seed)) for seed in (1, 2)]
-    with pytest.raises(ConfigError, match=words):
+    def build() -> None:
         given = resolve(Settings().with_layer("user", {"beam": 4, "certificate": True, **keys}))
         arguments = {"search_strategy" if key == "search" else key: value for key, value in given.objects.items()}
+        models = [ScriptedModel(random_rule(VOCAB, seed)) for seed in (1, 2)]
         SequenceGenerator.from_config(models, WORDS, given.generation, **arguments)
+
+    with pytest.raises(ConfigError, match=words):
+        build()
 
 
 @pytest.mark.parametrize(
