@@ -147,31 +147,24 @@ class InputEncoder:
         if languages is None:
             text, languages = self.languages.read(number, text) if text.strip() else (text, LineLanguages())
         text, *phrases = text.split("\t") if self.cfg.constraints else [text]
-        line = InputLine(number, text, prefix=prefix, languages=languages)
+        read = InputLine(number, text, prefix=prefix, languages=languages)
         if encoded is None and not text.strip() and not self.task.reads_empty_lines:
             unused = " and ".join(name for name, given in (("prefix", prefix), ("phrases", phrases)) if given)
             further = f"; its {unused} had no effect" if unused else ""
-            return replace(line, notes=[f"the line is empty, and so is its output{further}"])
+            return replace(read, notes=[f"the line is empty, and so is its output{further}"])
         if encoded is None:
-            line = self._with_sources(line)
+            read = self._with_sources(read)
         else:
             check_encodable(self.models)
             self._check_languages(number, encoded.languages, languages)
-            line = replace(
-                line,
-                sources=[encoded.tokens],
-                member_sources=[text],
-                encoder_out=encoded.encoder_out,
-                notes=encoded.notes,
-            )
-        if not line.sources:
-            return line
-        line = replace(
-            line,
-            first_token=self.languages.target_token(languages, TargetLanguage.FIRST),
-            start_token=self.languages.target_token(languages, TargetLanguage.START),
-        )
-        return self._with_prefix(self._with_phrases(line, phrases) if phrases else line)
+            ids, out = [encoded.tokens], encoded.encoder_out
+            read = replace(read, sources=ids, member_sources=[text], encoder_out=out, notes=encoded.notes)
+        if not read.sources:
+            return read
+        roles = (TargetLanguage.FIRST, TargetLanguage.START)
+        first, start = (self.languages.target_token(languages, role) for role in roles)
+        read = replace(read, first_token=first, start_token=start)
+        return self._with_prefix(self._with_phrases(read, phrases) if phrases else read)
 
     def _check_languages(self, number: int, encoded: LineLanguages, given: LineLanguages) -> None:
         """Refuse languages that an encoded source would need to have been encoded with."""
