@@ -177,11 +177,11 @@ def _check_keys(cfg: GenerateConfig) -> None:
         check_output("record", cfg.record, *files, other_outputs=[cfg.output, cfg.trace])
 
 
-def input_lines(cfg: GenerateConfig, task: Task, typed: TypedLines | None = None) -> Iterator[str]:
+def input_lines(cfg: Any, task: Task, typed: TypedLines | None = None) -> Iterator[str]:
     """The lines to decode: those of ``input``, or of the split ``dataset.gen_subset`` of the models' task.
 
     Args:
-        cfg: the whole configuration.
+        cfg: the configuration of a command with ``input`` and ``dataset``.
         task: the task of the first model.
         typed: the lines of standard input if a user types them; ``None`` if not.
     """
@@ -194,11 +194,11 @@ def input_lines(cfg: GenerateConfig, task: Task, typed: TypedLines | None = None
     return (task.input_of(line) for line in lines) if cfg.dataset.gen_source else lines
 
 
-def checked_input(cfg: GenerateConfig) -> tuple[list[str] | None, int | None]:
+def checked_input(cfg: Any) -> tuple[list[str] | None, int | None]:
     """Read the references, and the other files once, so that errors in them are reported before hours of work.
 
     Args:
-        cfg: the whole configuration.
+        cfg: the configuration of a command with ``input``, ``reference`` and ``prefix``.
 
     Returns:
         The lines of ``reference``, or ``None``; the number of lines to decode, ``None`` if it is not known yet.
@@ -223,12 +223,12 @@ def checked_input(cfg: GenerateConfig) -> tuple[list[str] | None, int | None]:
     return references, count
 
 
-def prefix_lines(cfg: GenerateConfig) -> Iterator[str] | None:
+def prefix_lines(cfg: Any) -> Iterator[str] | None:
     """The forced beginnings of the outputs; ``None`` if there are none."""
     return read_lines(Path(cfg.prefix)) if cfg.prefix else None
 
 
-def split_references(cfg: GenerateConfig, task: Task) -> list[str] | None:
+def split_references(cfg: Any, task: Task) -> list[str] | None:
     """The reference outputs of the split ``dataset.gen_subset`` of the models' task; ``None`` if it has none."""
     lines = part_of(cfg.dataset, task).references(cfg.dataset.gen_subset)
     return None if lines is None else list(lines)

@@ -105,25 +105,24 @@ def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> None:
     """
     pairs = list(map(split_argument, tuned))
     _check_keys(cfg, [key for key, _ in pairs])
-    for dimension in _space(pairs, len(cfg.path)):
-        for argument in dimension.arguments():
-            compose(TuneConfig, [*shared, argument])  # wrong types and ranges are refused before models are loaded
-    files = _as_generate(cfg)
-    references, _ = checked_input(files)
+    given, values = given_settings(cfg, shared), dict[str, dict[str, Any]]()
+    for argument in (each for dimension in _space(pairs, len(cfg.path)) for each in dimension.arguments()):
+        # wrong types and ranges are refused before models are loaded
+        values[argument] = given_settings(compose(TuneConfig, [*shared, argument]), [argument])
+    references, _ = checked_input(cfg)
     loaded = load_noted(cfg, set_up_device(cfg.common))
     task = loaded[0].task
-    lines = list(input_lines(files, task))
-    references = references if cfg.input else split_references(files, task)
+    lines = list(input_lines(cfg, task))
+    references = references if cfg.input else split_references(cfg, task)
     _check_lines(cfg, lines, references)
 
     def settings(setting: Setting) -> dict[str, Any]:
-        overrides = [*shared, *setting]
-        return given_settings(compose(TuneConfig, overrides), overrides)
+        return {**given, **{key: value for argument in setting for key, value in values[argument].items()}}
 
     def metric(outputs: Sequence[str]) -> tuple[TextScore, float | None]:
         return score_with_interval(cfg.metric, outputs, references or [], cfg.lowercase, cfg.tokenize)
 
-    prefixes = None if (found := prefix_lines(files)) is None else list(found)
+    prefixes = None if (found := prefix_lines(cfg)) is None else list(found)
     part = Settings().with_layer("part", settings_of_part(cfg.dataset, task))
     translator = Translator(loaded, settings=part, dtype=cfg.generation.dtype)
     trials = Trials(translator, settings, lines, prefixes, cfg.metric, metric)
@@ -165,12 +164,6 @@ def _check_keys(cfg: TuneConfig, keys: Sequence[str]) -> None:
 
 def _space(pairs: Sequence[tuple[str, str]], models: int) -> list[Dimension]:
     return [Dimension.of(key, text, models) for key, text in pairs]
-
-
-def _as_generate(cfg: TuneConfig) -> GenerateConfig:
-    """The configuration of a ``seqgen-generate`` that reads the same text."""
-    values = {key: getattr(cfg, key) for key in ("path", "input", "reference", "prefix", "dataset")}
-    return GenerateConfig(**values)
 
 
 def _check_lines(cfg: TuneConfig, lines: Sequence[str], references: Sequence[str] | None) -> None:
