@@ -34,11 +34,11 @@ class TextModel(Protocol):
 
     @property
     def generation(self) -> Mapping[str, Any]:
-        """The model's own decoding settings, by the names of ``GenerationConfig``'s fields."""
+        """The model's decoding settings, by the names of ``GenerationConfig``'s fields."""
 
 
 def own_first_token(model: TextModel) -> int | None:
-    """The id of the token that a model's own settings force at the beginning of outputs; ``None`` if there is none.
+    """The id of the token that a model's settings force at the beginning of outputs; ``None`` if there is none.
 
     Args:
         model: the model, with its settings.
@@ -183,7 +183,7 @@ def force_target_language(cfg: GenerationConfig, task: Task) -> GenerationConfig
     """Force the first token of outputs if it is that of the target language.
 
     Args:
-        cfg: the configuration of decoding; its ``forced_first`` is the user's, not the model's own.
+        cfg: the configuration of decoding; its ``forced_first`` is the user's, not the model's.
         task: the first model's task.
 
     Returns:

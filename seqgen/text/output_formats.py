@@ -26,7 +26,7 @@ _SEPARATORS = re.compile("[ \t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
 def wanted_details(cfg: GenerateConfig, translator: Translator) -> Details:
     """The details of hypotheses that the output format needs, besides tokens and scores.
 
-    JSON output has the models' own scores for ensembles, and with settings that change the scores during the search.
+    JSON output has the scores of the models alone for ensembles, and if the settings change scores during the search.
 
     Args:
         cfg: the configuration of ``seqgen-generate``.
@@ -124,9 +124,9 @@ def json_text(value: Any, indent: int | None = None) -> str:
 
 def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _finite(own) for key, own in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(own) for own in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -80,12 +80,12 @@ class NgramUtility(Utility):
         """Divide a text into the words or characters of which n-grams consist."""
         raise NotImplementedError
 
-    def scores(self, matches: Matrix, own: Matrix, reference: Matrix) -> Matrix:
+    def scores(self, matches: Matrix, text: Matrix, reference: Matrix) -> Matrix:
         """Compute utilities from numbers of n-grams.
 
         Args:
             matches: ``(order, N, M)`` n-grams in common, for each n.
-            own: ``(order, N)`` n-grams of the texts.
+            text: ``(order, N)`` n-grams of the texts.
             reference: ``(order, M)`` n-grams of the references.
 
         Returns:
@@ -103,9 +103,9 @@ class NgramUtility(Utility):
         counted = []
         for n in range(1, self.order + 1):
             counts = count_ngrams(sequences, n)
-            own, reference = counts[: len(texts)], counts[len(texts) :]
-            matches = numpy.stack([numpy.minimum(row, reference).sum(1) for row in own])
-            counted.append((matches, own.sum(1), reference.sum(1)))
+            text, reference = counts[: len(texts)], counts[len(texts) :]
+            matches = numpy.stack([numpy.minimum(row, reference).sum(1) for row in text])
+            counted.append((matches, text.sum(1), reference.sum(1)))
         return self.scores(*(numpy.stack(part) for part in zip(*counted, strict=True)))
 
 
@@ -146,8 +146,8 @@ def compared(utility: Utility, texts: Sequence[str], references: Sequence[str]) 
     Raises:
         DecodingError: it is no array ``(N, M)`` of numbers, or one of them is not finite.
     """
-    own = texts is references
-    method, result = ("__call__", utility(texts)) if own else ("compare", utility.compare(texts, references))
+    same = texts is references
+    method, result = ("__call__", utility(texts)) if same else ("compare", utility.compare(texts, references))
     kind: Any = numpy.ndarray
     found: Matrix = returned(utility, method, result, kind)
     shape = (len(texts), len(references))
@@ -205,12 +205,12 @@ class Chrf(NgramUtility):
         """The characters of a text, without white space."""
         return "".join(text.split())
 
-    def scores(self, matches: Matrix, own: Matrix, reference: Matrix) -> Matrix:
+    def scores(self, matches: Matrix, text: Matrix, reference: Matrix) -> Matrix:
         """See ``NgramUtility.scores``."""
-        own, reference = own[:, :, None], reference[:, None, :]
-        both = (own > 0) & (reference > 0)  # an order is skipped if one of the texts is too short for it
+        text, reference = text[:, :, None], reference[:, None, :]
+        both = (text > 0) & (reference > 0)  # an order is skipped if one of the texts is too short for it
         orders = numpy.maximum(both.sum(0), 1)
-        precision = numpy.where(both, matches / numpy.where(both, own, 1), 0).sum(0) / orders
+        precision = numpy.where(both, matches / numpy.where(both, text, 1), 0).sum(0) / orders
         recall = numpy.where(both, matches / numpy.where(both, reference, 1), 0).sum(0) / orders
         weighted = self.beta**2 * precision + recall
         scores: Matrix = 100 * (1 + self.beta**2) * precision * recall / numpy.where(weighted > 0, weighted, 1)
@@ -240,13 +240,13 @@ class Bleu(NgramUtility):
         """The words of a text, as sacreBLEU tokenizes it."""
         return str(self.tokenize(text.rstrip())).split()
 
-    def scores(self, matches: Matrix, own: Matrix, reference: Matrix) -> Matrix:
+    def scores(self, matches: Matrix, text: Matrix, reference: Matrix) -> Matrix:
         """See ``NgramUtility.scores``."""
-        lengths, own = own[0][:, None], own[:, :, None] + numpy.zeros_like(matches)
-        counted = own > 0  # effective order: n-grams longer than the text are skipped
+        lengths, text = text[0][:, None], text[:, :, None] + numpy.zeros_like(matches)
+        counted = text > 0  # effective order: n-grams longer than the text are skipped
         missing = counted & (matches == 0)
         smoothed = 1 / 2.0 ** missing.cumsum(0)  # matches of the k-th order without a match: 2 to the power of -k
-        precisions = numpy.where(missing, smoothed, matches) / numpy.where(counted, own, 1)
+        precisions = numpy.where(missing, smoothed, matches) / numpy.where(counted, text, 1)
         logs = numpy.log(numpy.where(counted, precisions, 1)).sum(0) / numpy.maximum(counted.sum(0), 1)
         brevity = numpy.minimum(0, 1 - reference[0] / numpy.maximum(lengths, 1))
         return numpy.where(matches.any(0), 100 * numpy.exp(brevity + logs), 0)

@@ -210,5 +210,5 @@ class Details:
             ]
         if self.internals:
             internals = scorer.internals(batch, lengths)
-            found = [replace(item, internals=own) for item, own in zip(found, internals, strict=True)]
+            found = [replace(item, internals=one) for item, one in zip(found, internals, strict=True)]
         return found

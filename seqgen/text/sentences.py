@@ -37,7 +37,7 @@ WINDOW = 1 << 13
 marks: 120 s for a line of 1 MB that is read as a whole."""
 
 MIN_ATTENTION_SHARE, MIN_LENGTH_RATIO = 0.5, 0.4
-"""A sentence is noted if it receives less than half of the usual attention for each of its tokens, or if its own output
+"""A sentence is noted if it receives less than half of the usual attention for each of its tokens, or if its output
 has less than 0.4 of the usual length; docs/paragraphs.md shows how these limits were measured."""
 
 
@@ -145,8 +145,8 @@ class ParagraphReader:
         self.splits = encoder.cfg.input_split == "sentences"
         self.ranking = Ranking(not self.cfg.unnormalized, self.cfg.lenpen, self.cfg.length_penalty)
         tokenizer = encoder.task.source_tokenizer
-        own = tokenizer.languages.source_lang if tokenizer.languages else ""
-        self.default = own or str(getattr(encoder.task.cfg, "source_lang", ""))
+        known = tokenizer.languages.source_lang if tokenizer.languages else ""
+        self.default = known or str(getattr(encoder.task.cfg, "source_lang", ""))
         if encoder.models[0].model.left_pad_source:
             raise ConfigError(f"{_key(self.cfg)} cannot be used with a decoder-only model, which continues the line")
         if not encoder.languages.by_line("source_lang"):

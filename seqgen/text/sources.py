@@ -135,7 +135,7 @@ def check_encodable(models: Sequence[TextModel]) -> None:
 
 
 def check_fits(encoder: Encoder, eos: int, text: str, encoder_out: EncoderOut) -> None:
-    """Compare an encoder output that a model could not decode with one that its own encoder returns.
+    """Compare an encoder output that a model could not decode with one that its encoder returns.
 
     Args:
         encoder: the encoder of the model.
@@ -147,14 +147,16 @@ def check_fits(encoder: Encoder, eos: int, text: str, encoder_out: EncoderOut) -
         DataError: it lacks a tensor, or has another hidden size or dtype.
     """
     source = torch.tensor([[eos]], device=next(encoder.parameters()).device)
-    own = encoder(source, torch.ones_like(source[:, 0]))
-    needed = [name for name, value in vars(own).items() if isinstance(value, Tensor) and name != "encoder_padding_mask"]
+    expected = encoder(source, torch.ones_like(source[:, 0]))
+    needed = [
+        name for name, value in vars(expected).items() if isinstance(value, Tensor) and name != "encoder_padding_mask"
+    ]
     lacking = [name for name in needed if getattr(encoder_out, name, None) is None]
     what = f"the encoder output of {text!r}"
     if lacking:
         raise DataError(f"{what} lacks {', '.join(lacking)}, which this model reads; give what its encoder returns")
     for name in needed:
-        given, wanted = getattr(encoder_out, name), getattr(own, name)
+        given, wanted = getattr(encoder_out, name), getattr(expected, name)
         if (given.shape[2:], given.dtype) != (wanted.shape[2:], wanted.dtype):
             described = [f"({', '.join(map(str, one.shape[2:]))}) of {one.dtype}" for one in (given, wanted)]
             raise DataError(f"{what} has {described[0]} for each position in {name}; this model reads {described[1]}")

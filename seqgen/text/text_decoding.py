@@ -54,7 +54,7 @@ class TextDecoding:
         streamer: receives tokens or words as they are generated; lines are then decoded in their order instead of
             being batched by length.
         notes: notes for the user about the settings.
-        draft: the model that drafts for the generator; it encodes the source with its own tokenizer.
+        draft: the model that drafts for the generator; it encodes the source with the tokenizer of its task.
 
     Attributes:
         input_encoder: encodes lines.

@@ -118,21 +118,21 @@ class TextScoring:
         for start in range(0, len(sources), self.cfg.batch_size):
             rows = range(start, min(start + self.cfg.batch_size, len(sources)))
             texts, languages = zip(*(reader.read(i, sources[i]) for i in rows), strict=True)
-            targets = [encode_target(self.task, references[i], own) for i, own in zip(rows, languages, strict=True)]
+            targets = [encode_target(self.task, references[i], pair) for i, pair in zip(rows, languages, strict=True)]
             ids = [numbers[i] for i in rows]
             encoded_sources = []
             for member, source in zip(self.members, read, strict=True):
                 encoded_sources.append(
                     [
-                        encode_source(member.task, source_text(source, text, number), own)
-                        for text, number, own in zip(texts, ids, languages, strict=True)
+                        encode_source(member.task, source_text(source, text, number), pair)
+                        for text, number, pair in zip(texts, ids, languages, strict=True)
                     ]
                 )
                 _check_lengths(rows, encoded_sources[-1], targets, member.model)
             at_once = max(1, self.tokens_at_once // max(map(len, targets)))
             for part in (slice(first, first + at_once) for first in range(0, len(ids), at_once)):
-                examples = [list(map(Example, ids[part], own[part], targets[part])) for own in encoded_sources]
-                start_tokens = tokens_of([reader.target_token(own, TargetLanguage.START) for own in languages[part]])
+                examples = [list(map(Example, ids[part], source[part], targets[part])) for source in encoded_sources]
+                start_tokens = tokens_of([reader.target_token(pair, TargetLanguage.START) for pair in languages[part]])
                 batch = replace(self._collate(examples), texts=list(texts[part]), start_tokens=start_tokens)
                 yield from (hypotheses[0] for hypotheses in self.scorer.generate(batch))
 
@@ -155,7 +155,7 @@ class TextScoring:
 
     def _collate(self, examples: Sequence[Sequence[Example]]) -> Batch:
         """A batch of examples, which are given as each member reads them."""
-        batches = [member.task.collate(own, member.model) for member, own in zip(self.members, examples, strict=True)]
+        batches = [member.task.collate(rows, member.model) for member, rows in zip(self.members, examples, strict=True)]
         sources = [other.source for other in batches] if len(batches) > 1 else None
         return replace(batches[0], member_sources=sources).to(self.device)
 

@@ -52,7 +52,7 @@ class ModelInMemory:
     Attributes:
         task: encodes and decodes text.
         model: the model.
-        generation: the model's own decoding settings, by the names of ``GenerationConfig``'s fields.
+        generation: the model's decoding settings, by the names of ``GenerationConfig``'s fields.
     """
 
     task: Task
@@ -88,11 +88,11 @@ class Translator:
 
     Args:
         models: a path or a loaded model, or a sequence of them for an ensemble. Each model encodes the source with the
-            tokenizer of its own task. Models with different target vocabularies are decoded by agreement on the text.
+            tokenizer of its task. Models with different target vocabularies are decoded by agreement on the text.
         device: the device of models that are loaded here.
         settings: layers below those of ``keys``.
         keys: the settings of ``translate``, for all calls; a call can override them. Keys that are not given come from
-            the first model's own settings, and otherwise from the defaults.
+            the first model's settings, and otherwise from the defaults.
 
     Raises:
         CheckpointError: a model cannot be loaded.
@@ -138,7 +138,7 @@ class Translator:
         """Resolve all settings of a call.
 
         Args:
-            settings: those of the call. They override those of the constructor, which override the first model's own,
+            settings: those of the call. They override those of the constructor, which override the first model's,
                 which override the defaults.
 
         Returns:
@@ -346,11 +346,11 @@ class Translator:
         """Load the draft model, once for each path."""
         if path not in self._drafts:
             draft: TextModel = load_model(path, self.device, torch.float32)
-            own, other = self.task.target_dictionary, draft.task.target_dictionary
-            if own != other:
+            known, other = self.task.target_dictionary, draft.task.target_dictionary
+            if known != other:
                 raise CheckpointError(
                     f"generation.draft={path} has another target vocabulary ({len(other)} tokens) than model 1 "
-                    f"({len(own)} tokens); a draft needs a model trained with the same one"
+                    f"({len(known)} tokens); a draft needs a model trained with the same one"
                 )
             self._in_dtype(draft.model)
             self._drafts[path] = draft
@@ -426,7 +426,7 @@ class Translator:
         target = self.task.target_dictionary
         combination = combination_from_config(cfg, Resources(target), objects.get("combination"))
         members = members_from_config(self._specified(objects.get("members")), cfg)
-        # a scale of the model's own settings is for decoding: scores would not be log-probabilities
+        # a scale of the model's settings is for decoding: scores would not be log-probabilities
         scale = resolved.settings.get("guidance_scale", 1.0)
         ensemble = with_guidance(members, combination, scale)
         of_members = (target.pad(), target.eos(), not cfg.unnormalized, ensemble.combination)
