@@ -37,7 +37,7 @@ class TextModel(Protocol):
         """The model's decoding settings, by the names of ``GenerationConfig``'s fields."""
 
 
-def own_first_token(model: TextModel) -> int | None:
+def forced_first_token(model: TextModel) -> int | None:
     """The id of the token that a model's settings force at the beginning of outputs; ``None`` if there is none.
 
     Args:
@@ -207,7 +207,7 @@ def force_target_language(cfg: GenerationConfig, task: Task) -> GenerationConfig
     return replace(cfg, forced_first=task.target_dictionary.symbol(languages.ids[code]))
 
 
-def chooses_itself(cfg: GenerationConfig, model: TextModel) -> str | None:
+def note_if_language_unset(cfg: GenerationConfig, model: TextModel) -> str | None:
     """A note for the user if nothing determines the language of the output.
 
     Args:
@@ -226,7 +226,7 @@ def chooses_itself(cfg: GenerationConfig, model: TextModel) -> str | None:
     )
 
 
-def choose_themselves(cfg: GenerationConfig, models: Sequence[TextModel]) -> list[str]:
+def notes_if_languages_unset(cfg: GenerationConfig, models: Sequence[TextModel]) -> list[str]:
     """Notes for the user about members of other vocabularies, which cannot be told the language of the output.
 
     Args:
@@ -237,7 +237,7 @@ def choose_themselves(cfg: GenerationConfig, models: Sequence[TextModel]) -> lis
         f"model {number} chooses the language of the output itself: members with different target vocabularies cannot "
         "be told the language"
         for number, model in enumerate(models, start=1)
-        if own_first_token(model) is None and chooses_itself(cfg, model)
+        if forced_first_token(model) is None and note_if_language_unset(cfg, model)
     ]
 
 

@@ -25,10 +25,10 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.text.languages import (
     TextModel,
     begins_with_language,
-    choose_themselves,
-    chooses_itself,
     force_target_language,
-    own_first_token,
+    forced_first_token,
+    note_if_language_unset,
+    notes_if_languages_unset,
 )
 from seqgen.text.results import Details
 
@@ -83,7 +83,7 @@ class SharedVocabulary:
 
     def language_notes(self, cfg: GenerationConfig) -> list[str]:
         """Notes for the user if nothing determines the language of the output."""
-        note = chooses_itself(cfg, self.members[0])
+        note = note_if_language_unset(cfg, self.members[0])
         return [note] if note else []
 
     def build_generator(
@@ -127,14 +127,14 @@ class DifferentVocabularies(SharedVocabulary):
 
     def language_notes(self, cfg: GenerationConfig) -> list[str]:
         """See ``SharedVocabulary``."""
-        return choose_themselves(cfg, self.members)
+        return notes_if_languages_unset(cfg, self.members)
 
     def build_generator(
         self, models: Sequence[EncoderDecoderModel | MemberSpec], cfg: GenerationConfig, **objects: Any
     ) -> SequenceGenerator:
         """See ``SharedVocabulary``."""
         tokenizers = [member.task.target_tokenizer for member in self.members]
-        first_tokens = [own_first_token(member) for member in self.members]
+        first_tokens = [forced_first_token(member) for member in self.members]
         setup = setup_from_config(models, self.task.target_dictionary, cfg, self.task.target_tokenizer, **objects)
         return AgreementGenerator(setup, Agreement.of(tokenizers, first_tokens, cfg.min_len, cfg.max_len))
 
