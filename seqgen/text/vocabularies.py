@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from seqgen.config import GenerationConfig
+from seqgen.config.generation import STRATEGY, keys_with
 from seqgen.errors import ConfigError
 from seqgen.generation.agreement.generator import (
     NOTE,
@@ -17,7 +18,7 @@ from seqgen.generation.agreement.generator import (
 from seqgen.generation.agreement.session import Agreement
 from seqgen.generation.ensemble.member import MemberSpec
 from seqgen.generation.model_settings import resolve_settings
-from seqgen.generation.options import SEARCH_KEYS, setup_from_config
+from seqgen.generation.options import setup_from_config
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
 from seqgen.text.languages import (
@@ -57,7 +58,7 @@ class SharedVocabulary:
         Raises:
             ConfigError: a value has the wrong type or range, or settings exclude each other.
         """
-        replaced = {*SEARCH_KEYS, "sampling"} if "search_strategy" in objects else set()
+        replaced = {*keys_with(STRATEGY), "sampling"} if "search_strategy" in objects else set()
         own_language = self.members[0].generation.get("target_lang")
         if (given.get("target_lang") or own_language) and begins_with_language(self.task):
             replaced.add("forced_first")  # which may be another language

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from seqgen.config import GenerationConfig
 from seqgen.config.generation import WARPER, keys_with
+from seqgen.config.values import check_compatible, incompatible
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import ConfigError, DataError
-from seqgen.generation.compatibility import NEEDS, check_compatible
 from seqgen.generation.component import Resources
 from seqgen.generation.context import StepContext
 from seqgen.generation.options import end_tokens_from_config, processors_from_config
@@ -363,10 +363,9 @@ def test_what_does_not_go_together(values: dict[str, Any], message: str) -> None
 
 
 def test_every_need_is_tested() -> None:
-    for need in NEEDS:
-        assert any(
-            not need.met(GenerationConfig(**values)) and set(need.keys) & set(values) for values, _ in REFUSED
-        ), need.keys
+    found = {reason for values, _ in REFUSED for _, reason in incompatible(GenerationConfig(**values))}
+    needs = [need for field in dataclasses.fields(GenerationConfig) for need in field.metadata["needs"]]
+    assert {need.sentence for need in needs} == found
 
 
 @pytest.mark.parametrize(
