@@ -14,15 +14,7 @@ from typing import Any
 from seqgen.config import GenerationConfig
 from seqgen.config.compose import parse_components
 from seqgen.config.generation import KEEPS_SCORES, MODEL, keys_with
-from seqgen.config.values import (
-    NEUTRAL,
-    check_compatible,
-    from_dict,
-    incompatible,
-    restricting,
-    to_dict,
-    value_text,
-)
+from seqgen.config.values import NEUTRAL, check_compatible, from_dict, incompatible, restricting, to_dict, value_text
 from seqgen.errors import ConfigError, shown
 from seqgen.generation.rules import HUGGINGFACE, with_semantics
 from seqgen.registry import DECODING_COMPONENTS
