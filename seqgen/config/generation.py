@@ -9,10 +9,7 @@ from typing import Any, NamedTuple, Self, TypeAlias
 
 from seqgen.config.common import option
 from seqgen.errors import ConfigError
-from seqgen.registry import SEARCHES
-
-SINGLE_COMPONENTS = ("search", "combination", "inner_combination", "utility", "reranker")
-"""Groups of decoding components of which exactly one is in use."""
+from seqgen.registry import DECODING_COMPONENTS, SEARCHES
 
 WIDEST = 1 << 16
 """Largest beam: the scores of a vocabulary of 32,000 tokens then have 8 GiB."""
@@ -622,7 +619,10 @@ class GenerationConfig:
             entry = SEARCHES.entry(self.search) if self.search else None
         except ConfigError:  # the message for a name that is not registered comes from where the strategy is built
             entry = None
-        return unknown if entry is None or entry.is_user_own else getattr(entry.component, name)
+        if entry is None or entry.is_user_own:
+            return unknown
+        declared: bool | None = getattr(entry.component, name)
+        return declared
 
     def component_values(self, group: str, name: str) -> dict[str, Any]:
         """The values that the user set for the keys of one component.
@@ -641,6 +641,12 @@ class GenerationConfig:
         """
         prefix = f"{group}." if group in SINGLE_COMPONENTS else f"{group}.{name}."
         return {key.removeprefix(prefix): value for key, value in self.components.items() if key.startswith(prefix)}
+
+
+SINGLE_COMPONENTS = tuple(
+    group for group, (_, key) in DECODING_COMPONENTS.items() if isinstance(getattr(GenerationConfig, key, None), str)
+)
+"""Groups of decoding components of which exactly one is in use: the key that selects it holds one name."""
 
 
 @functools.cache
