@@ -16,7 +16,7 @@ from seqgen.errors import ConfigError, nearest
 
 WIDTH = 80
 COLUMN = 36
-"""The column in which the help of a key begins; a longer key has a line without help."""
+"""Where the help of a key begins; a longer key has a line of its own."""
 
 EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "seqgen-train": (

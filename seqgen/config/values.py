@@ -98,13 +98,13 @@ def check_value(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
             raise ConfigError(f"{key}={value} is above its maximum, {maximum}")
 
 
-NEUTRAL = vars(GenerationConfig())
+DEFAULTS = vars(GenerationConfig())
 """The defaults of the ``generation`` group."""
 
 
 def restricting(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values that are not the defaults, without a ``min_len`` of 0: it only forbids less than the default."""
-    changed = {key: value for key, value in values.items() if value != NEUTRAL.get(key, value)}
+    changed = {key: value for key, value in values.items() if value != DEFAULTS.get(key, value)}
     return {key: value for key, value in changed.items() if (key, value) != ("min_len", 0)}
 
 

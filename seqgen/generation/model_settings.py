@@ -14,7 +14,7 @@ from typing import Any
 from seqgen.config import GenerationConfig
 from seqgen.config.compose import parse_components
 from seqgen.config.generation import KEEPS_SCORES, MODEL, keys_with
-from seqgen.config.values import NEUTRAL, check_compatible, from_dict, incompatible, restricting, to_dict, value_text
+from seqgen.config.values import DEFAULTS, check_compatible, from_dict, incompatible, restricting, to_dict, value_text
 from seqgen.errors import ConfigError, shown
 from seqgen.generation.rules import HUGGINGFACE, with_semantics
 from seqgen.registry import DECODING_COMPONENTS
@@ -25,7 +25,7 @@ TOOLKIT_LENGTH = 20
 
 def own_settings(cfg: GenerationConfig) -> dict[str, Any]:
     """A model's own settings in the ``generation`` group of its run: values that are not the defaults."""
-    return {key: value for key, value in to_dict(cfg).items() if value != NEUTRAL[key] and key in keys_with(MODEL)}
+    return {key: value for key, value in to_dict(cfg).items() if value != DEFAULTS[key] and key in keys_with(MODEL)}
 
 
 def resolve_settings(own: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> tuple[GenerationConfig, list[str]]:
@@ -96,7 +96,7 @@ def kept_components(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[
     for key, value in below.get("components", {}).items():
         group, name = key.split(".")[:2]
         chooser = DECODING_COMPONENTS[group][1]
-        before = below.get(chooser, NEUTRAL[chooser])
+        before = below.get(chooser, DEFAULTS[chooser])
         now = above.get(chooser, before)
         if now == before or (isinstance(now, list) and name in now):
             kept[key] = value
@@ -109,7 +109,7 @@ def _made(values: Mapping[str, Any]) -> GenerationConfig:
 
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
     """The keys whose values differ between the own settings of two models."""
-    return {key for key in {*one, *other} if one.get(key, NEUTRAL[key]) != other.get(key, NEUTRAL[key])}
+    return {key for key in {*one, *other} if one.get(key, DEFAULTS[key]) != other.get(key, DEFAULTS[key])}
 
 
 def changes_scores(cfg: GenerationConfig) -> bool:

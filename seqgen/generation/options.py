@@ -11,7 +11,7 @@ from typing import Any
 from seqgen.config import DEFAULT_COMBINATION, DebugConfig, GenerationConfig
 from seqgen.config.compose import check_component_keys
 from seqgen.config.generation import STRATEGY, WARPER, keys_with
-from seqgen.config.values import NEUTRAL, check_compatible
+from seqgen.config.values import DEFAULTS, check_compatible
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.vocabulary_map import VocabularyMap
@@ -150,7 +150,7 @@ def processors_from_config(cfg: GenerationConfig, rules: Rules, resources: Resou
         ConfigError: a token or text is not in the vocabulary, a bias is not a number, or a name is not registered.
         DataError: the file of allowed outputs cannot be used.
     """
-    makers, neutral = processor_makers(cfg, rules, resources), {**NEUTRAL, "min_len": 0}
+    makers, neutral = processor_makers(cfg, rules, resources), {**DEFAULTS, "min_len": 0}
     usual = [key for key in makers if key not in ("temperature", *keys_with(WARPER), "renormalize")]
 
     def make(*keys: str) -> dict[str, LogitsProcessor]:
@@ -243,7 +243,7 @@ def _check_search_keys(cfg: GenerationConfig, search: Search) -> None:
     ordered = getattr(search, "ordered", None)
     agrees = search.takes_constraints and ordered in (None, cfg.constraints == "ordered")
     for key in keys_with(STRATEGY):
-        if (value := getattr(cfg, key)) != NEUTRAL[key] and not (key == "constraints" and agrees):
+        if (value := getattr(cfg, key)) != DEFAULTS[key] and not (key == "constraints" and agrees):
             raise ConfigError(
                 f"generation.{key}={value} does not apply to the search object {type(search).__name__}; set the value "
                 "in the object, or give the strategy's name instead"

@@ -146,7 +146,7 @@ class HuggingFaceRules(Rules):
         return "greedy" if cfg.beam == 1 else "beam"
 
     def search(self, search: Search) -> Search:
-        """Variants of diverse and constrained beam search."""
+        """Diverse and constrained beam search have variants of their own."""
         if type(search) is DiverseBeamSearch and search.groups > 1:
             return HuggingFaceDiverseBeam(search.groups, search.strength)
         if type(search) is ConstrainedSearch:
