@@ -56,11 +56,11 @@ class Need(NamedTuple):
     """A requirement of a key on the other keys, which applies if the key is given.
 
     Attributes:
-        met: returns whether a configuration meets the requirement.
+        met: returns a true value if a configuration meets the requirement.
         sentence: the error message without its beginning "generation.KEY=VALUE ".
     """
 
-    met: Callable[[GenerationConfig], bool]
+    met: Callable[[GenerationConfig], object]
     sentence: str
 
 
@@ -73,7 +73,7 @@ _LIMITS_LENGTH = Need(
     lambda cfg: not cfg.match_source_len, "has no effect with generation.match_source_len=true; leave one out"
 )
 _SEVERAL_OUTPUTS = Need(
-    lambda cfg: cfg.beam > 1 and not cfg.generates_one,
+    lambda cfg: cfg.beam > 1 and not cfg.declared("generates_one", False),
     "compares hypotheses, but only one is generated; set generation.beam to 2 or more, and do not use greedy or "
     "contrastive search, which ignore the beam",
 )
@@ -112,7 +112,7 @@ class GenerationConfig:
         "beam size: hypotheses kept at each step; 1 for greedy search",
         MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES,
         Need(
-            lambda cfg: cfg.beam == 1 or not cfg.generates_one,
+            lambda cfg: cfg.beam == 1 or not cfg.declared("generates_one", False),
             "has no effect, because greedy and contrastive search generate one output whatever the beam; leave it "
             "out, or choose another search",
         ),
@@ -169,7 +169,7 @@ class GenerationConfig:
         "",
         "language whose rules split lines into sentences, such as en; empty for that of the source",
         INPUT | KEEPS_SCORES | NOT_IN_TRAINING,
-        Need(lambda cfg: bool(cfg.input_split), "has no effect without generation.input_split; give both or neither"),
+        Need(lambda cfg: cfg.input_split, "has no effect without generation.input_split; give both or neither"),
     )
 
     usual_ratio: float = decoding_key(
@@ -238,7 +238,7 @@ class GenerationConfig:
         "semantics=huggingface only",
         MODEL | KEEPS_SCORES,
         Need(
-            lambda cfg: cfg.stops_early,
+            lambda cfg: cfg.declared("stops_early", bool(cfg.search or cfg.beam > 1 or cfg.constraints)),
             "determines when enough competing hypotheses have finished, and here none compete; leave it out",
         ),
         Need(
@@ -461,7 +461,7 @@ class GenerationConfig:
         "speculative decoding: number of tokens drafted at a time",
         MODEL | KEEPS_SCORES,
         Need(
-            lambda cfg: bool(cfg.draft) or cfg.prompt_lookup > 0,
+            lambda cfg: cfg.draft or cfg.prompt_lookup > 0,
             "has no effect without a draft; give generation.draft or generation.prompt_lookup, or leave it out",
         ),
         minimum=1,
@@ -591,16 +591,6 @@ class GenerationConfig:
     def uses_seed(self) -> bool:
         """True if the search strategy uses ``generation.seed``; a user's strategy has a seed key among its keys."""
         return bool(self.declared("is_stochastic", self.sampling and not self.search))
-
-    @property
-    def generates_one(self) -> bool:
-        """True if the search strategy generates a single output, whatever the beam."""
-        return bool(self.declared("generates_one", False))
-
-    @property
-    def stops_early(self) -> bool:
-        """True if several hypotheses compete until enough have finished, so that ``early_stopping`` has an effect."""
-        return bool(self.declared("stops_early", bool(self.search or self.beam > 1 or self.constraints)))
 
     @property
     def effective_max_len_b(self) -> int:
