@@ -16,10 +16,10 @@ import itertools
 import re
 from collections.abc import Collection, Iterator, Sequence
 from decimal import Decimal
-from typing import Any, TypeVar, cast, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_origin
 
 from seqgen.config import DEFAULT_COMBINATION, SINGLE_COMPONENTS, GenerationConfig, TrainConfig
-from seqgen.config.keys import annotation_of, is_group, locate
+from seqgen.config.keys import annotation_of, is_group, locate, types_of
 from seqgen.config.values import (
     check_ranges,
     check_value,
@@ -279,7 +279,7 @@ def component_groups(schema: type) -> list[str]:
     """
     if "generation" not in {field.name for field in dataclasses.fields(schema)}:
         return []
-    choosers = {field.name for field in dataclasses.fields(get_type_hints(schema)["generation"])}
+    choosers = {field.name for field in dataclasses.fields(types_of(schema)["generation"])}
     return [group for group, (_, chooser) in DECODING_COMPONENTS.items() if chooser in choosers]
 
 
@@ -358,7 +358,7 @@ def parse_component_value(generation: GenerationConfig, key: str, text: str) -> 
             f"unknown key {key!r} of {registry.kind} {name}{nearest(field, metadata)}; the keys are: "
             f"{', '.join(prefix + item for item in sorted(metadata)) or 'none'}"
         )
-    annotation = get_type_hints(type(config))[field]
+    annotation = types_of(type(config))[field]
     try:
         value = parse_value(key, text, annotation)
     except ValueError:

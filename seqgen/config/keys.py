@@ -90,11 +90,12 @@ def other_names(field: dataclasses.Field[Any]) -> tuple[str, ...]:
 def annotation_of(config: Any, key: str) -> Any:
     """The type of the field that a dotted key names; see ``locate``."""
     owner, field = locate(config, key)
-    return _types(owner.__class__)[field.name]
+    return types_of(owner.__class__)[field.name]
 
 
-@functools.cache  # a list of all keys asks for each field of a class
-def _types(schema: Any) -> dict[str, Any]:
+@functools.cache
+def types_of(schema: type) -> dict[str, Any]:
+    """The types of the fields of a dataclass."""
     return typing.get_type_hints(schema)
 
 

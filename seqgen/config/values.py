@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from seqgen.config import GenerationConfig, TrainConfig
-from seqgen.config.keys import OTHER_VALUES, holds_component, other_names
+from seqgen.config.keys import OTHER_VALUES, holds_component, other_names, types_of
 from seqgen.errors import ConfigError, nearest, shown
 from seqgen.registry import DECODING_COMPONENTS, GROUPS, Registry
 
@@ -301,7 +301,7 @@ def from_dict(schema: type[R], plain: Mapping[str, Any], where: str, prefix: str
     """
     if schema is TrainConfig:
         _record_user_files(plain)
-    hints = typing.get_type_hints(schema)
+    hints = types_of(schema)
     fields = {field.name: field for field in dataclasses.fields(schema)}  # type: ignore[arg-type]
     values = {}
     for key, value in plain.items():
@@ -356,7 +356,7 @@ def split_argument(override: str) -> tuple[str, str]:
     """Split ``key=value``.
 
     Raises:
-        ConfigError: it has another form, or the key is one of Hydra's own.
+        ConfigError: it has another form.
     """
     if override.startswith(("+", "~")):
         raise ConfigError(f"{override!r}: keys can be neither added nor deleted; give a known key as key=value")
@@ -365,8 +365,6 @@ def split_argument(override: str) -> tuple[str, str]:
         raise ConfigError(
             f"{override!r} is not of the form key=value (no spaces, except in quotes); --help lists the keys"
         )
-    if key == "hydra" or key.startswith("hydra."):
-        raise ConfigError(f"{override!r}: Hydra's own keys cannot be set; --help lists the keys")
     return key, value
 
 
