@@ -255,9 +255,9 @@ class Arguments:
             return
         values = dict(map(split_argument, self.overrides))
         for key in every_key(schema):
-            names, value = key.field.metadata.get("names"), values.get(key.name)
-            if names and key.name in self.files and value != value_text(key.default):
-                what = "is written" if names == "output" else "can run code"
+            value, is_unsafe = values.get(key.name), key.role in ("output_path", "code")
+            if is_unsafe and key.name in self.files and value != value_text(key.default):
+                what = "is written" if key.role == "output_path" else "can run code"
                 raise ConfigError(
                     f"{CONFIG_KEY}={self.files[key.name]} sets {key.name}={value}, which names what {what}; no file "
                     f"may do that: type {key.name}={value} as well if you trust it, or another value"

@@ -61,13 +61,17 @@ class ConvertConfig:
         [],
         "what to convert: a run, a fairseq model.pt, a Marian folder, a Hugging Face folder or "
         "hf:ORGANIZATION/NAME[@REVISION]; with format=average also several runs or checkpoints, as [A,B]",
-        names="output",
+        role="output_path",
     )
     output: str = option(
-        "", "folder to write, which must not exist yet; empty to write an average into the first run", names="output"
+        "",
+        "folder to write, which must not exist yet; empty to write an average into the first run",
+        role="output_path",
     )
     format: str = option("run", "what is written", choices=("run", "huggingface", "export", "average", "trie"))
-    input: str = option("", "with format=trie: the allowed outputs, in a form of generation.prefix_trie")
+    input: str = option(
+        "", "with format=trie: the allowed outputs, in a form of generation.prefix_trie", role="input_path"
+    )
     source_lang: str = option("", "with format=run: source language, if the checkpoint does not name it")
     target_lang: str = option("", "with format=run: target language, if the checkpoint does not name it")
     formats: list[str] = option(
@@ -75,7 +79,7 @@ class ConvertConfig:
     )
     opset: int = option(20, "with format=export: version of ONNX's operator set", minimum=18, maximum=23)
     last: int = option(0, "with format=average: number of newest checkpoints of the run to average", minimum=0)
-    name: str = option("average", "with format=average: name of the checkpoint in the first run", names="output")
+    name: str = option("average", "with format=average: name of the checkpoint in the first run", role="output_path")
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
     common: UserCodeConfig = dataclasses.field(default_factory=UserCodeConfig)
 

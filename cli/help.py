@@ -185,7 +185,7 @@ def help_on(schema: type, program: str, topic: str) -> str:
     if sections or exact:
         return "\n\n".join([*sections, *map(_details, exact)])
     names = [key.name for key in keys] + [name for one in every for name in one.names()]
-    wanted = did_you_mean(topic, [key.name for key in keys]) or nearest(topic, names)
+    wanted = did_you_mean(topic, {key.name: key.other_names for key in keys}) or nearest(topic, names)
     raise ConfigError(
         f"--help {topic}: there is no such group, component or key{wanted}; {program} --help all lists all"
     )
@@ -289,7 +289,8 @@ def unknown_option(schema: type, arguments: Sequence[str], option: str) -> str:
     if not equals and following and not following[0].startswith("-") and "=" not in following[0]:
         value = following[0]
     written = []
-    for found in similar_keys(name, [*(one.name for one in every), *keys]):
+    known = dict.fromkeys([one.name for one in every], ()) | {name: key.other_names for name, key in keys.items()}
+    for found in similar_keys(name, known):
         key = keys.get(found)
         default = "true" if key is not None and is_switch(key.annotation) else "VALUE"
         written.append(found if "=" in found else f"{found}={value or default}")

@@ -10,23 +10,13 @@ from typing import Any
 
 from seqgen.config import SINGLE_COMPONENTS
 from seqgen.config.compose import chosen_components, component_groups
-from seqgen.config.keys import annotation_of, is_group, known_keys
+from seqgen.config.keys import annotation_of, is_group, known_keys, other_names
 from seqgen.registry import DECODING_COMPONENTS, GROUPS, Entry, Registry
 
 CONFIG_KEY = "config"
 """The key whose values are files with keys."""
 HIDDEN = ("components", "user_files")
 """Fields that are set by the keys of components and by training, not by the user."""
-INPUTS = (
-    CONFIG_KEY, "path", "other", "runs", "input", "reference", "hypothesis", "source", "target", "prefix",
-    "common.user_dir", "checkpoint.finetune_from", "generation.draft", "generation.prefix_trie", "generation.shortlist",
-    "generation.replace_unknown", "task.train", "task.valid", "task.test", "task.mixture",
-    "task.pretrained_tokenizer", "task.spm_model", "task.source_spm_model", "task.target_spm_model", "task.srcdict",
-    "task.tgtdict", "reading.dictionary", "reading.source_dictionary", "reading.target_dictionary",
-    "reading.sentencepiece", "reading.source_sentencepiece", "reading.target_sentencepiece", "reading.lang_dict",
-    "compare.frequencies",
-)  # fmt: skip
-"""Keys whose values are files or folders to read. Those of files to write are declared with ``names="output"``."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +39,24 @@ class Key:
 
     @property
     def help(self) -> str:
-        """What the value does, and its choices."""
+        """The effect of the value, and its choices."""
         names = " | ".join(choice or "empty" for choice in self.field.metadata.get("choices") or ())
         return str(self.field.metadata.get("help", "")) + (f" ({names})" if names else "")
 
     @property
+    def role(self) -> str:
+        """The role of a file or folder that the value names, see ``option``; empty if it names none."""
+        return str(self.field.metadata.get("role", ""))
+
+    @property
     def is_path(self) -> bool:
-        """Whether its values are files or folders."""
-        return self.name in INPUTS or bool(self.field.metadata.get("names"))
+        """True if its values are files or folders."""
+        return bool(self.role)
+
+    @property
+    def other_names(self) -> tuple[str, ...]:
+        """The names of the key in other toolkits."""
+        return other_names(self.field)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Chooser:
 
     Attributes:
         name: the key, such as ``model`` or ``generation.search``.
-        group: the prefix of the components' own keys, such as ``model`` or ``search``.
+        group: the prefix of the components' keys, such as ``model`` or ``search``.
         registry: the components.
         default: the name that is used by default; empty if there is none.
     """
@@ -84,7 +84,7 @@ class Chooser:
         return sorted(name for entry in self.entries() for name in (entry.name, *entry.presets))
 
     def prefix(self, name: str) -> str:
-        """What the keys of a component begin with."""
+        """The beginning of the keys of a component."""
         return f"{self.group}." if self.group in (*GROUPS, *SINGLE_COMPONENTS) else f"{self.group}.{name}."
 
     def keys_of(self, name: str) -> list[Key]:
@@ -152,5 +152,5 @@ def _keys(config: Any, prefix: str = "", owners: tuple[str, ...] = ()) -> Iterat
 
 
 def is_switch(annotation: Any) -> bool:
-    """Whether a key's values are ``true`` and ``false``."""
+    """True if a key's values are ``true`` and ``false``."""
     return annotation is bool or bool in typing.get_args(annotation)

@@ -34,7 +34,8 @@ from seqgen.checkpoints.run_checkpoints import resolve
 from seqgen.checkpoints.run_config import CONFIG_FILE, run_folder
 from seqgen.checkpoints.run_record import tokenizer_digests
 from seqgen.checkpoints.serialization import digest
-from seqgen.cli.keys import INPUTS
+from seqgen.cli.keys import keys_of
+from seqgen.config import GenerateConfig
 from seqgen.config.values import split_argument, text_values, to_dict
 from seqgen.errors import ConfigError, shown
 from seqgen.lab.compare.provenance import versions
@@ -82,8 +83,9 @@ def named_files(keys: Mapping[str, str]) -> list[str]:
         keys: values by key, as the user gave them.
     """
     found: dict[str, None] = {}
+    inputs = {key.name for key in keys_of(GenerateConfig) if key.role in ("input_path", "code")}
     for key, value in keys.items():
-        if key not in INPUTS and not key.startswith(_COMPONENTS):
+        if key not in inputs and not key.startswith(_COMPONENTS):
             continue
         annotation = list[str] if value.startswith("[") else str
         named = [Path(name) for name in text_values([f"{key}={value}"], key, annotation)]

@@ -72,6 +72,7 @@ class CompareConfig:
     frequencies: str = option(
         "",
         "with source: training text in the references' language, to count words in; empty for the references",
+        role="input_path",
     )
 
 
@@ -79,8 +80,12 @@ class CompareConfig:
 class ScoreConfig:
     """The configuration of ``seqgen-score``."""
 
-    hypothesis: list[str] = option([], "text file to score, one sentence per line; [A,B,C] compares B and C with A")
-    reference: list[str] = option([], "text file with the references, one per line; [A,B] for several references")
+    hypothesis: list[str] = option(
+        [], "text file to score, one sentence per line; [A,B,C] compares B and C with A", role="input_path"
+    )
+    reference: list[str] = option(
+        [], "text file with the references, one per line; [A,B] for several references", role="input_path"
+    )
     lowercase: bool = option(False, "ignore case")
     tokenize: str = option("13a", "sacreBLEU's tokenizer", choices=("13a", "intl", "char", "none", "zh"))
     metrics: list[str] = option(
@@ -89,15 +94,18 @@ class ScoreConfig:
         f"{', '.join(METRICS)}, and for {', '.join(OF_COMPARISONS)} in comparisons",
     )
     comet_model: str = option(
-        Texts.model, "model of comet: a name of the Hugging Face Hub, or a .ckpt file", names="code"
+        Texts.model, "model of comet: a name of the Hugging Face Hub, or a .ckpt file", role="code"
     )
     path: list[str] = option(
-        [], "run folder or checkpoint of the model that scores the references; several for an ensemble"
+        [],
+        "run folder or checkpoint of the model that scores the references; several for an ensemble",
+        role="input_path",
     )
     source: str = option(
         "",
         "text file with the sources of the references, for models that score them, for comet, and for the breakdowns "
         "of comparisons; empty for the text of a language model",
+        role="input_path",
     )
     tokens_per_sample: int = option(
         0,
@@ -108,12 +116,14 @@ class ScoreConfig:
         0, "language models: tokens of each block that are context, seen but scored in the block before", minimum=0
     )
     output: str = option(
-        "-", "output file for the log-probabilities, one JSON object per line; - for standard output", names="output"
+        "-",
+        "output file for the log-probabilities, one JSON object per line; - for standard output",
+        role="output_path",
     )
     json: str = option(
-        "", "file for the comparison as JSON; - for standard output, in place of the table", names="output"
+        "", "file for the comparison as JSON; - for standard output, in place of the table", role="output_path"
     )
-    page: str = option("", "file for the comparison as an HTML page", names="output")
+    page: str = option("", "file for the comparison as an HTML page", role="output_path")
     compare: CompareConfig = dataclasses.field(default_factory=CompareConfig)
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
     common: DecodingCommonConfig = dataclasses.field(default_factory=DecodingCommonConfig)

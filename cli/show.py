@@ -31,12 +31,14 @@ the language codes of a multilingual model."""
 class ShowConfig:
     """The configuration of ``seqgen-show``."""
 
-    path: list[str] = option([], "a trace, or run folders and folders with runs; path= may be left out", names="output")
+    path: list[str] = option(
+        [], "a trace, or run folders and folders with runs; path= may be left out", role="output_path"
+    )
     page: str = option(
-        "", "the HTML page; empty for the trace's name with .html, or for no page of runs", names="output"
+        "", "the HTML page; empty for the trace's name with .html, or for no page of runs", role="output_path"
     )
     sort: str = option("", "of runs: score (the best run first), column or key to sort by; empty for the order given")
-    json: str = option("", "of runs: file for the JSON form; - for standard output, not the table", names="output")
+    json: str = option("", "of runs: file for the JSON form; - for standard output, not the table", role="output_path")
     languages: bool = option(
         False, "the codes for generation.source_lang and generation.target_lang; only the tokenizer is read"
     )

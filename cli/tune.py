@@ -45,9 +45,6 @@ PREFIX = "tune"
 TUNABLE = ("generation", *DECODING_COMPONENTS)
 """The groups whose keys can be tuned."""
 
-KEPT = (*(f"{group}." for group in (*TUNABLE, "common", "reading", "debug")), "dataset.gen_source=")
-"""The beginnings of the arguments that are repeated in the printed command."""
-
 
 @dataclass
 class TuneDatasetConfig(GenerateDatasetConfig):
@@ -60,11 +57,13 @@ class TuneDatasetConfig(GenerateDatasetConfig):
 class TuneConfig:
     """The configuration of ``seqgen-tune``."""
 
-    path: list[str] = option([], "model, as for seqgen-generate; [A,B] for an ensemble")
-    input: str = option("", "text file of the validation set; empty for the split dataset.gen_subset")
-    reference: str = option("", "text file with the reference outputs of input")
+    path: list[str] = option([], "model, as for seqgen-generate; [A,B] for an ensemble", role="input_path")
+    input: str = option(
+        "", "text file of the validation set; empty for the split dataset.gen_subset", role="input_path"
+    )
+    reference: str = option("", "text file with the reference outputs of input", role="input_path")
     prefix: str = like(GenerateConfig, "prefix")
-    output: str = option("tuning.json", "file for the scores of all settings", names="output")
+    output: str = option("tuning.json", "file for the scores of all settings", role="output_path")
     method: str = option(
         "grid",
         "try all combinations of the values (grid), or tune one key after the other, in rounds (coordinate)",
@@ -155,7 +154,7 @@ def _check_keys(cfg: TuneConfig, keys: Sequence[str]) -> None:
         if key in keys[:index]:
             raise ConfigError(f"tune.{key} is given twice; give all its values at once")
         if group not in TUNABLE or "." not in key:
-            known = [f"{PREFIX}.{name}" for name, _, _ in known_keys(cfg) if name.startswith("generation.")]
+            known = {f"{PREFIX}.{name}": () for name, _, _ in known_keys(cfg) if name.startswith("generation.")}
             raise ConfigError(
                 f"tune.{key}: only keys of these groups can be tuned: {', '.join(TUNABLE)}"
                 f"{nearest(group, TUNABLE) or did_you_mean(f'{PREFIX}.{key}', known)}"
@@ -218,8 +217,9 @@ def _report(cfg: TuneConfig, shared: Sequence[str], trials: Trials) -> None:
     if trials.refused and len(trials.trials) < 2:
         raise ConfigError(f"fewer than two settings can be decoded: {list(trials.refused.values())[-1]}")
     best = trials.ranked()[0]
-    tuned = {split_argument(argument)[0] for argument in best.setting}
-    kept = [item for item in shared if split_argument(item)[0] not in tuned and item.startswith(KEPT)]
+    left_out = {"dataset.gen_subset", *(split_argument(argument)[0] for argument in best.setting)}
+    given = [(split_argument(item)[0], item) for item in shared]
+    kept = [item for key, item in given if "." in key and key not in left_out]  # the keys of groups are about decoding
     models = f"path=[{','.join(cfg.path)}]" if len(cfg.path) > 1 else f"path={cfg.path[0]}"
     print(trials.table())
     print(f"best:   {best.name}" + (f"  ({best.signature})" if best.signature else ""))

@@ -35,7 +35,7 @@ class RetrievalConfig:
     """The configuration of the command."""
 
     data: str = option("", "folder with train.1.en.gz to train.5.en.gz: line n of each describes picture n")
-    output: str = option("", "folder of the experiment", names="output")
+    output: str = option("", "folder of the experiment", role="output_path")
     found: str = option("", "output of seqgen-generate for output/test.query with format=json; computes the recall")
     clusters: int = option(32, "number of clusters of each level", minimum=2)
     queries: int = option(1000, "number of queries each for validation and for the test", minimum=1)

@@ -46,7 +46,7 @@ class ShortlistConfig:
     path: str = option("", "run folder or checkpoint of the model, whose tokenizer and vocabulary are used")
     source: str = option("", "text file in the source language, one sentence per line; .gz is decompressed")
     target: str = option("", "the translations of its lines")
-    output: str = option("", "file to write", names="output")
+    output: str = option("", "file to write", role="output_path")
     best: int = option(100, "number of target tokens for each source token", minimum=0)
     frequent: int = option(100, "number of most frequent target tokens that every output may contain", minimum=0)
     iterations: int = option(5, "iterations of expectation maximization of IBM model 1", minimum=1)

@@ -34,10 +34,12 @@ class DenoisingConfig(RawTextConfig):
     """The raw text, the denoising objective and its parameters."""
 
     train: list[str] = option(
-        [], "raw training text: files or wildcards, plain or .gz; JSON lines if the name ends in .jsonl"
+        [],
+        "raw training text: files or wildcards, plain or .gz; JSON lines if the name ends in .jsonl",
+        role="input_path",
     )
-    valid: list[str] = option([], "raw validation text, in the same form")
-    test: list[str] = option([], "raw test text, in the same form")
+    valid: list[str] = option([], "raw validation text, in the same form", role="input_path")
+    test: list[str] = option([], "raw test text, in the same form", role="input_path")
     text_field: str = option("text", "field of JSON lines that contains the text")
     on_empty: str = option(
         "error",

@@ -25,9 +25,11 @@ class LanguageModelingConfig(RawTextConfig):
         "sentencepiece, whitespace, bytes, t5 (SentencePiece with sentinels), pretrained (from a folder)",
         choices=("sentencepiece", "whitespace", "bytes", "t5", "pretrained"),
     )
-    train: list[str] = option([], "training text: files or wildcards, plain or .gz, one sentence on each line")
-    valid: list[str] = option([], "validation text, in the same form")
-    test: list[str] = option([], "test text, in the same form")
+    train: list[str] = option(
+        [], "training text: files or wildcards, plain or .gz, one sentence on each line", role="input_path"
+    )
+    valid: list[str] = option([], "validation text, in the same form", role="input_path")
+    test: list[str] = option([], "test text, in the same form", role="input_path")
     sample_break_mode: str = option(
         "none",
         "cut the text into blocks of tokens_per_sample tokens (none), of whole lines (complete), of whole lines of one "

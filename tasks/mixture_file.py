@@ -30,10 +30,10 @@ class SourceConfig:
     """The keys of one source in the file."""
 
     train: str | list[str] = option(
-        "", "training text: PREFIX of parallel text, or files or wildcards of TSV or JSON lines"
+        "", "training text: PREFIX of parallel text, or files or wildcards of TSV or JSON lines", role="input_path"
     )
-    valid: str | list[str] = option("", "validation text, in the same form")
-    test: str | list[str] = option("", "test text, in the same form")
+    valid: str | list[str] = option("", "validation text, in the same form", role="input_path")
+    test: str | list[str] = option("", "test text, in the same form", role="input_path")
     source_lang: str = option("", "file name ending of parallel source files; their text is the field {source}")
     target_lang: str = option("", "file name ending of parallel target files; their text is the field {target}")
     columns: list[str] = option([], "column names of TSV files; empty if the first line has them")

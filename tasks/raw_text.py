@@ -79,7 +79,7 @@ class TextConfig(TokenizerConfig):
         0, "number of processes that encode text; 0 for one per core", minimum=0, maximum=MOST_WORKERS
     )
     cache_dir: str = option(
-        "", "cache folder for encoded text, which several runs may share; empty for the run folder", names="output"
+        "", "cache folder for encoded text, which several runs may share; empty for the run folder", role="output_path"
     )
 
 

@@ -29,7 +29,12 @@ MIXTURE_FILE, CHECKPOINTS = "mixture.yaml", "checkpoints"
 class TextToTextConfig(RawTextConfig):
     """The mixture, and the computation of its sampling rates."""
 
-    mixture: str = option("", "YAML file that lists the sources of the mixture; see docs/training.md")
+    mixture: str = option(
+        "",
+        "YAML file that lists the sources of the mixture; see docs/training.md",
+        role="input_path",
+        other_names=("train", "valid", "test"),
+    )
     mixing: str = option("proportional", "how sampling rates of the sources are computed", choices=MIXINGS)
     size_limit: int = option(
         0, "limit on a source's number of examples when rates are computed; 0 for no limit", minimum=0

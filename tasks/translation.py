@@ -35,10 +35,13 @@ class TranslationConfig(ParallelTextConfig):
     source_lang: str = option("", "source language: file name ending of the source files, such as en")
     target_lang: str = option("", "target language: file name ending of the target files, such as de")
     train: str = option(
-        "", "training text: path without the endings .SRC and .TGT (files may be .gz); may be a wildcard"
+        "",
+        "training text: path without the endings .SRC and .TGT (files may be .gz); may be a wildcard",
+        role="input_path",
+        other_names=("trainpref",),
     )
-    valid: str = option("", "validation text, in the same form")
-    test: str = option("", "test text, in the same form")
+    valid: str = option("", "validation text, in the same form", role="input_path", other_names=("validpref",))
+    test: str = option("", "test text, in the same form", role="input_path", other_names=("testpref",))
 
 
 class Frame(NamedTuple):

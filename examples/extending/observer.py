@@ -18,7 +18,7 @@ from seqgen.extend import FORBIDDEN, Observer, Outcome, StepRecord, option, regi
 class OutcomesConfig:
     """Configuration of the observer; its fields are the keys ``observer.outcomes.FIELD``."""
 
-    file: str = option("outcomes.jsonl", "JSON lines are appended to this file", names="output")
+    file: str = option("outcomes.jsonl", "JSON lines are appended to this file", role="output_path")
 
 
 @register_observer("outcomes", config=OutcomesConfig)

@@ -145,7 +145,7 @@ class AlignAttConfig:
 
     f: int = option(2, "f: a token aligned to one of the last f source tokens is not emitted yet", minimum=1)
     latency: str = option(
-        "", "JSON lines with the delays of each output's tokens are appended to this file", names="output"
+        "", "JSON lines with the delays of each output's tokens are appended to this file", role="output_path"
     )
 
 

@@ -112,7 +112,7 @@ class CalibrationConfig:
     source: str = option("", "text file with the sources")
     target: str = option("", "text file with the reference of each source")
     alpha: float = option(0.01, "the share of references that may be dropped at each step", minimum=0, maximum=0.999)
-    file: str = option("", "file to write; it must not exist", names="output")
+    file: str = option("", "file to write; it must not exist", role="output_path")
     reading: ReadingConfig = field(default_factory=ReadingConfig)
     common: CommonConfig = field(default_factory=CommonConfig)
 

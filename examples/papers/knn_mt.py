@@ -117,7 +117,7 @@ class BuildConfig:
     path: str = option("", "run folder or checkpoint of the model")
     source: str = option("", "text file with the sources")
     target: str = option("", "text file with the target of each source")
-    datastore: str = option("", "folder to write; it must not exist", names="output")
+    datastore: str = option("", "folder to write; it must not exist", role="output_path")
     reading: ReadingConfig = field(default_factory=ReadingConfig)
     common: CommonConfig = field(default_factory=CommonConfig)
 

@@ -141,7 +141,7 @@ class TrainHeadsConfig:
     path: str = option("", "run folder or checkpoint of the model")
     source: str = option("", "text file with the sources")
     target: str = option("", "text file with the target of each source")
-    heads: str = option("", "file to write", names="output")
+    heads: str = option("", "file to write", role="output_path")
     count: int = option(4, "number of heads", minimum=1)
     epochs: int = option(1, "passes over the text", minimum=1)
     batch_size: int = option(32, "sentences of an update", minimum=1)

@@ -138,7 +138,7 @@ class WaitKConfig:
 
     k: int = option(3, "source tokens that are read before the first token is generated", minimum=1)
     latency: str = option(
-        "", "JSON lines with the delays of each output's tokens are appended to this file", names="output"
+        "", "JSON lines with the delays of each output's tokens are appended to this file", role="output_path"
     )
 
 

@@ -59,7 +59,7 @@ JOINT = ("sequence_total", "sequence_reverse")
 class UncertaintyConfig:
     """Configuration of the observer; its fields are the keys ``observer.uncertainty.FIELD``."""
 
-    file: str = option("uncertainty.jsonl", "JSON lines are appended to this file", names="output")
+    file: str = option("uncertainty.jsonl", "JSON lines are appended to this file", role="output_path")
     temperature: float = option(1.0, "T: above 1, hypotheses count more equally in a sentence", minimum=1e-3)
 
 

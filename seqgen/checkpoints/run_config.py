@@ -9,9 +9,8 @@ import yaml
 
 from seqgen.checkpoints.loaders import checkpoint_loader_of
 from seqgen.config import GenerationConfig, TrainConfig
-from seqgen.config.values import from_dict, to_dict
+from seqgen.config.values import check_compatible, from_dict, to_dict
 from seqgen.errors import CheckpointError
-from seqgen.generation.compatibility import check_compatible
 from seqgen.system.files import run_lock, write_atomically
 from seqgen.system.reading import parse_yaml, read_bytes
 

@@ -19,7 +19,8 @@ def option(
     choices: Sequence[str] | None = None,
     minimum: float | None = None,
     maximum: float | None = None,
-    names: Literal["", "output", "code"] = "",
+    role: Literal["", "input_path", "output_path", "code"] = "",
+    other_names: Sequence[str] = (),
     **facts: Any,
 ) -> Any:
     """Declare a configuration field::
@@ -32,15 +33,18 @@ def option(
         choices: the allowed values of a string.
         minimum: smallest allowed value of a number, or of each number in a list.
         maximum: largest allowed value, likewise.
-        names: ``output`` if the value names something that is written, ``code`` if it names something that can run
-            code. Both are taken from the command line only, not from ``config=FILE``.
+        role: ``input_path`` if the value names a file or folder to read, ``output_path`` if it names something that is
+            written, ``code`` if it names something that can run code. The last two are taken from the command line
+            only, not from ``config=FILE``.
+        other_names: names of the key in other toolkits that are not its last part; a hint for a key that does not
+            exist gives this key for them.
         facts: further facts, which become metadata of the field.
 
     Returns:
         The dataclass field.
     """
     limits = {"choices": choices, "minimum": minimum, "maximum": maximum}
-    return _field(default, {"help": help, **limits, "names": names, **facts})
+    return _field(default, {"help": help, **limits, "role": role, "other_names": other_names, **facts})
 
 
 def like(config: type, name: str, default: Any = dataclasses.MISSING) -> Any:
@@ -76,7 +80,7 @@ class CommonConfig:
         [],
         "Python files or folders with your own components (models, tasks, search strategies, ...), imported before "
         "anything else; the value run imports the files that were used in training",
-        names="code",
+        role="code",
     )
 
 

@@ -4,8 +4,8 @@ The dataclasses of ``seqgen.config`` hold the configurations of the chosen compo
 read by ``parse_value``: that of a string-typed key is used literally, whatever characters it contains. Every key must
 exist; keys cannot be added or deleted.
 
-In a sweep (``-m``), one command is run with several configurations. Decoding components have keys of their own:
-``search.FIELD``, ``processor.NAME.FIELD`` and the like.
+In a sweep (``-m``), one command is run with several configurations. The keys of decoding
+components are ``search.FIELD``, ``processor.NAME.FIELD`` and the like.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import itertools
 import re
 from collections.abc import Collection, Iterator, Sequence
 from decimal import Decimal
-from typing import Any, TypeVar, cast, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_origin
 
 from seqgen.config import DEFAULT_COMBINATION, SINGLE_COMPONENTS, GenerationConfig, TrainConfig
-from seqgen.config.keys import annotation_of, is_group, locate
+from seqgen.config.keys import annotation_of, is_group, locate, types_of
 from seqgen.config.values import (
     check_ranges,
     check_value,
@@ -62,7 +62,7 @@ def compose(schema: type[R], overrides: Sequence[str]) -> R:
         overrides: ``key=value`` arguments, such as ``model=fconv_tiny`` or ``dataset.max_tokens=4096``.
 
     Returns:
-        An instance of ``schema`` in which every component group holds an instance of its own configuration class.
+        An instance of ``schema``; every component group holds an instance of the component's configuration class.
 
     Raises:
         ConfigError: a key or name does not exist, or a value has the wrong type or is out of its range.
@@ -75,32 +75,34 @@ def compose(schema: type[R], overrides: Sequence[str]) -> R:
     for key, value in pairs:
         if is_group(schema, key):
             continue
-        generation, own = _component_key(config, key)
+        generation, component_key = _component_key(config, key)
         if generation is None:
             owner, field = locate(config, key)
             setattr(owner, field.name, _parsed(config, key, value))
         else:
-            of_components.append((generation, own, value))
-    for generation, own, value in of_components:
+            of_components.append((generation, component_key, value))
+    for generation, key, value in of_components:
         with contextlib.nullcontext() if generation is getattr(config, "generation", None) else named_in_training():
-            unknown = may_come_from_a_model(config, own)
-            parsed = UnparsedText(value) if unknown else parse_component_value(generation, own, value)
-        generation.components[own] = parsed
+            # the settings of models, which are loaded later, may name a component that the user does not name
+            is_named = getattr(generation, DECODING_COMPONENTS[key.partition(".")[0]][1])
+            unknown = hasattr(config, "path") and not is_named
+            parsed = UnparsedText(value) if unknown else parse_component_value(generation, key, value)
+        generation.components[key] = parsed
     check_ranges(config)
     return cast(R, config)
 
 
 def _component_key(config: Any, key: str) -> tuple[GenerationConfig | None, str]:
-    """The decoding options that a component's own key belongs to, and the key without their prefix.
+    """The decoding options that a component's key belongs to, and the key without their prefix.
 
     ``search.groups`` belongs to ``generation``, ``criterion.decode.search.groups`` to the options of a criterion that
     decodes; other keys belong to none.
     """
     if is_component_key(type(config), key):
         return config.generation, key
-    own, options = key.removeprefix(IN_TRAINING), getattr(getattr(config, "criterion", None), "decode", None)
-    if own != key and isinstance(options, GenerationConfig) and is_component_key(TrainConfig, own):
-        return options, own
+    rest, options = key.removeprefix(IN_TRAINING), getattr(getattr(config, "criterion", None), "decode", None)
+    if rest != key and isinstance(options, GenerationConfig) and is_component_key(TrainConfig, rest):
+        return options, rest
     return None, key
 
 
@@ -142,7 +144,7 @@ def _parsed(config: Any, key: str, value: str) -> Any:
 
 
 def _advice(config: Any, key: str, value: str, annotation: Any) -> str:
-    """How to give several values, such as ``1,2``."""
+    """The way to give several values, such as ``1,2``, as the end of a message."""
     if "," not in value or value.startswith(("[", "{")):
         return ""
     if get_origin(annotation) is list:
@@ -227,12 +229,12 @@ class UnparsedText(str):
 def component_config(registry: Registry, name: str, generation: GenerationConfig, group: str = "") -> Any:
     """Make the configuration of a decoding component.
 
-    Its own keys (``combination.weights``) override its preset or defaults.
+    Its keys (``combination.weights``) override its preset or defaults.
 
     Args:
         registry: has the component.
         name: a registered name or a preset.
-        generation: has the values of the component's own keys.
+        generation: has the values of the component's keys.
         group: the prefix of these keys, by default the registry's.
 
     Returns:
@@ -265,7 +267,7 @@ def check_component_keys(generation: GenerationConfig, replaced: Collection[str]
 
 
 def is_component_key(schema: type, key: str) -> bool:
-    """Whether a key is one of a decoding component that the command can choose."""
+    """True if a key is one of a decoding component that the command can choose."""
     return "." in key and key.partition(".")[0] in component_groups(schema)
 
 
@@ -277,7 +279,7 @@ def component_groups(schema: type) -> list[str]:
     """
     if "generation" not in {field.name for field in dataclasses.fields(schema)}:
         return []
-    choosers = {field.name for field in dataclasses.fields(get_type_hints(schema)["generation"])}
+    choosers = {field.name for field in dataclasses.fields(types_of(schema)["generation"])}
     return [group for group, (_, chooser) in DECODING_COMPONENTS.items() if chooser in choosers]
 
 
@@ -315,17 +317,6 @@ def component_of_key(generation: GenerationConfig, key: str) -> tuple[Registry, 
     return registry, name, field
 
 
-def may_come_from_a_model(config: Any, key: str) -> bool:
-    """Whether a component is not named by the user, but possibly by the settings of the models to be loaded.
-
-    Args:
-        config: the configuration of a command; one that has ``path`` loads models.
-        key: a key of the component.
-    """
-    group = key.partition(".")[0]
-    return hasattr(config, "path") and not getattr(config.generation, DECODING_COMPONENTS[group][1])
-
-
 def parse_components(generation: GenerationConfig) -> dict[str, Any]:
     """Read the values of components' keys that are still text; the components in use are known now.
 
@@ -344,33 +335,8 @@ def parse_components(generation: GenerationConfig) -> dict[str, Any]:
     }
 
 
-def component_field(generation: GenerationConfig, key: str) -> tuple[dataclasses.Field[Any], Any]:
-    """Find the field that a component's own key sets.
-
-    Args:
-        generation: names the components in use.
-        key: the key, see ``component_of_key``.
-
-    Returns:
-        The field, and its type.
-
-    Raises:
-        ConfigError: the key is unknown or its component is not in use.
-    """
-    registry, name, field = component_of_key(generation, key)
-    config = registry.config(name)
-    fields = {item.name: item for item in dataclasses.fields(config)}
-    if field not in fields:
-        prefix = key.removesuffix(field)
-        raise ConfigError(
-            f"unknown key {key!r} of {registry.kind} {name}{nearest(field, fields)}; the keys are: "
-            f"{', '.join(prefix + item for item in sorted(fields)) or 'none'}"
-        )
-    return fields[field], get_type_hints(type(config))[field]
-
-
 def parse_component_value(generation: GenerationConfig, key: str, text: str) -> Any:
-    """Read the value of a component's own key.
+    """Read the value of a component's key.
 
     Args:
         generation: names the components in use.
@@ -383,11 +349,20 @@ def parse_component_value(generation: GenerationConfig, key: str, text: str) -> 
     Raises:
         ConfigError: the key is unknown or its component is not in use, or the value does not fit.
     """
-    field, annotation = component_field(generation, key)
+    registry, name, field = component_of_key(generation, key)
+    config = registry.config(name)
+    metadata = {item.name: item.metadata for item in dataclasses.fields(config)}
+    if field not in metadata:
+        prefix = key.removesuffix(field)
+        raise ConfigError(
+            f"unknown key {key!r} of {registry.kind} {name}{nearest(field, metadata)}; the keys are: "
+            f"{', '.join(prefix + item for item in sorted(metadata)) or 'none'}"
+        )
+    annotation = types_of(type(config))[field]
     try:
         value = parse_value(key, text, annotation)
     except ValueError:
         raise ConfigError(f"{key}={text[:80]} should be {describe(annotation)}") from None
     for item in value if isinstance(value, list) else [value]:
-        check_value(key, item, field.metadata)
+        check_value(key, item, metadata[field])
     return value

@@ -11,9 +11,9 @@ from seqgen.config.generation import DebugConfig, GenerationConfig
 
 @dataclass
 class GenerateDatasetConfig:
-    """Which split of the task is decoded."""
+    """The split of the task that is decoded."""
 
-    gen_subset: str = option("test", "split of the task to decode if input is empty")
+    gen_subset: str = option("test", "split of the task to decode if input is empty", other_names=("valid_subset",))
     gen_source: str = option(
         "",
         "task=text_to_text: source of the mixture; its template is applied to the input lines, or its split is "
@@ -26,29 +26,31 @@ class GenerateDatasetConfig:
 class ReadingConfig:
     """Files and settings that another toolkit's checkpoint needs, if they are not found with the checkpoint."""
 
-    dictionary: str = option("", "dict.txt shared by both languages; empty for the files in the checkpoint's folder")
-    source_dictionary: str = option("", "dict.txt of the source language")
-    target_dictionary: str = option("", "dict.txt of the target language")
+    dictionary: str = option(
+        "", "dict.txt shared by both languages; empty for the files in the checkpoint's folder", role="input_path"
+    )
+    source_dictionary: str = option("", "dict.txt of the source language", role="input_path", other_names=("srcdict",))
+    target_dictionary: str = option("", "dict.txt of the target language", role="input_path", other_names=("tgtdict",))
     sentencepiece: str = option(
         "",
         "SentencePiece model of both languages; empty for one in the checkpoint's folder; none if text is tokenized",
+        role="input_path",
     )
-    source_sentencepiece: str = option("", "SentencePiece model of the source language")
-    target_sentencepiece: str = option("", "SentencePiece model of the target language")
+    source_sentencepiece: str = option("", "SentencePiece model of the source language", role="input_path")
+    target_sentencepiece: str = option("", "SentencePiece model of the target language", role="input_path")
     tokenizer: str = option(
-        "",
-        "ids: lines consist of ids of tokens, for a Hugging Face folder without a tokenizer",
-        choices=("", "ids"),
+        "", "ids: lines consist of ids of tokens, for a Hugging Face folder without a tokenizer", choices=("", "ids")
     )
     lang_dict: str = option(
-        "", "file with the languages of a multilingual checkpoint, one on each line, in the order of their tokens"
+        "",
+        "file with the languages of a multilingual checkpoint, one on each line, in the order of their tokens",
+        role="input_path",
     )
     architecture: str = option(
         "", "architecture to use if the checkpoint names one that seqgen does not know, such as transformer"
     )
     ignore: list[str] = option(
-        [],
-        "options of the checkpoint to ignore: unknown to seqgen, while you know that they do not change the model",
+        [], "options of the checkpoint to ignore: unknown to seqgen, while you know that they do not change the model"
     )
 
 
@@ -94,7 +96,7 @@ class JobConfig:
     """The ``job`` group of ``seqgen-generate``: decoding in parts, which can be killed and continued."""
 
     folder: str = option(
-        "", "folder for the parts of a job; empty for the output file's name with .parts", names="output"
+        "", "folder for the parts of a job; empty for the output file's name with .parts", role="output_path"
     )
     format: str = option(
         "auto",
@@ -115,7 +117,7 @@ class RayConfig:
     address: str = option(
         "",
         "address of the Ray cluster, such as HOST:6379, or auto to find it; empty to start Ray on this machine",
-        names="code",
+        role="code",
     )
     actors_per_node: int = option(
         1, "actors on each node, or as many as it has cores and GPUs for; each holds a copy of the models", minimum=1
@@ -132,15 +134,17 @@ class GenerateConfig:
         [],
         "run folder, checkpoint in one, fairseq model.pt, Marian folder or .npz, Hugging Face folder, or "
         "hf:ORGANIZATION/NAME[@REVISION] for a model of the Hugging Face Hub; [A,B] or A:B for an ensemble",
+        role="input_path",
     )
     input: str = option(
         "",
         "text file to decode; - for standard input; empty for the split dataset.gen_subset; a job also reads folders, "
         "wildcards, JSON lines and Parquet",
+        role="input_path",
     )
-    output: str = option("-", "output file; - for standard output", names="output")
-    reference: str = option("", "text file with reference outputs; outputs are then scored")
-    prefix: str = option("", "text file whose line n is the forced beginning of output n")
+    output: str = option("-", "output file; - for standard output", role="output_path")
+    reference: str = option("", "text file with reference outputs; outputs are then scored", role="input_path")
+    prefix: str = option("", "text file whose line n is the forced beginning of output n", role="input_path")
     format: str = option("text", "output format", choices=("text", "json", "fairseq"))
     print_alignment: bool = option(False, "with format=fairseq: write alignment lines (A-)")
     remove_bpe: str = option(
@@ -154,10 +158,12 @@ class GenerateConfig:
     )
     stream: bool = option(False, "write words as soon as they are decoded; needs format=text and nbest=1")
     trace: str = option(
-        "", "file for a trace of every step (.jsonl or .jsonl.gz), which seqgen-show shows as a page", names="output"
+        "",
+        "file for a trace of every step (.jsonl or .jsonl.gz), which seqgen-show shows as a page",
+        role="output_path",
     )
     record: str = option(
-        "", "file (.json) for the record that is needed to repeat the decode, with config=FILE.json", names="output"
+        "", "file (.json) for the record that is needed to repeat the decode, with config=FILE.json", role="output_path"
     )
     trace_options: TraceConfig = dataclasses.field(default_factory=TraceConfig)
     dataset: GenerateDatasetConfig = dataclasses.field(default_factory=GenerateDatasetConfig)

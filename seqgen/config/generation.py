@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from enum import Flag, auto
-from typing import Any, Self
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from seqgen.config.common import option
-
-SINGLE_COMPONENTS = ("search", "combination", "inner_combination", "utility", "reranker")
-"""Groups of decoding components of which exactly one is in use."""
+from seqgen.errors import ConfigError
+from seqgen.registry import DECODING_COMPONENTS, SEARCHES
 
 WIDEST = 1 << 16
 """Largest beam: the scores of a vocabulary of 32,000 tokens then have 8 GiB."""
@@ -21,64 +20,80 @@ LONGEST = 1 << 30
 DEFAULT_COMBINATION = "probability"
 """The combination of the members of an ensemble if none is named."""
 
+Facts: TypeAlias = frozenset[str]
+"""The meaning of a key of the ``generation`` group to the rest of the program: a union of the constants below."""
 
-class Fact(Flag):
-    """What a key of the ``generation`` group means to the rest of the program.
+MODEL: Facts = frozenset({"MODEL"})
+"""A model may have a setting, which applies where the user gives none."""
+CALL: Facts = frozenset({"CALL"})
+"""Chosen for each decode."""
+INPUT: Facts = frozenset({"INPUT"})
+"""Determines how input lines are read."""
+FILES: Facts = frozenset({"FILES"})
+"""Names a file."""
+SPEED: Facts = frozenset({"SPEED"})
+"""Changes speed and memory, not outputs."""
+SCOPES = MODEL | CALL | INPUT | FILES | SPEED
+"""The facts that say whose key it is; each key has one of them."""
 
-    One of the first five says whose key it is.
+ENSEMBLE: Facts = frozenset({"ENSEMBLE"})
+"""Combines several models."""
+STRATEGY: Facts = frozenset({"STRATEGY"})
+"""Chooses or configures a built-in search strategy."""
+WARPER: Facts = frozenset({"WARPER"})
+"""Truncates the distribution before a token is drawn."""
+KEEPS_SCORES: Facts = frozenset({"KEEPS_SCORES"})
+"""Does not change the log-probabilities of tokens."""
+ACROSS_VOCABULARIES: Facts = frozenset({"ACROSS_VOCABULARIES"})
+"""Can be used with members that have different target vocabularies."""
+NOT_IN_TRAINING: Facts = frozenset({"NOT_IN_TRAINING"})
+"""Has no effect in a criterion that decodes."""
+SCORES_TARGETS: Facts = frozenset({"SCORES_TARGETS"})
+"""Has an effect on the scores of known targets."""
+
+
+class Need(NamedTuple):
+    """A requirement of a key on the other keys, which applies if the key is given.
+
+    Attributes:
+        met: returns a true value if a configuration meets the requirement.
+        sentence: the error message without its beginning "generation.KEY=VALUE ".
     """
 
-    MODEL = auto()
-    """A model may have a setting of its own, which applies where the user gives none."""
-    CALL = auto()
-    """It is chosen for each decode."""
-    INPUT = auto()
-    """It says how input lines are read."""
-    FILES = auto()
-    """It names a file."""
-    SPEED = auto()
-    """It changes speed and memory, not outputs."""
-    ENSEMBLE = auto()
-    """It combines several models."""
-    WARPER = auto()
-    """It truncates the distribution before a token is drawn."""
-    KEEPS_SCORES = auto()
-    """It does not change the log-probabilities of tokens."""
-    ACROSS_VOCABULARIES = auto()
-    """It can be used with members that have different target vocabularies."""
-    NOT_IN_TRAINING = auto()
-    """It has no effect in a criterion that decodes."""
-    SCORES_TARGETS = auto()
-    """It has an effect on the scores of known targets."""
+    met: Callable[[GenerationConfig], object]
+    sentence: str
 
 
-(
-    MODEL,
-    CALL,
-    INPUT,
-    FILES,
-    SPEED,
-    ENSEMBLE,
-    WARPER,
-    KEEPS_SCORES,
-    ACROSS_VOCABULARIES,
-    NOT_IN_TRAINING,
-    SCORES_TARGETS,
-) = Fact
+_SAMPLES = Need(
+    lambda cfg: cfg.is_stochastic,
+    "truncates the distribution for sampling, which is not in use; give generation.sampling=true, or leave it out",
+)
+_NORMALIZES = Need(lambda cfg: not cfg.unnormalized, "has no effect with generation.unnormalized=true; leave one out")
+_LIMITS_LENGTH = Need(
+    lambda cfg: not cfg.match_source_len, "has no effect with generation.match_source_len=true; leave one out"
+)
+_SEVERAL_OUTPUTS = Need(
+    lambda cfg: cfg.beam > 1 and not cfg.declared("generates_one", False),
+    "compares hypotheses, but only one is generated; set generation.beam to 2 or more, and do not use greedy or "
+    "contrastive search, which ignore the beam",
+)
 
 
-def decoding_key(default: Any, help: str, facts: Fact, *, limit_from_files: float | None = None, **limits: Any) -> Any:
+def decoding_key(
+    default: Any, help: str, facts: Facts, *needs: Need, limit_from_files: float | None = None, **declaration: Any
+) -> Any:
     """Declare a key of the ``generation`` group.
 
     Args:
         default: the default.
         help: one line for ``--help``.
-        facts: what the key means to the rest of the program.
-        limit_from_files: the maximum value of a model's own setting: a file from elsewhere cannot demand all memory or
+        facts: the meaning of the key to the rest of the program, with one of ``SCOPES``.
+        needs: requirements on the other keys, in the order in which they are checked.
+        limit_from_files: the maximum value of a model's setting: a file from elsewhere cannot demand all memory or
             an endless output.
-        limits: choices, minimum and maximum; see ``option``.
+        declaration: choices, minimum, maximum, role and other names; see ``option``.
     """
-    return option(default, help, **limits, facts=facts, limit_from_files=limit_from_files)
+    return option(default, help, **declaration, facts=facts, needs=needs, limit_from_files=limit_from_files)
 
 
 @dataclass
@@ -96,17 +111,31 @@ class GenerationConfig:
         5,
         "beam size: hypotheses kept at each step; 1 for greedy search",
         MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES,
+        Need(
+            lambda cfg: cfg.beam == 1 or not cfg.declared("generates_one", False),
+            "has no effect, because greedy and contrastive search generate one output whatever the beam; leave it "
+            "out, or choose another search",
+        ),
         minimum=1,
         maximum=WIDEST,
         limit_from_files=1000,
+        other_names=("num_beams",),
     )
     nbest: int = decoding_key(
         1,
         "number of hypotheses returned per sentence",
         MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES | NOT_IN_TRAINING,
+        Need(
+            lambda cfg: cfg.nbest <= cfg.beam, "is more than generation.beam; decrease it, or increase generation.beam"
+        ),
+        Need(
+            lambda cfg: cfg.search != "greedy",
+            "is more than 1, but greedy search generates one hypothesis; choose another search",
+        ),
         minimum=1,
         maximum=WIDEST,
         limit_from_files=1000,
+        other_names=("num_return_sequences",),
     )
 
     # languages
@@ -127,12 +156,20 @@ class GenerationConfig:
         "split each line into sentences, decode these, and join their outputs with the white space of the line "
         "(sentences); or decode it whole and note sentences without attention (note); needs the package sentencex",
         INPUT | KEEPS_SCORES | NOT_IN_TRAINING,
+        Need(
+            lambda cfg: (
+                cfg.input_split == "note" or not (cfg.nbest > 1 or cfg.constraints or cfg.members or cfg.certificate)
+            ),
+            "gives one output of the whole line, without generation.nbest, generation.constraints, "
+            "generation.members and generation.certificate; leave one out",
+        ),
         choices=("", "sentences", "note"),
     )
     input_split_lang: str = decoding_key(
         "",
         "language whose rules split lines into sentences, such as en; empty for that of the source",
         INPUT | KEEPS_SCORES | NOT_IN_TRAINING,
+        Need(lambda cfg: cfg.input_split, "has no effect without generation.input_split; give both or neither"),
     )
 
     usual_ratio: float = decoding_key(
@@ -147,6 +184,7 @@ class GenerationConfig:
         0.0,
         "maximum output length is max_len_a * source length + max_len_b; -1 for a limit of prompt and output together",
         MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES,
+        _LIMITS_LENGTH,
         minimum=-1,
         maximum=1e9,
         limit_from_files=1000.0,
@@ -155,6 +193,7 @@ class GenerationConfig:
         200,
         "see max_len_a; in tokens without end-of-sentence",
         MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES,
+        _LIMITS_LENGTH,
         minimum=0,
         maximum=LONGEST,
         limit_from_files=1 << 20,
@@ -166,14 +205,29 @@ class GenerationConfig:
         minimum=0,
         maximum=LONGEST,
         limit_from_files=1 << 20,
+        other_names=("max_length", "max_new_tokens"),
     )
     min_len: int = decoding_key(
-        1, "minimum output length, in tokens without end-of-sentence", MODEL | ACROSS_VOCABULARIES, minimum=0
+        1,
+        "minimum output length, in tokens without end-of-sentence",
+        MODEL | ACROSS_VOCABULARIES,
+        _LIMITS_LENGTH,
+        Need(
+            lambda cfg: not cfg.max_len or cfg.min_len <= cfg.max_len,
+            "is more than generation.max_len allows; decrease it, or increase generation.max_len",
+        ),
+        Need(
+            lambda cfg: cfg.max_len_a > 0 or cfg.match_source_len or cfg.min_len <= cfg.effective_max_len_b,
+            "is more than generation.max_len_b allows; decrease it, or increase generation.max_len_b",
+        ),
+        minimum=0,
+        other_names=("min_length",),
     )
     min_total_len: int = decoding_key(
         0,
         "language models: minimum length of prompt and output together, without the output's end-of-sentence",
         MODEL,
+        _LIMITS_LENGTH,
         minimum=0,
     )
     match_source_len: bool = decoding_key(False, "make every output as long as its source", MODEL)
@@ -183,6 +237,14 @@ class GenerationConfig:
         "active hypothesis would not score better if it ended now (false) or at any length (never); "
         "semantics=huggingface only",
         MODEL | KEEPS_SCORES,
+        Need(
+            lambda cfg: cfg.declared("stops_early", bool(cfg.search or cfg.beam > 1 or cfg.constraints)),
+            "determines when enough competing hypotheses have finished, and here none compete; leave it out",
+        ),
+        Need(
+            lambda cfg: cfg.semantics == "huggingface",
+            "belongs to Hugging Face's rules; give generation.semantics=huggingface, or leave it out",
+        ),
         choices=("false", "true", "never"),
     )
     end_symbols: list[str] = decoding_key(
@@ -209,13 +271,16 @@ class GenerationConfig:
         1.0,
         "exponent of the length penalty; values above 1 favour longer outputs",
         MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES,
+        _NORMALIZES,
         minimum=-10,
         maximum=10,
+        other_names=("length_penalty",),
     )
     length_penalty: str = decoding_key(
         "power",
         "scores are divided by length ** lenpen (power) or by ((5 + length) / 6) ** lenpen (wu)",
         MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES,
+        _NORMALIZES,
         choices=("power", "wu"),
     )
     coverage_penalty: float = decoding_key(
@@ -226,14 +291,32 @@ class GenerationConfig:
     )
 
     # scores of tokens
-    temperature: float = decoding_key(1.0, "divide logits by this value", MODEL | ACROSS_VOCABULARIES, minimum=1e-6)
+    temperature: float = decoding_key(
+        1.0,
+        "divide logits by this value",
+        MODEL | ACROSS_VOCABULARIES,
+        Need(
+            lambda cfg: cfg.semantics != "huggingface" or cfg.is_stochastic,
+            "has an effect on sampling alone by Hugging Face's rules; give generation.sampling=true or leave it out",
+        ),
+        minimum=1e-6,
+    )
     unkpen: float = decoding_key(
         0.0, "penalty subtracted from the score of the unknown token; negative values reward it", MODEL
     )
     suppress: list[str] = decoding_key([], "tokens of the target vocabulary that are never generated", MODEL)
     suppress_at_begin: list[str] = decoding_key([], "tokens that are not generated at the first position", MODEL)
     forced_first: str = decoding_key("", "token that every output begins with", MODEL)
-    forced_last: str = decoding_key("", "token that is forced when an output reaches its maximum length", MODEL)
+    forced_last: str = decoding_key(
+        "",
+        "token that is forced when an output reaches its maximum length",
+        MODEL,
+        Need(
+            lambda cfg: cfg.semantics == "huggingface",
+            "belongs to Hugging Face's rules, and by fairseq's every output ends with end-of-sentence; give "
+            "generation.semantics=huggingface, or leave it out",
+        ),
+    )
     bad_words: list[str] = decoding_key([], "strings, or ids:ID ID, that are never generated", MODEL)
     sequence_bias: list[str] = decoding_key(
         [], "TEXT=BIAS, or ids:ID ID=BIAS: value added to the score of a token that would complete the text", MODEL
@@ -251,7 +334,14 @@ class GenerationConfig:
         1.0, "above 1, tokens that do not occur in the source get lower scores; 1 for no effect", MODEL, minimum=1e-6
     )
     exponential_decay_start: int = decoding_key(
-        0, "output length after which the score of end-of-sentence grows exponentially", MODEL, minimum=0
+        0,
+        "output length after which the score of end-of-sentence grows exponentially",
+        MODEL,
+        Need(
+            lambda cfg: cfg.exponential_decay_factor != 1,
+            "has no effect without generation.exponential_decay_factor; give both or neither",
+        ),
+        minimum=0,
     )
     exponential_decay_factor: float = decoding_key(
         1.0, "base of that exponential growth; 1 for no effect", MODEL, minimum=1e-6
@@ -280,26 +370,52 @@ class GenerationConfig:
         "",
         "every output must contain the phrases that follow tabs in its input line, in this order (ordered) or in any "
         "order (unordered); a|b requires one of two phrases",
-        MODEL | NOT_IN_TRAINING,
+        MODEL | STRATEGY | NOT_IN_TRAINING,
+        Need(
+            lambda cfg: cfg.search in ("", "constrained"),
+            "is constrained search, and generation.search names another strategy; choose one",
+        ),
+        Need(
+            lambda cfg: cfg.beam > 1,
+            "with one beam would begin every output with the phrases; set generation.beam to 2 or more",
+        ),
         choices=("", "ordered", "unordered"),
     )
     sampling: bool = decoding_key(
-        False, "sample tokens at random; with search=beam_sampling, sample the candidates of beam search", MODEL
+        False,
+        "sample tokens at random; with search=beam_sampling, sample the candidates of beam search",
+        MODEL,
+        Need(
+            lambda cfg: cfg.declared("is_stochastic", None) is not False,
+            "draws at random, and the strategy that generation.search names does not; choose one",
+        ),
+        Need(
+            lambda cfg: not cfg.constraints, "is one search strategy, and generation.constraints is another; choose one"
+        ),
+        other_names=("do_sample",),
     )
     sampling_topk: int = decoding_key(
-        0, "top-k: sample from the k most probable tokens; 0 for all tokens", MODEL | WARPER, minimum=0
+        0,
+        "top-k: sample from the k most probable tokens; 0 for all tokens",
+        MODEL | WARPER,
+        _SAMPLES,
+        minimum=0,
+        other_names=("top_k",),
     )
     sampling_topp: float = decoding_key(
         1.0,
         "top-p: sample from the smallest set of tokens with this total probability",
         MODEL | WARPER,
+        _SAMPLES,
         minimum=0,
         maximum=1,
+        other_names=("top_p",),
     )
     min_p: float = decoding_key(
         0.0,
         "sample from tokens with at least min_p times the highest probability",
         MODEL | WARPER,
+        _SAMPLES,
         minimum=0,
         maximum=1,
     )
@@ -307,32 +423,48 @@ class GenerationConfig:
         1.0,
         "typical sampling: sample from the most typical tokens with this total probability",
         MODEL | WARPER,
+        _SAMPLES,
         minimum=1e-6,
         maximum=1,
     )
     epsilon_cutoff: float = decoding_key(
-        0.0, "sample from tokens with at least this probability", MODEL | WARPER, minimum=0, maximum=1
+        0.0, "sample from tokens with at least this probability", MODEL | WARPER, _SAMPLES, minimum=0, maximum=1
     )
     eta_cutoff: float = decoding_key(
         0.0,
         "eta sampling: as epsilon_cutoff, but the threshold is lower where the entropy is high",
         MODEL | WARPER,
+        _SAMPLES,
         minimum=0,
         maximum=1,
     )
     seed: int = decoding_key(
         1,
         "seed of sampling; random numbers depend only on the seed, the line number and the step",
-        MODEL | KEEPS_SCORES,
+        MODEL | STRATEGY | KEEPS_SCORES,
+        Need(
+            lambda cfg: cfg.uses_seed,
+            "has no effect, because the search strategy does not use it; give generation.sampling=true, or leave "
+            "it out",
+        ),
         minimum=0,
     )
     draft: str = decoding_key(
         "",
         "speculative decoding: run or checkpoint of a smaller model that drafts tokens for this one",
         FILES | KEEPS_SCORES | NOT_IN_TRAINING,
+        Need(lambda cfg: cfg.prompt_lookup == 0, "and generation.prompt_lookup both draft; choose one"),
+        role="input_path",
     )
     draft_tokens: int = decoding_key(
-        5, "speculative decoding: number of tokens drafted at a time", MODEL | KEEPS_SCORES, minimum=1
+        5,
+        "speculative decoding: number of tokens drafted at a time",
+        MODEL | KEEPS_SCORES,
+        Need(
+            lambda cfg: cfg.draft or cfg.prompt_lookup > 0,
+            "has no effect without a draft; give generation.draft or generation.prompt_lookup, or leave it out",
+        ),
+        minimum=1,
     )
     prompt_lookup: int = decoding_key(
         0,
@@ -345,34 +477,48 @@ class GenerationConfig:
         "",
         "minimum Bayes risk: utility by which hypotheses are ranked, by name (chrf, bleu or your own)",
         MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES,
+        _SEVERAL_OUTPUTS,
     )
     rerank: str = decoding_key(
         "",
         "name of a registered reranker, by whose scores hypotheses are ranked",
         MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES | NOT_IN_TRAINING,
+        Need(lambda cfg: not cfg.mbr, "and generation.mbr both rank the hypotheses; choose one"),
+        _SEVERAL_OUTPUTS,
     )
     prefix_trie: str = decoding_key(
         "",
         "file with the allowed outputs, one per line, with a tab and a prior in nats if wanted; FILE.ids has ids "
         "in place of text, FILE.safetensors is a trie written by seqgen-convert",
         FILES,
+        role="input_path",
     )
     certificate: bool = decoding_key(
         False,
         "bound the scores of the outputs that beam search pruned; say for each line whether its list is exact",
         MODEL,
+        Need(
+            lambda cfg: not (cfg.mbr or cfg.rerank),
+            "is about the order of scores, and generation.mbr or generation.rerank changes it; choose one",
+        ),
     )
     shortlist: str = decoding_key(
         "",
         "file with target tokens for each source token (made by examples/shortlist.py); each output contains only "
         "those of its source",
         FILES,
+        Need(
+            lambda cfg: not cfg.prefix_trie,
+            "and generation.prefix_trie both limit the tokens, and together they may allow no output; choose one",
+        ),
+        role="input_path",
     )
     replace_unknown: str = decoding_key(
         "",
         "replace unknown words by the source word with the highest attention (source), or by its translation in a FILE "
         "with lines SOURCE<tab>TARGET",
         FILES | KEEPS_SCORES | NOT_IN_TRAINING,
+        role="input_path",
     )
 
     observers: list[str] = decoding_key(
@@ -410,6 +556,7 @@ class GenerationConfig:
         "maximum sentences per batch; with a beam above 16, each counts as beam / 16 sentences",
         SPEED | KEEPS_SCORES | ACROSS_VOCABULARIES | NOT_IN_TRAINING | SCORES_TARGETS,
         minimum=1,
+        other_names=("max_sentences",),
     )
     buffer_size: int = decoding_key(
         0,
@@ -435,8 +582,40 @@ class GenerationConfig:
         MODEL | ACROSS_VOCABULARIES,
     )
 
+    @property
+    def is_stochastic(self) -> bool:
+        """True if the configuration asks for sampling."""
+        return self.sampling or bool(self.declared("is_stochastic", None))
+
+    @property
+    def uses_seed(self) -> bool:
+        """True if the search strategy uses ``generation.seed``; a user's strategy has a seed key among its keys."""
+        return bool(self.declared("is_stochastic", self.sampling and not self.search))
+
+    @property
+    def effective_max_len_b(self) -> int:
+        """``max_len_b``; its default is raised to ``max_len`` if that is larger and given alone."""
+        given = (self.max_len_a, self.max_len_b) != (GenerationConfig.max_len_a, GenerationConfig.max_len_b)
+        return self.max_len_b if given else max(self.max_len, self.max_len_b)
+
+    def declared(self, name: str, unknown: bool | None) -> bool | None:
+        """A property that the class of the search strategy declares.
+
+        Args:
+            name: a class variable of ``Search``.
+            unknown: the value if ``search`` is empty or names no built-in strategy.
+        """
+        try:
+            entry = SEARCHES.entry(self.search) if self.search else None
+        except ConfigError:  # the message for a name that is not registered comes from where the strategy is built
+            entry = None
+        if entry is None or entry.is_user_own:
+            return unknown
+        declared: bool | None = getattr(entry.component, name)
+        return declared
+
     def component_values(self, group: str, name: str) -> dict[str, Any]:
-        """The values that the user set for one component's own keys.
+        """The values that the user set for the keys of one component.
 
         Only one search, combination, utility and reranker is in use at a time, so their keys are ``search.FIELD``,
         ``combination.FIELD``, ``utility.FIELD`` and ``reranker.FIELD`` (``inner_combination.FIELD`` of a combination
@@ -454,8 +633,14 @@ class GenerationConfig:
         return {key.removeprefix(prefix): value for key, value in self.components.items() if key.startswith(prefix)}
 
 
+SINGLE_COMPONENTS = tuple(
+    group for group, (_, key) in DECODING_COMPONENTS.items() if isinstance(getattr(GenerationConfig, key, None), str)
+)
+"""Groups of decoding components of which exactly one is in use: the key that selects it holds one name."""
+
+
 @functools.cache
-def keys_with(facts: Fact) -> tuple[str, ...]:
+def keys_with(facts: Facts) -> tuple[str, ...]:
     """The keys of the ``generation`` group that have one of the facts, in the order of their declaration."""
     return tuple(field.name for field in fields(GenerationConfig) if field.metadata["facts"] & facts)
 

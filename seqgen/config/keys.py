@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 import functools
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from seqgen.config import TrainConfig
@@ -36,12 +36,12 @@ def known_keys(config: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses
 
 
 def holds_component(field: dataclasses.Field[Any]) -> bool:
-    """Whether a field holds the configuration of a component, whose class depends on the chosen name."""
+    """True if a field holds the configuration of a component, whose class depends on the chosen name."""
     return field.type in (Any, "Any")
 
 
 def is_group(schema: type, key: str) -> bool:
-    """Whether a key chooses a component of a configuration: ``model``, but not ``model.dropout``."""
+    """True if a key chooses a component of a configuration: ``model``, but not ``model.dropout``."""
     return key in GROUPS and key in {field.name for field in dataclasses.fields(schema) if holds_component(field)}
 
 
@@ -65,9 +65,11 @@ def locate(config: Any, key: str) -> tuple[Any, dataclasses.Field[Any]]:
 
 def _hint(config: Any, key: str) -> str:
     groups = [field.name for field in dataclasses.fields(config) if is_group(type(config), field.name)]
-    known = [*groups, *(name for name, field, _ in known_keys(config) if field.name != "components")]
+    known = dict.fromkeys(groups, ()) | {
+        name: other_names(field) for name, field, _ in known_keys(config) if field.name != "components"
+    }
     group, _, last = key.partition(".")
-    if group in groups and not {*OTHER_NAMES.get(last, ())} & {*known}:
+    if group in groups and not _keys_of_other_name(last, known):
         others = [
             e.name for e in GROUPS[group].entries() if last in {field.name for field in dataclasses.fields(e.config)}
         ]
@@ -80,75 +82,51 @@ def _hint(config: Any, key: str) -> str:
     return ", which is one of seqgen-train; a trained model keeps its value" if of_training else ""
 
 
+def other_names(field: dataclasses.Field[Any]) -> tuple[str, ...]:
+    """The names in other toolkits that a key is declared with."""
+    return tuple(field.metadata.get("other_names", ()))
+
+
 def annotation_of(config: Any, key: str) -> Any:
     """The type of the field that a dotted key names; see ``locate``."""
     owner, field = locate(config, key)
-    return _types(owner.__class__)[field.name]
+    return types_of(owner.__class__)[field.name]
 
 
-@functools.cache  # a list of all keys asks for each field of a class
-def _types(schema: Any) -> dict[str, Any]:
+@functools.cache
+def types_of(schema: type) -> dict[str, Any]:
+    """The types of the fields of a dataclass."""
     return typing.get_type_hints(schema)
 
 
-OTHER_NAMES: dict[str, tuple[str, ...]] = {
-    # fairseq's flags whose names differ from the last part of the key
-    "a": ("model",),
-    "arch": ("model",),
-    "cpu": ("common.device=cpu",),
-    "diverse_beam_groups": ("generation.search=diverse_beam",),
-    "diverse_beam_strength": ("generation.search=diverse_beam",),
-    "diversity_rate": ("generation.search=diverse_siblings",),
-    "data_parallel_world_size": ("distributed_training.distributed_world_size",),
-    "finetune_from_model": ("checkpoint.finetune_from",),
-    "max_sentences": ("dataset.batch_size", "generation.batch_size"),
-    "max_sentences_valid": ("dataset.batch_size_valid",),
-    "min_lr": ("optimization.stop_min_lr",),
-    "no_progress_bar": ("common.log_format=lines",),
-    "no_save": ("checkpoint.save_interval=0",),
-    "no_validate": ("dataset.validate_interval=0",),
-    "num_workers_per_gpu": ("dataset.num_workers",),
-    "eval_bleu": ("dataset.validate_decode=-1",),
-    "post_process": ("remove_bpe=subword_nmt",),
-    "restore_file": ("checkpoint.finetune_from",),
-    "s": ("task.source_lang",),
-    "save_dir": ("run_dir",),
-    "scoring": ("reference",),
-    "srcdict": ("task.srcdict", "reading.source_dictionary"),
-    "t": ("task.target_lang",),
-    "train": ("task.mixture",),
-    "valid": ("task.mixture",),
-    "test": ("task.mixture",),
-    "tensorboard_logdir": ("common.tensorboard=true",),
-    "tgtdict": ("task.tgtdict", "reading.target_dictionary"),
-    "trainpref": ("task.train",),
-    "validpref": ("task.valid",),
-    "testpref": ("task.test",),
-    "valid_subset": ("dataset.valid_subset", "dataset.gen_subset"),
+OTHER_NAMES: dict[str, str] = {
+    # fairseq's flags
+    "a": "model",
+    "arch": "model",
+    "cpu": "common.device=cpu",
+    "diverse_beam_groups": "generation.search=diverse_beam",
+    "diverse_beam_strength": "generation.search=diverse_beam",
+    "diversity_rate": "generation.search=diverse_siblings",
+    "no_progress_bar": "common.log_format=lines",
+    "no_save": "checkpoint.save_interval=0",
+    "no_validate": "dataset.validate_interval=0",
+    "eval_bleu": "dataset.validate_decode=-1",
+    "post_process": "remove_bpe=subword_nmt",
+    "s": "task.source_lang",
+    "scoring": "reference",
+    "t": "task.target_lang",
+    "tensorboard_logdir": "common.tensorboard=true",
     # as in seqgen-generate
-    "format": ("json=-",),
-    "bf16": ("generation.dtype=bfloat16",),
-    "fp16": ("generation.dtype=float16",),
+    "format": "json=-",
+    "bf16": "generation.dtype=bfloat16",
+    "fp16": "generation.dtype=float16",
     # Hugging Face's arguments
-    "do_sample": ("generation.sampling",),
-    "gradient_accumulation_steps": ("optimization.update_freq",),
-    "learning_rate": ("optimization.lr",),
-    "length_penalty": ("generation.lenpen",),
-    "max_length": ("generation.max_len",),
-    "max_new_tokens": ("generation.max_len",),
-    "min_length": ("generation.min_len",),
-    "model_name_or_path": ("path",),
-    "num_beam_groups": ("generation.search=diverse_beam",),
-    "penalty_alpha": ("generation.search=contrastive",),
-    "num_beams": ("generation.beam",),
-    "num_return_sequences": ("generation.nbest",),
-    "num_train_epochs": ("optimization.max_epoch",),
-    "output_dir": ("run_dir",),
-    "per_device_train_batch_size": ("dataset.batch_size",),
-    "top_k": ("generation.sampling_topk",),
-    "top_p": ("generation.sampling_topp",),
+    "model_name_or_path": "path",
+    "num_beam_groups": "generation.search=diverse_beam",
+    "penalty_alpha": "generation.search=contrastive",
 }
-"""By another toolkit's name of an option: keys of seqgen, some with the value that has the same effect."""
+"""By another toolkit's name of an option: a key that several configurations have, or a key with the value that has the
+same effect. Other keys declare their ``other_names``."""
 
 OTHER_VALUES = {
     "gpu": "cuda",
@@ -162,7 +140,7 @@ OTHER_VALUES = {
 """By another name of a value, in small letters: the value of seqgen with that meaning."""
 
 
-def similar_keys(name: str, known: Iterable[str]) -> list[str]:
+def similar_keys(name: str, known: Mapping[str, Sequence[str]]) -> list[str]:
     """Find the keys that a name probably means, the most probable first.
 
     Keys whose last part equals that of the name come first (``beam`` means ``generation.beam``), then those with this
@@ -170,31 +148,37 @@ def similar_keys(name: str, known: Iterable[str]) -> list[str]:
 
     Args:
         name: the key or option that the user gave, such as ``lr``, ``--max-tokens`` or ``generation.beem``.
-        known: the keys that exist.
+        known: the keys that exist, each with its names in other toolkits.
 
     Returns:
         At most three keys; keys of ``OTHER_NAMES`` may be ``KEY=VALUE``.
     """
-    own = name.startswith("criterion.")  # the decoding keys of a criterion are seldom meant
-    keys = [key for key in known if own or not key.startswith("criterion.decode.")]
-    last_parts = [key.rpartition(".")[2] for key in keys]
+    if not name.startswith("criterion."):  # the decoding keys of a criterion are seldom meant
+        known = {key: names for key, names in known.items() if not key.startswith("criterion.decode.")}
     wanted = name[:100].lstrip("-").replace("-", "_")
     last = wanted.rpartition(".")[2]
-    exact = [key for key, part in zip(keys, last_parts, strict=True) if part == last]
-    other = [key for key in OTHER_NAMES.get(last, ()) if key.partition("=")[0] in keys and not (exact and "=" in key)]
+    last_parts = {key: key.rpartition(".")[2] for key in known}
+    exact = [key for key, part in last_parts.items() if part == last]
+    other = [key for key in _keys_of_other_name(last, known) if not (exact and "=" in key)]
     found = list(dict.fromkeys([*exact, *other]))
     if not found and "." not in wanted:
-        parts = difflib.get_close_matches(wanted, last_parts, n=1, cutoff=0.7)
-        found = [key for key, part in zip(keys, last_parts, strict=True) if part in parts]
-    return (found or difflib.get_close_matches(wanted, keys, n=1, cutoff=0.6))[:3]
+        parts = difflib.get_close_matches(wanted, last_parts.values(), n=1, cutoff=0.7)
+        found = [key for key, part in last_parts.items() if part in parts]
+    return (found or difflib.get_close_matches(wanted, known, n=1, cutoff=0.6))[:3]
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def _keys_of_other_name(name: str, known: Mapping[str, Sequence[str]]) -> list[str]:
+    """The known keys that have a name in another toolkit, and ``KEY=VALUE`` of ``OTHER_NAMES``."""
+    special = OTHER_NAMES.get(name, "")
+    return [key for key, names in known.items() if name in names] + [special] * (special.partition("=")[0] in known)
+
+
+def did_you_mean(name: str, known: Mapping[str, Sequence[str]]) -> str:
     """Suggest existing keys for one that does not exist.
 
     Args:
         name: the key that the user gave.
-        known: the keys that exist.
+        known: see ``similar_keys``.
 
     Returns:
         A phrase such as ``" (did you mean 'generation.beam'?)"``; empty if no key is similar.

@@ -7,19 +7,16 @@ of a call. ``seqgen.generation.resolution`` resolves them, once for all calls wi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from seqgen.config.generation import ENSEMBLE, DebugConfig, GenerationConfig, keys_with
-from seqgen.config.values import split_argument
+from seqgen.config.values import DEFAULTS, split_argument
 from seqgen.registry import DECODING_COMPONENTS
 
 MODEL, USER, CALL = "model", "user", "call"
 """Names of layers."""
-
-DEFAULTS = {field.name: getattr(GenerationConfig(), field.name) for field in fields(GenerationConfig)}
-"""The defaults of the ``generation`` group."""
 
 
 @dataclass(frozen=True, eq=False)

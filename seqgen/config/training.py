@@ -12,19 +12,27 @@ from seqgen.config.generation import GenerationConfig
 
 @dataclass
 class DatasetConfig:
-    """Which splits are used, and how examples are put into batches."""
+    """The splits that are used, and how examples are put into batches."""
 
     max_tokens: int | None = option(
         4096,
         "maximum tokens per batch, padding included; a longer example is a batch of its own; null for no limit",
         minimum=1,
     )
-    batch_size: int | None = option(None, "maximum sentences per batch; null for no limit", minimum=1)
+    batch_size: int | None = option(
+        None,
+        "maximum sentences per batch; null for no limit",
+        minimum=1,
+        other_names=("max_sentences", "per_device_train_batch_size"),
+    )
     max_tokens_valid: int | None = option(
         None, "max_tokens for validation; null for the value of max_tokens", minimum=1
     )
     batch_size_valid: int | None = option(
-        None, "batch_size for validation; null for the value of batch_size", minimum=1
+        None,
+        "batch_size for validation; null for the value of batch_size",
+        minimum=1,
+        other_names=("max_sentences_valid",),
     )
     pack: bool = option(False, "put several training examples into one row; each keeps its own attention and positions")
     pack_length: int = option(512, "with pack: maximum source tokens and maximum target tokens per row", minimum=2)
@@ -33,6 +41,7 @@ class DatasetConfig:
         "threads that prepare batches in advance; 0 prepares them in the main thread",
         minimum=0,
         maximum=MOST_WORKERS,
+        other_names=("num_workers_per_gpu",),
     )
     train_subset: str = option("train", "split used for training")
     valid_subset: str = option("valid", "split used for validation")
@@ -59,13 +68,25 @@ class OptimizationConfig:
         "stop training after so many updates; 0 for no limit; null for 2000 unless another limit is set",
         minimum=0,
     )
-    max_epoch: int = option(0, "stop training after so many epochs; 0 for no limit", minimum=0)
+    max_epoch: int = option(
+        0, "stop training after so many epochs; 0 for no limit", minimum=0, other_names=("num_train_epochs",)
+    )
     stop_time_hours: float = option(0.0, "stop training after so many hours; 0 for no limit", minimum=0)
-    lr: list[float] = option([0.005], "learning rate per epoch; the last value is reused for later epochs", minimum=0)
-    stop_min_lr: float = option(-1.0, "stop training when the learning rate falls to this value; negative for never")
+    lr: list[float] = option(
+        [0.005],
+        "learning rate per epoch; the last value is reused for later epochs",
+        minimum=0,
+        other_names=("learning_rate",),
+    )
+    stop_min_lr: float = option(
+        -1.0, "stop training when the learning rate falls to this value; negative for never", other_names=("min_lr",)
+    )
     clip_norm: float = option(1.0, "clip gradients to this norm; 0 for no clipping", minimum=0)
     update_freq: list[int] = option(
-        [1], "number of batches accumulated for an update, one value per epoch; the last value is reused", minimum=1
+        [1],
+        "number of batches accumulated for an update, one value per epoch; the last value is reused",
+        minimum=1,
+        other_names=("gradient_accumulation_steps",),
     )
     freeze: list[str] = option(
         [], "names of parameters that training does not change, such as encoder.*; * matches any characters"
@@ -99,7 +120,7 @@ class OptimizationConfig:
 
 @dataclass
 class CheckpointConfig:
-    """When checkpoints are saved, and which ones are kept."""
+    """The times at which checkpoints are saved, and the checkpoints that are kept."""
 
     save_interval: int = option(
         1, "number of epochs between two checkpoints; 0 for only at the end of training", minimum=0
@@ -121,6 +142,8 @@ class CheckpointConfig:
         "",
         "run folder, checkpoint or Hugging Face folder that provides the initial weights, and also the model, unless "
         "model=NAME is given; see docs/training.md",
+        role="input_path",
+        other_names=("finetune_from_model", "restore_file"),
     )
 
 
@@ -129,7 +152,11 @@ class DistributedConfig:
     """Training with several processes."""
 
     distributed_world_size: int = option(
-        1, "number of processes that train together on this machine", minimum=1, maximum=MOST_WORKERS
+        1,
+        "number of processes that train together on this machine",
+        minimum=1,
+        maximum=MOST_WORKERS,
+        other_names=("data_parallel_world_size",),
     )
     distributed_backend: str = option(
         "auto", "backend of torch.distributed; auto uses nccl on GPUs, else gloo", choices=("auto", "gloo", "nccl")
@@ -170,5 +197,10 @@ class TrainConfig:
     distributed_training: DistributedConfig = dataclasses.field(default_factory=DistributedConfig)
     common: TrainCommonConfig = dataclasses.field(default_factory=TrainCommonConfig)
     generation: GenerationConfig = dataclasses.field(default_factory=GenerationConfig)
-    run_dir: str = option("", "run folder to write to; empty for runs/TASK-MODEL", names="output")
+    run_dir: str = option(
+        "",
+        "run folder to write to; empty for runs/TASK-MODEL",
+        role="output_path",
+        other_names=("save_dir", "output_dir"),
+    )
     prepare_only: bool = option(False, "only train the tokenizer and encode the text, as a later training would do")

@@ -1,4 +1,4 @@
-"""Imports the user's own Python files, and finds what a run records about them.
+"""Imports the user's Python files, and finds what a run records about them.
 
 The ``config.yaml`` of a run has two records in its ``common`` group: ``user_dir`` lists the files and folders that were
 imported, as the user gave them; ``user_files`` has the file that registered each of the user's components in the run.
@@ -25,7 +25,7 @@ _PREFIX = "seqgen_user_"
 
 
 class _UserFiles(MetaPathFinder, Loader):
-    """Finds the user's files, as modules ``seqgen_user_NAME``, and by their own names, so that they can import another.
+    """Finds the user's files, as modules ``seqgen_user_NAME`` and by their names, so that they can import one another.
 
     It is asked last: an installed module with the name of a file is not hidden by it.
     """
@@ -35,11 +35,11 @@ class _UserFiles(MetaPathFinder, Loader):
         """The file of each module."""
 
     def add(self, file: Path) -> str:
-        """Give a file the name of a module; its own name, if several files have it, is that of the last one."""
+        """Give a file the name of a module; a name that several files have is that of the last one."""
         for name, known in self.files.items():
             if known == file:
                 return name
-        stem = name = _PREFIX + _own_name(file).replace(".", "_")
+        stem = name = _PREFIX + _file_name(file).replace(".", "_")
         number = 1
         while name in self.files or name in sys.modules:
             number += 1
@@ -57,20 +57,20 @@ class _UserFiles(MetaPathFinder, Loader):
         return spec_from_loader(fullname, self) if self._called(fullname) else None
 
     def exec_module(self, module: ModuleType) -> None:
-        """A module that is imported by its own name is the same as ``seqgen_user_NAME``."""
+        """A module that is imported by the name of its file is the same as ``seqgen_user_NAME``."""
         sys.modules[module.__name__] = importlib.import_module(self._called(module.__name__))
 
-    def _called(self, own_name: str) -> str:
+    def _called(self, name_of_file: str) -> str:
         """The module of the file with this name; empty if there is none."""
         files = reversed(self.files.items())
-        return next((name for name, file in files if name.startswith(_PREFIX) and _own_name(file) == own_name), "")
+        return next((name for name, file in files if name.startswith(_PREFIX) and _file_name(file) == name_of_file), "")
 
 
 _USER_FILES = _UserFiles()
 sys.meta_path.append(_USER_FILES)
 
 
-def _own_name(file: Path) -> str:
+def _file_name(file: Path) -> str:
     return file.parent.name if file.name == "__init__.py" else file.stem
 
 

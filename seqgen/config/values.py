@@ -16,8 +16,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from seqgen.config import TrainConfig
-from seqgen.config.keys import OTHER_NAMES, OTHER_VALUES, holds_component
+from seqgen.config import GenerationConfig, TrainConfig
+from seqgen.config.keys import OTHER_VALUES, holds_component, other_names, types_of
 from seqgen.errors import ConfigError, nearest, shown
 from seqgen.registry import DECODING_COMPONENTS, GROUPS, Registry
 
@@ -76,10 +76,12 @@ def check_value(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
     """
     choices, minimum, maximum = (metadata.get(name) for name in ("choices", "minimum", "maximum"))
     if choices and value is not None and value not in choices:
+        last = key.rpartition(".")[2]
         names = ", ".join(filter(None, choices)) + (", or empty" if "" in choices else "")
         meant = nearest(OTHER_VALUES.get(str(value).lower(), str(value)), choices)
-        if str(value).replace(".", "").isdecimal() and (numeric := OTHER_NAMES.get(key.rpartition(".")[2])):
-            meant = f" (did you mean '{numeric[0]}={value}'?)"
+        numeric = [field.name for field in dataclasses.fields(GenerationConfig) if last in other_names(field)]
+        if numeric and str(value).replace(".", "").isdecimal():
+            meant = f" (did you mean 'generation.{numeric[0]}={value}'?)"
         raise ConfigError(f"{key}={str(value)[:80]} is none of: {names}{meant}")
     if isinstance(value, str) and "\0" in value:
         raise ConfigError(f"{key} has the character NUL (U+0000), which no file name and no text has; remove it")
@@ -96,8 +98,47 @@ def check_value(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
             raise ConfigError(f"{key}={value} is above its maximum, {maximum}")
 
 
+DEFAULTS = vars(GenerationConfig())
+"""The defaults of the ``generation`` group."""
+
+
+def restricting(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that are not the defaults, without a ``min_len`` of 0: it only forbids less than the default."""
+    changed = {key: value for key, value in values.items() if value != DEFAULTS.get(key, value)}
+    return {key: value for key, value in changed.items() if (key, value) != ("min_len", 0)}
+
+
+def check_compatible(cfg: GenerationConfig) -> None:
+    """Refuse keys that exclude each other, or that have no effect without another key or under the rules in use.
+
+    Args:
+        cfg: the configuration.
+
+    Raises:
+        ConfigError: names the first such key, the reason and what to do.
+    """
+    for key, reason in incompatible(cfg):
+        raise ConfigError(f"generation.{key}={value_text(getattr(cfg, key))} {reason}")
+
+
+def incompatible(cfg: GenerationConfig) -> Iterator[tuple[str, str]]:
+    """Find the keys that ``check_compatible`` refuses.
+
+    Args:
+        cfg: the configuration.
+
+    Yields:
+        Pairs of a key and the reason.
+    """
+    given = restricting(vars(cfg))
+    for field in dataclasses.fields(GenerationConfig):
+        for need in field.metadata["needs"] if field.name in given else ():
+            if not need.met(cfg):
+                yield field.name, need.sentence
+
+
 def is_text(annotation: Any) -> bool:
-    """Whether values of a type are taken literally: ``str``, ``str | None``, ``list[str]``."""
+    """True if values of a type are taken literally: ``str``, ``str | None``, ``list[str]``."""
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
         return any(is_text(part) for part in typing.get_args(annotation))
     return annotation is str or (typing.get_origin(annotation) is list and typing.get_args(annotation) == (str,))
@@ -193,7 +234,7 @@ def _parse_items(text: str) -> Iterator[str]:
 
 
 def fits(value: Any, annotation: Any) -> bool:
-    """Whether a value has a field's type; an integer is also a float, and a truth value is no number."""
+    """True if a value has a field's type; an integer is also a float, and a truth value is no number."""
     if isinstance(annotation, types.UnionType):
         return any(fits(value, part) for part in typing.get_args(annotation))
     if typing.get_origin(annotation) is dict:
@@ -210,7 +251,7 @@ def fits(value: Any, annotation: Any) -> bool:
 
 
 def describe(annotation: Any) -> str:
-    """What values a type has, in words for messages: ``list[int] | None`` is "a list of whole numbers, or null"."""
+    """The values of a type in words for messages: ``list[int] | None`` is "a list of whole numbers, or null"."""
     parts = typing.get_args(annotation)
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
         return ", or ".join(describe(part) for part in parts)
@@ -260,7 +301,7 @@ def from_dict(schema: type[R], plain: Mapping[str, Any], where: str, prefix: str
     """
     if schema is TrainConfig:
         _record_user_files(plain)
-    hints = typing.get_type_hints(schema)
+    hints = types_of(schema)
     fields = {field.name: field for field in dataclasses.fields(schema)}  # type: ignore[arg-type]
     values = {}
     for key, value in plain.items():
@@ -287,7 +328,7 @@ def from_dict(schema: type[R], plain: Mapping[str, Any], where: str, prefix: str
 
 
 def _record_user_files(plain: Mapping[str, Any]) -> None:
-    """Tell the registries which file registered each of the user's own components when the run was made."""
+    """Tell the registries which file registered each of the user's components when the run was made."""
     registries = {**GROUPS, **{group: registry for group, (registry, _) in DECODING_COMPONENTS.items()}}
     common = plain.get("common")
     recorded = common.get("user_files") if isinstance(common, Mapping) else None
@@ -315,7 +356,7 @@ def split_argument(override: str) -> tuple[str, str]:
     """Split ``key=value``.
 
     Raises:
-        ConfigError: it has another form, or the key is one of Hydra's own.
+        ConfigError: it has another form.
     """
     if override.startswith(("+", "~")):
         raise ConfigError(f"{override!r}: keys can be neither added nor deleted; give a known key as key=value")
@@ -324,13 +365,11 @@ def split_argument(override: str) -> tuple[str, str]:
         raise ConfigError(
             f"{override!r} is not of the form key=value (no spaces, except in quotes); --help lists the keys"
         )
-    if key == "hydra" or key.startswith("hydra."):
-        raise ConfigError(f"{override!r}: Hydra's own keys cannot be set; --help lists the keys")
     return key, value
 
 
 def repeated(overrides: Sequence[str]) -> list[str]:
-    """What the user should know about keys with two values; the last one counts.
+    """Find keys with two values; the last one counts.
 
     Args:
         overrides: the arguments that the user typed; words without ``=`` are not looked at.

@@ -10,13 +10,13 @@ from typing import Any
 
 from seqgen.config import DEFAULT_COMBINATION, DebugConfig, GenerationConfig
 from seqgen.config.compose import check_component_keys
-from seqgen.config.generation import WARPER, keys_with
+from seqgen.config.generation import STRATEGY, WARPER, keys_with
+from seqgen.config.values import DEFAULTS, check_compatible
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.vocabulary_map import VocabularyMap
 from seqgen.errors import ConfigError
 from seqgen.generation.certificate import Certificate, check_certifiable
-from seqgen.generation.compatibility import NEUTRAL, check_compatible, max_len_b
 from seqgen.generation.component import Resources, build, naming
 from seqgen.generation.ensemble.combinations import Combination, Guidance, Nested
 from seqgen.generation.ensemble.ensemble import Ensemble
@@ -25,7 +25,7 @@ from seqgen.generation.finished import Ranking
 from seqgen.generation.observers import Observer
 from seqgen.generation.processors import bias, length, prefix_trie, tokens, warpers
 from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.generation.rules import DRAWING, Rules, draws, rules_named
+from seqgen.generation.rules import Rules, rules_named
 from seqgen.generation.search.base import Search
 from seqgen.generation.search.constrained import ConstrainedSearch
 from seqgen.generation.search.sampling import RandomSearch
@@ -36,9 +36,6 @@ from seqgen.generation.speculative.verification import SpeculativeSearch
 from seqgen.generation.stopping import StoppingRule, stopping_from_config
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import COMBINATIONS, LOGITS_PROCESSORS, OBSERVERS, SEARCHES
-
-SEARCH_KEYS = ("constraints", "seed")
-"""Keys of the ``generation`` group that choose or configure a strategy."""
 
 
 def setup_from_config(
@@ -93,7 +90,9 @@ def setup_from_config(
         stopping=[*stopping_from_config(cfg, tgt_dict, tokenizer, cfg.stopping_rules), *stopping],
         observers=[*named, *observers, *certificates],
         ranking=Ranking(not cfg.unnormalized, cfg.lenpen, cfg.length_penalty, cfg.coverage_penalty),
-        limits=Limits(cfg.max_len_a, max_len_b(cfg), longest_output(ensemble, cfg.max_len), cfg.match_source_len),
+        limits=Limits(
+            cfg.max_len_a, cfg.effective_max_len_b, longest_output(ensemble, cfg.max_len), cfg.match_source_len
+        ),
         beam_size=beam,
         temperature=cfg.temperature if rules.divides_by_temperature_first else 1.0,
         early_stopping=cfg.early_stopping,
@@ -151,15 +150,15 @@ def processors_from_config(cfg: GenerationConfig, rules: Rules, resources: Resou
         ConfigError: a token or text is not in the vocabulary, a bias is not a number, or a name is not registered.
         DataError: the file of allowed outputs cannot be used.
     """
-    makers, neutral = processor_makers(cfg, rules, resources), {**NEUTRAL, "min_len": 0}
+    makers, neutral = processor_makers(cfg, rules, resources), {**DEFAULTS, "min_len": 0}
     usual = [key for key in makers if key not in ("temperature", *keys_with(WARPER), "renormalize")]
 
-    def make(keys: Sequence[str] = usual) -> list[LogitsProcessor]:
-        found = []
+    def make(*keys: str) -> dict[str, LogitsProcessor]:
+        found = {}
         for key in keys:
             if (value := getattr(cfg, key)) != neutral[key]:
                 with naming(f"generation.{key}"):
-                    found.append(makers[key](value))
+                    found[key] = makers[key](value)
         return found
 
     registered = []
@@ -167,11 +166,11 @@ def processors_from_config(cfg: GenerationConfig, rules: Rules, resources: Resou
         with naming(f"processor.{name}"):
             registered.append(build(LOGITS_PROCESSORS, name, LogitsProcessor, cfg, resources))
     words = resources.dictionary
-    processors = rules.order(make, cfg, registered, None if words.pad() == words.eos() else words.pad())
-    if not draws(cfg):
-        return [*processors, *make(("renormalize",))]
+    processors = rules.order(make(*usual), registered, None if words.pad() == words.eos() else words.pad())
+    if not cfg.is_stochastic:
+        return [*processors, *make("renormalize").values()]
     temperature = () if rules.divides_by_temperature_first else ("temperature",)
-    return [*processors, *make((*temperature, *keys_with(WARPER), "renormalize"))]
+    return [*processors, *make(*temperature, *keys_with(WARPER), "renormalize").values()]
 
 
 def processor_makers(
@@ -182,7 +181,7 @@ def processor_makers(
     The keys are in the order in which transformers' ``generate`` applies their processors.
     """
     ends, eos, unk = resources.extra_end_tokens, resources.dictionary.eos(), resources.dictionary.unk()
-    yields = rules.minimum_yields
+    yields = rules.max_len_overrides_min_len
     # if the beams of a sentence compete, a warper must keep one token besides all end tokens
     keep = 2 + len(ends) if cfg.beam > 1 and cfg.search not in ("", "sampling") else 1
     return {
@@ -243,8 +242,8 @@ def _check_search_keys(cfg: GenerationConfig, search: Search) -> None:
     """
     ordered = getattr(search, "ordered", None)
     agrees = search.takes_constraints and ordered in (None, cfg.constraints == "ordered")
-    for key in SEARCH_KEYS:
-        if (value := getattr(cfg, key)) != NEUTRAL[key] and not (key == "constraints" and agrees):
+    for key in keys_with(STRATEGY):
+        if (value := getattr(cfg, key)) != DEFAULTS[key] and not (key == "constraints" and agrees):
             raise ConfigError(
                 f"generation.{key}={value} does not apply to the search object {type(search).__name__}; set the value "
                 "in the object, or give the strategy's name instead"
@@ -260,7 +259,7 @@ def search_from_config(cfg: GenerationConfig, resources: Resources) -> Search:
         ConfigError: it is not registered.
     """
     search = build(SEARCHES, cfg.search, Search, cfg, resources)
-    if cfg.search in DRAWING and isinstance(search, RandomSearch):
+    if cfg.uses_seed and isinstance(search, RandomSearch):
         search.seed = cfg.seed
     elif cfg.search == "constrained" and isinstance(search, ConstrainedSearch):
         search.ordered = cfg.constraints == "ordered"

@@ -14,13 +14,12 @@ from typing import Any
 from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.config.compose import parse_components
 from seqgen.config.generation import KEEPS_SCORES, MODEL, keys_with
-from seqgen.config.settings import DEFAULTS, ResolvedSettings, Settings, as_fields
-from seqgen.config.values import from_dict, to_dict, value_text
+from seqgen.config.settings import ResolvedSettings, Settings, as_fields
+from seqgen.config.values import DEFAULTS, check_compatible, from_dict, incompatible, restricting, to_dict, value_text
 from seqgen.errors import ConfigError, shown
-from seqgen.generation.compatibility import check_compatible, incompatible, restricting
 from seqgen.generation.component import Component
 from seqgen.generation.ensemble.member import MemberSpec, input_of
-from seqgen.generation.rules import HUGGINGFACE, draws, with_semantics
+from seqgen.generation.rules import HUGGINGFACE, with_semantics
 
 TOOLKIT_LENGTH = 20
 """``max_len`` of a Hugging Face folder that sets no limit."""
@@ -150,4 +149,4 @@ def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
 
 def changes_scores(cfg: GenerationConfig) -> bool:
     """Whether the scores of an output may differ from the log-probabilities of the models; true if unknown."""
-    return draws(cfg) or bool(restricting(to_dict(cfg)).keys() - set(keys_with(KEEPS_SCORES)))
+    return cfg.is_stochastic or bool(restricting(to_dict(cfg)).keys() - set(keys_with(KEEPS_SCORES)))

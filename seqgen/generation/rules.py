@@ -1,8 +1,11 @@
-"""fairseq's and Hugging Face's rules of decoding: every difference between the two is in these classes."""
+"""fairseq's and Hugging Face's rules of decoding: every difference between the two is in these classes.
+
+Keys that have no effect by one toolkit's rules say so in their declaration (``seqgen.config.generation``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -18,46 +21,30 @@ from seqgen.generation.search.constrained import ConstrainedSearch
 from seqgen.generation.search.diverse import DiverseBeamSearch
 from seqgen.generation.search.huggingface import HuggingFaceConstrainedBeam, HuggingFaceDiverseBeam
 
-Make = Callable[..., list[LogitsProcessor]]
-"""Builds the processors that some keys of the ``generation`` group select, in their order; unset keys are skipped.
-
-Without an argument, those of all keys that are independent of sampling, in the order in which transformers applies
-them.
-"""
-
-
-DRAWING = ("sampling", "beam_sampling", "stochastic_beam")
-"""The built-in random strategies."""
-
-
-def draws(cfg: GenerationConfig) -> bool:
-    """Whether a configuration asks for sampling."""
-    return cfg.sampling or cfg.search in DRAWING
-
 
 class Rules:
     """The decoding rules of one toolkit.
 
-    ``generation.semantics`` selects the object by its ``name``, once; no other code compares names.
+    ``generation.semantics`` selects the object by its ``name``, once; no other code of the decoder compares names.
     """
 
     name: ClassVar[str]
     """Its value of ``generation.semantics``."""
 
     forces_end: ClassVar[bool]
-    """Whether end-of-sentence is forced at the maximum length; if not, an output is cut there."""
+    """True if end-of-sentence is forced at the maximum length; if not, an output is cut there."""
 
     counts_start: ClassVar[bool]
-    """Whether processors see the start token as a generated token."""
+    """True if processors see the start token as a generated token."""
 
     divides_by_temperature_first: ClassVar[bool]
-    """Whether logits are divided by the temperature first; otherwise only in sampling, after the other processors."""
+    """True if logits are divided by the temperature first; otherwise only in sampling, after the other processors."""
 
-    minimum_yields: ClassVar[bool]
-    """Whether an output may end at its maximum length if that is below the minimum length."""
+    max_len_overrides_min_len: ClassVar[bool]
+    """True if an output may end at its maximum length if that is below the minimum length."""
 
     keeps_forced_score: ClassVar[bool]
-    """Whether a forced first token keeps the model's score; if not, its score is 0."""
+    """True if a forced first token keeps the model's score; if not, its score is 0."""
 
     def default_search(self, cfg: GenerationConfig) -> str:
         """Name of the strategy of a configuration that names none."""
@@ -68,13 +55,13 @@ class Rules:
         return search
 
     def order(
-        self, make: Make, cfg: GenerationConfig, registered: Sequence[LogitsProcessor], pad: int | None
+        self, made: Mapping[str, LogitsProcessor], registered: Sequence[LogitsProcessor], pad: int | None
     ) -> list[LogitsProcessor]:
         """The logits processors of a configuration in the order in which they are applied, without warpers.
 
         Args:
-            make: see ``Make``.
-            cfg: the configuration.
+            made: by their keys of the ``generation`` group, the processors that are independent of sampling, in the
+                order in which transformers applies them.
             registered: the processors that ``generation.processors`` names.
             pad: id of padding; ``None`` if padding is end-of-sentence.
         """
@@ -87,47 +74,25 @@ class Rules:
         raise NotImplementedError
 
     def renormalizes(self, search: Search) -> bool:
-        """Whether scores are renormalized after the processors."""
+        """True if scores are renormalized after the processors."""
         raise NotImplementedError
 
     def processes_logits(self, search: Search) -> bool:
-        """Whether processors see the logits of a single member instead of log-probabilities."""
+        """True if processors see the logits of a single member instead of log-probabilities."""
         return False
-
-    def objection(self, cfg: GenerationConfig, key: str) -> str:
-        """Why a key has no effect under these rules, to follow "generation.KEY=VALUE "; empty if it has one."""
-        return ""
-
-
-OVERRULED_BY_PREFIX = (
-    "min_len",
-    "min_total_len",
-    "match_source_len",
-    "suppress",
-    "suppress_at_begin",
-    "sequence_bias",
-    "encoder_repetition_penalty",
-    "repetition_penalty",
-    "encoder_no_repeat_ngram_size",
-    "bad_words",
-    "prefix_trie",
-    "forced_first",
-    "exponential_decay_factor",
-)
-"""Keys whose processors apply only after a given prefix, in order; the first few are fairseq's own."""
 
 
 class FairseqRules(Rules):
     """The first ``beam`` finished hypotheses are kept, and end-of-sentence is forced at the maximum length.
 
-    Padding is never generated. A given prefix overrides the processors of ``OVERRULED_BY_PREFIX``, but not the others.
+    Padding is never generated. A given prefix overrides most processors.
     """
 
     name = "fairseq"
     forces_end = True
     counts_start = False
     divides_by_temperature_first = True
-    minimum_yields = True
+    max_len_overrides_min_len = True
     keeps_forced_score = True
 
     def default_search(self, cfg: GenerationConfig) -> str:
@@ -135,15 +100,18 @@ class FairseqRules(Rules):
         return "sampling" if cfg.sampling else "beam"
 
     def order(
-        self, make: Make, cfg: GenerationConfig, registered: Sequence[LogitsProcessor], pad: int | None
+        self, made: Mapping[str, LogitsProcessor], registered: Sequence[LogitsProcessor], pad: int | None
     ) -> list[LogitsProcessor]:
         """See ``Rules.order``."""
+        before, after = ("remove_invalid", "unkpen"), ("no_repeat_ngram_size",)
+        first = ("min_len", "min_total_len", "match_source_len", "suppress", "suppress_at_begin")
+        others = [key for key in made if key not in (*before, *first, *after)]
         return [
             *([] if pad is None else [Forbid([pad])]),
-            *make(("remove_invalid", "unkpen")),
+            *(made[key] for key in before if key in made),
             ForceEndAtMaximum(),
-            ForcePrefix(make(OVERRULED_BY_PREFIX)),
-            *make(("no_repeat_ngram_size",)),
+            ForcePrefix([made[key] for key in (*first, *others) if key in made]),
+            *(made[key] for key in after if key in made),
             *registered,
         ]
 
@@ -157,17 +125,6 @@ class FairseqRules(Rules):
         """Only in sampling."""
         return search.independent_rows and not search.additive
 
-    def objection(self, cfg: GenerationConfig, key: str) -> str:
-        """See ``Rules.objection``."""
-        if key == "early_stopping":
-            return "belongs to Hugging Face's rules; give generation.semantics=huggingface, or leave it out"
-        if key == "forced_last":
-            return (
-                "belongs to Hugging Face's rules, and by fairseq's every output ends with end-of-sentence; give "
-                "generation.semantics=huggingface, or leave it out"
-            )
-        return ""
-
 
 class HuggingFaceRules(Rules):
     """A better hypothesis replaces the worst finished one, and an output is cut at the maximum length.
@@ -179,7 +136,7 @@ class HuggingFaceRules(Rules):
     forces_end = False
     counts_start = True
     divides_by_temperature_first = False
-    minimum_yields = False
+    max_len_overrides_min_len = False
     keeps_forced_score = False
 
     def default_search(self, cfg: GenerationConfig) -> str:
@@ -197,11 +154,11 @@ class HuggingFaceRules(Rules):
         return search
 
     def order(
-        self, make: Make, cfg: GenerationConfig, registered: Sequence[LogitsProcessor], pad: int | None
+        self, made: Mapping[str, LogitsProcessor], registered: Sequence[LogitsProcessor], pad: int | None
     ) -> list[LogitsProcessor]:
         """See ``Rules.order``."""
-        exact = [ForceEndAtMaximum()] if cfg.match_source_len else []
-        return [ForcePrefix([*make(), *exact, *registered])]
+        exact = [ForceEndAtMaximum()] if "match_source_len" in made else []
+        return [ForcePrefix([*made.values(), *exact, *registered])]
 
     def finished(
         self, sentences: int, beam: int, ranking: Ranking, device: torch.device, early_stopping: str
@@ -216,14 +173,6 @@ class HuggingFaceRules(Rules):
     def processes_logits(self, search: Search) -> bool:
         """In greedy search and sampling."""
         return search.independent_rows
-
-    def objection(self, cfg: GenerationConfig, key: str) -> str:
-        """See ``Rules.objection``."""
-        if key == "temperature" and not draws(cfg):
-            return (
-                "has an effect on sampling alone by Hugging Face's rules; give generation.sampling=true or leave it out"
-            )
-        return ""
 
 
 FAIRSEQ, HUGGINGFACE = FairseqRules(), HuggingFaceRules()

@@ -10,7 +10,6 @@ from typing import Any
 
 from seqgen.config import GenerateConfig
 from seqgen.data.dictionary import Dictionary
-from seqgen.generation.compatibility import takes_seed
 from seqgen.generation.resolution import changes_scores
 from seqgen.text.results import Details, TextHypothesis, Translation, alignment_pairs, on_one_line
 from seqgen.text.text_decoding import TextDecoding
@@ -53,7 +52,7 @@ def json_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Wri
     """
     cfg = decoding.cfg
     how: dict[str, Any] = {"semantics": decoding.generator.setup.rules.name}
-    how |= {"seed": cfg.seed} if takes_seed(cfg) else {}
+    how |= {"seed": cfg.seed} if cfg.uses_seed else {}
     return lambda translation: json_line(translation, how, len(decoding.members))
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from seqgen.config import GenerationConfig
+from seqgen.config.generation import STRATEGY, keys_with
 from seqgen.config.settings import ResolvedSettings, Settings
 from seqgen.errors import ConfigError
 from seqgen.generation.agreement.generator import (
@@ -18,7 +19,7 @@ from seqgen.generation.agreement.generator import (
 )
 from seqgen.generation.agreement.session import Agreement
 from seqgen.generation.ensemble.member import MemberSpec
-from seqgen.generation.options import SEARCH_KEYS, setup_from_config
+from seqgen.generation.options import setup_from_config
 from seqgen.generation.resolution import resolve
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
@@ -55,7 +56,7 @@ class SharedVocabulary:
         Raises:
             ConfigError: a value has the wrong type or range, or settings exclude each other.
         """
-        replaced = set() if isinstance(settings.get("search", ""), str) else {*SEARCH_KEYS, "sampling"}
+        replaced = set() if isinstance(settings.get("search", ""), str) else {*keys_with(STRATEGY), "sampling"}
         language = settings.get("target_lang") or self.members[0].generation.get("target_lang")
         if language and begins_with_language(self.task):
             replaced.add("forced_first")  # which may be another language

@@ -13,7 +13,7 @@ import yaml
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from seqgen.cli.command import Arguments, with_config_files
-from seqgen.cli.keys import INPUTS, every_key
+from seqgen.cli.keys import every_key
 from seqgen.config import GenerateConfig, TrainConfig
 from seqgen.config.compose import compose
 from seqgen.config.values import to_dict
@@ -173,17 +173,16 @@ def options() -> Iterator[tuple[str, str, bool]]:
             for node in ast.walk(ast.parse(text)) if "= option(" in text else ():
                 match node:
                     case ast.AnnAssign(ast.Name(key), kind, ast.Call(ast.Name("option"), [_, shown, *_], keywords)):
-                        is_declared = {"names", "choices"} & {word.arg for word in keywords}
+                        is_declared = {"role", "choices"} & {word.arg for word in keywords}
                         if "str" in ast.unparse(kind) and not is_declared:
                             yield key, ast.unparse(shown), top == "examples"
 
 
 def test_what_is_written_and_what_runs_code_is_declared() -> None:
     """In every command; a key that a file may set names an input, or no file at all."""
-    known = {*(key.rpartition(".")[2] for key in INPUTS), *NO_FILES}
     for key, shown, is_example in options():
         is_written = re.search(r"to write|written|append|output file|(file|folder) for|the page|import|cache", shown)
         is_file = not is_example and re.search(r"\b(files?|folders?)\b", shown)
-        assert key in known or not (is_written or is_file), f"{key} ({shown}): what does it name?"
-    keys = [key for schema in SCHEMAS.values() for key in every_key(schema) if key.field.metadata.get("names")]
+        assert key in NO_FILES or not (is_written or is_file), f"{key} ({shown}): what does it name?"
+    keys = [key for schema in SCHEMAS.values() for key in every_key(schema) if key.role in ("output_path", "code")]
     assert len(keys) > 25

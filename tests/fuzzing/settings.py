@@ -14,8 +14,7 @@ from typing import Any
 
 from seqgen.config import GenerateConfig, GenerationConfig, TrainConfig
 from seqgen.config.compose import compose
-from seqgen.config.values import check_ranges, from_dict, to_dict
-from seqgen.generation.compatibility import incompatible
+from seqgen.config.values import check_ranges, from_dict, incompatible, to_dict
 from seqgen.registry import COMBINATIONS, DECODING_COMPONENTS, SEARCHES, UTILITIES, Registry
 from seqgen.text.output_formats import FORMATS, wanted_details
 from seqgen.text.results import Translation

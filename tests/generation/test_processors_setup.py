@@ -13,9 +13,9 @@ from torch import Tensor
 
 from seqgen.config import GenerationConfig
 from seqgen.config.generation import WARPER, keys_with
+from seqgen.config.values import check_compatible, incompatible
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import ConfigError, DataError
-from seqgen.generation.compatibility import NEEDS, check_compatible
 from seqgen.generation.component import Resources
 from seqgen.generation.context import StepContext
 from seqgen.generation.options import end_tokens_from_config, processors_from_config
@@ -24,7 +24,7 @@ from seqgen.generation.processors.prefix_trie import TrieConstraint
 from seqgen.generation.processors.tokens import ForcePrefix
 from seqgen.generation.rules import FAIRSEQ, HUGGINGFACE, Rules, rules_named
 from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.registry import LOGITS_PROCESSORS, register_logits_processor
+from seqgen.registry import LOGITS_PROCESSORS, SEARCHES, register_logits_processor
 from tests.generators import make_generator
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
 from tests.step_contexts import step_context
@@ -362,11 +362,17 @@ def test_what_does_not_go_together(values: dict[str, Any], message: str) -> None
         check_compatible(GenerationConfig(**values))
 
 
+def test_every_built_in_strategy_declares_whether_it_is_stochastic() -> None:
+    built_in = [entry.name for entry in SEARCHES.entries() if not entry.is_user_own]
+    declared = {name: GenerationConfig(search=name).declared("is_stochastic", None) for name in built_in}
+    assert {name for name, value in declared.items() if value} == {"sampling", "beam_sampling", "stochastic_beam"}
+    assert None not in declared.values()
+
+
 def test_every_need_is_tested() -> None:
-    for need in NEEDS:
-        assert any(
-            not need.met(GenerationConfig(**values)) and set(need.keys) & set(values) for values, _ in REFUSED
-        ), need.keys
+    found = {reason for values, _ in REFUSED for _, reason in incompatible(GenerationConfig(**values))}
+    needs = [need for field in dataclasses.fields(GenerationConfig) for need in field.metadata["needs"]]
+    assert {need.sentence for need in needs} == found
 
 
 @pytest.mark.parametrize(

@@ -54,14 +54,17 @@ class TokenizerConfig:
         "",
         "folder with a tokenizer in Hugging Face's layout, such as T5's or BART's, or a run folder "
         "(tokenizer=pretrained)",
+        role="input_path",
     )
-    spm_model: str = option("", "SentencePiece model to use; empty to train one")
-    source_spm_model: str = option("", "SentencePiece model of the source (joined_dictionary=false)")
-    target_spm_model: str = option("", "SentencePiece model of the target (joined_dictionary=false)")
+    spm_model: str = option("", "SentencePiece model to use; empty to train one", role="input_path")
+    source_spm_model: str = option("", "SentencePiece model of the source (joined_dictionary=false)", role="input_path")
+    target_spm_model: str = option("", "SentencePiece model of the target (joined_dictionary=false)", role="input_path")
     srcdict: str = option(
-        "", "dict.txt with the source ids, or with the ids of both languages (joined_dictionary=true)"
+        "",
+        "dict.txt with the source ids, or with the ids of both languages (joined_dictionary=true)",
+        role="input_path",
     )
-    tgtdict: str = option("", "dict.txt with the target ids (joined_dictionary=false)")
+    tgtdict: str = option("", "dict.txt with the target ids (joined_dictionary=false)", role="input_path")
     subword_sampling: bool = option(
         False, "subword sampling: segment training text at random, differently in each epoch"
     )

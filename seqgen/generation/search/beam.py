@@ -21,6 +21,7 @@ class BeamSearch(Search):
     additive = True
     can_merge = True
     certifiable = True
+    is_stochastic = False
     takes_columns = True
 
     candidates_per_beam = 2
@@ -46,12 +47,11 @@ class Greedy(Search):
     """Generates the most probable token at every step."""
 
     additive = True
+    generates_one = True
     independent_rows = True
+    is_stochastic = False
+    stops_early = False
     takes_columns = True
-
-    def rows(self, beam: int) -> int:
-        """One, since all beams would be equal."""
-        return 1
 
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """See ``Search.step``; one candidate for each beam."""

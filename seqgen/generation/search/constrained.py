@@ -31,6 +31,7 @@ class ConstrainedSearch(Search):
         ordered: whether phrases must occur in the given order, without overlaps.
     """
 
+    is_stochastic = False
     takes_constraints = True
 
     def __init__(self, ordered: bool = False):

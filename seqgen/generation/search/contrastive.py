@@ -144,15 +144,14 @@ class ContrastiveSearch(Search):
         contrastive_topk: k; 1 is greedy search.
     """
 
+    generates_one = True
     independent_rows = True
+    is_stochastic = False
     session_class = ContrastiveSession
+    stops_early = False
 
     def __init__(self, penalty_alpha: float = 0.6, contrastive_topk: int = 4):
         self.penalty_alpha, self.contrastive_topk = penalty_alpha, contrastive_topk
-
-    def rows(self, beam: int) -> int:
-        """One, since all beams would be equal."""
-        return 1
 
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """The ``k`` most probable continuations, among which ``ContrastiveSession`` chooses; see ``Search.step``."""

@@ -235,7 +235,9 @@ class ExactSearch(Search):
         at_once: number of prefixes that are scored in one batch.
     """
 
+    is_stochastic = False
     session_class = ExactSession
+    stops_early = False
 
     def __init__(self, expansions: int = 100_000, at_once: int = 16):
         if expansions < 1 or at_once < 1:

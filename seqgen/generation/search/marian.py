@@ -19,6 +19,8 @@ class MarianBeam(BeamSearch):
     Hypotheses that reach the maximum length without end-of-sentence are cut there and compete with the others.
     """
 
+    stops_early = False
+
     def begin(self, batch: BatchInfo) -> MarianBeam:
         """See ``Search.begin``."""
         search = super().begin(batch)

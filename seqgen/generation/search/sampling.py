@@ -138,6 +138,7 @@ class RandomSearch(Search):
         seed: seed of the random numbers.
     """
 
+    is_stochastic = True
     sentence_state: ClassVar[tuple[str, ...]] = ("ids",)
 
     def __init__(self, seed: int = 1):
@@ -177,6 +178,7 @@ class Sampling(RandomSearch):
     """
 
     independent_rows = True
+    stops_early = False
 
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """See ``Search.step``; one candidate for each beam."""

@@ -32,6 +32,7 @@ class StochasticBeam(RandomSearch):
 
     additive = True
     sentence_state = ("ids", "lprobs", "perturbed", "ended", "candidate_lprobs", "candidate_perturbed")
+    stops_early = False
 
     def __init__(self, seed: int = 1):
         super().__init__(seed)

@@ -102,7 +102,7 @@ class ModelCheckConfig:
     """The configuration of the check of a model."""
 
     model: Any = None
-    path: str = option("", "run, or model of another toolkit, in place of model=NAME")
+    path: str = option("", "run, or model of another toolkit, in place of model=NAME", role="input_path")
     tolerance: float = option(
         1e-10, "largest difference of logits and scores that counts as equal, relative if they are above 1", minimum=0
     )
@@ -197,7 +197,9 @@ class DecodingCheckConfig:
     """The configuration of the check of a decoding component."""
 
     model: Any = None
-    path: list[str] = option([], "run or checkpoint that decodes, in place of a random model; several for an ensemble")
+    path: list[str] = option(
+        [], "run or checkpoint that decodes, in place of a random model; several for an ensemble", role="input_path"
+    )
     beam: int = option(4, "beam size of the decodes; a strategy that refuses it is checked with 1", minimum=1)
     semantics: str = option(
         "both", "rules of which toolkit the component is checked under", choices=("both", "fairseq", "huggingface")

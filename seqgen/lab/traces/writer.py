@@ -18,7 +18,6 @@ from seqgen import __version__
 from seqgen.config import TraceConfig
 from seqgen.errors import ConfigError
 from seqgen.generation.agreement.generator import AgreementGenerator
-from seqgen.generation.compatibility import takes_seed
 from seqgen.generation.finished import Ranking
 from seqgen.generation.scorer import ScoredTarget
 from seqgen.generation.search.base import Search
@@ -115,7 +114,7 @@ class TraceWriter:
             dtype=str(self.dtype).removeprefix("torch."),
             ranking=setup.ranking,
             early_stopping=setup.early_stopping,
-            seed=decoding.cfg.seed if takes_seed(decoding.cfg) else None,
+            seed=decoding.cfg.seed if decoding.cfg.uses_seed else None,
             processors=[type(processor).__name__ for processor in setup.processors],
             recorded=sorted(self.tracer.needs),
             candidates=self.options.candidates,

@@ -1,0 +1,72 @@
+"""The keys of the ``generation`` group with their facts, and keys with their roles and their names elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+import seqgen.models
+import seqgen.tasks  # noqa: F401  # declares the built-in tasks
+from seqgen.cli.keys import every_key
+from seqgen.config import GenerateConfig, GenerationConfig, TrainConfig, generation
+from seqgen.config.generation import SCOPES, decoding_key, keys_with
+from seqgen.config.keys import OTHER_NAMES, similar_keys
+
+FACTS = {
+    "CALL": "max_time observers members dtype",
+    "INPUT": "input_split input_split_lang",
+    "FILES": "draft prefix_trie shortlist replace_unknown",
+    "SPEED": "max_tokens batch_size buffer_size",
+    "ENSEMBLE": "guidance_scale combination inner_combination members",
+    "STRATEGY": "constraints seed",
+    "WARPER": "sampling_topk sampling_topp min_p typical_p epsilon_cutoff eta_cutoff",
+    "KEEPS_SCORES": """
+        semantics beam nbest source_lang input_split input_split_lang usual_ratio max_len_a max_len_b max_len
+        early_stopping end_symbols stop_strings max_time unnormalized lenpen length_penalty seed draft draft_tokens
+        prompt_lookup mbr rerank replace_unknown observers members max_tokens batch_size buffer_size dtype
+    """,
+    "ACROSS_VOCABULARIES": """
+        semantics beam nbest max_len_a max_len_b max_len min_len unnormalized lenpen length_penalty temperature mbr
+        rerank members max_tokens batch_size buffer_size dtype components
+    """,
+    "NOT_IN_TRAINING": """
+        nbest source_lang target_lang input_split input_split_lang usual_ratio max_time constraints draft rerank
+        replace_unknown members max_tokens batch_size buffer_size dtype
+    """,
+    "SCORES_TARGETS": "source_lang target_lang unnormalized combination batch_size bit_exact",
+}
+"""The keys with each fact, except ``MODEL``, which the keys without another scope have."""
+
+
+@pytest.mark.parametrize("fact", FACTS)
+def test_the_keys_with_a_fact(fact: str) -> None:
+    assert [*keys_with(getattr(generation, fact))] == sorted(FACTS[fact].split(), key=order().index)
+
+
+def order() -> list[str]:
+    return [field.name for field in fields(GenerationConfig)]
+
+
+def test_every_key_has_facts_and_one_scope() -> None:
+    for field in fields(GenerationConfig):
+        assert len(field.metadata["facts"] & SCOPES) == 1, field.name
+    assert not frozenset[str]().union(*(field.metadata["facts"] for field in fields(GenerationConfig))) - {
+        "MODEL", *FACTS
+    }  # fmt: skip
+    with pytest.raises(TypeError, match="facts"):
+        decoding_key(1, "a key without facts")  # type: ignore[call-arg]
+
+
+def test_names_in_other_toolkits() -> None:
+    keys = {key.name: key.other_names for key in [*every_key(TrainConfig), *every_key(GenerateConfig)]}
+    names = [name for other in keys.values() for name in other]
+    assert not {*names} & {*OTHER_NAMES}, "a name is in one place"
+    for key, others in keys.items():
+        if not key.startswith("criterion.decode."):
+            assert all(key in similar_keys(name, keys) for name in others), key
+    known = dict.fromkeys(
+        ["model", "task.source_lang", "task.target_lang", "reference", "path", "json", "remove_bpe"], ()
+    )
+    for key in OTHER_NAMES.values():
+        assert key.partition("=")[0] in {**known, **keys}, key
