@@ -19,6 +19,7 @@ import torch
 from benchmarks.decoding.models import Vocabulary, natural_lengths, random_model, random_sources
 from seqgen.config import GenerationConfig
 from seqgen.data.pair_dataset import collate
+from seqgen.generation.options import build_setup
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch
@@ -72,7 +73,7 @@ def measure(options: argparse.Namespace) -> dict[tuple[int, str], list[tuple[flo
     for kind, same in (("different", False), ("identical", True)):
         models = models_of_one_shape(preset, vocabulary, max(options.members), same)
         for count in options.members[int(same) :]:
-            of_size = SequenceGenerator.from_config(models[:count], vocabulary.target_dictionary, cfg)
+            of_size = SequenceGenerator(build_setup(models[:count], vocabulary.target_dictionary, cfg))
             generators[count, kind] = of_size
     seconds: dict[tuple[int, str], list[tuple[float, float]]] = {key: [] for key in generators}
     for number in range(options.rounds + 1):

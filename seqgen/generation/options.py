@@ -41,7 +41,7 @@ SEARCH_KEYS = ("constraints", "seed")
 """Keys of the ``generation`` group that choose or configure a strategy."""
 
 
-def setup_from_config(
+def build_setup(
     models: Sequence[EncoderDecoderModel | MemberSpec],
     tgt_dict: Dictionary,
     cfg: GenerationConfig,
@@ -57,10 +57,25 @@ def setup_from_config(
     need_attention: bool = False,
     debug: DebugConfig | None = None,
 ) -> DecodingSetup:
-    """Make the setup that a configuration asks for; see ``SequenceGenerator.from_config``.
+    """Make the setup that the ``generation`` group of a configuration asks for.
+
+    Args:
+        models: one or more models that share the target vocabulary; ``MemberSpec`` gives a model a role.
+        tgt_dict: the target vocabulary.
+        cfg: the configuration.
+        tokenizer: the target tokenizer, for keys whose values are texts.
+        draft: the model that ``cfg.draft`` names; it has the same target vocabulary.
+        shortlist: the content of the file that ``cfg.shortlist`` names.
+        search_strategy: used instead of the strategy of the configuration.
+        combination: used instead of the combination of the configuration.
+        processors: further logits processors, applied after those of the configuration.
+        stopping: further stopping rules.
+        observers: further observers.
+        need_attention: whether hypotheses have attention weights and alignments.
+        debug: switches of optimizations.
 
     Raises:
-        ConfigError: the configuration contradicts itself, or names a component that does not exist.
+        ConfigError: two keys contradict each other, or a component is not registered.
     """
     rules = rules_named(cfg.semantics)
     check_compatible(cfg)
@@ -84,14 +99,14 @@ def setup_from_config(
     ensemble = with_guidance(members, combination_from_config(cfg, resources, combination), cfg.guidance_scale)
     of_config = processors_from_config(cfg, rules, resources)
     named = [build(OBSERVERS, name, Observer, cfg, resources) for name in cfg.observers]
-    certificates = [Certificate(cfg.nbest, [*of_config, *processors])] if cfg.certificate else []
+    bounds = [Certificate(cfg.nbest, [*of_config, *processors])] if cfg.certificate else []
     setup = DecodingSetup(
         ensemble=ensemble,
         rules=rules,
         search=search,
         processors=[*of_config, *processors],
         stopping=[*stopping_from_config(cfg, tgt_dict, tokenizer, cfg.stopping_rules), *stopping],
-        observers=[*named, *observers, *certificates],
+        observers=[*named, *observers, *bounds],
         ranking=Ranking(not cfg.unnormalized, cfg.lenpen, cfg.length_penalty, cfg.coverage_penalty),
         limits=Limits(cfg.max_len_a, max_len_b(cfg), longest_output(ensemble, cfg.max_len), cfg.match_source_len),
         beam_size=beam,
@@ -106,8 +121,8 @@ def setup_from_config(
         shortlist=_shortlist(cfg, search, shortlist, resources),
         bit_exact=cfg.bit_exact,
     )
-    if certificates:
-        check_certifiable(setup)
+    if setup.certificate is not None:
+        check_certifiable(search, [ensemble.combination, *setup.processors, *setup.stopping], setup.ranking)
     return setup
 
 
@@ -182,7 +197,7 @@ def processor_makers(
     The keys are in the order in which transformers' ``generate`` applies their processors.
     """
     ends, eos, unk = resources.extra_end_tokens, resources.dictionary.eos(), resources.dictionary.unk()
-    yields = rules.minimum_yields
+    yields = rules.max_len_overrides_min_len
     # if the beams of a sentence compete, a warper must keep one token besides all end tokens
     keep = 2 + len(ends) if cfg.beam > 1 and cfg.search not in ("", "sampling") else 1
     return {

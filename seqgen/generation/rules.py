@@ -53,7 +53,7 @@ class Rules:
     divides_by_temperature_first: ClassVar[bool]
     """Whether logits are divided by the temperature first; otherwise only in sampling, after the other processors."""
 
-    minimum_yields: ClassVar[bool]
+    max_len_overrides_min_len: ClassVar[bool]
     """Whether an output may end at its maximum length if that is below the minimum length."""
 
     keeps_forced_score: ClassVar[bool]
@@ -127,7 +127,7 @@ class FairseqRules(Rules):
     forces_end = True
     counts_start = False
     divides_by_temperature_first = True
-    minimum_yields = True
+    max_len_overrides_min_len = True
     keeps_forced_score = True
 
     def default_search(self, cfg: GenerationConfig) -> str:
@@ -179,7 +179,7 @@ class HuggingFaceRules(Rules):
     forces_end = False
     counts_start = True
     divides_by_temperature_first = False
-    minimum_yields = False
+    max_len_overrides_min_len = False
     keeps_forced_score = False
 
     def default_search(self, cfg: GenerationConfig) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from seqgen.errors import ConfigError, DecodingError
-from seqgen.generation.bit_exact import bit_exact, narrowed, widened
+from seqgen.generation.bit_exact import bit_exact, pad_to_tiles, unpad_attention
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import ATTENTION, FEATURES, LAYER_LOGITS, MEMBER_LOGITS, BatchInfo, begun
 from seqgen.generation.context import LayerLogits, StepContext, StepOutputs
@@ -118,9 +118,9 @@ class SequenceScorer:
         if not self.bit_exact:
             return self._score(sample, lengths)
         with bit_exact():
-            found = self._score(widened(sample, self.ensemble, self.pad), lengths)
+            found = self._score(pad_to_tiles(sample, self.ensemble, self.pad), lengths)
         model = self.ensemble.models[0]
-        return [replace(one, hypothesis=narrowed(one.hypothesis, sample, model)) for one in found]
+        return [replace(one, hypothesis=unpad_attention(one.hypothesis, sample, model)) for one in found]
 
     def _score(self, sample: Batch, lengths: Sequence[int] | None) -> list[ScoredTarget]:
         target, _ = _targets(sample)

@@ -13,6 +13,7 @@ from torch import Tensor
 from seqgen.config import DebugConfig
 from seqgen.decoder import Decoder
 from seqgen.errors import listing
+from seqgen.generation.certificate import Certificate
 from seqgen.generation.component import (
     ATTENTION,
     FORBIDDEN,
@@ -89,7 +90,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class ScorePlan:
-    """What happens to the members' logits until the search chooses among the scores; see ``Session.score``.
+    """How member logits become search scores; see ``Session.score``.
 
     Attributes:
         processes_logits: whether processors see logits rather than log-probabilities.
@@ -170,6 +171,11 @@ class DecodingSetup:
         return [self.search, self.ensemble.combination, *self.processors, *self.stopping, *self.observers]
 
     @property
+    def certificate(self) -> Certificate | None:
+        """The observer that bounds the scores of pruned outputs; ``None`` without one."""
+        return next((observer for observer in self.observers if isinstance(observer, Certificate)), None)
+
+    @property
     def needs(self) -> frozenset[str]:
         """The needs of all components."""
         wanted = frozenset({ATTENTION}) if self.need_attention or self.ranking.coverage else frozenset()
@@ -212,7 +218,7 @@ class DecodingSetup:
 
     @cached_property
     def plan(self) -> ScorePlan:
-        """What happens to the members' logits in each step."""
+        """How member logits become search scores."""
         combination, search = self.ensemble.combination, self.search
         models = [member.model for member in self.ensemble.members]
         softmax = all(_normalizes_by_softmax(model) for model in models)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError, DataError
-from seqgen.generation.certificate import Certificate
 from seqgen.generation.component import Resources
 from seqgen.generation.ensemble.member import encode
 from seqgen.generation.finished import Ranking
@@ -103,8 +102,7 @@ class TextDecoding:
         scores = generator.beam_size * max(generator.setup.vocab_size, COUNTED_VOCABULARY)
         self.weight = max(1.0, scores / SENTENCE_SCORES)
         self.tokens_written = 0
-        observers = generator.setup.observers
-        self.certificate = next((each for each in observers if isinstance(each, Certificate)), None)
+        self.certificate = generator.setup.certificate
         self.on_line: Callable[[], None] | None = None  # called when a line is decoded, before it is yielded
         target = self.task.target_tokenizer
         self.unknown_words = UnknownWords.from_setting(cfg.replace_unknown, target) if cfg.replace_unknown else None

@@ -18,6 +18,7 @@ from seqgen.generation.context import StepContext
 from seqgen.generation.ensemble.combinations import ProbabilityMean
 from seqgen.generation.finished import Ranking
 from seqgen.generation.observers import Observer
+from seqgen.generation.options import build_setup
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.search.exact import ExactSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
@@ -196,7 +197,7 @@ def test_what_it_cannot_do_is_said() -> None:
 def test_configuration() -> None:
     cfg = GenerationConfig(search="exact", beam=3, max_len_b=3)
     model = ScriptedModel(random_rule(vocab=7, seed=1))
-    made = SequenceGenerator.from_config([model], dictionary(3), cfg)
+    made = SequenceGenerator(build_setup([model], dictionary(3), cfg))
     assert isinstance(made.setup.search, ExactSearch)
     assert [len(hypotheses) for hypotheses in made.generate(batch_of(SOURCES))] == [3] * len(SOURCES)
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from seqgen.config import DebugConfig
+from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.encoder import Encoder
+from seqgen.generation.options import build_setup
 from seqgen.generation.search.base import Search
 from seqgen.generation.search.diverse import DiverseBeamSearch
 from seqgen.generation.search.sampling import Sampling
@@ -51,9 +52,8 @@ def with_the_encoder_of(model: EncoderDecoderModel, name: str, seed: int = 1) ->
 
 
 def generator(models: list[EncoderDecoderModel], debug: DebugConfig | None = None, **options: Any) -> SequenceGenerator:
-    return SequenceGenerator(
-        models, dictionary(VOCAB - 4), **{"beam_size": 4, "max_len_b": 8, **options}, debug=debug or DebugConfig()
-    )
+    cfg = GenerationConfig(beam=4, max_len_b=8)
+    return SequenceGenerator(build_setup(models, dictionary(VOCAB - 4), cfg, **options, debug=debug))
 
 
 def decode(

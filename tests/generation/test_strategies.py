@@ -15,7 +15,7 @@ from seqgen.errors import ConfigError
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import Phrase, Resources
 from seqgen.generation.context import StepContext
-from seqgen.generation.options import search_from_config, search_name
+from seqgen.generation.options import build_setup, search_from_config, search_name
 from seqgen.generation.rules import FAIRSEQ
 from seqgen.generation.search.base import Search
 from seqgen.generation.search.beam import BeamSearch
@@ -356,7 +356,7 @@ def test_keys_choose_the_strategy() -> None:
 )
 def test_contradictions_are_refused(values: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        SequenceGenerator.from_config([ScriptedModel(random_rule(9, 0))], dictionary(5), GenerationConfig(**values))
+        SequenceGenerator(build_setup([ScriptedModel(random_rule(9, 0))], dictionary(5), GenerationConfig(**values)))
 
 
 def test_a_strategy_of_ones_own_is_chosen_by_name() -> None:
