@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-import torch
-
 from seqgen.config import GenerationConfig
+from seqgen.generation.component import BatchInfo
 from seqgen.generation.finished import BestFinished, FinishedHypotheses, FirstFinished, Ranking
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.processors.length import ForceEndAtMaximum
@@ -80,9 +79,7 @@ class Rules:
         """
         raise NotImplementedError
 
-    def finished(
-        self, sentences: int, beam: int, ranking: Ranking, device: torch.device, early_stopping: str
-    ) -> FinishedHypotheses:
+    def finished(self, batch: BatchInfo, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:
         """Make the finished hypotheses of a beam search."""
         raise NotImplementedError
 
@@ -147,11 +144,9 @@ class FairseqRules(Rules):
             *registered,
         ]
 
-    def finished(
-        self, sentences: int, beam: int, ranking: Ranking, device: torch.device, early_stopping: str
-    ) -> FinishedHypotheses:
+    def finished(self, batch: BatchInfo, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:
         """See ``Rules.finished``."""
-        return FirstFinished(sentences, beam, ranking, device)
+        return FirstFinished(batch, ranking)
 
     def renormalizes(self, search: Search) -> bool:
         """Only in sampling."""
@@ -203,11 +198,9 @@ class HuggingFaceRules(Rules):
         exact = [ForceEndAtMaximum()] if cfg.match_source_len else []
         return [ForcePrefix([*make(), *exact, *registered])]
 
-    def finished(
-        self, sentences: int, beam: int, ranking: Ranking, device: torch.device, early_stopping: str
-    ) -> FinishedHypotheses:
+    def finished(self, batch: BatchInfo, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:
         """See ``Rules.finished``."""
-        return BestFinished(sentences, beam, ranking, device, early_stopping)
+        return BestFinished(batch, ranking, early_stopping)
 
     def renormalizes(self, search: Search) -> bool:
         """In greedy search and sampling."""

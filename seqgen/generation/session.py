@@ -125,9 +125,9 @@ class Session:
         self.num_done = 0
         self.first_end = int(batch.max_lengths.min())
         self.scores = torch.zeros(count, self.beam, device=device)
-        self.coverage = Coverage(setup.ranking.coverage, count, self.beam, device)
+        self.coverage = Coverage(setup.ranking.coverage, batch)
         self.backpointers = BackPointers(self.beam, start)
-        self.finished = self._finished_hypotheses(count, device)
+        self.finished = self._finished_hypotheses(batch)
         self.results: list[list[Hypothesis]] = [[] for _ in range(count)]
 
     def _begin_members(self, sources: Sequence[Source]) -> Tensor:
@@ -135,10 +135,9 @@ class Session:
         setup, given = self.setup, self.request.sample.start_tokens
         specs, device = setup.ensemble.members, sources[0].src_tokens.device
         starts = [spec.model.start_token(setup.eos) for spec in specs]
-        own = [None if given is not None or start == starts[0] else start for start in starts]
+        different = [None if given is not None or start == starts[0] else start for start in starts]
         with setup.exact():
-            encoded = setup.ensemble.with_shared_encodings(sources) if setup.debug.shared_encoders else sources
-            self.members = [self.new_member(*each) for each in zip(specs, encoded, own, strict=True)]
+            self.members = [self.new_member(*each) for each in zip(specs, sources, different, strict=True)]
         return torch.full_like(self.request.sample.ids, starts[0]).to(device) if given is None else given.to(device)
 
     def _sentences(self, sources: Sequence[Source]) -> BatchInfo:
@@ -190,13 +189,13 @@ class Session:
         for number, member in enumerate(self.members):
             member.output_columns = None if self.columns is None else self.columns.projections[number]
 
-    def _finished_hypotheses(self, count: int, device: torch.device) -> FinishedHypotheses:
+    def _finished_hypotheses(self, batch: BatchInfo) -> FinishedHypotheses:
         setup = self.setup
-        if (own := self.search.finished(setup.ranking, setup.early_stopping)) is not None:
-            return own
+        if (of_search := self.search.finished(batch, setup.ranking, setup.early_stopping)) is not None:
+            return of_search
         if self.search.independent_rows:
-            return EachRow(count, self.beam, setup.ranking, device)
-        return setup.rules.finished(count, self.beam, setup.ranking, device, setup.early_stopping)
+            return EachRow(batch, setup.ranking)
+        return setup.rules.finished(batch, setup.ranking, setup.early_stopping)
 
     def run(self) -> list[list[Hypothesis]]:
         """Decode until every sentence is done.

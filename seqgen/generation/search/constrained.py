@@ -81,9 +81,9 @@ class _BankedBatch(ConstrainedBatch):
         super().__init__(batch, rules, ordered)
         self._beam_search = BeamSearch().begin(replace(batch, constraints=None))
 
-    def finished(self, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:
+    def finished(self, batch: BatchInfo, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:
         """See ``Search.finished``."""
-        return _CompleteFinished(self, ranking)
+        return _CompleteFinished(batch, ranking, self)
 
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """See ``Search.step``."""
@@ -118,8 +118,8 @@ class _BankedBatch(ConstrainedBatch):
 class _CompleteFinished(FirstFinished):
     """fairseq's rule, restricted to hypotheses with every phrase; one that ends without a phrase is dropped."""
 
-    def __init__(self, search: _BankedBatch, ranking: Ranking):
-        super().__init__(search.batch.num_sentences, search.batch.beam_size, ranking, search.batch.device)
+    def __init__(self, batch: BatchInfo, ranking: Ranking, search: _BankedBatch):
+        super().__init__(batch, ranking)
         self.search = search
 
     def finalize(

@@ -37,7 +37,7 @@ class GroupedHypotheses(FinishedHypotheses):
     sentence_state = (*FinishedHypotheses.sentence_state, "group_done")
 
     def __init__(self, batch: BatchInfo, ranking: Ranking, early_stopping: str, groups: int = 1):
-        super().__init__(batch.num_sentences, batch.beam_size, ranking, batch.device)
+        super().__init__(batch, ranking)
         self.early_stopping = early_stopping
         self.end_tokens = torch.tensor(batch.end_tokens, device=batch.device)
         self.groups = groups
@@ -130,20 +130,14 @@ class HuggingFaceDiverseBeam(Search):
         search.batch = batch
         return search
 
-    def finished(self, ranking: Ranking, early_stopping: str) -> GroupedHypotheses:
+    def finished(self, batch: BatchInfo, ranking: Ranking, early_stopping: str) -> GroupedHypotheses:
         """See ``Search.finished``."""
-        self.hypotheses = GroupedHypotheses(self.batch, ranking, early_stopping, self.groups)
+        self.hypotheses = GroupedHypotheses(batch, ranking, early_stopping, self.groups)
         return self.hypotheses
-
-    def processed(self, context: StepContext, lprobs: Tensor, rows: slice, penalty: Tensor) -> Tensor:
-        """The scores of a group after its penalty and the processors: ``(sentences, beams of the group, V)``."""
-        assert context.process is not None
-        lprobs = lprobs.clone()  # processors work in place
-        lprobs[:, rows] -= penalty
-        return context.process(lprobs)[:, rows]
 
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """See ``Search.step``; the candidates are in the order of the groups."""
+        assert context.process is not None
         size = lprobs.size(1) // self.groups
         used = torch.zeros_like(lprobs[:, 0])  # (sentences, V), beams of earlier groups that continue with each token
         chosen = []
@@ -151,14 +145,17 @@ class HuggingFaceDiverseBeam(Search):
             done = self.hypotheses.group_done[:, group : group + 1]
             # at the first step all beams of a group are equal
             rows = slice(group * size, group * size + (size if context.step else 1))
-            penalized = self.processed(context, lprobs, rows, self.strength * used.unsqueeze(1))
-            own = best_continuations(penalized, scores[:, rows], self.batch.num_candidates // self.groups)
-            ends = torch.isin(own.tokens, self.hypotheses.end_tokens)
-            active = own.tokens.gather(1, ends.to(torch.int8).argsort(dim=1, stable=True)[:, :size])
+            penalized = lprobs.clone()  # processors work in place
+            penalized[:, rows] -= self.strength * used.unsqueeze(1)
+            processed = context.process(penalized)[:, rows]
+            found = best_continuations(processed, scores[:, rows], self.batch.num_candidates // self.groups)
+            ends = torch.isin(found.tokens, self.hypotheses.end_tokens)
+            active = found.tokens.gather(1, ends.to(torch.int8).argsort(dim=1, stable=True)[:, :size])
             written = active.masked_fill(done, self.batch.pad)
             used.scatter_add_(1, written, torch.ones_like(written, dtype=used.dtype))
             # with groups of 3, beams 0 and 1 of group 2 are beams 6 and 7 of the sentence
-            chosen.append(Candidates(own.scores.masked_fill(done, -torch.inf), own.tokens, own.beams + group * size))
+            alive = found.scores.masked_fill(done, -torch.inf)
+            chosen.append(Candidates(alive, found.tokens, found.beams + group * size))
         return Candidates.joined(chosen)
 
 
@@ -190,9 +187,9 @@ class _AllocatedBatch(ConstrainedBatch):
         self.newest = self.progress
         """Progress of the candidates of the newest step."""
 
-    def finished(self, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:
+    def finished(self, batch: BatchInfo, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:
         """See ``Search.finished``."""
-        return _AllocatedHypotheses(self, ranking, early_stopping)
+        return _AllocatedHypotheses(batch, ranking, early_stopping, self)
 
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """See ``Search.step``; candidates that match a further token follow the best candidates."""
@@ -211,8 +208,8 @@ class _AllocatedBatch(ConstrainedBatch):
 class _AllocatedHypotheses(GroupedHypotheses):
     """The finished hypotheses of a constrained beam search, which also divide the beam among the banks."""
 
-    def __init__(self, search: _AllocatedBatch, ranking: Ranking, early_stopping: str):
-        super().__init__(search.batch, ranking, early_stopping)
+    def __init__(self, batch: BatchInfo, ranking: Ranking, early_stopping: str, search: _AllocatedBatch):
+        super().__init__(batch, ranking, early_stopping)
         self.search = search
 
     def complete(self, candidates: Candidates) -> Tensor:
