@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from seqgen.errors import ConfigError
-from seqgen.generation.component import BatchInfo, Component, Composite
+from seqgen.generation.component import BatchInfo, Component, flattened
 from seqgen.generation.finished import Ranking
 from seqgen.generation.observers import Observer, Outcome, StepRecord
 from seqgen.generation.processors.base import LogitsProcessor
@@ -44,7 +44,7 @@ class Certificate(Observer):
 
     def __init__(self, wanted: int, processors: Sequence[LogitsProcessor]) -> None:
         self.wanted = wanted
-        tries = [each.trie.longest for each in _flat(processors) if isinstance(each, TrieConstraint)]
+        tries = [each.trie.longest for each in flattened(processors) if isinstance(each, TrieConstraint)]
         self.of_trie = min(tries, default=sys.maxsize)
         self.found: dict[int, tuple[float, bool]] = {}
         self.counts = [0, 0]
@@ -104,18 +104,10 @@ def check_certifiable(search: Search, components: Sequence[Component], ranking: 
     """
     if not search.certifiable:
         raise ConfigError(f"generation.certificate bounds what beam search prunes, not {type(search).__name__}")
-    what = [type(component).__name__ for component in _flat(components) if not component.certifiable]
+    what = [type(component).__name__ for component in flattened(components) if not component.certifiable]
     what += ["generation.coverage_penalty"] if ranking.coverage else []
     if what:
         raise ConfigError(
             f"generation.certificate needs scores that never rise and outputs that nothing cuts off, which {what[0]} "
             "does not promise (certifiable); leave one of the two out"
         )
-
-
-def _flat(components: Sequence[Component]) -> list[Component]:
-    """The components, each after its parts if it is a composite."""
-    found = []
-    for component in components:
-        found += [*_flat(component.parts if isinstance(component, Composite) else []), component]
-    return found

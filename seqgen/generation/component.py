@@ -20,7 +20,7 @@ The session then reorders them with the beams, drops them with finished sentence
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
@@ -338,6 +338,13 @@ class Composite(Component):
         other = copy.copy(self)
         other.parts = parts
         return other
+
+
+def flattened(components: Iterable[Component]) -> Iterator[Component]:
+    """The components, each after its parts if it is a composite."""
+    for component in components:
+        yield from flattened(component.parts if isinstance(component, Composite) else ())
+        yield component
 
 
 C = TypeVar("C", bound=Component)

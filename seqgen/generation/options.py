@@ -23,13 +23,13 @@ from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.ensemble.member import EMPTY, MemberSpec, field_of, input_of
 from seqgen.generation.finished import Ranking
 from seqgen.generation.observers import Observer
-from seqgen.generation.processors import bias, length, prefix_trie, tokens, warpers
+from seqgen.generation.processors import length, prefix_trie, tokens, warpers
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.rules import DRAWING, Rules, draws, rules_named
 from seqgen.generation.search.base import Search
 from seqgen.generation.search.constrained import ConstrainedSearch
 from seqgen.generation.search.sampling import RandomSearch
-from seqgen.generation.setup import DecodingSetup, Limits, longest_output
+from seqgen.generation.setup import DecodingSetup, Limits
 from seqgen.generation.shortlist import Shortlist
 from seqgen.generation.speculative.drafters import ModelDrafter, PromptLookup
 from seqgen.generation.speculative.verification import SpeculativeSearch
@@ -97,6 +97,7 @@ def build_setup(
         )
     members = members_from_config(models, cfg)
     ensemble = with_guidance(members, combination_from_config(cfg, resources, combination), cfg.guidance_scale)
+    longest = min(cfg.max_len or sys.maxsize, *(model.max_positions()[1] for model in ensemble.models))
     of_config = processors_from_config(cfg, rules, resources)
     named = [build(OBSERVERS, name, Observer, cfg, resources) for name in cfg.observers]
     bounds = [Certificate(cfg.nbest, [*of_config, *processors])] if cfg.certificate else []
@@ -108,7 +109,7 @@ def build_setup(
         stopping=[*stopping_from_config(cfg, tgt_dict, tokenizer, cfg.stopping_rules), *stopping],
         observers=[*named, *observers, *bounds],
         ranking=Ranking(not cfg.unnormalized, cfg.lenpen, cfg.length_penalty, cfg.coverage_penalty),
-        limits=Limits(cfg.max_len_a, max_len_b(cfg), longest_output(ensemble, cfg.max_len), cfg.match_source_len),
+        limits=Limits(cfg.max_len_a, max_len_b(cfg), longest, cfg.match_source_len),
         beam_size=beam,
         temperature=cfg.temperature if rules.divides_by_temperature_first else 1.0,
         early_stopping=cfg.early_stopping,
@@ -121,7 +122,7 @@ def build_setup(
         shortlist=_shortlist(cfg, search, shortlist, resources),
         bit_exact=cfg.bit_exact,
     )
-    if setup.certificate is not None:
+    if cfg.certificate:
         check_certifiable(search, [ensemble.combination, *setup.processors, *setup.stopping], setup.ranking)
     return setup
 
@@ -202,12 +203,12 @@ def processor_makers(
     keep = 2 + len(ends) if cfg.beam > 1 and cfg.search not in ("", "sampling") else 1
     return {
         "unkpen": lambda penalty: tokens.UnknownPenalty(unk, penalty),
-        "sequence_bias": lambda entries: bias.SequenceBias(bias.biases_of_texts(entries, resources)),
+        "sequence_bias": lambda entries: tokens.SequenceBias(tokens.biases_of_texts(entries, resources)),
         "encoder_repetition_penalty": tokens.EncoderRepetitionPenalty,
         "repetition_penalty": tokens.RepetitionPenalty,
         "no_repeat_ngram_size": tokens.NoRepeatNgram,
         "encoder_no_repeat_ngram_size": tokens.EncoderNoRepeatNgram,
-        "bad_words": lambda texts: bias.BadWords(list(map(resources.sequence, texts)), [eos, *ends]),
+        "bad_words": lambda texts: tokens.BadWords(list(map(resources.sequence, texts)), [eos, *ends]),
         "min_len": lambda least: length.MinimumLength(least, ends, yields),
         "min_total_len": lambda least: length.MinimumLength(least, ends, yields, counts_prompt=True),
         "match_source_len": lambda _: length.MinimumLength(sys.maxsize, ends),

@@ -13,7 +13,7 @@ from seqgen.generation.component import Phrases
 from seqgen.generation.continuous_batching import decode_continuously
 from seqgen.generation.observers import Observer
 from seqgen.generation.search.base import Search
-from seqgen.generation.search.lexical_constraints import check_phrases
+from seqgen.generation.search.constrained import check_phrases
 from seqgen.generation.session import Session
 from seqgen.generation.setup import DecodingRequest, DecodingSetup, Streamer
 from seqgen.structures import Batch, Hypothesis

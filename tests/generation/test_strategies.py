@@ -19,9 +19,14 @@ from seqgen.generation.options import build_setup, search_from_config, search_na
 from seqgen.generation.rules import FAIRSEQ
 from seqgen.generation.search.base import Search
 from seqgen.generation.search.beam import BeamSearch
-from seqgen.generation.search.constrained import ConstrainedSearch
+from seqgen.generation.search.constrained import (
+    ConstrainedSearch,
+    LexicalConstraints,
+    OneAtATime,
+    allocate,
+    alternatives,
+)
 from seqgen.generation.search.diverse import DiverseBeamSearch, DiverseSiblingsSearch
-from seqgen.generation.search.lexical_constraints import LexicalConstraints, OneAtATime, allocate, alternatives
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.registry import SEARCHES, register_search
 from tests.generators import make_generator

@@ -1,6 +1,6 @@
 """The base class of logits processors, which change the scores of the next token. They do not use models or searches.
 
-The processors are in ``tokens``, ``length``, ``bias``, ``prefix_trie`` and ``warpers``.
+The processors are in ``tokens``, ``length``, ``prefix_trie`` and ``warpers``.
 ``options`` builds those of a configuration; the rules determine their order.
 """
 

@@ -12,9 +12,16 @@ from seqgen.generation.component import BatchInfo
 from seqgen.generation.context import StepContext
 from seqgen.generation.finished import FinishedHypotheses, Ranking
 from seqgen.generation.search.base import Search
-from seqgen.generation.search.constrained import ConstrainedBatch, ConstrainedSearch
+from seqgen.generation.search.constrained import (
+    NONE,
+    ConstrainedBatch,
+    ConstrainedSearch,
+    LexicalConstraints,
+    OneAtATime,
+    repeated,
+    take_turns,
+)
 from seqgen.generation.search.diverse import check_groups
-from seqgen.generation.search.lexical_constraints import NONE, LexicalConstraints, OneAtATime, repeated, take_turns
 
 
 class GroupedHypotheses(FinishedHypotheses):

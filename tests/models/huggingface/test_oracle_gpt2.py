@@ -20,7 +20,7 @@ from seqgen.config import GenerationConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.pair_dataset import pad_rows
 from seqgen.generation.options import build_setup
-from seqgen.generation.processors.bias import SequenceBias
+from seqgen.generation.processors.tokens import SequenceBias
 from seqgen.generation.search.contrastive import ContrastiveSession
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import Limits
