@@ -67,7 +67,7 @@ class RollingSession(Session):
             max_lengths=own_limits + start_offsets,
             done=torch.cat([self.sentences.done, other.sentences.done]),
             start_offsets=start_offsets,
-            source_texts=None if None in texts else [text for own in texts for text in own or ()],
+            source_texts=None if None in texts else [text for some in texts for text in some or ()],
             # components that support merged batches do not read these
             src_tokens=None,
             src_padding=None,
@@ -102,7 +102,7 @@ def decode_continuously(
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     """Decode a stream of sentences in one batch, until no sentence waits and all are done.
 
-    New sentences are encoded and decode their first step in a session of their own, which is then merged into the
+    New sentences are encoded and decode their first step in another session, which is then merged into the
     running session.
 
     Args:

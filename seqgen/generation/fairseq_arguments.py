@@ -40,7 +40,7 @@ def fairseq_generator(
         max_len_a: outputs have at most ``max_len_a * source length + max_len_b`` tokens, end-of-sentence not counted.
             The length of a source is that of the sentence itself, end-of-sentence included.
         max_len_b: see ``max_len_a``.
-        max_len: outputs have at most this many tokens, end-of-sentence included; 0 for the models' own limit.
+        max_len: outputs have at most this many tokens, end-of-sentence included; 0 for the limit of the models.
         min_len: outputs have at least this many tokens, end-of-sentence not counted.
         normalize_scores: divide cumulative log-probabilities by ``length ** len_penalty``, end-of-sentence counted.
         len_penalty: see ``normalize_scores``; above 1 favours longer outputs.

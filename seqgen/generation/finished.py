@@ -22,7 +22,7 @@ from seqgen.structures import Hypothesis
 
 @dataclass(frozen=True)
 class Ranking:
-    """How the sum of log-probabilities of a finished hypothesis becomes its score.
+    """The rule by which the sum of log-probabilities of a finished hypothesis becomes its score.
 
     Attributes:
         normalize: whether the sum is divided by a function of the length.
@@ -58,7 +58,7 @@ class Ranking:
 
     @property
     def favours_length(self) -> bool:
-        """Whether, of two hypotheses with equal sums, the longer one scores better."""
+        """True if, of two hypotheses with equal sums, the longer one scores better."""
         return self.normalize and self.len_penalty > 0
 
 
@@ -186,7 +186,7 @@ class FinishedHypotheses(Component):
             candidates: ``K`` of each live sentence.
             scores: ``(live, K)`` their scores as hypotheses; ``-inf`` for those that do not finish.
             step: number of tokens before the new one.
-            groups: places and candidates are split into this many equal parts; each part keeps its own best.
+            groups: places and candidates are split into this many equal parts; the best are kept in each part.
         """
         if _none(scores > -torch.inf):
             return

@@ -137,7 +137,7 @@ class PrefixTrie:
         return rows, torch.arange(len(rows), device=nodes.device) + shift[rows]
 
     def gains(self, nodes: Tensor, children: Tensor) -> Tensor:
-        """What priors add to the scores of edges: the largest prior below the child minus that below the node.
+        """The priors that are added to the scores of edges: the largest one below the child minus that below the node.
 
         Args:
             nodes: int64, where each edge begins; the first edge adds the prior below the root, too.
@@ -257,7 +257,7 @@ class _Levels:
 
     @property
     def are_chains(self) -> bool:
-        """Whether each active sequence has a node of its own, so that nothing branches any more."""
+        """True if no two active sequences have the same node, so that nothing branches any more."""
         return len(self.active) <= self.width and len(np.unique(self.nodes[self.active])) == len(self.active)
 
     def append(self) -> None:
@@ -265,13 +265,13 @@ class _Levels:
         size = int(self.flat.max(initial=0)) + 1
         # sorted by parent, then by token: the children of a node are consecutive
         keys = self.nodes[self.active] * size + self.flat[self.starts[self.active] + self.depth]
-        distinct, own = np.unique(keys, return_inverse=True)
+        distinct, node = np.unique(keys, return_inverse=True)
         best = np.full(len(distinct), -np.inf, np.float32)
-        np.maximum.at(best, own, self.own_priors[self.active])
+        np.maximum.at(best, node, self.own_priors[self.active])
         self.children.append(np.bincount(distinct // size, minlength=self.width).astype(np.int32))
         self.tokens.append((distinct % size).astype(np.int32))
         self.priors.append(best)
-        self.nodes[self.active] = own
+        self.nodes[self.active] = node
         self.depth, self.width = self.depth + 1, len(distinct)
         self.active = self.active[self.lengths[self.active] > self.depth]
 

@@ -30,7 +30,7 @@ DRAWING = ("sampling", "beam_sampling", "stochastic_beam")
 
 
 def draws(cfg: GenerationConfig) -> bool:
-    """Whether a configuration asks for sampling."""
+    """True if a configuration asks for sampling."""
     return cfg.sampling or cfg.search in DRAWING
 
 
@@ -44,19 +44,19 @@ class Rules:
     """Its value of ``generation.semantics``."""
 
     forces_end: ClassVar[bool]
-    """Whether end-of-sentence is forced at the maximum length; if not, an output is cut there."""
+    """True if end-of-sentence is forced at the maximum length; if not, an output is cut there."""
 
     counts_start: ClassVar[bool]
-    """Whether processors see the start token as a generated token."""
+    """True if processors see the start token as a generated token."""
 
     divides_by_temperature_first: ClassVar[bool]
-    """Whether logits are divided by the temperature first; otherwise only in sampling, after the other processors."""
+    """True if logits are divided by the temperature first; otherwise only in sampling, after the other processors."""
 
     max_len_overrides_min_len: ClassVar[bool]
-    """Whether an output may end at its maximum length if that is below the minimum length."""
+    """True if an output may end at its maximum length if that is below the minimum length."""
 
     keeps_forced_score: ClassVar[bool]
-    """Whether a forced first token keeps the model's score; if not, its score is 0."""
+    """True if a forced first token keeps the model's score; if not, its score is 0."""
 
     def default_search(self, cfg: GenerationConfig) -> str:
         """Name of the strategy of a configuration that names none."""
@@ -84,11 +84,11 @@ class Rules:
         raise NotImplementedError
 
     def renormalizes(self, search: Search) -> bool:
-        """Whether scores are renormalized after the processors."""
+        """True if scores are renormalized after the processors."""
         raise NotImplementedError
 
     def processes_logits(self, search: Search) -> bool:
-        """Whether processors see the logits of a single member instead of log-probabilities."""
+        """True if processors see the logits of a single member instead of log-probabilities."""
         return False
 
     def objection(self, cfg: GenerationConfig, key: str) -> str:
@@ -111,7 +111,7 @@ OVERRULED_BY_PREFIX = (
     "forced_first",
     "exponential_decay_factor",
 )
-"""Keys whose processors apply only after a given prefix, in order; the first few are fairseq's own."""
+"""Keys whose processors apply only after a given prefix, in order; the first few are those of fairseq."""
 
 
 class FairseqRules(Rules):
@@ -184,7 +184,7 @@ class HuggingFaceRules(Rules):
         return "greedy" if cfg.beam == 1 else "beam"
 
     def search(self, search: Search) -> Search:
-        """Diverse and constrained beam search have variants of their own."""
+        """Diverse and constrained beam search have other variants."""
         if type(search) is DiverseBeamSearch and search.groups > 1:
             return HuggingFaceDiverseBeam(search.groups, search.strength)
         if type(search) is ConstrainedSearch:

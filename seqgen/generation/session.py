@@ -265,7 +265,7 @@ class Session:
     def _combine(self, context: StepContext, logits: list[Tensor]) -> tuple[StepContext, Tensor]:
         """Normalize and combine the members' logits, ``(rows, V)`` each."""
         models = (spec.model for spec in self.setup.ensemble.members)
-        each = [model.get_normalized_probs(own) for model, own in zip(models, logits, strict=True)]
+        each = [model.get_normalized_probs(values) for model, values in zip(models, logits, strict=True)]
         lprobs = combine(self.combination, each, context)
         if MEMBER_LPROBS not in self.needs:
             return context, lprobs
@@ -285,7 +285,7 @@ class Session:
         if ATTENTION in self.needs:
             weights = [out.attention if alike else None for out, alike in zip(outputs, self.reads_alike, strict=True)]
             attention = self.setup.ensemble.combine_attention(weights)
-        kept = [own.clone() for own in logits] if MEMBER_LOGITS in self.needs else None
+        kept = [values.clone() for values in logits] if MEMBER_LOGITS in self.needs else None
         exits = self._layer_logits(outputs[0]) if LAYER_LOGITS in self.needs else None
         return logits, StepOutputs(outputs[0].features, attention, kept, exits)
 
@@ -341,7 +341,7 @@ class Session:
         Args:
             step: number of tokens of each row.
             rows: rows of each live sentence.
-            tokens: ``(live, rows, 1 + step)`` int64 tokens of the rows; the beams' own if not given.
+            tokens: ``(live, rows, 1 + step)`` int64 tokens of the rows; those of the beams if not given.
             known: other attributes of the context.
         """
         return StepContext(
@@ -365,7 +365,7 @@ class Session:
         return Candidates(alive, candidates.tokens, candidates.beams)
 
     def ended(self, candidates: Candidates, context: StepContext) -> Tensor:
-        """Which candidates end: ``(live, K)`` bool."""
+        """``(live, K)`` bool, true for candidates that end."""
         ended = candidates.tokens == self.setup.end_tokens[0]
         for token in self.setup.end_tokens[1:]:
             ended |= candidates.tokens == token
@@ -396,13 +396,14 @@ class Session:
         Returns:
             The ``beam`` candidates of each sentence that continue.
         """
-        own = context.step if self.sentences.start_offsets is None else context.step - self.sentences.start_offsets
-        by_candidate = own.unsqueeze(1) if isinstance(own, Tensor) else own
+        offsets = self.sentences.start_offsets
+        step = context.step if offsets is None else context.step - offsets  # of each sentence
+        by_candidate = step.unsqueeze(1) if isinstance(step, Tensor) else step
         before = self.finished.fork() if self.observers else None  # a copy: some classes write in place
         was_done = self.sentences.done
         penalty = self.coverage.penalty(candidates, self.sentences.src_padding)
         active = self.finished.finalize(candidates, ended, by_candidate, penalty)
-        done = was_done | self.finished.done(active, own, self.sentences.own_limits)
+        done = was_done | self.finished.done(active, step, self.sentences.own_limits)
         self.sentences = replace(self.sentences, done=done)
         if before is not None:
             watch = context.watch if isinstance(context.watch, Forbidden) else None
@@ -428,15 +429,15 @@ class Session:
                 streamer.end(sentence)
 
     def needs_another_step(self, candidates: Candidates, step: int) -> bool:
-        """Whether any sentence is not done. This is the only point of a step that waits for the device."""
+        """True if any sentence is not done. This is the only point of a step that waits for the device."""
         damaged = candidates.scores.isnan()
         self.num_done, bad = torch.stack([self.sentences.done.sum(), damaged.sum()]).tolist()
         if bad:
             sentence = int(self.live[damaged.any(1)][0])
-            own = sorted({type(part).__name__ for part in self.components if not is_built_in(type(part))})
+            users = sorted({type(part).__name__ for part in self.components if not is_built_in(type(part))})
             raise DecodingError(
                 f"a model's scores are NaN or infinite at step {step} in sentence {sentence} of the batch; its weights "
-                f"are damaged or its dtype overflows{f', or {listing(own)} returns such scores' if own else ''}"
+                f"are damaged or its dtype overflows{f', or {listing(users)} returns such scores' if users else ''}"
             )
         return self.num_done < len(self.live)
 
@@ -444,8 +445,8 @@ class Session:
     def components(self) -> list[Component]:
         """All components; their state follows the beams."""
         shortlist = [] if self.shortlist is None else [self.shortlist]
-        own = (self.finished, self.coverage, *shortlist)
-        return [self.search, self.combination, *self.processors, *self.stopping, *self.observers, *own]
+        others = (self.finished, self.coverage, *shortlist)
+        return [self.search, self.combination, *self.processors, *self.stopping, *self.observers, *others]
 
     def compact(self, active: Candidates) -> Candidates:
         """Collect the results of the sentences that are done, and drop their rows."""

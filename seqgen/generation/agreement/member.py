@@ -28,7 +28,7 @@ class AgreementMember(Member):
         source: the sentences as this model reads them.
         setup: how to decode.
         eos: the model's end-of-sentence.
-        max_len: maximum number of tokens of an output; 0 for the model's own limit.
+        max_len: maximum number of tokens of an output; 0 for the limit of the model.
 
     Attributes:
         tokens: ``(rows, 1 + T)`` int64, the start token and the generated tokens.

@@ -281,7 +281,7 @@ class AgreementSearch(Search):
         tokenizers: the target tokenizer of each member.
         first_tokens: for each member the token that its outputs begin with, or ``None``; ``None`` if no member has one.
         min_len: each member generates at least this many tokens before end-of-sentence.
-        max_len: each member generates at most this many tokens, end-of-sentence included; 0 for the member's own limit.
+        max_len: each member generates at most this many tokens, end-of-sentence included; 0 for its limit.
 
     Attributes:
         trie: the texts of all members' tokens.

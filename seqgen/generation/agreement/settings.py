@@ -13,7 +13,7 @@ from seqgen.errors import ConfigError
 from seqgen.registry import COMBINATIONS
 
 COMPONENT_KEYS = ("combination.weights", "utility.", "reranker.")
-"""The beginnings of the components' own keys that can be used."""
+"""The beginnings of the components' keys that can be used."""
 
 OBJECTS = ("utility", "reranker", "members")
 """The decoding components that can be given as objects."""

@@ -83,7 +83,7 @@ class UnknownPenalty(LogitsProcessor):
 
     @property
     def certifiable(self) -> bool:  # type: ignore[override]
-        """Whether it rewards no token."""
+        """True if it rewards no token."""
         return self.penalty >= 0
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
@@ -106,17 +106,17 @@ class ForcePrefix(Composite, LogitsProcessor):
 
     @property
     def shift_invariant(self) -> bool:  # type: ignore[override]
-        """Whether all processors are shift invariant."""
+        """True if all processors are shift invariant."""
         return all(processor.shift_invariant for processor in self.parts)
 
     @property
     def can_merge(self) -> bool:  # type: ignore[override]
-        """Whether all processors support merged batches."""
+        """True if all processors support merged batches."""
         return all(processor.can_merge for processor in self.parts)
 
     @property
     def certifiable(self) -> bool:  # type: ignore[override]
-        """Whether all processors are certifiable."""
+        """True if all processors are certifiable."""
         return all(processor.certifiable for processor in self.parts)
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
@@ -150,7 +150,7 @@ class SequenceBias(LogitsProcessor):
 
     @property
     def certifiable(self) -> bool:  # type: ignore[override]
-        """Whether no bias is a reward."""
+        """True if no bias is a reward."""
         return bool((self._biases <= 0).all())
 
     @property
@@ -177,7 +177,7 @@ class SequenceBias(LogitsProcessor):
         return lprobs.scatter_add_(1, last.expand(lprobs.size(0), -1), gains.expand(lprobs.size(0), -1))
 
     def _match_prefixes(self, tokens: Tensor) -> Tensor:
-        """Whether each row ends with each sequence without its last token: ``(rows, sequences)`` bool."""
+        """True if each row ends with each sequence without its last token: ``(rows, sequences)`` bool."""
         size = self.longest - 1
         tail = tokens[:, -size:]
         tail = torch.nn.functional.pad(tail, (size - tail.size(1), 0), value=_NOTHING).unsqueeze(1)

@@ -33,27 +33,27 @@ class Search(Component):
     }
 
     additive: bool = False
-    """Whether ``step`` only adds ``lprobs`` and ``scores``. Then the session may pass logits and subtract their
+    """True if ``step`` only adds ``lprobs`` and ``scores``. Then the session may pass logits and subtract their
     log-sum-exp from ``scores``, which saves a pass over the vocabulary."""
 
     can_merge: bool = False
-    """Whether sentences may join a running batch: of the context, ``step`` reads only whether ``context.step`` is 0."""
+    """True if sentences may join a running batch: of the context, ``step`` reads only whether ``context.step`` is 0."""
 
     independent_rows: bool = False
-    """Whether the beams are independent hypotheses: candidate ``i`` continues beam ``i``."""
+    """True if the beams are independent hypotheses: candidate ``i`` continues beam ``i``."""
 
     processes_itself: bool = False
-    """Whether ``step`` gets unprocessed scores and applies the logits processors itself, by ``context.process``."""
+    """True if ``step`` gets unprocessed scores and applies the logits processors itself, by ``context.process``."""
 
     takes_columns: bool = False
-    """Whether ``step`` treats all tokens alike. With a shortlist, the scores then have fewer columns than the
+    """True if ``step`` treats all tokens alike. With a shortlist, the scores then have fewer columns than the
     vocabulary has tokens, and ``step`` returns columns in place of tokens."""
 
     takes_constraints: bool = False
-    """Whether it supports lexical constraints."""
+    """True if it supports lexical constraints."""
 
     adjusts_scores: bool = False
-    """Whether the scores of candidates differ on purpose from cumulative log-probabilities, for example by a penalty.
+    """True if the scores of candidates differ on purpose from cumulative log-probabilities, for example by a penalty.
     Decoding does not read it; ``seqgen-check`` compares the scores with those of the model unless it is true."""
 
     session_class: ClassVar[type[Any] | None] = None

@@ -61,7 +61,7 @@ def take_turns(banks: Tensor) -> Tensor:
 
 
 def repeated(entries: Tensor) -> Tensor:
-    """Which entries occur earlier in their row: ``[5, 3, 5, 5]`` gives ``[False, False, True, True]``."""
+    """Find entries that occur earlier in their row: ``[5, 3, 5, 5]`` gives ``[False, False, True, True]``."""
     ordered, order = entries.sort(dim=1, stable=True)
     seen = torch.zeros_like(ordered, dtype=torch.bool)
     seen[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
@@ -113,30 +113,30 @@ class LexicalConstraints:
     """
 
     falls_back: bool = True
-    """Whether the newest tokens may still be the beginning of a phrase when a longer match breaks off."""
+    """True if the newest tokens may still be the beginning of a phrase when a longer match breaks off."""
 
     def __init__(self, phrases: Sequence[Phrases], ordered: bool, device: torch.device):
-        trees = [[Tree(some, self.falls_back) for phrase in own if (some := alternatives(phrase))] for own in phrases]
-        count = max((len(own) for own in trees), default=0) or 1
+        trees = [[Tree(some, self.falls_back) for phrase in row if (some := alternatives(phrase))] for row in phrases]
+        count = max((len(row) for row in trees), default=0) or 1
         filler = Tree([], self.falls_back)
-        padded = [[*own, *[filler] * (count - len(own))] for own in trees]
+        padded = [[*row, *[filler] * (count - len(row))] for row in trees]
         nodes, letters, children = (
-            max((getattr(tree, name) for own in padded for tree in own), default=1)
+            max((getattr(tree, name) for row in padded for tree in row), default=1)
             for name in ("num_nodes", "num_letters", "num_children")
         )
-        self.alphabet = _tensor([[_pad(tree.alphabet, letters, NONE) for tree in own] for own in padded], device)
+        self.alphabet = _tensor([[_pad(tree.alphabet, letters, NONE) for tree in row] for row in padded], device)
         self.following = _tensor(
-            [[_grid(tree.children, nodes, children, NONE) for tree in own] for own in padded], device
+            [[_grid(tree.children, nodes, children, NONE) for tree in row] for row in padded], device
         )
-        self.table = _tensor([[_grid(tree.table, nodes, letters, 0) for tree in own] for own in padded], device)
-        self.accepting = _tensor([[_pad(tree.accepting, nodes, 0) for tree in own] for own in padded], device).bool()
-        values = [self.worth(own) for own in padded]
-        self.lengths = _tensor([[whole for whole, _ in own] for own in values], device)
-        self.worths = _tensor([[_pad(each, nodes, 0) for _, each in own] for own in values], device)
-        self.predecessors = _tensor([_pad(_predecessors(own, ordered), count, NONE) for own in trees], device)
+        self.table = _tensor([[_grid(tree.table, nodes, letters, 0) for tree in row] for row in padded], device)
+        self.accepting = _tensor([[_pad(tree.accepting, nodes, 0) for tree in row] for row in padded], device).bool()
+        values = [self.worth(row) for row in padded]
+        self.lengths = _tensor([[whole for whole, _ in row] for row in values], device)
+        self.worths = _tensor([[_pad(each, nodes, 0) for _, each in row] for row in values], device)
+        self.predecessors = _tensor([_pad(_predecessors(row, ordered), count, NONE) for row in trees], device)
 
     def worth(self, trees: Sequence[Tree]) -> list[tuple[int, list[int]]]:
-        """How many tokens progress counts.
+        """The numbers of tokens that progress counts.
 
         Args:
             trees: the phrases of one sentence.
@@ -182,7 +182,7 @@ class LexicalConstraints:
         return torch.cat([begins, continues], dim=-1).flatten(2)
 
     def bank(self, progress: Progress) -> Tensor:
-        """How many constraint tokens each hypothesis has, ``(sentences, k)`` int64.
+        """The number of constraint tokens of each hypothesis, ``(sentences, k)`` int64.
 
         These are the tokens of the phrases that are met, and those of the unmet phrase with the most matched tokens.
         """
@@ -190,7 +190,7 @@ class LexicalConstraints:
         return (progress.met * self.lengths.unsqueeze(1)).sum(-1) + worths
 
     def unmet(self, progress: Progress) -> Tensor:
-        """Which hypotheses lack a phrase: ``(sentences, k)`` bool."""
+        """``(sentences, k)`` bool, true for hypotheses that lack a phrase."""
         return ~progress.met.all(-1)
 
     def _steps(self, progress: Progress, tokens: Tensor) -> Tensor:
@@ -268,11 +268,11 @@ class Tree:
 
     def __init__(self, some: Sequence[Node], falls_back: bool):
         everything: list[dict[int, int]] = [{}]
-        paths = [_insert(everything, own) for own in some]
+        paths = [_insert(everything, phrase) for phrase in some]
         ends = {path[-1] for path in paths}
-        self.needed = [own for own, path in zip(some, paths, strict=True) if ends.isdisjoint(path[:-1])]
+        self.needed = [phrase for phrase, path in zip(some, paths, strict=True) if ends.isdisjoint(path[:-1])]
         nodes: list[dict[int, int]] = [{}]  # for each node, its children by token
-        ends = {_insert(nodes, own)[-1] for own in self.needed}
+        ends = {_insert(nodes, phrase)[-1] for phrase in self.needed}
         self.alphabet = sorted({token for children in nodes for token in children})
         self.table = [[children.get(token, 0) for token in self.alphabet] for children in nodes]
         self.accepting = [node in ends for node in range(len(nodes))]
@@ -294,7 +294,7 @@ class Tree:
         self.children = [list(children) for children in nodes]
         self.height = max(self.depths)
         self.num_nodes, self.num_letters = len(nodes), max(len(self.alphabet), 1)
-        self.num_children = max(1, *(len(own) for own in self.children))
+        self.num_children = max(1, *map(len, self.children))
 
 
 def _insert(nodes: list[dict[int, int]], tokens: Node) -> list[int]:
@@ -324,8 +324,8 @@ def check_phrases(phrases: Sequence[Phrases], sentences: int, vocab: int) -> Non
             f"there are constraints for {len(phrases)} sentences, but the batch has {sentences}; give a list of "
             "phrases for each sentence, an empty one for none"
         )
-    for sentence, own in enumerate(phrases):
-        wrong = [token for token in tokens_of(own) if not isinstance(token, int) or not 0 <= token < vocab]
+    for sentence, row in enumerate(phrases):
+        wrong = [token for token in tokens_of(row) if not isinstance(token, int) or not 0 <= token < vocab]
         if wrong:
             raise ConfigError(
                 f"a phrase of sentence {sentence} has {wrong[0]!r}, which is no id of the target vocabulary of {vocab} "
@@ -344,8 +344,8 @@ def alternatives(phrase: Phrase) -> list[Node]:
     """
     items: list[Any] = list(cast(Iterable[Any], phrase))
     several = bool(items) and not isinstance(items[0], int)
-    found = [tuple(int(token) for token in own) for own in (items if several else [items])]
-    return list(dict.fromkeys(own for own in found if own))
+    found = [tuple(map(int, tokens)) for tokens in (items if several else [items])]
+    return list(dict.fromkeys(filter(None, found)))
 
 
 def _predecessors(trees: Sequence[Tree], ordered: bool) -> list[int]:
@@ -464,7 +464,7 @@ class _BankedBatch(ConstrainedBatch):
         return candidates.gather(columns[:, : self.batch.num_candidates])
 
     def lacking(self, candidates: Candidates) -> Tensor:
-        """Which candidates lack a phrase: ``(sentences, K)`` bool."""
+        """``(sentences, K)`` bool, true for candidates that lack a phrase."""
         return self.constraints.unmet(self.reached(candidates))
 
     def _candidates(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:

@@ -72,7 +72,7 @@ class GroupedHypotheses(FinishedHypotheses):
         return Candidates(alive.masked_fill(all_end, -torch.inf), chosen.tokens, chosen.beams)
 
     def complete(self, candidates: Candidates) -> Tensor:
-        """Which candidates may be finalized, ``(live, K)`` bool: those that are not forbidden."""
+        """``(live, K)`` bool, true for candidates that may be finalized: by default if they are not forbidden."""
         return candidates.scores > -torch.inf
 
     def choose(self, candidates: Candidates, ended: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,7 +93,7 @@ class GroupedHypotheses(FinishedHypotheses):
         return columns, candidates.scores.masked_fill(ended, -torch.inf).gather(1, columns)
 
     def _content(self, length: int | Tensor) -> Tensor:
-        """Which groups are full and cannot improve by a candidate of ``length`` tokens: ``(live, groups)`` bool."""
+        """``(live, groups)`` bool, true for full groups that no candidate of ``length`` tokens improves."""
         full: Tensor = (self.lengths > 0).unflatten(1, (self.groups, -1)).all(-1)
         if self.early_stopping == "true":
             return full
@@ -101,7 +101,7 @@ class GroupedHypotheses(FinishedHypotheses):
         return full & (self.ranking.score(self._best, length) <= worst)
 
     def done(self, active: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
-        """Whether all groups are done, the maximum length is reached, or no beam is active."""
+        """True if all groups are done, the maximum length is reached, or no beam is active."""
         latest = self.early_stopping == "never" and self.ranking.favours_length
         self.group_done |= self._content((max_lengths + 1).unsqueeze(1) if latest else step + 1)
         return self.group_done.all(1) | super().done(active, step, max_lengths)
@@ -112,7 +112,7 @@ class HuggingFaceDiverseBeam(Search):
 
     The score of a token is lowered by ``strength`` for each beam of an earlier group that continues with it, before the
     logits processors are applied. (In the original, sequence bias comes first; the order of two summands does not
-    matter.) Each group has its own beams and finished hypotheses; at the end, the hypotheses of all groups are ranked
+    matter.) Each group has separate beams and finished hypotheses; at the end, the hypotheses of all groups are ranked
     together. A group that is done continues with padding, as in the original, so that later groups avoid padding.
 
     Args:
@@ -220,7 +220,7 @@ class _AllocatedHypotheses(GroupedHypotheses):
         self.search = search
 
     def complete(self, candidates: Candidates) -> Tensor:
-        """Those that are not forbidden and have every phrase."""
+        """``(live, K)`` bool, true for candidates that are not forbidden and have every phrase."""
         return super().complete(candidates) & ~self.search.constraints.unmet(self.search.newest)
 
     def choose(self, candidates: Candidates, ended: Tensor) -> tuple[Tensor, Tensor]:

@@ -224,7 +224,7 @@ class SpeculativeSession(Session):
 
     @property
     def draws(self) -> bool:
-        """Whether drafts are drawn at random, and verified by rejection sampling; see ``verified``."""
+        """True if drafts are drawn at random, and verified by rejection sampling; see ``verified``."""
         return type(self.search).step is Sampling.step
 
     @property
