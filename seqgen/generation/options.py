@@ -345,9 +345,9 @@ def with_guidance(
         combination: combines their scores.
         guidance_scale: 1 for no guidance.
     """
-    if guidance_scale == 1:
-        return Ensemble(models, combination)
     plain = Ensemble(models, combination)
+    if guidance_scale == 1:
+        return plain
     unconditional = [MemberSpec(model, EMPTY, companion=True) for model in plain.models]
     return Ensemble([*plain.members, *unconditional], Guidance(combination, guidance_scale))
 

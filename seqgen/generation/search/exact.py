@@ -238,8 +238,6 @@ class ExactSearch(Search):
     session_class = ExactSession
 
     def __init__(self, expansions: int = 100_000, at_once: int = 16):
-        if expansions < 1 or at_once < 1:
-            raise ConfigError(f"expansions={expansions} and at_once={at_once} must be at least 1")
         self.expansions, self.at_once = expansions, at_once
 
 

@@ -179,8 +179,6 @@ class HuggingFaceConstrainedBeam(ConstrainedSearch):
         ordered: whether phrases must occur in the given order.
     """
 
-    takes_constraints = True
-
     def for_batch(self, batch: BatchInfo) -> ConstrainedBatch:
         """See ``ConstrainedSearch.for_batch``."""
         return _AllocatedBatch(batch, OneAtATime, self.ordered)
