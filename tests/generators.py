@@ -11,6 +11,7 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.generation.component import Resources
 from seqgen.generation.ensemble.combinations import LogProbabilityMean, ProbabilityMean
 from seqgen.generation.options import build_setup
+from seqgen.generation.search.beam import BeamSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
 
@@ -20,7 +21,7 @@ KEYS = {"beam_size": "beam", "len_penalty": "lenpen", "unk_penalty": "unkpen", "
 
 
 def make_generator(models: Sequence[EncoderDecoderModel], words: Dictionary, **options: Any) -> SequenceGenerator:
-    """A generator with one beam.
+    """A generator, by default for beam search with one beam.
 
     Args:
         models: the models.
@@ -32,9 +33,10 @@ def make_generator(models: Sequence[EncoderDecoderModel], words: Dictionary, **o
     if isinstance(debug.get("beam_table"), bool):
         debug["beam_table"] = "on" if debug["beam_table"] else "off"
     objects = {name: options.pop(name) for name in OBJECTS if name in options}
+    objects["search_strategy"] = objects.get("search_strategy") or BeamSearch()
     mean = LogProbabilityMean if options.pop("average", "probability") == "log" else ProbabilityMean
     combination = options.pop("combination", None) or mean(options.pop("weights", ()))
-    changes = {name: options.pop(name) for name in ("temperature", "ranking") if name in options}
+    changes = {name: options.pop(name) for name in ("temperature", "early_stopping") if name in options}
     values = {"beam": 1, **{KEYS.get(name, name): value for name, value in options.items()}}
     if not values.pop("normalize_scores", True):
         values["unnormalized"] = True
