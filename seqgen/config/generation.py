@@ -381,8 +381,8 @@ class GenerationConfig:
     # ensembles
     combination: str = decoding_key(
         "",
-        f"name of a registered combination of the members' scores; empty for {DEFAULT_COMBINATION}, and for agreement "
-        "on the text if the members have different target vocabularies",
+        f"name of a registered combination of the members' scores; empty for {DEFAULT_COMBINATION}, and for a "
+        "cross-vocabulary ensemble if the members have different target vocabularies",
         MODEL | ENSEMBLE | SCORES_TARGETS,
     )
     inner_combination: str = decoding_key(
