@@ -70,7 +70,8 @@ class PrefixTrie:
         """
         levels = _Levels(flat, lengths, priors)
         while len(levels.active):
-            if levels.are_chains:
+            active = levels.active
+            if len(active) <= levels.width and len(np.unique(levels.nodes[active])) == len(active):  # nothing branches
                 levels.append_chains()
             else:
                 levels.append()
@@ -254,11 +255,6 @@ class _Levels:
         self.tokens = [np.full(1, -1, np.int32)]
         self.children: list[NDArray[np.int32]] = []
         self.priors = [self.own_priors.max(initial=-np.inf, keepdims=True)]
-
-    @property
-    def are_chains(self) -> bool:
-        """True if no two active sequences have the same node, so that nothing branches any more."""
-        return len(self.active) <= self.width and len(np.unique(self.nodes[self.active])) == len(self.active)
 
     def append(self) -> None:
         """Append the next level."""

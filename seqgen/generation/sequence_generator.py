@@ -74,27 +74,22 @@ class SequenceGenerator:
         setup = self.setup
         if sample.num_sentences == 0:
             return []
-        read = pad_to_tiles(sample, setup.ensemble, setup.pad) if setup.bit_exact else sample
-        with setup.ensemble.evaluating(), setup.switched():
-            results = self._run(DecodingRequest(read, prefix_tokens, constraints, streamer))
-        if setup.bit_exact:
-            model = setup.ensemble.models[0]
-            return [[unpad_attention(each, sample, model) for each in hypotheses] for hypotheses in results]
-        return results
-
-    def _run(self, request: DecodingRequest) -> list[list[Hypothesis]]:
-        """Check a request, and decode it in a new session."""
-        setup = self.setup
-        if request.streamer is not None and setup.beam_size > 1 and not setup.search.independent_rows:
+        if streamer is not None and setup.beam_size > 1 and not setup.search.independent_rows:
             raise ConfigError(
                 f"beam search can replace tokens that it has generated, so that beam_size={setup.beam_size} cannot "
                 "be streamed; use beam_size=1 or sampling"
             )
-        if request.constraints is not None:
-            check_phrases(request.constraints, request.sample.num_sentences, setup.vocab_size)
+        if constraints is not None:
+            check_phrases(constraints, sample.num_sentences, setup.vocab_size)
+        read = pad_to_tiles(sample, setup.ensemble, setup.pad) if setup.bit_exact else sample
         session_class = setup.search.session_class or Session
-        results: list[list[Hypothesis]] = session_class(setup, request).run()
-        return results
+        with setup.ensemble.evaluating(), setup.switched():
+            session = session_class(setup, DecodingRequest(read, prefix_tokens, constraints, streamer))
+            results: list[list[Hypothesis]] = session.run()
+        if not setup.bit_exact:
+            return results
+        model = setup.ensemble.models[0]
+        return [[unpad_attention(each, sample, model) for each in hypotheses] for hypotheses in results]
 
     @torch.inference_mode()
     def generate_continuously(

@@ -247,7 +247,10 @@ class Session:
         if plan.renormalizes:  # a processor may forbid all tokens of a row; a model that does so is an error
             nothing = logits[0].amax(1) == -torch.inf
             scores = torch.where(nothing.view_as(scores), torch.nan, scores)
-        context, lprobs = self._combine(context, logits) if plan.combines else (context, logits[0])
+        if plan.processes_logits or plan.adds_logits:
+            lprobs = logits[0]
+        else:
+            context, lprobs = self._combine(context, logits)
         # before the processors, since they work in place
         log_sum = log_sum_exp(lprobs) if plan.adds_logits and not plan.renormalizes else None
         context, lprobs = self._process(context, lprobs, log_sum)
@@ -357,7 +360,7 @@ class Session:
         """Let the search strategy choose candidates; those of done sentences get score ``-inf``."""
         candidates = chosen(self.search, context, scored.lprobs, scored.scores)
         if self.columns is not None:
-            candidates = self.columns.to_tokens(candidates)
+            candidates = replace(candidates, tokens=self.columns.ids[candidates.tokens])
         if scored.tokens is not None:
             places = candidates.beams * scored.tokens.size(2) + candidates.tokens
             candidates = replace(candidates, tokens=scored.tokens.flatten(1).gather(1, places))

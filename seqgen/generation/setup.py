@@ -108,11 +108,6 @@ class ScorePlan:
     columns: bool
     edges: bool
 
-    @property
-    def combines(self) -> bool:
-        """True if the members' log-probabilities are combined; otherwise the logits of the only member are used."""
-        return not (self.processes_logits or self.adds_logits)
-
 
 @dataclass(frozen=True)
 class DecodingSetup:

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.vocabulary_map import VocabularyMap
-from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import BatchInfo, Component, Composite, tokens_of
 from seqgen.generation.context import StepContext
 from seqgen.generation.ensemble.ensemble import Ensemble
@@ -167,10 +166,6 @@ class OutputColumns:
         """Apply the logits processors to ``(rows, U)`` scores."""
         sentences = replace(context.sentences, eos=self.eos, pad=self.pad)
         return apply_all(self.processors, scores, replace(context, sentences=sentences))
-
-    def to_tokens(self, candidates: Candidates) -> Candidates:
-        """Candidates with the ids of their tokens in place of columns."""
-        return Candidates(candidates.scores, self.ids[candidates.tokens], candidates.beams)
 
 
 def _with_columns(processor: LogitsProcessor, column: dict[int, int]) -> LogitsProcessor | None:

@@ -325,20 +325,13 @@ def _after_common(texts: Sequence[str]) -> PendingText:
 
 
 def _check(setup: DecodingSetup, request: DecodingRequest) -> None:
-    """Refuse what needs one vocabulary, or a beam that does not change.
+    """Refuse prefixes and prompts, whose tokens are those of one vocabulary.
 
     Raises:
         ConfigError: names what cannot be used.
     """
-    given = {
-        "a forced beginning of the output (prefix)": request.prefix_tokens,
-        "constraints": request.constraints,
-        "streaming": request.streamer,
-        "observers": setup.observers or None,
-        "stopping rules": setup.stopping or None,
-        "attention weights": setup.need_attention or None,
-        "prompts": any(spec.model.continues_source and spec.source != EMPTY for spec in setup.ensemble.members) or None,
-    }
-    for what, value in given.items():
-        if value is not None:
+    prompts = any(spec.model.continues_source and spec.source != EMPTY for spec in setup.ensemble.members)
+    given = {"a forced beginning of the output (prefix)": request.prefix_tokens is not None, "prompts": prompts}
+    for what, is_given in given.items():
+        if is_given:
             raise ConfigError(f"members with different target vocabularies do not support {what}; leave this out")

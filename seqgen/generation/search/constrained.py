@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, cast
+from typing import Any, ClassVar, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -387,46 +387,20 @@ def _tensor(values: list[Any], device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=torch.int64, device=device)
 
 
-@register_search("constrained")
-class ConstrainedSearch(Search):
-    """Beam search with dynamic beam allocation (Post and Vilar 2018; Hu et al. 2019 for phrases in any order).
-
-    Hypotheses are divided into banks by their number of matched constraint tokens, and the beam is filled with the best
-    of each bank in turn, beginning with the bank that has most. The candidates are the best ones of the sentence, the
-    best one of each beam, and all that match a further constraint token. No hypothesis ends before it has every
-    phrase. Under Hugging Face's rules, ``HuggingFaceConstrainedBeam`` is used instead.
-
-    Args:
-        ordered: whether phrases must occur in the given order, without overlaps.
-    """
-
-    takes_constraints = True
-
-    def __init__(self, ordered: bool = False):
-        self.ordered = ordered
-
-    def begin(self, batch: BatchInfo) -> Any:
-        """See ``Search.begin``; without constraints this is beam search."""
-        return BeamSearch().begin(batch) if batch.constraints is None else self.for_batch(batch)
-
-    def for_batch(self, batch: BatchInfo) -> ConstrainedBatch:
-        """The search over a batch with constraints."""
-        return _BankedBatch(batch, LexicalConstraints, self.ordered)
-
-
 class ConstrainedBatch(Search):
     """The search over one batch: its phrases, and the progress of each beam; a subclass implements ``step``.
 
     Args:
         batch: the batch.
-        rules: the class of the constraints.
         ordered: see ``ConstrainedSearch``.
     """
 
-    def __init__(self, batch: BatchInfo, rules: type[LexicalConstraints], ordered: bool):
+    constraints_class: ClassVar[type[LexicalConstraints]] = LexicalConstraints
+
+    def __init__(self, batch: BatchInfo, ordered: bool):
         assert batch.constraints is not None
         self.batch = batch
-        self.constraints = rules(batch.constraints, ordered, batch.device)
+        self.constraints = self.constraints_class(batch.constraints, ordered, batch.device)
         self.progress = self.constraints.start(batch.beam_size)
 
     def select_sentences(self, keep: Tensor) -> None:
@@ -446,8 +420,8 @@ class ConstrainedBatch(Search):
 class _BankedBatch(ConstrainedBatch):
     """The search over one batch by fairseq's rules."""
 
-    def __init__(self, batch: BatchInfo, rules: type[LexicalConstraints], ordered: bool):
-        super().__init__(batch, rules, ordered)
+    def __init__(self, batch: BatchInfo, ordered: bool):
+        super().__init__(batch, ordered)
         self._beam_search = BeamSearch().begin(replace(batch, constraints=None))
 
     def finished(self, batch: BatchInfo, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:
@@ -462,10 +436,6 @@ class _BankedBatch(ConstrainedBatch):
         candidates = self._candidates(context, lprobs, scores)
         columns = allocate(self.constraints.bank(self.reached(candidates)), candidates.scores)
         return candidates.gather(columns[:, : self.batch.num_candidates])
-
-    def lacking(self, candidates: Candidates) -> Tensor:
-        """``(sentences, K)`` bool, true for candidates that lack a phrase."""
-        return self.constraints.unmet(self.reached(candidates))
 
     def _candidates(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """The best of the sentence, the best of each beam, and those that match a further token, without duplicates."""
@@ -495,5 +465,30 @@ class _CompleteFinished(FirstFinished):
         self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
     ) -> Candidates:
         """See ``FinishedHypotheses.finalize``."""
-        scores = candidates.scores.masked_fill(ends & self.search.lacking(candidates), -torch.inf)
+        unmet = self.search.constraints.unmet(self.search.reached(candidates))
+        scores = candidates.scores.masked_fill(ends & unmet, -torch.inf)
         return super().finalize(Candidates(scores, candidates.tokens, candidates.beams), ends, step, bonus)
+
+
+@register_search("constrained")
+class ConstrainedSearch(Search):
+    """Beam search with dynamic beam allocation (Post and Vilar 2018; Hu et al. 2019 for phrases in any order).
+
+    Hypotheses are divided into banks by their number of matched constraint tokens, and the beam is filled with the best
+    of each bank in turn, beginning with the bank that has most. The candidates are the best ones of the sentence, the
+    best one of each beam, and all that match a further constraint token. No hypothesis ends before it has every
+    phrase. Under Hugging Face's rules, ``HuggingFaceConstrainedBeam`` is used instead.
+
+    Args:
+        ordered: whether phrases must occur in the given order, without overlaps.
+    """
+
+    takes_constraints = True
+    batch_class: ClassVar[type[ConstrainedBatch]] = _BankedBatch
+
+    def __init__(self, ordered: bool = False):
+        self.ordered = ordered
+
+    def begin(self, batch: BatchInfo) -> Any:
+        """See ``Search.begin``; without constraints this is beam search."""
+        return BeamSearch().begin(batch) if batch.constraints is None else self.batch_class(batch, self.ordered)

@@ -16,7 +16,6 @@ from seqgen.generation.search.constrained import (
     NONE,
     ConstrainedBatch,
     ConstrainedSearch,
-    LexicalConstraints,
     OneAtATime,
     repeated,
     take_turns,
@@ -166,29 +165,13 @@ class HuggingFaceDiverseBeam(Search):
         return Candidates.joined(chosen)
 
 
-class HuggingFaceConstrainedBeam(ConstrainedSearch):
-    """Beam search that divides its beams among banks of hypotheses with equally many constraint tokens.
-
-    The candidates are the beams with which beam search would continue and all continuations that match a further
-    constraint token; the beam is filled with the best of each bank in turn. A hypothesis finishes only if it has every
-    phrase. The original supports phrases in any order only; in a given order, only the first unmet phrase may begin.
-    If no hypothesis has every phrase at the maximum length, the original returns some that lack a phrase; here there
-    are none.
-
-    Args:
-        ordered: whether phrases must occur in the given order.
-    """
-
-    def for_batch(self, batch: BatchInfo) -> ConstrainedBatch:
-        """See ``ConstrainedSearch.for_batch``."""
-        return _AllocatedBatch(batch, OneAtATime, self.ordered)
-
-
 class _AllocatedBatch(ConstrainedBatch):
     """The search over one batch by Hugging Face's rules."""
 
-    def __init__(self, batch: BatchInfo, rules: type[LexicalConstraints], ordered: bool):
-        super().__init__(batch, rules, ordered)
+    constraints_class = OneAtATime
+
+    def __init__(self, batch: BatchInfo, ordered: bool):
+        super().__init__(batch, ordered)
         self.newest = self.progress
         """Progress of the candidates of the newest step."""
 
@@ -238,3 +221,19 @@ class _AllocatedHypotheses(GroupedHypotheses):
         turns = take_turns(banks.gather(1, order).masked_fill(impossible, NONE))
         chosen = order.gather(1, turns)[:, : self.beam]
         return columns.gather(1, chosen), scores.gather(1, chosen)
+
+
+class HuggingFaceConstrainedBeam(ConstrainedSearch):
+    """Beam search that divides its beams among banks of hypotheses with equally many constraint tokens.
+
+    The candidates are the beams with which beam search would continue and all continuations that match a further
+    constraint token; the beam is filled with the best of each bank in turn. A hypothesis finishes only if it has every
+    phrase. The original supports phrases in any order only; in a given order, only the first unmet phrase may begin.
+    If no hypothesis has every phrase at the maximum length, the original returns some that lack a phrase; here there
+    are none.
+
+    Args:
+        ordered: whether phrases must occur in the given order.
+    """
+
+    batch_class = _AllocatedBatch
