@@ -189,9 +189,6 @@ def test_what_it_cannot_do_is_said() -> None:
         generator([model], 3, observers=[Observer()]).generate(batch)
     with pytest.raises(ConfigError, match="constraints"):
         generator([model], 3).generate(batch, constraints=[[]] * len(SOURCES))
-    for wrong in ({"expansions": 0}, {"at_once": 0}):
-        with pytest.raises(ConfigError):
-            ExactSearch(**wrong)
 
 
 def test_configuration() -> None:
