@@ -31,6 +31,7 @@ from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.data.pair_dataset import collate
+from seqgen.generation.options import build_setup
 from seqgen.generation.prefix_trie import PrefixTrie
 from seqgen.generation.processors.prefix_trie import TrieConstraint
 from seqgen.generation.sequence_generator import SequenceGenerator
@@ -136,8 +137,10 @@ def ways_of(
     trie, batch = trie_of(catalogue), batch_of(sources)
     ways: dict[str, Callable[[], Found]] = {}
     for name, debug in (("edges", DebugConfig()), ("all scores", DebugConfig(trie_edges=False))):
-        generator = SequenceGenerator.from_config(
-            [loaded.model], loaded.task.target_dictionary, cfg, processors=[TrieConstraint(trie)], debug=debug
+        generator = SequenceGenerator(
+            build_setup(
+                [loaded.model], loaded.task.target_dictionary, cfg, processors=[TrieConstraint(trie)], debug=debug
+            )
         )
         ways[name] = functools.partial(ours, generator, batch)
     if theirs is not None and queries == 1:

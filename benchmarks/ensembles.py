@@ -3,8 +3,8 @@
     python -m benchmarks.ensembles [--members 1 2 4] [--batch 16] [--source 0] [--rounds 5] [--threads 1]
 
 The models have the shape of fairseq's transformer_iwslt_de_en: vocabulary 8,000, outputs of exactly 41 tokens, beam 5.
-In each round, all ensembles decode the same batch one after the other in this process. An ensemble of k models is
-measured with k different encoders, and with identical ones, which run once. The table has the median of the rounds.
+In each round, all ensembles decode the same batch one after the other in this process. The table has the median of the
+rounds.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 from benchmarks.decoding.models import Vocabulary, natural_lengths, random_model, random_sources
 from seqgen.config import GenerationConfig
 from seqgen.data.pair_dataset import collate
+from seqgen.generation.options import build_setup
 from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch
 
 
@@ -39,14 +39,6 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def models_of_one_shape(preset: str, vocabulary: Vocabulary, count: int, same: bool) -> list[EncoderDecoderModel]:
-    """Models with different weights; with identical encoders if ``same``."""
-    models = [random_model(preset, vocabulary, seed) for seed in range(1, count + 1)]
-    for model in models[1:] if same else []:
-        model.encoder.load_state_dict(models[0].encoder.state_dict())
-    return models
-
-
 def batch_of(sentences: int, length: int, vocabulary: int) -> Batch:
     """Random sources of one length, or of the lengths in the middle of the natural ones if it is 0."""
     natural = natural_lengths(200)
@@ -62,25 +54,22 @@ def batch_of(sentences: int, length: int, vocabulary: int) -> Batch:
     )
 
 
-def measure(options: argparse.Namespace) -> dict[tuple[int, str], list[tuple[float, float]]]:
-    """CPU and wall seconds of each round, by the number of members and their encoders."""
+def measure(options: argparse.Namespace) -> dict[int, list[tuple[float, float]]]:
+    """CPU and wall seconds of each round, by the number of members."""
     preset, size, length = ("transformer_tiny", 200, 5) if options.tiny else ("transformer_iwslt_de_en", 8000, 41)
     vocabulary = Vocabulary(size)
     batch = batch_of(options.batch, options.source, size)
     cfg = GenerationConfig(semantics="fairseq", beam=5, min_len=length - 1, max_len_b=length - 1)
-    generators = {}
-    for kind, same in (("different", False), ("identical", True)):
-        models = models_of_one_shape(preset, vocabulary, max(options.members), same)
-        for count in options.members[int(same) :]:
-            of_size = SequenceGenerator.from_config(models[:count], vocabulary.target_dictionary, cfg)
-            generators[count, kind] = of_size
-    seconds: dict[tuple[int, str], list[tuple[float, float]]] = {key: [] for key in generators}
+    models = [random_model(preset, vocabulary, seed) for seed in range(1, max(options.members) + 1)]
+    setups = {count: build_setup(models[:count], vocabulary.target_dictionary, cfg) for count in options.members}
+    generators = {count: SequenceGenerator(setup) for count, setup in setups.items()}
+    seconds: dict[int, list[tuple[float, float]]] = {count: [] for count in generators}
     for number in range(options.rounds + 1):
-        for key, generator in generators.items():
+        for count, generator in generators.items():
             processor, wall = time.process_time(), time.perf_counter()
             generator.generate(batch)
             if number > 0:  # the first round prepacks weights
-                seconds[key].append((time.process_time() - processor, time.perf_counter() - wall))
+                seconds[count].append((time.process_time() - processor, time.perf_counter() - wall))
     return seconds
 
 
@@ -89,12 +78,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = arguments(argv)
     torch.set_num_threads(options.threads)
     seconds = measure(options)
-    one = seconds[1, "different"]
-    print("| members | encoders | CPU s | CPU time / one model | time / one model |\n|---|---|---|---|---|")
-    for (count, kind), rounds in seconds.items():
-        processor = statistics.median(own for own, _ in rounds)
+    one = seconds[1]
+    print("| members | CPU s | CPU time / one model | time / one model |\n|---|---|---|---|")
+    for count, rounds in seconds.items():
+        processor = statistics.median(cpu for cpu, _ in rounds)
         ratios = [statistics.median(a[i] / b[i] for a, b in zip(rounds, one, strict=True)) for i in (0, 1)]
-        print(f"| {count} | {kind} | {processor:.2f} | {ratios[0]:.2f} | {ratios[1]:.2f} |")
+        print(f"| {count} | {processor:.2f} | {ratios[0]:.2f} | {ratios[1]:.2f} |")
 
 
 if __name__ == "__main__":

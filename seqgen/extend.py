@@ -69,12 +69,14 @@ from seqgen.generation.ensemble.combinations import (
     MeanConfig as MeanConfig,
     ProbabilityMean as ProbabilityMean,
 )
+from seqgen.generation.fairseq_arguments import fairseq_generator as fairseq_generator
 from seqgen.generation.observers import (
     Forbidden as Forbidden,
     Observer as Observer,
     Outcome as Outcome,
     StepRecord as StepRecord,
 )
+from seqgen.generation.options import build_setup as build_setup
 from seqgen.generation.processors.base import LogitsProcessor as LogitsProcessor
 from seqgen.generation.processors.length import ForceEndAtMaximum as ForceEndAtMaximum, MinimumLength as MinimumLength
 from seqgen.generation.processors.prefix_trie import PrefixConstraint as PrefixConstraint

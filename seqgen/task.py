@@ -19,6 +19,7 @@ from seqgen.data.vocabulary_map import VocabularyMap
 from seqgen.errors import ConfigError
 from seqgen.generation.component import Phrases
 from seqgen.generation.ensemble.member import MemberSpec
+from seqgen.generation.options import build_setup
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import Streamer
 from seqgen.metrics import signatures, text_scores
@@ -272,7 +273,7 @@ class Task(_TaskFlags):
         Args:
             models: one or more models over the target vocabulary; ``MemberSpec`` gives a model a role.
             cfg: the configuration of decoding.
-            further: constructor arguments of ``SequenceGenerator`` that are not in the configuration.
+            further: arguments of ``build_setup`` that are not in the configuration.
 
         Returns:
             The generator.
@@ -288,8 +289,8 @@ class Task(_TaskFlags):
         if cfg.shortlist:
             path = Path(cfg.shortlist)
             further["shortlist"] = VocabularyMap.read(path, self.source_dictionary, self.target_dictionary)
-        return SequenceGenerator.from_config(
-            models, self.target_dictionary, cfg, tokenizer=self.target_tokenizer, **further
+        return SequenceGenerator(
+            build_setup(models, self.target_dictionary, cfg, tokenizer=self.target_tokenizer, **further)
         )
 
     def collate(self, examples: Sequence[tuple[int, Tensor, Tensor | None]], model: EncoderDecoderModel) -> Batch:

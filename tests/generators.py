@@ -1,48 +1,50 @@
-"""Sequence generators for tests, made from plain values instead of objects."""
+"""Sequence generators for tests, made from plain values."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from seqgen.config import DebugConfig
+from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.generation.component import Resources
-from seqgen.generation.ensemble.combinations import Guidance, LogProbabilityMean, ProbabilityMean
-from seqgen.generation.ensemble.member import EMPTY, MemberSpec
-from seqgen.generation.finished import Ranking
-from seqgen.generation.rules import rules_named
+from seqgen.generation.ensemble.combinations import LogProbabilityMean, ProbabilityMean
+from seqgen.generation.options import build_setup
+from seqgen.generation.search.beam import BeamSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
 
 DEBUG = ("use_cache", "beam_table", "skip_log_softmax", "lazy_compaction")
+OBJECTS = ("search_strategy", "processors", "stopping", "observers", "need_attention")
+KEYS = {"beam_size": "beam", "len_penalty": "lenpen", "unk_penalty": "unkpen", "tokens_to_suppress": "suppress"}
 
 
 def make_generator(models: Sequence[EncoderDecoderModel], words: Dictionary, **options: Any) -> SequenceGenerator:
-    """A generator; ``options`` are its arguments, or values from which its object arguments are made.
+    """A generator, by default for beam search with one beam.
 
-    These are ``semantics``, the fields of ``DebugConfig`` and ``Ranking``, ``average`` and ``weights`` of the members,
-    and ``guidance_scale``.
+    Args:
+        models: the models.
+        words: the target vocabulary.
+        options: fields of ``GenerationConfig``, by its names or fairseq's; fields of ``DebugConfig``; objects for
+            ``build_setup``; ``average`` and ``weights`` of the members; and ``end_tokens``, ids.
     """
     debug = {name: options.pop(name) for name in DEBUG if name in options}
     if isinstance(debug.get("beam_table"), bool):
         debug["beam_table"] = "on" if debug["beam_table"] else "off"
-    kind, coverage = options.pop("length_penalty", "power"), options.pop("coverage_penalty", 0.0)
-    options["ranking"] = Ranking(options.pop("normalize_scores", True), options.pop("len_penalty", 1.0), kind, coverage)
+    objects = {name: options.pop(name) for name in OBJECTS if name in options}
+    objects["search_strategy"] = objects.get("search_strategy") or BeamSearch()
     mean = LogProbabilityMean if options.pop("average", "probability") == "log" else ProbabilityMean
     combination = options.pop("combination", None) or mean(options.pop("weights", ()))
-    members: list[Any] = list(models)
-    if (scale := options.pop("guidance_scale", 1.0)) != 1:
-        members += [MemberSpec(model, EMPTY, companion=True) for model in models]
-        combination = Guidance(combination, scale)
-    return SequenceGenerator(
-        members,
-        words,
-        rules=rules_named(options.pop("semantics", "")),
-        combination=combination,
-        debug=DebugConfig(**debug),
-        **options,
-    )
+    changes = {name: options.pop(name) for name in ("temperature", "early_stopping") if name in options}
+    values = {"beam": 1, **{KEYS.get(name, name): value for name, value in options.items()}}
+    if not values.pop("normalize_scores", True):
+        values["unnormalized"] = True
+    if end_tokens := values.pop("end_tokens", ()):
+        values["end_symbols"] = [words.symbol(token) for token in end_tokens]
+    cfg, switches = GenerationConfig(**values), DebugConfig(**debug)
+    setup = build_setup(models, words, cfg, combination=combination, debug=switches, **objects)
+    return SequenceGenerator(replace(setup, **changes))
 
 
 def resources(words: Dictionary, encode: Any = None) -> Resources:

@@ -16,6 +16,7 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.decoder import Decoder
 from seqgen.encoder import Encoder
 from seqgen.generation.component import Phrases
+from seqgen.generation.options import build_setup
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
@@ -109,7 +110,7 @@ def decode(
     """Decode with seqgen by Hugging Face's rules, with keys of the configuration."""
     further = [f"w{end}" for end in ends[1:]]
     cfg = GenerationConfig(**{"semantics": "huggingface", "min_len": 0, "max_len": 12, "end_symbols": further, **keys})
-    generator = SequenceGenerator.from_config([model], dictionary(), cfg, processors=processors)
+    generator = SequenceGenerator(build_setup([model], dictionary(), cfg, processors=processors))
     found = generator.generate(source_batch(sources), prefix_tokens, phrases)
     return [pairs(hypotheses) for hypotheses in found]
 

@@ -15,6 +15,7 @@ import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import GenerationConfig
 from seqgen.data.dictionary import Dictionary
+from seqgen.generation.options import build_setup
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis, Source
@@ -115,7 +116,7 @@ class Pair:
         """Decode here by Hugging Face's rules, with outputs of up to ``length`` tokens."""
         early = {"early_stopping": "true"} if beam > 1 else {}
         cfg = GenerationConfig(semantics="huggingface", beam=beam, max_len=length, min_len=0, **early)
-        generator = SequenceGenerator.from_config([self.model], self.words, cfg, **options)
+        generator = SequenceGenerator(build_setup([self.model], self.words, cfg, **options))
         return generator.generate(batch or self.batch)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from seqgen.generation.component import Resources
 from seqgen.generation.prefix_trie import PrefixTrie
 from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.generation.processors.bias import BadWords, SequenceBias
 from seqgen.generation.processors.length import (
     ExponentialDecay,
     ForceEndAtMaximum,
@@ -17,12 +16,14 @@ from seqgen.generation.processors.length import (
 )
 from seqgen.generation.processors.prefix_trie import TrieConstraint
 from seqgen.generation.processors.tokens import (
+    BadWords,
     EncoderNoRepeatNgram,
     EncoderRepetitionPenalty,
     Forbid,
     ForbidFirst,
     NoRepeatNgram,
     RepetitionPenalty,
+    SequenceBias,
     UnknownPenalty,
 )
 from seqgen.generation.processors.warpers import (

@@ -20,6 +20,7 @@ from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.pair_dataset import collate
 from seqgen.data.vocabulary_map import VocabularyMap
+from seqgen.generation.options import build_setup
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
@@ -75,8 +76,8 @@ class Seqgen(Worker):
         cfg = GenerationConfig(semantics=request["semantics"], beam=request["beam"], **length)
         switches = request.get("switches", {})
         table = self.vocabulary_map if request.get("shortlist") else None
-        return SequenceGenerator.from_config(
-            self.models, self.dictionary, cfg, debug=DebugConfig(**switches), shortlist=table
+        return SequenceGenerator(
+            build_setup(self.models, self.dictionary, cfg, debug=DebugConfig(**switches), shortlist=table)
         )
 
     @cached_property

@@ -21,16 +21,11 @@ class JoeyNMTBeam(BeamSearch):
         """See ``Search.begin``."""
         search = super().begin(batch)
         search.candidates_per_beam = 1
-        search.size = batch.num_sentences, batch.beam_size, batch.device
         return search
 
-    size: tuple[int, int, torch.device]
-    """Sentences, beams and device of the batch."""
-
-    def finished(self, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:
+    def finished(self, batch: BatchInfo, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:
         """See ``Search.finished``."""
-        sentences, beam, device = self.size
-        return StayInBeam(sentences, beam, ranking, device)
+        return StayInBeam(batch, ranking)
 
 
 class StayInBeam(FinishedHypotheses):
@@ -42,9 +37,9 @@ class StayInBeam(FinishedHypotheses):
 
     sentence_state = (*FinishedHypotheses.sentence_state, "over", "ended_at")
 
-    def __init__(self, sentences: int, beam: int, ranking: Ranking, device: torch.device):
-        super().__init__(sentences, beam, ranking, device)
-        self.over = torch.zeros(sentences, beam, dtype=torch.bool, device=device)
+    def __init__(self, batch: BatchInfo, ranking: Ranking):
+        super().__init__(batch, ranking)
+        self.over = torch.zeros_like(self.lengths, dtype=torch.bool)
         """``(live, beam)`` which beams contain an end token."""
         self.ended_at = torch.zeros_like(self.over)
         """``(live, beam)`` at which ranks a candidate has ended so far; these do not follow the beams."""

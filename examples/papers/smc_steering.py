@@ -81,11 +81,11 @@ class SMCSteering(RandomSearch):
         search.potentials = torch.zeros_like(search.weights)
         return search
 
-    def finished(self, ranking: Ranking, early_stopping: str) -> Population:
+    def finished(self, batch: BatchInfo, ranking: Ranking, early_stopping: str) -> Population:
         """See ``Search.finished``."""
         if ranking.coverage or ranking.len_penalty != 1 or early_stopping != "false":
             raise ConfigError("outputs are ranked by weight; leave out lenpen, coverage_penalty and early_stopping")
-        return Population(self, ranking)
+        return Population(batch, ranking, self)
 
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """Extend all active particles and choose the survivors, ``(sentences, beam)``; see ``Search.step``."""
@@ -112,8 +112,8 @@ class SMCSteering(RandomSearch):
 class Population(EachRow):
     """The ended particles, each in its own place, of ``search``."""
 
-    def __init__(self, search: SMCSteering, ranking: Ranking):
-        super().__init__(search.weights.size(0), search.weights.size(1), ranking, search.weights.device)
+    def __init__(self, batch: BatchInfo, ranking: Ranking, search: SMCSteering):
+        super().__init__(batch, ranking)
         self.search = search
 
     def finalize(self, candidates: Candidates, ends: Tensor, *args: Any) -> Candidates:

@@ -528,8 +528,8 @@ class GenerationConfig:
     # ensembles
     combination: str = decoding_key(
         "",
-        f"name of a registered combination of the members' scores; empty for {DEFAULT_COMBINATION}, and for agreement "
-        "on the text if the members have different target vocabularies",
+        f"name of a registered combination of the members' scores; empty for {DEFAULT_COMBINATION}, and for a "
+        "cross-vocabulary ensemble if the members have different target vocabularies",
         MODEL | ENSEMBLE | SCORES_TARGETS,
     )
     inner_combination: str = decoding_key(
@@ -660,7 +660,6 @@ class DebugConfig:
         choices=("auto", "on", "off"),
     )
     share_encoder_output: bool = option(True, "store the encoder output once per sentence instead of once per beam")
-    shared_encoders: bool = option(True, "run an encoder that several members of an ensemble have once")
     skip_log_softmax: bool = option(True, "search on logits if no component needs normalized log-probabilities")
     two_stage_candidates: bool = option(True, "find the top candidates via the maxima of vocabulary blocks")
     shortlist_columns: bool = option(

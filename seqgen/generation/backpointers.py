@@ -128,7 +128,7 @@ class BackPointers:
         Returns:
             On the CPU, with ``L`` the largest length: the tokens before the last one ``(k, B, L)`` int64, the
             cumulative score at each of them ``(k, B, L)``, and the attention at each of them and at the last one
-            ``(k, B, L + 1, S)`` or ``None``. Entries at and after a hypothesis's own length are undefined.
+            ``(k, B, L + 1, S)`` or ``None``. Entries at and after the length of a hypothesis are undefined.
         """
         longest = int(lengths.max()) if lengths.numel() else 0
         lengths, live, begins = lengths.cpu(), beams.cpu().clone(), self.start_offsets[sentences].cpu()

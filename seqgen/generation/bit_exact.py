@@ -29,7 +29,7 @@ def bit_exact() -> Iterator[None]:
         yield
 
 
-def widened(sample: Batch, ensemble: Ensemble, pad: int) -> Batch:
+def pad_to_tiles(sample: Batch, ensemble: Ensemble, pad: int) -> Batch:
     """Fill up the sources and targets of a batch with padding.
 
     Args:
@@ -46,9 +46,9 @@ def widened(sample: Batch, ensemble: Ensemble, pad: int) -> Batch:
     models = ensemble.models
     return replace(
         sample,
-        source=_widened(sample.source, models[0], pad),
+        source=_padded(sample.source, models[0], pad),
         member_sources=sample.member_sources
-        and [_widened(source, model, pad) for source, model in zip(sample.member_sources, models, strict=True)],
+        and [_padded(source, model, pad) for source, model in zip(sample.member_sources, models, strict=True)],
         target=_filled(sample.target, pad),
         prev_output_tokens=_filled(sample.prev_output_tokens, pad),
     )
@@ -60,7 +60,7 @@ def _filled(target: Tensor | None, pad: int) -> Tensor | None:
     return F.pad(target, (0, rounded_up(target.size(1), TILE) - target.size(1)), value=pad)
 
 
-def _widened(source: Source, model: EncoderDecoderModel, pad: int) -> Source:
+def _padded(source: Source, model: EncoderDecoderModel, pad: int) -> Source:
     if source.encoder_out is not None:
         raise ConfigError("generation.bit_exact=true needs sources, and an encoder's output is given; leave it out")
     width = source.src_tokens.size(1)
@@ -81,12 +81,12 @@ def _width(width: int, model: EncoderDecoderModel) -> int:
     return max(width, min(rounded_up(width, TILE), longest))
 
 
-def narrowed(hypothesis: Hypothesis, sample: Batch, model: EncoderDecoderModel) -> Hypothesis:
-    """Undo ``widened`` for the attention weights of a hypothesis.
+def unpad_attention(hypothesis: Hypothesis, sample: Batch, model: EncoderDecoderModel) -> Hypothesis:
+    """Undo ``pad_to_tiles`` for the attention weights of a hypothesis.
 
     Args:
-        hypothesis: a hypothesis for the batch that ``widened`` returned.
-        sample: the batch before ``widened``.
+        hypothesis: a hypothesis for the batch that ``pad_to_tiles`` returned.
+        sample: the batch before ``pad_to_tiles``.
         model: the first model.
     """
     if hypothesis.attention is None:

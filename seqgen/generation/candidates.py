@@ -45,7 +45,7 @@ class Candidates:
         return Candidates(*(tensor.gather(1, columns) for tensor in (self.scores, self.tokens, self.beams)))
 
     def matches(self, other: Candidates) -> Tensor:
-        """Which of ``n`` others, with scores above ``-inf``, each candidate equals: ``(sentences, K, n)`` bool."""
+        """Compare with ``n`` others with scores above ``-inf``: ``(sentences, K, n)`` bool, true for equal ones."""
         same = self.beams.unsqueeze(2) == other.beams.unsqueeze(1)
         same &= self.tokens.unsqueeze(2) == other.tokens.unsqueeze(1)
         return same & (other.scores > -torch.inf).unsqueeze(1)

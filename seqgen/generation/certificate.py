@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from seqgen.errors import ConfigError
-from seqgen.generation.component import BatchInfo, Component, Composite
+from seqgen.generation.component import BatchInfo, Component, flattened
 from seqgen.generation.finished import Ranking
 from seqgen.generation.observers import Observer, Outcome, StepRecord
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.processors.prefix_trie import TrieConstraint
-from seqgen.generation.setup import DecodingSetup
+from seqgen.generation.search.base import Search
 from seqgen.structures import Hypothesis
 
 ROUNDING = 1e-4
@@ -44,7 +44,7 @@ class Certificate(Observer):
 
     def __init__(self, wanted: int, processors: Sequence[LogitsProcessor]) -> None:
         self.wanted = wanted
-        tries = [one.trie.longest for one in _flat(processors) if isinstance(one, TrieConstraint)]
+        tries = [each.trie.longest for each in flattened(processors) if isinstance(each, TrieConstraint)]
         self.of_trie = min(tries, default=sys.maxsize)
         self.found: dict[int, tuple[float, bool]] = {}
         self.counts = [0, 0]
@@ -52,10 +52,10 @@ class Certificate(Observer):
 
     def begin(self, batch: BatchInfo) -> Self:
         """See ``Observer.begin``."""
-        own = super().begin(batch)
-        own.ids, own.longest = batch.ids, (batch.max_lengths + 1).clamp(max=self.of_trie)
-        own.bound = torch.full((batch.num_sentences,), -torch.inf, device=batch.device)
-        return own
+        certificate = super().begin(batch)
+        certificate.ids, certificate.longest = batch.ids, (batch.max_lengths + 1).clamp(max=self.of_trie)
+        certificate.bound = torch.full((batch.num_sentences,), -torch.inf, device=batch.device)
+        return certificate
 
     def observe(self, record: StepRecord) -> None:
         """See ``Observer.observe``."""
@@ -91,27 +91,23 @@ class Certificate(Observer):
         return f"{self.counts[1]} of {self.counts[0]} n-best lists are certified to be exact"
 
 
-def check_certifiable(setup: DecodingSetup) -> None:
+def check_certifiable(search: Search, components: Sequence[Component], ranking: Ranking) -> None:
     """Check that scores never rise and that nothing but the beam prunes outputs; see ``Component.certifiable``.
 
+    Args:
+        search: the strategy.
+        components: the combination, the processors and the stopping rules.
+        ranking: how hypotheses are scored.
+
     Raises:
-        ConfigError: a component of the setup makes a bound impossible.
+        ConfigError: one of them makes a bound impossible.
     """
-    if not setup.search.certifiable:
-        raise ConfigError(f"generation.certificate bounds what beam search prunes, not {type(setup.search).__name__}")
-    components = _flat([setup.ensemble.combination, *setup.processors, *setup.stopping])
-    what = [type(one).__name__ for one in components if not one.certifiable]
-    what += ["generation.coverage_penalty"] if setup.ranking.coverage else []
+    if not search.certifiable:
+        raise ConfigError(f"generation.certificate bounds what beam search prunes, not {type(search).__name__}")
+    what = [type(component).__name__ for component in flattened(components) if not component.certifiable]
+    what += ["generation.coverage_penalty"] if ranking.coverage else []
     if what:
         raise ConfigError(
             f"generation.certificate needs scores that never rise and outputs that nothing cuts off, which {what[0]} "
             "does not promise (certifiable); leave one of the two out"
         )
-
-
-def _flat(components: Sequence[Component]) -> list[Component]:
-    """The components, each after its parts if it is a composite."""
-    found = []
-    for component in components:
-        found += [*_flat(component.parts if isinstance(component, Composite) else []), component]
-    return found

@@ -1,4 +1,4 @@
-"""What all components of decoding share: configuration, declared needs, and per-batch state that follows the beams.
+"""The base of all components of decoding: configuration, declared needs, and per-batch state that follows the beams.
 
 Search strategies, logits processors, combinations, stopping rules and observers are components. A component that
 needs values from earlier steps stores them in tensors and lists their names in ``sentence_state`` or ``beam_state``.
@@ -20,7 +20,7 @@ The session then reorders them with the beams, drops them with finished sentence
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
@@ -119,7 +119,7 @@ class BatchInfo:
 
     @property
     def num_sentences(self) -> int:
-        """How many sentences are live."""
+        """The number of live sentences."""
         return len(self.ids)
 
     @property
@@ -134,7 +134,7 @@ class BatchInfo:
 
     @property
     def own_limits(self) -> Tensor:
-        """``(live,)`` int64, last step of each sentence, counted from its own first step."""
+        """``(live,)`` int64, last step of each sentence, counted from the first step of the sentence."""
         return self.max_lengths if self.start_offsets is None else self.max_lengths - self.start_offsets
 
     def select(self, keep: Tensor) -> BatchInfo:
@@ -150,7 +150,7 @@ class BatchInfo:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a component can use when it is built from its configuration.
+    """The objects that a component can use when it is built from its configuration.
 
     Attributes:
         dictionary: the target vocabulary.
@@ -239,7 +239,7 @@ class Component(Flagged):
     """The key of the ``generation`` group whose value may be such an object in place of a name; empty if none is."""
 
     certifiable: bool = False
-    """Whether ``generation.certificate`` may be used with it. Of log-probabilities, a combination makes scores of at
+    """True if ``generation.certificate`` may be used with it. Of log-probabilities, a combination makes scores of at
     most 0; a processor raises no score, or its changes along any output sum to at most 0 after the first token; a
     strategy prunes only candidates that score below its beams."""
 
@@ -343,6 +343,13 @@ class Composite(Component):
         return other
 
 
+def flattened(components: Iterable[Component]) -> Iterator[Component]:
+    """The components, each after its parts if it is a composite."""
+    for component in components:
+        yield from flattened(component.parts if isinstance(component, Composite) else ())
+        yield component
+
+
 C = TypeVar("C", bound=Component)
 
 
@@ -388,15 +395,15 @@ def begun(component: C, batch: BatchInfo) -> C:
     Raises:
         DecodingError: that is no component, or a tensor of its state is missing or has another shape.
     """
-    own: Any = returned(component, "begin", component.begin(batch), Component)
-    of_sentences = dict.fromkeys(own.sentence_state, (batch.num_sentences,))
-    for name, shape in (of_sentences | dict.fromkeys(own.beam_state, (batch.num_sentences, batch.beam_size))).items():
-        value = getattr(own, name, None)
+    found: C = returned(component, "begin", component.begin(batch), Component)  # type: ignore[assignment]
+    of_sentences = dict.fromkeys(found.sentence_state, (batch.num_sentences,))
+    for name, shape in (of_sentences | dict.fromkeys(found.beam_state, (batch.num_sentences, batch.beam_size))).items():
+        value = getattr(found, name, None)
         if not isinstance(value, Tensor) or value.shape[: len(shape)] != shape:
             given = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             sizes = ", ".join(map(str, shape))
-            raise violated(own, "begin", f"must set {name!r}, which its state names, to ({sizes}, ...): it is {given}")
-    found: C = own
+            wrong = f"must set {name!r}, which its state names, to ({sizes}, ...): it is {given}"
+            raise violated(found, "begin", wrong)
     return found
 
 

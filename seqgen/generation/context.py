@@ -29,13 +29,13 @@ class LayerLogits:
         return len(self.layers)
 
     def __getitem__(self, layer: int) -> Tensor:
-        """The logits ``(rows, V)`` after a layer, counted from 0; those of the last layer are the model's own."""
+        """The logits ``(rows, V)`` after a layer, counted from 0; those of the last layer are the model's."""
         return self.early_exit(self.layers[layer])
 
 
 @dataclass(frozen=True)
 class StepOutputs:
-    """What the members computed in this step, as far as components need it.
+    """The outputs of the members in this step, as far as components need them.
 
     An attribute is ``None`` if no component in use declares a need for it, or if the models do not have it.
 
@@ -57,7 +57,7 @@ class StepOutputs:
 
 @dataclass(frozen=True)
 class StepContext:
-    """What components see of one step.
+    """The properties of one step that components see.
 
     A row is one beam of one sentence (for a stopping rule: one candidate). Rows are sentence-major: row ``i``
     belongs to sentence ``i // rows_per_sentence``. Derived attributes are computed when first read.
@@ -119,7 +119,7 @@ class StepContext:
 
     @cached_property
     def generated_padding(self) -> Tensor | None:
-        """Which tokens of ``generated`` do not count, ``(rows, P + step)`` bool; ``None`` if all count.
+        """``(rows, P + step)`` bool, true for tokens of ``generated`` that do not count; ``None`` if all count.
 
         They are the padding of prompts on the left and, unless the start token counts, an end-of-sentence with which a
         prompt begins, as in fairseq.
@@ -139,12 +139,12 @@ class StepContext:
     def steps(self) -> Tensor:
         """``(rows,)`` int64, number of tokens of each row; sentences that joined a running batch have fewer."""
         start_offsets = self.sentences.start_offsets
-        own = self.step - (torch.zeros_like(self.sentences.max_lengths) if start_offsets is None else start_offsets)
-        return self.by_row(own)
+        offsets = torch.zeros_like(self.sentences.max_lengths) if start_offsets is None else start_offsets
+        return self.by_row(self.step - offsets)
 
     @property
     def has_joined(self) -> bool:
-        """Whether sentences joined the batch at different steps."""
+        """True if sentences joined the batch at different steps."""
         return self.sentences.start_offsets is not None
 
     @cached_property

@@ -41,9 +41,14 @@ class RollingSession(Session):
 
         ``DecodingSetup.can_merge`` says whether this is possible.
 
+        Done sentences leave this session before.
+
         Args:
             other: a session of the same setup; it must not be used afterwards.
         """
+        if self.num_done:
+            newest = self.backpointers.last_tokens()
+            self.compact(Candidates(self.scores, newest, newest))
         self.live = torch.cat([self.live, other.live + len(self.ids)])
         self.collected += [sentence + len(self.ids) for sentence in other.collected]
         self.ids = torch.cat([self.ids, other.ids])
@@ -67,7 +72,7 @@ class RollingSession(Session):
             max_lengths=own_limits + start_offsets,
             done=torch.cat([self.sentences.done, other.sentences.done]),
             start_offsets=start_offsets,
-            source_texts=None if None in texts else [text for own in texts for text in own or ()],
+            source_texts=None if None in texts else [text for some in texts for text in some or ()],
             # components that support merged batches do not read these
             src_tokens=None,
             src_padding=None,
@@ -77,12 +82,6 @@ class RollingSession(Session):
         )
         self.first_end = int(self.sentences.max_lengths.min())
         self.choose_columns()
-
-    def drop_done(self) -> None:
-        """Collect the results of done sentences and drop their rows, between two steps."""
-        if self.num_done:
-            newest = self.backpointers.last_tokens()
-            self.compact(Candidates(self.scores, newest, newest))
 
     def new_results(self) -> Iterator[tuple[int, list[Hypothesis]]]:
         """The results collected since the last call: the number of each sentence in ``ids``, and its hypotheses."""
@@ -102,7 +101,7 @@ def decode_continuously(
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     """Decode a stream of sentences in one batch, until no sentence waits and all are done.
 
-    New sentences are encoded and decode their first step in a session of their own, which is then merged into the
+    New sentences are encoded and decode their first step in another session, which is then merged into the
     running session.
 
     Args:
@@ -120,7 +119,6 @@ def decode_continuously(
             if (places - taken) * _SHARE >= places and (batch := waiting(taken, running.width)) is not None:
                 newcomers = RollingSession(setup, DecodingRequest(batch))
                 if newcomers.step():
-                    running.drop_done()
                     running.merge(newcomers)
                 else:  # all of them are done
                     newcomers.collect_all()

@@ -16,13 +16,13 @@ from torch import Tensor
 from seqgen.errors import ConfigError
 from seqgen.generation.backpointers import BackPointers
 from seqgen.generation.candidates import Candidates, gather_beams
-from seqgen.generation.component import Component
+from seqgen.generation.component import BatchInfo, Component
 from seqgen.structures import Hypothesis
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """How the sum of log-probabilities of a finished hypothesis becomes its score.
+    """The rule by which the sum of log-probabilities of a finished hypothesis becomes its score.
 
     Attributes:
         normalize: whether the sum is divided by a function of the length.
@@ -58,7 +58,7 @@ class Ranking:
 
     @property
     def favours_length(self) -> bool:
-        """Whether, of two hypotheses with equal sums, the longer one scores better."""
+        """True if, of two hypotheses with equal sums, the longer one scores better."""
         return self.normalize and self.len_penalty > 0
 
 
@@ -68,22 +68,19 @@ class FinishedHypotheses(Component):
     Its tensors, ``(live, beam)`` each, follow the sentences like the state of other components.
 
     Args:
-        sentences: sentences of the batch.
-        beam: hypotheses that are kept for each sentence; each has a place.
+        batch: the batch; for each sentence ``beam_size`` hypotheses are kept, each in a place.
         ranking: turns sums of log-probabilities into scores.
-        device: device of the tensors.
     """
 
     sentence_state: ClassVar[tuple[str, ...]] = ("lengths", "beams", "tokens", "cumulative", "scores")
 
-    def __init__(self, sentences: int, beam: int, ranking: Ranking, device: torch.device):
-        self.beam = beam
-        self.ranking = ranking
-        self.lengths = torch.zeros(sentences, beam, dtype=torch.int64, device=device)
+    def __init__(self, batch: BatchInfo, ranking: Ranking):
+        self.beam, self.ranking = batch.beam_size, ranking
+        self.lengths = torch.zeros(batch.num_sentences, self.beam, dtype=torch.int64, device=batch.device)
         """``(live, beam)`` int64 number of tokens of the hypothesis in each place; 0 if the place is free."""
         self.beams = torch.zeros_like(self.lengths)
         self.tokens = torch.zeros_like(self.lengths)
-        self.cumulative = torch.full((sentences, beam), -torch.inf, device=device)
+        self.cumulative = torch.full(self.lengths.shape, -torch.inf, device=batch.device)
         self.scores = torch.full_like(self.cumulative, -torch.inf)
 
     def finalize(
@@ -103,7 +100,7 @@ class FinishedHypotheses(Component):
         raise NotImplementedError
 
     def done(self, active: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
-        """Which sentences need no further hypotheses, or can have none: by default, those without an active beam.
+        """Find the sentences that need no further hypotheses, or can have none: by default, those without active beams.
 
         Args:
             active: the candidates that ``finalize`` returned.
@@ -153,14 +150,14 @@ class FinishedHypotheses(Component):
         return scores if bonus is None else scores + bonus
 
     def _finish(self, candidates: Candidates, ends: Tensor) -> Tensor:
-        """Which candidates end among the first ``beam``, ``(live, K)`` bool."""
+        """``(live, K)`` bool, true for candidates that end among the first ``beam``."""
         among_first = torch.arange(ends.size(1), device=ends.device) < self.beam
         return ends & among_first & (candidates.scores > -torch.inf)
 
     def _entries(
         self, candidates: Candidates, finished: Tensor, scores: Tensor, step: int | Tensor
     ) -> dict[str, Tensor]:
-        """What is stored of candidates, ``(live, K)`` each; a length of 0 for those that are not ``finished``."""
+        """The stored values of candidates, ``(live, K)`` each; the length is 0 if a candidate is not ``finished``."""
         lengths = torch.where(finished, step + 1, torch.zeros_like(candidates.tokens))
         values = (lengths, candidates.beams, candidates.tokens, candidates.scores, scores)
         return dict(zip(FinishedHypotheses.sentence_state, values, strict=True))
@@ -189,7 +186,7 @@ class FinishedHypotheses(Component):
             candidates: ``K`` of each live sentence.
             scores: ``(live, K)`` their scores as hypotheses; ``-inf`` for those that do not finish.
             step: number of tokens before the new one.
-            groups: places and candidates are split into this many equal parts; each part keeps its own best.
+            groups: places and candidates are split into this many equal parts; the best are kept in each part.
         """
         if _none(scores > -torch.inf):
             return
@@ -203,7 +200,7 @@ class FinishedHypotheses(Component):
 
 
 def _none(finished: Tensor) -> bool:
-    """Whether no candidate finishes, as in most steps; always false on a GPU, where the question would wait for it."""
+    """True if no candidate finishes, as in most steps; false on a GPU, where the question would wait for the device."""
     return finished.device.type == "cpu" and not finished.any()
 
 
@@ -229,10 +226,8 @@ class BestFinished(FinishedHypotheses):
     """Hugging Face's rule: a better hypothesis replaces the worst one, until no beam is expected to be better.
 
     Args:
-        sentences: sentences of the batch.
-        beam: places for hypotheses of each.
-        ranking: turns sums of log-probabilities into scores.
-        device: device of the tensors.
+        batch: see ``FinishedHypotheses``.
+        ranking: see ``FinishedHypotheses``.
         early_stopping: when a sentence is done whose places are all filled. ``"true"``: at once. ``"false"``: when the
             best active beam would score no better than the worst hypothesis if it ended now. ``"never"``: when it
             would score no better at its best possible length (the maximum, with a positive length penalty).
@@ -240,12 +235,10 @@ class BestFinished(FinishedHypotheses):
 
     sentence_state = (*FinishedHypotheses.sentence_state, "_all_ended")
 
-    def __init__(
-        self, sentences: int, beam: int, ranking: Ranking, device: torch.device, early_stopping: str = "false"
-    ):
-        super().__init__(sentences, beam, ranking, device)
+    def __init__(self, batch: BatchInfo, ranking: Ranking, early_stopping: str = "false"):
+        super().__init__(batch, ranking)
         self.early_stopping = early_stopping
-        self._all_ended = torch.zeros(sentences, dtype=torch.bool, device=device)
+        self._all_ended = torch.zeros_like(batch.done)
 
     def finalize(
         self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
@@ -285,9 +278,7 @@ class Coverage(Component):
 
     Args:
         weight: beta of the penalty (Wu et al. 2016, equation 14); 0 for no penalty, and coverage is then not recorded.
-        sentences: sentences of the batch.
-        beam: beams of each sentence.
-        device: device of the scores.
+        batch: the batch.
 
     Attributes:
         received: ``(live, beam, S)``, the attention of all steps so far.
@@ -295,10 +286,10 @@ class Coverage(Component):
 
     beam_state = ("received",)
 
-    def __init__(self, weight: float, sentences: int, beam: int, device: torch.device):
+    def __init__(self, weight: float, batch: BatchInfo):
         self.weight = weight
         # bool, so that the sum has the dtype of the attention
-        self.received = torch.zeros(sentences, beam, 1, dtype=torch.bool, device=device)
+        self.received = torch.zeros(batch.num_sentences, batch.beam_size, 1, dtype=torch.bool, device=batch.device)
 
     def attend(self, attention: Tensor | None) -> None:
         """Add the attention of this step, ``(live, beam, S)``, before the beams are reordered.

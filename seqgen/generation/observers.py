@@ -21,7 +21,7 @@ from seqgen.system.hooks import Flags
 
 
 class Outcome(IntEnum):
-    """What happens to a candidate."""
+    """The fate of a candidate in a step."""
 
     CONTINUES = 0
     """It is a beam of the next step."""
@@ -101,7 +101,7 @@ class StepRecord:
 
     @cached_property
     def outcomes(self) -> Tensor:
-        """What happens to each candidate: ``(live, K)`` int64, values of ``Outcome``."""
+        """The outcome of each candidate: ``(live, K)`` int64, values of ``Outcome``."""
         c = self.candidates
         possible = c.scores > -torch.inf
         continues = c.matches(self.active).any(2) & ~self.ended
@@ -117,7 +117,7 @@ class StepRecord:
 
     @cached_property
     def replaced(self) -> Tensor:
-        """Which hypotheses of ``before`` were replaced by better ones in this step: ``(live, beam)`` bool."""
+        """``(live, beam)`` bool, true for hypotheses of ``before`` that better ones replaced in this step."""
         return _new_in(self.before, self.after) & ~self.was_done.unsqueeze(1)
 
 
@@ -136,10 +136,10 @@ class Observer(Component):
     flags: ClassVar[Flags] = {"can_merge": ("begin", "observe", "merge"), "reads_scores": ("observe",)}
 
     reads_scores: bool = True
-    """Whether ``observe`` reads ``StepRecord.lprobs``; if not, these may be the scores of a part of the vocabulary."""
+    """True if ``observe`` reads ``StepRecord.lprobs``; if not, these may be the scores of a part of the vocabulary."""
 
     can_merge: bool = False
-    """Whether it is correct in continuous batching: ``observe`` uses ``context.steps`` of each row instead of
+    """True if it is correct in continuous batching: ``observe`` uses ``context.steps`` of each row instead of
     ``context.step``, reads no source ids, and reads only the last ``context.steps`` columns of ``context.tokens``.
     Otherwise each batch is decoded by itself; the observer is then called in the same way, and decoding is slower."""
 
@@ -165,7 +165,7 @@ class Observer(Component):
 
 
 def _new_in(one: FinishedHypotheses, other: FinishedHypotheses) -> Tensor:
-    """Which hypotheses of ``one`` are not in ``other``: ``(live, beam)`` bool."""
+    """``(live, beam)`` bool, true for hypotheses of ``one`` that are not in ``other``."""
     same = torch.ones(*other.lengths.shape, one.lengths.size(1), dtype=torch.bool, device=one.lengths.device)
     for name in ("lengths", "beams", "tokens", "scores"):
         same = same & (getattr(other, name).unsqueeze(2) == getattr(one, name).unsqueeze(1))

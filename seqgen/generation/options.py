@@ -23,13 +23,13 @@ from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.ensemble.member import EMPTY, MemberSpec, field_of, input_of
 from seqgen.generation.finished import Ranking
 from seqgen.generation.observers import Observer
-from seqgen.generation.processors import bias, length, prefix_trie, tokens, warpers
+from seqgen.generation.processors import length, prefix_trie, tokens, warpers
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.rules import Rules, rules_named
 from seqgen.generation.search.base import Search
 from seqgen.generation.search.constrained import ConstrainedSearch
 from seqgen.generation.search.sampling import RandomSearch
-from seqgen.generation.setup import DecodingSetup, Limits, longest_output
+from seqgen.generation.setup import DecodingSetup, Limits
 from seqgen.generation.shortlist import Shortlist
 from seqgen.generation.speculative.drafters import ModelDrafter, PromptLookup
 from seqgen.generation.speculative.verification import SpeculativeSearch
@@ -38,7 +38,7 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.registry import COMBINATIONS, LOGITS_PROCESSORS, OBSERVERS, SEARCHES
 
 
-def setup_from_config(
+def build_setup(
     models: Sequence[EncoderDecoderModel | MemberSpec],
     tgt_dict: Dictionary,
     cfg: GenerationConfig,
@@ -54,10 +54,25 @@ def setup_from_config(
     need_attention: bool = False,
     debug: DebugConfig | None = None,
 ) -> DecodingSetup:
-    """Make the setup that a configuration asks for; see ``SequenceGenerator.from_config``.
+    """Make the setup that the ``generation`` group of a configuration asks for.
+
+    Args:
+        models: one or more models that share the target vocabulary; ``MemberSpec`` gives a model a role.
+        tgt_dict: the target vocabulary.
+        cfg: the configuration.
+        tokenizer: the target tokenizer, for keys whose values are texts.
+        draft: the model that ``cfg.draft`` names; it has the same target vocabulary.
+        shortlist: the content of the file that ``cfg.shortlist`` names.
+        search_strategy: used instead of the strategy of the configuration.
+        combination: used instead of the combination of the configuration.
+        processors: further logits processors, applied after those of the configuration.
+        stopping: further stopping rules.
+        observers: further observers.
+        need_attention: whether hypotheses have attention weights and alignments.
+        debug: switches of optimizations.
 
     Raises:
-        ConfigError: the configuration contradicts itself, or names a component that does not exist.
+        ConfigError: two keys contradict each other, or a component is not registered.
     """
     rules = rules_named(cfg.semantics)
     check_compatible(cfg)
@@ -79,20 +94,19 @@ def setup_from_config(
         )
     members = members_from_config(models, cfg)
     ensemble = with_guidance(members, combination_from_config(cfg, resources, combination), cfg.guidance_scale)
+    longest = min(cfg.max_len or sys.maxsize, *(model.max_positions()[1] for model in ensemble.models))
     of_config = processors_from_config(cfg, rules, resources)
     named = [build(OBSERVERS, name, Observer, cfg, resources) for name in cfg.observers]
-    certificates = [Certificate(cfg.nbest, [*of_config, *processors])] if cfg.certificate else []
+    bounds = [Certificate(cfg.nbest, [*of_config, *processors])] if cfg.certificate else []
     setup = DecodingSetup(
         ensemble=ensemble,
         rules=rules,
         search=search,
         processors=[*of_config, *processors],
         stopping=[*stopping_from_config(cfg, tgt_dict, tokenizer, cfg.stopping_rules), *stopping],
-        observers=[*named, *observers, *certificates],
+        observers=[*named, *observers, *bounds],
         ranking=Ranking(not cfg.unnormalized, cfg.lenpen, cfg.length_penalty, cfg.coverage_penalty),
-        limits=Limits(
-            cfg.max_len_a, cfg.effective_max_len_b, longest_output(ensemble, cfg.max_len), cfg.match_source_len
-        ),
+        limits=Limits(cfg.max_len_a, cfg.effective_max_len_b, longest, cfg.match_source_len),
         beam_size=beam,
         temperature=cfg.temperature if rules.divides_by_temperature_first else 1.0,
         early_stopping=cfg.early_stopping,
@@ -105,8 +119,8 @@ def setup_from_config(
         shortlist=_shortlist(cfg, search, shortlist, resources),
         bit_exact=cfg.bit_exact,
     )
-    if certificates:
-        check_certifiable(setup)
+    if cfg.certificate:
+        check_certifiable(search, [ensemble.combination, *setup.processors, *setup.stopping], setup.ranking)
     return setup
 
 
@@ -186,12 +200,12 @@ def processor_makers(
     keep = 2 + len(ends) if cfg.beam > 1 and cfg.search not in ("", "sampling") else 1
     return {
         "unkpen": lambda penalty: tokens.UnknownPenalty(unk, penalty),
-        "sequence_bias": lambda entries: bias.SequenceBias(bias.biases_of_texts(entries, resources)),
+        "sequence_bias": lambda entries: tokens.SequenceBias(tokens.biases_of_texts(entries, resources)),
         "encoder_repetition_penalty": tokens.EncoderRepetitionPenalty,
         "repetition_penalty": tokens.RepetitionPenalty,
         "no_repeat_ngram_size": tokens.NoRepeatNgram,
         "encoder_no_repeat_ngram_size": tokens.EncoderNoRepeatNgram,
-        "bad_words": lambda texts: bias.BadWords(list(map(resources.sequence, texts)), [eos, *ends]),
+        "bad_words": lambda texts: tokens.BadWords(list(map(resources.sequence, texts)), [eos, *ends]),
         "min_len": lambda least: length.MinimumLength(least, ends, yields),
         "min_total_len": lambda least: length.MinimumLength(least, ends, yields, counts_prompt=True),
         "match_source_len": lambda _: length.MinimumLength(sys.maxsize, ends),
@@ -328,9 +342,9 @@ def with_guidance(
         combination: combines their scores.
         guidance_scale: 1 for no guidance.
     """
-    if guidance_scale == 1:
-        return Ensemble(models, combination)
     plain = Ensemble(models, combination)
+    if guidance_scale == 1:
+        return plain
     unconditional = [MemberSpec(model, EMPTY, companion=True) for model in plain.models]
     return Ensemble([*plain.members, *unconditional], Guidance(combination, guidance_scale))
 

@@ -70,7 +70,8 @@ class PrefixTrie:
         """
         levels = _Levels(flat, lengths, priors)
         while len(levels.active):
-            if levels.are_chains:
+            active = levels.active
+            if len(active) <= levels.width and len(np.unique(levels.nodes[active])) == len(active):  # nothing branches
                 levels.append_chains()
             else:
                 levels.append()
@@ -137,7 +138,7 @@ class PrefixTrie:
         return rows, torch.arange(len(rows), device=nodes.device) + shift[rows]
 
     def gains(self, nodes: Tensor, children: Tensor) -> Tensor:
-        """What priors add to the scores of edges: the largest prior below the child minus that below the node.
+        """The priors that are added to the scores of edges: the largest one below the child minus that below the node.
 
         Args:
             nodes: int64, where each edge begins; the first edge adds the prior below the root, too.
@@ -255,23 +256,18 @@ class _Levels:
         self.children: list[NDArray[np.int32]] = []
         self.priors = [self.own_priors.max(initial=-np.inf, keepdims=True)]
 
-    @property
-    def are_chains(self) -> bool:
-        """Whether each active sequence has a node of its own, so that nothing branches any more."""
-        return len(self.active) <= self.width and len(np.unique(self.nodes[self.active])) == len(self.active)
-
     def append(self) -> None:
         """Append the next level."""
         size = int(self.flat.max(initial=0)) + 1
         # sorted by parent, then by token: the children of a node are consecutive
         keys = self.nodes[self.active] * size + self.flat[self.starts[self.active] + self.depth]
-        distinct, own = np.unique(keys, return_inverse=True)
+        distinct, node = np.unique(keys, return_inverse=True)
         best = np.full(len(distinct), -np.inf, np.float32)
-        np.maximum.at(best, own, self.own_priors[self.active])
+        np.maximum.at(best, node, self.own_priors[self.active])
         self.children.append(np.bincount(distinct // size, minlength=self.width).astype(np.int32))
         self.tokens.append((distinct % size).astype(np.int32))
         self.priors.append(best)
-        self.nodes[self.active] = own
+        self.nodes[self.active] = node
         self.depth, self.width = self.depth + 1, len(distinct)
         self.active = self.active[self.lengths[self.active] > self.depth]
 

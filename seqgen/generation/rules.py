@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-import torch
-
 from seqgen.config import GenerationConfig
+from seqgen.generation.component import BatchInfo
 from seqgen.generation.finished import BestFinished, FinishedHypotheses, FirstFinished, Ranking
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.processors.length import ForceEndAtMaximum
@@ -67,9 +66,7 @@ class Rules:
         """
         raise NotImplementedError
 
-    def finished(
-        self, sentences: int, beam: int, ranking: Ranking, device: torch.device, early_stopping: str
-    ) -> FinishedHypotheses:
+    def finished(self, batch: BatchInfo, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:
         """Make the finished hypotheses of a beam search."""
         raise NotImplementedError
 
@@ -115,11 +112,9 @@ class FairseqRules(Rules):
             *registered,
         ]
 
-    def finished(
-        self, sentences: int, beam: int, ranking: Ranking, device: torch.device, early_stopping: str
-    ) -> FinishedHypotheses:
+    def finished(self, batch: BatchInfo, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:
         """See ``Rules.finished``."""
-        return FirstFinished(sentences, beam, ranking, device)
+        return FirstFinished(batch, ranking)
 
     def renormalizes(self, search: Search) -> bool:
         """Only in sampling."""
@@ -146,7 +141,7 @@ class HuggingFaceRules(Rules):
         return "greedy" if cfg.beam == 1 else "beam"
 
     def search(self, search: Search) -> Search:
-        """Diverse and constrained beam search have variants of their own."""
+        """Diverse and constrained beam search have other variants."""
         if type(search) is DiverseBeamSearch and search.groups > 1:
             return HuggingFaceDiverseBeam(search.groups, search.strength)
         if type(search) is ConstrainedSearch:
@@ -160,11 +155,9 @@ class HuggingFaceRules(Rules):
         exact = [ForceEndAtMaximum()] if "match_source_len" in made else []
         return [ForcePrefix([*made.values(), *exact, *registered])]
 
-    def finished(
-        self, sentences: int, beam: int, ranking: Ranking, device: torch.device, early_stopping: str
-    ) -> FinishedHypotheses:
+    def finished(self, batch: BatchInfo, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:
         """See ``Rules.finished``."""
-        return BestFinished(sentences, beam, ranking, device, early_stopping)
+        return BestFinished(batch, ranking, early_stopping)
 
     def renormalizes(self, search: Search) -> bool:
         """In greedy search and sampling."""

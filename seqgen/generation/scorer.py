@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from seqgen.errors import ConfigError, DecodingError
-from seqgen.generation.bit_exact import bit_exact, narrowed, widened
+from seqgen.generation.bit_exact import bit_exact, pad_to_tiles, unpad_attention
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import ATTENTION, FEATURES, LAYER_LOGITS, MEMBER_LOGITS, BatchInfo, begun
 from seqgen.generation.context import LayerLogits, StepContext, StepOutputs
@@ -83,7 +83,7 @@ class SequenceScorer:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What is needed besides the logits; see ``Component.needs``."""
+        """The outputs that are needed besides the logits; see ``Component.needs``."""
         needs = frozenset() if self.single else self.ensemble.combination.needs
         return needs | {ATTENTION} if self.need_attention else needs
 
@@ -118,9 +118,9 @@ class SequenceScorer:
         if not self.bit_exact:
             return self._score(sample, lengths)
         with bit_exact():
-            found = self._score(widened(sample, self.ensemble, self.pad), lengths)
+            found = self._score(pad_to_tiles(sample, self.ensemble, self.pad), lengths)
         model = self.ensemble.models[0]
-        return [replace(one, hypothesis=narrowed(one.hypothesis, sample, model)) for one in found]
+        return [replace(one, hypothesis=unpad_attention(one.hypothesis, sample, model)) for one in found]
 
     def _score(self, sample: Batch, lengths: Sequence[int] | None) -> list[ScoredTarget]:
         target, _ = _targets(sample)
@@ -145,7 +145,7 @@ class SequenceScorer:
             else:
                 positional = self._step_by_step(sample, sources[0], lprobs, outputs, attention).cpu()
         attention = attention if self.need_attention else None
-        members = [own for own, spec in zip(members, self.ensemble.members, strict=True) if spec.source == INPUT]
+        members = [scores for scores, spec in zip(members, self.ensemble.members, strict=True) if spec.source == INPUT]
         results = []
         for row, tokens in enumerate(target.cpu()):
             length = int((tokens != self.pad).sum()) if lengths is None else lengths[row]
@@ -156,13 +156,14 @@ class SequenceScorer:
                     "overflows"
                 )
             score = float(scores.sum()) / (length if self.normalize_scores else 1)
-            own = None if attention is None else attention[row, :length].cpu()
-            hypothesis = Hypothesis(tokens[:length], score, scores, own, None if own is None else own.argmax(-1))
+            weights = None if attention is None else attention[row, :length].cpu()
+            alignment = None if weights is None else weights.argmax(-1)
+            hypothesis = Hypothesis(tokens[:length], score, scores, weights, alignment)
             results.append(ScoredTarget(hypothesis, [member[row, :length] for member in members]))
         return results
 
     def _output(self, model: EncoderDecoderModel, source: Source, sample: Batch, needs: Set[str]) -> MemberOutput:
-        """What a member computes at all positions, ``(N, T, ...)``, and what components need of it."""
+        """The output of a member at all positions, ``(N, T, ...)``."""
         decoder_input = self._decoder_input(model, sample)
         if source.encoder_out is not None or needs & {FEATURES, LAYER_LOGITS}:
             return decoded(model.decoder, decoder_input, encode(model.encoder, source), needs)
@@ -225,7 +226,7 @@ class SequenceScorer:
         return torch.cat(positional, dim=1)
 
     def _outputs_at(self, step: int, outputs: Sequence[MemberOutput], attention: Tensor | None) -> StepOutputs:
-        """What the combination needs of one position."""
+        """The outputs that the combination needs of one position."""
         first, logits, exits = outputs[0].at(step), None, None
         if MEMBER_LOGITS in self.needs:
             logits = [out.logits[:, step].to(torch.promote_types(out.logits.dtype, torch.float32)) for out in outputs]
@@ -258,7 +259,7 @@ class SequenceScorer:
 
     @torch.inference_mode()
     def internals(self, sample: Batch, lengths: Sequence[int]) -> list[list[Internals]]:
-        """What the layers of each member compute for the targets of a batch.
+        """Record the computations of the layers of each member for the targets of a batch.
 
         Args:
             sample: the batch, with targets.
@@ -287,8 +288,8 @@ class SequenceScorer:
 
     def _decoder_input(self, model: EncoderDecoderModel, sample: Batch) -> Tensor:
         decoder_input = _targets(sample)[1].clone()
-        own = sample.start_tokens
-        decoder_input[:, 0] = model.start_token(self.eos) if own is None else own.to(decoder_input.device)
+        starts = sample.start_tokens
+        decoder_input[:, 0] = model.start_token(self.eos) if starts is None else starts.to(decoder_input.device)
         return decoder_input
 
 
@@ -306,7 +307,7 @@ def _of_tokens(lprobs: Tensor, target: Tensor) -> Tensor:
 def _internals_of_row(
     row: int, length: int, recording: Recording, source: Source, model: EncoderDecoderModel, decoder_input: Tensor
 ) -> Internals:
-    """What was recorded for one target of ``length`` tokens, without padding, on the CPU."""
+    """The record for one target of ``length`` tokens, without padding, on the CPU."""
     width, read = source.src_tokens.size(1), int(source.src_lengths[row])
     of_source = slice(width - read, width) if model.left_pad_source else slice(0, read)
     (decoder,) = recording.decoder

@@ -125,9 +125,9 @@ class Session:
         self.num_done = 0
         self.first_end = int(batch.max_lengths.min())
         self.scores = torch.zeros(count, self.beam, device=device)
-        self.coverage = Coverage(setup.ranking.coverage, count, self.beam, device)
+        self.coverage = Coverage(setup.ranking.coverage, batch)
         self.backpointers = BackPointers(self.beam, start)
-        self.finished = self._finished_hypotheses(count, device)
+        self.finished = self._finished_hypotheses(batch)
         self.results: list[list[Hypothesis]] = [[] for _ in range(count)]
 
     def _begin_members(self, sources: Sequence[Source]) -> Tensor:
@@ -135,10 +135,9 @@ class Session:
         setup, given = self.setup, self.request.sample.start_tokens
         specs, device = setup.ensemble.members, sources[0].src_tokens.device
         starts = [spec.model.start_token(setup.eos) for spec in specs]
-        own = [None if given is not None or start == starts[0] else start for start in starts]
+        different = [None if given is not None or start == starts[0] else start for start in starts]
         with setup.exact():
-            encoded = setup.ensemble.with_shared_encodings(sources) if setup.debug.shared_encoders else sources
-            self.members = [self.new_member(*each) for each in zip(specs, encoded, own, strict=True)]
+            self.members = [self.new_member(*each) for each in zip(specs, sources, different, strict=True)]
         return torch.full_like(self.request.sample.ids, starts[0]).to(device) if given is None else given.to(device)
 
     def _sentences(self, sources: Sequence[Source]) -> BatchInfo:
@@ -190,13 +189,13 @@ class Session:
         for number, member in enumerate(self.members):
             member.output_columns = None if self.columns is None else self.columns.projections[number]
 
-    def _finished_hypotheses(self, count: int, device: torch.device) -> FinishedHypotheses:
+    def _finished_hypotheses(self, batch: BatchInfo) -> FinishedHypotheses:
         setup = self.setup
-        if (own := self.search.finished(setup.ranking, setup.early_stopping)) is not None:
-            return own
+        if (of_search := self.search.finished(batch, setup.ranking, setup.early_stopping)) is not None:
+            return of_search
         if self.search.independent_rows:
-            return EachRow(count, self.beam, setup.ranking, device)
-        return setup.rules.finished(count, self.beam, setup.ranking, device, setup.early_stopping)
+            return EachRow(batch, setup.ranking)
+        return setup.rules.finished(batch, setup.ranking, setup.early_stopping)
 
     def run(self) -> list[list[Hypothesis]]:
         """Decode until every sentence is done.
@@ -248,7 +247,10 @@ class Session:
         if plan.renormalizes:  # a processor may forbid all tokens of a row; a model that does so is an error
             nothing = logits[0].amax(1) == -torch.inf
             scores = torch.where(nothing.view_as(scores), torch.nan, scores)
-        context, lprobs = self._combine(context, logits) if plan.combines else (context, logits[0])
+        if plan.processes_logits or plan.adds_logits:
+            lprobs = logits[0]
+        else:
+            context, lprobs = self._combine(context, logits)
         # before the processors, since they work in place
         log_sum = log_sum_exp(lprobs) if plan.adds_logits and not plan.renormalizes else None
         context, lprobs = self._process(context, lprobs, log_sum)
@@ -266,7 +268,7 @@ class Session:
     def _combine(self, context: StepContext, logits: list[Tensor]) -> tuple[StepContext, Tensor]:
         """Normalize and combine the members' logits, ``(rows, V)`` each."""
         models = (spec.model for spec in self.setup.ensemble.members)
-        each = [model.get_normalized_probs(own) for model, own in zip(models, logits, strict=True)]
+        each = [model.get_normalized_probs(values) for model, values in zip(models, logits, strict=True)]
         lprobs = combine(self.combination, each, context)
         if MEMBER_LPROBS not in self.needs:
             return context, lprobs
@@ -286,7 +288,7 @@ class Session:
         if ATTENTION in self.needs:
             weights = [out.attention if alike else None for out, alike in zip(outputs, self.reads_alike, strict=True)]
             attention = self.setup.ensemble.combine_attention(weights)
-        kept = [own.clone() for own in logits] if MEMBER_LOGITS in self.needs else None
+        kept = [values.clone() for values in logits] if MEMBER_LOGITS in self.needs else None
         exits = self._layer_logits(outputs[0]) if LAYER_LOGITS in self.needs else None
         return logits, StepOutputs(outputs[0].features, attention, kept, exits)
 
@@ -342,7 +344,7 @@ class Session:
         Args:
             step: number of tokens of each row.
             rows: rows of each live sentence.
-            tokens: ``(live, rows, 1 + step)`` int64 tokens of the rows; the beams' own if not given.
+            tokens: ``(live, rows, 1 + step)`` int64 tokens of the rows; those of the beams if not given.
             known: other attributes of the context.
         """
         return StepContext(
@@ -358,7 +360,7 @@ class Session:
         """Let the search strategy choose candidates; those of done sentences get score ``-inf``."""
         candidates = chosen(self.search, context, scored.lprobs, scored.scores)
         if self.columns is not None:
-            candidates = self.columns.to_tokens(candidates)
+            candidates = replace(candidates, tokens=self.columns.ids[candidates.tokens])
         if scored.tokens is not None:
             places = candidates.beams * scored.tokens.size(2) + candidates.tokens
             candidates = replace(candidates, tokens=scored.tokens.flatten(1).gather(1, places))
@@ -366,7 +368,7 @@ class Session:
         return Candidates(alive, candidates.tokens, candidates.beams)
 
     def ended(self, candidates: Candidates, context: StepContext) -> Tensor:
-        """Which candidates end: ``(live, K)`` bool."""
+        """``(live, K)`` bool, true for candidates that end."""
         ended = candidates.tokens == self.setup.end_tokens[0]
         for token in self.setup.end_tokens[1:]:
             ended |= candidates.tokens == token
@@ -397,13 +399,14 @@ class Session:
         Returns:
             The ``beam`` candidates of each sentence that continue.
         """
-        own = context.step if self.sentences.start_offsets is None else context.step - self.sentences.start_offsets
-        by_candidate = own.unsqueeze(1) if isinstance(own, Tensor) else own
+        offsets = self.sentences.start_offsets
+        step = context.step if offsets is None else context.step - offsets  # of each sentence
+        by_candidate = step.unsqueeze(1) if isinstance(step, Tensor) else step
         before = self.finished.fork() if self.observers else None  # a copy: some classes write in place
         was_done = self.sentences.done
         penalty = self.coverage.penalty(candidates, self.sentences.src_padding)
         active = self.finished.finalize(candidates, ended, by_candidate, penalty)
-        done = was_done | self.finished.done(active, own, self.sentences.own_limits)
+        done = was_done | self.finished.done(active, step, self.sentences.own_limits)
         self.sentences = replace(self.sentences, done=done)
         if before is not None:
             watch = context.watch if isinstance(context.watch, Forbidden) else None
@@ -429,15 +432,15 @@ class Session:
                 streamer.end(sentence)
 
     def needs_another_step(self, candidates: Candidates, step: int) -> bool:
-        """Whether any sentence is not done. This is the only point of a step that waits for the device."""
+        """True if any sentence is not done. This is the only point of a step that waits for the device."""
         damaged = candidates.scores.isnan()
         self.num_done, bad = torch.stack([self.sentences.done.sum(), damaged.sum()]).tolist()
         if bad:
             sentence = int(self.live[damaged.any(1)][0])
-            own = sorted({type(part).__name__ for part in self.components if not is_built_in(type(part))})
+            users = sorted({type(part).__name__ for part in self.components if not is_built_in(type(part))})
             raise DecodingError(
                 f"a model's scores are NaN or infinite at step {step} in sentence {sentence} of the batch; its weights "
-                f"are damaged or its dtype overflows{f', or {listing(own)} returns such scores' if own else ''}"
+                f"are damaged or its dtype overflows{f', or {listing(users)} returns such scores' if users else ''}"
             )
         return self.num_done < len(self.live)
 
@@ -445,8 +448,8 @@ class Session:
     def components(self) -> list[Component]:
         """All components; their state follows the beams."""
         shortlist = [] if self.shortlist is None else [self.shortlist]
-        own = (self.finished, self.coverage, *shortlist)
-        return [self.search, self.combination, *self.processors, *self.stopping, *self.observers, *own]
+        others = (self.finished, self.coverage, *shortlist)
+        return [self.search, self.combination, *self.processors, *self.stopping, *self.observers, *others]
 
     def compact(self, active: Candidates) -> Candidates:
         """Collect the results of the sentences that are done, and drop their rows."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from seqgen.config import DebugConfig
 from seqgen.decoder import Decoder
 from seqgen.errors import listing
+from seqgen.generation.certificate import Certificate
 from seqgen.generation.component import (
     ATTENTION,
     FORBIDDEN,
@@ -21,6 +22,7 @@ from seqgen.generation.component import (
     MEMBER_LPROBS,
     Component,
     Phrases,
+    flattened,
 )
 from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.finished import Ranking
@@ -89,7 +91,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class ScorePlan:
-    """What happens to the members' logits until the search chooses among the scores; see ``Session.score``.
+    """How member logits become search scores; see ``Session.score``.
 
     Attributes:
         processes_logits: whether processors see logits rather than log-probabilities.
@@ -105,11 +107,6 @@ class ScorePlan:
     renormalizes: bool
     columns: bool
     edges: bool
-
-    @property
-    def combines(self) -> bool:
-        """Whether the members' log-probabilities are combined; otherwise the logits of the only member are used."""
-        return not (self.processes_logits or self.adds_logits)
 
 
 @dataclass(frozen=True)
@@ -170,6 +167,11 @@ class DecodingSetup:
         return [self.search, self.ensemble.combination, *self.processors, *self.stopping, *self.observers]
 
     @property
+    def certificate(self) -> Certificate | None:
+        """The observer that bounds the scores of pruned outputs; ``None`` without one."""
+        return next((observer for observer in self.observers if isinstance(observer, Certificate)), None)
+
+    @property
     def needs(self) -> frozenset[str]:
         """The needs of all components."""
         wanted = frozenset({ATTENTION}) if self.need_attention or self.ranking.coverage else frozenset()
@@ -183,7 +185,7 @@ class DecodingSetup:
     def switched(self) -> Iterator[None]:
         """While the context is active, the switches of ``seqgen/system/switches.py`` have the values of ``debug``.
 
-        A strategy with its own loop computes with the same bits in every batch in all of the loop, see ``exact``.
+        A strategy with another loop computes with the same bits in every batch in all of the loop, see ``exact``.
         """
         debug = self.debug
         switches = {
@@ -191,8 +193,8 @@ class DecodingSetup:
             KERNEL_CHOICE: debug.kernel_choice == "measured",
             TWO_STAGE_CANDIDATES: debug.two_stage_candidates,
         }
-        own_loop = self.bit_exact and self.search.session_class is not None
-        with switched({**switches, INPUT_CHOICES: not self.bit_exact}), BitExact() if own_loop else nullcontext():
+        whole_loop = self.bit_exact and self.search.session_class is not None
+        with switched({**switches, INPUT_CHOICES: not self.bit_exact}), BitExact() if whole_loop else nullcontext():
             yield
 
     def exact(self) -> AbstractContextManager[object]:
@@ -201,18 +203,18 @@ class DecodingSetup:
 
     @cached_property
     def forces_end(self) -> bool:
-        """Whether a processor forces the last token of an output of the maximum length."""
-        return _forces_end(self.processors)
+        """True if a processor forces the last token of an output of the maximum length."""
+        return any(isinstance(one, ForceEndAtMaximum | ForceLast) for one in flattened(self.processors))
 
     @cached_property
     def reads_history(self) -> bool:
-        """Whether any decoder reads columns of its input before the newest one."""
+        """True if any decoder reads columns of its input before the newest one."""
         models = self.ensemble.models
         return not self.debug.use_cache or any(getattr(model.decoder, "reads_history", True) for model in models)
 
     @cached_property
     def plan(self) -> ScorePlan:
-        """What happens to the members' logits in each step."""
+        """How member logits become search scores."""
         combination, search = self.ensemble.combination, self.search
         models = [member.model for member in self.ensemble.members]
         softmax = all(_normalizes_by_softmax(model) for model in models)
@@ -239,12 +241,12 @@ class DecodingSetup:
 
     @property
     def can_merge(self) -> bool:
-        """Whether waiting sentences may join a running batch."""
+        """True if waiting sentences may join a running batch."""
         return not self.merge_obstacle
 
     @cached_property
     def merge_obstacle(self) -> str:
-        """What prevents waiting sentences from joining a running batch, for a message; empty if nothing does."""
+        """The reason why waiting sentences cannot join a running batch, for a message; empty if they can."""
         models, debug = self.ensemble.models, self.debug
         parts: list[Any] = [self.search, self.ensemble.combination, *self.observers, *self.processors]
         parts += [model.decoder for model in models]
@@ -294,12 +296,6 @@ class DecodingRequest:
     streamer: Streamer | None = None
 
 
-def _forces_end(processors: Sequence[LogitsProcessor]) -> bool:
-    return any(
-        isinstance(one, ForceEndAtMaximum | ForceLast) or _forces_end(getattr(one, "parts", ())) for one in processors
-    )
-
-
 def _normalizes_by_softmax(model: EncoderDecoderModel) -> bool:
     return (
         type(model).get_normalized_probs is EncoderDecoderModel.get_normalized_probs
@@ -317,12 +313,5 @@ def _without_merge(parts: Sequence[Any]) -> list[str]:
 
 
 def adjusts_logits(model: EncoderDecoderModel) -> bool:
-    """Whether a model overrides ``adjust_logits_during_generation``."""
-    own = type(model).adjust_logits_during_generation
-    return own is not EncoderDecoderModel.adjust_logits_during_generation
-
-
-def longest_output(ensemble: Ensemble, max_len: int) -> int:
-    """The output length that all models support, at most ``max_len`` unless that is 0."""
-    supported = min(model.max_positions()[1] for model in ensemble.models)
-    return min(max_len, supported) if max_len else supported
+    """True if a model overrides ``adjust_logits_during_generation``."""
+    return type(model).adjust_logits_during_generation is not EncoderDecoderModel.adjust_logits_during_generation

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.vocabulary_map import VocabularyMap
-from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import BatchInfo, Component, Composite, tokens_of
 from seqgen.generation.context import StepContext
 from seqgen.generation.ensemble.ensemble import Ensemble
@@ -53,7 +52,7 @@ class Shortlist(Component):
 
     def begin(self, batch: BatchInfo) -> Self:
         """See ``Component.begin``."""
-        own = super().begin(batch)
+        shortlist = super().begin(batch)
         forbidden = np.ones((batch.num_sentences, self.size), dtype=bool)
         forbidden[:, [*self.always, *batch.end_tokens]] = False
         for row, source in enumerate(_sources(batch)):
@@ -61,12 +60,12 @@ class Shortlist(Component):
                 forbidden[row, ids] = False
         for row, phrases in enumerate(batch.constraints or ()):
             forbidden[row, tokens_of(phrases)] = False
-        own.forbidden = torch.from_numpy(forbidden).to(batch.device)
+        shortlist.forbidden = torch.from_numpy(forbidden).to(batch.device)
         for given in (batch.prefix_tokens, batch.first_tokens):
             if given is not None:
-                own.forbidden.scatter_(1, given.to(batch.device).view(batch.num_sentences, -1), False)
-        own.use_columns(None)
-        return own
+                shortlist.forbidden.scatter_(1, given.to(batch.device).view(batch.num_sentences, -1), False)
+        shortlist.use_columns(None)
+        return shortlist
 
     def union(self) -> Tensor:
         """The ids that are in the shortlist of any sentence, ``(U,)`` int64, ascending."""
@@ -150,17 +149,17 @@ class OutputColumns:
         if len(ids) > LARGEST_SHARE * shortlist.size:
             return None
         column = {token: place for place, token in enumerate(ids.tolist())}
-        own = [_with_columns(processor, column) for processor in processors]
+        changed = [_with_columns(processor, column) for processor in processors]
         decoders: dict[int, Any] = {id(spec.model): spec.model.decoder for spec in ensemble.members}
         made = {key: decoder.output_columns(ids) for key, decoder in decoders.items()}
-        if any(part is None for part in (*own, *made.values())):
+        if any(part is None for part in (*changed, *made.values())):
             return None
         return cls(
             ids,
             column[eos],
             column[pad],
             [made[id(spec.model)] for spec in ensemble.members],
-            [processor for processor in own if processor is not None],
+            [processor for processor in changed if processor is not None],
         )
 
     def process(self, scores: Tensor, context: StepContext) -> Tensor:
@@ -168,31 +167,27 @@ class OutputColumns:
         sentences = replace(context.sentences, eos=self.eos, pad=self.pad)
         return apply_all(self.processors, scores, replace(context, sentences=sentences))
 
-    def to_tokens(self, candidates: Candidates) -> Candidates:
-        """Candidates with the ids of their tokens in place of columns."""
-        return Candidates(candidates.scores, self.ids[candidates.tokens], candidates.beams)
-
 
 def _with_columns(processor: LogitsProcessor, column: dict[int, int]) -> LogitsProcessor | None:
     """A processor with columns in place of the ids of tokens; ``None`` if it needs others, or the whole vocabulary."""
     if processor.token_attributes is None or processor.sentence_state or processor.beam_state:
         return None
-    own = copy.copy(processor)
+    changed = copy.copy(processor)
     if isinstance(processor, Composite):
         parts = [_with_columns(part, column) for part in processor.parts]
         if None in parts:
             return None
-        own.parts = parts  # type: ignore[attr-defined]
+        changed.parts = parts  # type: ignore[attr-defined]
     for name in processor.token_attributes:
-        ids = getattr(own, name)
+        ids = getattr(changed, name)
         if ids is None:
             continue
         wanted = ids.tolist() if isinstance(ids, Tensor) else ids if isinstance(ids, list) else [ids]
         found = [column[token] for token in wanted if token in column]
         if isinstance(ids, list):  # a token without a column is forbidden anyway
-            setattr(own, name, found)
+            setattr(changed, name, found)
         elif len(found) < len(wanted):
             return None
         else:
-            setattr(own, name, torch.tensor(found, device=ids.device) if isinstance(ids, Tensor) else found[0])
-    return own
+            setattr(changed, name, torch.tensor(found, device=ids.device) if isinstance(ids, Tensor) else found[0])
+    return changed

@@ -58,7 +58,7 @@ class TimeLimit(StoppingRule):
         self.seconds, self.clock = seconds, clock
         self.since = clock()
         self.expired = False
-        """Whether the time limit was exceeded at the last call."""
+        """True if the time limit was exceeded at the last call."""
 
     def begin(self, batch: BatchInfo) -> Self:
         """See ``Component.begin``; the time starts here."""
@@ -113,7 +113,7 @@ class StopStrings(StoppingRule):
         return found.to(tokens.device)
 
     def may_complete(self, token: int) -> bool:
-        """Whether an occurrence can end in this token. Rows that end with other tokens, most rows, are not decoded."""
+        """True if an occurrence can end in this token. Rows that end with other tokens, most rows, are not decoded."""
         if token not in self._may_complete:
             piece = self._text([token])
             # a token that is part of a UTF-8 character cannot be decoded alone
@@ -122,7 +122,7 @@ class StopStrings(StoppingRule):
         return self._may_complete[token]
 
     def completes(self, tail: Sequence[int]) -> bool:
-        """Whether the last token completes one of the texts.
+        """True if the last token completes one of the texts.
 
         Args:
             tail: the newest tokens, as many as the longest text can have.
@@ -192,5 +192,5 @@ def _made(rule: Rule, cfg: GenerationConfig, resources: Resources) -> StoppingRu
 
 
 def _overlaps(piece: str, text: str) -> bool:
-    """Whether ``text`` can end inside ``piece``: ``piece`` contains it, or begins with one of its suffixes."""
+    """True if ``text`` can end inside ``piece``: ``piece`` contains it, or begins with one of its suffixes."""
     return text in piece or any(text.endswith(piece[:size]) for size in range(1, min(len(piece), len(text)) + 1))

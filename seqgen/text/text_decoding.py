@@ -16,7 +16,6 @@ import torch
 
 from seqgen.config.settings import ResolvedSettings
 from seqgen.errors import ConfigError, DataError
-from seqgen.generation.certificate import Certificate
 from seqgen.generation.component import Resources
 from seqgen.generation.ensemble.member import encode
 from seqgen.generation.finished import Ranking
@@ -98,7 +97,6 @@ class TextDecoding:
         ranks = cfg.mbr or cfg.rerank or {"mbr", "rerank"} & settings.objects.keys()
         self.ranker = Ranker(cfg, settings.objects, setup.beam_size, resources) if ranks else None
         self.output_notes = OutputNotes(cfg, setup, self.task, self.input_encoder.longest_output, paragraphs)
-        self.certificate = next((each for each in setup.observers if isinstance(each, Certificate)), None)
 
     @cached_property
     def scorer(self) -> SequenceScorer:
@@ -275,7 +273,8 @@ class TextDecoding:
                 notes.append("unknown words are not replaced: the model returns no attention weights")
             found.append(TextHypothesis(self._text(line, aligned), aligned))
         best = found if self.ranker is None or not found else self.ranker.best(line.translation(), found)
-        bound, exact = (None, None) if self.certificate is None else self.certificate.found.pop(line.number)
+        certificate = self.generator.setup.certificate
+        bound, exact = (None, None) if certificate is None else certificate.found.pop(line.number)
         return line.translation(best, [*notes, *self.output_notes.on_outputs(line, best)], bound, exact)
 
     def _lacks_alignment(self, hypothesis: Hypothesis) -> bool:

@@ -88,7 +88,7 @@ class Translator:
 
     Args:
         models: a path or a loaded model, or a sequence of them for an ensemble. Each model encodes the source with the
-            tokenizer of its task. Models with different target vocabularies are decoded by agreement on the text.
+            tokenizer of its task. Models with different target vocabularies are decoded as a cross-vocabulary ensemble.
         device: the device of models that are loaded here.
         settings: layers below those of ``keys``.
         keys: the settings of ``translate``, for all calls; a call can override them. Keys that are not given come from
@@ -128,7 +128,7 @@ class Translator:
 
     @property
     def by_agreement(self) -> bool:
-        """Whether the models have different target vocabularies and are decoded by agreement on the text."""
+        """True if the models have different target vocabularies: they are decoded as a cross-vocabulary ensemble."""
         return isinstance(self._vocabularies, DifferentVocabularies)
 
     def _in_dtype(self, model: EncoderDecoderModel) -> EncoderDecoderModel:

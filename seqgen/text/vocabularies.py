@@ -10,16 +10,10 @@ from seqgen.config import GenerationConfig
 from seqgen.config.generation import STRATEGY, keys_with
 from seqgen.config.settings import ResolvedSettings, Settings
 from seqgen.errors import ConfigError
-from seqgen.generation.agreement.generator import (
-    NOTE,
-    AgreementGenerator,
-    check_details,
-    check_supported,
-    supported_settings,
-)
-from seqgen.generation.agreement.session import Agreement
+from seqgen.generation.agreement.session import AgreementSearch
+from seqgen.generation.agreement.settings import NOTE, check_details, check_supported, supported_settings
 from seqgen.generation.ensemble.member import MemberSpec
-from seqgen.generation.options import setup_from_config
+from seqgen.generation.options import build_setup
 from seqgen.generation.resolution import resolve
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
@@ -95,7 +89,7 @@ class SharedVocabulary:
         Args:
             models: the models, some of them with a role.
             cfg: the configuration.
-            objects: see ``SequenceGenerator.from_config``.
+            objects: see ``build_setup``.
 
         Raises:
             ConfigError: keys contradict each other, or need something that the models do not have.
@@ -104,7 +98,7 @@ class SharedVocabulary:
 
 
 class DifferentVocabularies(SharedVocabulary):
-    """Models with different target vocabularies, which are decoded by agreement on the text."""
+    """Models with different target vocabularies, which are decoded as a cross-vocabulary ensemble."""
 
     def _resolve(self, settings: Settings, of_models: Sequence[Mapping[str, Any]]) -> ResolvedSettings:
         kept, ignored = supported_settings(of_models)
@@ -136,8 +130,9 @@ class DifferentVocabularies(SharedVocabulary):
         """See ``SharedVocabulary``."""
         tokenizers = [member.task.target_tokenizer for member in self.members]
         first_tokens = [forced_first_token(member) for member in self.members]
-        setup = setup_from_config(models, self.task.target_dictionary, cfg, self.task.target_tokenizer, **objects)
-        return AgreementGenerator(setup, Agreement.of(tokenizers, first_tokens, cfg.min_len, cfg.max_len))
+        search = AgreementSearch(tokenizers, first_tokens, cfg.min_len, cfg.max_len)
+        setup = build_setup(models, self.task.target_dictionary, cfg, self.task.target_tokenizer, **objects)
+        return SequenceGenerator(replace(setup, search=search))
 
 
 def vocabularies_of(members: Sequence[TextModel]) -> SharedVocabulary:

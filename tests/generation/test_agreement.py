@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,9 +14,8 @@ import torch
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.byt5 import ByteTokenizer
 from seqgen.data.tokenizers.pretrained import byte_files
-from seqgen.generation.agreement import lexicon
-from seqgen.generation.agreement.generator import AgreementGenerator
-from seqgen.generation.agreement.session import Agreement
+from seqgen.generation.agreement.session import AgreementSearch
+from seqgen.generation.agreement.vocabulary_trie import END, VocabularyTrie
 from seqgen.generation.ensemble.combinations import Combination, LogProbabilityMean
 from seqgen.generation.processors.length import ForceFirst
 from seqgen.generation.sequence_generator import SequenceGenerator
@@ -28,6 +28,7 @@ from tests.agreement_reference import (
     log_probabilities,
     texts_of,
 )
+from tests.generators import make_generator
 from tests.scripted_model import Rule, ScriptedModel, batch_of, random_rule
 
 SOURCES = [[4, 5, 2], [6, 2], [7, 4, 4, 6, 2]]
@@ -40,10 +41,11 @@ def rules_of(tokenizers: Sequence[Tokenizer], seed: int = 0) -> list[Rule]:
 
 def generator(
     tokenizers: Sequence[Tokenizer], rules: Sequence[Rule], weights: Sequence[float] = (), **options: Any
-) -> AgreementGenerator:
+) -> SequenceGenerator:
     models = [ScriptedModel(rule) for rule in rules]
-    plain = SequenceGenerator(models, tokenizers[0].dictionary, combination=LogProbabilityMean(weights), **options)
-    return AgreementGenerator(plain.setup, Agreement.of(tokenizers, None, options.get("min_len", 1), 0))
+    plain = make_generator(models, tokenizers[0].dictionary, combination=LogProbabilityMean(weights), **options)
+    search = AgreementSearch(tokenizers, None, options.get("min_len", 1), 0)
+    return SequenceGenerator(replace(plain.setup, search=search))
 
 
 def outputs(hypotheses: Sequence[Hypothesis]) -> Found:
@@ -113,9 +115,8 @@ def test_equal_vocabularies_without_prefixes_give_the_plain_ensemble() -> None:
     rules = [spoken(rule) for rule in rules_of([tokenizer] * 2, 7)]
     options: dict[str, Any] = {"beam_size": 3, "max_len_b": 7, "min_len": 2, "len_penalty": 0.7, "temperature": 1.3}
     agreement = generator([tokenizer] * 2, rules, (3.0, 1.0), **options)
-    plain = SequenceGenerator(
-        [ScriptedModel(rule) for rule in rules], tokenizer.dictionary, combination=WeightedSum(), **options
-    )
+    models = [ScriptedModel(rule) for rule in rules]
+    plain = make_generator(models, tokenizer.dictionary, combination=WeightedSum(), **options)
     for own, expected in zip(agreement.generate(batch_of(SOURCES)), plain.generate(batch_of(SOURCES)), strict=True):
         assert_same(outputs(own), [((tuple(one.tokens.tolist()),) * 2, one.score) for one in expected])
 
@@ -124,7 +125,7 @@ def test_one_member_is_its_own_beam_search() -> None:
     """Also where tokens are prefixes of others, since there is nobody to agree with."""
     tokenizer = Pieces(VOCABULARIES[2])
     rules = [spoken(rule) for rule in rules_of([tokenizer], 4)]
-    plain = SequenceGenerator([ScriptedModel(rules[0])], tokenizer.dictionary, beam_size=4, max_len_b=9)
+    plain = make_generator([ScriptedModel(rules[0])], tokenizer.dictionary, beam_size=4, max_len_b=9)
     own = generator([tokenizer], rules, beam_size=4, max_len_b=9).generate(batch_of(SOURCES))
     for found, expected in zip(own, plain.generate(batch_of(SOURCES)), strict=True):
         assert_same(outputs(found), [((tuple(one.tokens.tolist()),), one.score) for one in expected])
@@ -138,9 +139,9 @@ def test_a_first_token_without_text_is_forced() -> None:
     rule = spoken(free)
     model = ScriptedModel(lambda source, history: rule(source, history) if history else free(source, history))
     settings: dict[str, Any] = {"beam_size": 4, "max_len_b": 9}
-    plain = SequenceGenerator([model], tokenizer.dictionary, processors=[ForceFirst(unk, True)], **settings)
-    setup = SequenceGenerator([model], tokenizer.dictionary, combination=LogProbabilityMean(), **settings).setup
-    forced = AgreementGenerator(setup, Agreement.of([tokenizer], [unk], 1, 0))
+    plain = make_generator([model], tokenizer.dictionary, processors=[ForceFirst(unk, True)], **settings)
+    setup = make_generator([model], tokenizer.dictionary, combination=LogProbabilityMean(), **settings).setup
+    forced = SequenceGenerator(replace(setup, search=AgreementSearch([tokenizer], [unk])))
     for own, expected in zip(forced.generate(batch_of(SOURCES)), plain.generate(batch_of(SOURCES)), strict=True):
         assert own[0].tokens[0] == unk
         assert_same(outputs(own), [((tuple(one.tokens.tolist()),), one.score) for one in expected])
@@ -204,33 +205,33 @@ def test_the_best_longest_texts_are_those_of_all_combinations(seed: int) -> None
     draw, beam, size, count = random.Random(seed), 2, 20, 3
     torch.manual_seed(seed)
     tables = [
-        [lexicon.END, *("".join(draw.choices("abc", k=draw.choice([1, 1, 2, 3]))) for _ in range(size - 1))]
+        [END, *("".join(draw.choices("abc", k=draw.choice([1, 1, 2, 3]))) for _ in range(size - 1))]
         for _ in range(2 + seed % 2)
     ]
-    own = lexicon.Lexicon(tables)
+    trie = VocabularyTrie(tables)
     gains = [torch.randn(2 * beam, size, dtype=torch.float64) * draw.choice([0.3, 3.0]) for _ in tables]
     base = torch.randn(2 * beam, dtype=torch.float64)
-    aheads = [("", *draw.choices(["", "a", "ab", "cab", "b" + lexicon.END], k=1), *[""] * (seed % 2)) for _ in base]
-    aheads = [ahead if own.possible(ahead) else ("",) * len(ahead) for ahead in aheads]
-    found = own.best(gains, base, aheads, beam, count)
+    drawn = [("", *draw.choices(["", "a", "ab", "cab", "b" + END], k=1), *[""] * (seed % 2)) for _ in base]
+    pending = [texts if trie.possible(texts) else ("",) * len(texts) for texts in drawn]
+    found = trie.best(gains, base, pending, beam, count)
     for sentence in range(2):
         expected: dict[tuple[int, str], float] = {}
         for row in range(sentence * beam, (sentence + 1) * beam):
             options = [
                 [(text, 0.0)] if text else list(zip(table, gain[row].tolist(), strict=True))
-                for text, table, gain in zip(aheads[row], tables, gains, strict=True)
+                for text, table, gain in zip(pending[row], tables, gains, strict=True)
             ]
             for chosen in itertools.product(*options):
                 texts = tuple(text for text, _ in chosen)
                 longest = max(texts, key=len)
-                if all(longest.startswith(text) for text in texts) and own.possible(texts):
-                    key = row, "" if longest in aheads[row] else longest
+                if all(longest.startswith(text) for text in texts) and trie.possible(texts):
+                    key = row, "" if longest in pending[row] else longest
                     value = float(base[row]) + sum(gain for _, gain in chosen)
                     expected[key] = max(value, expected.get(key, -torch.inf))
         best = sorted(expected.items(), key=lambda item: -item[1])[:count]
         exist = found.values[sentence] > -torch.inf
         rows, nodes = found.rows[sentence][exist].tolist(), found.nodes[sentence][exist].tolist()
-        keys = [(row, "" if node == own.root else own.texts[node]) for row, node in zip(rows, nodes, strict=True)]
+        keys = [(row, "" if node == trie.root else trie.texts[node]) for row, node in zip(rows, nodes, strict=True)]
         assert keys == [key for key, _ in best]
         values = torch.tensor([value for _, value in best], dtype=torch.float64)
         torch.testing.assert_close(found.values[sentence][exist], values)
@@ -239,18 +240,18 @@ def test_the_best_longest_texts_are_those_of_all_combinations(seed: int) -> None
 def test_few_tokens_are_tried_as_the_longest_text() -> None:
     """Of 20 tokens that all agree only with themselves, the best pairs are among the five best of either member."""
     texts = [f" {letter}" for letter in "abcdefghijklmnopqrs"]
-    table = [lexicon.END, *texts]
+    table = [END, *texts]
     torch.manual_seed(1)
     first = torch.randn(3, 20, dtype=torch.float64).mul(3).log_softmax(1)
     second = (first + 0.1 * torch.randn(3, 20, dtype=torch.float64)).log_softmax(1)
-    base, aheads = torch.zeros(3, dtype=torch.float64), [("", "")] * 3
-    exact = lexicon.Lexicon([table, table], width=20).best([first, second], base, aheads, 1, 3)
+    base, pending = torch.zeros(3, dtype=torch.float64), [("", "")] * 3
+    exact = VocabularyTrie([table, table], width=20).best([first, second], base, pending, 1, 3)
     for found, wanted in zip(
-        lexicon.Lexicon([table, table], width=5).best([first, second], base, aheads, 1, 3), exact, strict=True
+        VocabularyTrie([table, table], width=5).best([first, second], base, pending, 1, 3), exact, strict=True
     ):
         assert torch.equal(found, wanted)
     reversed_ = second.argsort(1).argsort(1).neg().double()  # members that agree on nothing
-    few = lexicon.Lexicon([table, table], width=3).best([first, reversed_], base, aheads, 1, 3).values
+    few = VocabularyTrie([table, table], width=3).best([first, reversed_], base, pending, 1, 3).values
     assert bool(
-        (few <= lexicon.Lexicon([table, table], width=20).best([first, reversed_], base, aheads, 1, 3).values).all()
+        (few <= VocabularyTrie([table, table], width=20).best([first, reversed_], base, pending, 1, 3).values).all()
     )

@@ -13,6 +13,7 @@ from seqgen.config import GenerateConfig
 from seqgen.config.compose import compose
 from seqgen.errors import ConfigError
 from seqgen.generation.ensemble.combinations import Combination, Fusion, Guidance, Nested, ProbabilityMean
+from seqgen.generation.options import build_setup
 from seqgen.generation.search.diverse import DiverseBeamSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.registry import COMBINATIONS
@@ -162,7 +163,7 @@ def test_diverse_beam_and_fusion_from_the_configuration() -> None:
     keys = "search=diverse_beam", "combination=fusion", "beam=4", "max_len_b=6"
     overrides = [*(f"generation.{key}" for key in keys), "search.groups=2", "combination.weight=0.2"]
     cfg = compose(GenerateConfig, overrides).generation
-    found = SequenceGenerator.from_config(models, words, cfg).generate(batch_of(SOURCES))
+    found = SequenceGenerator(build_setup(models, words, cfg)).generate(batch_of(SOURCES))
     by_hand = make_generator(
         *(models, words),
         **{"beam_size": 4, "max_len_b": 6, "search_strategy": DiverseBeamSearch(2, 0.5), "combination": Fusion(0.2)},

@@ -11,6 +11,7 @@ from torch import Tensor
 from seqgen.config import GenerationConfig
 from seqgen.decoder import IncrementalDecoder
 from seqgen.errors import ConfigError
+from seqgen.generation.options import build_setup
 from seqgen.generation.search.contrastive import ContrastiveSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
@@ -68,7 +69,7 @@ def test_equals_transformers(variant: str, alpha: float, topk: int) -> None:
             min_new_tokens=1,
             repetition_penalty=1.1,
         )
-        generator = SequenceGenerator.from_config([seqgen_model(original)], t5_dictionary(), cfg)
+        generator = SequenceGenerator(build_setup([seqgen_model(original)], t5_dictionary(), cfg))
         for row, [hypothesis] in zip(wanted[:, 1:].tolist(), generator.generate(batch), strict=True):
             length = row.index(1) + 1 if 1 in row else 15
             assert hypothesis.tokens.tolist() == row[:length]
@@ -202,14 +203,14 @@ def test_what_it_cannot_do_is_refused_with_the_reason() -> None:
     for key, value in (("penalty_alpha", 1.5), ("contrastive_topk", 0)):
         cfg = GenerationConfig(search="contrastive", components={f"search.{key}": value})
         with pytest.raises(ConfigError, match=f"{key}={value} is"):
-            SequenceGenerator.from_config([sharp("fconv_tiny")], words, cfg)
+            SequenceGenerator(build_setup([sharp("fconv_tiny")], words, cfg))
 
 
 def test_configuration() -> None:
     cfg = GenerationConfig(search="contrastive", components={"search.penalty_alpha": 0.3, "search.contrastive_topk": 7})
-    generator = SequenceGenerator.from_config([sharp("fconv_tiny")], dictionary(VOCAB - 4), cfg)
+    generator = SequenceGenerator(build_setup([sharp("fconv_tiny")], dictionary(VOCAB - 4), cfg))
     assert isinstance(generator.setup.search, ContrastiveSearch)
     assert (generator.setup.search.penalty_alpha, generator.setup.search.contrastive_topk) == (0.3, 7)
     assert generator.beam_size == 1
     with pytest.raises(ConfigError, match="nbest"):
-        SequenceGenerator.from_config([sharp("fconv_tiny")], dictionary(VOCAB - 4), dataclasses.replace(cfg, nbest=2))
+        SequenceGenerator(build_setup([sharp("fconv_tiny")], dictionary(VOCAB - 4), dataclasses.replace(cfg, nbest=2)))

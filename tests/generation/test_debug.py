@@ -15,7 +15,7 @@ from seqgen.config import DebugConfig
 from seqgen.errors import ConfigError
 from seqgen.generation.ensemble.member import Member
 from seqgen.generation.observers import Observer, StepRecord
-from seqgen.generation.options import setup_from_config
+from seqgen.generation.options import build_setup
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import DecodingSetup
 from seqgen.system.switches import KERNEL_CHOICE, PREPACKED_WEIGHTS, TWO_STAGE_CANDIDATES
@@ -166,11 +166,11 @@ def test_the_command_hands_each_switch_to_the_generator(run: Path, key: str, val
     setups: list[DecodingSetup] = []
 
     def note(*args: Any, **named: Any) -> DecodingSetup:
-        setups.append(setup_from_config(*args, **named))
+        setups.append(build_setup(*args, **named))
         return setups[-1]
 
     switch = f"debug.{key}={str(value).lower()}"
-    with mock.patch("seqgen.generation.sequence_generator.setup_from_config", note):
+    with mock.patch("seqgen.task.build_setup", note):
         outcome = command("generate", f"path={run}", switch, "input=-", "common.device=cpu", stdin=b"7\n")
     assert outcome.code == 0, outcome.err
     assert [setup.debug for setup in setups] == [DebugConfig(**{key: value})]

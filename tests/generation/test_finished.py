@@ -9,8 +9,8 @@ import torch
 
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.finished import BestFinished, EachRow, FinishedHypotheses, FirstFinished, Ranking
+from tests.step_contexts import batch_info
 
-CPU = torch.device("cpu")
 NEVER = -torch.inf
 
 
@@ -31,7 +31,7 @@ def test_length_penalties() -> None:
 
 
 def test_the_first_beam_candidates_finish_as_long_as_places_are_free() -> None:
-    found = FirstFinished(1, 2, Ranking(False), CPU)
+    found = FirstFinished(batch_info(1, 2), Ranking(False))
     scores = [-1.0, -2.0, -3.0, -4.0]
     active = found.finalize(candidates(scores), torch.tensor([[False, True, True, False]]), 0)
     assert found.tokens.tolist() == [[11, 0]]  # the candidate of rank 3 is not among the first 2
@@ -43,7 +43,7 @@ def test_the_first_beam_candidates_finish_as_long_as_places_are_free() -> None:
 
 @pytest.mark.parametrize("kind", [FirstFinished, EachRow])
 def test_a_sentence_is_done_at_its_own_maximum(kind: type[FinishedHypotheses]) -> None:
-    found, active = kind(3, 2, Ranking(), CPU), candidates([-1.0, -2.0], [-1.0, -2.0], [NEVER, NEVER])
+    found, active = kind(batch_info(3, 2), Ranking()), candidates([-1.0, -2.0], [-1.0, -2.0], [NEVER, NEVER])
     assert found.done(active, 4, torch.tensor([4, 5, 9])).tolist() == [True, False, True]
 
 
@@ -61,7 +61,7 @@ def test_a_sentence_is_done_at_its_own_maximum(kind: type[FinishedHypotheses]) -
 )
 def test_when_no_active_beam_can_be_better(early_stopping: str, len_penalty: float, best: float, done: bool) -> None:
     """After 3 tokens, of at most 9; the worst finished hypothesis has a score of -2."""
-    found = BestFinished(1, 2, Ranking(True, len_penalty), CPU, early_stopping)
+    found = BestFinished(batch_info(1, 2), Ranking(True, len_penalty), early_stopping)
     sums = [-1.0 / 2 if len_penalty < 0 else -2.0, -1.0 if len_penalty < 0 else -4.0]
     found.finalize(candidates([*sums, -5.0, -5.0]), torch.tensor([[True, True, False, False]]), 1)
     assert found.scores.tolist() == [[-1.0, -2.0]]
@@ -69,7 +69,7 @@ def test_when_no_active_beam_can_be_better(early_stopping: str, len_penalty: flo
 
 
 def test_of_equal_scores_the_hypothesis_that_finished_first_is_kept() -> None:
-    found, ends = BestFinished(1, 2, Ranking(False), CPU), torch.tensor([[True, True, False, False]])
+    found, ends = BestFinished(batch_info(1, 2), Ranking(False)), torch.tensor([[True, True, False, False]])
     found.finalize(candidates([-1.0, -2.0, -3.0, -3.0]), ends, 0)
     found.finalize(candidates([-1.0, -2.0, -3.0, -3.0]), ends, 1)
     assert found.lengths.tolist() == [[1, 2]]  # both hypotheses with -1: the shorter one first
@@ -78,14 +78,14 @@ def test_of_equal_scores_the_hypothesis_that_finished_first_is_kept() -> None:
 
 
 def test_sentences_whose_candidates_have_all_ended_stay_so_when_others_leave() -> None:
-    found = BestFinished(3, 2, Ranking(), CPU)
+    found = BestFinished(batch_info(3, 2), Ranking())
     ends = torch.tensor([[True, False, False, False], [True, True, True, True], [True, True, False, True]])
     active = found.finalize(candidates([-1, -2, -3, -4], [-1, -2, -3, -4], [-1, -2, NEVER, NEVER]), ends, 0)
     assert found.done(active, 0, torch.tensor([9, 9, 9])).tolist() == [False, True, True]
     keep = torch.tensor([2, 0])
     found.select_sentences(keep)
     assert found.done(active.select(keep), 0, torch.tensor([9, 9])).tolist() == [True, False]
-    other = BestFinished(1, 2, Ranking(), CPU)
+    other = BestFinished(batch_info(1, 2), Ranking())
     other.finalize(candidates([-1, -2, -3, -4]), torch.ones(1, 4, dtype=torch.bool), 0)
     found.merge(other)
     assert found._all_ended.tolist() == [True, False, True]

@@ -14,6 +14,7 @@ import torch
 
 from seqgen.config import GenerationConfig
 from seqgen.data.dictionary import Dictionary
+from seqgen.generation.options import build_setup
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.lab.checks import search
@@ -136,5 +137,5 @@ def test_weights_are_prepared_once(name: str, monkeypatch: pytest.MonkeyPatch) -
 )
 def test_max_len_without_max_len_b_is_the_only_limit(limits: dict[str, int], longest: int) -> None:
     cfg = GenerationConfig(**limits)
-    generator = SequenceGenerator.from_config([sharp("fconv_tiny")], words(), cfg)
+    generator = SequenceGenerator(build_setup([sharp("fconv_tiny")], words(), cfg))
     assert generator.last_steps(torch.tensor([5])).tolist() == [longest]

@@ -20,10 +20,10 @@ from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.config.settings import Settings
 from seqgen.errors import ConfigError, DataError
 from seqgen.generation.candidates import Candidates
-from seqgen.generation.certificate import Certificate
 from seqgen.generation.context import StepContext
 from seqgen.generation.ensemble.combinations import Combination, Guidance, Nested, ProbabilityMean
 from seqgen.generation.finished import Ranking
+from seqgen.generation.options import build_setup
 from seqgen.generation.prefix_trie import NOWHERE, PrefixTrie
 from seqgen.generation.processors.prefix_trie import PrefixConstraint, TrieConstraint, trie_of_file
 from seqgen.generation.processors.tokens import Forbid
@@ -241,7 +241,7 @@ class TestTheConstraint:
                 return [line[len(own)] for line in lines if line[: len(own)] == own and len(line) > len(own)]
 
             def decode(processor: Any, debug: DebugConfig, model: ScriptedModel = model) -> list[Any]:
-                generator = SequenceGenerator.from_config([model], WORDS, cfg, processors=[processor], debug=debug)
+                generator = SequenceGenerator(build_setup([model], WORDS, cfg, processors=[processor], debug=debug))
                 return [
                     [(tuple(one.tokens.tolist()), pytest.approx(one.score, abs=1e-9)) for one in hypotheses]
                     for hypotheses in generator.generate(batch_of([[4, 5, EOS], [EOS], [3, 7, 7, EOS]]))
@@ -279,7 +279,7 @@ def test_ensembles_and_batches_choose_among_allowed_tokens(monkeypatch: pytest.M
 
     def decode(debug: DebugConfig, rows: Sequence[Sequence[int]]) -> list[Any]:
         trie = TrieConstraint(PrefixTrie.of(lines))
-        generator = SequenceGenerator.from_config(models, WORDS, cfg, processors=[trie], debug=debug)
+        generator = SequenceGenerator(build_setup(models, WORDS, cfg, processors=[trie], debug=debug))
         assert generator.setup.plan.edges == debug.trie_edges
         found = generator.generate(batch_of(rows))
         return [[(tuple(one.tokens.tolist()), pytest.approx(one.score, abs=1e-9)) for one in row] for row in found]
@@ -317,7 +317,7 @@ def test_a_wide_beam_equals_enumeration(
         rule, count = random_rule(VOCAB, seed), len(lines)
         cfg = GenerationConfig(beam=count, nbest=count, max_len_b=7, search=search, lenpen=lenpen)
         trie = TrieConstraint(PrefixTrie.of(lines, priors if has_priors else None))
-        generator = SequenceGenerator.from_config([ScriptedModel(rule)], WORDS, cfg, processors=[trie])
+        generator = SequenceGenerator(build_setup([ScriptedModel(rule)], WORDS, cfg, processors=[trie]))
         for source, got in zip([(4, EOS), (EOS,)], generator.generate(batch_of([[4, EOS], [EOS]])), strict=True):
             wanted = best(lprobs_of(rule), lines, priors, source, Ranking(len_penalty=lenpen))
             assert [tuple(one.tokens.tolist()) for one in got] == [line for line, _ in wanted]
@@ -374,9 +374,9 @@ def certified(seed: int) -> list[bool]:
     if cfg.semantics == "huggingface":
         cfg.early_stopping = draw.choice(["true", "false", "never"])
     trie = TrieConstraint(PrefixTrie.of(lines, priors))
-    generator = SequenceGenerator.from_config(list(map(ScriptedModel, rules)), WORDS, cfg, processors=[trie])
-    (certificate,) = generator.setup.observers
-    assert isinstance(certificate, Certificate)
+    generator = SequenceGenerator(build_setup(list(map(ScriptedModel, rules)), WORDS, cfg, processors=[trie]))
+    certificate = generator.setup.certificate
+    assert certificate is not None
     results = []
     for number, got in enumerate(generator.generate(batch_of([[4, EOS], [EOS]]))):
         allowed = possible(
@@ -452,7 +452,7 @@ def test_what_a_certificate_cannot_cover_is_refused(keys: dict[str, Any], words:
         given = resolve(Settings().with_layer("user", {"beam": 4, "certificate": True, **keys}))
         arguments = {"search_strategy" if key == "search" else key: value for key, value in given.objects.items()}
         models = [ScriptedModel(random_rule(VOCAB, seed)) for seed in (1, 2)]
-        SequenceGenerator.from_config(models, WORDS, given.generation, **arguments)
+        SequenceGenerator(build_setup(models, WORDS, given.generation, **arguments))
 
     with pytest.raises(ConfigError, match=words):
         build()
@@ -469,8 +469,7 @@ def test_what_a_certificate_cannot_cover_is_refused(keys: dict[str, Any], words:
 def test_what_declares_that_no_score_rises_is_certifiable(keys: dict[str, Any]) -> None:
     models = [ScriptedModel(random_rule(VOCAB, seed)) for seed in (1, 2)]
     cfg = GenerationConfig(beam=4, certificate=True, **keys)
-    generator = SequenceGenerator.from_config(models, WORDS, cfg)
-    assert isinstance(generator.setup.observers[-1], Certificate)
+    assert build_setup(models, WORDS, cfg).certificate is not None
 
 
 class Lowered(Combination):

@@ -16,7 +16,6 @@ from seqgen.generation.ensemble.combinations import Guidance, ProbabilityMean
 from seqgen.generation.prefix_trie import PrefixTrie
 from seqgen.generation.processors import warpers as cutoffs
 from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.generation.processors.bias import BadWords, SequenceBias
 from seqgen.generation.processors.length import (
     ExponentialDecay,
     ForceEndAtMaximum,
@@ -26,6 +25,7 @@ from seqgen.generation.processors.length import (
 )
 from seqgen.generation.processors.prefix_trie import PrefixConstraint, TrieConstraint
 from seqgen.generation.processors.tokens import (
+    BadWords,
     EncoderNoRepeatNgram,
     EncoderRepetitionPenalty,
     Forbid,
@@ -33,6 +33,7 @@ from seqgen.generation.processors.tokens import (
     ForcePrefix,
     NoRepeatNgram,
     RepetitionPenalty,
+    SequenceBias,
     UnknownPenalty,
 )
 from seqgen.generation.processors.warpers import RemoveInvalid, Renormalize, Temperature

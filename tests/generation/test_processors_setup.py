@@ -18,14 +18,15 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.errors import ConfigError, DataError
 from seqgen.generation.component import Resources
 from seqgen.generation.context import StepContext
-from seqgen.generation.options import end_tokens_from_config, processors_from_config
+from seqgen.generation.fairseq_arguments import fairseq_generator
+from seqgen.generation.options import build_setup, end_tokens_from_config, processors_from_config
 from seqgen.generation.processors.base import LogitsProcessor, apply_all
 from seqgen.generation.processors.prefix_trie import TrieConstraint
 from seqgen.generation.processors.tokens import ForcePrefix
 from seqgen.generation.rules import FAIRSEQ, HUGGINGFACE, Rules, rules_named
+from seqgen.generation.search.diverse import DiverseBeamSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.registry import LOGITS_PROCESSORS, SEARCHES, register_logits_processor
-from tests.generators import make_generator
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
 from tests.step_contexts import step_context
 
@@ -283,31 +284,43 @@ class Louder(LogitsProcessor):
 
 
 @pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
-def test_processors_are_added_to_what_the_other_parameters_ask_for(semantics: str) -> None:
-    """In the constructor, and together with a configuration."""
+def test_processors_are_added_to_those_of_the_configuration(semantics: str) -> None:
     vocabulary = dictionary(5)
     model = ScriptedModel(random_rule(9, 3))
-    asked = {"min_len": 3, "unk_penalty": 1.5, "no_repeat_ngram_size": 2, "tokens_to_suppress": ["w1"]}
     keys = {"min_len": 3, "unkpen": 1.5, "no_repeat_ngram_size": 2, "suppress": ["w1"], "beam": 3, "max_len_b": 6}
     cfg = GenerationConfig(**keys, semantics=semantics)
-    scores = set()
-    for further in ({"processors": [Louder()]},):
-        plain = make_generator([model], vocabulary, beam_size=3, max_len_b=6, semantics=semantics, **asked, **further)
-        configured = SequenceGenerator.from_config([model], vocabulary, cfg, **further)
-        for generator in (plain, configured):
-            prefix = torch.tensor([[5], [6]])
-            results = generator.generate(batch_of([(4, 5, 2), (6, 2)]), prefix)
-            for first, hypotheses in zip((5, 6), results, strict=True):
-                for tokens in (h.tokens.tolist() for h in hypotheses):
-                    assert len(tokens) > 3
-                    assert tokens[0] == first
-                    assert vocabulary.index("w1") not in tokens[1:]
-                    assert len(set(itertools.pairwise(tokens))) == len(tokens) - 1
-            scores.add(tuple(round(h.score, 9) for hypotheses in results for h in hypotheses))
-    assert len(scores) == 1
-    for name, value in asked.items():
-        with pytest.raises(TypeError, match=name):
-            SequenceGenerator.from_config([model], vocabulary, cfg, **{name: value})
+    setup = build_setup([model], vocabulary, cfg, processors=[Louder()])
+    assert [type(processor) for processor in setup.processors].index(Louder) == len(setup.processors) - 1
+    results = SequenceGenerator(setup).generate(batch_of([(4, 5, 2), (6, 2)]), torch.tensor([[5], [6]]))
+    for first, hypotheses in zip((5, 6), results, strict=True):
+        for tokens in (h.tokens.tolist() for h in hypotheses):
+            assert len(tokens) > 3
+            assert tokens[0] == first
+            assert vocabulary.index("w1") not in tokens[1:]
+            assert len(set(itertools.pairwise(tokens))) == len(tokens) - 1
+
+
+def test_the_arguments_of_fairseq_are_keys() -> None:
+    vocabulary, model, search = dictionary(5), ScriptedModel(random_rule(9, 3)), DiverseBeamSearch(2, 0.5)
+    found = fairseq_generator(
+        [model], vocabulary, 4, 0.5, 6, 5, 2, len_penalty=0.7, unk_penalty=1.5, temperature=1.3,
+        no_repeat_ngram_size=3, search_strategy=search, tokens_to_suppress=["w1"],
+    ).setup  # fmt: skip
+    cfg = GenerationConfig(
+        beam=4, max_len_a=0.5, max_len_b=6, max_len=5, min_len=2, lenpen=0.7, unkpen=1.5, temperature=1.3,
+        no_repeat_ngram_size=3, suppress=["w1"],
+    )  # fmt: skip
+    wanted = build_setup([model], vocabulary, cfg, search_strategy=search)
+    for name in ("search", "rules", "limits", "ranking", "beam_size", "temperature"):
+        assert getattr(found, name) == getattr(wanted, name), name
+    batch = batch_of([(4, 5, 2), (6, 2)])
+    for one, other in zip(*(SequenceGenerator(setup).generate(batch) for setup in (found, wanted)), strict=True):
+        assert [(h.tokens.tolist(), h.score) for h in one] == [(h.tokens.tolist(), h.score) for h in other]
+    plain = fairseq_generator([model], vocabulary, normalize_scores=False, match_source_len=True).setup
+    assert (plain.beam_size, plain.ranking.normalize, plain.limits.match_source_len) == (1, False, True)
+    assert plain.limits == fairseq_generator([model], vocabulary, match_source_len=True).setup.limits
+    with pytest.raises(ConfigError, match=r"beam=0 is below its minimum, 1"):
+        fairseq_generator([model], vocabulary, beam_size=0)
 
 
 def test_the_defaults_go_together() -> None:

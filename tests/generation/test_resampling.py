@@ -38,12 +38,8 @@ class Cloning(Search):
     The copy continues with the second most probable token.
     """
 
-    def begin(self, batch: BatchInfo) -> Cloning:
-        self.batch = batch
-        return self
-
-    def finished(self, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:
-        return BestAndLast(self.batch.num_sentences, self.batch.beam_size, ranking, self.batch.device)
+    def finished(self, batch: BatchInfo, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:
+        return BestAndLast(batch, ranking)
 
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         beam = lprobs.size(1)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from seqgen.errors import ConfigError
+from seqgen.generation.fairseq_arguments import fairseq_generator
 from seqgen.generation.processors.tokens import RepetitionPenalty
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.search.base import Search
@@ -79,18 +80,20 @@ def test_hand_written_table() -> None:
 def test_equals_reference(settings: Settings, seed: int) -> None:
     rule = random_rule(vocab=7, seed=seed)
     prefix = torch.tensor([settings.prefix] * len(SOURCES)) if settings.prefix else None
-    results = generator(
+    made = generator(
         [ScriptedModel(rule)],
         3,
         beam_size=settings.beam,
-        max_len_b=settings.max_len,
         min_len=settings.min_len,
         len_penalty=settings.lenpen,
         normalize_scores=settings.normalize,
         unk_penalty=settings.unkpen,
         temperature=settings.temperature,
         no_repeat_ngram_size=settings.no_repeat_ngram,
-    ).generate(batch_of(SOURCES), prefix_tokens=prefix)
+    )
+    limits = replace(made.setup.limits, max_len_b=settings.max_len)
+    setup = replace(made.setup, limits=limits)  # where these contradict each other, too
+    results = SequenceGenerator(setup).generate(batch_of(SOURCES), prefix_tokens=prefix)
     for source, hypotheses in zip(SOURCES, results, strict=True):
         assert_same_pairs(as_pairs(hypotheses), beam_search(rule, source, settings))
 
@@ -310,9 +313,11 @@ def test_a_training_model_is_left_training() -> None:
 
 def test_bad_parameters_are_refused() -> None:
     model = ScriptedModel(random_rule(vocab=7, seed=2))
-    for options in ({"beam_size": 0}, {"temperature": 0.0}, {"weights": [1.0, 2.0]}, {"min_len": -1}):
-        with pytest.raises(ConfigError):
-            generator([model], 3, **options)
+    for options in ({"beam_size": 0}, {"temperature": 0.0}, {"min_len": -1}):
+        with pytest.raises(ConfigError, match="is below its minimum"):
+            fairseq_generator([model], dictionary(3), **options)
+    with pytest.raises(ConfigError, match="do not fit an ensemble"):
+        generator([model], 3, weights=[1.0, 2.0])
 
 
 def test_groups_differ_only_from_tokens_that_were_possible() -> None:

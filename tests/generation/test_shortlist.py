@@ -15,6 +15,7 @@ from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.data.vocabulary_map import VocabularyMap
 from seqgen.errors import ConfigError
 from seqgen.generation import shortlist
+from seqgen.generation.options import build_setup
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.session import Session
@@ -58,7 +59,7 @@ def generator(
     objects = {name: keys.pop(name) for name in ("processors", "observers", "need_attention") if name in keys}
     cfg = GenerationConfig(**{"beam": 4, "nbest": 1, "max_len_a": 1.0, "max_len_b": 3, **keys})
     debug = DebugConfig(shortlist_columns=columns)
-    return SequenceGenerator.from_config(models, WORDS, cfg, shortlist=candidates, debug=debug, **objects)
+    return SequenceGenerator(build_setup(models, WORDS, cfg, shortlist=candidates, debug=debug, **objects))
 
 
 @pytest.fixture(name="made", autouse=True)
@@ -177,7 +178,7 @@ def test_the_result_is_that_of_a_softmax_over_the_allowed_tokens() -> None:
         wanted = ranked_outputs(scores, source, vocab, 3, 5)
         wanted = [pair for pair in wanted if pair[1] > -torch.inf]
         cfg = GenerationConfig(beam=300, nbest=5, max_len_b=3)
-        made = SequenceGenerator.from_config([ScriptedModel(rule)], dictionary(vocab - 4), cfg, shortlist=candidates)
+        made = SequenceGenerator(build_setup([ScriptedModel(rule)], dictionary(vocab - 4), cfg, shortlist=candidates))
         assert_same_pairs(as_pairs(made.generate(batch_of([source]))[0][:5]), wanted)
 
 

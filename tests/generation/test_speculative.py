@@ -15,6 +15,7 @@ from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError, DecodingError
 from seqgen.generation.component import FEATURES
 from seqgen.generation.context import StepContext
+from seqgen.generation.options import build_setup
 from seqgen.generation.processors.tokens import RepetitionPenalty
 from seqgen.generation.search.beam import Greedy
 from seqgen.generation.search.exact import ExactSearch
@@ -275,8 +276,8 @@ def test_equals_transformers(variant: str, seed: int) -> None:
         ({"prompt_lookup": 2}, None, {"prompt_lookup_num_tokens": 5}),
     )
     for keys, draft, further in asked:
-        generator = SequenceGenerator.from_config(
-            [seqgen_model(original)], t5_dictionary(), replace(cfg, **keys), draft=draft
+        generator = SequenceGenerator(
+            build_setup([seqgen_model(original)], t5_dictionary(), replace(cfg, **keys), draft=draft)
         )
         for source, [hypothesis] in zip(sources, generator.generate(batch_of(sources, pad=0)), strict=True):
             wanted = original.generate(
@@ -369,24 +370,20 @@ def test_what_cannot_be_done_is_refused_with_the_reason() -> None:
     task = SimpleNamespace(source_dictionary=dictionary(3), target_dictionary=dictionary(4), target_tokenizer=None)
     with pytest.raises(ConfigError, match="different vocabularies"):
         Task.build_generator(task, [model], GenerationConfig(beam=1, prompt_lookup=2))
-    with pytest.raises(ConfigError, match="draft_tokens=0"):
-        SpeculativeSearch(PromptLookup(), 0)
-    with pytest.raises(ConfigError, match="prompt_lookup=0"):
-        PromptLookup(0)
 
 
 def test_configuration() -> None:
     model, draft, words = sharp("transformer_tiny"), sharp("fconv_tiny"), dictionary(VOCAB - 4)
     cfg = GenerationConfig(beam=1, draft="runs/small", draft_tokens=3, max_len_b=9)
-    generator = SequenceGenerator.from_config([model], words, cfg, draft=draft)
+    generator = SequenceGenerator(build_setup([model], words, cfg, draft=draft))
     assert isinstance(generator.setup.search, SpeculativeSearch)
     assert generator.setup.search.draft_tokens == 3
     assert_same(generator.generate(batch_of(SOURCES)), decode([model], batch_of(SOURCES), max_len_b=9, min_len=1))
     with pytest.raises(ConfigError, match=r"generation\.draft=runs/small"):
-        SequenceGenerator.from_config([model], words, cfg)
-    looked_up = SequenceGenerator.from_config([model], words, replace(cfg, draft="", prompt_lookup=3))
+        SequenceGenerator(build_setup([model], words, cfg))
+    looked_up = SequenceGenerator(build_setup([model], words, replace(cfg, draft="", prompt_lookup=3)))
     assert isinstance(looked_up.setup.search.drafter, PromptLookup)
-    plain = SequenceGenerator.from_config([model], words, GenerationConfig())
+    plain = SequenceGenerator(build_setup([model], words, GenerationConfig()))
     assert not isinstance(plain.setup.search, SpeculativeSearch)
 
 

@@ -15,13 +15,18 @@ from seqgen.errors import ConfigError
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import Phrase, Resources
 from seqgen.generation.context import StepContext
-from seqgen.generation.options import search_from_config, search_name
+from seqgen.generation.options import build_setup, search_from_config, search_name
 from seqgen.generation.rules import FAIRSEQ
 from seqgen.generation.search.base import Search
 from seqgen.generation.search.beam import BeamSearch
-from seqgen.generation.search.constrained import ConstrainedSearch
+from seqgen.generation.search.constrained import (
+    ConstrainedSearch,
+    LexicalConstraints,
+    OneAtATime,
+    allocate,
+    alternatives,
+)
 from seqgen.generation.search.diverse import DiverseBeamSearch, DiverseSiblingsSearch
-from seqgen.generation.search.lexical_constraints import LexicalConstraints, OneAtATime, allocate, alternatives
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.registry import SEARCHES, register_search
 from tests.generators import make_generator
@@ -356,7 +361,7 @@ def test_keys_choose_the_strategy() -> None:
 )
 def test_contradictions_are_refused(values: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        SequenceGenerator.from_config([ScriptedModel(random_rule(9, 0))], dictionary(5), GenerationConfig(**values))
+        SequenceGenerator(build_setup([ScriptedModel(random_rule(9, 0))], dictionary(5), GenerationConfig(**values)))
 
 
 def test_a_strategy_of_ones_own_is_chosen_by_name() -> None:

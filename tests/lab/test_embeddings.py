@@ -13,6 +13,7 @@ from seqgen.checkpoints.loading import load_model
 from seqgen.config import GenerationConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import ConfigError
+from seqgen.generation.options import build_setup
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.lab.inspection import given_embeddings
 from seqgen.structures import Batch, Source
@@ -78,7 +79,7 @@ def test_a_prompt_of_gpt2_is_read_as_by_transformers(tmp_path: Path) -> None:
     with given_embeddings(model.decoder, prompt) as ids:
         got = model(ids, torch.tensor([4]), torch.cat([further[:, :1], further], dim=1)).logits
         batch = Batch(torch.arange(1), Source(ids, torch.tensor([4])))
-        ((best, *_),) = SequenceGenerator.from_config([model], words, cfg).generate(batch)
+        ((best, *_),) = SequenceGenerator(build_setup([model], words, cfg)).generate(batch)
     assert_near(got, wanted)
     assert best.tokens.tolist() == outputs[0, : len(best.tokens)].tolist()
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError
 from seqgen.generation.bit_exact import bit_exact
+from seqgen.generation.options import build_setup
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
@@ -57,7 +58,7 @@ def differing(one: list[Hypothesis], other: list[Hypothesis]) -> bool:
 def differences(generator: SequenceGenerator, batchings: int, count: int = 20, sources: Any = None) -> int:
     """Decode sentences alone, and in random batches; how many hypothesis lists differ in any bit."""
     sources = sources or random_sources(count)
-    models, draw, found = generator.models, random.Random(1), 0
+    models, draw, found = generator.setup.ensemble.models, random.Random(1), 0
 
     def decode(numbers: Sequence[int]) -> list[list[Hypothesis]]:
         return generator.generate(batch_for(models, [sources[i] for i in numbers], numbers))
@@ -76,7 +77,7 @@ def differences(generator: SequenceGenerator, batchings: int, count: int = 20, s
 
 def generator_of(models: Sequence[EncoderDecoderModel], exact: bool = True, **options: Any) -> SequenceGenerator:
     cfg = GenerationConfig(**{"beam": 4, "nbest": 1, "max_len_b": 12, "bit_exact": exact, **options})
-    return SequenceGenerator.from_config(models, dictionary(VOCAB - 4), cfg)
+    return SequenceGenerator(build_setup(models, dictionary(VOCAB - 4), cfg))
 
 
 def single(name: str, seed: int = 0) -> EncoderDecoderModel:
@@ -120,7 +121,7 @@ STRATEGIES = {
 def test_every_strategy(strategy: str, name: str) -> None:
     try:
         generator = generator_of([single(name)], **STRATEGIES[strategy])
-        generator.generate(batch_for(generator.models, [(5, 2)], [0]))
+        generator.generate(batch_for(generator.setup.ensemble.models, [(5, 2)], [0]))
     except ConfigError as error:
         pytest.skip(f"{name} cannot be decoded so: {error}")
     assert differences(generator, batchings=30) == 0
@@ -176,13 +177,14 @@ def test_known_targets_are_scored_with_the_same_bits() -> None:
 
 
 def test_attention_is_that_of_the_batch() -> None:
-    """Widened sources are not seen from outside: attention has the columns of the batch, on the model's side."""
+    """Padded sources are not seen from outside: attention has the columns of the batch, on the model's side."""
     for name in ("fconv_tiny", "transformer_tiny"):
         model = single(name)
         batch = batch_for([model], random_sources(4), range(4))
-        options: dict[str, Any] = {"beam_size": 3, "max_len_b": 8, "need_attention": True}
-        exact = SequenceGenerator([model], dictionary(VOCAB - 4), bit_exact=True, **options).generate(batch)
-        usual = SequenceGenerator([model], dictionary(VOCAB - 4), **options).generate(batch)
+        exact, usual = (
+            SequenceGenerator(replace(generator_of([model], exact).setup, need_attention=True)).generate(batch)
+            for exact in (True, False)
+        )
         for one, other in zip(exact, usual, strict=True):
             assert one[0].attention is not None
             assert torch.allclose(one[0].attention, other[0].attention, atol=1e-5)

@@ -142,8 +142,8 @@ FAULTS = [
     ),
     Fault(
         "seqgen/generation/search/diverse.py",
-        "own.beams * self.groups + group",
-        "own.beams + group * self.groups",
+        "found.beams * self.groups + group",
+        "found.beams + group * self.groups",
         "beams of groups are numbered group by group",
         ("tests/generation/test_strategies.py::test_diverse_beam_search_equals_plain_loops",),
     ),

@@ -14,8 +14,8 @@ import seqgen.models  # noqa: F401  # declares the built-in models
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import BatchInfo
 from seqgen.generation.context import StepContext
-from seqgen.generation.processors.bias import BadWords, SequenceBias
 from seqgen.generation.processors.length import MinimumLength
+from seqgen.generation.processors.tokens import BadWords, SequenceBias
 from seqgen.generation.search.beam import BeamSearch, Greedy
 from seqgen.generation.search.sampling import Sampling
 from seqgen.generation.speculative.drafters import ModelDrafter

@@ -23,8 +23,8 @@ from seqgen.data.tokenizers.languages import Languages, TargetLanguage
 from seqgen.data.tokenizers.pretrained import byte_files, load_pretrained_tokenizer, make_tokenizer, t5_files
 from seqgen.data.tokenizers.sentencepiece_tokenizer import T5_IDS, SentencePieceTokenizer, train_sentencepiece
 from seqgen.errors import ConfigError
-from seqgen.generation.agreement.generator import AgreementGenerator
-from seqgen.generation.agreement.lexicon import first_text, token_texts
+from seqgen.generation.agreement.session import AgreementSearch
+from seqgen.generation.agreement.vocabulary_trie import first_text, token_texts
 from seqgen.generation.ensemble.combinations import Product
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
@@ -229,14 +229,14 @@ def test_weights_and_unnormalized_scores(members: list[Any]) -> None:
 
 def test_it_is_said_how_the_members_are_decoded(members: list[Any]) -> None:
     decoding = Translator(members[:2], **SETTINGS).prepare()
-    assert len([note for note in decoding.notes if "by agreement on the text" in note]) == 1
+    assert len([note for note in decoding.notes if "as a cross-vocabulary ensemble" in note]) == 1
     list(decoding.translate(LINES))
-    generator = decoding.generator
-    assert isinstance(generator, AgreementGenerator)
-    first, second = generator.calls
-    assert 0 < first <= generator.steps
-    assert "called" in generator.summary()
-    assert second == generator.steps - 1, "the member of bytes steps after the first space"
+    search = decoding.generator.setup.search
+    assert isinstance(search, AgreementSearch)
+    first, second = search.calls
+    assert 0 < first <= search.steps
+    assert "called" in decoding.generator.summary()
+    assert second == search.steps - 1, "the member of bytes steps after the first space"
 
 
 def test_an_output_is_cut_off_where_a_member_is_full(members: list[Any]) -> None:
@@ -371,8 +371,8 @@ def decoded(arguments: list[str], *more: str) -> list[dict[str, Any]]:
     """The lines that ``seqgen-generate`` writes as JSON."""
     outcome = command("generate", *arguments, "format=json", "output=out.json", *more)
     assert outcome.code == 0, outcome.err
-    assert outcome.err.count("by agreement on the text") == 1
-    assert "agreement on the text: " in outcome.err, "the number of calls is printed at the end"
+    assert outcome.err.count("as a cross-vocabulary ensemble") == 1
+    assert "cross-vocabulary ensemble: " in outcome.err, "the number of calls is printed at the end"
     return [json.loads(line) for line in Path("out.json").read_text(encoding="utf-8").splitlines()]
 
 

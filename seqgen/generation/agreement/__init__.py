@@ -1,5 +1,5 @@
-"""Ensembles of members with different target vocabularies, which agree on the text (Wicks et al. 2025).
+"""Cross-vocabulary ensembles: the members have different target vocabularies and agree on the text (Wicks et al. 2025).
 
-``generator.py`` has the generator and the settings that it supports, ``session.py`` the search, ``member.py`` a member
-with a token history of its own, ``lexicon.py`` the texts of all tokens.
+``session.py`` has the search, ``member.py`` a member whose rows have different lengths, ``vocabulary_trie.py`` the
+texts of all tokens, ``settings.py`` the settings that can be used.
 """

@@ -1,4 +1,4 @@
-"""A member with a token history of its own: its rows may have generated different numbers of tokens."""
+"""A member of a cross-vocabulary ensemble: its rows may have generated different numbers of tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from seqgen.incremental_state import rows_of_parents, rows_of_sentences
 from seqgen.structures import Source
 
 
-class OwnHistory(Member):
+class AgreementMember(Member):
     """A member of an ensemble whose members have different vocabularies.
 
     Rows have different lengths, but a decoding state has one number of positions for all rows. So the state is rolled
@@ -28,7 +28,7 @@ class OwnHistory(Member):
         source: the sentences as this model reads them.
         setup: how to decode.
         eos: the model's end-of-sentence.
-        max_len: maximum number of tokens of an output; 0 for the model's own limit.
+        max_len: maximum number of tokens of an output; 0 for the limit of the model.
 
     Attributes:
         tokens: ``(rows, 1 + T)`` int64, the start token and the generated tokens.
@@ -90,13 +90,13 @@ class OwnHistory(Member):
         return self._limited(lprobs, min_len)
 
     def _adjusted(self, logits: Tensor) -> Tensor:
-        """Apply the model's own changes to the logits, which depend on the number of generated tokens."""
+        """Apply ``adjust_logits_during_generation``, which depends on the number of generated tokens."""
         if not adjusts_logits(self.model):
             return logits
         adjusted = logits.clone()
         for length in self.lengths.unique().tolist():
-            own = self.lengths == length
-            adjusted[own] = self.model.adjust_logits_during_generation(logits[own], length)
+            rows = self.lengths == length
+            adjusted[rows] = self.model.adjust_logits_during_generation(logits[rows], length)
         return adjusted
 
     def _limited(self, lprobs: Tensor, min_len: int) -> Tensor:

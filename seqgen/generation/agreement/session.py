@@ -1,4 +1,4 @@
-"""The search for outputs on whose text all members agree."""
+"""The search of a cross-vocabulary ensemble: it finds outputs on whose text all members agree."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import heapq
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
 
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError, DecodingError
-from seqgen.generation.agreement.lexicon import END, Ahead, Lexicon, first_text, token_texts
-from seqgen.generation.agreement.member import OwnHistory
+from seqgen.generation.agreement.member import AgreementMember
+from seqgen.generation.agreement.vocabulary_trie import END, PendingText, VocabularyTrie, first_text, token_texts
 from seqgen.generation.ensemble.member import EMPTY
+from seqgen.generation.search.base import Search
 from seqgen.generation.setup import DecodingRequest, DecodingSetup
 from seqgen.structures import Hypothesis
 
@@ -29,7 +29,7 @@ class JointStep:
         beam: the beam that it continues.
         tokens: the next token of each member; -1 for a member that waits.
         lprobs: their log-probabilities in nats; 0 for a member that waits.
-        ahead: the text of each member after the text of all members.
+        pending: the text of each member after the text of all members.
         ended: whether all members have ended.
     """
 
@@ -37,43 +37,8 @@ class JointStep:
     beam: int
     tokens: tuple[int, ...]
     lprobs: tuple[float, ...]
-    ahead: Ahead
+    pending: PendingText
     ended: bool
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """How members with different target vocabularies agree.
-
-    Attributes:
-        first_texts: for each member the text before its first token.
-        ends: for each member the id of end-of-sentence.
-        first_tokens: for each member the token that its outputs begin with, or ``None``.
-        lexicon: the texts of all members.
-        min_len: each member generates at least this many tokens before end-of-sentence.
-        max_len: each member generates at most this many tokens, end-of-sentence included; 0 for its own limit.
-    """
-
-    first_texts: list[str]
-    ends: list[int]
-    first_tokens: Sequence[int | None]
-    lexicon: Lexicon
-    min_len: int
-    max_len: int
-
-    @classmethod
-    def of(
-        cls, tokenizers: Sequence[Tokenizer], first_tokens: Sequence[int | None] | None, min_len: int, max_len: int
-    ) -> Self:
-        """Read the texts of the vocabularies.
-
-        Raises:
-            ConfigError: a tokenizer does not return the bytes of its tokens.
-        """
-        texts = [token_texts(tokenizer) for tokenizer in tokenizers]
-        first_texts = [first_text(*pair) for pair in zip(tokenizers, texts, strict=True)]
-        ends = [tokenizer.dictionary.eos() for tokenizer in tokenizers]
-        return cls(first_texts, ends, first_tokens or [None] * len(ends), Lexicon(texts), min_len, max_len)
 
 
 class AgreementSession:
@@ -83,35 +48,33 @@ class AgreementSession:
     token, so that of any two texts one is a prefix of the other. The other members wait. End-of-sentence is a part of
     the text, so that all members end with the same text.
 
-    ``Lexicon.best`` gives the best continuation with each longest text. The best ``K`` continuations of a sentence are
-    among those with the ``K`` best longest texts.
+    ``VocabularyTrie.best`` gives the best continuation with each longest text. The best ``K`` continuations of a
+    sentence are among those with the ``K`` best longest texts.
 
     Args:
-        setup: how to decode.
-        agreement: how the members agree.
+        setup: how to decode; its search is an ``AgreementSearch``.
         request: what to decode.
     """
 
-    def __init__(self, setup: DecodingSetup, agreement: Agreement, request: DecodingRequest):
+    def __init__(self, setup: DecodingSetup, request: DecodingRequest):
+        assert isinstance(setup.search, AgreementSearch)
         _check(setup, request)
-        self.setup, self.beam, self.min_len = setup, setup.beam_size, agreement.min_len
-        self.lexicon = agreement.lexicon
+        self.setup, self.beam, self.search, self.trie = setup, setup.beam_size, setup.search, setup.search.trie
         sources = setup.ensemble.sources(request.sample)
-        self.lexicon.to(sources[0].src_tokens.device)
+        self.trie.to(sources[0].src_tokens.device)
         weights = setup.ensemble.combination.attention_weights(len(sources))
         self.weights = [weight / sum(weights) for weight in weights]
         self.members = [
-            OwnHistory(spec, source, setup, eos, agreement.max_len)
-            for spec, source, eos in zip(setup.ensemble.members, sources, agreement.ends, strict=True)
+            AgreementMember(spec, source, setup, eos, self.search.max_len)
+            for spec, source, eos in zip(setup.ensemble.members, sources, self.search.ends, strict=True)
         ]
         count = request.sample.num_sentences
         self.live = list(range(count))
-        first = _after_common(agreement.first_texts)
-        self.beams: list[list[Ahead | None]] = [[first, *[None] * (self.beam - 1)] for _ in range(count)]
-        """For each live sentence and beam the texts ahead; ``None`` for a beam that does not exist."""
+        first = _after_common(self.search.first_texts)
+        self.beams: list[list[PendingText | None]] = [[first, *[None] * (self.beam - 1)] for _ in range(count)]
+        """The pending texts of each live sentence and beam; ``None`` for a beam that does not exist."""
         self.results: list[list[Hypothesis]] = [[] for _ in range(count)]
-        self.num_steps = 0
-        for member, token in zip(self.members, agreement.first_tokens, strict=True):
+        for member, token in zip(self.members, self.search.first_tokens, strict=True):
             if token is not None:
                 member.force(token)
 
@@ -123,7 +86,10 @@ class AgreementSession:
         """
         while self.live:
             self.step()
-        return [sorted(found, key=lambda one: one.score, reverse=True) for found in self.results]
+            self.search.steps += 1
+        for number, member in enumerate(self.members):
+            self.search.calls[number] += member.calls
+        return [sorted(found, key=lambda hypothesis: hypothesis.score, reverse=True) for found in self.results]
 
     def step(self) -> None:
         """Let each joint hypothesis take one step."""
@@ -136,24 +102,24 @@ class AgreementSession:
                 keep.append(place)
                 active.append(continuing)
         self.advance(keep, active)
-        self.num_steps += 1
 
     def score(self, steps: Tensor) -> list[Tensor | None]:
         """Each member's log-probabilities of the next token, ``(rows, V)``; ``None`` if it waits in all rows."""
         lprobs: list[Tensor | None] = []
         for number, (member, step) in enumerate(zip(self.members, steps.T, strict=True)):
-            own = member.next_lprobs(step, self.min_len) if bool(step.any()) else None
-            if own is not None and bool(own[step].isnan().any()):
+            scores = member.next_lprobs(step, self.search.min_len) if bool(step.any()) else None
+            if scores is not None and bool(scores[step].isnan().any()):
                 raise DecodingError(
                     f"the scores of model {number + 1} are NaN; its weights are damaged or its dtype overflows"
                 )
-            lprobs.append(own)
+            lprobs.append(scores)
         return lprobs
 
     def steps(self) -> Tensor:
-        """Which members generate a token, ``(rows, members)`` bool."""
+        """``(rows, members)`` bool, true for members that generate a token."""
         none = [False] * len(self.members)
-        rows = [none if ahead is None else [not text for text in ahead] for own in self.beams for ahead in own]
+        flat = itertools.chain.from_iterable(self.beams)
+        rows = [none if pending is None else [not text for text in pending] for pending in flat]
         return torch.tensor(rows, device=self.members[0].tokens.device)
 
     def candidates(self, lprobs: Sequence[Tensor | None], steps: Tensor) -> Iterator[list[JointStep]]:
@@ -164,47 +130,49 @@ class AgreementSession:
             steps: what ``steps`` returned.
         """
         nothing = ("",) * len(self.members)
-        aheads = [ahead or nothing for own in self.beams for ahead in own]
+        texts = [pending or nothing for pending in itertools.chain.from_iterable(self.beams)]
         gains, base = self._gains(lprobs, steps)
-        best = self.lexicon.best(gains, base, aheads, self.beam, 2 * self.beam)
-        inside = torch.tensor([self.lexicon.nearest(max(ahead, key=len)) for ahead in aheads], device=steps.device)
+        best = self.trie.best(gains, base, texts, self.beam, 2 * self.beam)
+        inside = torch.tensor([self.trie.nearest(max(pending, key=len)) for pending in texts], device=steps.device)
         # the root stands for the text of the waiting members, whose path begins at its longest prefix
-        paths = self.lexicon.paths[torch.where(best.nodes == self.lexicon.root, inside[best.rows], best.nodes)]
+        paths = self.trie.paths[torch.where(best.nodes == self.trie.root, inside[best.rows], best.nodes)]
         options = [
-            None if own is None else self._options(number, own, best.rows, paths) for number, own in enumerate(lprobs)
+            None if scores is None else self._options(number, scores, best.rows, paths)
+            for number, scores in enumerate(lprobs)
         ]
         so_far = [(member.lprobs.sum(1).tolist(), member.lengths.tolist()) for member in self.members]
         for place, each in enumerate(zip(*(tensor.tolist() for tensor in best), strict=True)):
             found = [
-                self.joint_steps(row, node, [None if own is None else own[place][k] for own in options], so_far)
+                self.joint_steps(row, node, [each if each is None else each[place][k] for each in options], so_far)
                 for k, (value, row, node) in enumerate(zip(*each, strict=True))
                 if value > -torch.inf
             ]
             yield heapq.nlargest(2 * self.beam, itertools.chain(*found), key=lambda joint: joint.value)
 
     def _gains(self, lprobs: Sequence[Tensor | None], steps: Tensor) -> tuple[list[Tensor | None], Tensor]:
-        """What each token of each member contributes to the value of a continuation, and what waiting members do.
+        """The contribution of each token of each member to the value of a continuation, and that of waiting members.
 
         The value is ``sum_i w_i s_i / n_i``, with the sum ``s_i`` of the log-probabilities of member ``i`` and the
         number ``n_i`` of its tokens.
         """
         gains: list[Tensor | None] = []
         base = torch.zeros(len(steps), dtype=torch.float64, device=steps.device)
-        for weight, member, own, step in zip(self.weights, self.members, lprobs, steps.T, strict=True):
+        for weight, member, scores, step in zip(self.weights, self.members, lprobs, steps.T, strict=True):
             so_far, count = member.lprobs.sum(1), member.lengths
             base += (weight * so_far / count.clamp(min=1)).masked_fill(step, 0.0)
-            gains.append(None if own is None else (own + so_far.unsqueeze(1)) * (weight / (count + 1)).unsqueeze(1))
+            share = (weight / (count + 1)).unsqueeze(1)
+            gains.append(None if scores is None else (scores + so_far.unsqueeze(1)) * share)
         base.masked_fill_(~steps.any(1), -torch.inf)  # beams that do not exist
-        return gains, base.to(next(own for own in gains if own is not None).dtype)
+        return gains, base.to(next(gain for gain in gains if gain is not None).dtype)
 
     def _options(self, number: int, lprobs: Tensor, rows: Tensor, paths: Tensor) -> list[list[list[tuple[int, float]]]]:
         """A member's tokens on each path ``(sentences, K, D)`` and their log-probabilities."""
         vocab = lprobs.size(1)
-        tokens = self.lexicon.tokens[number][paths].flatten(2)
+        tokens = self.trie.tokens[number][paths].flatten(2)
         scores = lprobs[rows.unsqueeze(-1), tokens.clamp(max=vocab - 1)].masked_fill(tokens == vocab, -torch.inf)
         return [
-            [list(zip(*one, strict=True)) for one in zip(*own, strict=True)]
-            for own in zip(tokens.tolist(), scores.tolist(), strict=True)
+            [list(zip(*path, strict=True)) for path in zip(*sentence, strict=True)]
+            for sentence in zip(tokens.tolist(), scores.tolist(), strict=True)
         ]
 
     def joint_steps(
@@ -222,21 +190,21 @@ class AgreementSession:
             options: for each member, tokens whose texts are prefixes of the longest text, and their log-probabilities.
             so_far: for each member, the log-probability and the number of the tokens of each row.
         """
-        longest = "" if node == self.lexicon.root else self.lexicon.texts[node]
+        longest = "" if node == self.trie.root else self.trie.texts[node]
         place, beam = divmod(row, self.beam)
-        ahead = self.beams[place][beam]
-        assert ahead is not None
+        pending = self.beams[place][beam]
+        assert pending is not None
         possible = [
-            [(-1, 0.0)] if text else [one for one in own or () if one[1] > -torch.inf]
-            for text, own in zip(ahead, options, strict=True)
+            [(-1, 0.0)] if text else [option for option in some or () if option[1] > -torch.inf]
+            for text, some in zip(pending, options, strict=True)
         ]
         for chosen in itertools.product(*possible):
             tokens, lprobs = zip(*chosen, strict=True)
             texts = tuple(
-                text if token < 0 else own.texts[token]
-                for text, token, own in zip(ahead, tokens, self.lexicon.members, strict=True)
+                text if token < 0 else vocabulary.texts[token]
+                for text, token, vocabulary in zip(pending, tokens, self.trie.members, strict=True)
             )
-            if (longest and longest not in texts) or not self.lexicon.possible(texts):
+            if (longest and longest not in texts) or not self.trie.possible(texts):
                 continue
             value = sum(
                 weight * (sums[row] + lprob) / max(1, counts[row] + (token >= 0))
@@ -260,23 +228,24 @@ class AgreementSession:
             if joint.ended and len(results) < self.beam:
                 results.append(self.hypothesis(place, joint.beam, joint))
         if not found and not results:
-            beams = [beam for beam, ahead in enumerate(self.beams[place]) if ahead is not None]
-            results.append(max((self.hypothesis(place, beam) for beam in beams), key=lambda one: one.score))
+            beams = [beam for beam, pending in enumerate(self.beams[place]) if pending is not None]
+            cut_off = [self.hypothesis(place, beam) for beam in beams]
+            results.append(max(cut_off, key=lambda hypothesis: hypothesis.score))
         active = [joint for joint in found if not joint.ended][: self.beam]
         return active if len(results) < self.beam else []
 
     def hypothesis(self, place: int, beam: int, last: JointStep | None = None) -> Hypothesis:
-        """The hypothesis of a beam and its last step; without one, it is cut off."""
+        """The hypothesis of a beam and its last step; without a last step, it is cut off."""
         tokens, lprobs, score = [], [], 0.0
         row = place * self.beam + beam
         for number, member in enumerate(self.members):
             length = int(member.lengths[row])
-            own_tokens, own = member.tokens[row, 1 : 1 + length].tolist(), member.lprobs[row, :length].tolist()
+            ids, scores = member.tokens[row, 1 : 1 + length].tolist(), member.lprobs[row, :length].tolist()
             if last is not None and last.tokens[number] >= 0:
-                own_tokens, own = [*own_tokens, last.tokens[number]], [*own, last.lprobs[number]]
-            tokens.append(torch.tensor(own_tokens, dtype=torch.int64))
-            lprobs.append(torch.tensor(own, dtype=member.lprobs.dtype))
-            score += self.weights[number] * float(self.setup.ranking.score(lprobs[-1].sum(), max(1, len(own))))
+                ids, scores = [*ids, last.tokens[number]], [*scores, last.lprobs[number]]
+            tokens.append(torch.tensor(ids, dtype=torch.int64))
+            lprobs.append(torch.tensor(scores, dtype=member.lprobs.dtype))
+            score += self.weights[number] * float(self.setup.ranking.score(lprobs[-1].sum(), max(1, len(scores))))
         return Hypothesis(tokens[0], score, lprobs[0], member_tokens=tokens, member_scores=lprobs)
 
     def advance(self, keep: list[int], active: list[list[JointStep]]) -> None:
@@ -290,42 +259,79 @@ class AgreementSession:
             self.live = []
             return
         device = self.members[0].tokens.device
-        rows = [[*own, *[None] * (self.beam - len(own))] for own in active]
+        rows = [[*steps, *[None] * (self.beam - len(steps))] for steps in active]
         # a beam that does not exist copies the state of the first one
-        parents = torch.tensor([[(one or own[0]).beam for one in own] for own in rows], device=device)  # type: ignore[union-attr]
+        parents = torch.tensor([[(step or steps[0]).beam for step in steps] for steps in rows], device=device)  # type: ignore[union-attr]
         flat = list(itertools.chain.from_iterable(rows))
         for number, member in enumerate(self.members):
             if len(keep) < len(self.live):
                 member.select_sentences(torch.tensor(keep, device=device))
             member.reorder_beams(parents)
-            tokens = torch.tensor([-1 if one is None else one.tokens[number] for one in flat], device=device)
-            lprobs = [0.0 if one is None else one.lprobs[number] for one in flat]
+            tokens = torch.tensor([-1 if step is None else step.tokens[number] for step in flat], device=device)
+            lprobs = [0.0 if step is None else step.lprobs[number] for step in flat]
             member.append(tokens, torch.tensor(lprobs, dtype=member.lprobs.dtype, device=device))
         self.live = [self.live[place] for place in keep]
-        self.beams = [[None if one is None else one.ahead for one in own] for own in rows]
+        self.beams = [[None if step is None else step.pending for step in steps] for steps in rows]
 
 
-def _after_common(texts: Sequence[str]) -> Ahead:
+class AgreementSearch(Search):
+    """Beam search over the tokens of several members that agree on the text (Wicks et al. 2025).
+
+    Args:
+        tokenizers: the target tokenizer of each member.
+        first_tokens: for each member the token that its outputs begin with, or ``None``; ``None`` if no member has one.
+        min_len: each member generates at least this many tokens before end-of-sentence.
+        max_len: each member generates at most this many tokens, end-of-sentence included; 0 for its limit.
+
+    Attributes:
+        trie: the texts of all members' tokens.
+        first_texts: for each member the text before its first token.
+        ends: for each member the id of end-of-sentence.
+        steps: number of steps of all batches so far.
+        calls: number of calls of each member's decoder so far.
+
+    Raises:
+        ConfigError: a tokenizer does not return the bytes of its tokens.
+    """
+
+    session_class = AgreementSession
+
+    def __init__(
+        self,
+        tokenizers: Sequence[Tokenizer],
+        first_tokens: Sequence[int | None] | None = None,
+        min_len: int = 1,
+        max_len: int = 0,
+    ):
+        texts = [token_texts(tokenizer) for tokenizer in tokenizers]
+        self.trie = VocabularyTrie(texts)
+        self.first_texts = [first_text(*pair) for pair in zip(tokenizers, texts, strict=True)]
+        self.ends = [tokenizer.dictionary.eos() for tokenizer in tokenizers]
+        self.first_tokens = first_tokens or [None] * len(texts)
+        self.min_len, self.max_len = min_len, max_len
+        self.steps, self.calls = 0, [0] * len(texts)
+
+    def summary(self) -> str:
+        """See ``Search.summary``."""
+        calls = " and ".join(map(str, self.calls))
+        steps = f"{self.steps} steps, in which the members' decoders were called {calls} times"
+        return f"cross-vocabulary ensemble: {steps}"
+
+
+def _after_common(texts: Sequence[str]) -> PendingText:
     """The rest of each text after the shortest one, which all others begin with."""
     common = min(map(len, texts))
     return tuple(text[common:] for text in texts)
 
 
 def _check(setup: DecodingSetup, request: DecodingRequest) -> None:
-    """Refuse what needs one vocabulary, or a beam that does not change.
+    """Refuse prefixes and prompts, whose tokens are those of one vocabulary.
 
     Raises:
         ConfigError: names what cannot be used.
     """
-    given = {
-        "a forced beginning of the output (prefix)": request.prefix_tokens,
-        "constraints": request.constraints,
-        "streaming": request.streamer,
-        "observers": setup.observers or None,
-        "stopping rules": setup.stopping or None,
-        "attention weights": setup.need_attention or None,
-        "prompts": any(spec.model.continues_source and spec.source != EMPTY for spec in setup.ensemble.members) or None,
-    }
-    for what, value in given.items():
-        if value is not None:
+    prompts = any(spec.model.continues_source and spec.source != EMPTY for spec in setup.ensemble.members)
+    given = {"a forced beginning of the output (prefix)": request.prefix_tokens is not None, "prompts": prompts}
+    for what, is_given in given.items():
+        if is_given:
             raise ConfigError(f"members with different target vocabularies do not support {what}; leave this out")

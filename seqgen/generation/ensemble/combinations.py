@@ -36,17 +36,17 @@ class Combination(Component):
     }
 
     keeps_single: bool = False
-    """Whether the scores of a single member are returned unchanged; then the combination is skipped for one member."""
+    """True if the scores of a single member are returned unchanged; then the combination is skipped for one member."""
 
     can_merge: bool = False
-    """Whether it supports continuous batching: it must then not read tokens or source ids, and must use
+    """True if it supports continuous batching: it must then not read tokens or source ids, and must use
     ``context.steps`` instead of ``context.step``."""
 
     ignores_context: bool = False
-    """Whether it does not read the context; all positions of a known target are then combined at once."""
+    """True if it does not read the context; all positions of a known target are then combined at once."""
 
     takes_columns: bool = False
-    """Whether it treats all tokens alike; with a shortlist, the scores then have fewer columns than the vocabulary has
+    """True if it treats all tokens alike; with a shortlist, the scores then have fewer columns than the vocabulary has
     tokens."""
 
     def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
@@ -192,7 +192,7 @@ class Fusion(Combination):
 
     @property
     def certifiable(self) -> bool:  # type: ignore[override]
-        """Whether no weight is negative."""
+        """True if no weight is negative."""
         return min(self.weights or [self.weight]) >= 0
 
     def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
@@ -237,7 +237,7 @@ class Guidance(Composite, Combination):
 
     @property
     def certifiable(self) -> bool:  # type: ignore[override]
-        """Whether the scale does not raise the scores of a certifiable combination."""
+        """True if the scale does not raise the scores of a certifiable combination."""
         return self.inner.certifiable and 0 <= self.scale <= 1
 
     @property
@@ -249,7 +249,7 @@ class Guidance(Composite, Combination):
     def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
         """See ``Combination``."""
         half = len(lprobs) // 2
-        conditional, unconditional = (combine(self.inner, own, context) for own in (lprobs[:half], lprobs[half:]))
+        conditional, unconditional = (combine(self.inner, part, context) for part in (lprobs[:half], lprobs[half:]))
         guided = self.scale * (conditional - unconditional) + unconditional
         return guided.where(conditional.isfinite() & unconditional.isfinite(), conditional)
 
@@ -285,7 +285,7 @@ class Nested(Composite, Combination):
 
     @property
     def certifiable(self) -> bool:  # type: ignore[override]
-        """Whether the outer combination is; the inner one only chooses which log-probabilities it gets."""
+        """True if the outer combination is certifiable; the inner one only chooses its log-probabilities."""
         return bool(self.parts[0].certifiable)
 
     def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:

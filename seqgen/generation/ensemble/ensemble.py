@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from seqgen.errors import ConfigError
 from seqgen.generation.ensemble.combinations import Combination, ProbabilityMean
-from seqgen.generation.ensemble.member import INPUT, MemberSpec, encode
+from seqgen.generation.ensemble.member import INPUT, MemberSpec
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Source
 from seqgen.system.contract import returned, violated
@@ -39,7 +37,7 @@ class Ensemble:
 
     @property
     def models(self) -> list[EncoderDecoderModel]:
-        """The models that have a source of their own in a batch: those of all members except companions."""
+        """The models of all members except companions: each of these models has a source in a batch."""
         return [member.model for member in self.members if not member.companion]
 
     @contextmanager
@@ -81,32 +79,14 @@ class Ensemble:
         else:
             given = sample.member_sources
         by_model = {id(model): source for model, source in zip(models, given, strict=True)}
-        own = iter(given)
+        remaining = iter(given)
         return [
-            member.source_of(by_model[id(member.model)] if member.companion else next(own)) for member in self.members
+            member.source_of(by_model[id(member.model)] if member.companion else next(remaining))
+            for member in self.members
         ]
 
-    def with_shared_encodings(self, sources: Sequence[Source]) -> list[Source]:
-        """Run an encoder that several members have only once for equal sources.
-
-        An encoder with a module in training mode, such as dropout that stays active, may be random and is not shared.
-
-        Args:
-            sources: the source of each member.
-
-        Returns:
-            The sources; those that several members share have the encoder's output.
-        """
-        found = list(sources)
-        for first, later in itertools.combinations(range(len(found)), 2):
-            encoder, one, other = self.members[first].model.encoder, sources[first], sources[later]
-            if encoder is self.members[later].model.encoder and _equal(one, other) and not _may_be_random(encoder):
-                output = encode(encoder, found[first])
-                found[first], found[later] = replace(one, encoder_out=output), replace(other, encoder_out=output)
-        return found
-
     def read_alike(self, sources: Sequence[Source]) -> list[bool]:
-        """Which members read the same source tokens as the first member, so that their attention can be averaged."""
+        """True for members that read the same tokens as the first member, so that their attention can be averaged."""
         return [
             member.source == INPUT and torch.equal(source.src_tokens, sources[0].src_tokens)
             for member, source in zip(self.members, sources, strict=True)
@@ -128,17 +108,3 @@ class Ensemble:
             return None
         total = sum(weight for weight, _ in given) or 1.0
         return torch.stack([values * (weight / total) for weight, values in given]).sum(0)
-
-
-def _equal(one: Source, other: Source) -> bool:
-    """Whether two sources have the same tokens and no encoder output of their own."""
-    return (
-        one.encoder_out is None
-        and other.encoder_out is None
-        and torch.equal(one.src_tokens, other.src_tokens)
-        and torch.equal(one.src_lengths, other.src_lengths)
-    )
-
-
-def _may_be_random(module: nn.Module) -> bool:
-    return any(part.training for part in module.modules())

@@ -36,7 +36,7 @@ class MemberSpec:
         model: the model.
         source: what it reads: ``"input"``, ``"empty"``, ``"fieldN"`` or a registered member source.
         companion: whether it uses the source of another member with the same model, as the unconditional half of
-            classifier-free guidance does. Any other member has a source of its own in the batch.
+            classifier-free guidance does. Any other member has a source in the batch.
     """
 
     model: EncoderDecoderModel
@@ -49,7 +49,7 @@ class MemberSpec:
 
 
 def input_of(member: MemberSpec) -> str:
-    """What is encoded for a member: its ``source``, or ``"input"`` for a subclass with a source of its own."""
+    """The source that is encoded for a member: ``source``, or ``"input"`` if a subclass makes another source."""
     source = member.source
     return source if source == EMPTY or _FIELD.fullmatch(source) or MEMBER_SOURCES.find(source) else INPUT
 
@@ -72,7 +72,7 @@ def field_of(source: str) -> int:
 
 @dataclass(frozen=True)
 class MemberOutput:
-    """What a member computes for the newest token of each row; ``decoded`` returns ``(rows, T, ...)``.
+    """The output of a member for the newest token of each row; ``decoded`` returns ``(rows, T, ...)``.
 
     Attributes:
         logits: ``(rows, V)``.
@@ -128,7 +128,7 @@ def decoded(
         tokens: ``(rows, L)`` int64, a start token and the tokens after it.
         encoder_out: what the encoder returned.
         needs: what components need, see ``Component.needs``.
-        output_layer: takes the place of the decoder's own; see ``Decoder.output_columns``.
+        output_layer: used instead of the decoder's output layer; see ``Decoder.output_columns``.
         state: the ``incremental_state``, for a decoder that has one.
 
     Returns:
@@ -173,7 +173,7 @@ class Member:
         self.start_token = start_token
         sentences, device = source.src_tokens.size(0), source.src_tokens.device
         decoder = model.decoder
-        self.encoder_out: Any = encode(model.encoder, source)  # a model may have its own subclass of EncoderOut
+        self.encoder_out: Any = encode(model.encoder, source)  # a model may have a subclass of EncoderOut
         use_cache, shares = debug.use_cache, getattr(decoder, "shares_encoder_output", False)
         self.shares_encoder_output = use_cache and debug.share_encoder_output and shares
         if not self.shares_encoder_output:
@@ -234,7 +234,7 @@ class Member:
 
 
 def has_features(decoder: Decoder) -> bool:
-    """Whether a decoder implements ``extract_features``."""
+    """True if a decoder implements ``extract_features``."""
     return type(decoder).extract_features not in (Decoder.extract_features, IncrementalDecoder.extract_features)
 
 

@@ -1,6 +1,6 @@
 """The base class of logits processors, which change the scores of the next token. They do not use models or searches.
 
-The processors are in ``tokens``, ``length``, ``bias``, ``prefix_trie`` and ``warpers``.
+The processors are in ``tokens``, ``length``, ``prefix_trie`` and ``warpers``.
 ``options`` builds those of a configuration; the rules determine their order.
 """
 
@@ -33,11 +33,11 @@ class LogitsProcessor(Component):
     }
 
     shift_invariant: bool = False
-    """Whether adding a constant to a row before the processor equals adding it after. If all processors are shift
+    """True if adding a constant to a row before the processor equals adding it after. If all processors are shift
     invariant, they get logits, and the log-sum-exp is subtracted later, which saves a pass over the vocabulary."""
 
     can_merge: bool = False
-    """Whether it supports continuous batching: it must then not read tokens or source ids, and must use
+    """True if it supports continuous batching: it must then not read tokens or source ids, and must use
     ``context.steps`` instead of ``context.step``."""
 
     token_attributes: tuple[str, ...] | None = None

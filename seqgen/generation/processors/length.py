@@ -45,7 +45,7 @@ class MinimumLength(LogitsProcessor):
         return lprobs
 
     def _counted(self, context: StepContext) -> Tensor | int:
-        """How many tokens of each row count besides the generated ones."""
+        """The number of tokens of each row that count besides the generated ones."""
         prompts, padding = context.src_tokens, context.src_padding
         if not self.counts_prompt or not context.sentences.continues_source or prompts is None:
             return 0
@@ -89,14 +89,14 @@ class ForceFirst(LogitsProcessor):
 
     @property
     def shift_invariant(self) -> bool:  # type: ignore[override]
-        """Whether the token keeps the model's score."""
+        """True if the token keeps the model's score."""
         return self.keep_score
 
     def begin(self, batch: BatchInfo) -> Self:
         """See ``Component.begin``."""
-        own = copy.copy(self)
-        own.tokens = batch.first_tokens
-        return own
+        processor = copy.copy(self)
+        processor.tokens = batch.first_tokens
+        return processor
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""

@@ -44,8 +44,8 @@ class PrefixConstraint(LogitsProcessor):
         mask = torch.full_like(lprobs, -torch.inf)
         padding = context.generated_padding
         for row, (sentence, generated) in enumerate(zip(context.sentence_ids.tolist(), context.generated, strict=True)):
-            own = generated if padding is None else generated[~padding[row]]
-            mask[row, list(self.allowed(sentence, own))] = 0.0
+            counted = generated if padding is None else generated[~padding[row]]
+            mask[row, list(self.allowed(sentence, counted))] = 0.0
         return lprobs + mask
 
 
@@ -82,10 +82,10 @@ class TrieConstraint(LogitsProcessor):
 
     def begin(self, batch: BatchInfo) -> Self:
         """See ``Component.begin``."""
-        own = super().begin(batch)
-        self.trie = own.trie = self.trie.to(batch.device)
-        own.nodes = torch.zeros(batch.num_sentences, batch.beam_size, dtype=torch.int64, device=batch.device)
-        return own
+        processor = super().begin(batch)
+        self.trie = processor.trie = self.trie.to(batch.device)
+        processor.nodes = torch.zeros(batch.num_sentences, batch.beam_size, dtype=torch.int64, device=batch.device)
+        return processor
 
     def advance(self, active: Candidates) -> None:
         """See ``Component.advance``."""
@@ -117,11 +117,11 @@ class TrieConstraint(LogitsProcessor):
 
     def _all_scores(self, lprobs: Tensor) -> Tensor:
         """The scores ``(rows, V)``, ``-inf`` where a token is not allowed."""
-        nodes, own = self.nodes.flatten().unique(return_inverse=True)  # at the first step all rows are at the root
+        nodes, of_row = self.nodes.flatten().unique(return_inverse=True)  # at the first step all rows are at the root
         rows, children = self.trie.edges(nodes)
         added = lprobs.new_full((len(nodes), lprobs.size(1)), -torch.inf)
         added[rows, self.trie.tokens[children].long()] = self.trie.gains(nodes[rows], children).to(added.dtype)
-        return lprobs + (added if len(nodes) == 1 else added[own])
+        return lprobs + (added if len(nodes) == 1 else added[of_row])
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""

@@ -48,7 +48,7 @@ class Warper(LogitsProcessor):
         return lprobs.masked_fill(self.improbable(lprobs), -torch.inf)
 
     def _below_best(self, scores: Tensor, count: int) -> Tensor:
-        """Which tokens score less than the ``count``-th best: ``(rows, V)`` bool."""
+        """``(rows, V)`` bool, true for tokens that score less than the ``count``-th best."""
         if count == 1:
             return scores < scores.amax(1, keepdim=True)
         best = best_continuations(scores.unsqueeze(1), scores.new_zeros(len(scores), 1), min(count, scores.size(1)))
@@ -175,7 +175,7 @@ def _order(values: Tensor) -> Tensor:
 
 
 def _is_for_numpy(values: Tensor) -> bool:
-    """Whether NumPy can sort the values: on a CPU, its vectorized sort is many times faster than PyTorch's."""
+    """True if NumPy can sort the values: on a CPU, its vectorized sort is many times faster than PyTorch's."""
     return values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64)
 
 

@@ -86,10 +86,11 @@ class Search(Component):
             raise ConfigError(f"{type(self).__name__} does not take constraints; choose the constrained search")
         return super().begin(batch)
 
-    def finished(self, ranking: Ranking, early_stopping: str) -> FinishedHypotheses | None:
-        """Make the object that stores finished hypotheses, for a strategy with its own rule of which candidates finish.
+    def finished(self, batch: BatchInfo, ranking: Ranking, early_stopping: str) -> FinishedHypotheses | None:
+        """Make the object that stores finished hypotheses, for a strategy with another rule of which candidates finish.
 
         Args:
+            batch: the properties of the batch.
             ranking: how they are scored.
             early_stopping: see ``BestFinished``.
 

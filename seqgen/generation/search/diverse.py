@@ -63,10 +63,10 @@ class DiverseBeamSearch(BeamSearch):
         for group in range(self.groups):
             members = slice(group, None, self.groups)
             penalized = lprobs[:, members] - self.strength * used.unsqueeze(1)
-            own = super().step(context, penalized, scores[:, members])
-            used.scatter_add_(1, own.tokens, (own.scores > -torch.inf).to(used.dtype))
+            found = super().step(context, penalized, scores[:, members])
+            used.scatter_add_(1, found.tokens, (found.scores > -torch.inf).to(used.dtype))
             # with 3 groups, beams 0 and 1 of group 2 are beams 2 and 5 of the sentence
-            chosen.append(Candidates(own.scores, own.tokens, own.beams * self.groups + group))
+            chosen.append(Candidates(found.scores, found.tokens, found.beams * self.groups + group))
         return Candidates.joined(chosen, interleaved=True)
 
 

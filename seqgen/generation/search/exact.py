@@ -194,7 +194,7 @@ class ExactSession(Session):
         bonus = self.coverage.penalty(ended, self.sentences.src_padding)
         if bonus is None:  # they are sorted by score already
             ended = ended.gather(torch.arange(min(size, self.wanted), device=ended.tokens.device).unsqueeze(0))
-        finished = EachRow(1, ended.scores.size(1), self.setup.ranking, ended.tokens.device)
+        finished = EachRow(replace(self.sentences, beam_size=ended.scores.size(1)), self.setup.ranking)
         finished.finalize(ended, torch.ones_like(ended.tokens, dtype=torch.bool), step, bonus)
         first = torch.zeros(1, dtype=torch.int64, device=ended.tokens.device)
         self.found += finished.hypotheses(first, self.backpointers)[0]
@@ -240,8 +240,6 @@ class ExactSearch(Search):
     stops_early = False
 
     def __init__(self, expansions: int = 100_000, at_once: int = 16):
-        if expansions < 1 or at_once < 1:
-            raise ConfigError(f"expansions={expansions} and at_once={at_once} must be at least 1")
         self.expansions, self.at_once = expansions, at_once
 
 

@@ -12,9 +12,15 @@ from seqgen.generation.component import BatchInfo
 from seqgen.generation.context import StepContext
 from seqgen.generation.finished import FinishedHypotheses, Ranking
 from seqgen.generation.search.base import Search
-from seqgen.generation.search.constrained import ConstrainedBatch, ConstrainedSearch
+from seqgen.generation.search.constrained import (
+    NONE,
+    ConstrainedBatch,
+    ConstrainedSearch,
+    OneAtATime,
+    repeated,
+    take_turns,
+)
 from seqgen.generation.search.diverse import check_groups
-from seqgen.generation.search.lexical_constraints import NONE, LexicalConstraints, OneAtATime, repeated, take_turns
 
 
 class GroupedHypotheses(FinishedHypotheses):
@@ -37,7 +43,7 @@ class GroupedHypotheses(FinishedHypotheses):
     sentence_state = (*FinishedHypotheses.sentence_state, "group_done")
 
     def __init__(self, batch: BatchInfo, ranking: Ranking, early_stopping: str, groups: int = 1):
-        super().__init__(batch.num_sentences, batch.beam_size, ranking, batch.device)
+        super().__init__(batch, ranking)
         self.early_stopping = early_stopping
         self.end_tokens = torch.tensor(batch.end_tokens, device=batch.device)
         self.groups = groups
@@ -65,7 +71,7 @@ class GroupedHypotheses(FinishedHypotheses):
         return Candidates(alive.masked_fill(all_end, -torch.inf), chosen.tokens, chosen.beams)
 
     def complete(self, candidates: Candidates) -> Tensor:
-        """Which candidates may be finalized, ``(live, K)`` bool: those that are not forbidden."""
+        """``(live, K)`` bool, true for candidates that may be finalized: by default if they are not forbidden."""
         return candidates.scores > -torch.inf
 
     def choose(self, candidates: Candidates, ended: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,7 +92,7 @@ class GroupedHypotheses(FinishedHypotheses):
         return columns, candidates.scores.masked_fill(ended, -torch.inf).gather(1, columns)
 
     def _content(self, length: int | Tensor) -> Tensor:
-        """Which groups are full and cannot improve by a candidate of ``length`` tokens: ``(live, groups)`` bool."""
+        """``(live, groups)`` bool, true for full groups that no candidate of ``length`` tokens improves."""
         full: Tensor = (self.lengths > 0).unflatten(1, (self.groups, -1)).all(-1)
         if self.early_stopping == "true":
             return full
@@ -94,7 +100,7 @@ class GroupedHypotheses(FinishedHypotheses):
         return full & (self.ranking.score(self._best, length) <= worst)
 
     def done(self, active: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
-        """Whether all groups are done, the maximum length is reached, or no beam is active."""
+        """True if all groups are done, the maximum length is reached, or no beam is active."""
         latest = self.early_stopping == "never" and self.ranking.favours_length
         self.group_done |= self._content((max_lengths + 1).unsqueeze(1) if latest else step + 1)
         return self.group_done.all(1) | super().done(active, step, max_lengths)
@@ -105,7 +111,7 @@ class HuggingFaceDiverseBeam(Search):
 
     The score of a token is lowered by ``strength`` for each beam of an earlier group that continues with it, before the
     logits processors are applied. (In the original, sequence bias comes first; the order of two summands does not
-    matter.) Each group has its own beams and finished hypotheses; at the end, the hypotheses of all groups are ranked
+    matter.) Each group has separate beams and finished hypotheses; at the end, the hypotheses of all groups are ranked
     together. A group that is done continues with padding, as in the original, so that later groups avoid padding.
 
     Args:
@@ -130,20 +136,14 @@ class HuggingFaceDiverseBeam(Search):
         search.batch = batch
         return search
 
-    def finished(self, ranking: Ranking, early_stopping: str) -> GroupedHypotheses:
+    def finished(self, batch: BatchInfo, ranking: Ranking, early_stopping: str) -> GroupedHypotheses:
         """See ``Search.finished``."""
-        self.hypotheses = GroupedHypotheses(self.batch, ranking, early_stopping, self.groups)
+        self.hypotheses = GroupedHypotheses(batch, ranking, early_stopping, self.groups)
         return self.hypotheses
-
-    def processed(self, context: StepContext, lprobs: Tensor, rows: slice, penalty: Tensor) -> Tensor:
-        """The scores of a group after its penalty and the processors: ``(sentences, beams of the group, V)``."""
-        assert context.process is not None
-        lprobs = lprobs.clone()  # processors work in place
-        lprobs[:, rows] -= penalty
-        return context.process(lprobs)[:, rows]
 
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """See ``Search.step``; the candidates are in the order of the groups."""
+        assert context.process is not None
         size = lprobs.size(1) // self.groups
         used = torch.zeros_like(lprobs[:, 0])  # (sentences, V), beams of earlier groups that continue with each token
         chosen = []
@@ -151,48 +151,33 @@ class HuggingFaceDiverseBeam(Search):
             done = self.hypotheses.group_done[:, group : group + 1]
             # at the first step all beams of a group are equal
             rows = slice(group * size, group * size + (size if context.step else 1))
-            penalized = self.processed(context, lprobs, rows, self.strength * used.unsqueeze(1))
-            own = best_continuations(penalized, scores[:, rows], self.batch.num_candidates // self.groups)
-            ends = torch.isin(own.tokens, self.hypotheses.end_tokens)
-            active = own.tokens.gather(1, ends.to(torch.int8).argsort(dim=1, stable=True)[:, :size])
+            penalized = lprobs.clone()  # processors work in place
+            penalized[:, rows] -= self.strength * used.unsqueeze(1)
+            processed = context.process(penalized)[:, rows]
+            found = best_continuations(processed, scores[:, rows], self.batch.num_candidates // self.groups)
+            ends = torch.isin(found.tokens, self.hypotheses.end_tokens)
+            active = found.tokens.gather(1, ends.to(torch.int8).argsort(dim=1, stable=True)[:, :size])
             written = active.masked_fill(done, self.batch.pad)
             used.scatter_add_(1, written, torch.ones_like(written, dtype=used.dtype))
             # with groups of 3, beams 0 and 1 of group 2 are beams 6 and 7 of the sentence
-            chosen.append(Candidates(own.scores.masked_fill(done, -torch.inf), own.tokens, own.beams + group * size))
+            alive = found.scores.masked_fill(done, -torch.inf)
+            chosen.append(Candidates(alive, found.tokens, found.beams + group * size))
         return Candidates.joined(chosen)
-
-
-class HuggingFaceConstrainedBeam(ConstrainedSearch):
-    """Beam search that divides its beams among banks of hypotheses with equally many constraint tokens.
-
-    The candidates are the beams with which beam search would continue and all continuations that match a further
-    constraint token; the beam is filled with the best of each bank in turn. A hypothesis finishes only if it has every
-    phrase. The original supports phrases in any order only; in a given order, only the first unmet phrase may begin.
-    If no hypothesis has every phrase at the maximum length, the original returns some that lack a phrase; here there
-    are none.
-
-    Args:
-        ordered: whether phrases must occur in the given order.
-    """
-
-    takes_constraints = True
-
-    def for_batch(self, batch: BatchInfo) -> ConstrainedBatch:
-        """See ``ConstrainedSearch.for_batch``."""
-        return _AllocatedBatch(batch, OneAtATime, self.ordered)
 
 
 class _AllocatedBatch(ConstrainedBatch):
     """The search over one batch by Hugging Face's rules."""
 
-    def __init__(self, batch: BatchInfo, rules: type[LexicalConstraints], ordered: bool):
-        super().__init__(batch, rules, ordered)
+    constraints_class = OneAtATime
+
+    def __init__(self, batch: BatchInfo, ordered: bool):
+        super().__init__(batch, ordered)
         self.newest = self.progress
         """Progress of the candidates of the newest step."""
 
-    def finished(self, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:
+    def finished(self, batch: BatchInfo, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:
         """See ``Search.finished``."""
-        return _AllocatedHypotheses(self, ranking, early_stopping)
+        return _AllocatedHypotheses(batch, ranking, early_stopping, self)
 
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """See ``Search.step``; candidates that match a further token follow the best candidates."""
@@ -211,12 +196,12 @@ class _AllocatedBatch(ConstrainedBatch):
 class _AllocatedHypotheses(GroupedHypotheses):
     """The finished hypotheses of a constrained beam search, which also divide the beam among the banks."""
 
-    def __init__(self, search: _AllocatedBatch, ranking: Ranking, early_stopping: str):
-        super().__init__(search.batch, ranking, early_stopping)
+    def __init__(self, batch: BatchInfo, ranking: Ranking, early_stopping: str, search: _AllocatedBatch):
+        super().__init__(batch, ranking, early_stopping)
         self.search = search
 
     def complete(self, candidates: Candidates) -> Tensor:
-        """Those that are not forbidden and have every phrase."""
+        """``(live, K)`` bool, true for candidates that are not forbidden and have every phrase."""
         return super().complete(candidates) & ~self.search.constraints.unmet(self.search.newest)
 
     def choose(self, candidates: Candidates, ended: Tensor) -> tuple[Tensor, Tensor]:
@@ -236,3 +221,19 @@ class _AllocatedHypotheses(GroupedHypotheses):
         turns = take_turns(banks.gather(1, order).masked_fill(impossible, NONE))
         chosen = order.gather(1, turns)[:, : self.beam]
         return columns.gather(1, chosen), scores.gather(1, chosen)
+
+
+class HuggingFaceConstrainedBeam(ConstrainedSearch):
+    """Beam search that divides its beams among banks of hypotheses with equally many constraint tokens.
+
+    The candidates are the beams with which beam search would continue and all continuations that match a further
+    constraint token; the beam is filled with the best of each bank in turn. A hypothesis finishes only if it has every
+    phrase. The original supports phrases in any order only; in a given order, only the first unmet phrase may begin.
+    If no hypothesis has every phrase at the maximum length, the original returns some that lack a phrase; here there
+    are none.
+
+    Args:
+        ordered: whether phrases must occur in the given order.
+    """
+
+    batch_class = _AllocatedBatch

@@ -21,38 +21,25 @@ class MarianBeam(BeamSearch):
 
     stops_early = False
 
-    def begin(self, batch: BatchInfo) -> MarianBeam:
-        """See ``Search.begin``."""
-        search = super().begin(batch)
-        search.size = batch.num_sentences, batch.beam_size, batch.device
-        search.cuts = not batch.counts_start  # by Hugging Face's rules the session cuts
-        return search
-
-    size: tuple[int, int, torch.device]
-    """Sentences, beams and device of the batch."""
-    cuts: bool
-    """Whether hypotheses of maximum length must be cut here."""
-
-    def finished(self, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:
+    def finished(self, batch: BatchInfo, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:
         """See ``Search.finished``."""
-        sentences, beam, device = self.size
-        return MarianFinished(sentences, beam, ranking, device, self.cuts)
+        return MarianFinished(batch, ranking)
 
 
 class MarianFinished(FirstFinished):
     """The best candidates of a sentence either end or continue; as many as there are places without a hypothesis.
 
     Args:
-        sentences: sentences of the batch.
-        beam: places for hypotheses of each.
-        ranking: turns sums of log-probabilities into scores.
-        device: device of the tensors.
-        cuts: whether active beams become hypotheses at the maximum length.
+        batch: see ``FinishedHypotheses``.
+        ranking: see ``FinishedHypotheses``.
+
+    Attributes:
+        cuts: whether active beams become hypotheses at the maximum length; by Hugging Face's rules the session cuts.
     """
 
-    def __init__(self, sentences: int, beam: int, ranking: Ranking, device: torch.device, cuts: bool):
-        super().__init__(sentences, beam, ranking, device)
-        self.cuts = cuts
+    def __init__(self, batch: BatchInfo, ranking: Ranking):
+        super().__init__(batch, ranking)
+        self.cuts = not batch.counts_start
 
     def finalize(
         self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
@@ -68,7 +55,7 @@ class MarianFinished(FirstFinished):
         if not self.cuts:
             return super().done(active, step, max_lengths)
         cut = (max_lengths <= step + 1).unsqueeze(1) & (active.scores > -torch.inf)
-        own = step.unsqueeze(1) if isinstance(step, Tensor) else step
+        by_beam = step.unsqueeze(1) if isinstance(step, Tensor) else step
         places = (self.lengths > 0).sum(1, keepdim=True) + cut.cumsum(1) - 1
-        self._place(places, cut & (places < self.beam), active, self._ranked(active, own, None), own)
+        self._place(places, cut & (places < self.beam), active, self._ranked(active, by_beam, None), by_beam)
         return super().done(active, step, max_lengths)

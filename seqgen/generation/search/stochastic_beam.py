@@ -53,9 +53,9 @@ class StochasticBeam(RandomSearch):
         search.ended = nothing
         return search
 
-    def finished(self, ranking: Ranking, early_stopping: str) -> DrawnHypotheses:
+    def finished(self, batch: BatchInfo, ranking: Ranking, early_stopping: str) -> DrawnHypotheses:
         """See ``Search.finished``."""
-        return DrawnHypotheses(self, ranking)
+        return DrawnHypotheses(batch, ranking, self)
 
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """See ``Search.step``."""
@@ -119,15 +119,15 @@ class DrawnHypotheses(FinishedHypotheses):
     A later hypothesis with a larger perturbed log-probability replaces a finished one, whatever their scores are.
 
     Args:
+        batch: see ``FinishedHypotheses``.
+        ranking: see ``FinishedHypotheses``.
         search: the search over the batch.
-        ranking: how hypotheses are scored.
     """
 
     sentence_state = (*FinishedHypotheses.sentence_state, "perturbed")
 
-    def __init__(self, search: StochasticBeam, ranking: Ranking):
-        sentences, beam = search.ended.shape
-        super().__init__(sentences, beam, ranking, search.ended.device)
+    def __init__(self, batch: BatchInfo, ranking: Ranking, search: StochasticBeam):
+        super().__init__(batch, ranking)
         self.search = search
         self.perturbed = search.ended
 

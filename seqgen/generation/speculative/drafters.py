@@ -142,8 +142,6 @@ class PromptLookup(Drafter):
     """
 
     def __init__(self, longest: int = 2):
-        if longest < 1:
-            raise ConfigError(f"prompt_lookup={longest} must be at least 1")
         self.longest = longest
 
     def begin(self, target: SpeculativeSession, source: Source) -> Draft:

@@ -224,7 +224,7 @@ class SpeculativeSession(Session):
 
     @property
     def draws(self) -> bool:
-        """Whether drafts are drawn at random, and verified by rejection sampling; see ``verified``."""
+        """True if drafts are drawn at random, and verified by rejection sampling; see ``verified``."""
         return type(self.search).step is Sampling.step
 
     @property
@@ -365,14 +365,12 @@ class SpeculativeSearch(Search):
         inner: the strategy; its beams must be independent of each other, or there must be one beam.
 
     Raises:
-        ConfigError: the strategy has a loop of its own, or ``draft_tokens`` is below 1.
+        ConfigError: the strategy has another decoding loop.
     """
 
     session_class = SpeculativeSession
 
     def __init__(self, drafter: Drafter, draft_tokens: int = 5, inner: Search | None = None):
-        if draft_tokens < 1:
-            raise ConfigError(f"draft_tokens={draft_tokens} must be at least 1")
         self.inner = inner or BeamSearch()
         if self.inner.session_class is not None:
             raise ConfigError(

@@ -32,7 +32,7 @@ from seqgen.lab.checks.search import same_hypotheses
 from seqgen.lab.checks.subject import SOURCES, Decoding
 from seqgen.structures import Batch, Hypothesis
 
-WITHOUT_EFFECT = {"two_stage_candidates", "shortlist_columns", "shared_encoders", "continuous_batching"}
+WITHOUT_EFFECT = {"two_stage_candidates", "shortlist_columns", "continuous_batching"}
 """Optimizations that the small decodes do not use: ``blocks_change_nothing`` and ``joining_changes_nothing`` do."""
 
 SWITCHES = [field.name for field in fields(DebugConfig) if field.name not in WITHOUT_EFFECT]

@@ -121,20 +121,20 @@ def off_changes_nothing(
 
 def cached_equals_uncached(subject: Subject) -> None:
     """Decoding without a state, which computes all positions at each step, gives the same hypotheses."""
-    cases: list[dict[str, Any]] = [{}, {"no_repeat_ngram_size": 2}, {"beam_size": 1}, {"min_len": 6}]
+    cases: list[dict[str, Any]] = [{}, {"no_repeat_ngram_size": 2}, {"beam": 1}, {"min_len": 6}]
     off_changes_nothing(subject, ["use_cache"], cases, "search without a cache gives another result")
 
 
 def indirection_equals_moving(subject: Subject) -> None:
     """The indirection table of self-attention gives the same hypotheses as moving rows."""
-    cases = [{"beam_size": beam, "min_len": 2, "no_repeat_ngram_size": 3} for beam in (2, 5)]
+    cases = [{"beam": beam, "min_len": 2, "no_repeat_ngram_size": 3} for beam in (2, 5)]
     off_changes_nothing(subject, ["beam_table"], cases)
 
 
 def beam_of_one_is_greedy(subject: Subject) -> None:
     """A beam of one chooses the most probable token at each step."""
     longest = 8
-    found = subject.decode(subject.batch(), beam_size=1, max_len=longest, min_len=0)
+    found = subject.decode(subject.batch(), beam=1, max_len=longest, min_len=0)
     for row, hypotheses in enumerate(found):
         source, tokens = subject.batch([row]).source, [subject.ids.start]
         for step in range(longest):
@@ -163,8 +163,8 @@ def beam_equals_exhaustive(subject: Subject) -> None:
             output = (*words[:length], ids.eos)
             if output not in wanted:
                 wanted[output] = float(sum(lprobs[row, step, token] for step, token in enumerate(output)))
-    limits: dict[str, Any] = {"max_len": longest + 1, "min_len": 0, "normalize_scores": False}
-    found = subject.decode(batch, beam_size=len(wanted), **limits)[0]
+    limits: dict[str, Any] = {"max_len": longest + 1, "min_len": 0, "unnormalized": True}
+    found = subject.decode(batch, beam=len(wanted), **limits)[0]
     outputs = [tuple(hypothesis.tokens.tolist()) for hypothesis in found]
     complete = set(outputs) >= set(wanted) and len(found) == len(wanted)
     require(complete, f"a beam of {len(wanted)} finds {len(found)} outputs in place of {len(wanted)}", sentence=0)

@@ -18,6 +18,7 @@ from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.decoder import IncrementalDecoder
 from seqgen.errors import ConfigError
 from seqgen.generation.component import Component, Composite, Phrases
+from seqgen.generation.options import build_setup
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.session import Session
 from seqgen.generation.setup import DecodingRequest, DecodingSetup
@@ -247,10 +248,10 @@ class Subject(Compared):
         Args:
             members: number of members, all with this model.
             debug: switches of optimizations.
-            options: see ``SequenceGenerator``.
+            options: fields of ``GenerationConfig``.
         """
-        options = {"beam_size": 4, "max_len_b": 12, **options}
-        return SequenceGenerator([self.model] * members, self.dictionary, debug=debug, **options)
+        cfg = GenerationConfig(**{"beam": 4, "max_len_b": 12, **options})
+        return SequenceGenerator(build_setup([self.model] * members, self.dictionary, cfg, debug=debug))
 
     def decode(self, batch: Batch, **options: Any) -> Results:
         """Decode a batch; the options are those of ``generator``."""
@@ -370,7 +371,7 @@ class Decoding(Compared):
         Args:
             members: number of members, all with the same model.
             debug: switches of optimizations.
-            objects: further components; see ``SequenceGenerator.from_config``.
+            objects: further components; see ``build_setup``.
             options: fields of ``GenerationConfig``.
         """
         begin, end = self.ids.words
@@ -381,7 +382,7 @@ class Decoding(Compared):
         tokenizer = self.tokenizer or WhitespaceTokenizer(self.dictionary)
         cfg, further = replace(self.generation, **values), objects or {}
         try:
-            return SequenceGenerator.from_config(models, self.dictionary, cfg, tokenizer, debug=debug, **further)
+            return SequenceGenerator(build_setup(models, self.dictionary, cfg, tokenizer, debug=debug, **further))
         except ConfigError as error:
             if not options:
                 raise

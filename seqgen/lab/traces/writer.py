@@ -17,7 +17,7 @@ from torch import Tensor
 from seqgen import __version__
 from seqgen.config import TraceConfig
 from seqgen.errors import ConfigError
-from seqgen.generation.agreement.generator import AgreementGenerator
+from seqgen.generation.agreement.session import AgreementSearch
 from seqgen.generation.finished import Ranking
 from seqgen.generation.scorer import ScoredTarget
 from seqgen.generation.search.base import Search
@@ -238,9 +238,9 @@ def _check_traceable(generator: SequenceGenerator) -> None:
     Raises:
         ConfigError: names it.
     """
-    if isinstance(generator, AgreementGenerator):
-        raise ConfigError(_no_steps("an ensemble of models with different vocabularies"))
     search = generator.setup.search
+    if isinstance(search, AgreementSearch):
+        raise ConfigError(_no_steps("an ensemble of models with different vocabularies"))
     session = search.session_class
     if isinstance(search, ExactSearch) or getattr(session or Session, "step", None) is not Session.step:
         raise ConfigError(_no_steps(_called(search)))

@@ -16,6 +16,7 @@ import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import GenerationConfig
 from seqgen.data.pair_dataset import collate
+from seqgen.generation.options import build_setup
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.models.transformer_lm import TransformerLanguageModel, TransformerLMConfig
 from tests.commands import command
@@ -180,7 +181,7 @@ def test_the_prompt_counts_as_generated_but_not_its_first_token() -> None:
         random_model(LANGUAGE_MODEL),
         GenerationConfig(beam=3, no_repeat_ngram_size=2, max_len_b=14, min_len=14),
     )
-    generator = SequenceGenerator.from_config([model], dictionary(), cfg)
+    generator = SequenceGenerator(build_setup([model], dictionary(), cfg))
     prompts = [torch.tensor(ids) for ids in ([2, 5, 9, 5, 7], [2], [2, 8, 8])]
 
     def decode(rows: list[Tensor]) -> list[list[int]]:
@@ -199,7 +200,7 @@ def test_the_prompt_counts_as_generated_but_not_its_first_token() -> None:
 def test_single_tokens_may_be_forbidden_to_repeat() -> None:
     """The end-of-sentence with which a prompt begins does not forbid the one that ends the output."""
     cfg = GenerationConfig(beam=1, no_repeat_ngram_size=1, max_len_b=4, min_len=0)
-    generator = SequenceGenerator.from_config([random_model(LANGUAGE_MODEL)], dictionary(), cfg)
+    generator = SequenceGenerator(build_setup([random_model(LANGUAGE_MODEL)], dictionary(), cfg))
     batch = collate([(0, torch.tensor([2, 5]), None)], source_pad=1, target_pad=1, start_token=2, left_pad_source=True)
     hypothesis = generator.generate(batch)[0][0]
     assert hypothesis.tokens.tolist()[-1] == 2

@@ -22,6 +22,7 @@ from seqgen.config import GenerationConfig
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.errors import CheckpointError, ConfigError, DataError
+from seqgen.generation.options import build_setup
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.models.huggingface.architecture import JSONConfig
 from seqgen.models.huggingface.bart import ARCHITECTURE
@@ -432,7 +433,7 @@ def decoded(loaded: LoadedModel, sources: Sequence[Sequence[int]]) -> list[list[
     """Hypotheses of all sources in one batch, with the folder's own settings."""
     dictionary = loaded.task.target_dictionary
     cfg = GenerationConfig(**loaded.generation)
-    found = SequenceGenerator.from_config([loaded.model], dictionary, cfg).generate(
+    found = SequenceGenerator(build_setup([loaded.model], dictionary, cfg)).generate(
         batch_of(sources, pad=dictionary.pad())
     )
     return [pairs(hypotheses) for hypotheses in found]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from seqgen.generation.component import Phrase, Phrases
-from seqgen.generation.search.lexical_constraints import alternatives
+from seqgen.generation.search.constrained import alternatives
 from tests.huggingface_decoding import EOS, Pair, WrappedModel, assert_same, decode, original, sharp_model
 from tests.huggingface_t5 import seqgen_model
 

@@ -19,7 +19,8 @@ from seqgen.checkpoints.loading import load_model
 from seqgen.config import GenerationConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.pair_dataset import pad_rows
-from seqgen.generation.processors.bias import SequenceBias
+from seqgen.generation.options import build_setup
+from seqgen.generation.processors.tokens import SequenceBias
 from seqgen.generation.search.contrastive import ContrastiveSession
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import Limits
@@ -82,7 +83,7 @@ def decode(
     values = {"semantics": "huggingface", "beam": 1, "min_len": 0, "max_len": 12, **keys}
     values.setdefault("nbest", values["beam"])
     cfg = GenerationConfig(**values)
-    generator = SequenceGenerator.from_config([seqgen_model(seed)], WORD_LIST, cfg, processors=processors)
+    generator = SequenceGenerator(build_setup([seqgen_model(seed)], WORD_LIST, cfg, processors=processors))
     return [pairs(found) for found in generator.generate(batch(prompts))]
 
 

@@ -1,4 +1,4 @@
-"""The generator of members with different target vocabularies, and the settings that it supports."""
+"""The settings that a cross-vocabulary ensemble supports."""
 
 from __future__ import annotations
 
@@ -10,57 +10,18 @@ from seqgen.config.compose import component_config
 from seqgen.config.generation import ACROSS_VOCABULARIES, keys_with
 from seqgen.config.values import to_dict
 from seqgen.errors import ConfigError
-from seqgen.generation.agreement.session import Agreement, AgreementSession
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.generation.setup import DecodingRequest, DecodingSetup
 from seqgen.registry import COMBINATIONS
-from seqgen.structures import Hypothesis
 
 COMPONENT_KEYS = ("combination.weights", "utility.", "reranker.")
-"""The beginnings of the components' own keys that can be used."""
+"""The beginnings of the components' keys that can be used."""
 
 OBJECTS = ("mbr", "rerank", "members")
 """The decoding components that can be given as objects."""
 
 NOTE = (
-    "the members have different target vocabularies, so that they are decoded by agreement on the text: each member "
-    "generates its own tokens, and the score is the weighted mean of the members' scores"
+    "the members have different target vocabularies, so that they are decoded as a cross-vocabulary ensemble: each "
+    "member generates its own tokens, and the score is the weighted mean of the members' scores"
 )
-
-
-class AgreementGenerator(SequenceGenerator):
-    """Decodes by beam search over the tokens of several members that agree on the text (Wicks et al. 2025).
-
-    Args:
-        setup: how to decode.
-        agreement: how the members agree.
-
-    Attributes:
-        steps: number of steps of all batches so far.
-        calls: number of calls of each member's decoder so far.
-    """
-
-    def __init__(self, setup: DecodingSetup, agreement: Agreement):
-        self.setup, self.agreement = setup, agreement
-        self.steps, self.calls = 0, [0] * len(agreement.ends)
-
-    @property
-    def can_merge(self) -> bool:
-        """No sentence may join a running batch."""
-        return False
-
-    def _run(self, request: DecodingRequest) -> list[list[Hypothesis]]:
-        """Decode a request, which has no prefixes, constraints or streamer: these are not supported."""
-        session = AgreementSession(self.setup, self.agreement, request)
-        results = session.run()
-        self.steps += session.num_steps
-        self.calls = [total + member.calls for total, member in zip(self.calls, session.members, strict=True)]
-        return results
-
-    def summary(self) -> str:
-        """See ``SequenceGenerator.summary``."""
-        calls = " and ".join(map(str, self.calls))
-        return f"agreement on the text: {self.steps} steps, in which the members' decoders were called {calls} times"
 
 
 def check_supported(cfg: GenerationConfig, objects: Mapping[str, Any]) -> None:

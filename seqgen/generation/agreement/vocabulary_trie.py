@@ -1,4 +1,4 @@
-"""The lexicon: the texts of all members' tokens in one tree of prefixes, and the best joint continuations in it.
+"""The texts of all members' tokens in one tree of prefixes, and the best joint continuations in it.
 
 A text is a string with one character for each byte; ``END`` is a further character, the text of end-of-sentence.
 Tokens of several members agree if, of any two of their texts, one is a prefix of the other: all of them are then on one
@@ -20,7 +20,7 @@ from seqgen.generation.candidates import best_continuations
 END = chr(256)
 """The text of end-of-sentence."""
 
-Ahead: TypeAlias = tuple[str, ...]
+PendingText: TypeAlias = tuple[str, ...]
 """The text of each member after the text that all members have generated: empty for the members that step next."""
 
 _LAST = chr(0x10FFFF)
@@ -76,7 +76,7 @@ class Vocabulary:
         self._reachable: dict[str, bool] = {"": True}
 
     def reaches(self, text: str) -> bool:
-        """Whether some tokens have a text that begins with a given one; if not, a hypothesis leads nowhere."""
+        """True if the texts of some tokens begin with the given text; if not, a hypothesis leads nowhere."""
         if text not in self._reachable:
             place = bisect_left(self.sorted, text)
             longer = place < len(self.sorted) and self.sorted[place].startswith(text)
@@ -99,7 +99,7 @@ class Longest(NamedTuple):
     nodes: Tensor
 
 
-class Lexicon:
+class VocabularyTrie:
     """The distinct texts of all members' tokens, sorted; each is a node, and its parent is its longest proper prefix.
 
     With the tokens ``a``, ``ab``, ``abc`` and ``b``, these are the nodes 0 to 3, and node 4 is the root. The parents
@@ -119,8 +119,8 @@ class Lexicon:
 
     def __init__(self, texts: Sequence[Sequence[str]], width: int = WIDTH):
         self.width = width
-        self.members = [Vocabulary(own) for own in texts]
-        self.texts = sorted(set().union(*(own.known for own in self.members)))
+        self.members = [Vocabulary(of_member) for of_member in texts]
+        self.texts = sorted(set().union(*(vocabulary.known for vocabulary in self.members)))
         self.root = len(self.texts)
         self._numbers = {text: node for node, text in enumerate(self.texts)}
         paths: list[list[int]] = []
@@ -128,10 +128,10 @@ class Lexicon:
             parent = self.nearest(text[:-1])
             paths.append([node, *(paths[parent] if parent < node else [])])
         self.paths = torch.tensor(_filled([*paths, []], self.root))
-        self.tokens = [self._tokens_of(own) for own in texts]
-        self._nodes = [torch.tensor([self._numbers.get(text, self.root) for text in own]) for own in texts]
-        self._reached = [torch.tensor(_filled(self._reached_by(own, paths), False)) for own in self.members]
-        self._barred: dict[Ahead, list[int]] = {}
+        self.tokens = [self._tokens_of(of_member) for of_member in texts]
+        self._nodes = [torch.tensor([self._numbers.get(text, self.root) for text in of_member]) for of_member in texts]
+        self._reached = [torch.tensor(_filled(self._reached_by(member, paths), False)) for member in self.members]
+        self._barred: dict[PendingText, list[int]] = {}
 
     def nearest(self, text: str) -> int:
         """The node of the longest prefix of a text, itself included."""
@@ -145,7 +145,7 @@ class Lexicon:
         return torch.tensor(_filled(lists, len(texts)))
 
     def _reached_by(self, member: Vocabulary, paths: list[list[int]]) -> list[list[bool]]:
-        """Whether a member can generate the rest of the text of a node after each node on the path."""
+        """For each node on the path to a node, true if a member can generate the rest of the text after it."""
         reached = [
             [member.reaches(text[len(self.texts[above]) :]) for above in path]
             for text, path in zip(self.texts, paths, strict=True)
@@ -159,42 +159,42 @@ class Lexicon:
             [table.to(device) for table in tables] for tables in (self.tokens, self._nodes, self._reached)
         )
 
-    def possible(self, texts: Ahead) -> bool:
-        """Whether each member can generate the rest of the longest text."""
+    def possible(self, texts: PendingText) -> bool:
+        """True if each member can generate the rest of the longest text."""
         longest = max(texts, key=len)
-        return all(own.reaches(longest[len(text) :]) for own, text in zip(self.members, texts, strict=True))
+        return all(member.reaches(longest[len(text) :]) for member, text in zip(self.members, texts, strict=True))
 
-    def span(self, ahead: Ahead) -> tuple[int, int]:
-        """Where the continuations of a joint hypothesis are.
+    def span(self, pending: PendingText) -> tuple[int, int]:
+        """The nodes of the continuations of a joint hypothesis.
 
         Args:
-            ahead: the text of each member after the text of all members.
+            pending: the text of each member after the text of all members.
 
         Returns:
             The first node that is longer than the longest of these texts and begins with it, and the first node after
             all of these.
         """
-        text = max(ahead, key=len)
+        text = max(pending, key=len)
         if not text:
             return 0, self.root
         return bisect_left(self.texts, text) + (text in self._numbers), bisect_left(self.texts, text + _LAST)
 
-    def barred(self, ahead: Ahead) -> list[int]:
+    def barred(self, pending: PendingText) -> list[int]:
         """The nodes in the span of a joint hypothesis that a waiting member cannot reach.
 
         Args:
-            ahead: see ``span``.
+            pending: see ``span``.
         """
-        if ahead not in self._barred:
-            waiting = [(own, len(text)) for own, text in zip(self.members, ahead, strict=True) if text]
-            nodes = range(*self.span(ahead)) if waiting else ()
-            self._barred[ahead] = [
-                node for node in nodes if not all(own.reaches(self.texts[node][size:]) for own, size in waiting)
+        if pending not in self._barred:
+            waiting = [(member, len(text)) for member, text in zip(self.members, pending, strict=True) if text]
+            nodes = range(*self.span(pending)) if waiting else ()
+            self._barred[pending] = [
+                node for node in nodes if not all(member.reaches(self.texts[node][size:]) for member, size in waiting)
             ]
-        return self._barred[ahead]
+        return self._barred[pending]
 
     def best(
-        self, gains: Sequence[Tensor | None], base: Tensor, aheads: Sequence[Ahead], beam: int, count: int
+        self, gains: Sequence[Tensor | None], base: Tensor, texts: Sequence[PendingText], beam: int, count: int
     ) -> Longest:
         """The longest texts that allow the best joint continuations of each sentence.
 
@@ -204,73 +204,75 @@ class Lexicon:
         longest text; the result is exact if ``width`` is at least the size of the largest vocabulary.
 
         Args:
-            gains: for each member ``(rows, V)``, what each token adds; ``None`` for a member that waits in all rows.
+            gains: for each member ``(rows, V)``, the gain of each token; ``None`` for a member that waits in all rows.
             base: ``(rows,)``, added to each value; ``-inf`` for a row that does not exist.
-            aheads: for each row, see ``span``.
+            texts: for each row, see ``span``.
             beam: rows of each sentence.
             count: ``K``, the number of longest texts.
         """
-        values, nodes = self._among_best(gains, aheads, max(self.width, count))
+        values, nodes = self._among_best(gains, texts, max(self.width, count))
         best, entries = (values + base.unsqueeze(1)).view(-1, beam * values.size(1)).topk(count, dim=1)
         # (sentences, beam * w): entry 2 * w + 7 is the seventh node of beam 2
         begins = torch.arange(0, len(base), beam, device=base.device).unsqueeze(1)
         return Longest(best, begins + entries // nodes.size(1), nodes.view(len(best), -1).gather(1, entries))
 
-    def _among_best(self, gains: Sequence[Tensor | None], aheads: Sequence[Ahead], width: int) -> tuple[Tensor, Tensor]:
+    def _among_best(
+        self, gains: Sequence[Tensor | None], texts: Sequence[PendingText], width: int
+    ) -> tuple[Tensor, Tensor]:
         """The values of the ``width`` best tokens of each member as longest texts, and their nodes."""
         device = self.paths.device
-        steps = torch.tensor([[not text for text in ahead] for ahead in aheads], device=device)
-        first, end = torch.tensor([self.span(ahead) for ahead in aheads], device=device).T.unsqueeze(-1)
+        steps = torch.tensor([[not text for text in pending] for pending in texts], device=device)
+        first, end = torch.tensor([self.span(pending) for pending in texts], device=device).T.unsqueeze(-1)
         nodes = []
-        for own, numbers, step in zip(gains, self._nodes, steps.T, strict=True):
-            if own is None:
+        for gain, numbers, step in zip(gains, self._nodes, steps.T, strict=True):
+            if gain is None:
                 continue
             inside = (numbers >= first) & (numbers < end) & step.unsqueeze(1)
-            allowed = own.masked_fill(~inside, -torch.inf).unsqueeze(1)
-            found = best_continuations(allowed, own.new_zeros(len(own), 1), width)
+            allowed = gain.masked_fill(~inside, -torch.inf).unsqueeze(1)
+            found = best_continuations(allowed, gain.new_zeros(len(gain), 1), width)
             nodes.append(numbers[found.tokens].masked_fill(found.scores == -torch.inf, self.root))
         longest = torch.cat(nodes, dim=1).sort(dim=1).values
         again = torch.nn.functional.pad(longest[:, 1:] == longest[:, :-1], (1, 0))
         longest = longest.masked_fill(again, self.root)
         values = self._values(gains, steps, longest)
-        for row, ahead in enumerate(aheads):
-            if barred := self.barred(ahead):
+        for row, pending in enumerate(texts):
+            if barred := self.barred(pending):
                 values[row].masked_fill_(torch.isin(longest[row], torch.tensor(barred, device=device)), -torch.inf)
         column = torch.full_like(longest[:, :1], self.root)
-        return torch.cat([values, self._inside(gains, aheads)], dim=1), torch.cat([longest, column], dim=1)
+        return torch.cat([values, self._inside(gains, texts)], dim=1), torch.cat([longest, column], dim=1)
 
     def _values(self, gains: Sequence[Tensor | None], steps: Tensor, longest: Tensor) -> Tensor:
         """The best sum of gains with each longest text, ``(rows, w)``; ``-inf`` without agreement."""
-        total = torch.zeros_like(longest, dtype=next(own for own in gains if own is not None).dtype)
+        total = torch.zeros_like(longest, dtype=next(gain for gain in gains if gain is not None).dtype)
         loss = torch.full_like(total, torch.inf)
-        for number, own in enumerate(gains):
-            if own is None:
+        for number, gain in enumerate(gains):
+            if gain is None:
                 continue
             step = steps[:, number : number + 1]
-            on_path = self._at_nodes(own, number, self.paths[longest])  # (rows, w, D)
+            on_path = self._at_nodes(gain, number, self.paths[longest])  # (rows, w, D)
             upto = on_path.masked_fill(~self._reached[number][longest], -torch.inf).amax(-1)
             total += upto.masked_fill(~step, 0.0)
             ending = on_path[..., 0]
             loss = torch.minimum(loss, (upto - ending).masked_fill(~step | (ending == -torch.inf), torch.inf))
         return total - loss
 
-    def _inside(self, gains: Sequence[Tensor | None], aheads: Sequence[Ahead]) -> Tensor:
+    def _inside(self, gains: Sequence[Tensor | None], texts: Sequence[PendingText]) -> Tensor:
         """The best sum of gains if the longest text is that of the waiting members, ``(rows, 1)``."""
-        total = torch.zeros_like(next(own for own in gains if own is not None)[:, :1])
-        for number, own in enumerate(gains):
-            if own is None:
+        total = torch.zeros_like(next(gain for gain in gains if gain is not None)[:, :1])
+        for number, gain in enumerate(gains):
+            if gain is None:
                 continue
-            waits = torch.tensor([bool(ahead[number]) for ahead in aheads], device=own.device)
-            lists = [[] if ahead[number] else self._parts(max(ahead, key=len), number) for ahead in aheads]
-            best = self._at_nodes(own, number, torch.tensor(_filled(lists, self.root), device=own.device)).amax(1)
+            waits = torch.tensor([bool(pending[number]) for pending in texts], device=gain.device)
+            lists = [[] if pending[number] else self._parts(max(pending, key=len), number) for pending in texts]
+            best = self._at_nodes(gain, number, torch.tensor(_filled(lists, self.root), device=gain.device)).amax(1)
             total += best.masked_fill(waits, 0.0).unsqueeze(1)
-        free = torch.tensor([not any(ahead) for ahead in aheads], device=total.device)
+        free = torch.tensor([not any(pending) for pending in texts], device=total.device)
         return total.masked_fill(free.unsqueeze(1), -torch.inf)
 
     def _parts(self, text: str, number: int) -> list[int]:
         """The nodes inside a text after which a member can generate the rest of it."""
-        own = self.members[number]
-        sizes = (n for n in range(1, len(text) + 1) if text[:n] in own.known and own.reaches(text[n:]))
+        member = self.members[number]
+        sizes = (n for n in range(1, len(text) + 1) if text[:n] in member.known and member.reaches(text[n:]))
         return [self._numbers[text[:n]] for n in sizes]
 
     def _at_nodes(self, gains: Tensor, number: int, nodes: Tensor) -> Tensor:
@@ -282,4 +284,4 @@ class Lexicon:
 
 def _filled(lists: Sequence[list[Any]], value: Any) -> list[list[Any]]:
     width = max(1, *map(len, lists))
-    return [own + [value] * (width - len(own)) for own in lists]
+    return [values + [value] * (width - len(values)) for values in lists]
