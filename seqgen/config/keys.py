@@ -94,7 +94,7 @@ def annotation_of(config: Any, key: str) -> Any:
 
 
 @functools.cache
-def types_of(schema: type) -> dict[str, Any]:
+def types_of(schema: Any) -> dict[str, Any]:
     """The types of the fields of a dataclass."""
     return typing.get_type_hints(schema)
 

@@ -156,9 +156,9 @@ class SequenceScorer:
                     "overflows"
                 )
             score = float(scores.sum()) / (length if self.normalize_scores else 1)
-            weights = None if attention is None else attention[row, :length].cpu()
-            alignment = None if weights is None else weights.argmax(-1)
-            hypothesis = Hypothesis(tokens[:length], score, scores, weights, alignment)
+            attended = None if attention is None else attention[row, :length].cpu()
+            alignment = None if attended is None else attended.argmax(-1)
+            hypothesis = Hypothesis(tokens[:length], score, scores, attended, alignment)
             results.append(ScoredTarget(hypothesis, [member[row, :length] for member in members]))
         return results
 
