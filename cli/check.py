@@ -22,10 +22,8 @@ from seqgen.config.values import split_argument, text_list, text_values
 from seqgen.errors import ConfigError, nearest, printable
 from seqgen.lab.checks import kinds
 from seqgen.lab.checks.checking import Advice, Outcome, Raised, S, causes, check_all, failed
-from seqgen.lab.checks.component_causes import COMPONENT_ADVICE
-from seqgen.lab.checks.components import changes_nothing
-from seqgen.lab.checks.criteria import CRITERION_ADVICE
-from seqgen.lab.checks.decoding_criteria import check_criterion
+from seqgen.lab.checks.components import COMPONENT_ADVICE, changes_nothing
+from seqgen.lab.checks.criteria import CRITERION_ADVICE, check_criterion
 from seqgen.lab.checks.kinds import KINDS
 from seqgen.lab.checks.model_causes import MODEL_ADVICE
 from seqgen.lab.checks.models import check as check_model
@@ -227,7 +225,7 @@ def report(outcomes: Iterable[Outcome], advice: Advice[S], subject: S) -> int:
     checked = len([outcome for outcome in found if not outcome.reason])
     print(f"{checked - len(wrong)} of {checked} invariants hold")
     for diagnosis in causes(found, advice, subject) if wrong else []:
-        print(f"probable cause: {diagnosis.cause.value}")
+        print(f"probable cause: {diagnosis.cause}")
         if diagnosis.module:
             print(f"first layer that differs: {diagnosis.module}")
     return 1 if wrong else 0

@@ -28,12 +28,12 @@ from seqgen.lab.traces.difference import (
     Explanation,
     InspectedModels,
     Lines,
+    LineTrace,
     differing_keys,
     explain,
     first_difference,
     nbest_difference,
 )
-from seqgen.lab.traces.line_trace import LineTrace
 from seqgen.lab.traces.report import Report
 from seqgen.registry import DECODING_COMPONENTS
 from seqgen.text.languages import TextModel
@@ -136,7 +136,7 @@ def diff_decodes(cfg: DiffConfig, shared: Sequence[str], own: dict[str, list[str
             "compare it with; or give two run folders"
         )
     device = set_up_device(cfg.common)
-    sides = [_side(cfg, [*shared, *_of_one_side(side, own[side])]) for side in SIDES]
+    sides = [_side([*shared, *_of_one_side(side, own[side])]) for side in SIDES]
     for path in (cfg.input, cfg.prefix):
         if path not in ("", "-") and not is_pipe(Path(path)):
             count_lines(Path(path))  # errors in it are reported before the models are loaded
@@ -144,8 +144,8 @@ def diff_decodes(cfg: DiffConfig, shared: Sequence[str], own: dict[str, list[str
     _check_vocabularies(first, other)
     if first.models is other.models and not differing_keys(first.settings, other.settings):
         log("both decodes have the same models and settings, so the other one is decoded without optimizations")
-        other = replace(other, settings=other.models.resolve(sides[1].given, DebugConfig.off()))
-    report, count = Report(first, other, [side.given for side in sides], cfg.tolerance), 0
+        other = replace(other, settings=other.models.resolve(other.given, DebugConfig.off()))
+    report, count = Report(first, other, cfg.tolerance), 0
     for lines in _chunks(cfg):
         if found := _first_in(first, other, lines, cfg.tolerance):
             print(printable(report.text(lines, *found)))
@@ -154,15 +154,6 @@ def diff_decodes(cfg: DiffConfig, shared: Sequence[str], own: dict[str, list[str
     equal = "tokens, beams and n-best lists are equal, scores within"
     print(f"no difference in {count} lines: {equal} {cfg.tolerance:g} nats")
     return 0
-
-
-@dataclass(frozen=True)
-class _Side:
-    """One decode: its configuration, its models, and the ``generation`` keys that the user gave."""
-
-    config: DiffConfig
-    paths: list[str]
-    given: dict[str, Any]
 
 
 def _of_one_side(side: str, arguments: Sequence[str]) -> Sequence[str]:
@@ -176,7 +167,8 @@ def _of_one_side(side: str, arguments: Sequence[str]) -> Sequence[str]:
     return arguments
 
 
-def _side(cfg: DiffConfig, overrides: list[str]) -> _Side:
+def _side(overrides: list[str]) -> tuple[DiffConfig, dict[str, Any]]:
+    """The configuration of one decode, and the ``generation`` keys that the user gave."""
     config = compose(DiffConfig, overrides)
     given = given_settings(config, overrides)
     if "nbest" in given:
@@ -185,24 +177,22 @@ def _side(cfg: DiffConfig, overrides: list[str]) -> _Side:
         raise ConfigError(
             "generation.input_split=sentences cannot be compared step by step; give one sentence in each line"
         )
-    return _Side(config, cfg.path, given)
+    return config, given
 
 
-def _decodes(sides: Sequence[_Side], device: torch.device) -> list[Decode]:
+def _decodes(sides: Sequence[tuple[DiffConfig, dict[str, Any]]], device: torch.device) -> list[Decode]:
     """Load the models, only once if both decodes have the same ones."""
-    first, other = sides[0], replace(sides[1], paths=sides[1].config.other or sides[1].paths)
-    models: list[InspectedModels] = []
-    for side in (first, other):
-        same = models and (side.paths, side.config.reading) == (first.paths, first.config.reading)
-        models.append(models[0] if same else InspectedModels(partial(_load, side, device)))
-    return [
-        Decode(own, own.resolve(side.given, side.config.debug))
-        for own, side in zip(models, (first, other), strict=True)
-    ]
+    (first, _), (other, _) = sides
+    models = [InspectedModels(partial(_load, first.path, first.reading, device))]
+    paths = other.other or first.path
+    same = (paths, other.reading) == (first.path, first.reading)
+    models.append(models[0] if same else InspectedModels(partial(_load, paths, other.reading, device)))
+    pairs = zip(models, sides, strict=True)
+    return [Decode(loaded, loaded.resolve(given, config.debug), given) for loaded, (config, given) in pairs]
 
 
-def _load(side: _Side, device: torch.device) -> Sequence[TextModel]:
-    loaded = load_models(side.paths, device, side.config.reading)
+def _load(paths: Sequence[str], reading: ReadingConfig, device: torch.device) -> Sequence[TextModel]:
+    loaded = load_models(paths, device, reading)
     for note in (note for item in loaded for note in item.notes):
         log(note)
     return loaded

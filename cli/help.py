@@ -72,7 +72,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
          "      tune.generation.beam=4,8"),
     ),
     "seqgen-show": (
-        ("runs as a table, and their learning curves as a page",
+        ("runs as a table, and as a page",
          "seqgen-show path=[runs/a,runs/b] sort=loss page=runs.html"),
         ("a trace of seqgen-generate in a browser", "seqgen-show path=trace.jsonl.gz page=trace.html"),
         ("the languages of a multilingual model", "seqgen-show path=runs/a languages=true"),

@@ -14,17 +14,16 @@ from seqgen.config import option
 from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.errors import ConfigError, printable
-from seqgen.lab.compare.curves import page as page_of_runs
 from seqgen.lab.compare.run import Run, find_runs, read_runs
-from seqgen.lab.compare.table import as_dict, sorted_runs, text_table
+from seqgen.lab.compare.table import as_dict, page as page_of_runs, sorted_runs, text_table
 from seqgen.lab.traces.page import page_of
 from seqgen.lab.traces.trace import Trace
 from seqgen.system.files import write_atomically
 
 DESCRIPTION = """shows what a file or folder contains: seqgen-show FILE|FOLDER... A trace, which seqgen-generate
 trace=FILE has written, becomes one HTML page that needs no network. Training runs, and folders with runs, become a
-table: scores, speed, what differs in their configurations; page=FILE.html adds learning curves. languages=true lists
-the language codes of a multilingual model."""
+table: scores, speed, what differs in their configurations; page=FILE.html writes it as a page. languages=true lists the
+language codes of a multilingual model."""
 
 
 @dataclass

@@ -326,11 +326,12 @@ def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
     ]
     assert rows[1][:2] == ["a", f"{found.results['bleu'][0].score:.2f}"]
     assert rows[2][4] == f"{found.results['bleu'][1].p_bootstrap:.4f}"
-    articles = browser.find_elements("css selector", "article")
-    assert len(articles) == 6
     change = found.changed[0][0]
-    assert f"Line {change.sentence + 1}:" in articles[0].text
-    assert systems[1].hypotheses[change.sentence] in articles[0].text
+    titles = [title.text for title in browser.find_elements("css selector", "h2")]
+    assert next(title for title in titles if title.startswith("line ")).startswith(f"line {change.sentence + 1}: ")
+    texts = [table.text for table in browser.find_elements("css selector", "table:has(mark)")]
+    assert len(texts) == 6
+    assert systems[1].hypotheses[change.sentence] in texts[0]
     browser.set_window_size(400, 800)
     width = "return document.documentElement.scrollWidth <= window.innerWidth"
     assert browser.execute_script(width), "only tables scroll sideways"

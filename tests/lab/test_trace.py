@@ -18,9 +18,9 @@ import torch
 from seqgen.config import TraceConfig
 from seqgen.errors import ConfigError, DataError, UserError
 from seqgen.lab.traces import trace as trace_module
-from seqgen.lab.traces.line_trace import next_ranks
 from seqgen.lab.traces.page import Fate, page_of, reference_path
-from seqgen.lab.traces.sentence import SentenceTrace, TracedOutput
+from seqgen.lab.traces.recorder import next_ranks
+from seqgen.lab.traces.records import SentenceTrace, TracedOutput
 from seqgen.lab.traces.trace import TABLES, Trace
 from seqgen.lab.traces.writer import TraceWriter
 from seqgen.text.results import Translation
@@ -332,7 +332,7 @@ DAMAGES: dict[str, Any] = {
             *r[2:],
         ]
     ),
-    "step 0 has a wrong members": lambda r: [r[0], _with_step(r[1], members=[]), *r[2:]],
+    "step 0 has a wrong members": lambda r: [r[0], _with_step(r[1], members=[[1.0]]), *r[2:]],
     "it has sentence 0 again": lambda r: [*r[:2], r[1], *r[2:]],
     "its pieces do not have token": lambda r: [r[0], {**r[1], "pieces": {}}, *r[2:]],
     "step 1 comes after the step that ended": lambda r: [r[0], _with_step(r[1], done=True), *r[2:]],

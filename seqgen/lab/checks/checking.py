@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -100,11 +99,8 @@ _LIBRARIES = {"torch", "numpy", *sys.stdlib_module_names}
 """Packages whose code is not the place of an error: the place is the line that calls them."""
 
 
-class CommonCause(Enum):
-    """The causes that all kinds of components share; the value says what to do."""
-
-    ERROR = "the component leads to the error above; correct that first"
-    UNKNOWN = "no experiment names the cause; see the first failure"
+ERROR = "the component leads to the error above; correct that first"
+UNKNOWN = "no experiment names the cause; see the first failure"
 
 
 class NotApplicableError(Exception):
@@ -232,11 +228,12 @@ class Diagnosis:
     """The cause of violations.
 
     Attributes:
-        cause: a member of an enumeration whose values say what to do.
-        module: the module of a model where results part; empty if that is not known, or if no model is checked.
+        cause: what is probably wrong, and what to do.
+        module: the first module of a model with equal inputs and different outputs; empty if that is not known, or if
+            no model is checked.
     """
 
-    cause: Enum
+    cause: str
     module: str = ""
 
 
@@ -284,9 +281,9 @@ def failed(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 Wrong: TypeAlias = Mapping[str, Violation]
 """Violations by the name of the invariant."""
-Advice: TypeAlias = Sequence[tuple[str, str, Enum | Callable[[S, Wrong], Diagnosis | None]]]
-"""Rows of an invariant, a part of its violation's text, and the cause, or an experiment that may find the cause. The
-first row that applies decides; a row without the name of an invariant applies to all violations."""
+Advice: TypeAlias = Mapping[str, str | Callable[[S, Wrong], Diagnosis | None]]
+"""Causes, or experiments that may find the cause, by invariant or by ``INVARIANT | PART OF THE VIOLATION'S TEXT``. The
+first that applies decides; an empty key applies to all violations."""
 
 
 def causes(outcomes: Sequence[Outcome], advice: Advice[S], subject: S) -> list[Diagnosis]:
@@ -304,7 +301,7 @@ def causes(outcomes: Sequence[Outcome], advice: Advice[S], subject: S) -> list[D
     raised = [outcome.violation for outcome in wrong if isinstance(outcome.violation, Raised)]
     if outcomes[0].violation in raised:
         wrong = [outcome for outcome in wrong if outcome.violation not in raised]
-    found = [Diagnosis(CommonCause.ERROR)] if not wrong or any(error.own for error in raised) else []
+    found = [Diagnosis(ERROR)] if not wrong or any(error.own for error in raised) else []
     return [*found, diagnose(wrong, advice, subject)] if wrong else found
 
 
@@ -317,13 +314,13 @@ def diagnose(outcomes: Sequence[Outcome], advice: Advice[S], subject: S) -> Diag
         subject: what was checked.
     """
     wrong = {outcome.name: outcome.violation for outcome in outcomes if outcome.violation is not None}
-    own = replace(subject)
-    for name, part, cause in advice:
+    for key, cause in advice.items():
+        name, _, part = key.partition(" | ")
         if name and (name not in wrong or part not in wrong[name].what):
             continue
-        if isinstance(cause, Enum):
+        if isinstance(cause, str):
             return Diagnosis(cause)
-        with suppress(Exception), torch.no_grad():  # the component may raise anything; the next row may still work
-            if (found := cause(own, wrong)) is not None:
+        with suppress(Exception), torch.no_grad():  # the component may raise anything; the next one may still work
+            if (found := cause(replace(subject), wrong)) is not None:
                 return found
-    return Diagnosis(CommonCause.UNKNOWN)
+    return Diagnosis(UNKNOWN)

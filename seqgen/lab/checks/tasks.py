@@ -6,7 +6,6 @@ import copy
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import torch
@@ -359,53 +358,23 @@ TASK: Invariants[Prepared] = {
 """The invariants of a task."""
 
 
-class TaskCause(Enum):
-    """The usual causes; the value says what to do."""
+_RANDOM_EXAMPLES = (
+    "examples depend on the order in which they are read; draw random numbers from the seed, epoch and position that "
+    "example gets"
+)
 
-    TEXT = "decode is not the inverse of encode_target; tokens are lost, joined wrongly or changed"
-    IDS = "an id is not in the vocabulary, or an example has padding; collate adds padding, an example has none"
-    RANDOM_EXAMPLES = (
-        "examples depend on the order in which they are read; draw random numbers from the seed, epoch and position "
-        "that example gets"
-    )
-    LENGTHS = "lengths does not count the tokens of the examples; count all of them, end-of-sentence included"
-    ENCODING = (
+TASK_ADVICE: Advice[Prepared] = {
+    "examples are fixed | differs when it is read again": _RANDOM_EXAMPLES,
+    "restored task = task": (
+        "setup_task makes another vocabulary when a run is resumed; if the run folder has a tokenizer, load it"
+    ),
+    "resuming continues": _RANDOM_EXAMPLES,
+    "training and decoding encode alike": (
         "training data are encoded in another way than the input of decoding; let load_dataset and encode_source add "
         "the same tokens, end-of-sentence included"
-    )
-    EXAMPLES = "an epoch leaves examples out or repeats them; each example needs its own position and id"
-    PADDING = "a batch is padded wrongly; pad sources with source_dictionary.pad() on model.left_pad_source's side"
-    COUNTS = "src_lengths or ntokens are wrong; they count the tokens without padding"
-    NOT_SHIFTED = "the decoder reads the token that it has to predict; prev_output_tokens is the target, shifted right"
-    START = "prev_output_tokens does not begin with model.start_token(eos)"
-    TARGET = "targets are not those of the examples; pad them on the right with target_dictionary.pad()"
-    VALIDATION = "valid_step changes training; compute it without gradients, training mode and random numbers"
-    TRAINING = "train_step returns no differentiable loss; do not detach it"
-    LOSS = "the loss of an example depends on the other examples of its batch; see the masks, or valid_step"
-    NOT_RESTORED = (
-        "setup_task makes another vocabulary when a run is resumed; if the run folder has a tokenizer, load it"
-    )
-    METRICS = "metrics confuses outputs and references, or returns scores of which smaller ones are better"
-
-
-TASK_ADVICE: Advice[Prepared] = [
-    ("ids are in the vocabulary", "", TaskCause.IDS),
-    ("examples are fixed", "lengths", TaskCause.LENGTHS),
-    ("examples are fixed", "", TaskCause.RANDOM_EXAMPLES),
-    ("restored task = task", "", TaskCause.NOT_RESTORED),
-    ("batches have the examples", "src_lengths", TaskCause.COUNTS),
-    ("batches have the examples", "ntokens", TaskCause.COUNTS),
-    ("batches have the examples", "begins with", TaskCause.START),
-    ("batches have the examples", "shifted right", TaskCause.NOT_SHIFTED),
-    ("batches have the examples", "src_tokens", TaskCause.PADDING),
-    ("batches have the examples", "", TaskCause.TARGET),
-    ("validation changes nothing", "", TaskCause.VALIDATION),
-    ("training step", "", TaskCause.TRAINING),
-    ("every example once", "", TaskCause.EXAMPLES),
-    ("resuming continues", "", TaskCause.RANDOM_EXAMPLES),
-    ("text survives", "", TaskCause.TEXT),
-    ("training and decoding encode alike", "", TaskCause.ENCODING),
-    ("alone = in a batch", "", TaskCause.LOSS),
-    ("references score best", "", TaskCause.METRICS),
-]
-"""What to say about the violations of a task."""
+    ),
+    "alone = in a batch": (
+        "the loss of an example depends on the other examples of its batch; see the masks, or valid_step"
+    ),
+}
+"""Causes of violations of a task; the other violations say themselves what is wrong."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from rich.table import Table
-
 from seqgen.lab.compare.breakdown import Breakdown
 from seqgen.lab.compare.comparison import Change, Comparison, common_words
-from seqgen.lab.compare.document import Html, document, element, rich_table, table, text_lines
+from seqgen.lab.compare.document import Html, Table, page_of, text_of
 from seqgen.lab.compare.significance import LEVEL, Tested
 
 SCORES = ("", "score", "95% interval", "difference", "p boot.", "p rand.")
 """The columns of scores."""
-_table = partial(rich_table, gap=1, whole=range(1, 1000))
+_table = partial(Table, gap=1, whole=range(1, 1000))
 _SIGNS = {"better": "▲", "worse": "▼", "same": "=", "unclear": "", "": ""}
 
 
@@ -27,40 +26,43 @@ def text_report(comparison: Comparison) -> str:
     Returns:
         Lines of at most 80 columns, except for sentences.
     """
-    rows = [cells for _, cells in _score_rows(comparison)]
-    parts: list[Table | str] = [_table(_columns(comparison), rows)]
-    for item in comparison.breakdowns:
-        parts += [f"\nScores {item.title}", _table(["", *_heads(item)], _part_rows(comparison, item))]
-    lines = text_lines(*parts, "")
-    lines += [f"{name}: {signature}" for name, signature in comparison.signatures.items() if signature]
-    lines += [note for note in [explanation(comparison)] if note]
+    parts = _parts(comparison)
     for number, found in enumerate(comparison.changed, start=1):
-        lines += ["", _title(comparison, number, found)]
-        lines += [line for change in found for line in _change_lines(comparison, number, change)]
-    return "\n".join(lines).rstrip()
+        parts += ["", _title(comparison, number, found)]
+        for change in found:
+            texts = _texts(comparison, number, change)
+            width = max(len(name) for name, _ in texts)
+            parts += [_head(change), *(f"  {name:<{width}}  {text}" for name, text in texts)]
+    return text_of(parts)
 
 
 def page(comparison: Comparison, title: str = "Comparison") -> str:
-    """The comparison as an HTML page.
+    """The comparison as an HTML page, which marks the words that differ.
 
     Args:
         comparison: what ``compare`` returned.
         title: the title.
     """
-    count = len(comparison.texts.references)
-    parts: list[object] = [
-        element("p", f"{count} sentences, {len(comparison.texts.every_reference)} reference(s)", class_="note"),
-        element("h2", "Scores"),
-        table(_columns(comparison), _page_rows(comparison)),
-        *(element("p", note, class_="note") for note in [explanation(comparison)] if note),
-        *(element("p", f"{name}: {text}", class_="note") for name, text in comparison.signatures.items() if text),
-    ]
-    for item in comparison.breakdowns:
-        parts += [element("h2", f"Scores {item.title}"), table(["", *_heads(item)], _part_rows(comparison, item))]
+    count, references = len(comparison.texts.references), len(comparison.texts.every_reference)
+    parts = [f"{count} sentences, {references} reference(s)", *_parts(comparison)]
     for number, found in enumerate(comparison.changed, start=1):
-        parts.append(element("h2", _title(comparison, number, found)))
-        parts += [_article(comparison, number, change) for change in found]
-    return document(title, *parts)
+        parts.append(_title(comparison, number, found))
+        for change in found:
+            *texts, (first, before), (other, after) = _texts(comparison, number, change)
+            words = common_words(before, after)
+            marked = [(first, _marked(words[0], "before")), (other, _marked(words[1], "after"))]
+            parts.append(Table(["", ""], [*texts, *marked], _head(change), texts=(0, 1)))
+    return page_of(title, parts)
+
+
+def _parts(comparison: Comparison) -> list[Table | str]:
+    """The scores, their breakdowns, and what they mean."""
+    parts: list[Table | str] = [_table(_columns(comparison), list(_score_rows(comparison)))]
+    for item in comparison.breakdowns:
+        heads = ["", *(part.label for part in item.parts)]
+        parts.append(_table(heads, list(_part_rows(comparison, item)), f"Scores {item.title}"))
+    signatures = [f"{name}: {signature}" for name, signature in comparison.signatures.items() if signature]
+    return [*parts, "", *signatures, *filter(None, [explanation(comparison)])]
 
 
 def explanation(comparison: Comparison) -> str:
@@ -84,45 +86,28 @@ def _columns(comparison: Comparison) -> Sequence[str]:
     return SCORES if comparison.options.randomization else SCORES[:5]
 
 
-def _score_rows(comparison: Comparison) -> Iterable[tuple[str | None, list[str]]]:
-    """For each metric a row with its name, and one for each system with its verdict: the cells of ``_columns``."""
+def _score_rows(comparison: Comparison) -> Iterable[list[str]]:
+    """For each metric a row with its name, and one for each system: the cells of ``_columns``."""
     places = [SCORES.index(name) for name in _columns(comparison)]
     for metric, results in comparison.results.items():
         title = f"{metric} (lower is better)" if metric in comparison.lower_is_better else metric
-        yield None, [title, *[""] * (len(places) - 1)]
-        for number, own in enumerate(results):
-            verdict = comparison.verdict(metric, number)
-            difference = f"{own.score - results[0].score:+.2f} {_SIGNS[verdict]:1}" if number else ""
+        yield [title, *[""] * (len(places) - 1)]
+        for number, tested in enumerate(results):
+            sign = _SIGNS[comparison.verdict(metric, number)]
+            difference = f"{tested.score - results[0].score:+.2f} {sign:1}" if number else ""
             name = comparison.systems[number].name
-            row = f"  {name}", f"{own.score:.2f}", _interval(own), difference, *_p_values(own)
-            yield verdict, [row[place] for place in places]
+            row = f"  {name}", f"{tested.score:.2f}", _interval(tested), difference, *_p_values(tested)
+            yield [row[place] for place in places]
 
 
-def _page_rows(comparison: Comparison) -> Iterable[Sequence[object]]:
-    head = _columns(comparison)
-    for verdict, cells in _score_rows(comparison):
-        if verdict is None:
-            yield element("strong", cells[0]), *cells[1:]
-            continue
-        colour = verdict if verdict in ("better", "worse") else None
-        yield [
-            element("span", cell, class_=colour) if name == "difference" else cell
-            for name, cell in zip(head, cells, strict=True)
-        ]
-
-
-def _interval(own: Tested) -> str:
-    if own.mean is None or own.interval is None:
+def _interval(tested: Tested) -> str:
+    if tested.mean is None or tested.interval is None:
         return ""
-    return f"{own.mean - own.interval:.2f} - {own.mean + own.interval:.2f}"
+    return f"{tested.mean - tested.interval:.2f} - {tested.mean + tested.interval:.2f}"
 
 
-def _p_values(own: Tested) -> list[str]:
-    return ["" if value is None else f"{value:.4f}" for value in (own.p_bootstrap, own.p_randomization)]
-
-
-def _heads(item: Breakdown) -> list[str]:
-    return [part.label for part in item.parts]
+def _p_values(tested: Tested) -> list[str]:
+    return ["" if value is None else f"{value:.4f}" for value in (tested.p_bootstrap, tested.p_randomization)]
 
 
 def _part_rows(comparison: Comparison, item: Breakdown) -> Iterable[Sequence[str]]:
@@ -140,33 +125,20 @@ def _title(comparison: Comparison, number: int, found: Sequence[Change]) -> str:
     return f"The {len(found)} sentences that changed most from {first} to {other}, by chrF"
 
 
-def _texts(comparison: Comparison, line: int) -> list[tuple[str, str]]:
-    texts = comparison.texts
+def _head(change: Change) -> str:
+    return f"line {change.sentence + 1}: {change.before:.1f} -> {change.after:.1f} ({change.difference:+.1f})"
+
+
+def _texts(comparison: Comparison, number: int, change: Change) -> list[tuple[str, str]]:
+    """The names and texts of a sentence: source and references, then the outputs of two systems."""
+    texts, line = comparison.texts, change.sentence
     found = [("source", texts.sources[line])] if texts.sources else []
-    return found + [("reference", column[line]) for column in texts.every_reference]
+    found += [("reference", column[line]) for column in texts.every_reference]
+    systems = comparison.systems[0], comparison.systems[number]
+    return found + [(system.name, system.hypotheses[line]) for system in systems]
 
 
-def _change_lines(comparison: Comparison, number: int, change: Change) -> list[str]:
-    line, systems = change.sentence, (comparison.systems[0], comparison.systems[number])
-    texts = _texts(comparison, line) + [(system.name, system.hypotheses[line]) for system in systems]
-    width = max(len(name) for name, _ in texts)
-    head = f"line {line + 1}: {change.before:.1f} -> {change.after:.1f} ({change.difference:+.1f})"
-    return [head, *(f"  {name:<{width}}  {text}" for name, text in texts)]
-
-
-def _article(comparison: Comparison, number: int, change: Change) -> Html:
-    line, systems = change.sentence, (comparison.systems[0], comparison.systems[number])
-    words = common_words(*(system.hypotheses[line] for system in systems))
-    rows: list[object] = []
-    for name, text in _texts(comparison, line):
-        rows += [element("dt", name), element("dd", text)]
-    for system, marked, kind in zip(systems, words, ("before", "after"), strict=True):
-        shown = [word if same else element("mark", word, class_=kind) for word, same in marked]
-        spaced = [part for word in shown for part in (word, " ")]
-        rows += [element("dt", system.name), element("dd", *spaced)]
-    verdict = "better" if change.difference > 0 else "worse"
-    head = element(
-        "h3", f"Line {line + 1}: {change.before:.1f} → {change.after:.1f} ",
-        element("span", f"{change.difference:+.1f}", class_=verdict),
-    )  # fmt: skip
-    return element("article", head, element("dl", *rows))
+def _marked(words: Sequence[tuple[str, bool]], kind: str) -> Html:
+    marks = [("", "") if same else (f'<mark class="{kind}">', "</mark>") for _, same in words]
+    pairs = zip(words, marks, strict=True)
+    return Html(" ".join(f"{start}{html.escape(word)}{end}" for (word, _), (start, end) in pairs))

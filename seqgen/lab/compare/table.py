@@ -1,17 +1,12 @@
-"""Runs as a table: sorting, columns, text of 80 columns and JSON.
-
-The keys whose values differ between runs.
-"""
+"""Runs as tables in text, JSON and a page: sorting, scores, and the keys whose values differ."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.table import Table
-
 from seqgen.errors import ConfigError, nearest
-from seqgen.lab.compare.document import rich_table, text_lines
+from seqgen.lab.compare.document import Table, page_of, text_of
 from seqgen.lab.compare.run import Run, defaults_of
 from seqgen.registry import GROUPS
 from seqgen.system.progress import clock
@@ -50,7 +45,7 @@ def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
 def _are_defaults(key: str, configs: Sequence[Mapping[str, Any]], defaults: Sequence[Mapping[str, Any]]) -> bool:
     pairs = zip(configs, defaults, strict=True)
-    return all(key not in config or (key in own and config[key] == own[key]) for config, own in pairs)
+    return all(key not in config or (key in default and config[key] == default[key]) for config, default in pairs)
 
 
 def shown(value: Any) -> str:
@@ -64,16 +59,8 @@ def shown(value: Any) -> str:
 
 VERSION = 1
 """Version of the JSON form."""
-COLUMNS: dict[str, Callable[[Run], Any]] = {
-    "name": lambda run: run.name,
-    "parameters": lambda run: run.parameters,
-    "updates": lambda run: run.updates,
-    "epoch": lambda run: run.epoch,
-    "best_update": lambda run: run.best_update,
-    "tokens_per_second": lambda run: run.tokens_per_second,
-    "seconds": lambda run: run.seconds,
-}
-"""What a run can be sorted by, besides its scores and keys."""
+COLUMNS = ("name", "parameters", "updates", "epoch", "best_update", "tokens_per_second", "seconds")
+"""The attributes of a run that it can be sorted by, besides its scores and keys."""
 HEADINGS = {"name": "run", "tokens_per_second": "tokens/s", "seconds": "time"}
 """The headings of columns that do not have the column's name."""
 SCORES = 4
@@ -94,28 +81,28 @@ def sorted_runs(runs: Sequence[Run], by: str) -> list[Run]:
     """
     if not by:
         return list(runs)
-    name, scores = by.lower(), score_names(runs)
-    column = next((column for column, heading in HEADINGS.items() if heading == by), by)
-    configs = [{key_name(key): value for key, value in run.config.items()} for run in runs]
-    highest_first = column == "tokens_per_second"
-    if name in map(str.lower, scores):
-        found = [{key.lower(): value for key, value in run.best.items()}.get(name) for run in runs]
-        highest_first = not lower_is_better(name)
-    elif column in COLUMNS:
-        found = [COLUMNS[column](run) for run in runs]
-    elif any(key_name(by) in config for config in configs):
-        found = [_sortable(own[key_name(by)]) if key_name(by) in own else None for own in configs]
-    else:
-        keys = dict.fromkeys(key for config in configs for key in config)
-        known = [*scores, *COLUMNS, *HEADINGS.values(), *keys]
+    name, scores = key_name(by.lower()), score_names(runs)
+    values = [_sortable_values(run) for run in runs]
+    if not any(name in known for known in values):
+        every = dict.fromkeys([*scores, *(key for known in values for key in known)])
         raise ConfigError(
-            f"sort={by}: no run has such a score, column or key{nearest(by, known)}; the scores are "
+            f"sort={by}: no run has such a score, column or key{nearest(by, every)}; the scores are "
             f"{', '.join(scores) or 'none'}, the columns {', '.join(COLUMNS)}"
         )
-    as_text = any(isinstance(value, str) for value in found)
-    sign = -1 if highest_first else 1
+    found = [known.get(name) for known in values]
+    is_score = name in map(str.lower, scores)
+    highest_first = not lower_is_better(name) if is_score else name in ("tokens_per_second", "tokens/s")
+    as_text, sign = any(isinstance(value, str) for value in found), -1 if highest_first else 1
     ranks = [(value is None, str(value) if as_text else sign * (value or 0)) for value in found]
     return [runs[place] for place in sorted(range(len(runs)), key=ranks.__getitem__)]
+
+
+def _sortable_values(run: Run) -> dict[str, Any]:
+    """All values of a run by key, column, heading and score."""
+    columns = {name: getattr(run, name) for name in COLUMNS}
+    headings = {heading: columns[name] for name, heading in HEADINGS.items()}
+    scores = {name.lower(): value for name, value in run.best.items()}
+    return {key_name(key): _sortable(value) for key, value in run.config.items()} | columns | headings | scores
 
 
 def sort_names() -> list[str]:
@@ -141,7 +128,7 @@ def chosen_scores(runs: Sequence[Run], by: str) -> list[str]:
 
 
 def text_table(runs: Sequence[Run], by: str = "") -> str:
-    """The table of runs, and the keys that differ.
+    """The scores of runs, and the keys that differ, as text.
 
     Args:
         runs: the runs, in their order.
@@ -150,16 +137,22 @@ def text_table(runs: Sequence[Run], by: str = "") -> str:
     Returns:
         Lines of at most 80 columns, unless a value is longer.
     """
-    scores = chosen_scores(runs, by)
-    head = ["", *score_head(scores)]
+    return text_of(_tables(runs, chosen_scores(runs, by)))
+
+
+def page(runs: Sequence[Run], title: str = "Runs") -> str:
+    """The scores of runs, and the keys that differ, as an HTML page."""
+    return page_of(title, _tables(runs, score_names(runs)))
+
+
+def _tables(runs: Sequence[Run], scores: Sequence[str]) -> Iterable[Table | str]:
     rows = [[str(n), *row] for n, row in enumerate(score_rows(runs, scores), start=1)]
-    parts: list[Table | str] = [rich_table(head, rows, (1,)), ""]
-    found = differences(runs)
-    if found:
-        parts += [rich_table(["differs", "value", "runs"], _grouped(found), (0, 1, 2), whole=(0,)), ""]
-    if len(runs) > 1 and not found:
-        parts.append(_equal(runs, "configurations"))
-    return "\n".join(text_lines(*parts)).rstrip()
+    yield Table(["", *score_head(scores)], rows, texts=(1,))
+    yield ""
+    if found := differences(runs):
+        yield Table(["differs", "value", "runs"], _grouped(found), texts=(0, 1, 2), whole=(0,))
+    elif len(runs) > 1:
+        yield _equal(runs, "configurations")
 
 
 def score_head(scores: Sequence[str]) -> list[str]:
@@ -199,7 +192,7 @@ def as_dict(runs: Sequence[Run]) -> dict[str, Any]:
         "version": VERSION,
         "runs": [
             {
-                **{name: column(run) for name, column in COLUMNS.items()},
+                **{name: getattr(run, name) for name in COLUMNS},
                 "folder": str(run.folder),
                 "metric": run.metric,
                 "best": run.best,
@@ -220,12 +213,10 @@ def text_difference(runs: Sequence[Run]) -> str:
     Args:
         runs: the two runs.
     """
-    sections = (_differing_keys(runs), _differing_sessions(runs), _differing_scores(runs))
-    parts: list[Table | str] = []
-    for rows in sections:
-        if rows:
-            parts += [rich_table(["", *(run.name for run in runs)], rows, (0, 1, 2), whole=(0,)), ""]
-    return "\n".join(text_lines(*parts)).rstrip() or _equal(runs, "runs")
+    head, parts = ["", *(run.name for run in runs)], list[Table | str]()
+    for rows in filter(None, (_differing_keys(runs), _differing_sessions(runs), _differing_scores(runs))):
+        parts += [Table(head, rows, texts=(0, 1, 2), whole=(0,)), ""]
+    return text_of(parts) or _equal(runs, "runs")
 
 
 def _equal(runs: Sequence[Run], what: str) -> str:

@@ -17,8 +17,7 @@ from importlib import resources
 from typing import Any
 
 from seqgen.generation.observers import Outcome
-from seqgen.lab.traces.sentence import SentenceTrace
-from seqgen.lab.traces.step import OUTCOMES, StepTrace
+from seqgen.lab.traces.records import OUTCOMES, SentenceTrace, StepTrace
 from seqgen.lab.traces.trace import Trace
 
 _DIGITS = 9

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from seqgen.config.values import value_text
-from seqgen.lab.traces.difference import HYPOTHESIS_SCORE, SCORE, Decode, Difference, Explanation, Lines, differing_keys
-from seqgen.lab.traces.line_trace import LineTrace, ModelScores
+from seqgen.lab.traces.difference import (
+    HYPOTHESIS_SCORE,
+    SCORE,
+    Decode,
+    Difference,
+    Explanation,
+    Lines,
+    LineTrace,
+    differing_keys,
+)
 from seqgen.text.results import TextHypothesis
 
 OUTCOMES = {
@@ -29,12 +37,11 @@ class Report:
     Args:
         first: the first decode.
         other: the other decode.
-        given: for each decode, the keys of the ``generation`` group that the user gave.
         tolerance: scores that differ by at most this value count as equal, in nats.
     """
 
-    def __init__(self, first: Decode, other: Decode, given: Sequence[Mapping[str, Any]], tolerance: float):
-        self.decodes, self.given, self.tolerance = {"first": first, "other": other}, given, tolerance
+    def __init__(self, first: Decode, other: Decode, tolerance: float):
+        self.decodes, self.tolerance = {"first": first, "other": other}, tolerance
         self.dictionary = first.dictionary
 
     def text(self, lines: Lines, line: int, difference: Difference, why: Explanation | LineTrace) -> str:
@@ -58,10 +65,9 @@ class Report:
             return "\n".join(parts)
         parts.append(_where(difference))
         if difference.step is not None:
-            for number, side in enumerate(self.decodes):
-                scores = None if why.scores is None else why.scores[number]
-                parts += self._candidates(side, why.traces[number], scores, difference.step, difference.rank)
-            parts += self._forbidden(why, difference)
+            for side, trace in zip(self.decodes, why.traces, strict=True):
+                parts += self._candidates(side, trace, difference.step, difference.rank)
+            parts += self._forbidden(why, difference.step, difference.rank)
         for side, trace in zip(self.decodes, why.traces, strict=True):
             parts += _nbest(side, trace.hypotheses)
         return "\n".join([*parts, *self._cause(difference, why)])
@@ -71,7 +77,7 @@ class Report:
         models = [] if first.models is other.models else ["models"]
         return [*models, *map(self._key, differing_keys(first.settings, other.settings))]
 
-    def _candidates(self, side: str, trace: LineTrace, scores: ModelScores | None, step: int, rank: int) -> list[str]:
+    def _candidates(self, side: str, trace: LineTrace, step: int, rank: int) -> list[str]:
         """The candidates of a step, best first; ``>`` marks the rank of the difference."""
         if step >= len(trace.steps):
             return [f"{side}: the sentence was done before this step"]
@@ -79,39 +85,31 @@ class Report:
         lines = [f"{side}: candidates of step {step} (the sentence is {'' if item.done else 'not '}done after it)"]
         lines.append(f"    {'rank':>4} {'beam':>4} {'score':>9} {'model':>9}  {'outcome':<24}  tokens")
         for row in range(min(len(item.tokens), max(ROWS, rank + 1))):
-            letter, beam, token = item.outcomes[row], item.beams[row], item.tokens[row]
+            letter = item.outcomes[row]
             if letter == "I":
                 continue
             shown = OUTCOMES[letter] + (f" with {item.finished[row]:.4f}" if row in item.finished else "")
-            model = "/".join(f"{float(member[beam, token]):.4f}" for member in scores.members) if scores else "-"
-            lines.append(
-                f"  {'>' if row == rank else ' '} {row + 1:>4} {beam + 1:>4} {item.scores[row]:>9.4f} {model:>9}"
-                f"  {shown:<24}  {self._tokens(trace.tokens(step, row))}"
-            )
+            model = "/".join(f"{member[row]:.4f}" for member in item.members) or "-"
+            place = f"{'>' if row == rank else ' '} {row + 1:>4} {item.beams[row] + 1:>4}"
+            text = self._tokens(trace.tokens(step, row))
+            lines.append(f"  {place} {item.scores[row]:>9.4f} {model:>9}  {shown:<24}  {text}")
         return lines
 
     def _tokens(self, tokens: Sequence[int]) -> str:
         words = [self.dictionary.symbol(token) for token in tokens[-TOKENS:]]
         return ("... " if len(tokens) > TOKENS else "") + " ".join(words)
 
-    def _forbidden(self, why: Explanation, difference: Difference) -> list[str]:
+    def _forbidden(self, why: Explanation, step: int, rank: int) -> list[str]:
         """The processor of one decode that forbids the candidate of the other decode at this rank."""
-        if why.scores is None or difference.step is None:
-            return []
         lines = []
-        translated = why.beams, {theirs: own for own, theirs in why.beams.items()}
-        # each candidate is looked up in the other decode
-        for side, trace, scores, beams in zip(
-            reversed(self.decodes), why.traces, reversed(why.scores), translated, strict=True
-        ):
-            item = trace.steps[difference.step]
-            if difference.rank < len(item.tokens):
-                beam, token = beams.get(item.beams[difference.rank]), item.tokens[difference.rank]
-                if beam is not None and (beam, token) in scores.forbidden:
-                    name = self.dictionary.symbol(token)
-                    lines.append(
-                        f"{side}: {name} after beam {beam + 1} is forbidden by {scores.forbidden[beam, token]}"
-                    )
+        for side, trace, other in zip(self.decodes, why.traces, reversed(why.traces), strict=True):
+            if step >= min(len(trace.steps), len(other.steps)) or rank >= len(other.steps[step].tokens):
+                continue
+            wanted = other.tokens(step, rank)
+            for item in trace.steps[step].forbidden:
+                if [*trace.history(step, item.beam), item.token] == wanted:
+                    name = self.dictionary.symbol(item.token)
+                    lines.append(f"{side}: {name} after beam {item.beam + 1} is forbidden by {item.by}")
         return lines
 
     def _cause(self, difference: Difference, why: Explanation) -> list[str]:
@@ -120,9 +118,8 @@ class Report:
         if why.model_gap == float("inf"):
             lines.append("the decodes have different numbers of models, or one forbids a token that the other allows")
         elif why.model_gap is not None:
-            lines.append(
-                f"largest difference between the models' log-probabilities at this step: {why.model_gap:.3g} nats"
-            )
+            what = "largest difference between the models' log-probabilities of common candidates"
+            lines.append(f"{what}: {why.model_gap:.3g} nats")
         if difference.size < float("inf"):
             lines.append(f"difference between the scores at this rank: {difference.size:.3g} nats")
         if difference.tie:
@@ -133,10 +130,10 @@ class Report:
             lines.append(f"  with the other decode's {values}, the first decode agrees with it up to this difference")
             if all(key.startswith("debug.") for key in why.keys):
                 lines.append(f"  {self._optimization(difference)}")
-        elif not same_models and (why.model_gap is None or why.model_gap > self.tolerance):
+        elif not same_models:
             lines.append(
                 "cause: the models, whose log-probabilities differ"
-                if why.scores
+                if why.model_gap is not None
                 else "cause: probably the models, whose log-probabilities at this difference are not known"
             )
         else:
@@ -149,7 +146,7 @@ class Report:
     def _key(self, key: str) -> str:
         """A key with both values, and whether they come from the model."""
         values = [decode.settings.get(key) for decode in self.decodes.values()]
-        given = "." in key or any(key in given for given in self.given)
+        given = "." in key or any(key in decode.given for decode in self.decodes.values())
         name = key if "." in key else f"generation.{key}"
         return f"{name} ({_value(values[0])} | {_value(values[1])}{'' if given else ', taken from the model'})"
 

@@ -9,14 +9,13 @@ import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from seqgen.errors import ConfigError, DataError, nearest
-from seqgen.lab.traces.header import FORMAT, VERSION, Fields, TraceHeader
-from seqgen.lab.traces.sentence import SentenceTrace
-from seqgen.lab.traces.step import OUTCOMES
+from seqgen.lab.traces.records import FORMAT, OUTCOMES, VERSION, SentenceTrace, TraceHeader, read
 from seqgen.system.reading import MAX_BYTES, open_regular, parse_json
 
 Row = dict[str, Any]
@@ -26,6 +25,14 @@ _RATIO, _SMALL = 100, 1 << 22
 ones have 5 to 20 times their size."""
 _MOST_CHARACTERS = 1 << 29
 """Most characters of the texts of a table."""
+
+
+@dataclass(frozen=True)
+class _End:
+    """The last line of a trace: the number of sentences, and whether all lines of the decode were traced."""
+
+    sentences: int
+    complete: bool
 
 
 class Trace:
@@ -56,27 +63,26 @@ class Trace:
         self._check_format(first)
         self.header = self._checked(0, lambda: TraceHeader.of(first))
         self._by_id: dict[int, SentenceTrace] = {}
-        last: Any = None
+        end: _End | None = None
         for number, record in enumerate(records, start=1):
-            if isinstance(last, dict) and "end" in last:
+            if end is not None:
                 raise self._damaged(number, "it continues after its end")
-            last = record
-            if not (isinstance(record, dict) and "end" in record):
-                read = partial(SentenceTrace.of, record, self.header.beam, self.header.members)
-                sentence: SentenceTrace = self._checked(number, read)
-                if sentence.id in self._by_id:
-                    raise self._damaged(number, f"it has sentence {sentence.id} again")
-                self._by_id[sentence.id] = sentence
+            if isinstance(record, dict) and "end" in record:
+                end = self._checked(number, partial(read, _End, record, "the last line"))
+                continue
+            of_line = partial(SentenceTrace.of, record, self.header.beam, self.header.members)
+            sentence: SentenceTrace = self._checked(number, of_line)
+            if sentence.id in self._by_id:
+                raise self._damaged(number, f"it has sentence {sentence.id} again")
+            self._by_id[sentence.id] = sentence
         self.sentences = list(self._by_id.values())
-        if not (isinstance(last, dict) and "end" in last):
+        if end is None:
             raise DataError(
                 f"the trace {self.path} is incomplete: the decode that wrote it was interrupted; run it again"
             )
-        end = Fields(last, "the last line")
-        count = self._checked(len(self.sentences) + 1, lambda: end.integer("sentences"))
-        if count != len(self.sentences):
-            raise self._damaged(len(self.sentences) + 1, f"it has {len(self.sentences)} of {count} sentences")
-        self.complete: bool = self._checked(len(self.sentences) + 1, lambda: end.flag("complete"))
+        if end.sentences != len(self.sentences):
+            raise self._damaged(len(self.sentences) + 1, f"it has {len(self.sentences)} of {end.sentences} sentences")
+        self.complete = end.complete
 
     def __len__(self) -> int:
         return len(self.sentences)
@@ -161,17 +167,18 @@ class Trace:
         """Check that the first line is that of a trace of this version."""
         if not isinstance(first, dict) or first.get("format") != FORMAT:
             raise self._damaged(0, f"its first line does not name the format {FORMAT}")
-        version = self._checked(0, lambda: Fields(first, "its first line").integer("version"))
+        if not isinstance(version := first.get("version"), int):
+            raise self._damaged(0, "its first line has no version")
         if version != VERSION:
             raise DataError(
                 f"{self.path} is a trace of version {version}; this seqgen reads version {VERSION}; decode again, or "
                 "use a newer seqgen"
             )
 
-    def _checked(self, number: int, read: Callable[[], Any]) -> Any:
-        """What ``read`` returns, with its errors as errors of a line."""
+    def _checked(self, number: int, reader: Callable[[], Any]) -> Any:
+        """The result of ``reader``, whose errors become errors of a line."""
         try:
-            return read()
+            return reader()
         except (ValueError, ConfigError) as error:
             raise self._damaged(number, str(error)) from None
 

@@ -25,9 +25,8 @@ from seqgen.generation.search.base import Search
 from seqgen.generation.search.exact import ExactSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.session import Session
-from seqgen.lab.traces.header import TraceHeader
-from seqgen.lab.traces.line_trace import Tracer
-from seqgen.lab.traces.sentence import SentenceTrace, TracedOutput
+from seqgen.lab.traces.recorder import Tracer
+from seqgen.lab.traces.records import FORMAT, VERSION, SentenceTrace, TracedOutput, TraceHeader, plain
 from seqgen.registry import SEARCHES
 from seqgen.system.files import disk_errors
 from seqgen.text.input_line import InputLine
@@ -91,7 +90,7 @@ class TraceWriter:
             self._file = open(self.path, "w", encoding="utf-8", newline="\n")
         header = self.header()
         self.digits = header.digits
-        self._write(header.record())
+        self._write({"format": FORMAT, "version": VERSION, **plain(header, header.digits)})
         return self
 
     def __exit__(self, kind: Any, *_: Any) -> None:
