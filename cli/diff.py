@@ -77,10 +77,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command."""
 
     def work(cfg: DiffConfig, arguments: Arguments) -> int:
-        own = arguments.own
+        prefixed = arguments.prefixed
         if cfg.runs:
-            return diff_runs(cfg, [*arguments.overrides, *(f"{side}.{key}" for side in SIDES for key in own[side])])
-        return diff_decodes(cfg, arguments.overrides, own)
+            return diff_runs(
+                cfg, [*arguments.overrides, *(f"{side}.{key}" for side in SIDES for key in prefixed[side])]
+            )
+        return diff_decodes(cfg, arguments.overrides, prefixed)
 
     run(DiffConfig, work, DESCRIPTION, argv, pass_arguments=True, words="runs", prefixes=SIDES)
 
@@ -113,13 +115,13 @@ def diff_runs(cfg: DiffConfig, arguments: Sequence[str]) -> int:
     return 0
 
 
-def diff_decodes(cfg: DiffConfig, shared: Sequence[str], own: dict[str, list[str]]) -> int:
+def diff_decodes(cfg: DiffConfig, shared: Sequence[str], prefixed: dict[str, list[str]]) -> int:
     """Compare two decodes.
 
     Args:
         cfg: the configuration that both decodes share.
         shared: the ``key=value`` arguments for both decodes.
-        own: the ``key=value`` arguments for one decode only, by the decode's name.
+        prefixed: the ``key=value`` arguments for one decode only, by the decode's name.
 
     Returns:
         The exit code: 0 without a difference, 1 with one.
@@ -136,7 +138,7 @@ def diff_decodes(cfg: DiffConfig, shared: Sequence[str], own: dict[str, list[str
             "compare it with; or give two run folders"
         )
     device = set_up_device(cfg.common)
-    sides = [_side([*shared, *_of_one_side(side, own[side])]) for side in SIDES]
+    sides = [_side([*shared, *_of_one_side(side, prefixed[side])]) for side in SIDES]
     for path in (cfg.input, cfg.prefix):
         if path not in ("", "-") and not is_pipe(Path(path)):
             count_lines(Path(path))  # errors in it are reported before the models are loaded

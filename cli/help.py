@@ -16,7 +16,7 @@ from seqgen.errors import ConfigError, nearest
 
 WIDTH = 80
 COLUMN = 36
-"""Where the help of a key begins; a longer key has a line of its own."""
+"""Column in which the help of a key begins; it begins below a longer key."""
 
 EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "seqgen-train": (

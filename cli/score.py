@@ -43,7 +43,7 @@ OF_MODELS = ("output", "tokens_per_sample", "context_window", "reading", "genera
 
 @dataclass
 class ScoringConfig:
-    """How models score the references."""
+    """Keys of scoring by models."""
 
     unnormalized: bool = option(False, "report sums of log-probabilities instead of means")
     combination: str = like(GenerationConfig, "combination")
@@ -57,7 +57,7 @@ class ScoringConfig:
 
 @dataclass
 class CompareConfig:
-    """How systems are compared."""
+    """Keys of comparisons of systems."""
 
     names: list[str] = option(
         [], "names of the systems, in the order of hypothesis; empty to call them as hypothesis does"
@@ -267,7 +267,7 @@ def write_comparison(comparison: Comparison, json_file: str, page: str) -> None:
 
 
 def _compares(cfg: ScoreConfig) -> bool:
-    """Whether text is compared; one system with ``json`` or ``page`` gets intervals and breakdowns too."""
+    """True if text is compared; one system with ``json`` or ``page`` gets intervals and breakdowns too."""
     return len(cfg.hypothesis) > 1 or bool(cfg.json or cfg.page)
 
 

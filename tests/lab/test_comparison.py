@@ -16,8 +16,15 @@ from sacrebleu.metrics import CHRF
 from seqgen.cli.score import system_names
 from seqgen.errors import ConfigError
 from seqgen.lab.compare import significance
-from seqgen.lab.compare.breakdown import WORDS, agreements, by_frequency, by_length
-from seqgen.lab.compare.comparison import Options, common_words, compare
+from seqgen.lab.compare.comparison import (
+    WORDS,
+    Options,
+    agreements,
+    by_frequency,
+    by_length,
+    common_words,
+    compare,
+)
 from seqgen.lab.compare.report import page, text_report
 from seqgen.lab.compare.significance import System, measure
 from seqgen.metrics import CORPUS_METRICS, Texts, TextScore, corpus_scores, register_metric

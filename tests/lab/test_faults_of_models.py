@@ -83,7 +83,7 @@ def lstm_state_not_reordered(patch: Patch) -> None:
     patch(lstm.LSTMDecoder, "reorder_state", unchanged)
 
 
-@bug("lstm", "a state is not reordered with the rows", "decoder")
+@bug("lstm", "a state is not reordered with the rows")
 def lstm_state_with_layers_first(patch: Patch) -> None:
     get, put = lstm.LSTMDecoder.get_state, lstm.LSTMDecoder.set_state
 

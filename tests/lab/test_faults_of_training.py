@@ -81,7 +81,7 @@ class ReadsSourcePadding(Plain):
         return super().of(losses / batch.source.src_tokens.size(1), batch)
 
 
-@bug("sample_size or a logged value does not add up over ranks")
+@bug("padding does not affect the loss")
 class SizeOfThePaddedBatch(Plain):
     def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
         assert batch.target is not None
@@ -108,21 +108,21 @@ class NormalizedByTheBatch(Plain):
         return super().of(losses * losses / losses.mean(), batch)
 
 
-@bug("a logged value is wrong")
+@bug("the loss is a scalar")
 class LogsWithGradient(Plain):
     def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
         out = super().of(losses, batch)
         return replace(out, logging={**out.logging, "nll_loss": losses.sum()})
 
 
-@bug("a logged value is wrong")
+@bug("sum over ranks = whole batch")
 class LogsAMean(Plain):
     def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
         out = super().of(losses, batch)
         return replace(out, logging={**out.logging, "nll_loss": losses.mean().detach()})
 
 
-@bug("the criterion changes the batch")
+@bug("inputs are not changed")
 class ChangesTheTarget(Plain):
     def __call__(self, model: Any, batch: Batch) -> CriterionOut:
         assert batch.target is not None
@@ -130,7 +130,7 @@ class ChangesTheTarget(Plain):
         return super().__call__(model, batch)
 
 
-@bug("the criterion changes the batch")
+@bug("inputs are not changed")
 class LeavesEvaluationMode(Plain):
     def __call__(self, model: Any, batch: Batch) -> CriterionOut:
         model.eval()
@@ -195,7 +195,7 @@ class RescoresWithoutTheSource(Risk):
         return super().rescore(model, other if len(batch.ids) == len(LENGTHS) else batch, hypotheses)
 
 
-@bug("the loss is not the expected risk")
+@bug("expected risk = enumeration")
 class WeightsOfEqualSize(Risk):
     def sequence_loss(self, model: Any, batch: Batch) -> Any:
         hypotheses = self.decode(model, batch)
@@ -245,20 +245,20 @@ def changing_batches(patch: Patch, change: Callable[[Batch], Batch]) -> None:
     patch(DatesTask, "collate", lambda self, examples, model: change(collate(self, examples, model)))
 
 
-@task_bug("decode is not the inverse of encode_target")
+@task_bug("text survives")
 def decode_loses_the_last_token(patch: Patch) -> None:
     decode = LetterTokenizer.decode
     patch(LetterTokenizer, "decode", lambda self, ids: decode(self, ids[:-1]))
 
 
-@task_bug("decode is not the inverse of encode_target")
+@task_bug("text survives")
 def decode_keeps_padding(patch: Patch) -> None:
     patch(
         DatesTask, "decode", lambda self, tokens: self.target_tokenizer.decode([t for t in tokens.tolist() if t != 2])
     )
 
 
-@task_bug("the decoder reads the token that it has to predict")
+@task_bug("batches have the examples")
 def target_not_shifted(patch: Patch) -> None:
     def change(batch: Batch) -> Batch:
         assert batch.target is not None
@@ -269,7 +269,7 @@ def target_not_shifted(patch: Patch) -> None:
     changing_batches(patch, change)
 
 
-@task_bug("prev_output_tokens does not begin with model.start_token")
+@task_bug("batches have the examples")
 def another_start_token(patch: Patch) -> None:
     def change(batch: Batch) -> Batch:
         assert batch.prev_output_tokens is not None
@@ -280,7 +280,7 @@ def another_start_token(patch: Patch) -> None:
     changing_batches(patch, change)
 
 
-@task_bug("a batch is padded wrongly")
+@task_bug("batches have the examples")
 def sources_padded_with_end_of_sentence(patch: Patch) -> None:
     def change(batch: Batch) -> Batch:
         tokens = batch.source.src_tokens
@@ -289,7 +289,7 @@ def sources_padded_with_end_of_sentence(patch: Patch) -> None:
     changing_batches(patch, change)
 
 
-@task_bug("src_lengths or ntokens are wrong")
+@task_bug("batches have the examples")
 def lengths_with_padding(patch: Patch) -> None:
     def change(batch: Batch) -> Batch:
         whole = torch.full_like(batch.source.src_lengths, batch.source.src_tokens.size(1))
@@ -315,13 +315,13 @@ def examples_with_random_noise(patch: Patch) -> None:
     patch(PairDataset, "example", noisy)
 
 
-@task_bug("lengths does not count the tokens of the examples")
+@task_bug("examples are fixed")
 def lengths_without_end_of_sentence(patch: Patch) -> None:
     lengths = PairDataset.lengths
     patch(PairDataset, "lengths", lambda self, epoch=0, seed=0: lengths(self, epoch, seed) - 1)
 
 
-@task_bug("an epoch leaves examples out or repeats them")
+@task_bug("every example once")
 def the_last_example_is_lost(patch: Patch) -> None:
     example = PairDataset.example
 
@@ -343,7 +343,7 @@ def the_last_example_is_lost(patch: Patch) -> None:
     patch(PairDataset, "example", repeated)
 
 
-@task_bug("valid_step changes training")
+@task_bug("validation changes nothing")
 def validation_in_training_mode(patch: Patch) -> None:
     def valid_step(self: Task, batch: Batch, model: Any, criterion: Any) -> Any:
         model.train()
@@ -353,12 +353,12 @@ def validation_in_training_mode(patch: Patch) -> None:
     patch(DatesTask, "valid_step", valid_step)
 
 
-@task_bug("valid_step changes training")
+@task_bug("validation changes nothing")
 def validation_with_gradients(patch: Patch) -> None:
     patch(DatesTask, "valid_step", lambda self, batch, model, criterion: criterion(model, batch))
 
 
-@task_bug("train_step returns no differentiable loss")
+@task_bug("training step")
 def training_without_gradients(patch: Patch) -> None:
     patch(DatesTask, "train_step", torch.no_grad()(lambda self, batch, model, criterion: criterion(model, batch)))
 
@@ -378,7 +378,7 @@ def another_vocabulary_on_resuming(patch: Patch) -> None:
     patch(DatesTask, "setup_task", classmethod(setup_task))
 
 
-@task_bug("metrics confuses outputs and references")
+@task_bug("references score best")
 def metrics_of_errors(patch: Patch) -> None:
     def metrics(self: Task, hypotheses: Any, references: Any) -> dict[str, float]:
         return {"errors": sum(one != two for one, two in zip(hypotheses, references, strict=True))}

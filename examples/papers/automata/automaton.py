@@ -30,10 +30,10 @@ class Automaton(ABC):
 
     @abstractmethod
     def accepts(self, state: Any) -> bool:
-        """Whether the text may end in this state."""
+        """True if the text may end in this state."""
 
     def remaining(self, state: Any) -> int | None:
-        """How many tokens certainly suffice to reach an accepting state.
+        """A number of tokens that certainly suffices to reach an accepting state.
 
         Returns:
             An upper bound, 0 in accepting states; in the others, some token decreases it. By default ``None``: the

@@ -83,7 +83,7 @@ class Earley(Automaton):
         return sum(1 if isinstance(symbol, Terminal) else self.lengths[symbol] for symbol in sequence)
 
     def _closure(self, state: int) -> dict[Terminal, set[Item]]:
-        """What follows the characters that a state can read: for each of them, items of the next state."""
+        """The successors of a state: for each of them, items of the next state."""
         if state in self.closures:
             return self.closures[state]
         edges: dict[Terminal, set[Item]] = {}

@@ -1,4 +1,4 @@
-"""What the checks of all kinds of components share: comparisons, violations, and what was found for each invariant."""
+"""The common base of all checks: comparisons, violations, outcomes, and the search for causes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Raised(Violation):
         error: the error.
 
     Attributes:
-        own: whether the user's code raises it, or calls or returns what leads to it.
+        by_user: whether the user's code raises it, or calls or returns what leads to it.
     """
 
     def __init__(self, error: Exception):
@@ -86,12 +86,12 @@ class Raised(Violation):
             for frame, line in traceback.walk_tb(error.__traceback__)
         ]
         places = [place for place in places if place[0] not in _LIBRARIES]
-        own = [place for place in places if place[0] != "seqgen"]
-        _, file, line = (own or places)[-1]
+        of_user = [place for place in places if place[0] != "seqgen"]
+        _, file, line = (of_user or places)[-1]
         why = (isinstance(error, NotImplementedError) and missing(error)) or str(error).strip().partition("\n")[0]
         contract = isinstance(error, ContractError)
         super().__init__(why if contract else f"{type(error).__name__}: {why} ({file}:{line})")
-        self.own = contract or bool(own)
+        self.by_user = contract or bool(of_user)
         self.__cause__ = error
 
 
@@ -100,7 +100,7 @@ _LIBRARIES = {"torch", "numpy", *sys.stdlib_module_names}
 
 
 ERROR = "the component leads to the error above; correct that first"
-UNKNOWN = "no experiment names the cause; see the first failure"
+UNKNOWN = "see the first failure"
 
 
 class NotApplicableError(Exception):
@@ -120,7 +120,7 @@ def needs(holds: object, otherwise: str) -> None:
 
 @dataclass(kw_only=True)
 class Compared:
-    """What is checked, and the comparisons of its results; a subclass adds what the invariants need.
+    """The subject of checks, with comparisons of results; a subclass adds what the invariants need.
 
     Attributes:
         tolerance: the largest difference that counts as equal; see ``same``.
@@ -206,7 +206,7 @@ Invariants: TypeAlias = dict[str, Callable[[S], None]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the check of one invariant found.
+    """The result of the check of an invariant.
 
     Attributes:
         name: name of the invariant.
@@ -237,10 +237,10 @@ class Diagnosis:
     module: str = ""
 
 
-def holds(law: Callable[[], object]) -> bool:
-    """Whether a law raises nothing."""
+def holds(invariant: Callable[[], object]) -> bool:
+    """True if an invariant raises nothing."""
     try:
-        law()
+        invariant()
     except Exception:
         return False
     return True
@@ -257,11 +257,11 @@ def check_all(invariants: Invariants[S], subject: S) -> Iterator[Outcome]:
         What was found, for each invariant.
     """
     for name, invariant in invariants.items():
-        own, begin = replace(subject), time.perf_counter()
+        checked, begin = replace(subject), time.perf_counter()
         violation, reason = None, ""
         try:
             with torch.no_grad():
-                own.hold(invariant)
+                checked.hold(invariant)
         except Violation as error:
             violation = error
         except NotApplicableError as error:
@@ -270,7 +270,7 @@ def check_all(invariants: Invariants[S], subject: S) -> Iterator[Outcome]:
             violation = Raised(error)
         finally:
             subject.restore()
-        difference = own.largest if violation is None else violation.difference
+        difference = checked.largest if violation is None else violation.difference
         yield Outcome(name, time.perf_counter() - begin, difference, violation, reason)
 
 
@@ -287,7 +287,7 @@ first that applies decides; an empty key applies to all violations."""
 
 
 def causes(outcomes: Sequence[Outcome], advice: Advice[S], subject: S) -> list[Diagnosis]:
-    """Find the causes of what failed. An error of the component is its own cause, and comes first.
+    """Find the causes of what failed. An error of the component is a cause by itself, and comes first.
 
     Errors are among the violations that ``advice`` explains only if the first invariant holds, the simplest use of the
     component: then it matters in which other one they occur.
@@ -301,7 +301,7 @@ def causes(outcomes: Sequence[Outcome], advice: Advice[S], subject: S) -> list[D
     raised = [outcome.violation for outcome in wrong if isinstance(outcome.violation, Raised)]
     if outcomes[0].violation in raised:
         wrong = [outcome for outcome in wrong if outcome.violation not in raised]
-    found = [Diagnosis(ERROR)] if not wrong or any(error.own for error in raised) else []
+    found = [Diagnosis(ERROR)] if not wrong or any(error.by_user for error in raised) else []
     return [*found, diagnose(wrong, advice, subject)] if wrong else found
 
 

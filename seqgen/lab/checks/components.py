@@ -115,8 +115,8 @@ def state_follows_the_beams(subject: Decoding) -> None:
         for name in names:
             setattr(wanted, name, gather_beams(getattr(wanted, name), parents))
         moved.advance(Candidates(scores, tokens, parents))
-        own = torch.arange(beam).expand(live, -1).contiguous()
-        wanted.advance(Candidates(scores, tokens, own))
+        unmoved = torch.arange(beam).expand(live, -1).contiguous()
+        wanted.advance(Candidates(scores, tokens, unmoved))
         tensors = {name: getattr(wanted, name) for name in names}
         _same_tensors(subject, moved, tensors, "advance does not reorder")
     needs(found, "it keeps no tensors of the beams")
@@ -144,8 +144,8 @@ def _after_some_steps(subject: Decoding) -> Iterator[tuple[Component, int, int]]
     needs(continues, "all outputs end within three steps")
     live, beam, found = len(session.live), session.beam, False
     for part in subject.parts(session):
-        own = [name for name in _tensors(part, (live,)) if id(getattr(part, name)) not in fresh]
-        if own and live > 1:
+        names = [name for name in _tensors(part, (live,)) if id(getattr(part, name)) not in fresh]
+        if names and live > 1:
             found = True
             yield part, live, beam
     needs(found, "it keeps no tensors of the batch")
@@ -166,7 +166,7 @@ def _same_tensors(subject: Decoding, part: Component, wanted: Mapping[str, Tenso
 
 
 def changes_nothing(subject: Decoding) -> bool:
-    """Whether decodes with the component, some with a wide beam, equal those without it.
+    """True if decodes with the component, some with a wide beam, equal those without it.
 
     An observer, which never changes anything, does not count, nor does beam search itself or another default.
     """
@@ -227,7 +227,7 @@ class CombinationProbe(Composite, Combination):
         return found
 
     def attention_weights(self, members: int) -> list[float]:
-        """Those of the combination."""
+        """The weights of the combination."""
         weights: list[float] = self.parts[0].attention_weights(members)
         return weights
 
@@ -248,7 +248,7 @@ def observing_changes_nothing(subject: Decoding) -> None:
 
 
 COMBINATION: Invariants[Decoding] = {
-    **{name: law for name, law in SHARED.items() if name != "[m, m] = m"},
+    **{name: invariant for name, invariant in SHARED.items() if name != "[m, m] = m"},
     "scorer = generator": partial(search.scorer_equals_generator, min_len=0, end_symbols=[]),
     "calls change nothing else": calls_change_no_scores,
 }

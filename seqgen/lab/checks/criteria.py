@@ -391,7 +391,7 @@ _GRADIENT = (
 
 
 def _of_the_sum(subject: Training, wrong: Wrong) -> Diagnosis:
-    """Why the parts of a batch do not sum to the batch; a mean does not change if each sentence occurs twice."""
+    """Distinguish a mean, which does not change if each sentence occurs twice, from a loss that mixes sentences."""
     once, twice = (float(subject.compute(subject.batch(rows)).loss) for rows in ([0, 1], [0, 1, 0, 1]))
     if abs(twice - once) < 1e-8:
         return Diagnosis(

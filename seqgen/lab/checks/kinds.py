@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,10 +62,10 @@ def _building(what: str, otherwise: str) -> Iterator[None]:
 
 
 class Vocabularies:
-    """Has one vocabulary for source and target, which is all that a model needs of its task."""
+    """The vocabularies, all that a model needs of its task; one for both sides unless the source has another."""
 
-    def __init__(self, words: Dictionary):
-        self.source_dictionary = self.target_dictionary = words
+    def __init__(self, words: Dictionary, source: Dictionary | None = None):
+        self.source_dictionary, self.target_dictionary = source or words, words
 
 
 def small_transformer(name: str = "transformer") -> Any:
@@ -174,7 +174,7 @@ class Kind(NamedTuple):
     Attributes:
         what: what its check is about.
         invariants: its invariants.
-        base: its base class, if the rules may replace a component by a variant of their own.
+        base: its base class, if the rules may replace a component by a variant.
     """
 
     what: str
@@ -211,7 +211,7 @@ class DecodingCheckConfig:
 
 
 def component_subject(group: str, cfg: DecodingCheckConfig, note: Note = print) -> Decoding:
-    """What is checked: the component, and small random models or trained ones.
+    """The subject of a check: the component, and small random models or trained ones.
 
     Args:
         group: the kind of component.
@@ -273,33 +273,33 @@ def _accepted(subject: Decoding, note: Note) -> Decoding:
     Raises:
         ConfigError: no rules accept it.
     """
-    beams = [subject.generation.beam] if subject.generation.beam == 1 else [subject.generation.beam, 1]
-    refusals = []
-    for beam in beams:
+    wanted, refusals = subject.generation.beam, list[ConfigError]()
+    for beam in dict.fromkeys((wanted, 1)):
         subject.generation = replace(subject.generation, beam=beam)
-        accepted = []
-        for rules in subject.all_rules:
-            subject.rules = rules
-            with _building(f"{subject.group} cannot be built from its keys", "correct its build or __init__"):
-                try:
-                    generator = subject.generator()
-                except ConfigError as error:
-                    refusals.append(error)
-                    continue
-            try:
-                generator.generate(subject.batch([1]))
-            except ConfigError as error:
-                refusals.append(error)
-                continue
-            except Exception:  # an error of the component, which the checks report
-                pass
-            accepted.append(rules)
-        if accepted:
-            if beam != beams[0]:
+        found = {rules: _refusal(subject, rules) for rules in subject.all_rules}
+        refusals += filter(None, found.values())
+        if accepted := [rules for rules, refusal in found.items() if refusal is None]:
+            if beam != wanted:
                 note(f"checked with beam=1: {refusals[0]}")
             subject.all_rules = accepted
             return subject
     raise refusals[len(subject.all_rules) - 1]  # with the beam of the user
+
+
+def _refusal(subject: Decoding, rules: str) -> ConfigError | None:
+    """The error with which a decode is refused; ``None`` if it is accepted."""
+    subject.rules = rules
+    with _building(f"{subject.group} cannot be built from its keys", "correct its build or __init__"):
+        try:
+            generator = subject.generator()
+        except ConfigError as error:
+            return error
+    with suppress(Exception):  # an error of the component, which the checks report
+        try:
+            generator.generate(subject.batch([1]))
+        except ConfigError as error:
+            return error
+    return None
 
 
 @dataclass

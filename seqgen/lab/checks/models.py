@@ -256,7 +256,7 @@ def fresh_after_a_change_in_place(subject: Subject) -> None:
 
 
 def inference_mode(subject: Subject) -> None:
-    """What is cached in inference mode is usable in later decodes, and training is possible afterwards."""
+    """Values cached in inference mode are usable in later decodes, and training is possible afterwards."""
     model = copy.deepcopy(subject.model)
     wanted = stepped_logits(subject, model)
     model.train().eval()

@@ -152,8 +152,10 @@ def examples_are_fixed(subject: Prepared) -> None:
     if getattr(subject.task.cfg, "subword_sampling", False):
         return
     for example, row in zip(first, lengths.tolist(), strict=False):
-        own = [len(example.source)] + ([] if example.target is None else [len(example.target)])
-        require(row[: len(own)] == own, f"lengths says {row}, but the example has {own} tokens", sentence=example.id)
+        sizes = [len(example.source)] + ([] if example.target is None else [len(example.target)])
+        require(
+            row[: len(sizes)] == sizes, f"lengths says {row}, but the example has {sizes} tokens", sentence=example.id
+        )
 
 
 def training_and_decoding_encode_alike(subject: Prepared) -> None:
@@ -227,10 +229,10 @@ def batches_have_the_examples(subject: Prepared) -> None:
         tokens, length = batch.source.src_tokens[row], int(batch.source.src_lengths[row])
         if length != len(example.source):
             raise Violation(f"src_lengths is {length} for a source of {len(example.source)} tokens", sentence=row)
-        own, rest = (tokens[-length:], tokens[:-length]) if left else (tokens[:length], tokens[length:])
+        unpadded, rest = (tokens[-length:], tokens[:-length]) if left else (tokens[:length], tokens[length:])
         side = "left" if left else "right"
         what = f"src_tokens is {tokens.tolist()} for {example.source.tolist()}, padded with {pad} on the {side}"
-        require(torch.equal(own, example.source) and not bool((rest != pad).any()), what, sentence=row)
+        require(torch.equal(unpadded, example.source) and not bool((rest != pad).any()), what, sentence=row)
     if batch.target is None:
         return
     if batch.prev_output_tokens is None or batch.prev_output_tokens.shape != batch.target.shape:

@@ -6,8 +6,7 @@ import html
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from seqgen.lab.compare.breakdown import Breakdown
-from seqgen.lab.compare.comparison import Change, Comparison, common_words
+from seqgen.lab.compare.comparison import Breakdown, Change, Comparison, common_words
 from seqgen.lab.compare.document import Html, Table, page_of, text_of
 from seqgen.lab.compare.significance import LEVEL, Tested
 
@@ -66,7 +65,7 @@ def _parts(comparison: Comparison) -> list[Table | str]:
 
 
 def explanation(comparison: Comparison) -> str:
-    """What the columns of the scores mean; empty without tests."""
+    """The meaning of the columns of the scores; empty without tests."""
     if not comparison.options.bootstrap:
         return ""
     if len(comparison.systems) == 1:

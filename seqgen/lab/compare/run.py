@@ -22,11 +22,11 @@ from seqgen.system.reading import open_regular, parse_json, parse_yaml, read_byt
 from seqgen.training.run_log import LOG, SCORES, lower_is_better
 
 DEPTH = 2
-"""How many folders deep runs are looked for."""
+"""Depth of folders in which runs are looked for."""
 _NOT_SCORES = ("event", "time", "update", "epoch")
 _TRAINED = (LOG, CHECKPOINTS)
-"""What a run folder has once training has begun; a command that failed earlier leaves a configuration only. A converted
-model has no log."""
+"""Files of a run whose training has begun; a command that failed earlier leaves a configuration only. A converted model
+has no log."""
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Run:
     problems: list[str] = field(default_factory=list)
 
     def origin(self, key: str) -> str:
-        """Where the value of a key comes from; empty if not known."""
+        """The origin of the value of a key; empty if not known."""
         return recorded_origin(self.provenance, key, self.config.get(key))
 
     def data(self, split: str) -> str:
@@ -74,8 +74,8 @@ class Run:
 
     def _records(self, event: str, *names: str) -> list[dict[str, Any]]:
         """The records of an event, or of all events for an empty one, in which all these values are numbers."""
-        own = [record for record in self.log if event in ("", record.get("event"))]
-        return [record for record in own if all(_is_number(record.get(name)) for name in names)]
+        records = [record for record in self.log if event in ("", record.get("event"))]
+        return [record for record in records if all(_is_number(record.get(name)) for name in names)]
 
     def _numbers(self, name: str, event: str = "") -> list[float]:
         return [float(record[name]) for record in self._records(event, name)]
@@ -112,7 +112,7 @@ class Run:
 
     @property
     def stopped(self) -> str:
-        """Why training ended; empty if it did not end, or was killed."""
+        """The reason why training ended; empty if it did not end, or was killed."""
         return str(self.log[-1].get("reason", "")) if self.log and self.log[-1].get("event") == "stop" else ""
 
 

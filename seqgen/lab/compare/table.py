@@ -106,7 +106,7 @@ def _sortable_values(run: Run) -> dict[str, Any]:
 
 
 def sort_names() -> list[str]:
-    """What runs are often sorted by."""
+    """Scores, columns and headings by which runs are often sorted."""
     return [*_FIRST, *COLUMNS, *HEADINGS.values()]
 
 
@@ -208,7 +208,7 @@ def as_dict(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def text_difference(runs: Sequence[Run]) -> str:
-    """How two runs differ: keys with their origins, versions, data and scores.
+    """The differences of two runs: keys with their origins, versions, data and scores.
 
     Args:
         runs: the two runs.

@@ -271,7 +271,7 @@ class _Candidates:
         return found if _gap(self.step.scores[found], self.step.scores[rank]) <= tolerance else rank
 
     def may_hold(self, other: _Candidates, rank: int, tolerance: float) -> bool:
-        """Whether the sequence at ``rank`` of ``other`` has, or can have, the same score here."""
+        """True if the sequence at ``rank`` of ``other`` has, or can have, the same score here."""
         wanted, score = other.ids[rank], other.step.scores[rank]
         if wanted in self.ids:
             return _gap(self.step.scores[self.ids.index(wanted)], score) <= tolerance
@@ -361,7 +361,7 @@ def _gap(one: float, other: float) -> float:
 
 @dataclass(frozen=True)
 class Decode:
-    """One of the two decodes that are compared.
+    """A decode that is compared with another.
 
     Attributes:
         models: the models.
@@ -381,7 +381,7 @@ class Decode:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why two decodes of a line differ.
+    """The cause of a difference between two decodes of a line.
 
     Attributes:
         traces: the detailed traces of both decodes.

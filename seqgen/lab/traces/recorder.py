@@ -109,10 +109,10 @@ class Tracer(Recorder):
         self.first = 0
         """Number of the first line that is recorded."""
         self.full = False
-        """Whether no further line is recorded."""
+        """True if no further line is recorded."""
 
     def wants(self, sentence: int) -> bool:
-        """Whether a line is recorded."""
+        """True if a line is recorded."""
         return not self.full and (self.limit is None or sentence - self.first < self.limit)
 
     def observe(self, record: StepRecord) -> None:
@@ -144,8 +144,8 @@ def _hypothesis_scores(record: StepRecord) -> Tensor:
     c, after = record.candidates, record.after
     same = (c.beams.unsqueeze(2) == after.beams.unsqueeze(1)) & (c.tokens.unsqueeze(2) == after.tokens.unsqueeze(1))
     context = record.context
-    own = context.by_sentence(context.steps)[:, :1]  # in continuous batching, sentences are at different steps
-    same &= (after.lengths == own + 1).unsqueeze(1)
+    steps = context.by_sentence(context.steps)[:, :1]  # in continuous batching, sentences are at different steps
+    same &= (after.lengths == steps + 1).unsqueeze(1)
     scores = after.scores.double().unsqueeze(1).masked_fill(~same, -torch.inf).amax(2)
     return scores.masked_fill(record.outcomes != Outcome.FINISHED, -torch.inf)
 

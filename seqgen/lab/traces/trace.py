@@ -21,8 +21,8 @@ from seqgen.system.reading import MAX_BYTES, open_regular, parse_json
 Row = dict[str, Any]
 
 _RATIO, _SMALL = 100, 1 << 22
-"""How many times its size a ``.gz`` trace may have unpacked, if it is larger than the second number of bytes then; real
-ones have 5 to 20 times their size."""
+"""Maximum ratio of the unpacked to the packed size of a ``.gz`` trace larger than the second number of bytes; real
+ones have ratios of 5 to 20."""
 _MOST_CHARACTERS = 1 << 29
 """Most characters of the texts of a table."""
 

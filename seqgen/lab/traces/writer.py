@@ -193,10 +193,10 @@ class TraceWriter:
         )
         if forced is None:
             return output
-        own = forced.hypothesis
+        hypothesis = forced.hypothesis
         members = [scores.tolist() for scores in forced.member_scores] if len(forced.member_scores) > 1 else ()
-        scores, attention = own.positional_scores.tolist(), _rows(own.attention, width)
-        return dataclasses.replace(output, score=own.score, scores=scores, members=members, attention=attention)
+        scores, attention = hypothesis.positional_scores.tolist(), _rows(hypothesis.attention, width)
+        return dataclasses.replace(output, score=hypothesis.score, scores=scores, members=members, attention=attention)
 
     def _reference_tokens(self, number: int) -> Sequence[int]:
         """The ids of the reference of a line; empty without one."""
@@ -251,7 +251,7 @@ def _no_steps(name: str) -> str:
 
 
 def _called(search: Search) -> str:
-    """What a user knows a search strategy by."""
+    """The key, or the class, by which a user knows a search strategy."""
     names = [entry.name for entry in SEARCHES.entries() if entry.component is type(search)]
     return f"generation.search={names[0]}" if names else f"the search object {type(search).__name__}"
 
@@ -271,7 +271,7 @@ Wanted = tuple[InputLine, Tensor]
 
 
 def can_score(decoding: TextDecoding, wanted: Wanted) -> bool:
-    """Whether the models have enough positions for an output."""
+    """True if the models have enough positions for an output."""
     line, tokens = wanted
     limits = [member.model.max_positions()[1] for member in decoding.members]
     for member, source in zip(decoding.members, line.sources, strict=False):
@@ -306,7 +306,7 @@ def score_outputs(decoding: TextDecoding, outputs: Sequence[Wanted], attention: 
         lengths = [len(outputs[row][1]) for row in rows]
         for row, length, scored in zip(rows, lengths, scorer.score(batch, lengths), strict=True):
             width, read = batch.source.src_tokens.size(1), len(outputs[row][0].sources[0])
-            own = attend_to_source(scored.hypothesis, width, read, first.left_pad_source)
-            score = float(ranking.score(own.positional_scores.sum(), length))
-            found[row] = ScoredTarget(dataclasses.replace(own, score=score), scored.member_scores)
+            hypothesis = attend_to_source(scored.hypothesis, width, read, first.left_pad_source)
+            score = float(ranking.score(hypothesis.positional_scores.sum(), length))
+            found[row] = ScoredTarget(dataclasses.replace(hypothesis, score=score), scored.member_scores)
     return [found[row] for row in range(len(outputs))]
