@@ -306,7 +306,7 @@ def inputs(name: str, lengths: list[int], target_length: int, rows_per_sentence:
 def subject_of(name: str, dtype: torch.dtype = torch.float64, seed: int = 0, *, peaked: bool = False) -> Subject:
     """A model of the zoo whose invariants are checked."""
     model = sharp(name, seed) if peaked else build(name, dtype, seed)
-    return Subject(model, tiny_dictionary(), ZOO[name].ids, ZOO[name].build, tolerance=TOLERANCE[dtype])
+    return Subject(model, tiny_dictionary(), VOCAB, ZOO[name].build, tolerance=TOLERANCE[dtype])
 
 
 def parameters_of(module: nn.Module) -> Tensor:

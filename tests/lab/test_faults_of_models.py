@@ -343,7 +343,7 @@ def outcomes_of(build: Callable[[], EncoderDecoderModel]) -> tuple[Subject, list
     torch.manual_seed(0)
     words = tiny_dictionary()
     model = randomize_(build().double())
-    subject = Subject.of(model, words, len(words), build=lambda: build().double())
+    subject = Subject(model, words, len(words), build=lambda: build().double())
     return subject, list(check_all(PASSES | STEPPING | WEIGHTS, subject))
 
 

@@ -22,7 +22,7 @@ from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.lab.checks.checking import Advice, Outcome, check_all, diagnose
 from seqgen.lab.checks.criteria import CRITERION_ADVICE, LENGTHS, Training, check_criterion
 from seqgen.lab.checks.kinds import new_model, small_transformer
-from seqgen.lab.checks.subject import Subject, randomize_, tiny_dictionary
+from seqgen.lab.checks.subject import Ids, randomize_, tiny_dictionary
 from seqgen.lab.checks.tasks import TASK, TASK_ADVICE, Prepared
 from seqgen.structures import Batch
 from seqgen.task import Task
@@ -220,7 +220,7 @@ def test_bugs_of_criteria(name: str) -> None:
     model = randomize_(new_model(small_transformer(), words))
     tokenizer = WhitespaceTokenizer(words)
     task = Task(None, tokenizer, tokenizer)
-    subject = Training(criterion(None, task), model, Subject.of(model, words, len(words)).ids, tolerance=1e-9)
+    subject = Training(criterion(None, task), model, Ids.of(model, words, len(words)), tolerance=1e-9)
     outcomes = list(check_criterion(subject))
     assert_found(outcomes, CRITERION_ADVICE, subject, cause)
 

@@ -6,8 +6,6 @@ import gzip
 import json
 import math
 import random
-import sys
-import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -133,7 +131,7 @@ def test_ensembles(combination: str, switches: dict[str, bool], tmp_path: Path) 
             assert row["token_score"] == pytest.approx(sum(both), abs=1e-3)
 
 
-def test_candidates_are_those_of_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_candidates_are_those_of_the_output(tmp_path: Path) -> None:
     """Along the path of each hypothesis the candidates' scores add up to its own."""
     models, path = translator(), tmp_path / "t.jsonl"
     found = traced(models, path, beam=3, nbest=3)
@@ -152,12 +150,6 @@ def test_candidates_are_those_of_the_output(tmp_path: Path, monkeypatch: pytest.
         trace.table(name)
     with pytest.raises(ConfigError, match=r"'candidate' .*did you mean 'candidates'.*the tables are sentences"):
         trace.table("candidate")
-    monkeypatch.setitem(sys.modules, "pandas", types.ModuleType("pandas"))
-    with pytest.raises(ImportError, match="pip install pandas"):
-        trace.frame("candidates")
-    monkeypatch.undo()
-    pandas = pytest.importorskip("pandas")
-    assert isinstance(trace.frame("candidates"), pandas.DataFrame)
 
 
 def test_a_table_with_too_many_characters_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

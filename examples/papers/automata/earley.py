@@ -129,5 +129,5 @@ def shortest(rules: Rules) -> dict[str, int]:
     ways = {}
     for name, alternatives in rules.items():
         names = [[symbol for symbol in sequence if isinstance(symbol, str)] for sequence in alternatives]
-        ways[name] = [(len(all_) - len(own), own) for all_, own in zip(alternatives, names, strict=True)]
+        ways[name] = [(len(all_) - len(named), named) for all_, named in zip(alternatives, names, strict=True)]
     return {**dict.fromkeys(rules, NEVER), **least_sums(ways)}

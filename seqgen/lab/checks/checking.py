@@ -100,7 +100,7 @@ _LIBRARIES = {"torch", "numpy", *sys.stdlib_module_names}
 
 
 ERROR = "the component leads to the error above; correct that first"
-UNKNOWN = "see the first failure"
+UNKNOWN = "not known; see the first failure"
 
 
 class NotApplicableError(Exception):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from seqgen.checkpoints.decoding_task import DecodingTask
+from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.checkpoints.loading import load_models
 from seqgen.config import CommonConfig, GenerationConfig, ReadingConfig, option
 from seqgen.data.dictionary import Dictionary
@@ -23,7 +24,7 @@ from seqgen.lab.checks.checking import Invariants, Raised
 from seqgen.lab.checks.components import COMBINATION, OBSERVER, PROCESSOR, STOPPING
 from seqgen.lab.checks.criteria import Training
 from seqgen.lab.checks.strategies import STRATEGY
-from seqgen.lab.checks.subject import Decoding, Subject, randomize_, tiny_dictionary
+from seqgen.lab.checks.subject import Decoding, Ids, Subject, randomize_, tiny_dictionary
 from seqgen.lab.checks.tasks import Prepared
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import CRITERIA, DECODING_COMPONENTS, MODELS, TASKS
@@ -145,19 +146,24 @@ def _random_model(cfg: ModelCheckConfig) -> Subject:
         return new_model(cfg.model, words, seed)
 
     models = [randomize_(build(0)), randomize_(build(0), factor=1.5)]
-    one, two = (Subject.of(model, words, len(words), cfg.tolerance, build) for model in models)
+    one, two = (Subject(model, words, len(words), build, tolerance=cfg.tolerance) for model in models)
     one.peaked = two
     return one
 
 
 def _trained_model(cfg: ModelCheckConfig, note: Note) -> Subject:
-    (loaded, *others) = load_models([cfg.path], "cpu", cfg.reading, torch.float64)
+    loaded, *others = _loaded([cfg.path], cfg.reading, note)
     if others:
         raise ConfigError(f"path={cfg.path} names {len(others) + 1} models; check them one at a time")
-    for text in loaded.notes:
-        note(text)
     source, target = loaded.task.source_dictionary, loaded.task.target_dictionary
-    return Subject.of(loaded.model, target, len(source), cfg.tolerance)
+    return Subject(loaded.model, target, len(source), tolerance=cfg.tolerance)
+
+
+def _loaded(paths: Sequence[str], reading: ReadingConfig, note: Note) -> Sequence[LoadedModel]:
+    loaded = load_models(paths, "cpu", reading, torch.float64)
+    for text in (text for one in loaded for text in one.notes):
+        note(text)
+    return loaded
 
 
 WORDS = 9
@@ -253,11 +259,9 @@ def _trained_decoding(
     """
     if cfg.model is not None:
         raise ConfigError("give either model=NAME for a random model or path=RUN for a trained one")
-    loaded = load_models(cfg.path, "cpu", cfg.reading, torch.float64)
+    loaded = _loaded(cfg.path, cfg.reading, note)
     if group == "combination" and len(loaded) < 2:
         raise ConfigError("path names 1 model; a combination is checked with two or more: path=[RUN,RUN]")
-    for text in (text for one in loaded for text in one.notes):
-        note(text)
     task = loaded[0].task
     words, sources = task.target_dictionary, task.source_dictionary
     if any((one.task.target_dictionary, one.task.source_dictionary) != (words, sources) for one in loaded):
@@ -327,8 +331,7 @@ def criterion_subject(cfg: CriterionCheckConfig) -> Training:
     with _building(what, "correct its __init__"):
         tokenizer = WhitespaceTokenizer(words)
         criterion = component(cfg.criterion, Task(None, tokenizer, tokenizer))
-    ids = Subject.of(model, words, len(words)).ids
-    return Training(criterion, model, ids, tolerance=cfg.tolerance)
+    return Training(criterion, model, Ids.of(model, words, len(words)), tolerance=cfg.tolerance)
 
 
 @dataclass

@@ -168,36 +168,21 @@ class Subject(Compared):
     Attributes:
         model: the model, in evaluation mode.
         dictionary: the target vocabulary.
-        ids: the ids of its inputs.
+        source_size: size of the source vocabulary.
         build: builds a model with the same configuration and other random weights; ``None`` for a trained model.
         peaked: the model for the invariants of search, if they need other weights: random ones with clear peaks.
     """
 
     model: EncoderDecoderModel
     dictionary: Dictionary
-    ids: Ids
+    source_size: int
     build: Callable[[], EncoderDecoderModel] | None = None
     peaked: Subject | None = None
 
-    @classmethod
-    def of(
-        cls,
-        model: EncoderDecoderModel,
-        dictionary: Dictionary,
-        source_size: int,
-        tolerance: float = 1e-10,
-        build: Callable[[], EncoderDecoderModel] | None = None,
-    ) -> Subject:
-        """Describe a model.
-
-        Args:
-            model: the model.
-            dictionary: its target vocabulary.
-            source_size: size of its source vocabulary.
-            tolerance: see ``Compared``.
-            build: see the class.
-        """
-        return cls(model, dictionary, Ids.of(model, dictionary, source_size), build, tolerance=tolerance)
+    @cached_property
+    def ids(self) -> Ids:
+        """The ids of the inputs."""
+        return Ids.of(self.model, self.dictionary, self.source_size)
 
     @property
     def decoder(self) -> IncrementalDecoder:

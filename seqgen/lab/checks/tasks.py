@@ -185,7 +185,8 @@ def _same_ids(got: Tensor, wanted: Tensor, side: str, sentence: int) -> None:
 
 def every_example_once(subject: Prepared) -> None:
     """The batches of an epoch have each example once, on one rank or distributed over two."""
-    expected = sorted(example.id for example in map(_reader(subject.dataset), range(len(subject.dataset))))
+    dataset = subject.dataset
+    expected = sorted(dataset.example(i, epoch=1, seed=1).id for i in range(len(dataset)))
     for ranks in (1, 2):
         found: list[int] = []
         for rank in range(ranks):
@@ -197,10 +198,6 @@ def every_example_once(subject: Prepared) -> None:
             if not extra and not missing:
                 what = "an epoch has examples several times"
             raise Violation(what, sentence=missing[0] if missing else None)
-
-
-def _reader(dataset: Dataset) -> Callable[[int], Any]:
-    return lambda position: dataset.example(position, epoch=1, seed=1)
 
 
 def resuming_continues(subject: Prepared) -> None:

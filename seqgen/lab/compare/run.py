@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -186,24 +187,6 @@ def read_run(folder: Path, name: str = "") -> Run:
     return run
 
 
-def read_log(folder: Path) -> list[dict[str, Any]]:
-    """The records of a run's log; incomplete lines, such as the last one of a killed run, are left out.
-
-    Raises:
-        OSError: there is no log, or it cannot be read.
-    """
-    found = []
-    with open_regular(folder / LOG) as file:
-        for line in file:
-            try:
-                record = parse_json(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict):
-                found.append(record)
-    return found
-
-
 def _config(run: Run) -> dict[str, Any]:
     try:
         plain = parse_yaml(read_bytes(run.folder / CONFIG_FILE))
@@ -236,13 +219,18 @@ def defaults_of(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _log(run: Run) -> list[dict[str, Any]]:
+    """The records of the log; incomplete lines, such as the last one of a killed run, are left out."""
+    found = []
     try:
-        return read_log(run.folder)
+        with open_regular(run.folder / LOG) as file:
+            for line in file:
+                with suppress(ValueError):
+                    found.append(parse_json(line))
     except FileNotFoundError:
-        return []  # a converted model
+        pass  # a converted model
     except OSError as error:
         run.problems.append(f"{run.folder / LOG} cannot be read: {error.strerror}")
-        return []
+    return [record for record in found if isinstance(record, dict)]
 
 
 def _read_scores(run: Run) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import json
 import os
 import sys
@@ -40,8 +39,7 @@ class Trace:
 
         trace = seqgen.Trace("trace.jsonl.gz")
         trace[0].hypotheses[0].text
-        trace.table("candidates")   # a list of dicts
-        trace.frame("candidates")   # the same as a pandas DataFrame
+        trace.table("candidates")   # a list of dicts, for pandas.DataFrame
 
     Args:
         path: the file.
@@ -123,18 +121,6 @@ class Trace:
                     )
                 found.append({"line": sentence.id, **row})
         return found
-
-    def frame(self, name: str) -> Any:
-        """A table as a pandas DataFrame; see ``table``.
-
-        Raises:
-            ImportError: pandas is not installed.
-        """
-        try:
-            DataFrame = importlib.import_module("pandas").DataFrame
-        except (ImportError, AttributeError):  # a folder of this name has no DataFrame
-            raise ImportError("frame() needs a package: pip install pandas; table() needs none") from None
-        return DataFrame(self.table(name))
 
     def _records(self) -> Iterator[Any]:
         """The JSON value of each line."""

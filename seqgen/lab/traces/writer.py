@@ -296,17 +296,15 @@ def score_outputs(decoding: TextDecoding, outputs: Sequence[Wanted], attention: 
     scorer.need_attention = attention
     cfg, first = decoding.cfg, decoding.models[0]
     ranking = Ranking(not cfg.unnormalized, cfg.lenpen, cfg.length_penalty)
-    order = sorted(range(len(outputs)), key=lambda index: len(outputs[index][1]))
-    found: dict[int, ScoredTarget] = {}
-    while order:
-        longest = len(outputs[order[-1]][1])
-        rows = order[-max(1, RESCORED_TOKENS // longest) :]
-        del order[-len(rows) :]
-        batch = decoding.collate(decoding.members, [outputs[row] for row in rows])
-        lengths = [len(outputs[row][1]) for row in rows]
-        for row, length, scored in zip(rows, lengths, scorer.score(batch, lengths), strict=True):
-            width, read = batch.source.src_tokens.size(1), len(outputs[row][0].sources[0])
-            hypothesis = attend_to_source(scored.hypothesis, width, read, first.left_pad_source)
+    lengths, found = [len(tokens) for _, tokens in outputs], list[ScoredTarget]()
+    rows = max(1, RESCORED_TOKENS // max(lengths, default=1))
+    for start in range(0, len(outputs), rows):
+        some = slice(start, start + rows)
+        batch = decoding.collate(decoding.members, outputs[some])
+        scored = scorer.score(batch, lengths[some])
+        for (line, _), length, target in zip(outputs[some], lengths[some], scored, strict=True):
+            width, read = batch.source.src_tokens.size(1), len(line.sources[0])
+            hypothesis = attend_to_source(target.hypothesis, width, read, first.left_pad_source)
             score = float(ranking.score(hypothesis.positional_scores.sum(), length))
-            found[row] = ScoredTarget(dataclasses.replace(hypothesis, score=score), scored.member_scores)
-    return [found[row] for row in range(len(outputs))]
+            found.append(ScoredTarget(dataclasses.replace(hypothesis, score=score), target.member_scores))
+    return found
