@@ -301,7 +301,8 @@ def with_config_files(schema: type, overrides: Sequence[str]) -> Arguments:
                 raise ConfigError(f"{CONFIG_KEY}={file}: this is a record of a decode, which is for seqgen-generate")
             messages += [f"{CONFIG_KEY}={file}: {change}" for change in changes(content)]
             content = keys
-        if _is_run(content) and schema is not TrainConfig:
+        is_run = all(isinstance(content.get(group), Mapping) and _NAME in content[group] for group in ("task", "model"))
+        if is_run and schema is not TrainConfig:
             raise ConfigError(
                 f"{CONFIG_KEY}={file}: this is the configuration of a training run, which is for seqgen-train; "
                 "path=RUN uses a run with its own settings, and keys of this command are given in a file of their own"
@@ -337,10 +338,6 @@ def _read(path: Path) -> Mapping[str, Any]:
     if not isinstance(content, Mapping):
         raise ConfigError(f"{CONFIG_KEY}={path}: the file must contain keys and values, such as generation.beam: 4")
     return content
-
-
-def _is_run(content: Mapping[str, Any]) -> bool:
-    return all(isinstance(content.get(group), Mapping) and _NAME in content[group] for group in ("task", "model"))
 
 
 def _pairs(schema: type, content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -112,7 +112,10 @@ def convert(cfg: ConvertConfig) -> None:
     path, to_run = local_path(name), cfg.format == "run"
     if to_run and path.exists() and checkpoint_loader_of(path) is None:
         if any(map(is_sharded, checkpoints_of(path))):
-            return _gather(path, folder)
+            names = gather_run(path, folder)
+            print(f"{folder}: a copy of {path} with plain checkpoints: {', '.join(names)}")
+            print(f"decode:    seqgen-generate path={folder} input=FILE")
+            return
         resolve(path)  # raises if it is no run either
         raise ConfigError(f"path={path} is a run; runs of seqgen need no conversion")
     loaded = load_model(path, dtype=torch.float32 if cfg.format == "export" else None, reading=cfg.reading)
@@ -217,21 +220,6 @@ def _write_trie(cfg: ConvertConfig, loaded: LoadedModel) -> None:
     trie.save(Path(cfg.output))
     print(f"{cfg.output}: a trie of {len(trie.tokens):,} nodes")
     print(f"decode:    seqgen-generate path={cfg.path[0]} input=FILE generation.prefix_trie={cfg.output}")
-
-
-def _gather(path: Path, folder: Path) -> None:
-    """Write a run with sharded checkpoints as a run with plain ones.
-
-    Args:
-        path: the run, or one of its checkpoints.
-        folder: the run folder to write.
-
-    Raises:
-        UserError: see ``gather_run``.
-    """
-    names = gather_run(path, folder)
-    print(f"{folder}: a copy of {path} with plain checkpoints: {', '.join(names)}")
-    print(f"decode:    seqgen-generate path={folder} input=FILE")
 
 
 def run_config(loaded: LoadedModel, cfg: ConvertConfig) -> TrainConfig:

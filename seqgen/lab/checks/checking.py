@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from seqgen.system.contract import ContractError
 from seqgen.system.hooks import missing
@@ -68,6 +69,16 @@ def at(**place: int | None) -> Iterator[None]:
     except Violation as error:
         vars(error).update(place)
         raise
+
+
+@contextmanager
+def hooked(handles: Sequence[RemovableHandle]) -> Iterator[None]:
+    """Remove hooks of modules at the end."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class Raised(Violation):

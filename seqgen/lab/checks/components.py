@@ -317,7 +317,8 @@ def _check_state(part: Component, before: Mapping[str, Tensor], what: str) -> No
 
 def calls_are_pure(subject: Decoding) -> None:
     """A call returns finite scores or ``-inf`` of the same shape and dtype, and changes neither context nor state."""
-    processors = _own(subject)
+    parts = subject.parts(subject.generator().setup)
+    processors = [part for part in parts if isinstance(part, LogitsProcessor)]
     for dtype in (torch.float64, torch.float32):
         subject.models = [model.to(dtype) for model in subject.models]
         try:
@@ -327,12 +328,6 @@ def calls_are_pure(subject: Decoding) -> None:
                 subject.decode(subject.batch(), objects={"processors": probes}, **without)
         finally:
             subject.models = [model.double() for model in subject.models]
-
-
-def _own(subject: Decoding) -> Sequence[LogitsProcessor]:
-    """The processors of the subject."""
-    found = subject.parts(subject.generator().setup)
-    return [part for part in found if isinstance(part, LogitsProcessor)]
 
 
 class Replay(Search):

@@ -26,9 +26,11 @@ from seqgen.lab.checks.checking import (
     Wrong,
     at,
     check_all,
+    hooked,
     needs,
     require,
 )
+from seqgen.lab.checks.search import same_hypotheses
 from seqgen.lab.checks.subject import Ids
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis, tensors_in
@@ -295,7 +297,7 @@ def decoding_reads_the_current_weights(subject: Training) -> None:
                     parameter.add_(torch.sin(torch.arange(parameter.numel()).view_as(parameter)), alpha=0.3)
             found = criterion.decode(model, batch)
             wanted = SequenceCriterion.decode(criterion, copy.deepcopy(model), batch)
-            _same_hypotheses(subject, found, wanted, "decode uses weights from before an update")
+            same_hypotheses(subject, found, wanted, "decode uses weights from before an update")
     finally:
         model.load_state_dict(original)
 
@@ -312,17 +314,14 @@ def decoding_is_not_training(subject: Training) -> None:
 
     handles = [module.register_forward_pre_hook(note) for module in model.modules()]
     before = torch.get_rng_state()
-    try:
+    with hooked(handles):
         found = criterion.decode(model, subject.batch())
-    finally:
-        for handle in handles:
-            handle.remove()
     require(not noted, f"decode runs {noted[0] if noted else ''} in training mode, with dropout")
     require(torch.equal(torch.get_rng_state(), before), "decode changes the state of random numbers of training")
     require(all(module.training for module in model.modules()), "decode leaves the model in evaluation mode")
     model.eval()
     wanted = criterion.decode(model, subject.batch())
-    _same_hypotheses(subject, found, wanted, "decode in training differs from decode in evaluation")
+    same_hypotheses(subject, found, wanted, "decode in training differs from decode in evaluation")
 
 
 def expected_risk_is_exact(subject: Training) -> None:
@@ -356,17 +355,6 @@ def _enumerated_risk(subject: Training, criterion: SequenceCriterion, batch: Bat
             lprobs.append(logits.log_softmax(-1)[0].gather(1, one.tokens.unsqueeze(1)).sum())
         risks.append((torch.stack(lprobs).softmax(0) * (1 - utilities[row] / 100)).sum())
     return torch.stack(risks).sum()
-
-
-def _same_hypotheses(subject: Training, got: list[list[Hypothesis]], wanted: list[list[Hypothesis]], what: str) -> None:
-    for row, pair in enumerate(zip(got, wanted, strict=True)):
-        one, two = ([hypothesis.tokens.tolist() for hypothesis in hypotheses] for hypotheses in pair)
-        require(one == two, what, sentence=row)
-        subject.same_value(_scores(pair[0]), _scores(pair[1]), what)
-
-
-def _scores(hypotheses: list[Hypothesis]) -> Tensor:
-    return torch.tensor([hypothesis.score for hypothesis in hypotheses])
 
 
 DECODING_CRITERION: Invariants[Training] = {

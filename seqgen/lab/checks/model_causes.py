@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from seqgen.incremental_state import StatefulModule, rows_of_parents
-from seqgen.lab.checks.checking import Advice, Diagnosis, Wrong
+from seqgen.lab.checks.checking import Advice, Diagnosis, Wrong, hooked
 from seqgen.lab.checks.models import WEIGHTS
 from seqgen.lab.checks.subject import BEAM, LENGTHS, Inputs, Subject, expand
 from seqgen.structures import EncoderOut, tensors_in
@@ -36,7 +37,7 @@ def record(model: nn.Module, call: Callable[[], Any]) -> list[Event]:
         call: runs the pass.
     """
     events: list[Event] = []
-    handles = []
+    handles: list[RemovableHandle] = []
     for name, module in model.named_modules():
 
         def entered(module: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
@@ -47,11 +48,8 @@ def record(model: nn.Module, call: Callable[[], Any]) -> list[Event]:
 
         handles.append(module.register_forward_pre_hook(entered, with_kwargs=True))
         handles.append(module.register_forward_hook(left))
-    try:
+    with hooked(handles):
         call()
-    finally:
-        for handle in handles:
-            handle.remove()
     return events
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from seqgen.lab.checks import search, stepping
-from seqgen.lab.checks.checking import Invariants, Outcome, Violation, check_all, needs, require
+from seqgen.lab.checks.checking import Invariants, Outcome, Violation, check_all, hooked, needs, require
 from seqgen.lab.checks.subject import LENGTHS, Subject
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.dropout import LayerDropList
@@ -100,11 +100,8 @@ def start_token_is_read(subject: Subject) -> None:
     encoder_out = subject.encode(batch)
     embeddings = [module for module in subject.model.decoder.modules() if isinstance(module, nn.Embedding)]
     handles = [module.register_forward_hook(add_noise) for module in embeddings]
-    try:
+    with hooked(handles):
         moved = subject.model.decoder(batch.prev_output_tokens, encoder_out).logits
-    finally:
-        for handle in handles:
-            handle.remove()
     needs(noisy, "no nn.Embedding of the decoder reads the target tokens")
     require(moved.isfinite().all(), "the logits after the start token are not finite", step=0)
     unread = (moved[:, 1] - logits[:, 1]).abs().amax(-1) <= _LEAST

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from seqgen.config.values import value_text
 from seqgen.errors import ConfigError, nearest
 from seqgen.lab.compare.document import Table, page_of, text_of
 from seqgen.lab.compare.run import Run, defaults_of
@@ -50,11 +51,7 @@ def _are_defaults(key: str, configs: Sequence[Mapping[str, Any]], defaults: Sequ
 
 def shown(value: Any) -> str:
     """A value as a user would type it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list):
-        return f"[{','.join(map(shown, value))}]"
-    return "null" if value is None else str(value) or "''"
+    return value_text(value) or "''"
 
 
 VERSION = 1
