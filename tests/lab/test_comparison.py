@@ -328,7 +328,7 @@ def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
     browser.get((tmp_path / "p.html").as_uri())
     assert browser.find_element("css selector", "h1").text == "a & <b>"
     rows = [
-        [cell.text for cell in row.find_elements("css selector", "td")]
+        [cell.text.strip() for cell in row.find_elements("css selector", "td")]
         for row in browser.find_elements("css selector", "table:first-of-type tbody tr")
     ]
     assert rows[1][:2] == ["a", f"{found.results['bleu'][0].score:.2f}"]

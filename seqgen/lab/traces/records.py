@@ -1,5 +1,4 @@
-"""The records of a trace: its header, sentences, steps and outputs. Their fields are those of the JSON objects, which
-docs/inspection.md describes."""
+"""The records of a trace: header, sentences, steps and outputs; docs/inspection.md describes their fields in JSON."""
 
 from __future__ import annotations
 
