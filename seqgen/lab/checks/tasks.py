@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad as pad_columns
 
 from seqgen.data.iterator import EpochIterator
 from seqgen.data.pair_dataset import Dataset, Example, PairDataset
@@ -217,54 +218,35 @@ def resuming_continues(subject: Prepared) -> None:
 
 
 def batches_have_the_examples(subject: Prepared) -> None:
-    """Each row of a batch is its example and padding; lengths and the number of tokens count no padding."""
-    task, examples = subject.task, subject.uneven()
-    batch = task.collate(examples, subject.model)
-    pad, left = task.source_dictionary.pad(), subject.model.left_pad_source
+    """A batch is that of ``Task.collate``, and perhaps more padding; first target tokens may be the decoder's start."""
+    task, model, examples = subject.task, subject.model, subject.uneven()
+    batch: Any = task.collate(examples, model)
+    plain: Any = Task.collate(task, examples, model)
     require(batch.num_sentences == len(examples), f"a batch of {len(examples)} examples has {batch.num_sentences} rows")
-    for row, example in enumerate(examples):
-        tokens, length = batch.source.src_tokens[row], int(batch.source.src_lengths[row])
-        if length != len(example.source):
-            raise Violation(f"src_lengths is {length} for a source of {len(example.source)} tokens", sentence=row)
-        unpadded, rest = (tokens[-length:], tokens[:-length]) if left else (tokens[:length], tokens[length:])
-        side = "left" if left else "right"
-        what = f"src_tokens is {tokens.tolist()} for {example.source.tolist()}, padded with {pad} on the {side}"
-        require(torch.equal(unpadded, example.source) and not bool((rest != pad).any()), what, sentence=row)
-    if batch.target is None:
-        return
-    if batch.prev_output_tokens is None or batch.prev_output_tokens.shape != batch.target.shape:
-        raise Violation("prev_output_tokens is missing, or has another shape than the target")
-    for row, example in enumerate(examples):
-        _check_target(subject, batch, row, _target(example))
-    counted = sum(len(_target_row(batch, row, task.target_dictionary.pad())) for row in range(len(examples)))
-    require(batch.ntokens == counted, f"ntokens is {batch.ntokens}, but the targets have {counted} tokens")
-
-
-def _target_row(batch: Batch, row: int, pad: int) -> Tensor:
-    """The target of a row, without padding."""
-    assert batch.target is not None
-    target = batch.target[row]
-    if batch.target_lengths is not None:
-        return target[: int(batch.target_lengths[row])]
-    return target[: int((target != pad).sum())]
-
-
-def _check_target(subject: Prepared, batch: Batch, row: int, wanted: Tensor) -> None:
-    """A row's target is that of the example; its first token may have moved into the decoder's input."""
-    assert batch.target is not None
-    assert batch.prev_output_tokens is not None
-    pad = subject.task.target_dictionary.pad()
-    target, previous = _target_row(batch, row, pad), batch.prev_output_tokens[row]
-    moved = len(target) == len(wanted) - 1
-    what = f"the target is {batch.target[row].tolist()} for {wanted.tolist()}, padded with {pad} on the right"
-    require(torch.equal(target, wanted[1:] if moved else wanted), what, sentence=row)
-    start = int(wanted[0]) if moved else subject.model.start_token(subject.task.target_dictionary.eos())
-    if int(previous[0]) != start:
-        raise Violation(
-            f"prev_output_tokens begins with {int(previous[0])} and should with {start}", step=0, sentence=row
-        )
-    what = f"prev_output_tokens {previous.tolist()} is not the target {target.tolist()}, shifted right by one"
-    require(torch.equal(previous[1 : len(target)], target[:-1]), what, sentence=row)
+    pad, columns = task.target_dictionary.pad(), dict[str, tuple[Tensor, Tensor, int, bool]]()
+    if batch.target is not None and plain.target is not None:
+        previous = batch.prev_output_tokens
+        fits = previous is not None and previous.shape == batch.target.shape
+        require(fits, "prev_output_tokens is missing, or has another shape than the target")
+        if torch.equal(previous[:, 0], starts := plain.target[:, 0]):
+            shorter = [example._replace(target=_target(example)[1:]) for example in examples]
+            plain = Task.collate(task, shorter, model)
+            plain.prev_output_tokens[:, 0] = starts
+        columns = {
+            "target": (batch.target, plain.target, pad, False),
+            "prev_output_tokens": (previous, plain.prev_output_tokens, pad, False),
+        }
+    sources = batch.source.src_tokens, plain.source.src_tokens
+    columns["src_tokens"] = (*sources, task.source_dictionary.pad(), model.left_pad_source)
+    columns["src_lengths"] = (batch.source.src_lengths[:, None], plain.source.src_lengths[:, None], 0, False)
+    for name, (got, wanted, value, left) in columns.items():
+        extra = got.size(1) - wanted.size(1)
+        wanted = pad_columns(wanted, (extra, 0) if left else (0, extra), value=value)
+        for row, (ids, expected) in enumerate(zip(got.tolist(), wanted.tolist(), strict=True)):
+            require(ids == expected, f"{name} is {ids} and should be {expected}", sentence=row)
+    if batch.target is not None:
+        counted = f"ntokens is {batch.ntokens}, but the targets have {plain.ntokens} tokens"
+        require(batch.ntokens == plain.ntokens, counted)
 
 
 def alone_equals_batched(subject: Prepared) -> None:

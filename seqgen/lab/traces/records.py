@@ -7,7 +7,7 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -76,7 +76,7 @@ def read(kind: type[R], value: Any, where: str) -> R:
     """
     if not isinstance(value, dict):
         raise Damaged(f"{where} is not an object")
-    found, annotations = {}, _annotations(kind)
+    found, annotations = {}, _annotations(typing.cast(Any, kind))
     for item in dataclasses.fields(kind):  # type: ignore[arg-type]
         if item.name in value:
             try:
@@ -270,6 +270,7 @@ class StepTrace:
         for name, found in columns.items():
             _check(all(len(column) == count for column in found), f"{where} has a wrong {name}")
         _check(len(self.members) in (0, members), f"{where} has a wrong members")
+        numbers: dict[str, tuple[Iterable[int], int]]
         numbers = {"beams": (self.beams, beam), "finished": (self.finished, count)}
         numbers["forbidden"] = [item.beam for item in self.forbidden], beam
         for name, (values, end) in numbers.items():
