@@ -73,8 +73,7 @@ def test_what_a_run_is(tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path / "a"))
     assert (run.best, run.best_update, run.metric) == ({"loss": 3.0, "BLEU": 12.25}, 2, "loss")
     assert (run.parameters, run.updates, run.seconds, run.tokens_per_second) == (77, 3, 3661.0, 200.0)
-    assert run.curve("valid", "BLEU") == [(1, 0.5), (2, 12.25), (3, 9.0)]
-    assert run.values("train") == ["loss", "tokens_per_second", "lr"]
+    assert (run.epoch, run.stopped) == (1, "max_update=3 reached")
     assert run.problems == []
 
 

@@ -38,7 +38,12 @@ class Run:
         folder: the run folder.
         name: how it is called in tables.
         config: the values of its configuration by key, with the defaults of keys that an older version did not have.
-        log: the records of its log, in order.
+        parameters: number of parameters of the model.
+        updates: number of updates made.
+        epoch: the last epoch.
+        tokens_per_second: the median of the speeds in the log.
+        seconds: training time.
+        stopped: the reason why training ended; empty if it did not end, or was killed.
         metric: the validation score that selects the best checkpoint.
         best: the validation scores at the best update, by name.
         best_update: that update.
@@ -49,7 +54,12 @@ class Run:
     folder: Path
     name: str
     config: dict[str, Any] = field(default_factory=dict)
-    log: list[dict[str, Any]] = field(default_factory=list)
+    parameters: int | None = None
+    updates: int | None = None
+    epoch: int | None = None
+    tokens_per_second: float | None = None
+    seconds: float | None = None
+    stopped: str = ""
     metric: str = "loss"
     best: dict[str, float] = field(default_factory=dict)
     best_update: int | None = None
@@ -63,58 +73,6 @@ class Run:
     def data(self, split: str) -> str:
         """The hash of a split's files; see ``recorded_data``."""
         return recorded_data(self.provenance, split)
-
-    def curve(self, event: str, name: str) -> list[tuple[int, float]]:
-        """The values of a curve by update, such as the ``loss`` of ``valid``."""
-        return [(int(record["update"]), float(record[name])) for record in self._records(event, "update", name)]
-
-    def values(self, event: str) -> list[str]:
-        """The names of the curves of ``train`` or ``valid``."""
-        names = {name: None for record in self._records(event) for name, value in record.items() if _is_number(value)}
-        return [name for name in names if name not in _NOT_SCORES]
-
-    def _records(self, event: str, *names: str) -> list[dict[str, Any]]:
-        """The records of an event, or of all events for an empty one, in which all these values are numbers."""
-        records = [record for record in self.log if event in ("", record.get("event"))]
-        return [record for record in records if all(_is_number(record.get(name)) for name in names)]
-
-    def _numbers(self, name: str, event: str = "") -> list[float]:
-        return [float(record[name]) for record in self._records(event, name)]
-
-    @property
-    def parameters(self) -> int | None:
-        """Number of parameters of the model."""
-        found = self._numbers("parameters")
-        return int(found[-1]) if found else None
-
-    @property
-    def updates(self) -> int | None:
-        """Number of updates made."""
-        return max(map(int, self._numbers("update")), default=None)
-
-    @property
-    def epoch(self) -> int | None:
-        """The last epoch."""
-        return max(map(int, self._numbers("epoch")), default=None)
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """The median of the speeds that the log has."""
-        speeds = [value for _, value in self.curve("train", "tokens_per_second")]
-        return statistics.median(speeds) if speeds else None
-
-    @property
-    def seconds(self) -> float | None:
-        """Training time: the one at the end of the log, or else the time between the first and the last record."""
-        if ended := self._numbers("seconds", "stop"):
-            return ended[-1]  # it includes the time before training was resumed
-        times = [time for record in self.log if (time := _time(record.get("time")))]
-        return (max(times) - min(times)).total_seconds() if len(times) > 1 else None
-
-    @property
-    def stopped(self) -> str:
-        """The reason why training ended; empty if it did not end, or was killed."""
-        return str(self.log[-1].get("reason", "")) if self.log and self.log[-1].get("event") == "stop" else ""
 
 
 def find_runs(folders: Sequence[str]) -> list[Path]:
@@ -180,10 +138,11 @@ def read_run(folder: Path, name: str = "") -> Run:
     """
     run = Run(folder, name or folder.resolve().name)
     run.config = _config(run)
-    run.log = _log(run)
     run.provenance = read_provenance(folder)
     run.metric = str(run.config.get("checkpoint.best_checkpoint_metric", "loss")).lower()
-    _read_scores(run)
+    log = _log(run)
+    _summarize(run, log)
+    _read_scores(run, log)
     return run
 
 
@@ -233,7 +192,27 @@ def _log(run: Run) -> list[dict[str, Any]]:
     return [record for record in found if isinstance(record, dict)]
 
 
-def _read_scores(run: Run) -> None:
+def _summarize(run: Run, log: Sequence[Mapping[str, Any]]) -> None:
+    """Fill the fields that come from the log."""
+
+    def numbers(name: str, event: str = "") -> list[float]:
+        found = [record.get(name) for record in log if event in ("", record.get("event"))]
+        return [float(value) for value in found if _is_number(value)]
+
+    run.parameters = next(map(int, reversed(numbers("parameters"))), None)
+    run.updates, run.epoch = (max(map(int, numbers(name)), default=None) for name in ("update", "epoch"))
+    if speeds := numbers("tokens_per_second", "train"):
+        run.tokens_per_second = statistics.median(speeds)
+    times = [time for record in log if (time := _time(record.get("time")))]
+    if ended := numbers("seconds", "stop"):
+        run.seconds = ended[-1]  # it includes the time before training was resumed
+    elif len(times) > 1:
+        run.seconds = (max(times) - min(times)).total_seconds()
+    if log and log[-1].get("event") == "stop":
+        run.stopped = str(log[-1].get("reason", ""))
+
+
+def _read_scores(run: Run, log: Sequence[Mapping[str, Any]]) -> None:
     """Read the best scores from ``scores.json``; if it is missing or damaged, find them in the log."""
     try:
         content = parse_json(read_bytes(run.folder / SCORES))
@@ -241,12 +220,16 @@ def _read_scores(run: Run) -> None:
         run.best = {str(name): float(value) for name, value in best["scores"].items() if _is_number(value)}
         run.best_update, run.metric = int(best["update"]), str(metric)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        curve = next((run.curve("valid", name) for name in run.values("valid") if name.lower() == run.metric), [])
-        if curve:
+        scores: dict[int, dict[str, float]] = {}  # by update
+        for record in log:
+            if record.get("event") == "valid" and _is_number(record.get("update")):
+                found = {name: float(value) for name, value in record.items() if _is_number(value)}
+                scores.setdefault(int(found["update"]), {}).update(found)
+        by_update = {u: value for u, row in scores.items() for name, value in row.items() if name.lower() == run.metric}
+        if by_update:
             choose = min if lower_is_better(run.metric) else max
-            run.best_update, _ = choose(curve, key=lambda point: point[1])
-            curves = {name: dict(run.curve("valid", name)) for name in run.values("valid")}
-            run.best = {name: points[run.best_update] for name, points in curves.items() if run.best_update in points}
+            run.best_update = choose(by_update, key=by_update.__getitem__)
+            run.best = {name: value for name, value in scores[run.best_update].items() if name not in _NOT_SCORES}
 
 
 def _is_number(value: Any) -> bool:
