@@ -100,8 +100,7 @@ class Trace:
         """A table of the whole trace.
 
         Args:
-            name: ``sentences``, ``hypotheses``, ``tokens`` (of hypotheses), ``candidates``, ``forbidden`` or
-                ``references`` (their tokens).
+            name: ``candidates``, or ``forbidden`` for the forbidden continuations.
 
         Raises:
             ConfigError: there is no such table.
@@ -174,40 +173,6 @@ class Trace:
         return DataError(f"the trace {self.path} is damaged in line {number + 1}: {why}; write it again")
 
 
-def _sentences(sentence: SentenceTrace) -> Iterator[Row]:
-    best, reference = sentence.hypotheses[:1], sentence.reference
-    yield {
-        "source": sentence.source,
-        "output": best[0].text if best else "",
-        "score": best[0].score if best else float("-inf"),
-        "steps": len(sentence.steps),
-        "hypotheses": len(sentence.hypotheses),
-        "reference": reference.text if reference else None,
-        "reference_score": reference.score if reference and reference.scores else None,
-    }
-
-
-def _hypotheses(sentence: SentenceTrace) -> Iterator[Row]:
-    for rank, item in enumerate(sentence.hypotheses):
-        yield {"rank": rank, "text": item.text, "score": item.score, "length": len(item.tokens)}
-
-
-def _tokens(sentence: SentenceTrace) -> Iterator[Row]:
-    for rank, item in enumerate(sentence.hypotheses):
-        for position, (token, score) in enumerate(zip(item.tokens, item.scores, strict=True)):
-            row: Row = {"rank": rank, "position": position, "token": sentence.piece(token), "token_id": token}
-            yield row | {"score": score}
-
-
-def _references(sentence: SentenceTrace) -> Iterator[Row]:
-    reference = sentence.reference
-    for position, token in enumerate(reference.tokens if reference else ()):
-        assert reference is not None
-        row: Row = {"position": position, "token": sentence.piece(token), "token_id": token}
-        row["score"] = reference.scores[position] if reference.scores else None
-        yield row | {f"member_{number}": member[position] for number, member in enumerate(reference.members)}
-
-
 def _candidates(sentence: SentenceTrace) -> Iterator[Row]:
     before = [""]  # the text of each beam before the step
     for number, step in enumerate(sentence.steps):
@@ -231,12 +196,5 @@ def _forbidden(sentence: SentenceTrace) -> Iterator[Row]:
             yield row | {"lprob": item.lprob, "score": sentence.before(number, item.beam) + item.lprob, "by": item.by}
 
 
-TABLES: dict[str, Callable[[SentenceTrace], Iterator[Row]]] = {
-    "sentences": _sentences,
-    "hypotheses": _hypotheses,
-    "tokens": _tokens,
-    "candidates": _candidates,
-    "forbidden": _forbidden,
-    "references": _references,
-}
+TABLES: dict[str, Callable[[SentenceTrace], Iterator[Row]]] = {"candidates": _candidates, "forbidden": _forbidden}
 """The tables by name: functions from a sentence to its rows."""
