@@ -9,7 +9,7 @@ from pathlib import Path
 from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.run_config import run_folder
 from seqgen.cli.command import log, run
-from seqgen.cli.output import check_output, check_report, write_report
+from seqgen.cli.output import check_report, write_report
 from seqgen.config import option
 from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
@@ -81,9 +81,7 @@ def _show_trace(cfg: ShowConfig) -> None:
         raise ConfigError(f"a page shows one trace, but {' and '.join(cfg.path)} were given; give one")
     (file,) = cfg.path
     output = cfg.page or str(Path(file.removesuffix(".gz").removesuffix(".jsonl") + ".html"))
-    if output == "-":
-        raise ConfigError("page=-: a page is not written to standard output; give page=FILE.html")
-    check_output("page", output, file)
+    check_report("", output, file)
     trace = Trace(file)
     if not trace.complete:
         log(f"{file} has only the first {len(trace)} lines of the decode")

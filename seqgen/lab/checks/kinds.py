@@ -33,16 +33,10 @@ from seqgen.task import PromptTask, Task
 Note = Callable[[str], None]
 """Shows a note to the user."""
 
+_WIDTHS = {"embed_dim": 16, "ffn_embed_dim": 24, "attention_heads": 2}
 SMALL = {
-    "encoder_embed_dim": 16,
-    "decoder_embed_dim": 16,
-    "encoder_ffn_embed_dim": 24,
-    "decoder_ffn_embed_dim": 24,
-    "encoder_layers": 1,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "dropout": 0.0,
+    **{f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in _WIDTHS.items()},
+    **{"encoder_layers": 1, "decoder_layers": 2, "dropout": 0.0},
 }
 
 

@@ -193,12 +193,10 @@ def every_example_once(subject: Prepared) -> None:
         for rank in range(ranks):
             batches = subject.iterator(rank=rank, world_size=ranks)
             found += [index for batch in batches for index in batch.ids.tolist()]
-        if sorted(found) != expected:
-            missing, extra = sorted({*expected} - {*found}), len(found) - len(expected)
-            what = f"an epoch on {ranks} ranks has {len(found)} examples in place of {len(expected)}"
-            if not extra and not missing:
-                what = "an epoch has examples several times"
-            raise Violation(what, sentence=missing[0] if missing else None)
+        missing = sorted({*expected} - {*found})
+        counts = f"{len(found)} examples, {len({*found})} of them different, in place of {len(expected)}"
+        what = f"an epoch on {ranks} ranks has {counts}"
+        require(sorted(found) == expected, what, sentence=missing[0] if missing else None)
 
 
 def resuming_continues(subject: Prepared) -> None:
