@@ -66,7 +66,7 @@ def completion_script(schema: type, program: str, shell: str) -> str:
 
 def _suggestions() -> dict[str, list[str]]:
     """Values of keys that also have others."""
-    from seqgen.lab.compare.table import sort_names
+    from seqgen.lab.compare.runs import sort_names
     from seqgen.metrics import CORPUS_METRICS
 
     return {"metrics": list(CORPUS_METRICS), "sort": sort_names()}

@@ -21,7 +21,7 @@ from seqgen.config.compose import compose
 from seqgen.config.values import given_settings, split_argument
 from seqgen.data.text import count_lines, is_pipe, read_lines, stream_lines
 from seqgen.errors import CheckpointError, ConfigError, DataError, nearest, printable
-from seqgen.lab.compare.table import as_dict, text_difference
+from seqgen.lab.compare.runs import as_dict, text_difference
 from seqgen.lab.traces.difference import (
     Decode,
     Difference,

@@ -23,7 +23,7 @@ COLUMN = 36
 _TEXTS = parse_yaml((resources.files(__package__) / "help.yaml").read_bytes())
 EXAMPLES = {program: [(one["what"], one["command"]) for one in texts["examples"]] for program, texts in _TEXTS.items()}
 """By the name of the program: what a command line does, and the command line. ``--help`` shows the first."""
-COMMON_KEYS: dict[str, list[str]] = {program: texts.get("keys", []) for program, texts in _TEXTS.items()}
+COMMON_KEYS: dict[str, list[str]] = {name: texts["keys"] for name, texts in _TEXTS.items() if "keys" in texts}
 """By the name of the program, the keys that ``--help`` lists if there are many; otherwise those without group."""
 
 

@@ -17,7 +17,7 @@ from seqgen.config import DecodingCommonConfig, GenerationConfig, ReadingConfig,
 from seqgen.config.values import changed, text_list
 from seqgen.data.text import read_lines
 from seqgen.errors import ConfigError, DataError
-from seqgen.lab.compare.comparison import Options, compare
+from seqgen.lab.compare.comparison import Options, compare, page as page_of_comparison, text_report
 from seqgen.lab.compare.significance import System, seed_of
 from seqgen.language_model import LanguageModel
 from seqgen.metrics import CORPUS_METRICS, METRICS, Texts, corpus_metric, corpus_scores
@@ -226,8 +226,6 @@ def compare_systems(cfg: ScoreConfig) -> int:
     Raises:
         UserError: a key or file cannot be used.
     """
-    from seqgen.lab.compare.report import page as page_of_comparison, text_report
-
     keys = cfg.compare
     if keys.frequencies and not cfg.source:
         raise ConfigError("compare.frequencies is for the breakdowns, which need source=FILE; give both, or remove it")

@@ -14,8 +14,7 @@ from seqgen.config import option
 from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.errors import ConfigError, printable
-from seqgen.lab.compare.run import Run, find_runs, read_runs
-from seqgen.lab.compare.table import as_dict, page as page_of_runs, sorted_runs, text_table
+from seqgen.lab.compare.runs import Run, as_dict, find_runs, page as page_of_runs, read_runs, sorted_runs, text_table
 from seqgen.lab.traces.page import page_of
 from seqgen.lab.traces.trace import Trace
 from seqgen.system.files import write_atomically

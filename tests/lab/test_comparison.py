@@ -24,8 +24,9 @@ from seqgen.lab.compare.comparison import (
     by_length,
     common_words,
     compare,
+    page,
+    text_report,
 )
-from seqgen.lab.compare.report import page, text_report
 from seqgen.lab.compare.significance import System, measure
 from seqgen.metrics import CORPUS_METRICS, Texts, TextScore, corpus_scores, register_metric
 from tests.commands import command, sentences

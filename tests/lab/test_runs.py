@@ -28,8 +28,17 @@ from seqgen.lab.compare.provenance import (
     with_origins,
     write_provenance,
 )
-from seqgen.lab.compare.run import read_run, read_runs
-from seqgen.lab.compare.table import MISSING, as_dict, differences, page, sorted_runs, text_difference, text_table
+from seqgen.lab.compare.runs import (
+    MISSING,
+    as_dict,
+    differences,
+    page,
+    read_run,
+    read_runs,
+    sorted_runs,
+    text_difference,
+    text_table,
+)
 from seqgen.registry import MODELS
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
 

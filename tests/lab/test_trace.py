@@ -148,9 +148,7 @@ def test_candidates_are_those_of_the_output(tmp_path: Path) -> None:
     assert {r["outcome"] for r in rows.values()} >= {"continues", "finished", "below_beam"}
     for name in TABLES:
         trace.table(name)
-    with pytest.raises(
-        ConfigError, match=r"'candidate' .*did you mean 'candidates'.*the tables are cand"
-    ):
+    with pytest.raises(ConfigError, match=r"'candidate' .*did you mean 'candidates'.*the tables are cand"):
         trace.table("candidate")
 
 

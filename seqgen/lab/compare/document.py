@@ -10,10 +10,6 @@ from importlib import resources
 from string import Template
 from typing import Any
 
-import rich.table
-from rich.console import Console
-from rich.text import Text
-
 WIDTH = 80
 """Columns of text."""
 
@@ -45,6 +41,10 @@ class Table:
 
 def text_of(parts: Iterable[Table | str]) -> str:
     """Tables and sentences as lines, without an empty one at the end; those of tables have at most 80 columns."""
+    from rich.console import Console  # slow to import
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
     out = io.StringIO()
     console = Console(file=out, width=WIDTH, color_system=None)
     for part in parts:
@@ -53,7 +53,7 @@ def text_of(parts: Iterable[Table | str]) -> str:
             continue
         if part.title:
             print(f"\n{part.title}", file=out)
-        table = rich.table.Table(box=None, padding=(0, part.gap, 0, 0))
+        table = RichTable(box=None, padding=(0, part.gap, 0, 0))
         for number, name in enumerate(part.head):
             justify: Any = "left" if number in part.texts else "right"
             table.add_column(Text(name), justify=justify, overflow="fold", no_wrap=number in part.whole)
