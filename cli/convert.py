@@ -134,7 +134,8 @@ def convert(cfg: ConvertConfig) -> None:
     print(f"{folder}: {type(loaded.model).__name__} of {parameters:,} parameters, from {name}")
     print(f"decode:    seqgen-generate path={folder} input=FILE")
     if to_run:
-        print(f"fine-tune: {finetuning_command(config, folder)}")
+        words = ["seqgen-train", "run_dir=NEW", f"checkpoint.finetune_from={folder}"]
+        print(f"fine-tune: {shlex.join([*words, *_text_arguments(config.task, folder)])}")
 
 
 def _check_keys(cfg: ConvertConfig) -> None:
@@ -286,22 +287,8 @@ def write_huggingface(loaded: LoadedModel, folder: Path) -> None:
         log(f"{folder}: {note}")
 
 
-def finetuning_command(config: TrainConfig, folder: Path) -> str:
-    """The command line that fine-tunes a run's model on other text, in a new run.
-
-    Args:
-        config: the run's configuration.
-        folder: the run folder.
-
-    Returns:
-        The command line; the user replaces the names in capitals.
-    """
-    words = ["seqgen-train", "run_dir=NEW", f"checkpoint.finetune_from={folder}"]
-    return shlex.join([*words, *_text_arguments(config.task, folder)])
-
-
 def _text_arguments(task: Any, folder: Path) -> list[str]:
-    """The arguments of the command line that choose the task and name the text."""
+    """The arguments of fine-tuning that choose the task and name the text, in capitals what the user replaces."""
     prefixes = ["task.train=PREFIX", "task.valid=PREFIX"]
     if TASKS.of(task).can_be_chosen:
         return prefixes  # the task is the run's

@@ -145,7 +145,6 @@ def diff_decodes(cfg: DiffConfig, shared: Sequence[str], prefixed: dict[str, lis
         if path not in ("", "-") and not is_pipe(Path(path)):
             count_lines(Path(path))  # errors in it are reported before the models are loaded
     first, other = _decodes(sides, device)
-    _check_vocabularies(first, other)
     if first.models is other.models and not differing_keys(first.settings, other.settings):
         log("both decodes have the same models and settings, so the other one is decoded without optimizations")
         other = replace(other, settings=other.models.resolve(other.given, DebugConfig.off()))
@@ -192,7 +191,14 @@ def _decodes(sides: Sequence[tuple[DiffConfig, dict[str, Any]]], device: torch.d
     same = (paths, other.reading) == (first.path, first.reading)
     models.append(models[0] if same else InspectedModels(partial(_load, paths, other.reading, device)))
     pairs = zip(models, sides, strict=True)
-    return [Decode(loaded, loaded.resolve(given, config.debug), given) for loaded, (config, given) in pairs]
+    decodes = [Decode(loaded, loaded.resolve(given, config.debug), given) for loaded, (config, given) in pairs]
+    one, two = (decode.dictionary for decode in decodes)
+    if one != two:
+        raise CheckpointError(
+            f"path and other have different target vocabularies ({len(one)} and {len(two)} tokens), so their steps "
+            "cannot be compared; give models with the same target vocabulary"
+        )
+    return decodes
 
 
 def _load(paths: Sequence[str], reading: ReadingConfig, device: torch.device) -> Sequence[TextModel]:
@@ -200,15 +206,6 @@ def _load(paths: Sequence[str], reading: ReadingConfig, device: torch.device) ->
     for note in (note for item in loaded for note in item.notes):
         log(note)
     return loaded
-
-
-def _check_vocabularies(first: Decode, other: Decode) -> None:
-    one, two = (decode.dictionary for decode in (first, other))
-    if one != two:
-        raise CheckpointError(
-            f"path and other have different target vocabularies ({len(one)} and {len(two)} tokens), so their steps "
-            "cannot be compared; give models with the same target vocabulary"
-        )
 
 
 def _chunks(cfg: DiffConfig) -> Iterator[Lines]:

@@ -331,20 +331,19 @@ def sorted_runs(runs: Sequence[Run], by: str) -> list[Run]:
 
 def _sortable_values(run: Run) -> dict[str, Any]:
     """All values of a run by key, column, heading and score."""
+    found: dict[str, Any] = {}
+    for key, value in run.config.items():
+        value = value[0] if isinstance(value, list) and len(value) == 1 else value
+        found[key_name(key)] = value if isinstance(value, int | float) else shown(value)
     columns = {name: getattr(run, name) for name in COLUMNS}
     headings = {heading: columns[name] for name, heading in HEADINGS.items()}
     scores = {name.lower(): value for name, value in run.best.items()}
-    return {key_name(key): _sortable(value) for key, value in run.config.items()} | columns | headings | scores
+    return found | columns | headings | scores
 
 
 def sort_names() -> list[str]:
     """Scores, columns and headings by which runs are often sorted."""
     return [*_FIRST, *COLUMNS, *HEADINGS.values()]
-
-
-def _sortable(value: Any) -> Any:
-    first = value[0] if isinstance(value, list) and len(value) == 1 else value
-    return first if isinstance(first, int | float) else shown(first)
 
 
 def score_names(runs: Sequence[Run]) -> list[str]:
