@@ -92,7 +92,7 @@ def _differ(one: list[Tensor], two: list[Tensor], cut_one: Cut, cut_two: Cut) ->
     return False
 
 
-_REORDERED = (
+NOT_REORDERED = (
     "a state is not reordered with the rows; the first dimension of each tensor in it must be the row, or the module "
     "overrides reorder_state for another layout"
 )
@@ -215,8 +215,8 @@ def _reordering(subject: Subject, wrong: Wrong) -> Diagnosis:
             while name and not isinstance(subject.decoder.get_submodule(name), StatefulModule):
                 name = name.rpartition(".")[0]
             if name is not None:
-                return Diagnosis(_REORDERED, _of_decoder(name))
-    return Diagnosis(_REORDERED)
+                return Diagnosis(NOT_REORDERED, _of_decoder(name))
+    return Diagnosis(NOT_REORDERED)
 
 
 def _of_decoder(name: str) -> str:

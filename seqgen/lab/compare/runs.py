@@ -201,7 +201,7 @@ def _summarize(run: Run, log: Sequence[Mapping[str, Any]]) -> None:
     """Fill the fields that come from the log."""
 
     def numbers(name: str, event: str = "") -> list[float]:
-        found = [record.get(name) for record in log if event in ("", record.get("event"))]
+        found: list[Any] = [record.get(name) for record in log if event in ("", record.get("event"))]
         return [float(value) for value in found if _is_number(value)]
 
     run.parameters = next(map(int, reversed(numbers("parameters"))), None)

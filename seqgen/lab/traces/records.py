@@ -266,9 +266,8 @@ class StepTrace:
             Damaged: a value does not fit.
         """
         count = len(self.tokens)
-        columns = {"scores": [self.scores], "beams": [self.beams], "members": self.members}
-        for name, found in columns.items():
-            _check(all(len(column) == count for column in found), f"{where} has a wrong {name}")
+        for name, columns in (("scores", [self.scores]), ("beams", [self.beams]), ("members", self.members)):
+            _check(all(len(column) == count for column in columns), f"{where} has a wrong {name}")
         _check(len(self.members) in (0, members), f"{where} has a wrong members")
         numbers: dict[str, tuple[Iterable[int], int]]
         numbers = {"beams": (self.beams, beam), "finished": (self.finished, count)}
