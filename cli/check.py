@@ -17,15 +17,13 @@ from typing import Any, NamedTuple, NoReturn
 from seqgen.cli.command import INFORMING, log, run, set_up_device
 from seqgen.cli.help import WIDTH
 from seqgen.cli.keys import CONFIG_KEY
-from seqgen.config import SINGLE_COMPONENTS, CommonConfig, option
+from seqgen.config import SINGLE_COMPONENTS, option
 from seqgen.config.values import split_argument, text_list, text_values
 from seqgen.errors import ConfigError, nearest, printable
 from seqgen.lab.checks import kinds
 from seqgen.lab.checks.checking import Advice, Outcome, Raised, S, causes, check_all, failed
-from seqgen.lab.checks.component_causes import COMPONENT_ADVICE
-from seqgen.lab.checks.components import changes_nothing
-from seqgen.lab.checks.criteria import CRITERION_ADVICE
-from seqgen.lab.checks.decoding_criteria import check_criterion
+from seqgen.lab.checks.components import COMPONENT_ADVICE, changes_nothing
+from seqgen.lab.checks.criteria import CRITERION_ADVICE, check_criterion
 from seqgen.lab.checks.kinds import KINDS
 from seqgen.lab.checks.model_causes import MODEL_ADVICE
 from seqgen.lab.checks.models import check as check_model
@@ -38,9 +36,9 @@ differ, and the probable cause. Exit code: 0 if all invariants hold, 1 if one fa
 checked cannot be built."""
 
 COLUMN = 20
-"""Where the description of a check begins in ``--help``."""
+"""Column in which the description of a check begins in ``--help``."""
 
-OWN = ("beam", "semantics", "nbest", "min_len", "max_len", "end_symbols")
+FIXED = ("beam", "semantics", "nbest", "min_len", "max_len", "end_symbols")
 """Keys of ``generation`` that the checks set themselves."""
 
 
@@ -91,7 +89,7 @@ def with_chooser(group: str, overrides: list[str]) -> list[str]:
     key = f"generation.{chooser}"
     name = dict(split_argument(override) for override in overrides)[group]
     registry.entry(name)  # the error message for a name that does not exist
-    fixed = [f"generation.{own}" for own in OWN] + ([key] if group in SINGLE_COMPONENTS else [])
+    fixed = [f"generation.{fixed_key}" for fixed_key in FIXED] + ([key] if group in SINGLE_COMPONENTS else [])
     for override in overrides:
         if (given := override.partition("=")[0]) in fixed:
             raise ConfigError(f"{given}: the check sets this key itself; leave it out")
@@ -185,7 +183,8 @@ def check_component(check: Check, cfg: Any) -> int:
     Raises:
         UserError: the component, or what it is checked with, cannot be built.
     """
-    refuse_device(cfg.common)
+    if cfg.common.device not in ("auto", "cpu"):
+        raise ConfigError(f"common.device={cfg.common.device}: the checks run on the CPU; remove the key")
     set_up_device(cfg.common)
     with tempfile.TemporaryDirectory() as folder:
         subject = check.subject(cfg, Path(folder))
@@ -194,16 +193,6 @@ def check_component(check: Check, cfg: Any) -> int:
         kind = DECODING_COMPONENTS[subject.group][0].kind
         print(f"the {kind} changes nothing: all decodes are those without it")
     return code
-
-
-def refuse_device(common: CommonConfig) -> None:
-    """Refuse a device other than the CPU.
-
-    Raises:
-        ConfigError: the user chose one.
-    """
-    if common.device not in ("auto", "cpu"):
-        raise ConfigError(f"common.device={common.device}: the checks run on the CPU; remove the key")
 
 
 def report(outcomes: Iterable[Outcome], advice: Advice[S], subject: S) -> int:
@@ -227,7 +216,7 @@ def report(outcomes: Iterable[Outcome], advice: Advice[S], subject: S) -> int:
     checked = len([outcome for outcome in found if not outcome.reason])
     print(f"{checked - len(wrong)} of {checked} invariants hold")
     for diagnosis in causes(found, advice, subject) if wrong else []:
-        print(f"probable cause: {diagnosis.cause.value}")
+        print(f"probable cause: {diagnosis.cause}")
         if diagnosis.module:
             print(f"first layer that differs: {diagnosis.module}")
     return 1 if wrong else 0

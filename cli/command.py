@@ -1,10 +1,9 @@
-"""What all commands share: arguments, also from files (``config=FILE``), help, plugins, and errors as sentences."""
+"""The common part of all commands: arguments, also from ``config=FILE``, help, plugins, and errors as sentences."""
 
 from __future__ import annotations
 
 import dataclasses
 import errno
-import gc
 import io
 import logging
 import os
@@ -76,12 +75,12 @@ def run(
         complete: adds arguments that follow from the user's.
         pass_arguments: whether ``work`` also takes the ``Arguments``.
         words: the key whose values can also be given as words without ``KEY=``, such as folders.
-        prefixes: the beginnings, without the dot, of arguments that are no keys of ``schema``; see ``Arguments.own``.
+        prefixes: the beginnings, without the dot, of arguments that are no keys of ``schema``; see ``Arguments``.
     """
-    gc.freeze()  # the objects of modules live as long as the process, and need not be visited again
-    gc.enable()
     typed = list(sys.argv[1:] if argv is None else argv)
-    own = {prefix: [a.removeprefix(f"{prefix}.") for a in typed if a.startswith(f"{prefix}.")] for prefix in prefixes}
+    prefixed = {
+        prefix: [a.removeprefix(f"{prefix}.") for a in typed if a.startswith(f"{prefix}.")] for prefix in prefixes
+    }
     line = CommandLine([a for a in typed if a.partition(".")[0] not in prefixes], words)
     program = "seqgen-" + Path(sys.argv[0]).stem.removeprefix("seqgen-")
     log_progress()
@@ -100,7 +99,7 @@ def run(
             sys.exit(0)
         for message in [*repeated(line.pairs), *read.messages]:
             log(message)
-        read = dataclasses.replace(read, overrides=complete(overrides), typed=[program, *line.typed], own=own)
+        read = dataclasses.replace(read, overrides=complete(overrides), typed=[program, *line.typed], prefixed=prefixed)
         if sweep and {*SWEEP} & {*line.flags}:
             sys.exit(sweep(read) or 0)
         try:
@@ -138,7 +137,7 @@ def _reported_errors(program: str) -> Iterator[None]:
 
 
 class CommandLine:
-    """What a user typed.
+    """The arguments that a user typed.
 
     Args:
         typed: all arguments, in order.
@@ -187,7 +186,7 @@ class CommandLine:
             raise ConfigError(unknown_option(schema, self.typed, unknown[0]))
 
     def topics(self) -> list[str]:
-        """What the user asks about: the words, and the keys of those ``key=value`` that come after the option."""
+        """The topics of a question: the words, and the keys of those ``key=value`` that come after the option."""
         after = self.typed[self.typed.index(self.flags[0]) + 1 :]
         keys = [text.partition("=")[0] for text in after if text in self.pairs]
         return [*self.words, *(key for key in keys if key not in (CONFIG_KEY, "common.user_dir"))]
@@ -218,23 +217,23 @@ class Arguments:
         messages: what the user should know about keys of a file that are not used.
         files: by each key that comes from a file, the file.
         typed: the program and its arguments, as typed; empty if only keys were given.
-        own: by prefix, the arguments with one of the command's own prefixes, without it.
+        prefixed: by prefix, the arguments with a prefix of the command, without it.
     """
 
     overrides: list[str]
     messages: list[str] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
     typed: list[str] = field(default_factory=list)
-    own: dict[str, list[str]] = field(default_factory=dict)
+    prefixed: dict[str, list[str]] = field(default_factory=dict)
 
     def origins(self) -> dict[str, str]:
-        """Where each key comes from: the command line, a file, or, for all others, the checkpoint to fine-tune."""
-        own = {text.partition("=")[0] for text in self.typed[1:]}
+        """The origin of each key: the command line, a file, or, for all others, the checkpoint to fine-tune."""
+        typed = {text.partition("=")[0] for text in self.typed[1:]}
         checkpoint = next(iter(text_values(self.overrides, "checkpoint.finetune_from", str)), "")
         found = {}
         for key in (split_argument(override)[0] for override in self.overrides):
             file = f"{CONFIG_KEY}={self.files[key]}" if key in self.files else f"checkpoint {checkpoint}"
-            found[key] = "command line" if key in own else file
+            found[key] = "command line" if key in typed else file
         return found
 
     def origin(self, message: str) -> str:
@@ -302,7 +301,8 @@ def with_config_files(schema: type, overrides: Sequence[str]) -> Arguments:
                 raise ConfigError(f"{CONFIG_KEY}={file}: this is a record of a decode, which is for seqgen-generate")
             messages += [f"{CONFIG_KEY}={file}: {change}" for change in changes(content)]
             content = keys
-        if _is_run(content) and schema is not TrainConfig:
+        is_run = all(isinstance(content.get(group), Mapping) and _NAME in content[group] for group in ("task", "model"))
+        if is_run and schema is not TrainConfig:
             raise ConfigError(
                 f"{CONFIG_KEY}={file}: this is the configuration of a training run, which is for seqgen-train; "
                 "path=RUN uses a run with its own settings, and keys of this command are given in a file of their own"
@@ -340,10 +340,6 @@ def _read(path: Path) -> Mapping[str, Any]:
     return content
 
 
-def _is_run(content: Mapping[str, Any]) -> bool:
-    return all(isinstance(content.get(group), Mapping) and _NAME in content[group] for group in ("task", "model"))
-
-
 def _pairs(schema: type, content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Keys and values as a user would type them; ``user_files`` is recorded by training, and no user sets it."""
     for name, value in content.items():
@@ -351,11 +347,11 @@ def _pairs(schema: type, content: Mapping[str, Any], prefix: str = "") -> Iterat
         if name == "user_files" or (value is None and is_group(schema, key)):
             continue
         if key == "generation.components" and isinstance(value, Mapping):
-            yield from ((own, value_text(item)) for own, item in value.items())
+            yield from ((component_key, value_text(item)) for component_key, item in value.items())
         elif isinstance(value, Mapping):
             if is_group(schema, key) and _NAME in value:
                 yield key, str(value[_NAME])
-            yield from _pairs(schema, {own: item for own, item in value.items() if own != _NAME}, f"{key}.")
+            yield from _pairs(schema, {inner: item for inner, item in value.items() if inner != _NAME}, f"{key}.")
         else:
             yield key, value_text(value)
 

@@ -116,7 +116,10 @@ def convert(cfg: ConvertConfig) -> None:
     path, to_run = local_path(name), cfg.format == "run"
     if to_run and path.exists() and checkpoint_loader_of(path) is None:
         if any(map(is_sharded, checkpoints_of(path))):
-            return _gather(path, folder)
+            names = gather_run(path, folder)
+            print(f"{folder}: a copy of {path} with plain checkpoints: {', '.join(names)}")
+            print(f"decode:    seqgen-generate path={folder} input=FILE")
+            return
         resolve(path)  # raises if it is no run either
         raise ConfigError(f"path={path} is a run; runs of seqgen need no conversion")
     loaded = load_model(path, dtype=torch.float32 if cfg.format == "export" else None, reading=cfg.reading)
@@ -135,7 +138,8 @@ def convert(cfg: ConvertConfig) -> None:
     print(f"{folder}: {type(loaded.model).__name__} of {parameters:,} parameters, from {name}")
     print(f"decode:    seqgen-generate path={folder} input=FILE")
     if to_run:
-        print(f"fine-tune: {finetuning_command(config, folder)}")
+        words = ["seqgen-train", "run_dir=NEW", f"checkpoint.finetune_from={folder}"]
+        print(f"fine-tune: {shlex.join([*words, *_text_arguments(config.task, folder)])}")
 
 
 def _check_keys(cfg: ConvertConfig) -> None:
@@ -223,21 +227,6 @@ def _write_trie(cfg: ConvertConfig, loaded: LoadedModel) -> None:
     print(f"decode:    seqgen-generate path={cfg.path[0]} input=FILE generation.prefix_trie={cfg.output}")
 
 
-def _gather(path: Path, folder: Path) -> None:
-    """Write a run with sharded checkpoints as a run with plain ones.
-
-    Args:
-        path: the run, or one of its checkpoints.
-        folder: the run folder to write.
-
-    Raises:
-        UserError: see ``gather_run``.
-    """
-    names = gather_run(path, folder)
-    print(f"{folder}: a copy of {path} with plain checkpoints: {', '.join(names)}")
-    print(f"decode:    seqgen-generate path={folder} input=FILE")
-
-
 def run_config(loaded: LoadedModel, cfg: ConvertConfig) -> TrainConfig:
     """The configuration of the new run: its task and model, and defaults for the rest.
 
@@ -302,22 +291,8 @@ def write_huggingface(loaded: LoadedModel, folder: Path) -> None:
         log(f"{folder}: {note}")
 
 
-def finetuning_command(config: TrainConfig, folder: Path) -> str:
-    """The command line that fine-tunes a run's model on other text, in a new run.
-
-    Args:
-        config: the run's configuration.
-        folder: the run folder.
-
-    Returns:
-        The command line; the user replaces the names in capitals.
-    """
-    words = ["seqgen-train", "run_dir=NEW", f"checkpoint.finetune_from={folder}"]
-    return shlex.join([*words, *_text_arguments(config.task, folder)])
-
-
 def _text_arguments(task: Any, folder: Path) -> list[str]:
-    """The arguments of the command line that choose the task and name the text."""
+    """The arguments of fine-tuning that choose the task and name the text, in capitals what the user replaces."""
     prefixes = ["task.train=PREFIX", "task.valid=PREFIX"]
     if TASKS.of(task).can_be_chosen:
         return prefixes  # the task is the run's

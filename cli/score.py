@@ -17,7 +17,7 @@ from seqgen.config import DecodingCommonConfig, GenerationConfig, ReadingConfig,
 from seqgen.config.values import changed, text_list
 from seqgen.data.text import read_lines
 from seqgen.errors import ConfigError, DataError
-from seqgen.lab.compare.comparison import Comparison, Options, compare
+from seqgen.lab.compare.comparison import Options, compare, page as page_of_comparison, text_report
 from seqgen.lab.compare.significance import System, seed_of
 from seqgen.language_model import LanguageModel
 from seqgen.metrics import CORPUS_METRICS, METRICS, Texts, corpus_metric, corpus_scores
@@ -43,7 +43,7 @@ OF_MODELS = ("output", "tokens_per_sample", "context_window", "reading", "genera
 
 @dataclass
 class ScoringConfig:
-    """How models score the references."""
+    """Keys of scoring by models."""
 
     unnormalized: bool = option(False, "report sums of log-probabilities instead of means")
     combination: str = like(GenerationConfig, "combination")
@@ -57,7 +57,7 @@ class ScoringConfig:
 
 @dataclass
 class CompareConfig:
-    """How systems are compared."""
+    """Keys of comparisons of systems."""
 
     names: list[str] = option(
         [], "names of the systems, in the order of hypothesis; empty to call them as hypothesis does"
@@ -253,31 +253,15 @@ def compare_systems(cfg: ScoreConfig) -> int:
     training = list(read_lines(Path(keys.frequencies), pipes=True)) if keys.frequencies else None
     tests, systems = keys.tests, [System(*pair) for pair in zip(names, [list(texts.hypotheses), *others], strict=True)]
     options = Options(metrics, tests != "none", tests == "both", seed, keys.examples, training)
-    write_comparison(compare(systems, texts, options), cfg.json, cfg.page)
+    comparison = compare(systems, texts, options)
+    write_report(text_report(comparison), comparison.as_dict(), cfg.json)
+    if cfg.page:
+        write_atomically(Path(cfg.page), page_of_comparison(comparison, f"Comparison of {', '.join(names)}"))
     return 0
 
 
-def write_comparison(comparison: Comparison, json_file: str, page: str) -> None:
-    """Print a comparison as a table, and write its JSON and its page.
-
-    Args:
-        comparison: the comparison.
-        json_file: file for the JSON; ``-`` for standard output, in place of the table; empty for none.
-        page: file for the page; empty for none.
-
-    Raises:
-        UserError: a file cannot be written.
-    """
-    from seqgen.lab.compare.report import page as page_of, text_report
-
-    write_report(text_report(comparison), comparison.as_dict(), json_file)
-    if page:
-        names = ", ".join(system.name for system in comparison.systems)
-        write_atomically(Path(page), page_of(comparison, f"Comparison of {names}"))
-
-
 def _compares(cfg: ScoreConfig) -> bool:
-    """Whether text is compared; one system with ``json`` or ``page`` gets intervals and breakdowns too."""
+    """True if text is compared; one system with ``json`` or ``page`` gets intervals and breakdowns too."""
     return len(cfg.hypothesis) > 1 or bool(cfg.json or cfg.page)
 
 

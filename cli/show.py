@@ -9,22 +9,20 @@ from pathlib import Path
 from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.run_config import run_folder
 from seqgen.cli.command import log, run
-from seqgen.cli.output import check_output, check_report, write_report
+from seqgen.cli.output import check_report, write_report
 from seqgen.config import option
 from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.errors import ConfigError, printable
-from seqgen.lab.compare.curves import page as page_of_runs
-from seqgen.lab.compare.run import Run, find_runs, read_runs
-from seqgen.lab.compare.table import as_dict, sorted_runs, text_table
+from seqgen.lab.compare.runs import Run, as_dict, find_runs, page as page_of_runs, read_runs, sorted_runs, text_table
 from seqgen.lab.traces.page import page_of
 from seqgen.lab.traces.trace import Trace
 from seqgen.system.files import write_atomically
 
 DESCRIPTION = """shows what a file or folder contains: seqgen-show FILE|FOLDER... A trace, which seqgen-generate
 trace=FILE has written, becomes one HTML page that needs no network. Training runs, and folders with runs, become a
-table: scores, speed, what differs in their configurations; page=FILE.html adds learning curves. languages=true lists
-the language codes of a multilingual model."""
+table: scores, speed, what differs in their configurations; page=FILE.html writes it as a page. languages=true lists the
+language codes of a multilingual model."""
 
 
 @dataclass
@@ -84,9 +82,7 @@ def _show_trace(cfg: ShowConfig) -> None:
         raise ConfigError(f"a page shows one trace, but {' and '.join(cfg.path)} were given; give one")
     (file,) = cfg.path
     output = cfg.page or str(Path(file.removesuffix(".gz").removesuffix(".jsonl") + ".html"))
-    if output == "-":
-        raise ConfigError("page=-: a page is not written to standard output; give page=FILE.html")
-    check_output("page", output, file)
+    check_report("", output, file)
     trace = Trace(file)
     if not trace.complete:
         log(f"{file} has only the first {len(trace)} lines of the decode")

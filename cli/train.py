@@ -31,7 +31,7 @@ from seqgen.config.values import split_argument, text_values, value_text
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.data.tokenizers.setup import TokenizerConfig
 from seqgen.errors import CheckpointError, ConfigError, UserError
-from seqgen.lab.compare.run import read_run
+from seqgen.lab.compare.runs import read_run
 from seqgen.registry import GROUPS, TASKS
 from seqgen.system.files import run_lock
 from seqgen.system.processes import end_with

@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command."""
 
     def work(cfg: TuneConfig, typed: Arguments) -> None:
-        tune(cfg, typed.overrides, typed.own[PREFIX])
+        tune(cfg, typed.overrides, typed.prefixed[PREFIX])
 
     run(TuneConfig, work, DESCRIPTION, argv, pass_arguments=True, prefixes=[PREFIX])
 

@@ -117,7 +117,7 @@ def decode(name: str, path: str, output: Path, reference: Path) -> dict[str, str
 
 
 def trained_seconds(folder: Path) -> float:
-    """How long a run has been trained, with what it was trained before an interruption.
+    """The training time of a run, with what it was trained before an interruption.
 
     Args:
         folder: the run folder.

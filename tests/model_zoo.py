@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 import examples.lstm
 import examples.ported  # noqa: F401  # both examples register their models
 import seqgen.models  # noqa: F401  # declares the built-in models
+from seqgen.lab.checks.kinds import Vocabularies
 from seqgen.lab.checks.subject import TOLERANCE, Ids, Inputs, Subject, tiny_dictionary
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MODELS
@@ -23,40 +25,36 @@ from seqgen.registry import MODELS
 PAD, EOS, VOCAB = 1, 2, 23
 
 
-class TinyTask:
-    """Has the two dictionaries, which is all that a model needs of its task; they are one object if ``joint``."""
+class TinyTask(Vocabularies):
+    """The two dictionaries of the zoo, one object if ``joint``."""
 
     def __init__(self, joint: bool = False):
-        self.source_dictionary = self.target_dictionary = tiny_dictionary()
-        if not joint:
-            self.source_dictionary = tiny_dictionary(VOCAB - 5)
-            self.source_dictionary.add_symbol("other")
+        source = tiny_dictionary(VOCAB - 5)
+        source.add_symbol("other")
+        super().__init__(tiny_dictionary(), None if joint else source)
 
 
 @dataclass(frozen=True)
 class Specimen:
-    """A model of the zoo: how to build it, the ids of its inputs, and properties that it lacks.
+    """A model of the zoo: how to build it, and its properties.
 
     Attributes:
         build: builds the model.
-        start: the first id of a target prefix.
-        left_padding: whether it reads sources padded on the left only.
         is_language_model: whether it is decoder-only.
         either_padding: whether sources may be padded on the left as well as on the right.
         has_table: whether its positions come from a table, which limits the length of its inputs.
     """
 
     build: Callable[[], EncoderDecoderModel]
-    start: int = EOS
     either_padding: bool = True
-    left_padding: bool = False
     is_language_model: bool = False
     has_table: bool = True
 
-    @property
+    @cached_property
     def ids(self) -> Ids:
         """The ids of its inputs."""
-        return Ids(PAD, EOS, self.start, (4, VOCAB), VOCAB, self.left_padding)
+        with torch.random.fork_rng():
+            return Ids.of(self.build(), tiny_dictionary(), VOCAB)
 
 
 _WIDTHS = {"embed_dim": 16, "ffn_embed_dim": 24, "layers": 2, "attention_heads": 2}
@@ -155,7 +153,6 @@ ZOO: dict[str, Specimen] = {
             output_bias=True,
             decoder_start_token_id=1,
         ),
-        start=1,
     ),
     "transformer_mbart": Specimen(
         registered(
@@ -181,7 +178,7 @@ ZOO: dict[str, Specimen] = {
     "transformer_narrow_decoder": Specimen(
         registered("transformer", **{**_NARROW, "decoder_embed_dim": 20, "decoder_attention_heads": 4})
     ),
-    "t5_tiny": Specimen(registered("t5_tiny", joint=True), start=1, has_table=False),
+    "t5_tiny": Specimen(registered("t5_tiny", joint=True), has_table=False),
     "t5_gated_untied": Specimen(
         registered(
             "t5",
@@ -193,12 +190,10 @@ ZOO: dict[str, Specimen] = {
             relative_attention_num_buckets=8,
             relative_attention_max_distance=6,
         ),
-        start=1,
         has_table=False,
     ),
     "t5_bias_per_layer": Specimen(
         registered("t5", joint=True, **_NARROW_T5, feed_forward_proj="gated-gelu", per_layer_bias=True),
-        start=1,
         has_table=False,
     ),
     "t5gemma_tiny": Specimen(
@@ -244,7 +239,6 @@ ZOO: dict[str, Specimen] = {
     "transformer_lm_tiny": Specimen(
         registered("transformer_lm_tiny"),
         either_padding=False,
-        left_padding=True,
         is_language_model=True,
         has_table=False,
     ),
@@ -259,7 +253,6 @@ ZOO: dict[str, Specimen] = {
             no_scale_embedding=True,
         ),
         either_padding=False,
-        left_padding=True,
         is_language_model=True,
         has_table=False,
     ),
@@ -313,7 +306,7 @@ def inputs(name: str, lengths: list[int], target_length: int, rows_per_sentence:
 def subject_of(name: str, dtype: torch.dtype = torch.float64, seed: int = 0, *, peaked: bool = False) -> Subject:
     """A model of the zoo whose invariants are checked."""
     model = sharp(name, seed) if peaked else build(name, dtype, seed)
-    return Subject(model, tiny_dictionary(), ZOO[name].ids, ZOO[name].build, tolerance=TOLERANCE[dtype])
+    return Subject(model, tiny_dictionary(), VOCAB, ZOO[name].build, tolerance=TOLERANCE[dtype])
 
 
 def parameters_of(module: nn.Module) -> Tensor:

@@ -44,7 +44,7 @@ class WordF1(Utility):
         """
         words = [Counter((text.lower() if self.ignore_case else text).split()) for text in texts]
         scores = numpy.zeros((len(texts), len(texts)))
-        for i, own in enumerate(words):
+        for i, output in enumerate(words):
             for j, reference in enumerate(words):
-                scores[i, j] = 200 * (own & reference).total() / max(1, own.total() + reference.total())
+                scores[i, j] = 200 * (output & reference).total() / max(1, output.total() + reference.total())
         return scores

@@ -66,7 +66,7 @@ RENAMED = {
     r"\.dec_layer_norm": ".encoder_attn_layer_norm",
     r"^decoder\.output_layer": "decoder.output_projection",
 }
-"""What the names of the weights become, by pattern."""
+"""New names of the weights, by pattern."""
 
 NOT_APPLIED = {
     **{f"data.{side}.normalize": False for side in ("src", "trg")},
@@ -78,7 +78,7 @@ NOT_APPLIED = {
 
 
 def is_joeynmt(path: Path) -> bool:
-    """Whether a path is a folder or a checkpoint of JoeyNMT, by the names of files."""
+    """True if a path is a folder or a checkpoint of JoeyNMT, by the names of files."""
     return path.suffix == ".ckpt" or (path / "src_vocab.txt").is_file()
 
 

@@ -86,8 +86,8 @@ class GroupRelative(SequenceCriterion):
         values = advantages(utilities / 100, scored.present, self.cfg.divide_by_std).unsqueeze(-1) * scored.token_lprobs
         logged: dict[str, Tensor | float] = {"utility": (utilities.sum(1) / counts).sum()}
         if self.anchor is not None:
-            own = self.read_by(self.anchor, model, batch)
-            divergence = self._divergence(self.anchor, own, samples, scored) * drawn  # (N, K, T)
+            read = self.read_by(self.anchor, model, batch)
+            divergence = self._divergence(self.anchor, read, samples, scored) * drawn  # (N, K, T)
             values = values - self.cfg.beta * divergence
             logged["kl"] = (divergence.detach().sum((1, 2)) / counts).sum()
         of_outputs = (values * drawn).sum(-1)

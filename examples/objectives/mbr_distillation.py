@@ -58,10 +58,10 @@ class MbrDistillation(SequenceCriterion):
 
     def sequence_loss(self, model: EncoderDecoderModel, batch: Batch) -> tuple[Tensor, dict[str, Tensor | float]]:
         """See ``SequenceCriterion.sequence_loss``."""
-        sampled, own, targets = model, batch, []
+        sampled, read, targets = model, batch, []
         if self.teacher is not None:
-            sampled, own = self.teacher, self.read_by(self.teacher, model, batch)
-        for candidates in self.decode(sampled, own):
+            sampled, read = self.teacher, self.read_by(self.teacher, model, batch)
+        for candidates in self.decode(sampled, read):
             expected = expected_utilities([self.task.decode(one.tokens) for one in candidates], self.utility)
             targets.append([candidates[expected.index(max(expected))]])
         loss = -self.rescore(model, batch, targets).lprobs.sum()

@@ -78,9 +78,9 @@ class Preference(SequenceCriterion):
         lprobs = self.rescore(model, batch, pairs).lprobs  # (N, 2); also without a pair, so that ranks do the same
         margin = lprobs[:, 0] - lprobs[:, 1]
         if self.anchor is not None:
-            own = self.read_by(self.anchor, model, batch)
+            read = self.read_by(self.anchor, model, batch)
             with torch.no_grad():
-                others = self.rescore(self.anchor, own, pairs).lprobs
+                others = self.rescore(self.anchor, read, pairs).lprobs
             margin = margin - (others[:, 0] - others[:, 1])
         losses = -logsigmoid(self.cfg.beta * margin) - self.cfg.nll * lprobs[:, 0]
         logged: dict[str, Tensor | float] = {"utility": utilities[:, 0].sum(), "pairs": differ.sum()}
@@ -91,10 +91,10 @@ class Preference(SequenceCriterion):
 def choose(candidates: list[list[Hypothesis]], utilities: Tensor) -> tuple[list[list[Hypothesis]], Tensor]:
     """The candidates of the highest and the lowest utility, and whether these differ ``(N,)``."""
     pairs, differ = [], []
-    for row, own in zip(candidates, utilities.tolist(), strict=True):
-        own = own[: len(row)]  # the others are padding
-        pairs.append([row[own.index(max(own))], row[own.index(min(own))]])
-        differ.append(max(own) > min(own))
+    for row, values in zip(candidates, utilities.tolist(), strict=True):
+        values = values[: len(row)]  # the others are padding
+        pairs.append([row[values.index(max(values))], row[values.index(min(values))]])
+        differ.append(max(values) > min(values))
     return pairs, torch.tensor(differ, device=utilities.device)
 
 

@@ -48,7 +48,7 @@ class ArithmeticConfig:
 
 @register_search("arithmetic", config=ArithmeticConfig)
 class ArithmeticSampling(RandomSearch):
-    """Decodes the outputs that own evenly spaced codes.
+    """Decodes the outputs that have evenly spaced codes.
 
     Each step divides the rounding error of a code by the probability of the token. So that an output does not depend
     on rounding, the code of a prefix that is much less probable than the distance of the codes is drawn again, uniform

@@ -125,8 +125,8 @@ class BilevelSearch(BeamSearch):
             are equal, so that only the first counts: ``(sentences, 1, V)``.
         """
         assert context.process is not None
-        own = context.process(context.by_sentence(logits.log_softmax(-1))) + scores.unsqueeze(-1)
-        own = own[:, :1] if context.step == 0 else own
-        flat = own.flatten(1)
+        totals = context.process(context.by_sentence(logits.log_softmax(-1))) + scores.unsqueeze(-1)
+        totals = totals[:, :1] if context.step == 0 else totals
+        flat = totals.flatten(1)
         best, entries = flat.topk(min(self.lower_beam or scores.size(1), flat.size(1)), dim=1)
-        return torch.full_like(flat, -torch.inf).scatter(1, entries, best).view_as(own)
+        return torch.full_like(flat, -torch.inf).scatter(1, entries, best).view_as(totals)

@@ -93,7 +93,7 @@ def calibrate(values: Sequence[Sequence[float]], alpha: float) -> tuple[list[flo
         alpha: the share of references that may be dropped at each step.
     """
     longest = max(map(len, values))
-    means = [[own[min(n, len(own) - 1)] / min(n + 1, len(own)) for n in range(longest)] for own in values]
+    means = [[sums[min(n, len(sums) - 1)] / min(n + 1, len(sums)) for n in range(longest)] for sums in values]
     thresholds, coverage = [], 1.0
     for step in range(longest):
         dropped = math.floor(alpha * (len(means) + 1))

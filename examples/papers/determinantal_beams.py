@@ -120,9 +120,9 @@ def greedy_map(matrix: Tensor, exists: Tensor, count: int) -> Tensor:
         free = free.scatter(1, item, False)
         index = item.unsqueeze(2)
         row = matrix.gather(1, index.expand(-1, 1, matrix.size(2))).squeeze(1)
-        own = factors.gather(1, index.expand(-1, 1, count))
+        columns = factors.gather(1, index.expand(-1, 1, count))
         pivot = gains.gather(1, item).clamp(min=1e-300).sqrt()
-        factor = (row - (factors * own).sum(2)) / pivot
+        factor = (row - (factors * columns).sum(2)) / pivot
         factors[:, :, place] = factor
         gains = gains - factor**2
     return torch.stack(found, 1)
@@ -147,6 +147,6 @@ def subsequence_kernel(tokens: Tensor, order: int, decay: float) -> Tensor:
     for _ in range(order - 1):
         ending = equal * (step @ ending @ step.T)
     sums = ending.sum((3, 4))
-    own = torch.diagonal(sums, dim1=1, dim2=2).clamp(min=1e-300).sqrt()
-    similarity = sums / (own.unsqueeze(1) * own.unsqueeze(2))
-    return similarity.diagonal_scatter(torch.ones_like(own), dim1=1, dim2=2)
+    norms = torch.diagonal(sums, dim1=1, dim2=2).clamp(min=1e-300).sqrt()
+    similarity = sums / (norms.unsqueeze(1) * norms.unsqueeze(2))
+    return similarity.diagonal_scatter(torch.ones_like(norms), dim1=1, dim2=2)

@@ -139,7 +139,7 @@ class Marginal(Reranker):
 
     @classmethod
     def build(cls, cfg: MarginalConfig, resources: Resources) -> Self:
-        """Score with the models that decode, without their own decoding settings."""
+        """Score with the models that decode, without their decoding settings."""
         models = [ModelInMemory(item.task, item.model) for item in resources.models]
         return cls(Translator(models, **resources.ensemble), cfg)
 
@@ -148,5 +148,5 @@ class Marginal(Reranker):
         texts = list(dict.fromkeys(item.text for item in hypotheses))
         cfg = replace(self.cfg, seed=self.cfg.seed + translation.id)
         found = estimate(self.translator, [translation.source] * len(texts), texts, cfg)
-        scores = {text: own.marginal for text, own in zip(texts, found, strict=True)}
+        scores = {text: result.marginal for text, result in zip(texts, found, strict=True)}
         return [scores[item.text] for item in hypotheses]

@@ -93,7 +93,7 @@ class MaskPredictSession(Session):
     def choose_lengths(self) -> tuple[Tensor, Tensor]:
         """The most probable lengths ``(sentences, beam)`` int64 within the limits, and which of them exist."""
         logits = [(member.model, member.encoder_out.length_logits[:: self.beam]) for member in self.members]
-        lprobs = self.combination([model.get_normalized_probs(own) for model, own in logits], None)
+        lprobs = self.combination([model.get_normalized_probs(output) for model, output in logits], None)
         sizes = torch.arange(lprobs.size(1), device=lprobs.device)
         longest = self.sentences.max_lengths.unsqueeze(1)
         shortest = longest.clamp(max=self.min_len)

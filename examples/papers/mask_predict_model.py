@@ -80,7 +80,7 @@ class LengthEncoder(TransformerEncoder):
 
 
 class MaskedDecoder(TransformerDecoder):
-    """Each position attends to all positions that are not padding, and predicts its own token."""
+    """Each position attends to all positions that are not padding, and predicts its token."""
 
     def extract_features(self, prev_output_tokens: Tensor, encoder_out: EncoderOut,  # type: ignore[override]
                          incremental_state: StateDict | None = None, need_attention: bool = False,

@@ -79,8 +79,8 @@ class NoisyChannel(Reranker):
         lm = log_probabilities(self.lm, [""] * len(texts), texts) if self.lm else [0.0] * len(texts)
         direct = [float(item.positional_scores.mean()) for item in hypotheses]
         return [
-            own + (self.channel_weight * back + self.lm_weight * fluency) / len(translation.source_tokens)
-            for own, back, fluency in zip(direct, channel, lm, strict=True)
+            score + (self.channel_weight * back + self.lm_weight * fluency) / len(translation.source_tokens)
+            for score, back, fluency in zip(direct, channel, lm, strict=True)
         ]
 
 

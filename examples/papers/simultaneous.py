@@ -154,5 +154,5 @@ class WaitK(BeamSearch):
 
 
 def tokens_read(k: int, step: int, length: int) -> int:
-    """How many of ``length`` source tokens, end-of-sentence included, are read before the token of a step."""
+    """The number of source tokens, of ``length`` with end-of-sentence, that are read before the token of a step."""
     return k + step if k + step < length - 1 else length

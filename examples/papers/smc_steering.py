@@ -90,19 +90,19 @@ class SMCSteering(RandomSearch):
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """Extend all active particles and choose the survivors, ``(sentences, beam)``; see ``Search.step``."""
         beam, size = lprobs.size(1), min(self.cfg.children, lprobs.size(2))
-        own = torch.arange(beam, device=lprobs.device)
-        points = self.uniforms(21, context.step, own).view(-1, 1) + torch.arange(size, device=lprobs.device)
+        places = torch.arange(beam, device=lprobs.device)
+        points = self.uniforms(21, context.step, places).view(-1, 1) + torch.arange(size, device=lprobs.device)
         tokens, gained = (x.view(-1, beam, size) for x in resample(lprobs.flatten(0, 1).double(), size, points))
         prefixes = torch.cat([context.tokens.repeat_interleave(size, 0), tokens.view(-1, 1)], dim=1)
         found = self.potential(prefixes, context).double().view_as(tokens)
         ended = torch.nn.functional.pad(self.weights.unsqueeze(2), (0, size - 1), value=-torch.inf)
         weights = (self.weights - self.potentials).unsqueeze(2) + gained + found  # (sentences, beam, size)
         weights = weights.where((scores != -torch.inf).unsqueeze(2), ended).flatten(1)
-        points = self.uniforms(22, context.step, own)
-        points = points.sort(1).values * beam if self.cfg.resampling == "multinomial" else points[:, :1] + own
+        points = self.uniforms(22, context.step, places)
+        points = points.sort(1).values * beam if self.cfg.resampling == "multinomial" else points[:, :1] + places
         chosen, survived = resample(weights, beam, points, self.cfg.resampling == "optimal")
         moves = (scores != -torch.inf).any(1, keepdim=True)  # false: all particles have ended, and nothing changes
-        chosen, self.weights = chosen.where(moves, own * size), survived.where(moves, self.weights)
+        chosen, self.weights = chosen.where(moves, places * size), survived.where(moves, self.weights)
         empty = self.weights == -torch.inf
         self.potentials = found.flatten(1).gather(1, chosen).masked_fill(empty, 0.0)
         totals = (scores.unsqueeze(2) + lprobs.gather(2, tokens)).flatten(1).gather(1, chosen)
@@ -110,7 +110,7 @@ class SMCSteering(RandomSearch):
 
 
 class Population(EachRow):
-    """The ended particles, each in its own place, of ``search``."""
+    """The ended particles, each in its place, of ``search``."""
 
     def __init__(self, batch: BatchInfo, ranking: Ranking, search: SMCSteering):
         super().__init__(batch, ranking)

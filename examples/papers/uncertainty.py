@@ -99,7 +99,7 @@ class UncertaintyObserver(Observer):
         logits = context.outputs.member_logits or []
         if len(logits) < 2:
             raise ConfigError("observer uncertainty compares the members of an ensemble; give path=[A,B,...]")
-        lprobs = torch.stack([own.log_softmax(-1) for own in logits])  # (M, rows, V)
+        lprobs = torch.stack([member.log_softmax(-1) for member in logits])  # (M, rows, V)
         mean = lprobs.logsumexp(0) - math.log(len(logits))
         measures = context.by_sentence(token_measures(lprobs, mean))  # (sentences, beam, 4)
         scores = context.by_sentence(torch.stack([mean, lprobs.mean(0)], dim=-1))  # (sentences, beam, V, 2)

@@ -30,7 +30,7 @@ def given_embeddings(part: Encoder | Decoder, embeddings: Tensor) -> Iterator[Te
     Args:
         part: the encoder or the decoder; it has an ``nn.Embedding`` ``embed_tokens``. The encoder and the decoder of
             some models share it, and then both know the ids.
-        embeddings: ``(..., C)``, with the scale that the model's own embeddings have where positions are added to them.
+        embeddings: ``(..., C)``, with the scale that the model's embeddings have where positions are added to them.
 
     Yields:
         Ids ``(...)`` int64, one for each embedding.
@@ -70,10 +70,10 @@ class _Lookup:
         self.first, self.end = first, first + len(matrix)
 
     def __call__(self, ids: Tensor) -> Tensor:
-        own = (ids >= self.first) & (ids < self.end)
-        others = self.others(ids.masked_fill(own, 0))
+        given = (ids >= self.first) & (ids < self.end)
+        others = self.others(ids.masked_fill(given, 0))
         found = self.matrix[(ids - self.first).clamp(0, len(self.matrix) - 1)]
-        return torch.where(own.unsqueeze(-1), found.to(others), others)
+        return torch.where(given.unsqueeze(-1), found.to(others), others)
 
 
 class StepLogits(Observer):
@@ -191,8 +191,10 @@ def prune_heads(
 
 def _attention_of(model: EncoderDecoderModel, name: str) -> list[MultiheadAttention]:
     """The attention modules that ``encoder``, ``decoder`` or ``cross`` names, one for each layer."""
-    own, cross = attention_modules(model.encoder if name == "encoder" else model.decoder)
-    found = [module for module in (cross if name == "cross" else own) if isinstance(module, MultiheadAttention)]
+    self_attention, cross = attention_modules(model.encoder if name == "encoder" else model.decoder)
+    found = [
+        module for module in (cross if name == "cross" else self_attention) if isinstance(module, MultiheadAttention)
+    ]
     if not found:
         where = {"encoder": "self-attention in the encoder", "decoder": "self-attention in the decoder"}
         raise ConfigError(f"{type(model).__name__} has no heads of {where.get(name, 'encoder-decoder attention')}")

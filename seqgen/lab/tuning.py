@@ -19,7 +19,7 @@ from seqgen.system.devices import memory_errors
 from seqgen.text.translator import Translator
 
 Setting: TypeAlias = tuple[str, ...]
-"""The ``key=value`` arguments of the tuned keys; empty for the user's own setting."""
+"""The ``key=value`` arguments of the tuned keys; empty for the setting without tuned keys."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def _simplex(key: str, text: str, size: int) -> Iterator[str]:
 
 
 def grid(space: Sequence[Dimension]) -> Iterator[Setting]:
-    """The user's own setting, then all combinations of the values."""
+    """The setting without tuned keys, then all combinations of the values."""
     yield ()
     yield from itertools.product(*(dimension.arguments() for dimension in space))
 
@@ -84,8 +84,8 @@ def grid(space: Sequence[Dimension]) -> Iterator[Setting]:
 def search_coordinates(space: Sequence[Dimension], score: Callable[[Setting], float], rounds: int = 0) -> Setting:
     """Coordinate search: tune one key after the other, in rounds, until a round improves nothing.
 
-    It begins with the user's own setting. It finds the best setting of the grid if the score is a sum of functions of
-    one key each. In general it finds a setting that no change of a single key improves.
+    It begins with the setting without tuned keys. It finds the best setting of the grid if the score is a sum of
+    functions of one key each. In general it finds a setting that no change of a single key improves.
 
     Args:
         space: the dimensions.

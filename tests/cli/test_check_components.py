@@ -157,9 +157,9 @@ def test_components_with_a_run_and_other_components(tmp_path: Path, monkeypatch:
     ids=str,
 )
 def test_keys_that_change_scores_or_exclude_others(values: dict[str, Any], reason: str) -> None:
-    law = hypotheses_are_outputs if "match_source_len" in values else scores_are_the_models
+    invariant = hypotheses_are_outputs if "match_source_len" in values else scores_are_the_models
     subject = component_subject("search", DecodingCheckConfig(generation=GenerationConfig(search="beam", **values)))
-    (outcome,) = check_all({"": law}, subject)
+    (outcome,) = check_all({"": invariant}, subject)
     assert outcome.violation is None
     assert outcome.reason.startswith(reason)
     assert bool(outcome.reason) == bool(reason)
@@ -176,8 +176,8 @@ def test_a_strategy_with_wrong_scores_is_found_with_such_keys() -> None:
 def test_few_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kinds, "WORDS", 4)
     cfg = DecodingCheckConfig(generation=GenerationConfig(search="constrained"), semantics="fairseq")
-    laws = [alone_equals_batched, forbidden_tokens_are_not_generated]
-    outcomes = list(check_all({law.__name__: law for law in laws}, component_subject("search", cfg)))
+    invariants = [alone_equals_batched, forbidden_tokens_are_not_generated]
+    outcomes = list(check_all({one.__name__: one for one in invariants}, component_subject("search", cfg)))
     assert [outcome for outcome in outcomes if outcome.violation or outcome.reason] == []
     ids = Ids(1, 2, 2, (4, 8), 8)
     changed = ids.inputs([5], 2).inputs_with_source(0, 0, ids.words).src_tokens

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from seqgen.lab.checks.checking import CommonCause
-from seqgen.lab.checks.model_causes import Cause
+from seqgen.lab.checks.checking import ERROR
+from seqgen.lab.checks.model_causes import NOT_REORDERED
 from seqgen.lab.checks.models import PASSES, SEARCH, STEPPING, WEIGHTS
 from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, Outcome, command, corpus, training_arguments
 from tests.huggingface_t5 import tiny_folder
@@ -48,7 +48,7 @@ def test_a_model_that_fails(tmp_path: Path) -> None:
     place = lines.index(next(line for line in lines if line.startswith("steps after reordering beams")))
     assert " failed " in lines[place]
     assert lines[place + 1].startswith("    step 2, sentence 0, beam 1: the logits differ")
-    assert f"probable cause: {Cause.NOT_REORDERED.value}\nfirst layer that differs: decoder\n" in outcome.out
+    assert f"probable cause: {NOT_REORDERED}\nfirst layer that differs: decoder\n" in outcome.out
 
 
 def test_a_model_that_raises(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_model_that_raises(tmp_path: Path) -> None:
     line = (tmp_path / "raising.py").read_text().splitlines().index("        1/0") + 1
     assert outcome.out.count(f"\n    ZeroDivisionError: division by zero ({tmp_path}/raising.py:{line})\n") == 1
     assert outcome.out.count("\n    the same error\n") > 20
-    assert outcome.out.splitlines()[-1] == f"probable cause: {CommonCause.ERROR.value}"
+    assert outcome.out.splitlines()[-1] == f"probable cause: {ERROR}"
 
 
 @pytest.mark.nightly

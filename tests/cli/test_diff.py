@@ -11,8 +11,8 @@ from torch import Tensor
 import seqgen.generation.session
 from seqgen.generation.continuous_batching import RollingSession
 from seqgen.generation.ensemble.member import Member
-from seqgen.lab.traces.difference import DONE, OUTCOME, PARENT, SCORE, TOKEN, Difference, first_difference
-from seqgen.lab.traces.line_trace import LineTrace, StepTrace
+from seqgen.lab.traces.difference import DONE, OUTCOME, PARENT, SCORE, TOKEN, Difference, LineTrace, first_difference
+from seqgen.lab.traces.records import StepTrace
 from tests.commands import SMALL_TRANSFORMER, Outcome as Result, command, corpus, training_arguments
 from tests.step_traces import step_of
 

@@ -19,12 +19,12 @@ from seqgen.generation.search.constrained import ConstrainedSearch
 from seqgen.generation.search.diverse import DiverseBeamSearch
 from seqgen.generation.search.sampling import Sampling
 from seqgen.text.translator import Translator
-from tests import user_components as own
+from tests import user_components
 from tests.commands import Outcome, command
 from tests.text_models import TEXTS, text_model
 from tests.training_runs import TINY
 
-FILE = own.__file__
+FILE = user_components.__file__
 LINES = ["12", "7", "305", "41", "18"]
 LIMITS = ("generation.max_len_b=8", "common.device=cpu", "common.threads=1")
 
@@ -129,13 +129,13 @@ def test_keys_of_components_that_the_run_names(run: Path) -> None:
 def test_a_search_strategy(run: Path) -> None:
     narrow = rows(decode(run, "generation.search=cropping", "search.delta=0.5"))
     assert narrow == in_python(run, search="cropping", **{"search.delta": 0.5})
-    assert narrow == in_python(run, search=own.CroppingSearch(delta=0.5))
+    assert narrow == in_python(run, search=user_components.CroppingSearch(delta=0.5))
     assert narrow == rows(decode(run, "generation.search=cropping_narrow", "search.delta=0.5"))
     assert rows(decode(run, "generation.search=cropping", "search.delta=1e9")) == in_python(run) != narrow
 
 
 def test_a_preset(run: Path) -> None:
-    assert in_python(run, search="cropping_narrow") == in_python(run, search=own.CroppingSearch(delta=0.5))
+    assert in_python(run, search="cropping_narrow") == in_python(run, search=user_components.CroppingSearch(delta=0.5))
     assert in_python(run, processors=["much_variety"]) == in_python(
         run, processors=["variety"], **{"processor.variety.weight": 9.0}
     )
@@ -147,7 +147,7 @@ def test_a_processor_with_state_of_its_beams(run: Path) -> None:
     assert without == in_python(run)
     varied = rows(decode(run, "generation.processors=[variety]", "processor.variety.weight=100"))
     translator = Translator(run)
-    model = own.Variety(len(translator.task.target_dictionary), 100.0)
+    model = user_components.Variety(len(translator.task.target_dictionary), 100.0)
     assert varied == in_python(run, processors=[model])
     for hypotheses in varied:
         for tokens, _ in hypotheses:
@@ -157,7 +157,7 @@ def test_a_processor_with_state_of_its_beams(run: Path) -> None:
 
 def test_a_stopping_rule(run: Path) -> None:
     short = rows(decode(run, "generation.stopping_rules=[at_most]", "stopping.at_most.tokens=4"))
-    assert short == in_python(run, stopping_rules=[own.AtMost(4)])
+    assert short == in_python(run, stopping_rules=[user_components.AtMost(4)])
     assert max(len(tokens) for hypotheses in short for tokens, _ in hypotheses) == 4
     assert rows(decode(run, "generation.stopping_rules=[at_most_two]")) == in_python(
         run, stopping_rules=["at_most"], **{"stopping.at_most.tokens": 2}
@@ -166,7 +166,7 @@ def test_a_stopping_rule(run: Path) -> None:
 
 def test_a_combination(run: Path) -> None:
     found = rows(decode(run, f"path=[{run},{run}]", "generation.combination=best_of", "combination.scale=2.0"))
-    assert found == in_python([run, run], combination=own.BestOf(2.0))
+    assert found == in_python([run, run], combination=user_components.BestOf(2.0))
     assert found == in_python([run, run], combination="best_of_double")
     assert rows(decode(run, f"path=[{run},{run}]", "generation.combination=best_of")) == in_python(run) != found
 
@@ -179,7 +179,7 @@ def test_an_observer(run: Path, tmp_path: Path) -> None:
     assert [row["step"] for row in steps[:3]] == [0, 1, 2]
     assert len(steps[0]["tokens"]) == len(LINES)
     again = tmp_path / "again.jsonl"
-    in_python(run, observers=[own.Journal(str(again))])
+    in_python(run, observers=[user_components.Journal(str(again))])
     assert again.read_text() == file.read_text()
 
 
@@ -219,7 +219,7 @@ def test_keys_beside_an_object_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"'search\.groups' has no effect on a component that is given as an obj"):
         translator.translate(TEXTS, search=DiverseBeamSearch(2, 0.5), **{"search.groups": 3})
     with pytest.raises(ConfigError, match=r"'combination\.scale' has no effect on a component that is given as an ob"):
-        translator.translate(TEXTS, combination=own.BestOf(1.0), **{"combination.scale": 2.0})
+        translator.translate(TEXTS, combination=user_components.BestOf(1.0), **{"combination.scale": 2.0})
 
 
 DIVERSE = {"search": "diverse_beam", "components": {"search.groups": 2}}
@@ -277,7 +277,7 @@ def test_settings_of_the_constructor_and_of_a_call() -> None:
 
 def test_other_objects_of_a_kind_make_another_generator() -> None:
     translator = Translator(text_model(), beam=2, max_len_b=6)
-    found = [translator.translate(TEXTS, stopping_rules=[own.AtMost(tokens)]) for tokens in (1, 2, 3, 4)]
+    found = [translator.translate(TEXTS, stopping_rules=[user_components.AtMost(tokens)]) for tokens in (1, 2, 3, 4)]
     lengths = [max(len(line.hypotheses[0].tokens) for line in lines) for lines in found]
     assert lengths == [1, 2, 3, 4]
 
@@ -285,7 +285,7 @@ def test_other_objects_of_a_kind_make_another_generator() -> None:
 def test_the_task_builds_a_generator_with_an_object() -> None:
     member = text_model()
     cfg = GenerationConfig(beam=3, max_len_b=6)
-    search = own.CroppingSearch(delta=0.25)
+    search = user_components.CroppingSearch(delta=0.25)
     generator = member.task.build_generator([member.model], cfg, search_strategy=search)
     examples = [(number, member.task.encode_source(text), None) for number, text in enumerate(TEXTS)]
     found = generator.generate(member.task.collate(examples, member.model))

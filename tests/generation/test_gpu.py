@@ -37,7 +37,7 @@ def decode(name: str, device: str, options: dict[str, Any]) -> list[list[Hypothe
     options = {"beam_size": 4, "max_len": 9, "min_len": 0, **options}
     random = torch.Generator().manual_seed(5)
     sources = [[*torch.randint(4, VOCAB, (n,), generator=random).tolist(), EOS] for n in (4, 1, 7, 2, 5)]
-    batch = batch_of(sources, PAD, ZOO[name].left_padding).to(device)
+    batch = batch_of(sources, PAD, ZOO[name].ids.left).to(device)
     prefix = torch.full((5, 1), 5, device=device) if options.pop("prefix", 0) else None
     models = [sharp(name, seed).to(device) for seed in range(options.pop("members", 1))]
     phrases = None

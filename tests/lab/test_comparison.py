@@ -16,9 +16,17 @@ from sacrebleu.metrics import CHRF
 from seqgen.cli.score import system_names
 from seqgen.errors import ConfigError
 from seqgen.lab.compare import significance
-from seqgen.lab.compare.breakdown import WORDS, agreements, by_frequency, by_length
-from seqgen.lab.compare.comparison import Options, common_words, compare
-from seqgen.lab.compare.report import page, text_report
+from seqgen.lab.compare.comparison import (
+    WORDS,
+    Options,
+    agreements,
+    by_frequency,
+    by_length,
+    common_words,
+    compare,
+    page,
+    text_report,
+)
 from seqgen.lab.compare.significance import System, measure
 from seqgen.metrics import CORPUS_METRICS, Texts, TextScore, corpus_scores, register_metric
 from tests.commands import command, sentences
@@ -321,16 +329,17 @@ def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
     browser.get((tmp_path / "p.html").as_uri())
     assert browser.find_element("css selector", "h1").text == "a & <b>"
     rows = [
-        [cell.text for cell in row.find_elements("css selector", "td")]
+        [cell.text.strip() for cell in row.find_elements("css selector", "td")]
         for row in browser.find_elements("css selector", "table:first-of-type tbody tr")
     ]
     assert rows[1][:2] == ["a", f"{found.results['bleu'][0].score:.2f}"]
     assert rows[2][4] == f"{found.results['bleu'][1].p_bootstrap:.4f}"
-    articles = browser.find_elements("css selector", "article")
-    assert len(articles) == 6
     change = found.changed[0][0]
-    assert f"Line {change.sentence + 1}:" in articles[0].text
-    assert systems[1].hypotheses[change.sentence] in articles[0].text
+    titles = [title.text for title in browser.find_elements("css selector", "h2")]
+    assert next(title for title in titles if title.startswith("line ")).startswith(f"line {change.sentence + 1}: ")
+    texts = [table.text for table in browser.find_elements("css selector", "table:has(mark)")]
+    assert len(texts) == 6
+    assert systems[1].hypotheses[change.sentence] in texts[0]
     browser.set_window_size(400, 800)
     width = "return document.documentElement.scrollWidth <= window.innerWidth"
     assert browser.execute_script(width), "only tables scroll sideways"

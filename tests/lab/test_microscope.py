@@ -12,7 +12,7 @@ import pytest
 
 from seqgen.config import TraceConfig
 from seqgen.lab.traces.page import SCRIPTS, Fate, page_of, reference_path
-from seqgen.lab.traces.sentence import SentenceTrace
+from seqgen.lab.traces.records import SentenceTrace
 from seqgen.lab.traces.trace import Trace
 from seqgen.lab.traces.writer import TraceWriter
 from seqgen.text.translator import Translator

@@ -22,7 +22,7 @@ def test_each_fault_can_be_planted() -> None:
 
 def test_what_the_pages_say_of_them() -> None:
     page, makefile = ((ROOT / name).read_text(encoding="utf-8") for name in ("docs/architecture.md", "Makefile"))
-    (stated,) = re.findall(r"plants about (\d+) small faults", page)
+    (stated,) = re.findall(r"makes about (\d+) small faults", page)
     assert abs(int(stated) - len(FAULTS)) <= 0.1 * len(FAULTS)
     for word in re.findall(r"make mutants ONLY=([\w.]+)", page + makefile):
         assert any(fault.file.endswith(f"/{word}") for fault in FAULTS), word

@@ -30,10 +30,10 @@ class Automaton(ABC):
 
     @abstractmethod
     def accepts(self, state: Any) -> bool:
-        """Whether the text may end in this state."""
+        """True if the text may end in this state."""
 
     def remaining(self, state: Any) -> int | None:
-        """How many tokens certainly suffice to reach an accepting state.
+        """A number of tokens that certainly suffices to reach an accepting state.
 
         Returns:
             An upper bound, 0 in accepting states; in the others, some token decreases it. By default ``None``: the
@@ -178,8 +178,8 @@ def least_sums(ways: Mapping[K, Iterable[tuple[int, Sequence[K]]]]) -> dict[K, i
     """
     users: dict[K, list[list[Any]]] = {}
     best: list[tuple[int, int, K]] = []  # a heap; numbers decide between equal values
-    for key, own in ways.items():
-        for number, needed in own:
+    for key, choices in ways.items():
+        for number, needed in choices:
             way: list[Any] = [number, len(needed), key]  # the sum so far, and how many values are missing
             for other in needed:
                 users.setdefault(other, []).append(way)

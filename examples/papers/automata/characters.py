@@ -18,7 +18,7 @@ class Terminal:
     line: int = field(default=0, compare=False)
 
     def reads(self, character: str) -> bool:
-        """Whether the set has a character."""
+        """True if the set has a character."""
         return any(low <= character <= high for low, high in self.ranges) != self.negated
 
 
@@ -36,7 +36,7 @@ def literal(text: str, line: int = 0) -> tuple[Terminal, ...]:
 
 
 def ranges(text: str, line: int = 0) -> Terminal:
-    """What is between the brackets of ``[a-z_]`` or ``[^a-z_]``, as a set; a last ``-`` means itself.
+    """The text between the brackets of ``[a-z_]`` or ``[^a-z_]``, as a set; a last ``-`` means itself.
 
     Raises:
         ValueError: a range is empty, or an escape is not a character.

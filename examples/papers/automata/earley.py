@@ -83,7 +83,7 @@ class Earley(Automaton):
         return sum(1 if isinstance(symbol, Terminal) else self.lengths[symbol] for symbol in sequence)
 
     def _closure(self, state: int) -> dict[Terminal, set[Item]]:
-        """What follows the characters that a state can read: for each of them, items of the next state."""
+        """The successors of a state: for each of them, items of the next state."""
         if state in self.closures:
             return self.closures[state]
         edges: dict[Terminal, set[Item]] = {}
@@ -129,5 +129,5 @@ def shortest(rules: Rules) -> dict[str, int]:
     ways = {}
     for name, alternatives in rules.items():
         names = [[symbol for symbol in sequence if isinstance(symbol, str)] for sequence in alternatives]
-        ways[name] = [(len(all_) - len(own), own) for all_, own in zip(alternatives, names, strict=True)]
+        ways[name] = [(len(all_) - len(named), named) for all_, named in zip(alternatives, names, strict=True)]
     return {**dict.fromkeys(rules, NEVER), **least_sums(ways)}

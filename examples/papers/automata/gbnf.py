@@ -2,7 +2,7 @@
 
 ``name ::= …``, alternatives ``|``, groups ``( )``, ``"text"``, ``[a-z]``, ``[^a-z]``, ``.`` (any character), the
 repetitions ``* + ? {m} {m,} {m,n}``, and ``#`` before a comment. A rule ends where the next one begins. Escapes are
-``\\n \\r \\t \\\\ \\" \\[ \\]``, ``\\xHH``, ``\\uHHHH`` and ``\\UHHHHHHHH``. A repetition becomes a rule of its own,
+``\\n \\r \\t \\\\ \\" \\[ \\]``, ``\\xHH``, ``\\uHHHH`` and ``\\UHHHHHHHH``. A repetition becomes a separate rule,
 recursive on the left: ``x*`` is ``r ::= "" | r x``.
 """
 

@@ -26,7 +26,7 @@ from seqgen.extend import ConfigError, Resources, option, register_logits_proces
 from .automaton import Automaton, FollowAutomaton, TokenTexts
 
 ONE_CHARACTER = re.compile(r"\[\^?(\\.|[^]\\])(\\.|[^]\\])*]|\\[dDsSwW]|\\\W|[^[\\]")
-"""What reads one character: brackets, an escape, ``.`` or a character; Python's ``re`` compiles it."""
+"""A part of an expression that reads one character: brackets, an escape, ``.`` or a character; for Python's ``re``."""
 
 Characters = Callable[[str], object]  # which characters an edge reads
 Fragment = Callable[[int], int]  # adds states that lead to the given state, and returns the first of them

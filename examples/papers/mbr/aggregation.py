@@ -77,7 +77,7 @@ def compare_with_mean(utility: Utility, texts: Sequence[str], references: Sequen
     counted = []
     for n in range(1, utility.order + 1):
         counts = count_ngrams(sequences, n)
-        own, mean = counts[: len(texts)], counts[len(texts) :].mean(0)
-        matches = numpy.minimum(own, mean).sum(1, keepdims=True)
-        counted.append((matches, own.sum(1), mean.sum(keepdims=True)))
+        of_texts, mean = counts[: len(texts)], counts[len(texts) :].mean(0)
+        matches = numpy.minimum(of_texts, mean).sum(1, keepdims=True)
+        counted.append((matches, of_texts.sum(1), mean.sum(keepdims=True)))
     return utility.scores(*(numpy.stack(part) for part in zip(*counted, strict=True)))[:, 0]

@@ -48,7 +48,7 @@ class MbrConfig:
     """Configuration of minimum Bayes risk; its fields are the keys ``reranker.FIELD``."""
 
     utility: str = option("chrf", "utility by name: chrf, bleu, ter, similarity, embedding, or your own")
-    utility_keys: dict[str, Any] = option({}, "the utility's own keys, such as {beta:3}")
+    utility_keys: dict[str, Any] = option({}, "the utility's keys, such as {beta:3}")
     references: dict[str, Any] = option(
         {}, "keys of generation that make the pseudo-references; empty: the candidates are the references"
     )
@@ -109,8 +109,8 @@ class Mbr(Reranker):
         utility = utility_from_config(GenerationConfig(mbr=cfg.utility, components=keys), resources)
         references = PseudoReferences(resources.models, cfg.references, resources.ensemble) if cfg.references else None
         shared = {field.name for field in fields(MbrConfig)}
-        own = {field.name: getattr(cfg, field.name) for field in fields(cfg) if field.name not in shared}
-        return cls(utility, references, **own)
+        further = {field.name: getattr(cfg, field.name) for field in fields(cfg) if field.name not in shared}
+        return cls(utility, references, **further)
 
     def prepare(self, lines: Sequence[Translation]) -> None:
         """Make the pseudo-references of all lines together; see ``Reranker``."""

@@ -51,8 +51,8 @@ def utility(name: str) -> Callable[[TextFunction], TextFunction]:
 
     def register(function: TextFunction) -> TextFunction:
         methods = {"score": lambda self, text, reference: function(text, reference), "__doc__": function.__doc__}
-        own = type(name, (PairUtility,), {**methods, "__module__": function.__module__})
-        register_utility(name, config=make_dataclass(f"{name}_config", []))(own)
+        component = type(name, (PairUtility,), {**methods, "__module__": function.__module__})
+        register_utility(name, config=make_dataclass(f"{name}_config", []))(component)
         return function
 
     return register

@@ -1,4 +1,4 @@
-"""What the checks of all kinds of components share: comparisons, violations, and what was found for each invariant."""
+"""The common base of all checks: comparisons, violations, outcomes, and the search for causes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from seqgen.system.contract import ContractError
 from seqgen.system.hooks import missing
@@ -71,6 +71,16 @@ def at(**place: int | None) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def hooked(handles: Sequence[RemovableHandle]) -> Iterator[None]:
+    """Remove hooks of modules at the end."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 class Raised(Violation):
     """An error is raised where an invariant is checked.
 
@@ -78,7 +88,7 @@ class Raised(Violation):
         error: the error.
 
     Attributes:
-        own: whether the user's code raises it, or calls or returns what leads to it.
+        by_user: whether the user's code raises it, or calls or returns what leads to it.
     """
 
     def __init__(self, error: Exception):
@@ -87,12 +97,12 @@ class Raised(Violation):
             for frame, line in traceback.walk_tb(error.__traceback__)
         ]
         places = [place for place in places if place[0] not in _LIBRARIES]
-        own = [place for place in places if place[0] != "seqgen"]
-        _, file, line = (own or places)[-1]
+        of_user = [place for place in places if place[0] != "seqgen"]
+        _, file, line = (of_user or places)[-1]
         why = (isinstance(error, NotImplementedError) and missing(error)) or str(error).strip().partition("\n")[0]
         contract = isinstance(error, ContractError)
         super().__init__(why if contract else f"{type(error).__name__}: {why} ({file}:{line})")
-        self.own = contract or bool(own)
+        self.by_user = contract or bool(of_user)
         self.__cause__ = error
 
 
@@ -100,11 +110,8 @@ _LIBRARIES = {"torch", "numpy", *sys.stdlib_module_names}
 """Packages whose code is not the place of an error: the place is the line that calls them."""
 
 
-class CommonCause(Enum):
-    """The causes that all kinds of components share; the value says what to do."""
-
-    ERROR = "the component leads to the error above; correct that first"
-    UNKNOWN = "no experiment names the cause; see the first failure"
+ERROR = "the component leads to the error above; correct that first"
+UNKNOWN = "not known; see the first failure"
 
 
 class NotApplicableError(Exception):
@@ -124,7 +131,7 @@ def needs(holds: object, otherwise: str) -> None:
 
 @dataclass(kw_only=True)
 class Compared:
-    """What is checked, and the comparisons of its results; a subclass adds what the invariants need.
+    """The subject of checks, with comparisons of results; a subclass adds what the invariants need.
 
     Attributes:
         tolerance: the largest difference that counts as equal; see ``same``.
@@ -210,7 +217,7 @@ Invariants: TypeAlias = dict[str, Callable[[S], None]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the check of one invariant found.
+    """The result of the check of an invariant.
 
     Attributes:
         name: name of the invariant.
@@ -232,18 +239,19 @@ class Diagnosis:
     """The cause of violations.
 
     Attributes:
-        cause: a member of an enumeration whose values say what to do.
-        module: the module of a model where results part; empty if that is not known, or if no model is checked.
+        cause: what is probably wrong, and what to do.
+        module: the first module of a model with equal inputs and different outputs; empty if that is not known, or if
+            no model is checked.
     """
 
-    cause: Enum
+    cause: str
     module: str = ""
 
 
-def holds(law: Callable[[], object]) -> bool:
-    """Whether a law raises nothing."""
+def holds(invariant: Callable[[], object]) -> bool:
+    """True if an invariant raises nothing."""
     try:
-        law()
+        invariant()
     except Exception:
         return False
     return True
@@ -260,11 +268,11 @@ def check_all(invariants: Invariants[S], subject: S) -> Iterator[Outcome]:
         What was found, for each invariant.
     """
     for name, invariant in invariants.items():
-        own, begin = replace(subject), time.perf_counter()
+        checked, begin = replace(subject), time.perf_counter()
         violation, reason = None, ""
         try:
             with torch.no_grad():
-                own.hold(invariant)
+                checked.hold(invariant)
         except Violation as error:
             violation = error
         except NotApplicableError as error:
@@ -273,7 +281,7 @@ def check_all(invariants: Invariants[S], subject: S) -> Iterator[Outcome]:
             violation = Raised(error)
         finally:
             subject.restore()
-        difference = own.largest if violation is None else violation.difference
+        difference = checked.largest if violation is None else violation.difference
         yield Outcome(name, time.perf_counter() - begin, difference, violation, reason)
 
 
@@ -284,13 +292,13 @@ def failed(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 Wrong: TypeAlias = Mapping[str, Violation]
 """Violations by the name of the invariant."""
-Advice: TypeAlias = Sequence[tuple[str, str, Enum | Callable[[S, Wrong], Diagnosis | None]]]
-"""Rows of an invariant, a part of its violation's text, and the cause, or an experiment that may find the cause. The
-first row that applies decides; a row without the name of an invariant applies to all violations."""
+Advice: TypeAlias = Mapping[str, str | Callable[[S, Wrong], Diagnosis | None]]
+"""Causes, or experiments that may find the cause, by invariant or by ``INVARIANT | PART OF THE VIOLATION'S TEXT``. The
+first that applies decides; an empty key applies to all violations."""
 
 
 def causes(outcomes: Sequence[Outcome], advice: Advice[S], subject: S) -> list[Diagnosis]:
-    """Find the causes of what failed. An error of the component is its own cause, and comes first.
+    """Find the causes of what failed. An error of the component is a cause by itself, and comes first.
 
     Errors are among the violations that ``advice`` explains only if the first invariant holds, the simplest use of the
     component: then it matters in which other one they occur.
@@ -304,7 +312,7 @@ def causes(outcomes: Sequence[Outcome], advice: Advice[S], subject: S) -> list[D
     raised = [outcome.violation for outcome in wrong if isinstance(outcome.violation, Raised)]
     if outcomes[0].violation in raised:
         wrong = [outcome for outcome in wrong if outcome.violation not in raised]
-    found = [Diagnosis(CommonCause.ERROR)] if not wrong or any(error.own for error in raised) else []
+    found = [Diagnosis(ERROR)] if not wrong or any(error.by_user for error in raised) else []
     return [*found, diagnose(wrong, advice, subject)] if wrong else found
 
 
@@ -317,13 +325,13 @@ def diagnose(outcomes: Sequence[Outcome], advice: Advice[S], subject: S) -> Diag
         subject: what was checked.
     """
     wrong = {outcome.name: outcome.violation for outcome in outcomes if outcome.violation is not None}
-    own = replace(subject)
-    for name, part, cause in advice:
+    for key, cause in advice.items():
+        name, _, part = key.partition(" | ")
         if name and (name not in wrong or part not in wrong[name].what):
             continue
-        if isinstance(cause, Enum):
+        if isinstance(cause, str):
             return Diagnosis(cause)
-        with suppress(Exception), torch.no_grad():  # the component may raise anything; the next row may still work
-            if (found := cause(own, wrong)) is not None:
+        with suppress(Exception), torch.no_grad():  # the component may raise anything; the next one may still work
+            if (found := cause(replace(subject), wrong)) is not None:
                 return found
-    return Diagnosis(CommonCause.UNKNOWN)
+    return Diagnosis(UNKNOWN)

@@ -27,7 +27,7 @@ from seqgen.generation.processors.base import LogitsProcessor, apply_all
 from seqgen.generation.search.base import Search
 from seqgen.generation.session import Session
 from seqgen.lab.checks import search
-from seqgen.lab.checks.checking import Invariants, NotApplicableError, Violation, at, needs, require
+from seqgen.lab.checks.checking import Advice, Invariants, NotApplicableError, Violation, at, needs, require
 from seqgen.lab.checks.search import same_hypotheses
 from seqgen.lab.checks.subject import SOURCES, Decoding
 from seqgen.structures import Batch, Hypothesis
@@ -115,8 +115,8 @@ def state_follows_the_beams(subject: Decoding) -> None:
         for name in names:
             setattr(wanted, name, gather_beams(getattr(wanted, name), parents))
         moved.advance(Candidates(scores, tokens, parents))
-        own = torch.arange(beam).expand(live, -1).contiguous()
-        wanted.advance(Candidates(scores, tokens, own))
+        unmoved = torch.arange(beam).expand(live, -1).contiguous()
+        wanted.advance(Candidates(scores, tokens, unmoved))
         tensors = {name: getattr(wanted, name) for name in names}
         _same_tensors(subject, moved, tensors, "advance does not reorder")
     needs(found, "it keeps no tensors of the beams")
@@ -144,8 +144,8 @@ def _after_some_steps(subject: Decoding) -> Iterator[tuple[Component, int, int]]
     needs(continues, "all outputs end within three steps")
     live, beam, found = len(session.live), session.beam, False
     for part in subject.parts(session):
-        own = [name for name in _tensors(part, (live,)) if id(getattr(part, name)) not in fresh]
-        if own and live > 1:
+        names = [name for name in _tensors(part, (live,)) if id(getattr(part, name)) not in fresh]
+        if names and live > 1:
             found = True
             yield part, live, beam
     needs(found, "it keeps no tensors of the batch")
@@ -166,7 +166,7 @@ def _same_tensors(subject: Decoding, part: Component, wanted: Mapping[str, Tenso
 
 
 def changes_nothing(subject: Decoding) -> bool:
-    """Whether decodes with the component, some with a wide beam, equal those without it.
+    """True if decodes with the component, some with a wide beam, equal those without it.
 
     An observer, which never changes anything, does not count, nor does beam search itself or another default.
     """
@@ -227,7 +227,7 @@ class CombinationProbe(Composite, Combination):
         return found
 
     def attention_weights(self, members: int) -> list[float]:
-        """Those of the combination."""
+        """The weights of the combination."""
         weights: list[float] = self.parts[0].attention_weights(members)
         return weights
 
@@ -248,7 +248,7 @@ def observing_changes_nothing(subject: Decoding) -> None:
 
 
 COMBINATION: Invariants[Decoding] = {
-    **{name: law for name, law in SHARED.items() if name != "[m, m] = m"},
+    **{name: invariant for name, invariant in SHARED.items() if name != "[m, m] = m"},
     "scorer = generator": partial(search.scorer_equals_generator, min_len=0, end_symbols=[]),
     "calls change nothing else": calls_change_no_scores,
 }
@@ -317,7 +317,8 @@ def _check_state(part: Component, before: Mapping[str, Tensor], what: str) -> No
 
 def calls_are_pure(subject: Decoding) -> None:
     """A call returns finite scores or ``-inf`` of the same shape and dtype, and changes neither context nor state."""
-    processors = _own(subject)
+    parts = subject.parts(subject.generator().setup)
+    processors = [part for part in parts if isinstance(part, LogitsProcessor)]
     for dtype in (torch.float64, torch.float32):
         subject.models = [model.to(dtype) for model in subject.models]
         try:
@@ -327,12 +328,6 @@ def calls_are_pure(subject: Decoding) -> None:
                 subject.decode(subject.batch(), objects={"processors": probes}, **without)
         finally:
             subject.models = [model.double() for model in subject.models]
-
-
-def _own(subject: Decoding) -> Sequence[LogitsProcessor]:
-    """The processors of the subject."""
-    found = subject.parts(subject.generator().setup)
-    return [part for part in found if isinstance(part, LogitsProcessor)]
 
 
 class Replay(Search):
@@ -409,3 +404,94 @@ PROCESSOR: Invariants[Decoding] = {
     "forks are independent": forks_are_independent,
 }
 """The invariants of a logits processor."""
+
+_CHANGED_BY_CALL = (
+    "a call changes the component's own tensors, or returns one of them; change state in advance, and return a new "
+    "tensor"
+)
+_INDICES = (
+    "tokens or beams of candidates are wrong; of an index into (beam * V) scores, the beam is index // V and the token "
+    "index % V"
+)
+_FORBIDDEN = "candidates with a score of -inf become possible; leave -inf as it is"
+_MIXES_SENTENCES = (
+    "the result of a sentence depends on the other sentences of the batch; do not reduce over the first dimension, and "
+    "leave out the positions of the source where context.src_padding is true"
+)
+_FIRST_STEP = (
+    "the same hypothesis is kept twice; at context.step == 0 all beams are equal, so that only the first one may be "
+    "expanded"
+)
+
+COMPONENT_ADVICE: Advice[Decoding] = {
+    "calls change nothing else | becomes": (
+        "a score becomes NaN or infinite, often because -inf is multiplied by zero or subtracted from itself; leave "
+        "-inf as it is"
+    ),
+    "calls change nothing else | in place": (
+        "the component writes into a tensor that it was given, of the context or the scores of a member; clone it first"
+    ),
+    "calls change nothing else | the call changes": _CHANGED_BY_CALL,
+    "state follows the beams": (
+        "a state does not follow the beams; name its tensor (sentences, beam, ...) in beam_state, and call "
+        "super().advance where you override advance"
+    ),
+    "state of sentences that leave": (
+        "a state keeps the rows of sentences that have left the batch; name its tensor in sentence_state or beam_state"
+    ),
+    "candidates are continuations | independent_rows": (
+        "independent_rows is true, but candidate i does not continue beam i; remove the attribute"
+    ),
+    "candidates are continuations | not in the range": _INDICES,
+    "candidates are continuations | of another beam": _INDICES,
+    "candidates are continuations | does not exist": _FORBIDDEN,
+    "decodes are repeatable": (
+        "the component draws from PyTorch's own random numbers (use uniform of seqgen.extend, whose numbers depend on "
+        "a seed, the line number and the step), or keeps values of a batch on the object that all batches share (let "
+        "begin return a copy)"
+    ),
+    "two decodes at a time": (
+        "the component keeps values of a batch on the object that all batches share; let begin return a copy (call "
+        "super().begin) and store them there"
+    ),
+    "optimized = not optimized | skip_log_softmax": (
+        "additive or shift_invariant is true, but the component needs normalized log-probabilities: adding a constant "
+        "to the scores of a row changes its choices; remove the attribute"
+    ),
+    "optimized = not optimized | use_cache": (
+        "the result differs if nothing is cached (debug.use_cache=false computes all positions at each step): the "
+        "component changes a decoder's cache or features in place, or depends on how a step is computed"
+    ),
+    "alone = in a batch": _MIXES_SENTENCES,
+    "alone = in a batch, sampled": _MIXES_SENTENCES,
+    "observed = not observed": "the observer changes a tensor of the record or context; clone what you change",
+    "scorer = generator": (
+        "the combination gives another score where all positions are known; ignores_context is true only for a "
+        "combination that does not read the context"
+    ),
+    "joining = one batch": (
+        "can_merge is true, but the component reads context.step, tokens or source ids, or a state is not merged; use "
+        "context.steps, name the state in sentence_state or beam_state, or remove the attribute"
+    ),
+    "NaN is an error": "scores that are NaN are replaced or compared away, so that a damaged model is not noticed",
+    "forbidden tokens": _FORBIDDEN,
+    "a sentence without outputs": _FORBIDDEN,
+    "candidates are continuations": _FIRST_STEP,
+    "hypotheses differ": _FIRST_STEP,
+    "scores are the model's": (
+        "the scores of candidates are not scores + lprobs; return these sums, or set adjusts_scores if a penalty is "
+        "intended"
+    ),
+    "hypotheses end, are sorted": "hypotheses do not end, or are not sorted; see the method finished",
+    "calls change nothing else": _CHANGED_BY_CALL,
+    "forks are independent": (
+        "a fork shares a tensor that is changed in place; name the tensor in sentence_state or beam_state"
+    ),
+    "blocks of the vocabulary": (
+        "the component works for one size of the vocabulary only; take the size from lprobs.size(-1)"
+    ),
+    "scores depend on the hypothesis": (
+        "the scores of a beam depend on the other beams of its sentence; compute each row by itself"
+    ),
+}
+"""Causes of violations of a decoding component."""

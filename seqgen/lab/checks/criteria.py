@@ -1,21 +1,40 @@
-"""Invariants of training criteria: the gradient, padding, and sums over parts of a batch."""
+"""Invariants of training criteria: the gradient, padding, and sums over parts of a batch.
+
+Of criteria that decode also: the model of decoding is the model of training, and expectations are exact.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad as pad_columns
 
-from seqgen.lab.checks.checking import Advice, Compared, Diagnosis, Invariants, Violation, Wrong, require
+from seqgen.config import GenerationConfig
+from seqgen.config.generation import KEEPS_SCORES, keys_with
+from seqgen.lab.checks.checking import (
+    Advice,
+    Compared,
+    Diagnosis,
+    Invariants,
+    Outcome,
+    Violation,
+    Wrong,
+    at,
+    check_all,
+    hooked,
+    needs,
+    require,
+)
+from seqgen.lab.checks.search import same_hypotheses
 from seqgen.lab.checks.subject import Ids
 from seqgen.model import EncoderDecoderModel
-from seqgen.structures import Batch, tensors_in
+from seqgen.structures import Batch, Hypothesis, tensors_in
+from seqgen.training.sequence_criterion import SequenceCriterion
 
 LENGTHS, TARGETS = [5, 2, 8, 1], [3, 6, 1, 4]
 """The length of each source and each target, end-of-sentence included."""
@@ -158,7 +177,7 @@ def _same_slope(
     subject.same_number(got, wanted, f"{what} is not that of the loss", tolerance=1e-6)
 
 
-def padding_counts_nothing(subject: Training) -> None:
+def padding_does_not_affect_the_loss(subject: Training) -> None:
     """Further padding, of sources or of targets, changes neither the loss nor the gradient nor what is counted."""
     usual, gradient = subject.compute(subject.batch()), subject.gradient(subject.batch())
     for side, padded in (("source", subject.batch(source_padding=3)), ("target", subject.batch(target_padding=3))):
@@ -226,7 +245,7 @@ CRITERION: Invariants[Training] = {
     "the loss is a scalar": loss_is_a_sum,
     "losses are repeatable": repeated_losses_are_equal,
     "gradient = finite differences": gradient_equals_finite_differences,
-    "padding counts nothing": padding_counts_nothing,
+    "padding does not affect the loss": padding_does_not_affect_the_loss,
     "sum over ranks = whole batch": ranks_sum_to_the_whole,
     "logged counts": logged_counts,
     "inputs are not changed": inputs_are_not_changed,
@@ -234,63 +253,164 @@ CRITERION: Invariants[Training] = {
 """The invariants of a criterion."""
 
 
-class CriterionCause(Enum):
-    """The usual causes; the value says what to do."""
+_LONGEST = 2
+"""Tokens of the longest output where all outputs are enumerated."""
 
-    RANDOMNESS = (
-        "the loss is random in evaluation, or depends on earlier calls; draw random numbers only if model.training is "
-        "true, and keep nothing on the criterion"
-    )
-    GRADIENT = (
-        "a part of the loss has no gradient or a wrong one; look for detach, item, data and torch.no_grad, and for a "
-        "custom backward"
-    )
-    PADDING = (
-        "padding of the target is counted; leave out the positions whose target is padding (target_logits does so)"
-    )
-    SOURCE_PADDING = "the loss depends on padding of the source; pass batch.source.src_lengths to the model"
-    MEAN = "the loss is a mean; return the sum over target tokens, since the trainer divides by the sum of sample_size"
-    SAMPLE_SIZE = (
-        "sample_size or a logged value does not add up over ranks; count what the loss is summed over, without padding"
-    )
-    MIXES_SENTENCES = "the loss of a sentence depends on the other sentences; do not normalize over the batch"
-    LOGGING = "a logged value is wrong; log detached sums over the batch (see CriterionOut.logging)"
-    CHANGED = "the criterion changes the batch, the weights or the mode of the model; copy what you change"
-    STALE = (
-        "decoding uses cached weights of an earlier update; decode with self.decode(model, batch), and cache no weights"
-    )
-    NOT_APART = "decoding is not apart from training; decode with self.decode(model, batch), which uses evaluation mode"
-    RESCORED = (
-        "decoding and rescore compute with different models or inputs; do not override them, and look for a forward "
-        "that differs between training and decoding"
-    )
-    RISK = "the loss is not the expected risk; correct it, or let is_expected_risk be false"
-    LOSS = "the loss has to be a finite scalar tensor with a gradient, and sample_size a positive number"
+
+def _decoding(subject: Training) -> SequenceCriterion:
+    assert isinstance(subject.criterion, SequenceCriterion)
+    return subject.criterion
+
+
+def _with_decoding(criterion: SequenceCriterion, decode: GenerationConfig) -> SequenceCriterion:
+    """The criterion with other decoding keys, and without the cross-entropy with the references."""
+    changed = copy.copy(criterion)
+    changed.cfg = replace(criterion.cfg, decode=decode, token_loss=0.0)
+    return changed
+
+
+def decoding_equals_rescoring(subject: Training) -> None:
+    """In evaluation and beam search, the log-probability of each token is the same in ``decode`` and in ``rescore``."""
+    criterion, batch, kept = _decoding(subject), subject.batch(), set(keys_with(KEEPS_SCORES)) - {"seed"}
+    plain = {name: getattr(criterion.cfg.decode, name) for name in kept}  # others change the scores of decoding
+    beam_search = _with_decoding(criterion, GenerationConfig(**plain))
+    subject.model.eval()
+    found = beam_search.decode(subject.model, batch)
+    scores = criterion.rescore(subject.model, batch, found).token_lprobs
+    for row, hypotheses in enumerate(found):
+        for place, one in enumerate(hypotheses):
+            got, wanted = scores[row, place, : len(one.tokens)], one.positional_scores
+            with at(sentence=row):
+                subject.same_value(got, wanted, "rescore gives other log-probabilities than decode")
+
+
+def decoding_reads_the_current_weights(subject: Training) -> None:
+    """After the weights were changed in place, as by an optimizer, ``decode`` gives what a new model gives."""
+    criterion, batch, model = _decoding(subject), subject.batch(), subject.model
+    original = {name: value.clone() for name, value in model.state_dict().items()}
+    try:
+        for mode in (True, False):
+            model.train(mode)
+            criterion.decode(model, batch)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(torch.sin(torch.arange(parameter.numel()).view_as(parameter)), alpha=0.3)
+            found = criterion.decode(model, batch)
+            wanted = SequenceCriterion.decode(criterion, copy.deepcopy(model), batch)
+            same_hypotheses(subject, found, wanted, "decode uses weights from before an update")
+    finally:
+        model.load_state_dict(original)
+
+
+def decoding_is_not_training(subject: Training) -> None:
+    """``decode`` runs no module in training mode, and leaves the random numbers and the mode of training."""
+    criterion, model = _decoding(subject), subject.model
+    model.train()
+    noted: list[str] = []
+
+    def note(module: nn.Module, arguments: object) -> None:
+        if module.training:
+            noted.append(type(module).__name__)
+
+    handles = [module.register_forward_pre_hook(note) for module in model.modules()]
+    before = torch.get_rng_state()
+    with hooked(handles):
+        found = criterion.decode(model, subject.batch())
+    require(not noted, f"decode runs {noted[0] if noted else ''} in training mode, with dropout")
+    require(torch.equal(torch.get_rng_state(), before), "decode changes the state of random numbers of training")
+    require(all(module.training for module in model.modules()), "decode leaves the model in evaluation mode")
+    model.eval()
+    wanted = criterion.decode(model, subject.batch())
+    same_hypotheses(subject, found, wanted, "decode in training differs from decode in evaluation")
+
+
+def expected_risk_is_exact(subject: Training) -> None:
+    """With all outputs as candidates, the gradient is that of the expected risk, computed by enumeration."""
+    criterion = _decoding(subject)
+    needs(criterion.is_expected_risk, "the criterion does not say that it is the expected risk of its candidates")
+    batch, words = subject.batch(), criterion.task.target_dictionary
+    outputs = [[words.eos()]]
+    outputs += [[word, words.eos()] for word in range(len(words)) if word not in (words.eos(), words.pad())]
+    decode = GenerationConfig(mbr=criterion.cfg.decode.mbr, beam=len(outputs), min_len=0, max_len=_LONGEST)
+    every = _with_decoding(criterion, decode)
+    got = replace(subject, criterion=every).gradient(batch)
+    subject.model.zero_grad(set_to_none=True)
+    with torch.enable_grad():
+        _enumerated_risk(subject, criterion, batch, outputs).backward()  # type: ignore[no-untyped-call]
+    wanted = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in subject.model.named_parameters()}
+    subject.same_gradient(got, wanted, "the gradient is not that of the expected risk over all outputs")
+
+
+def _enumerated_risk(subject: Training, criterion: SequenceCriterion, batch: Batch, outputs: list[list[int]]) -> Tensor:
+    """The expected risk, summed over sentences, without ``decode`` and ``rescore``."""
+    model, risks = subject.model, []
+    hypotheses = [Hypothesis(torch.tensor(tokens), 0.0, torch.zeros(len(tokens))) for tokens in outputs]
+    utilities = criterion.utilities(batch, [hypotheses] * batch.num_sentences)
+    source, start = batch.source, torch.tensor([[subject.ids.start]])
+    for row in range(batch.num_sentences):
+        lprobs = []
+        for one in hypotheses:
+            previous = torch.cat([start, one.tokens[None, :-1]], dim=1)
+            logits = model(source.src_tokens[row, None], source.src_lengths[row, None], previous).logits
+            lprobs.append(logits.log_softmax(-1)[0].gather(1, one.tokens.unsqueeze(1)).sum())
+        risks.append((torch.stack(lprobs).softmax(0) * (1 - utilities[row] / 100)).sum())
+    return torch.stack(risks).sum()
+
+
+DECODING_CRITERION: Invariants[Training] = {
+    "decoding = rescoring": decoding_equals_rescoring,
+    "decoding reads current weights": decoding_reads_the_current_weights,
+    "decoding is not training": decoding_is_not_training,
+    "expected risk = enumeration": expected_risk_is_exact,
+}
+"""The further invariants of a criterion that decodes."""
+
+
+def check_criterion(subject: Training) -> Iterator[Outcome]:
+    """Check a criterion; see ``check_all``."""
+    decodes = isinstance(subject.criterion, SequenceCriterion)
+    return check_all({**CRITERION, **(DECODING_CRITERION if decodes else {})}, subject)
+
+
+_GRADIENT = (
+    "a part of the loss has no gradient or a wrong one; look for detach, item, data and torch.no_grad, and for a "
+    "custom backward"
+)
 
 
 def _of_the_sum(subject: Training, wrong: Wrong) -> Diagnosis:
-    """Why the parts of a batch do not sum to the batch; a mean does not change if each sentence occurs twice."""
+    """Distinguish a mean, which does not change if each sentence occurs twice, from a loss that mixes sentences."""
     once, twice = (float(subject.compute(subject.batch(rows)).loss) for rows in ([0, 1], [0, 1, 0, 1]))
-    return Diagnosis(CriterionCause.MEAN if abs(twice - once) < 1e-8 else CriterionCause.MIXES_SENTENCES)
+    if abs(twice - once) < 1e-8:
+        return Diagnosis(
+            "the loss is a mean; return the sum over target tokens, since the trainer divides by the sum of sample_size"
+        )
+    return Diagnosis("the loss of a sentence depends on the other sentences; do not normalize over the batch")
 
 
-CRITERION_ADVICE: Advice[Training] = [
-    ("the loss is a scalar", "has no gradient", CriterionCause.GRADIENT),
-    ("the loss is a scalar", "logged", CriterionCause.LOGGING),
-    ("the loss is a scalar", "", CriterionCause.LOSS),
-    ("inputs are not changed", "", CriterionCause.CHANGED),
-    ("losses are repeatable", "", CriterionCause.RANDOMNESS),
-    ("decoding is not training", "", CriterionCause.NOT_APART),
-    ("decoding reads current weights", "", CriterionCause.STALE),
-    ("decoding = rescoring", "", CriterionCause.RESCORED),
-    ("expected risk = enumeration", "", CriterionCause.RISK),
-    ("padding counts nothing", "of the source changes the loss", CriterionCause.SOURCE_PADDING),
-    ("padding counts nothing", "changes the loss", CriterionCause.PADDING),
-    ("sum over ranks = whole batch", "logged", CriterionCause.LOGGING),
-    ("sum over ranks = whole batch", "sample_size", CriterionCause.SAMPLE_SIZE),
-    ("sum over ranks = whole batch", "", _of_the_sum),
-    ("gradient = finite differences", "", CriterionCause.GRADIENT),
-    ("padding counts nothing", "", CriterionCause.SAMPLE_SIZE),
-    ("logged counts", "", CriterionCause.LOGGING),
-]
-"""What to say about the violations of a criterion."""
+CRITERION_ADVICE: Advice[Training] = {
+    "the loss is a scalar | has no gradient": _GRADIENT,
+    "losses are repeatable": (
+        "the loss is random in evaluation, or depends on earlier calls; draw random numbers only if model.training is "
+        "true, and keep nothing on the criterion"
+    ),
+    "decoding is not training": (
+        "decoding is not apart from training; decode with self.decode(model, batch), which uses evaluation mode"
+    ),
+    "decoding reads current weights": (
+        "decoding uses cached weights of an earlier update; decode with self.decode(model, batch), and cache no weights"
+    ),
+    "decoding = rescoring": (
+        "decoding and rescore compute with different models or inputs; do not override them, and look for a forward "
+        "that differs between training and decoding"
+    ),
+    "padding does not affect the loss | of the source changes the loss": (
+        "the loss depends on padding of the source; pass batch.source.src_lengths to the model"
+    ),
+    "padding does not affect the loss | changes the loss": (
+        "padding of the target is counted; leave out the positions whose target is padding (target_logits does so)"
+    ),
+    "sum over ranks = whole batch | the loss": _of_the_sum,
+    "gradient = finite differences": _GRADIENT,
+}
+"""Causes of violations of a criterion; the other violations say themselves what is wrong."""

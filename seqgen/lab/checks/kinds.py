@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from seqgen.checkpoints.decoding_task import DecodingTask
+from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.checkpoints.loading import load_models
 from seqgen.config import CommonConfig, GenerationConfig, ReadingConfig, option
 from seqgen.data.dictionary import Dictionary
@@ -23,7 +24,7 @@ from seqgen.lab.checks.checking import Invariants, Raised
 from seqgen.lab.checks.components import COMBINATION, OBSERVER, PROCESSOR, STOPPING
 from seqgen.lab.checks.criteria import Training
 from seqgen.lab.checks.strategies import STRATEGY
-from seqgen.lab.checks.subject import Decoding, Subject, randomize_, tiny_dictionary
+from seqgen.lab.checks.subject import Decoding, Ids, Subject, randomize_, tiny_dictionary
 from seqgen.lab.checks.tasks import Prepared
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import CRITERIA, DECODING_COMPONENTS, MODELS, TASKS
@@ -32,16 +33,10 @@ from seqgen.task import PromptTask, Task
 Note = Callable[[str], None]
 """Shows a note to the user."""
 
+_WIDTHS = {"embed_dim": 16, "ffn_embed_dim": 24, "attention_heads": 2}
 SMALL = {
-    "encoder_embed_dim": 16,
-    "decoder_embed_dim": 16,
-    "encoder_ffn_embed_dim": 24,
-    "decoder_ffn_embed_dim": 24,
-    "encoder_layers": 1,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "dropout": 0.0,
+    **{f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in _WIDTHS.items()},
+    **{"encoder_layers": 1, "decoder_layers": 2, "dropout": 0.0},
 }
 
 
@@ -62,10 +57,10 @@ def _building(what: str, otherwise: str) -> Iterator[None]:
 
 
 class Vocabularies:
-    """Has one vocabulary for source and target, which is all that a model needs of its task."""
+    """The vocabularies, all that a model needs of its task; one for both sides unless the source has another."""
 
-    def __init__(self, words: Dictionary):
-        self.source_dictionary = self.target_dictionary = words
+    def __init__(self, words: Dictionary, source: Dictionary | None = None):
+        self.source_dictionary, self.target_dictionary = source or words, words
 
 
 def small_transformer(name: str = "transformer") -> Any:
@@ -145,19 +140,24 @@ def _random_model(cfg: ModelCheckConfig) -> Subject:
         return new_model(cfg.model, words, seed)
 
     models = [randomize_(build(0)), randomize_(build(0), factor=1.5)]
-    one, two = (Subject.of(model, words, len(words), cfg.tolerance, build) for model in models)
+    one, two = (Subject(model, words, len(words), build, tolerance=cfg.tolerance) for model in models)
     one.peaked = two
     return one
 
 
 def _trained_model(cfg: ModelCheckConfig, note: Note) -> Subject:
-    (loaded, *others) = load_models([cfg.path], "cpu", cfg.reading, torch.float64)
+    loaded, *others = _loaded([cfg.path], cfg.reading, note)
     if others:
         raise ConfigError(f"path={cfg.path} names {len(others) + 1} models; check them one at a time")
-    for text in loaded.notes:
-        note(text)
     source, target = loaded.task.source_dictionary, loaded.task.target_dictionary
-    return Subject.of(loaded.model, target, len(source), cfg.tolerance)
+    return Subject(loaded.model, target, len(source), tolerance=cfg.tolerance)
+
+
+def _loaded(paths: Sequence[str], reading: ReadingConfig, note: Note) -> Sequence[LoadedModel]:
+    loaded = load_models(paths, "cpu", reading, torch.float64)
+    for text in (text for one in loaded for text in one.notes):
+        note(text)
+    return loaded
 
 
 WORDS = 9
@@ -174,7 +174,7 @@ class Kind(NamedTuple):
     Attributes:
         what: what its check is about.
         invariants: its invariants.
-        base: its base class, if the rules may replace a component by a variant of their own.
+        base: its base class, if the rules may replace a component by a variant.
     """
 
     what: str
@@ -213,7 +213,7 @@ class DecodingCheckConfig:
 
 
 def component_subject(group: str, cfg: DecodingCheckConfig, note: Note = print) -> Decoding:
-    """What is checked: the component, and small random models or trained ones.
+    """The subject of a check: the component, and small random models or trained ones.
 
     Args:
         group: the kind of component.
@@ -255,11 +255,9 @@ def _trained_decoding(
     """
     if cfg.model is not None:
         raise ConfigError("give either model=NAME for a random model or path=RUN for a trained one")
-    loaded = load_models(cfg.path, "cpu", cfg.reading, torch.float64)
+    loaded = _loaded(cfg.path, cfg.reading, note)
     if group == "combination" and len(loaded) < 2:
         raise ConfigError("path names 1 model; a combination is checked with two or more: path=[RUN,RUN]")
-    for text in (text for one in loaded for text in one.notes):
-        note(text)
     task = loaded[0].task
     words, sources = task.target_dictionary, task.source_dictionary
     if any((one.task.target_dictionary, one.task.source_dictionary) != (words, sources) for one in loaded):
@@ -275,33 +273,33 @@ def _accepted(subject: Decoding, note: Note) -> Decoding:
     Raises:
         ConfigError: no rules accept it.
     """
-    beams = [subject.generation.beam] if subject.generation.beam == 1 else [subject.generation.beam, 1]
-    refusals = []
-    for beam in beams:
+    wanted, refusals = subject.generation.beam, list[ConfigError]()
+    for beam in dict.fromkeys((wanted, 1)):
         subject.generation = replace(subject.generation, beam=beam)
-        accepted = []
-        for rules in subject.all_rules:
-            subject.rules = rules
-            with _building(f"{subject.group} cannot be built from its keys", "correct its build or __init__"):
-                try:
-                    generator = subject.generator()
-                except ConfigError as error:
-                    refusals.append(error)
-                    continue
-            try:
-                generator.generate(subject.batch([1]))
-            except ConfigError as error:
-                refusals.append(error)
-                continue
-            except Exception:  # an error of the component, which the checks report
-                pass
-            accepted.append(rules)
-        if accepted:
-            if beam != beams[0]:
+        found = {rules: _refusal(subject, rules) for rules in subject.all_rules}
+        refusals += filter(None, found.values())
+        if accepted := [rules for rules, refusal in found.items() if refusal is None]:
+            if beam != wanted:
                 note(f"checked with beam=1: {refusals[0]}")
             subject.all_rules = accepted
             return subject
     raise refusals[len(subject.all_rules) - 1]  # with the beam of the user
+
+
+def _refusal(subject: Decoding, rules: str) -> ConfigError | None:
+    """The error with which a decode is refused; ``None`` if it is accepted."""
+    subject.rules = rules
+    with _building(f"{subject.group} cannot be built from its keys", "correct its build or __init__"):
+        try:
+            generator = subject.generator()
+        except ConfigError as error:
+            return error
+    with suppress(Exception):  # an error of the component, which the checks report
+        try:
+            generator.generate(subject.batch([1]))
+        except ConfigError as error:
+            return error
+    return None
 
 
 @dataclass
@@ -329,8 +327,7 @@ def criterion_subject(cfg: CriterionCheckConfig) -> Training:
     with _building(what, "correct its __init__"):
         tokenizer = WhitespaceTokenizer(words)
         criterion = component(cfg.criterion, Task(None, tokenizer, tokenizer))
-    ids = Subject.of(model, words, len(words)).ids
-    return Training(criterion, model, ids, tolerance=cfg.tolerance)
+    return Training(criterion, model, Ids.of(model, words, len(words)), tolerance=cfg.tolerance)
 
 
 @dataclass

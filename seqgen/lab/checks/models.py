@@ -7,7 +7,7 @@ from weights is used after they have changed.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from seqgen.lab.checks import search, stepping
-from seqgen.lab.checks.checking import Invariants, Outcome, Violation, check_all, needs, require
+from seqgen.lab.checks.checking import Invariants, Outcome, Violation, check_all, hooked, needs, require
 from seqgen.lab.checks.subject import LENGTHS, Subject
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.dropout import LayerDropList
@@ -100,11 +100,8 @@ def start_token_is_read(subject: Subject) -> None:
     encoder_out = subject.encode(batch)
     embeddings = [module for module in subject.model.decoder.modules() if isinstance(module, nn.Embedding)]
     handles = [module.register_forward_hook(add_noise) for module in embeddings]
-    try:
+    with hooked(handles):
         moved = subject.model.decoder(batch.prev_output_tokens, encoder_out).logits
-    finally:
-        for handle in handles:
-            handle.remove()
     needs(noisy, "no nn.Embedding of the decoder reads the target tokens")
     require(moved.isfinite().all(), "the logits after the start token are not finite", step=0)
     unread = (moved[:, 1] - logits[:, 1]).abs().amax(-1) <= _LEAST
@@ -183,12 +180,50 @@ def without_cached_weights(subject: Subject, model: EncoderDecoderModel) -> Enco
     return other
 
 
-def _assert_fresh(subject: Subject, model: EncoderDecoderModel, before: Tensor, what: str) -> None:
-    """The logits are not those from before the change, but those of a model without cached weights."""
-    got = stepped_logits(subject, model)
-    wanted = stepped_logits(subject, without_cached_weights(subject, model))
-    subject.same(got, wanted.to(got.dtype), what=f"after {what} a decode uses a weight from before")
-    require((got.to(before.dtype) - before).abs().max() > 1e-6, f"{what} does not change the logits")
+Change = Callable[[Subject, EncoderDecoderModel], object]
+
+
+def fresh_after(what: str, *changes: Change) -> Callable[[Subject], None]:
+    """The invariant that a decode after changes of the weights uses the new weights.
+
+    Args:
+        what: the changes, in words.
+        changes: they change a copy of the model in place; each is followed by a decode.
+    """
+
+    def no_stale_weight(subject: Subject) -> None:
+        model = copy.deepcopy(subject.model)
+        for change in changes:
+            before = stepped_logits(subject, model)
+            change(subject, model)
+            got = stepped_logits(subject, model)
+            wanted = stepped_logits(subject, without_cached_weights(subject, model))
+            subject.same(got, wanted.to(got.dtype), what=f"after {what} a decode uses a weight from before")
+            require((got.to(before.dtype) - before).abs().max() > 1e-6, f"{what} does not change the logits")
+
+    return no_stale_weight
+
+
+_step = partial(train_step, training=False)
+
+
+def _load(assign: bool) -> Change:
+    def load(subject: Subject, model: EncoderDecoderModel) -> None:
+        weights = model.state_dict().items()
+        larger = {key: value * 1.25 if value.is_floating_point() else value for key, value in weights}
+        model.load_state_dict(larger, assign=assign)
+
+    return load
+
+
+def _change_in_place(subject: Subject, model: EncoderDecoderModel) -> None:
+    for parameter in model.parameters():
+        parameter.mul_(1.5)
+
+
+def _replace_data(subject: Subject, model: EncoderDecoderModel) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data + 0.25
 
 
 def every_parameter_is_trained(subject: Subject) -> None:
@@ -200,25 +235,6 @@ def every_parameter_is_trained(subject: Subject) -> None:
     trained = {key for key, parameter in model.named_parameters() if parameter.requires_grad}
     without = [key for key, gradient in train_step(subject, model).items() if gradient == 0 and key in trained]
     require(not without, f"a training step gives no gradient to {', '.join(without[:3])}")
-
-
-def fresh_after_training(subject: Subject, what: str = "training", training: bool = True) -> None:
-    """A decode after a step, evaluation and another step uses the new weights, also if ``train()`` is never called."""
-    model = copy.deepcopy(subject.model)
-    for _ in range(2):
-        before = stepped_logits(subject, model)
-        train_step(subject, model, training)
-        _assert_fresh(subject, model, before, what)
-
-
-def fresh_after_loading(subject: Subject) -> None:
-    """A decode after ``load_state_dict`` uses the new weights; saved weights give the same logits in a new model."""
-    for assign in (False, True):
-        model = copy.deepcopy(subject.model)
-        before = stepped_logits(subject, model)
-        other = {key: value * 1.25 if value.is_floating_point() else value for key, value in model.state_dict().items()}
-        model.load_state_dict(other, assign=assign)
-        _assert_fresh(subject, model, before, "loading weights")
 
 
 def saved_weights_are_the_model(subject: Subject) -> None:
@@ -242,21 +258,8 @@ def fresh_after_moving(subject: Subject) -> None:
     subject.same(got, wanted, what="after a change of the dtype a decode uses a weight from before")
 
 
-def fresh_after_a_change_in_place(subject: Subject) -> None:
-    """A decode after parameters are changed in place or replaced uses the new ones."""
-    model = copy.deepcopy(subject.model)
-    before = stepped_logits(subject, model)
-    for parameter in model.parameters():
-        parameter.mul_(1.5)
-    _assert_fresh(subject, model, before, "a change in place")
-    before = stepped_logits(subject, model)
-    for parameter in model.parameters():
-        parameter.data = parameter.data + 0.25
-    _assert_fresh(subject, model, before, "new parameter data")
-
-
 def inference_mode(subject: Subject) -> None:
-    """What is cached in inference mode is usable in later decodes, and training is possible afterwards."""
+    """Values cached in inference mode are usable in later decodes, and training is possible afterwards."""
     model = copy.deepcopy(subject.model)
     wanted = stepped_logits(subject, model)
     model.train().eval()
@@ -290,13 +293,11 @@ STEPPING: Invariants[Subject] = {
 WEIGHTS: Invariants[Subject] = {
     "every parameter is trained": every_parameter_is_trained,
     "saved weights are the model": saved_weights_are_the_model,
-    "no stale weight after training": fresh_after_training,
-    "no stale weight after a step in eval()": partial(
-        fresh_after_training, what="an optimizer step in evaluation mode", training=False
-    ),
-    "no stale weight after loading": fresh_after_loading,
+    "no stale weight after training": fresh_after("training", train_step, train_step),
+    "no stale weight after a step in eval()": fresh_after("an optimizer step in evaluation mode", _step, _step),
+    "no stale weight after loading": fresh_after("loading weights", _load(assign=False), _load(assign=True)),
     "no stale weight after moving": fresh_after_moving,
-    "no stale weight after a change in place": fresh_after_a_change_in_place,
+    "no stale weight after a change in place": fresh_after("a change in place", _change_in_place, _replace_data),
     "inference mode": inference_mode,
 }
 SEARCH: Invariants[Subject] = {

@@ -147,7 +147,7 @@ class Decode:
 
 
 def _sharings(subject: Subject) -> Iterator[bool]:
-    """Whether the encoder's output has one row for each sentence: the cases that the decoder supports."""
+    """The values of ``shared``, one row of the encoder's output for each sentence, that the decoder supports."""
     yield False
     if subject.decoder.shares_encoder_output:
         yield True

@@ -1,4 +1,4 @@
-"""What is checked: a model or a decoding component, inputs for it, and what it computes."""
+"""The subjects of checks: a model or a decoding component with random inputs."""
 
 from __future__ import annotations
 
@@ -169,36 +169,21 @@ class Subject(Compared):
     Attributes:
         model: the model, in evaluation mode.
         dictionary: the target vocabulary.
-        ids: the ids of its inputs.
+        source_size: size of the source vocabulary.
         build: builds a model with the same configuration and other random weights; ``None`` for a trained model.
         peaked: the model for the invariants of search, if they need other weights: random ones with clear peaks.
     """
 
     model: EncoderDecoderModel
     dictionary: Dictionary
-    ids: Ids
+    source_size: int
     build: Callable[[], EncoderDecoderModel] | None = None
     peaked: Subject | None = None
 
-    @classmethod
-    def of(
-        cls,
-        model: EncoderDecoderModel,
-        dictionary: Dictionary,
-        source_size: int,
-        tolerance: float = 1e-10,
-        build: Callable[[], EncoderDecoderModel] | None = None,
-    ) -> Subject:
-        """Describe a model.
-
-        Args:
-            model: the model.
-            dictionary: its target vocabulary.
-            source_size: size of its source vocabulary.
-            tolerance: see ``Compared``.
-            build: see the class.
-        """
-        return cls(model, dictionary, Ids.of(model, dictionary, source_size), build, tolerance=tolerance)
+    @cached_property
+    def ids(self) -> Ids:
+        """The ids of the inputs."""
+        return Ids.of(self.model, self.dictionary, self.source_size)
 
     @property
     def decoder(self) -> IncrementalDecoder:
@@ -214,12 +199,12 @@ class Subject(Compared):
 
     @property
     def is_language_model(self) -> bool:
-        """Whether it is decoder-only: it does not read the start token, and has no attention to a source."""
+        """True if the model is decoder-only: it does not read the start token, and has no attention to a source."""
         return isinstance(self.model, LanguageModel)
 
     @property
     def reads_start_offsets(self) -> bool:
-        """Whether it supports ``IncrementalState.start_offsets``; language models count the prompt's columns."""
+        """True if the decoder supports ``IncrementalState.start_offsets``; language models count all columns."""
         return self.decoder.can_merge and not self.is_language_model
 
     def inputs(
@@ -344,7 +329,7 @@ class Decoding(Compared):
         return {chooser: "" if single else chosen[:-1], "components": self.keys_without(prefix)}
 
     def keys_without(self, *prefixes: str) -> dict[str, Any]:
-        """The components' own keys, without those that begin with one of some prefixes."""
+        """The components' keys, without those that begin with one of some prefixes."""
         return {key: value for key, value in self.generation.components.items() if not key.startswith(prefixes)}
 
     @cached_property
@@ -442,8 +427,16 @@ class Decoding(Compared):
             raise reasons[0]
 
     def parts(self, owner: Session | DecodingSetup) -> list[Component]:
-        """The component in a session or setup."""
-        return components_in(owner.components, self.kind)
+        """The component in a session or setup, also within others."""
+        found: list[Component] = []
+        unread = list(owner.components)
+        while unread:
+            component = unread.pop(0)
+            if isinstance(component, self.kind):
+                found.append(component)
+            elif isinstance(component, Composite):
+                unread += component.parts
+        return found
 
     @property
     def wide(self) -> Decoding:
@@ -454,19 +447,6 @@ class Decoding(Compared):
         """
         if self.build is None:
             raise NotApplicableError("a trained model has one vocabulary")
-        words = Dictionary()
-        for number in range(639):
-            words.add_symbol(f"w{number}")
+        words = tiny_dictionary(639)
         models = [self.build(words, 0) for _ in self.models]
         return replace(self, dictionary=words, sources=words, models=models)
-
-
-def components_in(components: Sequence[Component], kind: type[Component]) -> list[Component]:
-    """The components of a class, also those within others."""
-    found: list[Component] = []
-    for component in components:
-        if isinstance(component, kind):
-            found.append(component)
-        elif isinstance(component, Composite):
-            found += components_in(component.parts, kind)
-    return found

@@ -6,11 +6,11 @@ import copy
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad as pad_columns
 
 from seqgen.data.iterator import EpochIterator
 from seqgen.data.pair_dataset import Dataset, Example, PairDataset
@@ -153,8 +153,10 @@ def examples_are_fixed(subject: Prepared) -> None:
     if getattr(subject.task.cfg, "subword_sampling", False):
         return
     for example, row in zip(first, lengths.tolist(), strict=False):
-        own = [len(example.source)] + ([] if example.target is None else [len(example.target)])
-        require(row[: len(own)] == own, f"lengths says {row}, but the example has {own} tokens", sentence=example.id)
+        sizes = [len(example.source)] + ([] if example.target is None else [len(example.target)])
+        require(
+            row[: len(sizes)] == sizes, f"lengths says {row}, but the example has {sizes} tokens", sentence=example.id
+        )
 
 
 def training_and_decoding_encode_alike(subject: Prepared) -> None:
@@ -184,22 +186,17 @@ def _same_ids(got: Tensor, wanted: Tensor, side: str, sentence: int) -> None:
 
 def every_example_once(subject: Prepared) -> None:
     """The batches of an epoch have each example once, on one rank or distributed over two."""
-    expected = sorted(example.id for example in map(_reader(subject.dataset), range(len(subject.dataset))))
+    dataset = subject.dataset
+    expected = sorted(dataset.example(i, epoch=1, seed=1).id for i in range(len(dataset)))
     for ranks in (1, 2):
         found: list[int] = []
         for rank in range(ranks):
             batches = subject.iterator(rank=rank, world_size=ranks)
             found += [index for batch in batches for index in batch.ids.tolist()]
-        if sorted(found) != expected:
-            missing, extra = sorted({*expected} - {*found}), len(found) - len(expected)
-            what = f"an epoch on {ranks} ranks has {len(found)} examples in place of {len(expected)}"
-            if not extra and not missing:
-                what = "an epoch has examples several times"
-            raise Violation(what, sentence=missing[0] if missing else None)
-
-
-def _reader(dataset: Dataset) -> Callable[[int], Any]:
-    return lambda position: dataset.example(position, epoch=1, seed=1)
+        missing = sorted({*expected} - {*found})
+        counts = f"{len(found)} examples, {len({*found})} of them different, in place of {len(expected)}"
+        what = f"an epoch on {ranks} ranks has {counts}"
+        require(sorted(found) == expected, what, sentence=missing[0] if missing else None)
 
 
 def resuming_continues(subject: Prepared) -> None:
@@ -219,54 +216,35 @@ def resuming_continues(subject: Prepared) -> None:
 
 
 def batches_have_the_examples(subject: Prepared) -> None:
-    """Each row of a batch is its example and padding; lengths and the number of tokens count no padding."""
-    task, examples = subject.task, subject.uneven()
-    batch = task.collate(examples, subject.model)
-    pad, left = task.source_dictionary.pad(), subject.model.left_pad_source
+    """A batch is that of ``Task.collate``, and perhaps more padding; first target tokens may be the decoder's start."""
+    task, model, examples = subject.task, subject.model, subject.uneven()
+    batch: Any = task.collate(examples, model)
+    plain: Any = Task.collate(task, examples, model)
     require(batch.num_sentences == len(examples), f"a batch of {len(examples)} examples has {batch.num_sentences} rows")
-    for row, example in enumerate(examples):
-        tokens, length = batch.source.src_tokens[row], int(batch.source.src_lengths[row])
-        if length != len(example.source):
-            raise Violation(f"src_lengths is {length} for a source of {len(example.source)} tokens", sentence=row)
-        own, rest = (tokens[-length:], tokens[:-length]) if left else (tokens[:length], tokens[length:])
-        side = "left" if left else "right"
-        what = f"src_tokens is {tokens.tolist()} for {example.source.tolist()}, padded with {pad} on the {side}"
-        require(torch.equal(own, example.source) and not bool((rest != pad).any()), what, sentence=row)
-    if batch.target is None:
-        return
-    if batch.prev_output_tokens is None or batch.prev_output_tokens.shape != batch.target.shape:
-        raise Violation("prev_output_tokens is missing, or has another shape than the target")
-    for row, example in enumerate(examples):
-        _check_target(subject, batch, row, _target(example))
-    counted = sum(len(_target_row(batch, row, task.target_dictionary.pad())) for row in range(len(examples)))
-    require(batch.ntokens == counted, f"ntokens is {batch.ntokens}, but the targets have {counted} tokens")
-
-
-def _target_row(batch: Batch, row: int, pad: int) -> Tensor:
-    """The target of a row, without padding."""
-    assert batch.target is not None
-    target = batch.target[row]
-    if batch.target_lengths is not None:
-        return target[: int(batch.target_lengths[row])]
-    return target[: int((target != pad).sum())]
-
-
-def _check_target(subject: Prepared, batch: Batch, row: int, wanted: Tensor) -> None:
-    """A row's target is that of the example; its first token may have moved into the decoder's input."""
-    assert batch.target is not None
-    assert batch.prev_output_tokens is not None
-    pad = subject.task.target_dictionary.pad()
-    target, previous = _target_row(batch, row, pad), batch.prev_output_tokens[row]
-    moved = len(target) == len(wanted) - 1
-    what = f"the target is {batch.target[row].tolist()} for {wanted.tolist()}, padded with {pad} on the right"
-    require(torch.equal(target, wanted[1:] if moved else wanted), what, sentence=row)
-    start = int(wanted[0]) if moved else subject.model.start_token(subject.task.target_dictionary.eos())
-    if int(previous[0]) != start:
-        raise Violation(
-            f"prev_output_tokens begins with {int(previous[0])} and should with {start}", step=0, sentence=row
-        )
-    what = f"prev_output_tokens {previous.tolist()} is not the target {target.tolist()}, shifted right by one"
-    require(torch.equal(previous[1 : len(target)], target[:-1]), what, sentence=row)
+    pad, columns = task.target_dictionary.pad(), dict[str, tuple[Tensor, Tensor, int, bool]]()
+    if batch.target is not None and plain.target is not None:
+        previous = batch.prev_output_tokens
+        fits = previous is not None and previous.shape == batch.target.shape
+        require(fits, "prev_output_tokens is missing, or has another shape than the target")
+        if torch.equal(previous[:, 0], starts := plain.target[:, 0]):
+            shorter = [example._replace(target=_target(example)[1:]) for example in examples]
+            plain = Task.collate(task, shorter, model)
+            plain.prev_output_tokens[:, 0] = starts
+        columns = {
+            "target": (batch.target, plain.target, pad, False),
+            "prev_output_tokens": (previous, plain.prev_output_tokens, pad, False),
+        }
+    sources = batch.source.src_tokens, plain.source.src_tokens
+    columns["src_tokens"] = (*sources, task.source_dictionary.pad(), model.left_pad_source)
+    columns["src_lengths"] = (batch.source.src_lengths[:, None], plain.source.src_lengths[:, None], 0, False)
+    for name, (got, wanted, value, left) in columns.items():
+        extra = got.size(1) - wanted.size(1)
+        wanted = pad_columns(wanted, (extra, 0) if left else (0, extra), value=value)
+        for row, (ids, expected) in enumerate(zip(got.tolist(), wanted.tolist(), strict=True)):
+            require(ids == expected, f"{name} is {ids} and should be {expected}", sentence=row)
+    if batch.target is not None:
+        counted = f"ntokens is {batch.ntokens}, but the targets have {plain.ntokens} tokens"
+        require(batch.ntokens == plain.ntokens, counted)
 
 
 def alone_equals_batched(subject: Prepared) -> None:
@@ -359,53 +337,23 @@ TASK: Invariants[Prepared] = {
 """The invariants of a task."""
 
 
-class TaskCause(Enum):
-    """The usual causes; the value says what to do."""
+_RANDOM_EXAMPLES = (
+    "examples depend on the order in which they are read; draw random numbers from the seed, epoch and position that "
+    "example gets"
+)
 
-    TEXT = "decode is not the inverse of encode_target; tokens are lost, joined wrongly or changed"
-    IDS = "an id is not in the vocabulary, or an example has padding; collate adds padding, an example has none"
-    RANDOM_EXAMPLES = (
-        "examples depend on the order in which they are read; draw random numbers from the seed, epoch and position "
-        "that example gets"
-    )
-    LENGTHS = "lengths does not count the tokens of the examples; count all of them, end-of-sentence included"
-    ENCODING = (
+TASK_ADVICE: Advice[Prepared] = {
+    "examples are fixed | differs when it is read again": _RANDOM_EXAMPLES,
+    "restored task = task": (
+        "setup_task makes another vocabulary when a run is resumed; if the run folder has a tokenizer, load it"
+    ),
+    "resuming continues": _RANDOM_EXAMPLES,
+    "training and decoding encode alike": (
         "training data are encoded in another way than the input of decoding; let load_dataset and encode_source add "
         "the same tokens, end-of-sentence included"
-    )
-    EXAMPLES = "an epoch leaves examples out or repeats them; each example needs its own position and id"
-    PADDING = "a batch is padded wrongly; pad sources with source_dictionary.pad() on model.left_pad_source's side"
-    COUNTS = "src_lengths or ntokens are wrong; they count the tokens without padding"
-    NOT_SHIFTED = "the decoder reads the token that it has to predict; prev_output_tokens is the target, shifted right"
-    START = "prev_output_tokens does not begin with model.start_token(eos)"
-    TARGET = "targets are not those of the examples; pad them on the right with target_dictionary.pad()"
-    VALIDATION = "valid_step changes training; compute it without gradients, training mode and random numbers"
-    TRAINING = "train_step returns no differentiable loss; do not detach it"
-    LOSS = "the loss of an example depends on the other examples of its batch; see the masks, or valid_step"
-    NOT_RESTORED = (
-        "setup_task makes another vocabulary when a run is resumed; if the run folder has a tokenizer, load it"
-    )
-    METRICS = "metrics confuses outputs and references, or returns scores of which smaller ones are better"
-
-
-TASK_ADVICE: Advice[Prepared] = [
-    ("ids are in the vocabulary", "", TaskCause.IDS),
-    ("examples are fixed", "lengths", TaskCause.LENGTHS),
-    ("examples are fixed", "", TaskCause.RANDOM_EXAMPLES),
-    ("restored task = task", "", TaskCause.NOT_RESTORED),
-    ("batches have the examples", "src_lengths", TaskCause.COUNTS),
-    ("batches have the examples", "ntokens", TaskCause.COUNTS),
-    ("batches have the examples", "begins with", TaskCause.START),
-    ("batches have the examples", "shifted right", TaskCause.NOT_SHIFTED),
-    ("batches have the examples", "src_tokens", TaskCause.PADDING),
-    ("batches have the examples", "", TaskCause.TARGET),
-    ("validation changes nothing", "", TaskCause.VALIDATION),
-    ("training step", "", TaskCause.TRAINING),
-    ("every example once", "", TaskCause.EXAMPLES),
-    ("resuming continues", "", TaskCause.RANDOM_EXAMPLES),
-    ("text survives", "", TaskCause.TEXT),
-    ("training and decoding encode alike", "", TaskCause.ENCODING),
-    ("alone = in a batch", "", TaskCause.LOSS),
-    ("references score best", "", TaskCause.METRICS),
-]
-"""What to say about the violations of a task."""
+    ),
+    "alone = in a batch": (
+        "the loss of an example depends on the other examples of its batch; see the masks, or valid_step"
+    ),
+}
+"""Causes of violations of a task; the other violations say themselves what is wrong."""

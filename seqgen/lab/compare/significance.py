@@ -1,15 +1,15 @@
-"""Whether the scores of systems differ by more than chance: sacreBLEU's confidence intervals and paired tests.
+"""Significance of differences between systems: sacreBLEU's confidence intervals and paired tests.
 
 A metric has the form that these tests need: statistics of each sentence, computed once for each text.
 """
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from seqgen.errors import ConfigError
 from seqgen.metrics import Texts, TextScore, corpus_metric
@@ -103,17 +103,14 @@ def paired_tests(
     found: dict[str, list[Tested]] = {}
     for name, plain in untested(systems, measures).items():
         found[name] = []
-        for number, own in enumerate(plain):
+        for number, system in enumerate(plain):
             result, other = bootstrap[name][number], trials[name][number] if trials else None
             # sacreBLEU's numbers can be numpy's, of 32 bits for chrF, which cannot be written as JSON
             score, mean, interval = float(result.score), float(result.mean), float(result.ci)
-            p_values = [_p_value(test) if test and not own.same else None for test in (result, other)]
-            found[name].append(Tested(score, own.same, mean, interval, *p_values))
+            values = [None if test is None or system.same else test.p_value for test in (result, other)]
+            p_values = [None if value is None else float(value) for value in values]
+            found[name].append(Tested(score, system.same, mean, interval, *p_values))
     return found
-
-
-def _p_value(test: Any) -> float | None:
-    return None if test.p_value is None else float(test.p_value)
 
 
 def untested(systems: Sequence[System], measures: Mapping[str, Measure | WholeTextMeasure]) -> dict[str, list[Tested]]:
@@ -133,42 +130,15 @@ def _paired(systems: Sequence[System], measures: Mapping[str, Measure], seed: in
 
     named: list[tuple[str, Sequence[str]]] = [(system.name, system.hypotheses) for system in systems]
     metrics: Any = measures  # with the methods of sacreBLEU's metrics that the tests call
-    with _seeded(seed):
-        _, results = PairedTest(named, metrics, None, test)()
-    return {name: results[name] for name in measures}
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
     before = os.environ.get(SEED)
     os.environ[SEED] = str(seed)
     try:
-        yield
+        _, results = PairedTest(named, metrics, None, test)()
     finally:
         del os.environ[SEED]
         if before is not None:
             os.environ[SEED] = before
-
-
-T = TypeVar("T")
-
-
-class _OncePerText(Generic[T]):
-    """A function of a text, computed once for each list of hypotheses.
-
-    Args:
-        compute: the function.
-    """
-
-    def __init__(self, compute: Callable[[Sequence[str]], T]):
-        self._compute = compute
-        # by the identity of a list of hypotheses, which is kept so that no other list can get its address
-        self._known: dict[int, tuple[Sequence[str], T]] = {}
-
-    def __call__(self, hypotheses: Sequence[str]) -> T:
-        if id(hypotheses) not in self._known:
-            self._known[id(hypotheses)] = hypotheses, self._compute(hypotheses)
-        return self._known[id(hypotheses)][1]
+    return {name: results[name] for name in measures}
 
 
 class Measure:
@@ -183,7 +153,7 @@ class Measure:
     def __init__(self, name: str, metric: Any, lower_is_better: bool = False):
         self.name, self.lower_is_better = name, lower_is_better
         self._metric = metric
-        self._statistics = _OncePerText[list[Any]](lambda texts: list(metric._extract_corpus_statistics(texts, None)))
+        self._statistics = functools.cache(lambda texts: list(metric._extract_corpus_statistics(list(texts), None)))
 
     def statistics(self, hypotheses: Sequence[str]) -> list[Any]:
         """The statistics of each sentence, such as numbers of n-grams; sums of them give scores.
@@ -191,10 +161,10 @@ class Measure:
         Args:
             hypotheses: a line for each sentence.
         """
-        return self._statistics(hypotheses)
+        return self._statistics(tuple(hypotheses))
 
     def same(self, hypotheses: Sequence[str], others: Sequence[str]) -> bool:
-        """Whether the statistics of all sentences of two texts are equal, as with equal texts."""
+        """True if the statistics of all sentences of two texts are equal, as with equal texts."""
         return self.statistics(hypotheses) == self.statistics(others)
 
     def score(self, hypotheses: Sequence[str], sentences: Sequence[int] | None = None) -> float:
@@ -296,7 +266,7 @@ class WholeTextMeasure:
         return score.value
 
     def same(self, hypotheses: Sequence[str], others: Sequence[str]) -> bool:
-        """Whether two texts are equal."""
+        """True if two texts are equal."""
         return hypotheses == others
 
 
@@ -314,7 +284,11 @@ def measure(name: str, texts: Texts) -> Measure | WholeTextMeasure:
     metric = corpus_metric(name)
     if metric.sacrebleu is not None:
         return Measure(name, metric.sacrebleu(texts), metric.lower_is_better)
-    scored = _OncePerText[TextScore](lambda hypotheses: metric.score(replace(texts, hypotheses=hypotheses)))
+    known = functools.cache(lambda hypotheses: metric.score(replace(texts, hypotheses=list(hypotheses))))
+
+    def scored(hypotheses: Sequence[str]) -> TextScore:
+        return known(tuple(hypotheses))
+
     if scored(texts.hypotheses).sentences:
         return Measure(name, MeanOfSentences(scored), metric.lower_is_better)
     return WholeTextMeasure(scored, metric.lower_is_better)

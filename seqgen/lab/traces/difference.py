@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from seqgen.config.settings import ResolvedSettings
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import ConfigError, UserError
+from seqgen.generation.component import FORBIDDEN, MEMBER_LOGITS
 from seqgen.generation.search.exact import ExactSearch
-from seqgen.lab.traces.line_trace import LineTrace, ModelScores, Probe, Recorder
-from seqgen.lab.traces.step import StepTrace
+from seqgen.lab.traces.recorder import Recorder
+from seqgen.lab.traces.records import StepTrace, TracedSteps
 from seqgen.text.languages import TextModel
 from seqgen.text.results import Details, TextHypothesis, Translation
 from seqgen.text.text_decoding import TextDecoding
@@ -33,6 +32,39 @@ class Lines:
     first: int
     texts: Sequence[str]
     prefixes: Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
+class LineTrace(TracedSteps):
+    """The decode of one line.
+
+    Attributes:
+        steps: from the first step to the one that finished the sentence. Empty for an empty line, and for a strategy
+            whose own loop does not call observers.
+        hypotheses: the n-best list.
+        joined: the n-best list with continuous batching, for which observers are not called; ``None`` if continuous
+            batching is not used.
+    """
+
+    steps: Sequence[StepTrace]
+    hypotheses: Sequence[TextHypothesis]
+    joined: Sequence[TextHypothesis] | None = None
+
+    def history(self, step: int, beam: int) -> list[int]:
+        """The tokens of a beam before a step.
+
+        Args:
+            step: number of the step.
+            beam: number of the beam.
+
+        Returns:
+            The generated tokens, oldest first.
+        """
+        return self.tokens(step - 1, self.steps[step - 1].next[beam]) if step else []
+
+    def possible(self, step: int) -> list[int]:
+        """The ranks of the candidates of a step that are not forbidden and continue a beam that exists."""
+        return [rank for rank, letter in enumerate(self.steps[step].outcomes) if letter != "I"]
 
 
 class InspectedModels:
@@ -64,7 +96,7 @@ class InspectedModels:
         return self.translators[dtype]
 
     def resolve(self, given: Mapping[str, Any]) -> ResolvedSettings:
-        """Complete the settings that the user gives with the models' own.
+        """Complete the settings of the user by those of the models.
 
         Args:
             given: the settings of the user, by whole key.
@@ -97,13 +129,13 @@ class InspectedModels:
             whole["generation.observers"] = [*values["generation.observers"], recorder]
         return translator.prepare(Details(scores=scores), **whole)
 
-    def decode(self, values: Mapping[str, Any], lines: Lines, probe: Probe | None = None) -> dict[int, LineTrace]:
+    def decode(self, values: Mapping[str, Any], lines: Lines, detailed: bool = False) -> dict[int, LineTrace]:
         """Decode lines together, and record every step.
 
         Args:
             values: the values of all keys, by whole key.
             lines: the lines.
-            probe: a recorder that also keeps the members' scores at one step; hypotheses then have a ``model_score``.
+            detailed: whether members' scores and forbidden tokens are recorded, and hypotheses get a ``model_score``.
 
         Returns:
             The trace of each line, by its number.
@@ -111,8 +143,8 @@ class InspectedModels:
         Raises:
             ConfigError: settings exclude each other.
         """
-        recorder = probe or Recorder()
-        found = _translate(self.prepare(values, recorder, scores=probe is not None), lines)
+        recorder = Recorder((MEMBER_LOGITS, FORBIDDEN) if detailed else ())
+        found = _translate(self.prepare(values, recorder, scores=detailed), lines)
         plain = self.prepare(values, None)
         joined = _translate(plain, lines) if plain.generator.can_merge else None
         return {
@@ -162,12 +194,9 @@ class Difference:
     tie: bool = False
 
     def precedes(self, other: Difference | None) -> bool:
-        """Whether another difference is at a later step; ``None`` stands for no difference."""
-        return other is None or _order(other) > _order(self)
-
-
-def _order(difference: Difference) -> float:
-    return float("inf") if difference.step is None else difference.step
+        """True if another difference is at a later step; ``None`` stands for no difference."""
+        steps = [float("inf") if found is None or found.step is None else found.step for found in (self, other)]
+        return other is None or steps[0] < steps[1]
 
 
 def first_difference(one: LineTrace, other: LineTrace, tolerance: float) -> Difference | None:
@@ -225,7 +254,7 @@ class _Candidates:
         return found if _gap(self.step.scores[found], self.step.scores[rank]) <= tolerance else rank
 
     def may_hold(self, other: _Candidates, rank: int, tolerance: float) -> bool:
-        """Whether the sequence at ``rank`` of ``other`` has, or can have, the same score here."""
+        """True if the sequence at ``rank`` of ``other`` has, or can have, the same score here."""
         wanted, score = other.ids[rank], other.step.scores[rank]
         if wanted in self.ids:
             return _gap(self.step.scores[self.ids.index(wanted)], score) <= tolerance
@@ -286,26 +315,27 @@ def nbest_difference(
     return None
 
 
-def model_difference(one: ModelScores, other: ModelScores, beams: Mapping[int, int]) -> float:
-    """Compare the members' log-probabilities at a step of two decodes.
+def model_difference(one: LineTrace, other: LineTrace, step: int) -> float | None:
+    """Compare the members' log-probabilities of the candidates that both decodes have at a step.
 
     Args:
-        one: the scores of one decode.
-        other: the scores of the other decode at the same step.
-        beams: maps beams of the first decode to beams of the other with the same tokens.
+        one: the trace of one decode, with members' scores.
+        other: that of the other.
+        step: the step.
 
     Returns:
-        The largest difference in nats; infinite if the decodes have different numbers of members.
+        The largest difference in nats; infinite if the decodes have different numbers of members, ``None`` if they have
+        no candidate in common.
     """
-    if len(one.members) != len(other.members):
+    if step >= min(len(one.steps), len(other.steps)):
+        return None
+    members = [trace.steps[step].members for trace in (one, other)]
+    if len(members[0]) != len(members[1]):
         return float("inf")
-    rows = list(beams), list(beams.values())
-    pairs = zip(one.members, other.members, strict=True)
-    return max((_largest_gap(a[rows[0]], b[rows[1]]) for a, b in pairs), default=0.0)
-
-
-def _largest_gap(one: Tensor, other: Tensor) -> float:
-    return float((one - other).abs().masked_fill(one == other, 0.0).max())  # -inf - -inf is NaN
+    places = [{tuple(trace.tokens(step, rank)): rank for rank in trace.possible(step)} for trace in (one, other)]
+    common = [(rank, places[1][tokens]) for tokens, rank in places[0].items() if tokens in places[1]]
+    pairs = zip(*members, strict=True)
+    return max((_gap(a[rank], b[place]) for a, b in pairs for rank, place in common), default=None)
 
 
 def _gap(one: float, other: float) -> float:
@@ -314,7 +344,12 @@ def _gap(one: float, other: float) -> float:
 
 @dataclass(frozen=True)
 class Decode:
-    """One of the two decodes that are compared."""
+    """A decode that is compared with another.
+
+    Attributes:
+        models: the models.
+        settings: the settings.
+    """
 
     models: InspectedModels
     settings: ResolvedSettings
@@ -327,24 +362,18 @@ class Decode:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why two decodes of a line differ.
+    """The cause of a difference between two decodes of a line.
 
     Attributes:
-        traces: the traces of both decodes; their hypotheses have a ``model_score``.
-        scores: the members' scores of both decodes at the step of the difference; ``None`` if all steps agree, or if
-            the scores were not recorded.
-        model_gap: the largest difference between the members' log-probabilities at that step, in nats; ``None`` if
-            there are no ``scores``.
-        beams: maps beams of the first decode at that step to the beams of the other decode with the same tokens.
+        traces: the detailed traces of both decodes.
+        model_gap: see ``model_difference``; ``None`` also if all steps agree, or if a strategy has no steps.
         keys: the smallest set found of keys that cause the difference: with the other decode's values for them, the
             first decode agrees with it up to and including the step. Empty if the models cause the difference, or if no
             cause was found.
     """
 
     traces: tuple[LineTrace, LineTrace]
-    scores: tuple[ModelScores, ModelScores] | None
     model_gap: float | None
-    beams: Mapping[int, int]
     keys: Sequence[str]
 
 
@@ -353,10 +382,10 @@ def explain(
 ) -> Explanation:
     """Find the cause of a difference.
 
-    First the members' log-probabilities at the step are compared, for beams with the same tokens. If the models are
-    different and their log-probabilities differ, the models are the cause. Otherwise the first decode is repeated with
-    values of the other decode: first with one key at a time, then with all of them, from which keys are removed as long
-    as the two decodes agree.
+    First the members' log-probabilities at the step are compared, for candidates with the same tokens. If the models
+    are different and their log-probabilities differ, the models are the cause. Otherwise the first decode is repeated
+    with values of the other decode: first with one key at a time, then with all of them, from which keys are removed as
+    long as the two decodes agree.
 
     Args:
         first: the first decode.
@@ -369,32 +398,12 @@ def explain(
     Returns:
         The explanation.
     """
-    step = -1 if difference.step is None else difference.step
-    probes = Probe(line, step), Probe(line, step)
-    traces = (
-        first.models.decode(first.settings.values, lines, probes[0])[line],
-        other.models.decode(other.settings.values, lines, probes[1])[line],
-    )
-    scores, gap, beams = None, None, {}
-    if probes[0].found is not None and probes[1].found is not None:
-        scores = probes[0].found, probes[1].found
-        beams = _same_beams(traces, step)
-        gap = model_difference(*scores, beams)
+    one, two = (decode.models.decode(decode.settings.values, lines, detailed=True)[line] for decode in (first, other))
+    gap = None if difference.step is None else model_difference(one, two, difference.step)
     keys: Sequence[str] = []
     if first.models is other.models or gap is None or gap <= tolerance:
         keys = _smallest_set(first, other, lines, line, difference, tolerance)
-    return Explanation(traces, scores, gap, beams, keys)
-
-
-def _same_beams(traces: tuple[LineTrace, LineTrace], step: int) -> dict[int, int]:
-    """Map beams of the first decode to beams of the other with the same tokens; ties may have swapped them."""
-    found: list[dict[tuple[int, ...], int]] = []
-    for trace in traces:
-        item = trace.steps[step]
-        possible = (beam for beam, score in zip(item.beams, item.scores, strict=True) if score > float("-inf"))
-        beams = sorted(set(possible), reverse=True)
-        found.append({tuple(trace.history(step, beam)): beam for beam in beams})
-    return {beam: found[1][tokens] for tokens, beam in found[0].items() if tokens in found[1]}
+    return Explanation((one, two), gap, keys)
 
 
 def _smallest_set(

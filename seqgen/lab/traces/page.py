@@ -17,8 +17,7 @@ from importlib import resources
 from typing import Any
 
 from seqgen.generation.observers import Outcome
-from seqgen.lab.traces.sentence import SentenceTrace
-from seqgen.lab.traces.step import OUTCOMES, StepTrace
+from seqgen.lab.traces.records import OUTCOMES, SentenceTrace, StepTrace
 from seqgen.lab.traces.trace import Trace
 
 _DIGITS = 9
@@ -66,7 +65,7 @@ def _sentence(sentence: SentenceTrace) -> dict[str, Any]:
 
 
 class Fate(StrEnum):
-    """What became of the reference."""
+    """The end of the reference in the search."""
 
     FOUND = "found"
     """It is in the n-best list."""
@@ -87,7 +86,7 @@ class ReferencePath:
     """The reference in the search.
 
     Attributes:
-        fate: what became of it.
+        fate: how it ended.
         step: the step at which it finished or was dropped.
         rank: its rank in the n-best list, if it was found.
         ranks: the rank of its candidate at each step, up to the last one at which it was a candidate.

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import json
 import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from seqgen.errors import ConfigError, DataError, nearest
-from seqgen.lab.traces.header import FORMAT, VERSION, Fields, TraceHeader
-from seqgen.lab.traces.sentence import SentenceTrace
-from seqgen.lab.traces.step import OUTCOMES
+from seqgen.lab.traces.records import FORMAT, OUTCOMES, VERSION, SentenceTrace, TraceHeader, read
 from seqgen.system.reading import MAX_BYTES, open_regular, parse_json
 
 Row = dict[str, Any]
 
 _RATIO, _SMALL = 100, 1 << 22
-"""How many times its size a ``.gz`` trace may have unpacked, if it is larger than the second number of bytes then; real
-ones have 5 to 20 times their size."""
+"""Maximum ratio of the unpacked to the packed size of a ``.gz`` trace larger than the second number of bytes; real
+ones have ratios of 5 to 20."""
 _MOST_CHARACTERS = 1 << 29
 """Most characters of the texts of a table."""
+
+
+@dataclass(frozen=True)
+class _End:
+    """The last line of a trace: the number of sentences, and whether all lines of the decode were traced."""
+
+    sentences: int
+    complete: bool
 
 
 class Trace:
@@ -33,8 +39,7 @@ class Trace:
 
         trace = seqgen.Trace("trace.jsonl.gz")
         trace[0].hypotheses[0].text
-        trace.table("candidates")   # a list of dicts
-        trace.frame("candidates")   # the same as a pandas DataFrame
+        trace.table("candidates")   # a list of dicts, for pandas.DataFrame
 
     Args:
         path: the file.
@@ -56,27 +61,26 @@ class Trace:
         self._check_format(first)
         self.header = self._checked(0, lambda: TraceHeader.of(first))
         self._by_id: dict[int, SentenceTrace] = {}
-        last: Any = None
+        end: _End | None = None
         for number, record in enumerate(records, start=1):
-            if isinstance(last, dict) and "end" in last:
+            if end is not None:
                 raise self._damaged(number, "it continues after its end")
-            last = record
-            if not (isinstance(record, dict) and "end" in record):
-                read = partial(SentenceTrace.of, record, self.header.beam, self.header.members)
-                sentence: SentenceTrace = self._checked(number, read)
-                if sentence.id in self._by_id:
-                    raise self._damaged(number, f"it has sentence {sentence.id} again")
-                self._by_id[sentence.id] = sentence
+            if isinstance(record, dict) and "end" in record:
+                end = self._checked(number, partial(read, _End, record, "the last line"))
+                continue
+            of_line = partial(SentenceTrace.of, record, self.header.beam, self.header.members)
+            sentence: SentenceTrace = self._checked(number, of_line)
+            if sentence.id in self._by_id:
+                raise self._damaged(number, f"it has sentence {sentence.id} again")
+            self._by_id[sentence.id] = sentence
         self.sentences = list(self._by_id.values())
-        if not (isinstance(last, dict) and "end" in last):
+        if end is None:
             raise DataError(
                 f"the trace {self.path} is incomplete: the decode that wrote it was interrupted; run it again"
             )
-        end = Fields(last, "the last line")
-        count = self._checked(len(self.sentences) + 1, lambda: end.integer("sentences"))
-        if count != len(self.sentences):
-            raise self._damaged(len(self.sentences) + 1, f"it has {len(self.sentences)} of {count} sentences")
-        self.complete: bool = self._checked(len(self.sentences) + 1, lambda: end.flag("complete"))
+        if end.sentences != len(self.sentences):
+            raise self._damaged(len(self.sentences) + 1, f"it has {len(self.sentences)} of {end.sentences} sentences")
+        self.complete = end.complete
 
     def __len__(self) -> int:
         return len(self.sentences)
@@ -96,8 +100,7 @@ class Trace:
         """A table of the whole trace.
 
         Args:
-            name: ``sentences``, ``hypotheses``, ``tokens`` (of hypotheses), ``candidates``, ``forbidden`` or
-                ``references`` (their tokens).
+            name: ``candidates``, or ``forbidden`` for the forbidden continuations.
 
         Raises:
             ConfigError: there is no such table.
@@ -117,18 +120,6 @@ class Trace:
                     )
                 found.append({"line": sentence.id, **row})
         return found
-
-    def frame(self, name: str) -> Any:
-        """A table as a pandas DataFrame; see ``table``.
-
-        Raises:
-            ImportError: pandas is not installed.
-        """
-        try:
-            DataFrame = importlib.import_module("pandas").DataFrame
-        except (ImportError, AttributeError):  # a folder of this name has no DataFrame
-            raise ImportError("frame() needs a package: pip install pandas; table() needs none") from None
-        return DataFrame(self.table(name))
 
     def _records(self) -> Iterator[Any]:
         """The JSON value of each line."""
@@ -161,17 +152,18 @@ class Trace:
         """Check that the first line is that of a trace of this version."""
         if not isinstance(first, dict) or first.get("format") != FORMAT:
             raise self._damaged(0, f"its first line does not name the format {FORMAT}")
-        version = self._checked(0, lambda: Fields(first, "its first line").integer("version"))
+        if not isinstance(version := first.get("version"), int):
+            raise self._damaged(0, "its first line has no version")
         if version != VERSION:
             raise DataError(
                 f"{self.path} is a trace of version {version}; this seqgen reads version {VERSION}; decode again, or "
                 "use a newer seqgen"
             )
 
-    def _checked(self, number: int, read: Callable[[], Any]) -> Any:
-        """What ``read`` returns, with its errors as errors of a line."""
+    def _checked(self, number: int, reader: Callable[[], Any]) -> Any:
+        """The result of ``reader``, whose errors become errors of a line."""
         try:
-            return read()
+            return reader()
         except (ValueError, ConfigError) as error:
             raise self._damaged(number, str(error)) from None
 
@@ -179,40 +171,6 @@ class Trace:
         if number <= 0:
             return DataError(f"{self.path} is not a trace of seqgen-generate: {why}; write one with trace=FILE")
         return DataError(f"the trace {self.path} is damaged in line {number + 1}: {why}; write it again")
-
-
-def _sentences(sentence: SentenceTrace) -> Iterator[Row]:
-    best, reference = sentence.hypotheses[:1], sentence.reference
-    yield {
-        "source": sentence.source,
-        "output": best[0].text if best else "",
-        "score": best[0].score if best else float("-inf"),
-        "steps": len(sentence.steps),
-        "hypotheses": len(sentence.hypotheses),
-        "reference": reference.text if reference else None,
-        "reference_score": reference.score if reference and reference.scores else None,
-    }
-
-
-def _hypotheses(sentence: SentenceTrace) -> Iterator[Row]:
-    for rank, item in enumerate(sentence.hypotheses):
-        yield {"rank": rank, "text": item.text, "score": item.score, "length": len(item.tokens)}
-
-
-def _tokens(sentence: SentenceTrace) -> Iterator[Row]:
-    for rank, item in enumerate(sentence.hypotheses):
-        for position, (token, score) in enumerate(zip(item.tokens, item.scores, strict=True)):
-            row: Row = {"rank": rank, "position": position, "token": sentence.piece(token), "token_id": token}
-            yield row | {"score": score}
-
-
-def _references(sentence: SentenceTrace) -> Iterator[Row]:
-    reference = sentence.reference
-    for position, token in enumerate(reference.tokens if reference else ()):
-        assert reference is not None
-        row: Row = {"position": position, "token": sentence.piece(token), "token_id": token}
-        row["score"] = reference.scores[position] if reference.scores else None
-        yield row | {f"member_{number}": member[position] for number, member in enumerate(reference.members)}
 
 
 def _candidates(sentence: SentenceTrace) -> Iterator[Row]:
@@ -238,12 +196,5 @@ def _forbidden(sentence: SentenceTrace) -> Iterator[Row]:
             yield row | {"lprob": item.lprob, "score": sentence.before(number, item.beam) + item.lprob, "by": item.by}
 
 
-TABLES: dict[str, Callable[[SentenceTrace], Iterator[Row]]] = {
-    "sentences": _sentences,
-    "hypotheses": _hypotheses,
-    "tokens": _tokens,
-    "candidates": _candidates,
-    "forbidden": _forbidden,
-    "references": _references,
-}
+TABLES: dict[str, Callable[[SentenceTrace], Iterator[Row]]] = {"candidates": _candidates, "forbidden": _forbidden}
 """The tables by name: functions from a sentence to its rows."""

@@ -24,9 +24,8 @@ from seqgen.generation.search.base import Search
 from seqgen.generation.search.exact import ExactSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.session import Session
-from seqgen.lab.traces.header import TraceHeader
-from seqgen.lab.traces.line_trace import Tracer
-from seqgen.lab.traces.sentence import SentenceTrace, TracedOutput
+from seqgen.lab.traces.recorder import Tracer
+from seqgen.lab.traces.records import FORMAT, VERSION, SentenceTrace, TracedOutput, TraceHeader, plain
 from seqgen.registry import SEARCHES
 from seqgen.system.files import disk_errors
 from seqgen.text.input_line import InputLine
@@ -90,7 +89,7 @@ class TraceWriter:
             self._file = open(self.path, "w", encoding="utf-8", newline="\n")
         header = self.header()
         self.digits = header.digits
-        self._write(header.record())
+        self._write({"format": FORMAT, "version": VERSION, **plain(header, header.digits)})
         return self
 
     def __exit__(self, kind: Any, *_: Any) -> None:
@@ -193,10 +192,10 @@ class TraceWriter:
         )
         if forced is None:
             return output
-        own = forced.hypothesis
+        hypothesis = forced.hypothesis
         members = [scores.tolist() for scores in forced.member_scores] if len(forced.member_scores) > 1 else ()
-        scores, attention = own.positional_scores.tolist(), _rows(own.attention, width)
-        return dataclasses.replace(output, score=own.score, scores=scores, members=members, attention=attention)
+        scores, attention = hypothesis.positional_scores.tolist(), _rows(hypothesis.attention, width)
+        return dataclasses.replace(output, score=hypothesis.score, scores=scores, members=members, attention=attention)
 
     def _reference_tokens(self, number: int) -> Sequence[int]:
         """The ids of the reference of a line; empty without one."""
@@ -251,7 +250,7 @@ def _no_steps(name: str) -> str:
 
 
 def _called(search: Search) -> str:
-    """What a user knows a search strategy by."""
+    """The key, or the class, by which a user knows a search strategy."""
     names = [entry.name for entry in SEARCHES.entries() if entry.component is type(search)]
     return f"generation.search={names[0]}" if names else f"the search object {type(search).__name__}"
 
@@ -271,7 +270,7 @@ Wanted = tuple[InputLine, Tensor]
 
 
 def can_score(decoding: TextDecoding, wanted: Wanted) -> bool:
-    """Whether the models have enough positions for an output."""
+    """True if the models have enough positions for an output."""
     line, tokens = wanted
     limits = [member.model.max_positions()[1] for member in decoding.members]
     for member, source in zip(decoding.members, line.sources, strict=False):
@@ -296,17 +295,15 @@ def score_outputs(decoding: TextDecoding, outputs: Sequence[Wanted], attention: 
     scorer.need_attention = attention
     cfg, first = decoding.cfg, decoding.models[0]
     ranking = Ranking(not cfg.unnormalized, cfg.lenpen, cfg.length_penalty)
-    order = sorted(range(len(outputs)), key=lambda index: len(outputs[index][1]))
-    found: dict[int, ScoredTarget] = {}
-    while order:
-        longest = len(outputs[order[-1]][1])
-        rows = order[-max(1, RESCORED_TOKENS // longest) :]
-        del order[-len(rows) :]
-        batch = decoding.batcher.collate([outputs[row] for row in rows], decoding.members)
-        lengths = [len(outputs[row][1]) for row in rows]
-        for row, length, scored in zip(rows, lengths, scorer.score(batch, lengths), strict=True):
-            width, read = batch.source.src_tokens.size(1), len(outputs[row][0].sources[0])
-            own = attend_to_source(scored.hypothesis, width, read, first.left_pad_source)
-            score = float(ranking.score(own.positional_scores.sum(), length))
-            found[row] = ScoredTarget(dataclasses.replace(own, score=score), scored.member_scores)
-    return [found[row] for row in range(len(outputs))]
+    lengths, found = [len(tokens) for _, tokens in outputs], list[ScoredTarget]()
+    rows = max(1, RESCORED_TOKENS // max(lengths, default=1))
+    for start in range(0, len(outputs), rows):
+        some = slice(start, start + rows)
+        batch = decoding.batcher.collate(outputs[some], decoding.members)
+        scored = scorer.score(batch, lengths[some])
+        for (line, _), length, target in zip(outputs[some], lengths[some], scored, strict=True):
+            width, read = batch.source.src_tokens.size(1), len(line.sources[0])
+            hypothesis = attend_to_source(target.hypothesis, width, read, first.left_pad_source)
+            score = float(ranking.score(hypothesis.positional_scores.sum(), length))
+            found.append(ScoredTarget(dataclasses.replace(hypothesis, score=score), target.member_scores))
+    return found

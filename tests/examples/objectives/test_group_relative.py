@@ -24,10 +24,10 @@ PLAIN = {"divide_by_std": False, "length_normalized": False}
 def made(beam: int, anchor: Any = None, longest: int = 3, **keys: Any) -> GroupRelative:
     """The criterion; ``anchor`` is the reference model, with a weight of 0.3."""
     cfg = GroupRelativeConfig(decode=tiny.decoding(**tiny.SAMPLING, beam=beam, max_len=longest), **keys)
-    own = GroupRelative(cfg, tiny.task())
+    criterion = GroupRelative(cfg, tiny.task())
     if anchor is not None:
-        own.anchor, cfg.beta = anchor, 0.3
-    return own
+        criterion.anchor, cfg.beta = anchor, 0.3
+    return criterion
 
 
 def drawn(model: Any, batch: Any, row: int, longest: int) -> dict[tuple[int, ...], Tensor]:
@@ -38,16 +38,16 @@ def drawn(model: Any, batch: Any, row: int, longest: int) -> dict[tuple[int, ...
 
 def test_the_expected_gradient_is_half_of_that_of_the_expected_risk() -> None:
     """With two samples and Dr. GRPO's options, summed over all 49 pairs of outputs."""
-    own, model = made(2, longest=2, **PLAIN), tiny.model()
+    criterion, model = made(2, longest=2, **PLAIN), tiny.model()
     for row in range(3):
         batch = tiny.pairs(model, [row])
         lprobs = drawn(model, batch, 0, 2)
         total = torch.zeros((), dtype=torch.float64)
         for first, second in itertools.product(lprobs, repeat=2):
-            tiny.replace_decode(own, tiny.giving([[first, second]], longest=2))
+            tiny.replace_decode(criterion, tiny.giving([[first, second]], longest=2))
             weight = (lprobs[first] + lprobs[second]).exp().detach()
-            total = total + weight * own.sequence_loss(model, batch)[0]
-        utilities = [tiny.utility(own, batch, 0, tokens) for tokens in lprobs]
+            total = total + weight * criterion.sequence_loss(model, batch)[0]
+        utilities = [tiny.utility(criterion, batch, 0, tokens) for tokens in lprobs]
         probabilities = torch.stack([*lprobs.values()]).exp()
         wanted = -(probabilities * torch.tensor(utilities, dtype=torch.float64)).sum() / 100
         tiny.assert_equal(tiny.gradient(model, total), tiny.gradient(model, wanted / 2))
@@ -59,23 +59,23 @@ def test_the_loss_is_the_formula(keys: dict[str, Any], with_anchor: bool) -> Non
     """Of real samples, of unequal lengths, token by token."""
     model = tiny.model()
     anchor = tiny.model(seed=1) if with_anchor else None
-    own, batch = made(6, anchor, longest=5, **keys), tiny.pairs(model)
-    found = tiny.tokens_of(own.decode(model, batch))
+    criterion, batch = made(6, anchor, longest=5, **keys), tiny.pairs(model)
+    found = tiny.tokens_of(criterion.decode(model, batch))
     assert {len(tokens) for row in found for tokens in row} > {1, 5}
     wanted = torch.zeros((), dtype=torch.float64)
     for row, outputs in enumerate(found):
-        utilities = [tiny.utility(own, batch, row, tokens) / 100 for tokens in outputs]
+        utilities = [tiny.utility(criterion, batch, row, tokens) / 100 for tokens in outputs]
         for tokens, utility in zip(outputs, utilities, strict=True):
             advantage = utility - statistics.fmean(utilities)
-            if own.cfg.divide_by_std:
+            if criterion.cfg.divide_by_std:
                 advantage /= statistics.pstdev(utilities) + 1e-4
             lprobs = tiny.drawn_lprobs(model, batch, row, tokens, 5)
             value = (advantage * lprobs).sum()
             if anchor is not None:
                 ratio = (tiny.drawn_lprobs(anchor, batch, row, tokens, 5).detach() - lprobs).exp()
                 value = value - 0.3 * (ratio - ratio.log() - 1).sum()
-            wanted = wanted - value / (len(tokens) if own.cfg.length_normalized else 1) / len(outputs)
-    loss, _ = own.sequence_loss(model, batch)
+            wanted = wanted - value / (len(tokens) if criterion.cfg.length_normalized else 1) / len(outputs)
+    loss, _ = criterion.sequence_loss(model, batch)
     assert float(loss.detach()) == pytest.approx(float(wanted.detach()), abs=1e-10)
     tiny.assert_equal(tiny.gradient(model, loss), tiny.gradient(model, wanted))
 

@@ -23,7 +23,7 @@ def made(teacher: str = "", **keys: Any) -> MbrDistillation:
 def best(outputs: list[list[int]]) -> list[int]:
     """By the double loop over all candidates."""
     texts = [tiny.text(tokens) for tokens in outputs]
-    expected = [sum(tiny.chrf(own, other) for other in texts) / len(texts) for own in texts]
+    expected = [sum(tiny.chrf(output, other) for other in texts) / len(texts) for output in texts]
     return outputs[expected.index(max(expected))]
 
 
@@ -31,20 +31,20 @@ def best(outputs: list[list[int]]) -> list[int]:
 def test_loss_and_gradient_are_those_of_the_best_candidate(with_teacher: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of samples of the model or of the teacher, which differ; the teacher is not trained."""
     model, teacher = tiny.model(), tiny.model(seed=1)
-    monkeypatch.setattr(MbrDistillation, "frozen", lambda own, path: {"runs/large": teacher}[path])
-    own, batch = made("runs/large" if with_teacher else ""), tiny.pairs(model)
-    outputs = tiny.tokens_of(own.decode(teacher if with_teacher else model, batch))
-    assert outputs != tiny.tokens_of(own.decode(model if with_teacher else teacher, batch))
+    monkeypatch.setattr(MbrDistillation, "frozen", lambda criterion, path: {"runs/large": teacher}[path])
+    criterion, batch = made("runs/large" if with_teacher else ""), tiny.pairs(model)
+    outputs = tiny.tokens_of(criterion.decode(teacher if with_teacher else model, batch))
+    assert outputs != tiny.tokens_of(criterion.decode(model if with_teacher else teacher, batch))
     targets = [best(row) for row in outputs]
     assert targets != [row[0] for row in outputs]
     assert len({len(tokens) for tokens in targets}) > 1
     wanted = -torch.stack([tiny.token_lprobs(model, batch, row, targets[row]).sum() for row in range(3)]).sum()
-    loss, logged = own.sequence_loss(model, batch)
+    loss, logged = criterion.sequence_loss(model, batch)
     assert float(loss.detach()) == pytest.approx(float(wanted.detach()), abs=1e-10)
-    utilities = sum(tiny.utility(own, batch, row, targets[row]) for row in range(3))
+    utilities = sum(tiny.utility(criterion, batch, row, targets[row]) for row in range(3))
     assert float(logged["utility"]) == pytest.approx(utilities, abs=1e-8)
     tiny.assert_equal(tiny.gradient(model, loss), tiny.gradient(model, wanted))
-    own.sequence_loss(model, batch)[0].backward()  # type: ignore[no-untyped-call]
+    criterion.sequence_loss(model, batch)[0].backward()  # type: ignore[no-untyped-call]
     assert all(parameter.grad is None for parameter in teacher.parameters())
 
 

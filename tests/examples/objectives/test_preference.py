@@ -32,53 +32,55 @@ OBJECTIVES: dict[str, tuple[type[Preference], dict[str, Any]]] = {
 def anchor(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The reference model, which a run would be loaded from."""
     model = tiny.model(seed=1)
-    monkeypatch.setattr(Preference, "frozen", lambda own, path: {"runs/base": model}[path])
+    monkeypatch.setattr(Preference, "frozen", lambda criterion, path: {"runs/base": model}[path])
     return model
 
 
 def made(objective: str, beam: int = 4) -> Any:
-    criterion, keys = OBJECTIVES[objective]
-    schema: Any = DpoConfig if criterion is Dpo else CpoConfig
-    own: Any = criterion
-    return own(schema(decode=tiny.decoding(beam=beam), **keys), tiny.task())
+    kind, keys = OBJECTIVES[objective]
+    schema: Any = DpoConfig if kind is Dpo else CpoConfig
+    build: Any = kind
+    return build(schema(decode=tiny.decoding(beam=beam), **keys), tiny.task())
 
 
-def formula(own: Any, model: Any, anchor: Any, batch: Batch, row: int, outputs: list[list[int]]) -> tuple[Tensor, bool]:
+def formula(
+    criterion: Any, model: Any, anchor: Any, batch: Batch, row: int, outputs: list[list[int]]
+) -> tuple[Tensor, bool]:
     """The loss of one sentence, and whether it has a pair."""
-    reference = own.references(batch)[row].tolist()
-    if own.cfg.add_reference and reference not in outputs:
+    reference = criterion.references(batch)[row].tolist()
+    if criterion.cfg.add_reference and reference not in outputs:
         outputs = [*outputs, reference]
-    utilities = [tiny.utility(own, batch, row, tokens) for tokens in outputs]
+    utilities = [tiny.utility(criterion, batch, row, tokens) for tokens in outputs]
     if max(utilities) == min(utilities):
         return torch.zeros((), dtype=torch.float64), False
     chosen, rejected = (outputs[utilities.index(pick(utilities))] for pick in (max, min))
     of_chosen, of_rejected = (tiny.token_lprobs(model, batch, row, tokens).sum() for tokens in (chosen, rejected))
     margin = of_chosen - of_rejected
-    if isinstance(own, Dpo) and own.cfg.reference:
+    if isinstance(criterion, Dpo) and criterion.cfg.reference:
         others = [tiny.token_lprobs(anchor, batch, row, tokens).sum().detach() for tokens in (chosen, rejected)]
         margin = (of_chosen - others[0]) - (of_rejected - others[1])
-    loss = (1 + (-own.cfg.beta * margin).exp()).log()
-    return loss - own.cfg.nll * of_chosen, True
+    loss = (1 + (-criterion.cfg.beta * margin).exp()).log()
+    return loss - criterion.cfg.nll * of_chosen, True
 
 
 @pytest.mark.parametrize("candidates", [None, CANDIDATES], ids=["search", "given"])
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_loss_and_gradient_are_the_formula(objective: str, candidates: Any, anchor: Any) -> None:
-    own, model = made(objective), tiny.model()
+    criterion, model = made(objective), tiny.model()
     batch = tiny.pairs(model)
     if candidates is not None:
-        tiny.replace_decode(own, tiny.giving(candidates))
-    outputs = tiny.tokens_of(own.decode(model, batch))
-    found = [formula(own, model, anchor, batch, row, outputs[row]) for row in range(3)]
+        tiny.replace_decode(criterion, tiny.giving(candidates))
+    outputs = tiny.tokens_of(criterion.decode(model, batch))
+    found = [formula(criterion, model, anchor, batch, row, outputs[row]) for row in range(3)]
     wanted = torch.stack([loss for loss, _ in found]).sum()
-    loss, logged = own.sequence_loss(model, batch)
+    loss, logged = criterion.sequence_loss(model, batch)
     assert float(loss.detach()) == pytest.approx(float(wanted.detach()), abs=1e-10)
     tiny.assert_equal(tiny.gradient(model, loss), tiny.gradient(model, wanted))
-    first = sum(tiny.utility(own, batch, row, outputs[row][0]) for row in range(3))
+    first = sum(tiny.utility(criterion, batch, row, outputs[row][0]) for row in range(3))
     assert float(logged["utility"]) == pytest.approx(first, abs=1e-8)
     assert int(logged["pairs"]) == sum(differ for _, differ in found) >= 1
     assert 0 <= int(logged["preferred"]) <= int(logged["pairs"])
-    own.sequence_loss(model, batch)[0].backward()
+    criterion.sequence_loss(model, batch)[0].backward()
     assert all(parameter.grad is None for parameter in anchor.parameters())
 
 
@@ -87,9 +89,9 @@ def test_loss_and_gradient_are_the_formula(objective: str, candidates: Any, anch
 @pytest.mark.parametrize("candidates", [[[5, tiny.EOS]] * 3, [[6, tiny.EOS]]], ids=["equal", "one"])
 def test_equal_utilities_give_no_loss(objective: str, candidates: list[list[int]]) -> None:
     """The loss still has a gradient, of zeros, so that each rank makes a backward pass."""
-    own, model = made(objective), tiny.model()
-    tiny.replace_decode(own, tiny.giving([candidates] * 3))
-    loss, logged = own.sequence_loss(model, tiny.pairs(model))
+    criterion, model = made(objective), tiny.model()
+    tiny.replace_decode(criterion, tiny.giving([candidates] * 3))
+    loss, logged = criterion.sequence_loss(model, tiny.pairs(model))
     assert float(loss.detach()) == int(logged["pairs"]) == 0
     assert loss.requires_grad
     tiny.assert_zero(tiny.gradient(model, loss))

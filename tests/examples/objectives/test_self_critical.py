@@ -29,21 +29,21 @@ def greedy(model: Any, batch: Batch, row: int, longest: int = 3) -> list[int]:
 
 def test_the_expected_gradient_is_that_of_the_expected_risk() -> None:
     """Summed over all 43 outputs, weighted by their probabilities; the greedy output is that of the model."""
-    own, model = made(), tiny.model()
-    decode, outputs = own.decode, tiny.outputs(3)
+    criterion, model = made(), tiny.model()
+    decode, outputs = criterion.decode, tiny.outputs(3)
     for row in range(3):
         batch = tiny.pairs(model, [row])
         lprobs = [tiny.drawn_lprobs(model, batch, 0, tokens, 3).sum() for tokens in outputs]
         probabilities = torch.stack(lprobs).exp()
         assert float(probabilities.detach().sum()) == pytest.approx(1, abs=1e-12)
-        utilities = torch.tensor([tiny.utility(own, batch, 0, tokens) for tokens in outputs], dtype=torch.float64)
+        utilities = torch.tensor([tiny.utility(criterion, batch, 0, tokens) for tokens in outputs], dtype=torch.float64)
         total = torch.zeros((), dtype=torch.float64)
         for tokens, probability in zip(outputs, probabilities.detach(), strict=True):
             sampled = tiny.giving([[tokens]])
             tiny.replace_decode(
-                own, lambda *args, sampled=sampled, cfg=None: decode(*args, cfg=cfg) if cfg else sampled(*args)
+                criterion, lambda *args, sampled=sampled, cfg=None: decode(*args, cfg=cfg) if cfg else sampled(*args)
             )
-            total = total + probability * own.sequence_loss(model, batch)[0]
+            total = total + probability * criterion.sequence_loss(model, batch)[0]
         wanted = tiny.gradient(model, -(probabilities * utilities).sum() / 100)
         tiny.assert_equal(tiny.gradient(model, total), wanted)
 
@@ -51,21 +51,21 @@ def test_the_expected_gradient_is_that_of_the_expected_risk() -> None:
 @pytest.mark.parametrize("samples", [1, 6])
 def test_the_loss_is_the_formula(samples: int) -> None:
     """Of real samples, of unequal lengths; their scores are those of the sampler."""
-    own, model = made(beam=samples, max_len=5), tiny.model()
-    own.update = 2
+    criterion, model = made(beam=samples, max_len=5), tiny.model()
+    criterion.update = 2
     batch = tiny.pairs(model)
-    found = own.decode(model, batch)
+    found = criterion.decode(model, batch)
     wanted, utilities, baselines = torch.zeros((), dtype=torch.float64), 0.0, 0.0
     for row, hypotheses in enumerate(found):
         assert len(hypotheses) == samples
-        baselines += (baseline := tiny.utility(own, batch, row, greedy(model, batch, row, 5)))
+        baselines += (baseline := tiny.utility(criterion, batch, row, greedy(model, batch, row, 5)))
         for one in hypotheses:
             tokens = one.tokens.tolist()
-            lprobs, value = tiny.drawn_lprobs(model, batch, row, tokens, 5), tiny.utility(own, batch, row, tokens)
+            lprobs, value = tiny.drawn_lprobs(model, batch, row, tokens, 5), tiny.utility(criterion, batch, row, tokens)
             torch.testing.assert_close(one.positional_scores[: len(lprobs)], lprobs.detach(), rtol=0, atol=1e-10)
             utilities += value / samples
             wanted = wanted - (value - baseline) / 100 * lprobs.sum() / samples
-    loss, logged = own.sequence_loss(model, batch)
+    loss, logged = criterion.sequence_loss(model, batch)
     assert samples == 1 or {len(tokens) for row in tiny.tokens_of(found) for tokens in row} > {1, 5}
     assert float(loss.detach()) == pytest.approx(float(wanted.detach()), abs=1e-10)
     assert float(logged["utility"]) == pytest.approx(utilities, abs=1e-8)

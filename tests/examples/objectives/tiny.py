@@ -74,8 +74,8 @@ def drawn_lprobs(of: Any, batch: Batch, row: int, tokens: Sequence[int], longest
     return token_lprobs(of, batch, row, tokens)[: longest - 1]
 
 
-def utility(own: Any, batch: Batch, row: int, tokens: Sequence[int]) -> float:
-    return chrf(text(tokens), text(own.references(batch)[row].tolist()))
+def utility(criterion: Any, batch: Batch, row: int, tokens: Sequence[int]) -> float:
+    return chrf(text(tokens), text(criterion.references(batch)[row].tolist()))
 
 
 def text(tokens: Sequence[int]) -> str:
@@ -100,8 +100,8 @@ def giving(rows: Sequence[Sequence[Sequence[int]]], longest: int = 3) -> Callabl
     return lambda *_, **__: [[hypothesis(tokens, longest) for tokens in row] for row in rows]
 
 
-def replace_decode(own: Any, by: Callable[..., list[list[Hypothesis]]]) -> None:
-    own.decode = by
+def replace_decode(criterion: Any, by: Callable[..., list[list[Hypothesis]]]) -> None:
+    criterion.decode = by
 
 
 def gradient(of: Any, loss: Tensor) -> Gradient:

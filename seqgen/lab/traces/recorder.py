@@ -1,60 +1,30 @@
-"""Traces of decodes: the candidates of each sentence at every step, and their outcomes."""
+"""Observers that record the candidates of each sentence at every step, and their outcomes."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from seqgen.config import TraceConfig
-from seqgen.generation.component import FORBIDDEN, MEMBER_LOGITS, MEMBER_LPROBS
+from seqgen.generation.component import FORBIDDEN, MEMBER_LPROBS
 from seqgen.generation.observers import Observer, Outcome, StepRecord
 from seqgen.generation.setup import DecodingSetup
-from seqgen.lab.traces.step import LETTERS, ForbiddenToken, StepTrace, TracedSteps
-from seqgen.text.results import TextHypothesis
-
-
-@dataclass(frozen=True)
-class LineTrace(TracedSteps):
-    """The decode of one line.
-
-    Attributes:
-        steps: from the first step to the one that finished the sentence. Empty for an empty line, and for a strategy
-            whose own loop does not call observers.
-        hypotheses: the n-best list.
-        joined: the n-best list with continuous batching, for which observers are not called; ``None`` if continuous
-            batching is not used.
-    """
-
-    steps: Sequence[StepTrace]
-    hypotheses: Sequence[TextHypothesis]
-    joined: Sequence[TextHypothesis] | None = None
-
-    def history(self, step: int, beam: int) -> list[int]:
-        """The tokens of a beam before a step.
-
-        Args:
-            step: number of the step.
-            beam: number of the beam.
-
-        Returns:
-            The generated tokens, oldest first.
-        """
-        return self.tokens(step - 1, self.steps[step - 1].next[beam]) if step else []
+from seqgen.lab.traces.records import LETTERS, ForbiddenToken, StepTrace
 
 
 class Recorder(Observer):
     """Records the steps of each sentence, on the CPU.
 
-    Members' scores and forbidden tokens are recorded if a component declares the needs ``MEMBER_LPROBS`` and
-    ``FORBIDDEN``.
+    Args:
+        needs: ``FORBIDDEN`` to record forbidden tokens, ``MEMBER_LPROBS`` to record members' scores, or
+            ``MEMBER_LOGITS``, with which optimizations that do not compute log-probabilities stay on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, needs: Iterable[str] = ()) -> None:
+        self.needs = frozenset(needs)  # type: ignore[misc]
         self._steps: dict[int, list[StepTrace]] = defaultdict(list)
 
     def observe(self, record: StepRecord) -> None:
@@ -88,58 +58,6 @@ class Recorder(Observer):
     def forget(self, sentence: int) -> None:
         """Drop the steps of a sentence."""
         self._steps.pop(sentence, None)
-
-
-@dataclass(frozen=True)
-class ModelScores:
-    """The members' scores at one step of one sentence, before they are combined and processed.
-
-    Attributes:
-        members: for each member ``(beam, V)`` log-probabilities in nats, after the temperature.
-        forbidden: by beam and token, the class name of the processor that forbids the token. Only the most probable
-            tokens are watched.
-    """
-
-    members: Sequence[Tensor]
-    forbidden: Mapping[tuple[int, int], str] = field(default_factory=dict)
-
-
-class Probe(Recorder):
-    """A recorder that also keeps the members' log-probabilities at one step of one sentence.
-
-    Args:
-        sentence: number of the sentence's line.
-        step: number of the step.
-    """
-
-    needs: ClassVar[frozenset[str]] = frozenset({MEMBER_LOGITS, FORBIDDEN})
-
-    def __init__(self, sentence: int, step: int):
-        super().__init__()
-        self.sentence, self.step = sentence, step
-        self._found: list[ModelScores] = []  # the copies for each batch share it
-
-    @property
-    def found(self) -> ModelScores | None:
-        """The log-probabilities; ``None`` until the step is observed."""
-        return self._found[-1] if self._found else None
-
-    def observe(self, record: StepRecord) -> None:
-        """See ``Observer.observe``."""
-        super().observe(record)
-        context = record.context
-        ids = context.sentences.ids.tolist()
-        if context.step != self.step or self.sentence not in ids:
-            return
-        row = ids.index(self.sentence)
-        members = context.outputs.member_logits or []
-        scores = [context.by_sentence(logits)[row].double().log_softmax(-1).cpu() for logits in members]
-        forbidden: dict[tuple[int, int], str] = {}
-        if (watched := record.forbidden) is not None:
-            tokens, by = (context.by_sentence(values)[row].tolist() for values in (watched.tokens, watched.by))
-            for beam, pairs in enumerate(zip(tokens, by, strict=True)):
-                forbidden |= {(beam, t): watched.processors[n] for t, n in zip(*pairs, strict=True) if n >= 0}
-        self._found.append(ModelScores(scores, forbidden))
 
 
 class FollowedReference:
@@ -181,24 +99,20 @@ class Tracer(Recorder):
     can_merge = True
 
     def __init__(self, options: TraceConfig, setup: DecodingSetup, reference_of: Callable[[int], Sequence[int]]):
-        super().__init__()
+        members = options.members and len(setup.ensemble.members) > 1
+        needs = [need for need, wanted in ((MEMBER_LPROBS, members), (FORBIDDEN, options.forbidden)) if wanted]
+        # with a shortlist, components see only the scores of its tokens
+        super().__init__(needs if setup.shortlist is None else ())
         self.reference_of, self.vocab_size = reference_of, setup.vocab_size
         self.references: dict[int, FollowedReference] = {}
         self.limit = options.sentences or None
-        needs = set()
-        if setup.shortlist is None:  # with a shortlist, components see only the scores of its tokens
-            if options.members and len(setup.ensemble.members) > 1:
-                needs.add(MEMBER_LPROBS)
-            if options.forbidden:
-                needs.add(FORBIDDEN)
-        self.needs = frozenset(needs)  # type: ignore[misc]
         self.first = 0
         """Number of the first line that is recorded."""
         self.full = False
-        """Whether no further line is recorded."""
+        """True if no further line is recorded."""
 
     def wants(self, sentence: int) -> bool:
-        """Whether a line is recorded."""
+        """True if a line is recorded."""
         return not self.full and (self.limit is None or sentence - self.first < self.limit)
 
     def observe(self, record: StepRecord) -> None:
@@ -230,8 +144,8 @@ def _hypothesis_scores(record: StepRecord) -> Tensor:
     c, after = record.candidates, record.after
     same = (c.beams.unsqueeze(2) == after.beams.unsqueeze(1)) & (c.tokens.unsqueeze(2) == after.tokens.unsqueeze(1))
     context = record.context
-    own = context.by_sentence(context.steps)[:, :1]  # in continuous batching, sentences are at different steps
-    same &= (after.lengths == own + 1).unsqueeze(1)
+    steps = context.by_sentence(context.steps)[:, :1]  # in continuous batching, sentences are at different steps
+    same &= (after.lengths == steps + 1).unsqueeze(1)
     scores = after.scores.double().unsqueeze(1).masked_fill(~same, -torch.inf).amax(2)
     return scores.masked_fill(record.outcomes != Outcome.FINISHED, -torch.inf)
 
@@ -267,7 +181,8 @@ def _member_scores(record: StepRecord) -> list[list[list[float]]]:
     context, c = record.context, record.candidates
     # (rows, V) -> (live, beam, V) -> the score of each candidate's beam and token
     sentences = torch.arange(len(c.beams), device=c.beams.device).unsqueeze(1)
-    members = context.outputs.member_lprobs or ()
+    logits = context.outputs.member_logits or ()
+    members = context.outputs.member_lprobs or [member.double().log_softmax(-1) for member in logits]
     return [context.by_sentence(lprobs)[sentences, c.beams, c.tokens].tolist() for lprobs in members]
 
 
