@@ -62,15 +62,17 @@ LINES = 256
 class DiffConfig:
     """The configuration of ``seqgen-diff``."""
 
-    runs: list[str] = option([], "two run folders to compare; runs= may be left out")
+    runs: list[str] = option([], "two run folders to compare; runs= may be left out", role="input_path")
     json: str = option(
         "", "of two runs: file for the JSON form; - for standard output, not the table", role="output_path"
     )
 
-    path: list[str] = option([], "model of the first decode, as for seqgen-generate; [A,B] for an ensemble")
-    other: list[str] = option([], "model of the other decode; empty for the model of path")
-    input: str = option("", "text file to decode; - for standard input")
-    prefix: str = option("", "text file whose line n is the forced beginning of output n")
+    path: list[str] = option(
+        [], "model of the first decode, as for seqgen-generate; [A,B] for an ensemble", role="input_path"
+    )
+    other: list[str] = option([], "model of the other decode; empty for the model of path", role="input_path")
+    input: str = option("", "text file to decode; - for standard input", role="input_path")
+    prefix: str = option("", "text file whose line n is the forced beginning of output n", role="input_path")
     tolerance: float = option(1e-3, "scores that differ by at most this value count as equal, in nats", minimum=0)
     reading: ReadingConfig = field(default_factory=ReadingConfig)
     common: CommonConfig = field(default_factory=CommonConfig)
