@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, is_dataclass, make_dataclass
 from typing import Any, TypeVar
 
 from seqgen.errors import ConfigError, nearest
-from seqgen.system.hooks import origin
+from seqgen.system.contract import origin
 
 C = TypeVar("C", bound=type)
 
@@ -45,12 +45,12 @@ class Entry:
 
     @property
     def is_user_own(self) -> bool:
-        """Whether its class is defined outside seqgen."""
+        """True if its class is defined outside seqgen."""
         return self.component.__module__.partition(".")[0] != "seqgen"
 
     @property
     def can_be_chosen(self) -> bool:
-        """Whether a user can choose it; the task of a converted checkpoint comes with its run only."""
+        """True if a user can choose it; the task of a converted checkpoint comes with its run only."""
         return getattr(self.component, "can_be_chosen", True)
 
 

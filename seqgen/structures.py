@@ -52,7 +52,7 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class EncoderOut:
-    """What an encoder returns to its decoder; the first dimension of every tensor is the row.
+    """The output of an encoder, which its decoder reads; the first dimension of every tensor is the row.
 
     A model that needs further tensors adds fields in a subclass; the methods below apply to all of them.
 
@@ -127,7 +127,7 @@ def _padding_mask_of(value: EncoderOut, width: int) -> Tensor:
 
 
 class DecoderOut(NamedTuple):
-    """What a decoder returns.
+    """The output of a decoder.
 
     Attributes:
         logits: ``(N, T, V)`` unnormalized scores of the next token at each of the computed positions.
@@ -219,7 +219,7 @@ class Batch:
         target_lengths: ``(N,)`` int64 tokens of each target, if padding is the same token as end-of-sentence; ``None``
             if all targets end at their first padding token.
         first_tokens: ``(N,)`` int64, the first token of each output, in place of the one that ``ForceFirst`` forces.
-        start_tokens: ``(N,)`` int64, the start token of each sentence, in place of the model's own.
+        start_tokens: ``(N,)`` int64, the start token of each sentence, in place of the model's start token.
     """
 
     ids: Tensor
@@ -256,9 +256,9 @@ class Hypothesis:
         attention: ``(T, S)`` weights over the source; ``None`` if not requested.
         alignment: ``(T,)`` int64 source position with the largest attention weight; ``None`` if not requested.
         timed_out: whether ``generation.max_time`` ended the search of this sentence.
-        member_tokens: for each member ``(T,)`` int64 its own tokens, if the members have different target vocabularies;
+        member_tokens: for each member ``(T,)`` int64 its tokens, if the members have different target vocabularies;
             ``tokens`` and ``positional_scores`` are then those of the first member.
-        member_scores: for each member ``(T,)`` the log-probabilities of its own tokens, in nats, in this case.
+        member_scores: for each member ``(T,)`` the log-probabilities of its tokens, in nats, in this case.
     """
 
     tokens: Tensor

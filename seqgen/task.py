@@ -25,7 +25,7 @@ from seqgen.metrics import signatures, text_scores
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MODELS
 from seqgen.structures import Batch, Hypothesis
-from seqgen.system.hooks import Hooked
+from seqgen.system.contract import Hooked
 
 
 def are_languages(*sides: str) -> bool:

@@ -92,7 +92,7 @@ class RayWorkers(Workers):
             )
 
     def _rooms(self) -> dict[str, int]:
-        """How many actors each node has cores and GPUs for, by its ID; Ray would let further ones wait for ever."""
+        """The number of actors that each node has cores and GPUs for, by its ID; Ray would let more wait for ever."""
         needs = {"CPU": self._cpus, "GPU": self._gpus}
         try:
             nodes = self._ray.nodes()
@@ -134,7 +134,7 @@ class RayWorkers(Workers):
         return events
 
     def _returned(self, actor: _Actor) -> Event:
-        """What the awaited call of an actor has returned."""
+        """The event that the awaited call of an actor has returned."""
         try:
             result = self._ray.get(actor.call)
         except self._ray.exceptions.RayError as error:
@@ -157,7 +157,7 @@ class RayWorkers(Workers):
         return Died(actor.piece, how)
 
     def notes(self) -> list[str]:
-        """What the user should know about the cluster and its actors."""
+        """Notes for the user on the cluster and its actors."""
         found = []
         if not self._gpus and self._ray.cluster_resources().get("GPU", 0.0) > 0:
             found.append(

@@ -80,7 +80,7 @@ class LineDecoder(Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """What the user should know about models and settings."""
+        """Notes for the user on models and settings."""
 
     def decode(self, lines: Sequence[str], first: int, divisor: int) -> Answers:
         """Decode lines; any exception means that not all of them can be decoded together.
@@ -92,7 +92,7 @@ class LineDecoder(Protocol):
         """
 
     def blank(self, line: str, number: int, reason: str) -> str:
-        """What is written for a line without an answer.
+        """Format the output of a line without an answer.
 
         Args:
             line: the line.
@@ -233,7 +233,7 @@ STARTS = 5
 
 
 def start_error(error: Exception) -> Exception:
-    """Why a worker cannot load its models, as an error that can be pickled.
+    """The error of a worker that cannot load its models, such that it can be pickled.
 
     Args:
         error: what was raised.
@@ -247,10 +247,10 @@ def start_error(error: Exception) -> Exception:
 
 
 class Decoding:
-    """What a worker does: it loads the models once, and decodes pieces. Errors are returned, because they are sent.
+    """The work of a worker: load the models once, and decode pieces. Errors are returned, because they are sent.
 
     Args:
-        modules: the user's own modules, see ``import_modules``.
+        modules: the user's modules, see ``import_modules``.
         build: makes the decoder, pickled.
         number: number of the worker on its machine.
     """
@@ -292,7 +292,7 @@ class Workers(ABC):
         return [worker for worker in self._workers if worker.ready and worker.piece is None]
 
     def free(self) -> bool:
-        """Whether a worker waits for a piece."""
+        """True if a worker waits for a piece."""
         return bool(self._waiting())
 
     def give(self, piece: Piece) -> None:

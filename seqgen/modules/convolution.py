@@ -113,7 +113,7 @@ class LinearizedConvolution(StatefulModule, ConvTBC):
     Args:
         in_channels: channels of the input.
         out_channels: channels of the output.
-        kernel_width: positions that one output sees, its own included.
+        kernel_width: positions that one output sees, including the current one.
     """
 
     def __init__(self, in_channels: int, out_channels: int, kernel_width: int):

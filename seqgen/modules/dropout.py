@@ -15,7 +15,7 @@ _LEVELS = 1 << 16
 class Dropout(nn.Module):
     """Dropout (Srivastava et al. 2014): in training, zero each feature with probability ``p`` and scale up the others.
 
-    On a CPU, PyTorch's own dropout spends most of its time on drawing one random number per feature. Here one 64-bit
+    On a CPU, PyTorch's dropout spends most of its time on drawing one random number per feature. Here one 64-bit
     number decides four features, 16 bits each, which is several times as fast. The probability is rounded to a multiple
     of 1/65536, and the scale is that of the rounded one. The numbers come from PyTorch's default generator:
     ``torch.manual_seed`` determines them, and they do not depend on the number of threads. Other devices use PyTorch's

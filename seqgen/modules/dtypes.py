@@ -86,6 +86,6 @@ def _has_int8_instructions() -> bool:
 
 
 def _supports(question: str) -> bool:
-    """Whether the CPU has an instruction set; false where PyTorch has no function of this name."""
+    """True if the CPU has an instruction set; false where PyTorch has no function of this name."""
     ask = getattr(torch.cpu, question, None)
     return ask is not None and bool(ask())

@@ -142,7 +142,7 @@ class QueryPositions:
 
     @property
     def is_plain_causal(self) -> bool:
-        """Whether the mask is only causal and nothing was seen before: attention kernels then need no mask tensor."""
+        """True if the mask is only causal and nothing was seen before: attention kernels then need no mask tensor."""
         return self.causal and self.seen == 0 and self.start_offsets is None and self.segments is None
 
     def restrict(self, mask: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ def keep_freed_memory() -> bool:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out.
+    """True if an error means that memory ran out.
 
     Args:
         error: the exception that was raised.

@@ -115,7 +115,7 @@ class Child:
     Args:
         work: its main function, which gets its end of the pipe and ``args``; it ends when this process ends.
         args: further arguments, which are pickled.
-        daemon: whether it is killed when this process exits; it cannot have processes of its own then.
+        daemon: whether it is killed when this process exits; it cannot start processes then.
     """
 
     def __init__(self, work: Callable[..., None], args: Sequence[Any], daemon: bool = False):

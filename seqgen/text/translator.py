@@ -269,7 +269,10 @@ class Translator:
             if name in ("max_len", "max_len_b") and value > writable
         ]
         if lacking := generator.setup.cache_without_merge:
-            notes.append(f"{lacking}, so that lines do not join a running batch and decoding is slower; implement it")
+            notes.append(
+                f"{lacking}, so that lines do not join a running batch and decoding is slower; implement merge and "
+                "crop, and set can_merge = True"
+            )
         ranks = {name: call.objects.get(name) for name in _RANKS}
         ensemble = ensemble_settings(cfg, call.objects)
         return TextDecoding(self.members, cfg, generator, details, streamer, notes, draft, ensemble=ensemble, **ranks)

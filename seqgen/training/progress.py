@@ -107,7 +107,7 @@ class BarDisplay(ProgressDisplay):
 
 
 def describe(record: Mapping[str, float]) -> str:
-    """Format a record as one line: known values first, then the criterion's own, then the speed."""
+    """Format a record as one line: known values first, then those of the criterion, then the speed."""
     names = [name for name in _SHOWN if name in record]
     if "nll_loss" in record and record["nll_loss"] != record.get("loss"):  # as with label smoothing
         names.insert(1, "nll_loss")

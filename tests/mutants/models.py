@@ -55,14 +55,14 @@ FAULTS = [
         ("tests/models/huggingface/test_oracle_t5gemma2.py::test_types_of_layers_that_the_file_lacks",),
     ),
     Fault(
-        "seqgen/modules/merged_attention.py",
+        "seqgen/modules/multihead_attention.py",
         "        return KeysAndValues(self.k_norm(keys), values, padding_mask)",
         "        return KeysAndValues(keys, values, padding_mask)",
         "keys of merged attention are not normalized",
         ("tests/modules/test_merged_attention.py::test_one_softmax_over_target_and_source",),
     ),
     Fault(
-        "seqgen/modules/merged_attention.py",
+        "seqgen/modules/multihead_attention.py",
         "if own.keys.size(0) < source.keys.size(0):",
         "if own.keys.size(0) > source.keys.size(0):",
         "beams in one memory do not find the source of their row",

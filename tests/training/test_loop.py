@@ -417,15 +417,8 @@ def test_tensorboard_has_scalars_and_samples(lab: Lab) -> None:
     }
     assert {"valid/loss", "valid/bleu"} <= {*events.Tags()["scalars"]}
     assert [event.step for event in events.Scalars("train/loss")] == [2, 4, 6, 8]
-    assert {"valid/samples/text_summary", "config/text_summary"} <= {*events.Tags()["tensors"]}
+    assert "valid/samples/text_summary" in events.Tags()["tensors"]
     assert not [tag for tag in events.Tags()["scalars"] if tag.startswith(("start/", "resume/", "stop/"))]
-    layers = [tag for tag in events.Tags()["scalars"] if tag.startswith("train_gradients/")]
-    assert len(layers) > 3
-    squares = sum(events.Scalars(tag)[0].value ** 2 for tag in layers)  # clipped to a norm of 1
-    assert squares == pytest.approx(min(1.0, events.Scalars("train/gnorm")[0].value) ** 2, rel=0.3)
-    assert {"valid/length_ratio"} <= {*events.Tags()["scalars"]}
-    assert "valid/characters" in events.Tags()["histograms"]
-    assert events.summary_metadata["_hparams_/experiment"].plugin_data.plugin_name == "hparams"
 
 
 # -- resuming -------------------------------------------------------------------------------------------------------

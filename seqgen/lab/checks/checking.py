@@ -14,8 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from seqgen.system.contract import ContractError
-from seqgen.system.hooks import missing
+from seqgen.system.contract import ContractError, missing
 
 
 class Violation(Exception):
