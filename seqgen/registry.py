@@ -175,8 +175,8 @@ class Registry:
         elif len(known) <= LISTED:
             names = f"choose one of: {', '.join(known)}"
         else:
-            own = "" if hint else f"choose one of: {', '.join(entry.name for entry in self.entries())}; "
-            names = f"{own}--help {self.group} lists all {len(known)}"
+            choice = "" if hint else f"choose one of: {', '.join(entry.name for entry in self.entries())}; "
+            names = f"{choice}--help {self.group} lists all {len(known)}"
         return f"there is no {self.kind} {name!r}{hint}; {names}; your own are imported with common.user_dir=FILE"
 
     def names(self) -> list[str]:
@@ -252,7 +252,7 @@ DECODING_COMPONENTS: dict[str, tuple[Registry, str]] = {
     "observer": (OBSERVERS, "observers"),
     "source": (MEMBER_SOURCES, "members"),
 }
-"""By the prefix of the components' own keys: the registry, and the key of ``generation`` that selects components."""
+"""By the prefix of the components' keys: the registry, and the key of ``generation`` that selects components."""
 
 register_model = MODELS.register
 register_task = TASKS.register

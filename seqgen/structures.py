@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -93,29 +94,26 @@ class EncoderOut:
         """
         widths = self.encoder_out.size(1), other.encoder_out.size(1)
 
-        def merge_tensors(ours: Tensor, theirs: Tensor) -> Tensor:
-            if widths[0] != widths[1] and ours.dim() > 1 and (ours.size(1), theirs.size(1)) == widths:
-                ours, theirs = (_padded(tensor, max(widths)) for tensor in (ours, theirs))
-            return torch.cat([ours, theirs])
+        def merge_tensors(one: Tensor, two: Tensor) -> Tensor:
+            if widths[0] != widths[1] and one.dim() > 1 and (one.size(1), two.size(1)) == widths:
+                one, two = (
+                    F.pad(tensor, (*(0, 0) * (tensor.dim() - 2), 0, max(widths) - tensor.size(1)))
+                    for tensor in (one, two)
+                )
+            return torch.cat([one, two])
 
         first, second = self, other
         if widths[0] != widths[1] or (self.encoder_padding_mask is None) != (other.encoder_padding_mask is None):
             first, second = (
                 replace(one, encoder_padding_mask=_padding_mask_of(one, max(widths))) for one in (self, other)
             )
-        theirs = iter(tensors_in(second))
-        return first.map(lambda tensor: merge_tensors(tensor, next(theirs)))
+        tensors = iter(tensors_in(second))
+        return first.map(lambda tensor: merge_tensors(tensor, next(tensors)))
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Self:
         """Apply ``fn`` to every tensor and return a new value."""
         mapped: Self = map_tensors(self, fn)
         return mapped
-
-
-def _padded(tensor: Tensor, width: int) -> Tensor:
-    """``tensor`` ``(N, S, ...)``, padded with zeros to ``width`` positions."""
-    zeros = tensor.new_zeros(tensor.size(0), width - tensor.size(1), *tensor.shape[2:])
-    return torch.cat([tensor, zeros], dim=1)
 
 
 def _padding_mask_of(value: EncoderOut, width: int) -> Tensor:
@@ -218,8 +216,8 @@ class Batch:
         texts: the text of each source line; ``None`` if sentences were not given as text.
         target_lengths: ``(N,)`` int64 tokens of each target, if padding is the same token as end-of-sentence; ``None``
             if all targets end at their first padding token.
-        first_tokens: ``(N,)`` int64, the first token of each output, in place of the one that ``ForceFirst`` forces.
-        start_tokens: ``(N,)`` int64, the start token of each sentence, in place of the model's start token.
+        first_tokens: ``(N,)`` int64, the first token of each output, instead of the one that ``ForceFirst`` forces.
+        start_tokens: ``(N,)`` int64, the start token of each sentence, instead of the model's start token.
     """
 
     ids: Tensor

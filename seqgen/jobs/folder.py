@@ -77,21 +77,21 @@ class Manifest:
             UserError: the file cannot be written.
         """
         file = folder / MANIFEST
-        mine = json.loads(json.dumps(self.plain()))
+        content = json.loads(json.dumps(self.plain()))
         try:
-            theirs = parse_json(read_bytes(file, 1 << 32))
+            found = parse_json(read_bytes(file, 1 << 32))
         except FileNotFoundError:
-            write_atomically(file, json.dumps(mine, indent=1) + "\n")
+            write_atomically(file, json.dumps(content, indent=1) + "\n")
             return
         except (OSError, ValueError) as error:
             raise DataError(f"{file} cannot be read: {error}; choose another job.folder") from None
         shape = {"settings": dict, "models": dict, "part_lines": int, "lines": int, "input": list, "parts": list}
-        if not isinstance(theirs, dict) or (theirs.get("format"), theirs.get("version")) != (FORMAT, VERSION):
+        if not isinstance(found, dict) or (found.get("format"), found.get("version")) != (FORMAT, VERSION):
             raise DataError(f"{file} is not the manifest of a job of this version; choose another job.folder")
-        if any(not isinstance(theirs.get(name), kind) for name, kind in shape.items()):
+        if any(not isinstance(found.get(name), kind) for name, kind in shape.items()):
             raise DataError(f"{file} is damaged; choose another job.folder")
-        if found := difference(theirs, mine):
-            raise ConfigError(f"job.folder={folder} was begun with {found}; {ADVICE}")
+        if differs := difference(found, content):
+            raise ConfigError(f"job.folder={folder} was begun with {differs}; {ADVICE}")
 
 
 def _readable(name: str) -> str:
@@ -256,7 +256,7 @@ class JobFolder:
         """Check that the folder is still the one that was opened, whose lock this process holds.
 
         Raises:
-            DataError: somebody has deleted or replaced it.
+            DataError: the folder was deleted or replaced.
         """
         try:
             same = version_of(self.path / MANIFEST) == self._identity

@@ -19,7 +19,7 @@ DEATHS = 2
 SPLIT = 16
 """Number of pieces into which such a piece is split."""
 HOPELESS = 100
-"""The job stops when so many lines have failed and not one was decoded."""
+"""Number of lines that have failed, without one that was decoded, at which the job stops."""
 
 
 @dataclass

@@ -24,7 +24,7 @@ NODES_SECONDS = 2.0
 CONNECT_SECONDS = 10.0
 """Seconds to wait for the machine at the address of a cluster."""
 NO_ACTOR_SECONDS = 120.0
-"""The job stops if for so many seconds there is no node that can hold an actor."""
+"""Seconds without a node that can hold an actor, after which the job stops."""
 
 
 class _Actor:
@@ -92,7 +92,7 @@ class RayWorkers(Workers):
             )
 
     def _rooms(self) -> dict[str, int]:
-        """The number of actors that each node has cores and GPUs for, by its ID; Ray would let more wait for ever."""
+        """The number of actors that each node has cores and GPUs for, by its ID; Ray would let more of them wait."""
         needs = {"CPU": self._cpus, "GPU": self._gpus}
         try:
             nodes = self._ray.nodes()
@@ -199,7 +199,7 @@ def _connected(address: str) -> Any:
             log_to_driver=False,
             include_dashboard=None if address else False,
         )
-    except Exception as error:  # Ray has no class of its own for a node that does not start in time
+    except Exception as error:  # Ray has no class for a node that does not start in time
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
         ray.shutdown()
         if address:
@@ -210,7 +210,7 @@ def _connected(address: str) -> Any:
         ) from None
     finally:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)  # Ray installs its own handler
+            signal.signal(signal.SIGTERM, before)  # Ray installs a handler
     return ray
 
 

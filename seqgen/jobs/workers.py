@@ -383,7 +383,7 @@ class LocalWorkers(Workers):
         return events
 
     def _replace(self, one: _Process) -> Died:
-        """Start a process in place of one that has died."""
+        """Start a process instead of one that has died."""
         how = one.ended(1.0)
         one.kill()
         if not one.ready:
@@ -405,7 +405,7 @@ class LocalWorkers(Workers):
 def _work(pipe: Connection, modules: Sequence[tuple[str, str]], build: bytes, number: int) -> None:
     """Main function of a process: load the models, and decode pieces until the pipe is closed."""
     for ignored in set(STOPPING) - {signal.SIGTERM}:
-        signal.signal(ignored, signal.SIG_IGN)  # the job's own process ends this one
+        signal.signal(ignored, signal.SIG_IGN)  # the process of the job ends this one
     receive_signals()
     decoding = Decoding(modules, build, number)
     result: Any = decoding.start()

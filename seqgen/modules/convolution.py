@@ -203,7 +203,7 @@ class ConvolutionSpec:
     Attributes:
         channels: dimension of its output.
         kernel_width: number of positions in the receptive field of one output.
-        residual: whose input is added to the output (residual connection): 1 for the layer's own, 2 for that of the
+        residual: whose input is added to the output (residual connection): 1 for that of the layer, 2 for that of the
             layer before, and so on; 0 for none.
     """
 

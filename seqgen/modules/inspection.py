@@ -120,18 +120,18 @@ class StackInternals:
     self_attention: list[Tensor] = field(default_factory=list)
     cross_attention: list[Tensor] = field(default_factory=list)
 
-    def of_row(self, row: int, own: slice, source: slice) -> StackInternals:
+    def of_row(self, row: int, positions: slice, source: slice) -> StackInternals:
         """Some positions of one row, on the CPU.
 
         Args:
             row: number of the row.
-            own: the positions of the encoder or the decoder.
+            positions: the positions of the encoder or the decoder.
             source: the source positions that encoder-decoder attention is over.
         """
         return StackInternals(
-            [hidden[row, own].cpu() for hidden in self.hidden_states],
-            [weights[row, :, own, own].cpu() for weights in self.self_attention],
-            [weights[row, :, own, source].cpu() for weights in self.cross_attention],
+            [hidden[row, positions].cpu() for hidden in self.hidden_states],
+            [weights[row, :, positions, positions].cpu() for weights in self.self_attention],
+            [weights[row, :, positions, source].cpu() for weights in self.cross_attention],
         )
 
 
@@ -242,25 +242,22 @@ def _recording(
             passes[-1].hidden_states.append(output)
         reached = len(layers)
 
-    def keep_self_attention(weights: Tensor) -> None:
-        passes[-1].self_attention.append(weights)
+    def keep(name: str, weights: Tensor) -> None:
+        getattr(passes[-1], name).append(weights)
 
-    def keep_cross_attention(weights: Tensor) -> None:
-        passes[-1].cross_attention.append(weights)
-
-    own, cross = attention_modules(part)
-    if any(attention.on_weights is not None for attention in (*own, *cross)):
+    over_self, over_source = attention_modules(part)
+    if any(attention.on_weights is not None for attention in (*over_self, *over_source)):
         raise ConfigError("this model is already being recorded; end the recording before the next one begins")
     handles = [layer.register_forward_pre_hook(before(index)) for index, layer in enumerate(layers)]
     handles.append(last.register_forward_hook(after))
     try:
-        for attention in own:
-            attention.on_weights = keep_self_attention
-        for attention in cross:
-            attention.on_weights = keep_cross_attention
+        for attention in over_self:
+            attention.on_weights = partial(keep, "self_attention")
+        for attention in over_source:
+            attention.on_weights = partial(keep, "cross_attention")
         yield
     finally:
         for handle in handles:
             handle.remove()
-        for attention in (*own, *cross):
+        for attention in (*over_self, *over_source):
             attention.on_weights = None

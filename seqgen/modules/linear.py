@@ -192,9 +192,9 @@ class Projection(CachedWeight):
         method = weakref.WeakMethod(self.matrix)  # the module keeps the product: a cycle would keep both in memory
 
         def matrix() -> Tensor:
-            own = method()
-            assert own is not None
-            return own().detach()
+            bound = method()
+            assert bound is not None
+            return bound().detach()
 
         return MatrixProduct(matrix, self._kernels(matrix()), self._parameters_of_weight())
 

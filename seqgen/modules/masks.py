@@ -27,7 +27,7 @@ def segment_mask(queries: Tensor, keys: Tensor, causal: bool = False) -> Tensor:
     Args:
         queries: ``(N, Q)`` int64 segments.
         keys: ``(N, K)`` int64 segments.
-        causal: whether a query attends only to keys up to its own position.
+        causal: whether a query attends only to keys up to its position.
 
     Returns:
         ``(N, 1, Q, K)`` bool, true where attention is allowed.

@@ -173,27 +173,18 @@ class SinusoidalPositions(Positions):
             self.weight = self._table().to(self.weight)
 
     def _table(self) -> Tensor:
-        if self.sinusoids == "paper":
-            return _paper_sinusoids(self.num_rows, self.embedding_dim)
-        return _fairseq_sinusoids(self.num_rows, self.embedding_dim, self.padding_idx)
-
-
-def _fairseq_sinusoids(num_rows: int, embedding_dim: int, padding_idx: int) -> Tensor:
-    half = embedding_dim // 2
-    # In float32, as in fairseq, so that models trained there get the same embeddings.
-    frequencies = torch.exp(torch.arange(half) * -(math.log(10000) / max(half - 1, 1)))
-    angles = torch.arange(num_rows, dtype=torch.float32).unsqueeze(1) * frequencies
-    table = F.pad(torch.cat([angles.sin(), angles.cos()], dim=1), (0, embedding_dim % 2))
-    if padding_idx >= 0:
-        table[padding_idx] = 0
-    return table
-
-
-def _paper_sinusoids(num_rows: int, embedding_dim: int) -> Tensor:
-    """An odd dimension has one sine more than cosines. Computed in float64, as in Marian."""
-    exponents = torch.arange(0, embedding_dim, 2, dtype=torch.float64) / embedding_dim
-    angles = torch.arange(num_rows, dtype=torch.float64).unsqueeze(1) / 10000**exponents
-    return torch.cat([angles.sin(), angles.cos()[:, : embedding_dim // 2]], dim=1).float()
+        if self.sinusoids == "paper":  # in float64, as in Marian; an odd dimension has one sine more than cosines
+            exponents = torch.arange(0, self.embedding_dim, 2, dtype=torch.float64) / self.embedding_dim
+            angles = torch.arange(self.num_rows, dtype=torch.float64).unsqueeze(1) / 10000**exponents
+            return torch.cat([angles.sin(), angles.cos()[:, : self.embedding_dim // 2]], dim=1).float()
+        # in float32, as in fairseq, so that models trained there get the same embeddings
+        half = self.embedding_dim // 2
+        frequencies = torch.exp(torch.arange(half) * -(math.log(10000) / max(half - 1, 1)))
+        angles = torch.arange(self.num_rows, dtype=torch.float32).unsqueeze(1) * frequencies
+        table = F.pad(torch.cat([angles.sin(), angles.cos()], dim=1), (0, self.embedding_dim % 2))
+        if self.padding_idx >= 0:
+            table[self.padding_idx] = 0
+        return table
 
 
 class RelativePositionBias(nn.Module):

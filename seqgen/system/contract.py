@@ -139,7 +139,7 @@ def returned(owner: Any, method: str, value: Any, kind: Callable[..., T]) -> T:
     """Check the type of what a method of a component returns.
 
     Args:
-        owner: the component, its class, or a function in place of it.
+        owner: the component, its class, or a function instead of a component.
         method: name of the method.
         value: what it returned.
         kind: the class that it must be an instance of.

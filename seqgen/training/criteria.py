@@ -122,10 +122,6 @@ def sum_outs(outs: Sequence[CriterionOut]) -> tuple[dict[str, float], list[float
     return sums, [row["loss"] for row in moved]
 
 
-def _needed_passes(model: EncoderDecoderModel, needed: int) -> int:
-    return needed
-
-
 @dataclass(frozen=True)
 class TrainingContext:
     """The state of training that a criterion may read; by default that of a single process before the first update.
@@ -139,7 +135,7 @@ class TrainingContext:
 
     update: int = 0
     whole_model: Callable[[EncoderDecoderModel], AbstractContextManager[EncoderDecoderModel]] = nullcontext
-    passes: Callable[[EncoderDecoderModel, int], int] = _needed_passes
+    passes: Callable[[EncoderDecoderModel, int], int] = field(default=lambda model, needed: needed)
 
 
 class Criterion(Hooked):

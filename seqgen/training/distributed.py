@@ -112,7 +112,7 @@ class ProcessGroup:
         """Turn the failure of a collective operation into an error message for the user.
 
         Raises:
-            LostRanksError: in place of the error of ``torch.distributed``; other errors are passed on.
+            LostRanksError: instead of the error of ``torch.distributed``; other errors are passed on.
         """
         try:
             yield
@@ -428,8 +428,8 @@ class PlainCopy:
             sharded: the sharded model, of the same architecture.
         """
         parts = zip(self.model.parameters(), sharded.parameters(), strict=True)
-        for mine, theirs in (*parts, *zip(self.model.buffers(), sharded.buffers(), strict=True)):
-            mine.data = whole(theirs.detach())
+        for plain, part in (*parts, *zip(self.model.buffers(), sharded.buffers(), strict=True)):
+            plain.data = whole(part.detach())
         try:
             yield self.model
         finally:

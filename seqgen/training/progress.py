@@ -54,7 +54,7 @@ def make_display(log_format: str, total: int | None) -> ProgressDisplay:
 
 
 QUIET_SECONDS = 60.0
-"""After so many seconds without a line, an update is shown although its record is not due."""
+"""Seconds without a line after which an update is shown although its record is not due."""
 
 
 class Lines(ProgressDisplay):

@@ -407,9 +407,9 @@ class Trainer:
 
     def load_initial(self, model: EncoderDecoderModel) -> None:
         """Begin with the weights of a model of the same architecture, also as the average of the weights."""
-        for mine in (self.model, self.eval_model):
-            if mine is not model:
-                load(mine, model.state_dict())
+        for one in (self.model, self.eval_model):
+            if one is not model:
+                load(one, model.state_dict())
 
     def _load_optimizer(self, saved: dict[str, Any]) -> None:
         current = self.optimizer.state_dict()

@@ -136,7 +136,7 @@ class Validator:
 
         Args:
             model: the model.
-            batches: the loss of only so many batches of each part and rank; ``None`` for all.
+            batches: the number of batches of each part and rank; ``None`` for all.
         """
         total: dict[str, float] = {}
         by_part: dict[str, float] = {}
@@ -186,12 +186,12 @@ class Validator:
         settings = {**to_dict(trainer.cfg.generation), **task.decoding_settings()}
         decoding = Translator(ModelInMemory(trainer.task, model), **settings).prepare()
         hypotheses = [""] * len(sources)
-        mine = range(group.rank, len(sources), group.world_size)
+        share = range(group.rank, len(sources), group.world_size)
         buffer = max(trainer.cfg.generation.batch_size, 64)
-        for translation in decoding.translate((sources[i] for i in mine), buffer_size=buffer):
+        for translation in decoding.translate((sources[i] for i in share), buffer_size=buffer):
             self._check_stop()
-            hypotheses[mine[translation.id]] = translation.text
-        for rank, gathered in enumerate(group.gather([hypotheses[i] for i in mine])):
+            hypotheses[share[translation.id]] = translation.text
+        for rank, gathered in enumerate(group.gather([hypotheses[i] for i in share])):
             hypotheses[rank :: group.world_size] = gathered
         shown = zip(sources, hypotheses, references or [""] * len(sources), strict=True)
         return [Sample(*row) for row in shown]

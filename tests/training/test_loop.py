@@ -251,14 +251,6 @@ def test_limits_of_a_training_by_hand() -> None:
     assert [triggers.update_freq(epoch) for epoch in (1, 2, 3, 4, 9)] == [1, 2, 4, 4, 4]
 
 
-def test_lengths_of_outputs_stand_beside_those_of_references(lab: Lab) -> None:
-    run = training_run(lab, "lengths", "dataset.validate_decode=4")
-    result = run.validator.validate()
-    assert result.lengths == [(len(sample.hypothesis), len(sample.reference)) for sample in result.samples]
-    assert len(result.lengths) == 4
-    assert [reference for _, reference in result.lengths] != [len(sample.source) for sample in result.samples]
-
-
 def test_a_postponed_validation_belongs_to_the_epoch_of_its_update(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the update ended its epoch, the iterator is already in the next one."""
     run = training_run(lab, "postponed")

@@ -1,4 +1,4 @@
-"""The plain caches: each row has its own keys and values.
+"""The plain caches: each row has separate keys and values.
 
 Each step appends to the cache of self-attention (``GrowingCache``). That of encoder-decoder attention is computed once
 (``StaticCache``).
@@ -203,7 +203,7 @@ class StaticCache(KeyValueCache):
         return self.seen
 
     def reorder(self, new_order: Tensor) -> Self:
-        """Give each new row its own keys, since a row may continue one of another sentence.
+        """Give each new row a copy of its keys, since a row may continue one of another sentence.
 
         If three rows share keys, the new rows ``[5, 0, 1]`` get copies of the keys ``[1, 0, 0]``.
         """
