@@ -95,7 +95,7 @@ class Records:
         scores: the run's ``scores.json``.
     """
 
-    def __init__(self, run: Path, update: int, tensorboard: bool, scores: ScoresFile | None = None):
+    def __init__(self, run: Path, update: int, tensorboard: bool, scores: ScoresFile):
         self.path = run / LOG
         self.scores = scores
         self._restore(update)
@@ -117,11 +117,10 @@ class Records:
         kept = [line for line in lines if _update_of(line) <= update]
         if len(kept) < len(lines):
             write_atomically(self.path, "".join(kept))
-        if self.scores is not None:
-            for line in kept:
-                if '"valid"' in line and (record := parse_json(line)).get("event") == "valid":
-                    self.scores.add(record)
-            self.scores.write()
+        for line in kept:
+            if '"valid"' in line and (record := parse_json(line)).get("event") == "valid":
+                self.scores.add(record)
+        self.scores.write()
 
     def write(self, event: str, update: int, epoch: int, values: Mapping[str, Any] | None = None) -> None:
         """Write a record.
@@ -138,7 +137,7 @@ class Records:
         record |= {name: _plain(value) for name, value in values.items()}
         with disk_errors(str(self.path)), open_own(self.path) as file:
             file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
-        if self.scores is not None and event == "valid":
+        if event == "valid":
             self.scores.add(record)
             self.scores.write()
         for name, value in values.items() if event in CURVES else ():

@@ -63,8 +63,8 @@ FAULTS = [
     ),
     Fault(
         "seqgen/modules/multihead_attention.py",
-        "if own.keys.size(0) < source.keys.size(0):",
-        "if own.keys.size(0) > source.keys.size(0):",
+        "if target.keys.size(0) < source.keys.size(0):",
+        "if target.keys.size(0) > source.keys.size(0):",
         "beams in one memory do not find the source of their row",
         ("tests/modules/test_merged_attention.py::test_steps_are_the_parallel_pass",),
     ),
