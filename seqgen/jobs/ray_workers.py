@@ -17,7 +17,7 @@ import time
 from typing import Any
 
 from seqgen.errors import ConfigError, ResourceError
-from seqgen.jobs.workers import STARTS, Builder, Decoding, Died, Event, Piece, Workers
+from seqgen.jobs.workers import STARTS, Builder, Decoding, Event, Piece, Workers
 
 NODES_SECONDS = 2.0
 """Seconds between two looks at the nodes of the cluster."""
@@ -59,6 +59,9 @@ class RayWorkers(Workers):
         ConfigError: Ray is not installed, or the cluster cannot be reached.
         ResourceError: Ray cannot be started here, or the cluster has no node for an actor.
     """
+
+    kind = "an actor"
+    advice = "choose a smaller ray.actors_per_node, or see the logs of Ray"
 
     def __init__(self, build: Builder, address: str, per_node: int, limit: int, gpus: float, cpus: float):
         super().__init__(build)
@@ -138,23 +141,15 @@ class RayWorkers(Workers):
         try:
             result = self._ray.get(actor.call)
         except self._ray.exceptions.RayError as error:
-            return self._died(actor, error)
+            return self._lost(actor, error)
         actor.call = None
         return self._result(actor, result, f"actor {actor.number} of node {actor.node[:8]}")
 
-    def _died(self, actor: _Actor, error: Exception) -> Event:
+    def _lost(self, actor: _Actor, error: Exception) -> Event:
         """Forget an actor; another one is started, if its node is alive."""
         self._workers.remove(actor)
         self._looked = float("-inf")
-        how = f"ended ({_cause(error)})"
-        if not actor.ready:
-            self._failed_starts += 1
-            if self._failed_starts >= STARTS * self._per_node:  # all actors of a node that dies fail at once
-                raise ResourceError(
-                    f"{self._failed_starts} times in a row an actor {how} while it loaded the models; choose a smaller "
-                    "ray.actors_per_node, or see the logs of Ray"
-                )
-        return Died(actor.piece, how)
+        return self._died(actor, f"ended ({_cause(error)})", STARTS * self._per_node)  # a node's actors die at once
 
     def notes(self) -> list[str]:
         """Notes for the user on the cluster and its actors."""

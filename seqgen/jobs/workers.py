@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import torch
 
@@ -283,6 +283,12 @@ class Workers(ABC):
         build: makes the decoder of each worker.
     """
 
+    kind: ClassVar[str]
+    """One of the workers, for messages."""
+
+    advice: ClassVar[str]
+    """The end of the message if workers die while they load the models."""
+
     def __init__(self, build: Builder):
         self._arguments = user_modules(), pickle.dumps(build)
         self._workers: list[Any] = []
@@ -310,6 +316,16 @@ class Workers(ABC):
             return result
         piece, worker.piece = worker.piece, None
         return Answered(piece, result, name)
+
+    def _died(self, worker: Any, how: str, starts: int) -> Died:
+        """Note the death of a worker; an error is raised after ``starts`` deaths in a row before models are loaded."""
+        if not worker.ready:
+            self._failed_starts += 1
+            if self._failed_starts >= starts:
+                raise ResourceError(
+                    f"{self._failed_starts} times in a row {self.kind} {how} while it loaded the models; {self.advice}"
+                )
+        return Died(worker.piece, how)
 
     @abstractmethod
     def _send(self, worker: Any, piece: Piece) -> None: ...
@@ -357,6 +373,9 @@ class LocalWorkers(Workers):
         count: number of processes.
     """
 
+    kind = "a worker"
+    advice = "choose a smaller generation.workers, or see the messages above"
+
     def __init__(self, build: Builder, count: int):
         super().__init__(build)
         try:
@@ -386,15 +405,9 @@ class LocalWorkers(Workers):
         """Start a process instead of one that has died."""
         how = one.ended(1.0)
         one.kill()
-        if not one.ready:
-            self._failed_starts += 1
-            if self._failed_starts >= STARTS:
-                raise ResourceError(
-                    f"{STARTS} times in a row a worker {how} while it loaded the models; choose a smaller "
-                    "generation.workers, or see the messages above"
-                )
+        died = self._died(one, how, STARTS)
         self._workers[self._workers.index(one)] = _Process(one.number, self._arguments)
-        return Died(one.piece, how)
+        return died
 
     def close(self) -> None:
         """End all processes immediately; they have nothing that could be lost."""

@@ -1,4 +1,4 @@
-"""Inspection of models: size, frozen parameters, overflow, and what the layers compute in a pass.
+"""Inspection of models: size, frozen parameters, and what the layers compute in a pass.
 
 Letters: ``L`` layers, ``H`` heads, ``N`` rows, ``T`` positions of a pass, ``K`` positions attended to.
 """
@@ -12,14 +12,12 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from seqgen.errors import ConfigError, nearest
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.attention import MultiStepAttention
 from seqgen.modules.multihead_attention import MultiheadAttention
-from seqgen.structures import Batch, map_tensors
 
 
 def num_parameters(module: nn.Module, trainable_only: bool = False) -> int:
@@ -63,42 +61,6 @@ def freeze(module: nn.Module, patterns: Sequence[str]) -> list[str]:
     for name in frozen:
         names[name].requires_grad_(False)
     return frozen
-
-
-@torch.no_grad()
-def first_overflow(model: nn.Module, batch: Batch) -> str | None:
-    """Find the first layer whose output is infinite or NaN, as can happen in float16.
-
-    Args:
-        model: an encoder-decoder model.
-        batch: a batch with targets.
-
-    Returns:
-        The name of the first module whose output is not finite, such as ``"encoder.layers.3.feed_forward.wo"``;
-        ``None`` if all outputs are finite.
-
-    Raises:
-        ValueError: the batch has no targets.
-    """
-    if batch.prev_output_tokens is None:
-        raise ValueError("the batch has no targets, which the decoder needs")
-    overflowed: list[str] = []
-
-    def watch(name: str, module: nn.Module, arguments: Any, output: Any) -> None:
-        def check(tensor: Tensor) -> Tensor:
-            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-                overflowed.append(name)  # inner modules come first
-            return tensor
-
-        map_tensors(output, check)
-
-    handles = [module.register_forward_hook(partial(watch, name)) for name, module in model.named_modules() if name]
-    try:
-        model(batch.source.src_tokens, batch.source.src_lengths, batch.prev_output_tokens)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return overflowed[0] if overflowed else None
 
 
 _STACKS = (("layers", "layer_norm"), ("convolutions", "fc2"))

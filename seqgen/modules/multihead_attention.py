@@ -14,7 +14,7 @@ from seqgen.modules.attention import attend, fold_beams, unfold_beams, unfold_we
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.kv_cache.growing import GrowingCache, StaticCache
 from seqgen.modules.kv_cache.indirection import IndirectionCache, IndirectionTable
-from seqgen.modules.kv_cache.protocol import Attendable, Attended, KeysAndValues, KeyValueCache
+from seqgen.modules.kv_cache.protocol import Attended, KeysAndValues, KeyValueCache
 from seqgen.modules.linear import Linear
 from seqgen.modules.masks import step_mask
 from seqgen.modules.positions import Rotation
@@ -204,7 +204,12 @@ class MultiheadAttention(StatefulModule):
         return (q, k, v) if rotation is None else (rotation(q), rotation(k), v)
 
     def _attend(
-        self, q: Tensor, seen: Attendable, attn_mask: Tensor | None, is_causal: bool, need_weights: bool
+        self,
+        q: Tensor,
+        seen: KeyValueCache | KeysAndValues | MergedKeys,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+        need_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """The output for queries ``(N, T, H, D)``, and the weights of each head ``(N, H, T, K)`` if they are needed."""
         rows, length = q.shape[:2]

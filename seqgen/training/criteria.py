@@ -89,20 +89,6 @@ def mean_scores(sums: Mapping[str, float]) -> dict[str, float]:
     return scores | {name: value / size for name, value in sums.items() if name not in known}
 
 
-def move_scalars(tensors: Sequence[Tensor | float]) -> list[float]:
-    """Copy scalars from the device to the host in one transfer.
-
-    Args:
-        tensors: tensors of one element, or plain numbers.
-
-    Returns:
-        The values, in order.
-    """
-    on_device = [value.detach().float() for value in tensors if isinstance(value, Tensor)]
-    moved = iter(torch.stack(on_device).tolist() if on_device else [])
-    return [next(moved) if isinstance(value, Tensor) else float(value) for value in tensors]
-
-
 def sum_outs(outs: Sequence[CriterionOut]) -> tuple[dict[str, float], list[float]]:
     """Sum the criterion's values over batches, with one transfer from the device.
 
@@ -113,13 +99,15 @@ def sum_outs(outs: Sequence[CriterionOut]) -> tuple[dict[str, float], list[float
         The sums by name: ``loss``, ``sample_size`` and the logged values; and the loss of each batch.
     """
     rows = [{**out.logging, "loss": out.loss, "sample_size": float(out.sample_size)} for out in outs]
-    values = iter(move_scalars([value for row in rows for value in row.values()]))
-    moved = [{name: next(values) for name in row} for row in rows]
-    sums = {"loss": 0.0, "sample_size": 0.0}
-    for row in moved:
-        for name, value in row.items():
+    on_device = [value.detach().float() for row in rows for value in row.values() if isinstance(value, Tensor)]
+    moved = iter(torch.stack(on_device).tolist() if on_device else [])
+    sums, losses = {"loss": 0.0, "sample_size": 0.0}, []
+    for row in rows:
+        plain = {name: next(moved) if isinstance(value, Tensor) else float(value) for name, value in row.items()}
+        losses.append(plain["loss"])
+        for name, value in plain.items():
             sums[name] = sums.get(name, 0.0) + value
-    return sums, [row["loss"] for row in moved]
+    return sums, losses
 
 
 @dataclass(frozen=True)

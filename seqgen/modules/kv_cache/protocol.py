@@ -11,7 +11,7 @@ use::
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -37,18 +37,6 @@ class Attended(NamedTuple):
     values: Tensor
     mask: Tensor | None
     is_causal: bool
-
-
-class Attendable(Protocol):
-    """Keys and values that attention reads: a cache, or those of one pass."""
-
-    def view(self) -> Attendable:
-        """The keys and values of each row; see ``KeyValueCache.view``."""
-        ...
-
-    def attended(self, attn_mask: Tensor | None, is_causal: bool, queries: int, dtype: torch.dtype) -> Attended:
-        """See ``KeyValueCache.attended``."""
-        ...
 
 
 class KeysAndValues(NamedTuple):
