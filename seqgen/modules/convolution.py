@@ -178,19 +178,11 @@ def scale_gradient(x: Tensor, scale: float) -> Tensor:
     Returns:
         The values of ``x``.
     """
-    scaled: Tensor = _ScaleGradient.apply(x, scale)  # type: ignore[no-untyped-call]
-    return scaled
-
-
-class _ScaleGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
-        ctx.scale = scale
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0] * ctx.scale, None
+    if not x.requires_grad:
+        return x
+    view = x.view_as(x)
+    view.register_hook(lambda grad: grad * scale)
+    return view
 
 
 _MAX_LAYERS = 1000
