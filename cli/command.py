@@ -35,8 +35,8 @@ from seqgen.data.store_builder import available_cores
 from seqgen.errors import ConfigError, UserError, printable
 from seqgen.modules.kernel_choice import set_threads
 from seqgen.registry import GROUPS
+from seqgen.system.contract import missing
 from seqgen.system.devices import find_device, keep_freed_memory, memory_errors, present_devices
-from seqgen.system.hooks import missing
 from seqgen.system.reading import parse_yaml, read_bytes
 
 C = TypeVar("C")

@@ -26,10 +26,9 @@ from seqgen.config.values import split_argument, to_dict
 from seqgen.data.store_builder import available_cores
 from seqgen.data.text import is_pipe
 from seqgen.errors import ConfigError, UserError
-from seqgen.jobs.folder import ERRORS, JobFolder, merged_notes
+from seqgen.jobs.folder import ERRORS, JobFolder, Manifest, merged_notes
 from seqgen.jobs.job import Job, JobStopped, Stop
-from seqgen.jobs.manifest import Manifest, plan_parts
-from seqgen.jobs.source import Source, find_source
+from seqgen.jobs.source import Source, find_source, plan_parts
 from seqgen.jobs.workers import Answers, LocalWorkers, Workers
 from seqgen.lab.compare.provenance import versions
 from seqgen.modules.kernel_choice import TIMES, Kind, measure_all
@@ -44,7 +43,7 @@ FAILED_LINES = 3
 
 
 def is_job(cfg: GenerateConfig, overrides: Sequence[str]) -> bool:
-    """Whether the user asks for a job: by a key that only a job has, or by another engine.
+    """True if the user asks for a job: by a key that only a job has, or by another engine.
 
     Raises:
         ConfigError: a key of Ray is given without ``engine=ray``.
@@ -163,7 +162,7 @@ def _check_places(cfg: GenerateConfig, source: Source, folder: Path) -> None:
 
 
 def _is_input(file: Path, inputs: Path) -> bool:
-    """Whether a file would be found as input: it is in the input's folder, or matches its name with wildcards."""
+    """True if a file would be found as input: it is in the input's folder, or matches its name with wildcards."""
     place = file.resolve()
     if inputs.is_dir():
         return place.parent == inputs.resolve()
@@ -268,7 +267,7 @@ class CommandDecoder:
         return Answers(outputs, notes=notes, tokens=tokens)
 
     def blank(self, line: str, number: int, reason: str) -> str:
-        """What is written for a line without an answer; see ``LineDecoder``."""
+        """Format the output of a line without an answer; see ``LineDecoder``."""
         nothing = torch.empty(0, dtype=torch.int64)
         return self.write(Translation(number, line, nothing, notes=[f"the line failed: {reason}"]))
 

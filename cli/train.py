@@ -40,7 +40,7 @@ from seqgen.training.run_log import lower_is_better
 from seqgen.training.train import train
 
 PREPARATION = timedelta(days=1)
-"""How long the other ranks wait until rank 0 has encoded the text."""
+"""Time that the other ranks wait until rank 0 has encoded the text."""
 DESCRIPTION = """trains a model; without arguments, it trains fconv_tiny on the built-in example (number_names).
 If the run folder contains a run, training resumes it. With prepare_only=true only the tokenizer is
 trained and the text encoded. With -m, keys can have several values, such as
@@ -199,8 +199,8 @@ def with_checkpoint(overrides: Sequence[str]) -> list[str]:
     """Complete the arguments of training if the initial weights come from a checkpoint.
 
     Without ``model=NAME``, the model is the checkpoint's; ``model.KEY=VALUE`` changes single keys. Without a tokenizer,
-    or with the keys of the run's own, that of the run or of the Hugging Face folder is used. Without ``task=NAME``, the
-    task is the run's, too.
+    or with the tokenizer keys of the run, the tokenizer is that of the run or of the Hugging Face folder. Without
+    ``task=NAME``, the task is the run's, too.
 
     Args:
         overrides: ``key=value`` arguments.
@@ -236,16 +236,16 @@ def _completed(path: Path, given: Mapping[str, str]) -> dict[str, str]:
     return _with_tokenizer({**model, **task, **given}, folder, _values("task", config.task))
 
 
-def _with_tokenizer(arguments: dict[str, str], folder: Path, own: Mapping[str, str]) -> dict[str, str]:
+def _with_tokenizer(arguments: dict[str, str], folder: Path, of_run: Mapping[str, str]) -> dict[str, str]:
     """Use the tokenizer of a run or of a Hugging Face folder, if the task has one and the user chooses no other.
 
     Args:
         arguments: the arguments, by key.
         folder: the folder with the tokenizer.
-        own: the keys of the run's task, which mean the same tokenizer.
+        of_run: the keys of the run's task, which mean the same tokenizer.
     """
     task = GROUPS["task"].config(chosen_components(TrainConfig, [f"{k}={v}" for k, v in arguments.items()])["task"])
-    differing = {key for key, value in arguments.items() if own.get(key) != value}
+    differing = {key for key, value in arguments.items() if of_run.get(key) != value}
     if not isinstance(task, TokenizerConfig) or differing & {f"task.{key}" for key in TOKENIZER_KEYS}:
         return arguments
     made = (
@@ -259,10 +259,10 @@ def _with_tokenizer(arguments: dict[str, str], folder: Path, own: Mapping[str, s
 @functools.lru_cache(maxsize=1)
 def _model_of_other_toolkit(path: Path) -> tuple[tuple[str, str], ...]:
     loaded = load_model(path)
-    own = component_arguments("model", loaded.config.model)
+    arguments = component_arguments("model", loaded.config.model)
     if isinstance(loaded.task.target_tokenizer, PretrainedTokenizer):  # has a token for each row
-        own.pop("model.vocab_size", None)
-    return tuple(own.items())
+        arguments.pop("model.vocab_size", None)
+    return tuple(arguments.items())
 
 
 def component_arguments(group: str, cfg: Any) -> dict[str, str]:

@@ -24,9 +24,9 @@ from seqgen.models.t5gemma.layers import (
     sizes_of,
 )
 from seqgen.models.t5gemma.model import T5GemmaDecoder, T5GemmaModel
-from seqgen.modules.merged_attention import MergedAttention
+from seqgen.modules.multihead_attention import MergedAttention
+from seqgen.modules.positions import RotaryPositions, Rotation
 from seqgen.modules.rms_norm import RMSNorm
-from seqgen.modules.rotary import RotaryPositions, Rotation
 from seqgen.registry import register_model
 
 PATTERN = 6

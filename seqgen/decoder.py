@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -21,16 +21,24 @@ from seqgen.incremental_state import (
     rows_of_sentences,
 )
 from seqgen.structures import DecoderOut, EncoderOut
-from seqgen.system.contract import returned
-from seqgen.system.hooks import Flags, Hooked
+from seqgen.system.contract import Flagged, Flags, returned
 
 
-class Decoder(nn.Module, Hooked):
+class Decoder(nn.Module, Flagged):
     """Predicts the next target token at each position.
 
     ``forward`` is ``extract_features`` followed by ``output_layer``; a subclass implements these two and
     ``max_positions``, or ``forward`` as a whole.
     """
+
+    flags: ClassVar[Flags] = {"is_composed": ("forward",), "normalizes_by_softmax": ("get_normalized_probs",)}
+    safe_values: ClassVar[Mapping[str, Any]] = {"is_composed": False, "normalizes_by_softmax": False}
+
+    is_composed: bool = True
+    """True if ``forward`` is ``output_layer(extract_features(...))``; training then projects no padding."""
+
+    normalizes_by_softmax: bool = True
+    """True if ``get_normalized_probs`` is the softmax, so that a search can rank logits."""
 
     def forward(
         self, prev_output_tokens: Tensor, encoder_out: EncoderOut, *, need_attention: bool = False
@@ -220,7 +228,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
     """
 
     flags: ClassVar[Flags] = {
-        **StatefulModule.flags,
+        "moves_rows_by_modules": ("reorder_incremental_state",),
         "shares_encoder_output": ("forward", "extract_features"),
         "reads_history": ("forward", "extract_features"),
         "output_columns": ("forward", "output_layer"),
@@ -228,18 +236,26 @@ class IncrementalDecoder(StatefulModule, Decoder):
         "can_merge": (*_STEPPING, *_MOVING, "merge", "merge_states", "crop", "crop_state", "columns_to_crop"),
     }
 
+    safe_values: ClassVar[Mapping[str, Any]] = {"moves_rows_by_modules": False}
+
+    is_composed = True
+
+    moves_rows_by_modules: bool = True
+    """True if ``reorder_incremental_state`` only calls the modules, so that ``reorder_beams`` and ``select_sentences``
+    may call faster methods of the modules in its place."""
+
     shares_encoder_output: bool = False
-    """Whether ``encoder_out`` may have one row for each sentence when the decoder has one for each beam."""
+    """True if ``encoder_out`` may have one row for each sentence when the decoder has one for each beam."""
 
     reads_history: bool = True
-    """Whether ``forward`` reads columns of ``prev_output_tokens`` that the state has seen. If not, the generator does
+    """True if ``forward`` reads columns of ``prev_output_tokens`` that the state has seen. If not, the generator does
     not build them, and their values are undefined."""
 
     can_roll_back: bool = False
-    """Whether ``roll_back`` works: every module with a state overrides ``roll_back_state``."""
+    """True if ``roll_back`` works: every module with a state overrides ``roll_back_state``."""
 
     can_merge: bool = False
-    """Whether ``merge`` and ``crop`` work, which continuous batching needs: every module with a state overrides
+    """True if ``merge`` and ``crop`` work, which continuous batching needs: every module with a state overrides
     ``merge_states`` and ``crop_state``, and the decoder takes ``IncrementalState.start_offsets`` into account."""
 
     def __init__(self) -> None:
@@ -301,7 +317,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
         return IncrementalState(num_sentences, beam_size, device)
 
     def positions_seen(self, incremental_state: StateDict | None) -> int:
-        """How many positions the state has seen; 0 without a state."""
+        """The number of positions that the state has seen; 0 without a state."""
         return self.position_counter.count(incremental_state)
 
     def advance(self, incremental_state: StateDict | None, new_positions: int) -> None:
@@ -326,10 +342,10 @@ class IncrementalDecoder(StatefulModule, Decoder):
             incremental_state: the state of this decoder.
             parents: ``(sentences, beam)`` int64, the beam of the same sentence that each new row continues.
         """
-        if type(self).reorder_incremental_state is not IncrementalDecoder.reorder_incremental_state:
-            self.reorder_incremental_state(incremental_state, rows_of_parents(parents))
-        else:
+        if self.moves_rows_by_modules:
             _change(incremental_state, "reorder_state_beams", parents)
+        else:
+            self.reorder_incremental_state(incremental_state, rows_of_parents(parents))
 
     def select_sentences(self, incremental_state: StateDict, keep: Tensor) -> None:
         """Keep the rows of some sentences and drop the others, in place.
@@ -340,10 +356,10 @@ class IncrementalDecoder(StatefulModule, Decoder):
         """
         beam_size = beam_size_of(incremental_state)
         start_offsets = incremental_state.start_offsets if isinstance(incremental_state, IncrementalState) else None
-        if type(self).reorder_incremental_state is not IncrementalDecoder.reorder_incremental_state:
-            self.reorder_incremental_state(incremental_state, rows_of_sentences(keep, beam_size))
-        else:
+        if self.moves_rows_by_modules:
             _change(incremental_state, "select_state", keep, beam_size)
+        else:
+            self.reorder_incremental_state(incremental_state, rows_of_sentences(keep, beam_size))
         if isinstance(incremental_state, IncrementalState) and start_offsets is not None:
             # whether an overriding method moved them or not
             incremental_state.start_offsets = start_offsets.index_select(0, keep)
@@ -396,7 +412,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
                 _change(incremental_state, "crop_state", count, keys=keys)
 
     def columns_to_crop(self, incremental_state: IncrementalState, positions: int) -> int:
-        """How many positions ``crop`` removes from the state of modules; fewer if they also contain a prompt.
+        """The number of positions that ``crop`` removes from the state of modules; fewer if there is a prompt.
 
         Args:
             incremental_state: the state of this decoder, before it is cropped.

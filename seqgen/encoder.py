@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from seqgen.structures import EncoderOut
-from seqgen.system.hooks import Hooked
+from seqgen.system.contract import Hooked
 
 
 class Encoder(nn.Module, Hooked):

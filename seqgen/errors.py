@@ -49,7 +49,7 @@ def library_errors(what: str) -> Iterator[None]:
         what: beginning of the message, such as a file.
 
     Raises:
-        DataError: in place of the library's error.
+        DataError: instead of the library's error.
     """
     try:
         yield

@@ -147,7 +147,7 @@ from seqgen.models.transformer import (
     TransformerModel as TransformerModel,
 )
 from seqgen.modules.cached_weight import CachedWeight as CachedWeight
-from seqgen.modules.internals import recorded as recorded
+from seqgen.modules.inspection import recorded as recorded
 from seqgen.modules.kv_cache.growing import GrowingCache as GrowingCache
 from seqgen.modules.kv_cache.protocol import (
     Attended as Attended,
@@ -156,9 +156,8 @@ from seqgen.modules.kv_cache.protocol import (
 )
 from seqgen.modules.masks import QueryPositions as QueryPositions
 from seqgen.modules.multihead_attention import MultiheadAttention as MultiheadAttention
-from seqgen.modules.positions import LearnedPositions as LearnedPositions
+from seqgen.modules.positions import LearnedPositions as LearnedPositions, RotaryPositions as RotaryPositions
 from seqgen.modules.rms_norm import RMSNorm as RMSNorm
-from seqgen.modules.rotary import RotaryPositions as RotaryPositions
 from seqgen.structures import Batch as Batch, DecoderOut as DecoderOut, EncoderOut as EncoderOut, Source as Source
 
 # isort: split

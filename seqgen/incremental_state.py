@@ -1,4 +1,4 @@
-"""The decoding state: a dict that the caller owns, in which each stateful module stores tensors under its own key.
+"""The decoding state: a dict that the caller owns, in which each stateful module stores tensors under a key.
 
 A module stores nothing on itself between two decoding steps. Everything that the next step needs is in the
 ``incremental_state`` that the caller passes to ``forward``, so that one model can run several decodes at once.
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from seqgen.errors import DecodingError
-from seqgen.system.hooks import Flagged, Flags
+from seqgen.system.contract import Flagged, Flags
 
 ModuleState: TypeAlias = dict[str, Any]
 """The state of one module: tensors by name, whose first dimension is the row. Other values are not reordered."""
@@ -92,7 +92,7 @@ class IncrementalState(dict[StateKey, ModuleState]):
 
     @property
     def has_start_offsets(self) -> bool:
-        """Whether any start offset is above 0; read from the device once after each change."""
+        """True if any start offset is above 0; read from the device once after each change."""
         if self._late is None:
             self._late = bool(self._start_offsets.any())
         return self._late

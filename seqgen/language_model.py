@@ -24,7 +24,7 @@ from seqgen.incremental_state import IncrementalState, ModuleState, StateDict, S
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.masks import QueryPositions
 from seqgen.structures import EncoderOut, Source
-from seqgen.system.hooks import Flags
+from seqgen.system.contract import Flags
 
 
 class PromptEncoder(Encoder):
@@ -100,9 +100,8 @@ class LanguageModelDecoder(IncrementalDecoder):
     """A decoder without encoder-decoder attention; a subclass implements ``transform`` and ``output_layer``."""
 
     flags: ClassVar[Flags] = {
-        **IncrementalDecoder.flags,
-        "can_roll_back": (*IncrementalDecoder.flags["can_roll_back"], "transform"),
-        "can_merge": (*IncrementalDecoder.flags["can_merge"], "transform", "columns_to_crop"),
+        "can_roll_back": ("transform",),
+        "can_merge": ("transform",),
     }
 
     shares_encoder_output = True

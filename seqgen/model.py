@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol, Self
 
 import torch
@@ -12,7 +13,7 @@ from seqgen.decoder import Decoder
 from seqgen.encoder import Encoder
 from seqgen.errors import ConfigError
 from seqgen.structures import DecoderOut, Source
-from seqgen.system.hooks import Flagged, Flags
+from seqgen.system.contract import Flagged, Flags
 
 
 class Vocabularies(Protocol):
@@ -83,17 +84,37 @@ class EncoderDecoderModel(nn.Module, Flagged):
         decoder: predicts the target.
     """
 
-    flags: ClassVar[Flags] = {"supports_packing": ("build_model", "forward")}
+    flags: ClassVar[Flags] = {
+        "adjusts_logits": ("adjust_logits_during_generation",),
+        "is_composed": ("forward",),
+        "normalizes_by_softmax": ("get_normalized_probs",),
+        "supports_packing": ("build_model", "forward"),
+    }
+    safe_values: ClassVar[Mapping[str, Any]] = {
+        "adjusts_logits": True,
+        "is_composed": False,
+        "normalizes_by_softmax": False,
+    }
+
+    adjusts_logits: bool = False
+    """True if ``adjust_logits_during_generation`` changes logits; neither continuous batching nor a shortlist of the
+    output layer is then possible."""
+
+    is_composed: bool = True
+    """True if ``forward`` is the decoder's for the encoder's output; see ``Decoder.is_composed``."""
+
+    normalizes_by_softmax: bool = True
+    """True if ``get_normalized_probs`` is that of the decoder; see ``Decoder.normalizes_by_softmax``."""
 
     left_pad_source: bool = False
-    """Whether shorter sources are padded on the left rather than on the right."""
+    """True if shorter sources are padded on the left rather than on the right."""
 
     supports_packing: bool = False
-    """Whether several examples may share a row: ``forward`` of the encoder and ``extract_features`` of the decoder then
+    """True if several examples may share a row: ``forward`` of the encoder and ``extract_features`` of the decoder then
     have an argument ``segments`` (see ``seqgen.structures.Segments``), and examples do not attend to each other."""
 
     continues_source: bool = False
-    """Whether the output continues the source, which is then a prompt: the prompt counts as generated text for
+    """True if the output continues the source, which is then a prompt: the prompt counts as generated text for
     processors such as the repetition penalty."""
 
     def __init__(self, encoder: Encoder, decoder: Decoder):

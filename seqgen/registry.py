@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, is_dataclass, make_dataclass
 from typing import Any, TypeVar
 
 from seqgen.errors import ConfigError, nearest
-from seqgen.system.hooks import origin
+from seqgen.system.contract import origin
 
 C = TypeVar("C", bound=type)
 
@@ -45,12 +45,12 @@ class Entry:
 
     @property
     def is_user_own(self) -> bool:
-        """Whether its class is defined outside seqgen."""
+        """True if its class is defined outside seqgen."""
         return self.component.__module__.partition(".")[0] != "seqgen"
 
     @property
     def can_be_chosen(self) -> bool:
-        """Whether a user can choose it; the task of a converted checkpoint comes with its run only."""
+        """True if a user can choose it; the task of a converted checkpoint comes with its run only."""
         return getattr(self.component, "can_be_chosen", True)
 
 
@@ -175,8 +175,8 @@ class Registry:
         elif len(known) <= LISTED:
             names = f"choose one of: {', '.join(known)}"
         else:
-            own = "" if hint else f"choose one of: {', '.join(entry.name for entry in self.entries())}; "
-            names = f"{own}--help {self.group} lists all {len(known)}"
+            choice = "" if hint else f"choose one of: {', '.join(entry.name for entry in self.entries())}; "
+            names = f"{choice}--help {self.group} lists all {len(known)}"
         return f"there is no {self.kind} {name!r}{hint}; {names}; your own are imported with common.user_dir=FILE"
 
     def names(self) -> list[str]:
@@ -252,7 +252,7 @@ DECODING_COMPONENTS: dict[str, tuple[Registry, str]] = {
     "observer": (OBSERVERS, "observers"),
     "source": (MEMBER_SOURCES, "members"),
 }
-"""By the prefix of the components' own keys: the registry, and the key of ``generation`` that selects components."""
+"""By the prefix of the components' keys: the registry, and the key of ``generation`` that selects components."""
 
 register_model = MODELS.register
 register_task = TASKS.register

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -52,7 +53,7 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class EncoderOut:
-    """What an encoder returns to its decoder; the first dimension of every tensor is the row.
+    """The output of an encoder, which its decoder reads; the first dimension of every tensor is the row.
 
     A model that needs further tensors adds fields in a subclass; the methods below apply to all of them.
 
@@ -93,29 +94,26 @@ class EncoderOut:
         """
         widths = self.encoder_out.size(1), other.encoder_out.size(1)
 
-        def merge_tensors(ours: Tensor, theirs: Tensor) -> Tensor:
-            if widths[0] != widths[1] and ours.dim() > 1 and (ours.size(1), theirs.size(1)) == widths:
-                ours, theirs = (_padded(tensor, max(widths)) for tensor in (ours, theirs))
-            return torch.cat([ours, theirs])
+        def merge_tensors(one: Tensor, two: Tensor) -> Tensor:
+            if widths[0] != widths[1] and one.dim() > 1 and (one.size(1), two.size(1)) == widths:
+                one, two = (
+                    F.pad(tensor, (*(0, 0) * (tensor.dim() - 2), 0, max(widths) - tensor.size(1)))
+                    for tensor in (one, two)
+                )
+            return torch.cat([one, two])
 
         first, second = self, other
         if widths[0] != widths[1] or (self.encoder_padding_mask is None) != (other.encoder_padding_mask is None):
             first, second = (
                 replace(one, encoder_padding_mask=_padding_mask_of(one, max(widths))) for one in (self, other)
             )
-        theirs = iter(tensors_in(second))
-        return first.map(lambda tensor: merge_tensors(tensor, next(theirs)))
+        tensors = iter(tensors_in(second))
+        return first.map(lambda tensor: merge_tensors(tensor, next(tensors)))
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Self:
         """Apply ``fn`` to every tensor and return a new value."""
         mapped: Self = map_tensors(self, fn)
         return mapped
-
-
-def _padded(tensor: Tensor, width: int) -> Tensor:
-    """``tensor`` ``(N, S, ...)``, padded with zeros to ``width`` positions."""
-    zeros = tensor.new_zeros(tensor.size(0), width - tensor.size(1), *tensor.shape[2:])
-    return torch.cat([tensor, zeros], dim=1)
 
 
 def _padding_mask_of(value: EncoderOut, width: int) -> Tensor:
@@ -127,7 +125,7 @@ def _padding_mask_of(value: EncoderOut, width: int) -> Tensor:
 
 
 class DecoderOut(NamedTuple):
-    """What a decoder returns.
+    """The output of a decoder.
 
     Attributes:
         logits: ``(N, T, V)`` unnormalized scores of the next token at each of the computed positions.
@@ -218,8 +216,8 @@ class Batch:
         texts: the text of each source line; ``None`` if sentences were not given as text.
         target_lengths: ``(N,)`` int64 tokens of each target, if padding is the same token as end-of-sentence; ``None``
             if all targets end at their first padding token.
-        first_tokens: ``(N,)`` int64, the first token of each output, in place of the one that ``ForceFirst`` forces.
-        start_tokens: ``(N,)`` int64, the start token of each sentence, in place of the model's own.
+        first_tokens: ``(N,)`` int64, the first token of each output, instead of the one that ``ForceFirst`` forces.
+        start_tokens: ``(N,)`` int64, the start token of each sentence, instead of the model's start token.
     """
 
     ids: Tensor
@@ -256,9 +254,9 @@ class Hypothesis:
         attention: ``(T, S)`` weights over the source; ``None`` if not requested.
         alignment: ``(T,)`` int64 source position with the largest attention weight; ``None`` if not requested.
         timed_out: whether ``generation.max_time`` ended the search of this sentence.
-        member_tokens: for each member ``(T,)`` int64 its own tokens, if the members have different target vocabularies;
+        member_tokens: for each member ``(T,)`` int64 its tokens, if the members have different target vocabularies;
             ``tokens`` and ``positional_scores`` are then those of the first member.
-        member_scores: for each member ``(T,)`` the log-probabilities of its own tokens, in nats, in this case.
+        member_scores: for each member ``(T,)`` the log-probabilities of its tokens, in nats, in this case.
     """
 
     tokens: Tensor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -26,7 +26,7 @@ from seqgen.metrics import signatures, text_scores
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MODELS
 from seqgen.structures import Batch, Hypothesis
-from seqgen.system.hooks import Flagged, Flags
+from seqgen.system.contract import Flagged, Flags
 
 
 def are_languages(*sides: str) -> bool:
@@ -34,26 +34,7 @@ def are_languages(*sides: str) -> bool:
     return all(re.fullmatch("[a-z]{2,3}([-_].*)?", side) for side in sides)
 
 
-class _TaskFlags(Flagged):
-    """The flags of ``Task`` that a subclass loses if it overrides a method."""
-
-    flags: ClassVar[Flags] = {
-        "joins_batches": ("inference_step",),
-        "reads_plain_lines": ("input_of",),
-        "encodes_by_tokenizer": ("encode_source", "encode_target"),
-    }
-
-    joins_batches: ClassVar[bool] = False
-    """Whether waiting sentences may join a running batch, without a call of ``inference_step`` for each batch."""
-
-    reads_plain_lines: ClassVar[bool] = False
-    """Whether a line is the input of the model, so that its sentences can be decoded in its place."""
-
-    encodes_by_tokenizer: ClassVar[bool] = False
-    """Whether sources and targets are encoded by the tokenizers alone, to which languages can be given."""
-
-
-class Task(_TaskFlags):
+class Task(Flagged):
     """The data, tokenizers, batches and evaluation of a task.
 
     A subclass implements ``setup_task`` and ``load_dataset``; the other methods have defaults for parallel text.
@@ -67,7 +48,21 @@ class Task(_TaskFlags):
         datasets: the loaded datasets by split.
     """
 
-    joins_batches = reads_plain_lines = encodes_by_tokenizer = True
+    flags: ClassVar[Flags] = {
+        "joins_batches": ("inference_step",),
+        "reads_plain_lines": ("input_of",),
+        "encodes_by_tokenizer": ("encode_source", "encode_target"),
+    }
+    safe_values: ClassVar[Mapping[str, bool]] = dict.fromkeys(flags, False)
+
+    joins_batches: bool = True
+    """True if waiting sentences may join a running batch, without a call of ``inference_step`` for each batch."""
+
+    reads_plain_lines: bool = True
+    """True if a line is the input of the model, so that its sentences can be decoded in its place."""
+
+    encodes_by_tokenizer: bool = True
+    """True if sources and targets are encoded by the tokenizers alone, to which languages can be given."""
 
     reads_empty_lines: bool = False
     """Whether an empty line is decoded, as the empty prompt of a language model is; if not, its output is empty."""

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from seqgen.errors import DecodingError
-from seqgen.jobs.folder import JobFolder
+from seqgen.jobs.folder import JobFolder, Manifest
 from seqgen.jobs.job import Job
-from seqgen.jobs.manifest import Manifest, Plan, plan_parts
-from seqgen.jobs.source import Source
+from seqgen.jobs.source import Plan, Source, plan_parts
 from seqgen.jobs.workers import Answered, Answers, Builder, Died, Event, Piece, Ready, Workers, answer
 from seqgen.system.progress import LineProgress
 

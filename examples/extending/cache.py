@@ -20,6 +20,8 @@ from seqgen.extend import GrowingCache, KeysAndValues, MultiheadAttention
 class BFloat16Cache(GrowingCache):
     """A ``GrowingCache`` whose memory is bfloat16; attention is computed in the dtype of the model."""
 
+    can_merge = True  # the inherited methods work on the memory; without this line, lines do not join a running batch
+
     def __init__(self) -> None:
         super().__init__()
         self.dtype = torch.float32

@@ -21,7 +21,7 @@ from seqgen.checkpoints.model_weights import materialize
 from seqgen.checkpoints.serialization import read_json, read_tensors, write_json, write_tensors
 from seqgen.checkpoints.torch_file import read_torch_file
 from seqgen.errors import CheckpointError, listing
-from seqgen.system.mapped_weights import MappedFile, give_back
+from seqgen.system.mapped_weights import MappedFile, release_pages
 from seqgen.system.switches import MAPPED_WEIGHTS
 
 SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
@@ -161,7 +161,7 @@ def tensors_of(path: Path) -> Iterator[tuple[str, Tensor]]:
             raise CheckpointError(f"{error}: download it again") from None
         for name, tensor in tensors.items():
             yield name, tensor
-            give_back(tensor)
+            release_pages(tensor)
         return
     content = read_torch_file(path)
     if not isinstance(content, Mapping):
@@ -277,7 +277,7 @@ class _Filling:
         """Use the memory of a mapped tensor if possible; otherwise copy its values."""
         place = self._place(target)
         is_whole = place is self.parameters[self.layout.pieces[target].parameter]
-        if not (mapped and is_whole and mapped.lend(place, tensor)):
+        if not (mapped and is_whole and mapped.share_mapped_memory(place, tensor)):
             place.detach().copy_(tensor)
         self.filled.add(target)
 

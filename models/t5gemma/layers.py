@@ -13,8 +13,8 @@ from seqgen.incremental_state import StateDict
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.linear import Linear
 from seqgen.modules.multihead_attention import MultiheadAttention
+from seqgen.modules.positions import RotaryPositions, Rotation
 from seqgen.modules.rms_norm import RMSNorm
-from seqgen.modules.rotary import RotaryPositions, Rotation
 from seqgen.modules.transformer_layer import ACTIVATIONS
 
 SLIDING, FULL = "sliding_attention", "full_attention"

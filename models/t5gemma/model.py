@@ -27,7 +27,7 @@ from seqgen.modules.attention import soft_capped
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.linear import Linear
 from seqgen.modules.masks import QueryPositions, padding_mask_of, segment_mask
-from seqgen.modules.rotary import Rotation
+from seqgen.modules.positions import Rotation
 from seqgen.registry import register_model
 from seqgen.structures import EncoderOut, Segments
 

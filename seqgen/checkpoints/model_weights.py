@@ -25,7 +25,7 @@ from seqgen.errors import CheckpointError, ConfigError, UserError, listing
 from seqgen.modules.cached_weight import CachedWeight
 from seqgen.modules.inspection import memory_footprint
 from seqgen.structures import tensors_in
-from seqgen.system.mapped_weights import MappedFile, give_back
+from seqgen.system.mapped_weights import MappedFile, release_pages
 from seqgen.system.switches import MAPPED_WEIGHTS
 
 
@@ -62,9 +62,9 @@ def _stream(model: nn.Module, path: Path) -> None:
     for name, tensor in read_tensors(path).items():
         if name not in parameters:
             others[name] = tensor
-        elif not (file and file.lend(parameters[name], tensor)):
+        elif not (file and file.share_mapped_memory(parameters[name], tensor)):
             parameters[name].detach().copy_(tensor)
-            give_back(tensor)
+            release_pages(tensor)
     model.load_state_dict(others, strict=False)
 
 

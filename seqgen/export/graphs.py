@@ -27,8 +27,7 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.modules.convolution import LinearizedConvolution
 from seqgen.modules.kv_cache.growing import StaticCache
 from seqgen.modules.kv_cache.protocol import KeysAndValues
-from seqgen.modules.merged_attention import MergedAttention
-from seqgen.modules.multihead_attention import MultiheadAttention
+from seqgen.modules.multihead_attention import MergedAttention, MultiheadAttention
 from seqgen.structures import EncoderOut
 from seqgen.system.switches import INPUT_CHOICES, PREPACKED_WEIGHTS
 

@@ -36,8 +36,7 @@ from seqgen.errors import ConfigError, DataError, nearest
 from seqgen.generation.candidates import Candidates, gather_beams
 from seqgen.registry import Registry
 from seqgen.structures import map_tensors
-from seqgen.system.contract import returned, violated
-from seqgen.system.hooks import Flagged, origin
+from seqgen.system.contract import Flagged, origin, returned, violated
 
 Phrase: TypeAlias = Sequence[int] | Sequence[Sequence[int]]
 """Token ids that must occur in sequence; or several alternatives, of which one must occur."""

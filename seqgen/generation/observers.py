@@ -17,7 +17,7 @@ from seqgen.generation.context import StepContext
 from seqgen.generation.finished import FinishedHypotheses
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.structures import Hypothesis
-from seqgen.system.hooks import Flags
+from seqgen.system.contract import Flags
 
 
 class Outcome(IntEnum):

@@ -27,7 +27,7 @@ from seqgen.generation.ensemble.member import (
     encode,
 )
 from seqgen.model import EncoderDecoderModel
-from seqgen.modules.internals import Internals, Recording, recorded
+from seqgen.modules.inspection import Internals, Recording, recorded
 from seqgen.structures import Batch, Hypothesis, Source
 
 

@@ -36,8 +36,7 @@ from seqgen.generation.shortlist import OutputColumns
 from seqgen.generation.stopping import TimeLimit
 from seqgen.modules.kernel_choice import fastest_threads
 from seqgen.structures import Hypothesis, Source, map_tensors
-from seqgen.system.contract import returned_tensor
-from seqgen.system.hooks import is_built_in
+from seqgen.system.contract import is_built_in, returned_tensor
 
 
 @dataclass(frozen=True)

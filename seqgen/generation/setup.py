@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from seqgen.config import DebugConfig
-from seqgen.decoder import Decoder
 from seqgen.errors import listing
 from seqgen.generation.certificate import Certificate
 from seqgen.generation.component import (
@@ -33,9 +32,7 @@ from seqgen.generation.rules import Rules
 from seqgen.generation.search.base import Search
 from seqgen.generation.shortlist import Shortlist
 from seqgen.generation.stopping import StoppingRule
-from seqgen.model import EncoderDecoderModel
 from seqgen.modules.bit_exact import BitExact
-from seqgen.modules.kv_cache.protocol import KeyValueCache
 from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.structures import Batch
 from seqgen.system.switches import INPUT_CHOICES, KERNEL_CHOICE, PREPACKED_WEIGHTS, TWO_STAGE_CANDIDATES, switched
@@ -217,7 +214,7 @@ class DecodingSetup:
         """How member logits become search scores."""
         combination, search = self.ensemble.combination, self.search
         models = [member.model for member in self.ensemble.members]
-        softmax = all(_normalizes_by_softmax(model) for model in models)
+        softmax = all(model.normalizes_by_softmax and model.decoder.normalizes_by_softmax for model in models)
         single = len(models) == 1 and combination.keeps_single
         return ScorePlan(
             processes_logits=single and self.rules.processes_logits(search),
@@ -231,7 +228,7 @@ class DecodingSetup:
             and search.takes_columns
             and combination.takes_columns
             and not self.needs & {MEMBER_LOGITS, MEMBER_LPROBS, LAYER_LOGITS, FORBIDDEN}
-            and not any(adjusts_logits(model) for model in models)
+            and not any(model.adjusts_logits for model in models)
             and softmax,
             edges=self.debug.trie_edges
             and search.takes_columns
@@ -252,7 +249,7 @@ class DecodingSetup:
         parts += [model.decoder for model in models]
         unset = _without_merge(parts)
         needed = sorted(self.needs - {FORBIDDEN, MEMBER_LPROBS})
-        adjusting = [type(model).__name__ for model in models if adjusts_logits(model)]
+        adjusting = [type(model).__name__ for model in models if model.adjusts_logits]
         cache = self.cache_without_merge
         off = [name for name in ("use_cache", "continuous_batching") if not getattr(debug, name)]
         reasons = {
@@ -272,11 +269,9 @@ class DecodingSetup:
         """The user's key/value cache that cannot merge batches, for a message; empty if there is none."""
         layers = [layer for model in self.ensemble.models for layer in model.decoder.modules()]
         used = {layer.cache for layer in layers if isinstance(layer, MultiheadAttention) and layer.cache is not None}
-        for kind in (cache if isinstance(cache, type) else type(cache()) for cache in used):
-            missing = [name for name in ("merge", "crop") if getattr(kind, name) is getattr(KeyValueCache, name)]
-            if missing:
-                return f"the key/value cache {kind.__name__} has no {' and no '.join(missing)}"
-        return ""
+        caches = (cache() for cache in used)
+        names = (type(cache).__name__ for cache in caches if not cache.can_merge)
+        return next((f"the key/value cache {name} does not set can_merge" for name in names), "")
 
 
 @dataclass(frozen=True)
@@ -296,13 +291,6 @@ class DecodingRequest:
     streamer: Streamer | None = None
 
 
-def _normalizes_by_softmax(model: EncoderDecoderModel) -> bool:
-    return (
-        type(model).get_normalized_probs is EncoderDecoderModel.get_normalized_probs
-        and type(model.decoder).get_normalized_probs is Decoder.get_normalized_probs
-    )
-
-
 def _without_merge(parts: Sequence[Any]) -> list[str]:
     """The names of the classes that do not set ``can_merge``, in place of a composite those of its parts."""
     found = []
@@ -310,8 +298,3 @@ def _without_merge(parts: Sequence[Any]) -> list[str]:
         if not getattr(part, "can_merge", False):
             found += _without_merge(getattr(part, "parts", ())) or [type(part).__name__]
     return found
-
-
-def adjusts_logits(model: EncoderDecoderModel) -> bool:
-    """True if a model overrides ``adjust_logits_during_generation``."""
-    return type(model).adjust_logits_during_generation is not EncoderDecoderModel.adjust_logits_during_generation

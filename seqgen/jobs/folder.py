@@ -22,11 +22,120 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from seqgen.errors import ConfigError, DataError
-from seqgen.jobs.manifest import MANIFEST, Manifest, Part
+from seqgen.errors import ConfigError, DataError, shown
+from seqgen.jobs.source import Part, Plan
 from seqgen.jobs.workers import Answers, Failure
 from seqgen.system.files import disk_errors, new_file, open_own, remove_leftovers, sync, write_atomically
-from seqgen.system.reading import parse_json, version_of
+from seqgen.system.reading import parse_json, read_bytes, version_of
+
+MANIFEST = "manifest.json"
+FORMAT, VERSION = "seqgen-job", 1
+ADVICE = "give the same as before, or another job.folder"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything that the outputs of a job depend on.
+
+    Attributes:
+        settings: each key that changes outputs, with its value.
+        models: the hash of each file of the models, and of files that keys name.
+        part_lines: lines of each part.
+        plan: the input.
+        versions: versions of the programs, which may change.
+    """
+
+    settings: Mapping[str, Any]
+    models: Mapping[str, str]
+    part_lines: int
+    plan: Plan
+    versions: Mapping[str, str]
+
+    def plain(self) -> dict[str, Any]:
+        """The content of the file."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            **self.versions,
+            "settings": dict(self.settings),
+            "models": dict(self.models),
+            "part_lines": self.part_lines,
+            "lines": self.plan.lines,
+            "input": [{"file": _readable(name), "lines": lines} for name, lines in self.plan.files],
+            "parts": [[part.lines, part.digest] for part in self.plan.parts],
+        }
+
+    def write_or_compare(self, folder: Path) -> None:
+        """Write the file; if it exists, check that it is of the same job.
+
+        Args:
+            folder: the folder of the job.
+
+        Raises:
+            ConfigError: settings or models are others.
+            DataError: the input is another one, or the file is damaged.
+            UserError: the file cannot be written.
+        """
+        file = folder / MANIFEST
+        content = json.loads(json.dumps(self.plain()))
+        try:
+            found = parse_json(read_bytes(file, 1 << 32))
+        except FileNotFoundError:
+            write_atomically(file, json.dumps(content, indent=1) + "\n")
+            return
+        except (OSError, ValueError) as error:
+            raise DataError(f"{file} cannot be read: {error}; choose another job.folder") from None
+        shape = {"settings": dict, "models": dict, "part_lines": int, "lines": int, "input": list, "parts": list}
+        if not isinstance(found, dict) or (found.get("format"), found.get("version")) != (FORMAT, VERSION):
+            raise DataError(f"{file} is not the manifest of a job of this version; choose another job.folder")
+        if any(not isinstance(found.get(name), kind) for name, kind in shape.items()):
+            raise DataError(f"{file} is damaged; choose another job.folder")
+        if differs := difference(found, content):
+            raise ConfigError(f"job.folder={folder} was begun with {differs}; {ADVICE}")
+
+
+def _readable(name: str) -> str:
+    """The name of a file, in which bytes that are not UTF-8 are shown as numbers."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The first difference between the contents of two manifests.
+
+    Args:
+        before: the older one.
+        now: the newer one.
+
+    Returns:
+        Words such as ``generation.beam=5, and it is now 3``; empty if the outputs are the same.
+    """
+    if before["part_lines"] != now["part_lines"]:
+        return f"generation.part_lines={before['part_lines']}, and it is now {now['part_lines']}"
+    for name in dict.fromkeys([*before["settings"], *now["settings"]]):
+        was, is_ = (_value(content["settings"], name) for content in (before, now))
+        if was != is_:
+            return f"{name}={was}, and it is now {is_}"
+    for name in dict.fromkeys([*before["models"], *now["models"]]):
+        was, is_ = (content["models"].get(name) for content in (before, now))
+        if was != is_:
+            return f"another {name}" if was and is_ else f"{name}, which is now {'new' if is_ else 'missing'}"[:200]
+    return _difference_of_inputs(before, now)
+
+
+def _value(settings: Mapping[str, Any], name: str) -> str:
+    return shown(settings[name]) if name in settings else "(not given)"
+
+
+def _difference_of_inputs(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    if before["lines"] != now["lines"]:
+        return f"an input of {before['lines']} lines, and it now has {now['lines']}"
+    first = 1
+    for was, is_ in zip(before["parts"], now["parts"], strict=False):
+        if was != is_:
+            return f"an input whose lines {first} to {first + is_[0] - 1} were different"
+        first += is_[0]
+    return ""
+
 
 JOURNAL = "done.jsonl"
 ERRORS = "errors.jsonl"
@@ -39,7 +148,7 @@ MAX_NOTES = 20
 
 @dataclass(frozen=True)
 class Done:
-    """What is kept in memory about a part that is done.
+    """The facts of a part that is done, which are kept in memory.
 
     Attributes:
         bytes: size of its file.
@@ -72,7 +181,7 @@ class JobFolder:
 
     @property
     def is_open(self) -> bool:
-        """Whether the journal was read, so that ``done`` has all parts that are done."""
+        """True if the journal was read, so that ``done`` has all parts that are done."""
         return self._identity is not None
 
     @property
@@ -147,7 +256,7 @@ class JobFolder:
         """Check that the folder is still the one that was opened, whose lock this process holds.
 
         Raises:
-            DataError: somebody has deleted or replaced it.
+            DataError: the folder was deleted or replaced.
         """
         try:
             same = version_of(self.path / MANIFEST) == self._identity
@@ -189,20 +298,14 @@ class JobFolder:
         self.done[part.index] = Done(len(content), len(answers.failures), answers.tokens)
 
     def _append(self, line: str) -> None:
-        """Write a line of the journal. A line that cannot be written whole is cut off."""
+        """Write a line of the journal; the next process cuts off a line that was not written whole."""
         journal = self.path / JOURNAL
-        with disk_errors(journal), open_own(journal) as file:
-            place = os.fstat(file.fileno()).st_size
-            try:
+        with disk_errors(journal):
+            with open_own(journal) as file:
                 file.write(line)
                 file.flush()
                 os.fsync(file.fileno())
-            except BaseException:
-                os.truncate(journal, place)
-                raise
-        if place == 0:
-            with disk_errors(journal):
-                sync(self.path)
+            sync(self.path)
 
     def records(self, of_failures: bool = False) -> Iterator[dict[str, Any]]:
         """The journal's lines of parts that are done, in the order of the parts.

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from seqgen.errors import DataError, ResourceError
 from seqgen.jobs.folder import JobFolder
-from seqgen.jobs.manifest import Part, Plan, cut, text_digest
-from seqgen.jobs.source import Source
+from seqgen.jobs.source import Part, Plan, Source, cut, text_digest
 from seqgen.jobs.workers import Answered, Answers, Died, Piece, Ready, Workers
 from seqgen.system.processes import NotedSignals
 from seqgen.system.progress import LineProgress
@@ -20,7 +19,7 @@ DEATHS = 2
 SPLIT = 16
 """Number of pieces into which such a piece is split."""
 HOPELESS = 100
-"""The job stops when so many lines have failed and not one was decoded."""
+"""Number of lines that have failed, without one that was decoded, at which the job stops."""
 
 
 @dataclass
@@ -39,7 +38,7 @@ class _OpenPart:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all lines have answers."""
+        """True if all lines have answers."""
         return sum(len(answers.outputs) for answers in self.answers.values()) == self.part.lines
 
     def joined(self) -> Answers:
@@ -177,7 +176,7 @@ class Job:
             self.folder.write(opened.part, opened.joined(), {"workers": list(opened.workers)})
 
     def _after_death(self, event: Died, piece: Piece) -> list[Piece]:
-        """What is decoded in place of a piece whose worker has died: the same, smaller pieces, or no more."""
+        """The pieces to decode after the death of a piece's worker: the same, smaller ones, or none."""
         piece = replace(piece, deaths=piece.deaths + 1)
         first, last = piece.first + 1, piece.first + len(piece.lines)
         lines = f"line {first}" if first == last else f"lines {first} to {last}"

@@ -17,14 +17,14 @@ import time
 from typing import Any
 
 from seqgen.errors import ConfigError, ResourceError
-from seqgen.jobs.workers import STARTS, Builder, Decoding, Died, Event, Piece, Workers
+from seqgen.jobs.workers import STARTS, Builder, Decoding, Event, Piece, Workers
 
 NODES_SECONDS = 2.0
 """Seconds between two looks at the nodes of the cluster."""
 CONNECT_SECONDS = 10.0
 """Seconds to wait for the machine at the address of a cluster."""
 NO_ACTOR_SECONDS = 120.0
-"""The job stops if for so many seconds there is no node that can hold an actor."""
+"""Seconds without a node that can hold an actor, after which the job stops."""
 
 
 class _Actor:
@@ -60,6 +60,9 @@ class RayWorkers(Workers):
         ResourceError: Ray cannot be started here, or the cluster has no node for an actor.
     """
 
+    kind = "an actor"
+    advice = "choose a smaller ray.actors_per_node, or see the logs of Ray"
+
     def __init__(self, build: Builder, address: str, per_node: int, limit: int, gpus: float, cpus: float):
         super().__init__(build)
         self._ray = _connected(address)
@@ -92,7 +95,7 @@ class RayWorkers(Workers):
             )
 
     def _rooms(self) -> dict[str, int]:
-        """How many actors each node has cores and GPUs for, by its ID; Ray would let further ones wait for ever."""
+        """The number of actors that each node has cores and GPUs for, by its ID; Ray would let more of them wait."""
         needs = {"CPU": self._cpus, "GPU": self._gpus}
         try:
             nodes = self._ray.nodes()
@@ -134,30 +137,22 @@ class RayWorkers(Workers):
         return events
 
     def _returned(self, actor: _Actor) -> Event:
-        """What the awaited call of an actor has returned."""
+        """The event that the awaited call of an actor has returned."""
         try:
             result = self._ray.get(actor.call)
         except self._ray.exceptions.RayError as error:
-            return self._died(actor, error)
+            return self._lost(actor, error)
         actor.call = None
         return self._result(actor, result, f"actor {actor.number} of node {actor.node[:8]}")
 
-    def _died(self, actor: _Actor, error: Exception) -> Event:
+    def _lost(self, actor: _Actor, error: Exception) -> Event:
         """Forget an actor; another one is started, if its node is alive."""
         self._workers.remove(actor)
         self._looked = float("-inf")
-        how = f"ended ({_cause(error)})"
-        if not actor.ready:
-            self._failed_starts += 1
-            if self._failed_starts >= STARTS * self._per_node:  # all actors of a node that dies fail at once
-                raise ResourceError(
-                    f"{self._failed_starts} times in a row an actor {how} while it loaded the models; choose a smaller "
-                    "ray.actors_per_node, or see the logs of Ray"
-                )
-        return Died(actor.piece, how)
+        return self._died(actor, f"ended ({_cause(error)})", STARTS * self._per_node)  # a node's actors die at once
 
     def notes(self) -> list[str]:
-        """What the user should know about the cluster and its actors."""
+        """Notes for the user on the cluster and its actors."""
         found = []
         if not self._gpus and self._ray.cluster_resources().get("GPU", 0.0) > 0:
             found.append(
@@ -199,7 +194,7 @@ def _connected(address: str) -> Any:
             log_to_driver=False,
             include_dashboard=None if address else False,
         )
-    except Exception as error:  # Ray has no class of its own for a node that does not start in time
+    except Exception as error:  # Ray has no class for a node that does not start in time
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
         ray.shutdown()
         if address:
@@ -210,7 +205,7 @@ def _connected(address: str) -> Any:
         ) from None
     finally:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)  # Ray installs its own handler
+            signal.signal(signal.SIGTERM, before)  # Ray installs a handler
     return ray
 
 

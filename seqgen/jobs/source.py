@@ -1,8 +1,13 @@
-"""The input of a job: the lines of text, JSON lines and Parquet files, in order and in constant memory."""
+"""The input of a job: the lines of text, JSON lines and Parquet files, in order and in constant memory, and its parts.
+
+A part has consecutive lines of the input, and is found again by the hash of their text.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +23,7 @@ ROWS = 4096
 """Number of rows of a Parquet file that are read at a time."""
 
 _RATIO, _SMALL = 1000, 1 << 26
-"""How many characters a Parquet file may have for each of its bytes, as a ``.gz`` file; more are possible if they are
+"""Characters that a Parquet file may have for each of its bytes, as a ``.gz`` file; more are possible if they are
 fewer than the second number."""
 
 
@@ -158,3 +163,83 @@ def _checked(value: Any, column: str, where: str) -> str:
     if not isinstance(value, str):
         raise DataError(f"{where}: {column} is {shown(value)}, which is not text")
     return value
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the input.
+
+    Attributes:
+        index: number of the part, from 0.
+        first: number of its first line in the whole input, from 0.
+        lines: number of its lines.
+        digest: hash of the lines' text.
+    """
+
+    index: int
+    first: int
+    lines: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The division of an input into parts.
+
+    Attributes:
+        parts: the parts, in order; one entry for each ``part_lines`` lines, which is all that grows with the input.
+        files: each file with the number of its lines.
+    """
+
+    parts: list[Part]
+    files: list[tuple[str, int]]
+
+    @property
+    def lines(self) -> int:
+        """Number of lines of the whole input."""
+        return self.parts[-1].first + self.parts[-1].lines if self.parts else 0
+
+
+def text_digest(lines: Iterable[str]) -> str:
+    """Hash lines; a line may contain any character."""
+    total = hashlib.sha256()
+    for line in lines:
+        content = line.encode("utf-8", "surrogatepass")
+        total.update(b"%d:" % len(content))
+        total.update(content)
+    return total.hexdigest()
+
+
+def cut(lines: Iterable[str], size: int) -> Iterator[list[str]]:
+    """Cut lines into lists of ``size`` lines; the last one can be shorter."""
+    lines = iter(lines)
+    while some := list(itertools.islice(lines, size)):
+        yield some
+
+
+def plan_parts(source: Source, size: int, check: Callable[[], None] = lambda: None) -> Plan:
+    """Read the whole input once, and cut it into parts; errors in it are found before anything is decoded.
+
+    Args:
+        source: the input.
+        size: lines of each part.
+        check: called after each part; may raise an exception to stop.
+
+    Raises:
+        DataError: a file cannot be read, or a line has no text.
+    """
+    counts = [0] * len(source.files)
+
+    def counted(place: int, file: Path) -> Iterator[str]:
+        for line in source.lines_of(file):
+            counts[place] += 1
+            yield line
+
+    parts: list[Part] = []
+    first = 0
+    every = itertools.chain.from_iterable(counted(place, file) for place, file in enumerate(source.files))
+    for lines in cut(every, size):
+        parts.append(Part(len(parts), first, len(lines), text_digest(lines)))
+        first += len(lines)
+        check()
+    return Plan(parts, [(str(file), count) for file, count in zip(source.files, counts, strict=True)])

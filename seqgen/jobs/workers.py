@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import torch
 
@@ -80,7 +80,7 @@ class LineDecoder(Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """What the user should know about models and settings."""
+        """Notes for the user on models and settings."""
 
     def decode(self, lines: Sequence[str], first: int, divisor: int) -> Answers:
         """Decode lines; any exception means that not all of them can be decoded together.
@@ -92,7 +92,7 @@ class LineDecoder(Protocol):
         """
 
     def blank(self, line: str, number: int, reason: str) -> str:
-        """What is written for a line without an answer.
+        """Format the output of a line without an answer.
 
         Args:
             line: the line.
@@ -233,7 +233,7 @@ STARTS = 5
 
 
 def start_error(error: Exception) -> Exception:
-    """Why a worker cannot load its models, as an error that can be pickled.
+    """The error of a worker that cannot load its models, such that it can be pickled.
 
     Args:
         error: what was raised.
@@ -247,10 +247,10 @@ def start_error(error: Exception) -> Exception:
 
 
 class Decoding:
-    """What a worker does: it loads the models once, and decodes pieces. Errors are returned, because they are sent.
+    """The work of a worker: load the models once, and decode pieces. Errors are returned, because they are sent.
 
     Args:
-        modules: the user's own modules, see ``import_modules``.
+        modules: the user's modules, see ``import_modules``.
         build: makes the decoder, pickled.
         number: number of the worker on its machine.
     """
@@ -283,6 +283,12 @@ class Workers(ABC):
         build: makes the decoder of each worker.
     """
 
+    kind: ClassVar[str]
+    """One of the workers, for messages."""
+
+    advice: ClassVar[str]
+    """The end of the message if workers die while they load the models."""
+
     def __init__(self, build: Builder):
         self._arguments = user_modules(), pickle.dumps(build)
         self._workers: list[Any] = []
@@ -292,7 +298,7 @@ class Workers(ABC):
         return [worker for worker in self._workers if worker.ready and worker.piece is None]
 
     def free(self) -> bool:
-        """Whether a worker waits for a piece."""
+        """True if a worker waits for a piece."""
         return bool(self._waiting())
 
     def give(self, piece: Piece) -> None:
@@ -310,6 +316,16 @@ class Workers(ABC):
             return result
         piece, worker.piece = worker.piece, None
         return Answered(piece, result, name)
+
+    def _died(self, worker: Any, how: str, starts: int) -> Died:
+        """Note the death of a worker; an error is raised after ``starts`` deaths in a row before models are loaded."""
+        if not worker.ready:
+            self._failed_starts += 1
+            if self._failed_starts >= starts:
+                raise ResourceError(
+                    f"{self._failed_starts} times in a row {self.kind} {how} while it loaded the models; {self.advice}"
+                )
+        return Died(worker.piece, how)
 
     @abstractmethod
     def _send(self, worker: Any, piece: Piece) -> None: ...
@@ -357,6 +373,9 @@ class LocalWorkers(Workers):
         count: number of processes.
     """
 
+    kind = "a worker"
+    advice = "choose a smaller generation.workers, or see the messages above"
+
     def __init__(self, build: Builder, count: int):
         super().__init__(build)
         try:
@@ -383,18 +402,12 @@ class LocalWorkers(Workers):
         return events
 
     def _replace(self, one: _Process) -> Died:
-        """Start a process in place of one that has died."""
+        """Start a process instead of one that has died."""
         how = one.ended(1.0)
         one.kill()
-        if not one.ready:
-            self._failed_starts += 1
-            if self._failed_starts >= STARTS:
-                raise ResourceError(
-                    f"{STARTS} times in a row a worker {how} while it loaded the models; choose a smaller "
-                    "generation.workers, or see the messages above"
-                )
+        died = self._died(one, how, STARTS)
         self._workers[self._workers.index(one)] = _Process(one.number, self._arguments)
-        return Died(one.piece, how)
+        return died
 
     def close(self) -> None:
         """End all processes immediately; they have nothing that could be lost."""
@@ -405,7 +418,7 @@ class LocalWorkers(Workers):
 def _work(pipe: Connection, modules: Sequence[tuple[str, str]], build: bytes, number: int) -> None:
     """Main function of a process: load the models, and decode pieces until the pipe is closed."""
     for ignored in set(STOPPING) - {signal.SIGTERM}:
-        signal.signal(ignored, signal.SIG_IGN)  # the job's own process ends this one
+        signal.signal(ignored, signal.SIG_IGN)  # the process of the job ends this one
     receive_signals()
     decoding = Decoding(modules, build, number)
     result: Any = decoding.start()

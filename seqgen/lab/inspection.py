@@ -16,7 +16,7 @@ from seqgen.errors import ConfigError
 from seqgen.generation.component import MEMBER_LOGITS
 from seqgen.generation.observers import Observer, StepRecord
 from seqgen.model import EncoderDecoderModel
-from seqgen.modules.internals import attention_modules
+from seqgen.modules.inspection import attention_modules
 from seqgen.modules.multihead_attention import MultiheadAttention
 
 

@@ -118,7 +118,7 @@ class Stamp:
         self.versions = [_version(parameter) for parameter in parameters]
 
     def holds(self, parameters: list[Tensor]) -> bool:
-        """Whether ``parameters`` are the same tensors, in the same memory and version."""
+        """True if ``parameters`` are the same tensors, in the same memory and version."""
         if len(parameters) != len(self.parameters):
             return False
         # A plain loop, since every linear layer calls this at every decoding step.

@@ -113,7 +113,7 @@ class LinearizedConvolution(StatefulModule, ConvTBC):
     Args:
         in_channels: channels of the input.
         out_channels: channels of the output.
-        kernel_width: positions that one output sees, its own included.
+        kernel_width: positions that one output sees, including the current one.
     """
 
     def __init__(self, in_channels: int, out_channels: int, kernel_width: int):
@@ -178,19 +178,11 @@ def scale_gradient(x: Tensor, scale: float) -> Tensor:
     Returns:
         The values of ``x``.
     """
-    scaled: Tensor = _ScaleGradient.apply(x, scale)  # type: ignore[no-untyped-call]
-    return scaled
-
-
-class _ScaleGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
-        ctx.scale = scale
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0] * ctx.scale, None
+    if not x.requires_grad:
+        return x
+    view = x.view_as(x)
+    view.register_hook(lambda grad: grad * scale)
+    return view
 
 
 _MAX_LAYERS = 1000
@@ -203,7 +195,7 @@ class ConvolutionSpec:
     Attributes:
         channels: dimension of its output.
         kernel_width: number of positions in the receptive field of one output.
-        residual: whose input is added to the output (residual connection): 1 for the layer's own, 2 for that of the
+        residual: whose input is added to the output (residual connection): 1 for that of the layer, 2 for that of the
             layer before, and so on; 0 for none.
     """
 

@@ -15,7 +15,7 @@ _LEVELS = 1 << 16
 class Dropout(nn.Module):
     """Dropout (Srivastava et al. 2014): in training, zero each feature with probability ``p`` and scale up the others.
 
-    On a CPU, PyTorch's own dropout spends most of its time on drawing one random number per feature. Here one 64-bit
+    On a CPU, PyTorch's dropout spends most of its time on drawing one random number per feature. Here one 64-bit
     number decides four features, 16 bits each, which is several times as fast. The probability is rounded to a multiple
     of 1/65536, and the scale is that of the rounded one. The numbers come from PyTorch's default generator:
     ``torch.manual_seed`` determines them, and they do not depend on the number of threads. Other devices use PyTorch's
@@ -56,7 +56,9 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
         levels = min(round(p * _LEVELS), _LEVELS - 1)
-        keep = _random_int16(x.numel()).ge(levels - _LEVELS // 2).view(x.shape)
+        words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
+        numbers = words.view(torch.int16)[: x.numel()]  # uniform, from -32768 to 32767
+        keep = numbers.ge(levels - _LEVELS // 2).view(x.shape)
         ctx.scale = _LEVELS / (_LEVELS - levels)
         # Multiplying by bytes is three times as fast as multiplying by booleans.
         keep = keep.view(torch.uint8)
@@ -67,12 +69,6 @@ class _Dropout(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (keep,) = ctx.saved_tensors
         return (grads[0] * keep).mul_(ctx.scale), None
-
-
-def _random_int16(count: int) -> Tensor:
-    """Uniform 16-bit integers, ``(count,)``, from -32768 to 32767."""
-    words = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
-    return words.view(torch.int16)[:count]
 
 
 class LayerDropList(nn.ModuleList):

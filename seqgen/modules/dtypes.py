@@ -46,7 +46,9 @@ def to_dtype(model: M, name: str) -> M:
     for module in model.modules():
         # Only on a CPU, the parameters of a layer norm may have another dtype than its input.
         wide = isinstance(module, parametrize.ParametrizationList) or (on_cpu and isinstance(module, nn.LayerNorm))
-        _convert(module, torch.float32 if wide else dtype)
+        target = torch.float32 if wide else dtype
+        # the parameters and buffers of this module alone; tied parameters stay tied
+        module._apply(lambda one, to=target: one.to(to) if one.is_floating_point() else one, recurse=False)  # type: ignore[no-untyped-call]
         if isinstance(module, Projection):
             module.int8 = integers
     return model.eval()
@@ -66,18 +68,9 @@ def note_on(name: str, device: torch.device) -> str | None:
         return None
     if name == "float16":
         return "generation.dtype=float16 is slower than float32 on a CPU; use bfloat16 or int8"
-    if name == "bfloat16" and not _has_bfloat16_instructions():
+    if name == "bfloat16" and not (_supports("_is_amx_tile_supported") or _supports("_is_avx512_bf16_supported")):
         return "generation.dtype=bfloat16 is slow on this CPU, which has no instructions for it (AMX or AVX-512 BF16)"
     return None
-
-
-def _convert(module: nn.Module, dtype: torch.dtype) -> None:
-    """Convert the parameters and buffers of a module, not those of its children; tied parameters stay tied."""
-    module._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, recurse=False)  # type: ignore[no-untyped-call]
-
-
-def _has_bfloat16_instructions() -> bool:
-    return _supports("_is_amx_tile_supported") or _supports("_is_avx512_bf16_supported")
 
 
 def _has_int8_instructions() -> bool:
@@ -86,6 +79,6 @@ def _has_int8_instructions() -> bool:
 
 
 def _supports(question: str) -> bool:
-    """Whether the CPU has an instruction set; false where PyTorch has no function of this name."""
+    """True if the CPU has an instruction set; false where PyTorch has no function of this name."""
     ask = getattr(torch.cpu, question, None)
     return ask is not None and bool(ask())

@@ -1,17 +1,23 @@
-"""Inspection of models: size, frozen parameters, overflow."""
+"""Inspection of models: size, frozen parameters, and what the layers compute in a pass.
+
+Letters: ``L`` layers, ``H`` heads, ``N`` rows, ``T`` positions of a pass, ``K`` positions attended to.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from seqgen.errors import ConfigError, nearest
-from seqgen.structures import Batch, map_tensors
+from seqgen.model import EncoderDecoderModel
+from seqgen.modules.attention import MultiStepAttention
+from seqgen.modules.multihead_attention import MultiheadAttention
 
 
 def num_parameters(module: nn.Module, trainable_only: bool = False) -> int:
@@ -57,37 +63,163 @@ def freeze(module: nn.Module, patterns: Sequence[str]) -> list[str]:
     return frozen
 
 
-@torch.no_grad()
-def first_overflow(model: nn.Module, batch: Batch) -> str | None:
-    """Find the first layer whose output is infinite or NaN, as can happen in float16.
+_STACKS = (("layers", "layer_norm"), ("convolutions", "fc2"))
+"""Names of the layers, and of the module after the last of them, in transformers and in the convolutional model."""
+
+
+@dataclass(frozen=True)
+class StackInternals:
+    """Tensors that the layers of an encoder or a decoder compute in one pass.
+
+    Attributes:
+        hidden_states: ``L + 1`` tensors ``(N, T, C)``: the input of each layer, and last what the encoder returns, or
+            the features from which the decoder predicts.
+        self_attention: for each layer with self-attention ``(N, H, T, K)`` weights.
+        cross_attention: for each layer with encoder-decoder attention ``(N, H, T, S)`` weights.
+    """
+
+    hidden_states: list[Tensor] = field(default_factory=list)
+    self_attention: list[Tensor] = field(default_factory=list)
+    cross_attention: list[Tensor] = field(default_factory=list)
+
+    def of_row(self, row: int, positions: slice, source: slice) -> StackInternals:
+        """Some positions of one row, on the CPU.
+
+        Args:
+            row: number of the row.
+            positions: the positions of the encoder or the decoder.
+            source: the source positions that encoder-decoder attention is over.
+        """
+        return StackInternals(
+            [hidden[row, positions].cpu() for hidden in self.hidden_states],
+            [weights[row, :, positions, positions].cpu() for weights in self.self_attention],
+            [weights[row, :, positions, source].cpu() for weights in self.cross_attention],
+        )
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The passes of a model, in their order.
+
+    Attributes:
+        encoder: the passes of the encoder; none for a decoder-only model.
+        decoder: the passes of the decoder; in decoding, one for each step.
+    """
+
+    encoder: list[StackInternals] = field(default_factory=list)
+    decoder: list[StackInternals] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Internals:
+    """Tensors that the layers of a model compute for one source and one target, without padding.
+
+    Position ``t`` of the decoder predicts target token ``t``. In a decoder-only model the prompt precedes the target:
+    with ``P`` prompt tokens, position ``P - 1 + t`` predicts token ``t``.
+
+    Attributes:
+        encoder: hidden states ``(S, C)``, weights ``(H, S, S)``; ``None`` if the encoder was not run.
+        decoder: hidden states ``(T, C)``, weights ``(H, T, T)`` and ``(H, T, S)``.
+    """
+
+    encoder: StackInternals | None
+    decoder: StackInternals
+
+
+@contextmanager
+def recorded(model: EncoderDecoderModel) -> Iterator[Recording]:
+    """Record each pass of a model's encoder and decoder in the ``with`` block.
+
+    The recorded tensors are those that the model computes with, so that gradients flow through them. The values at
+    padding are undefined. Layers that LayerDrop skips are missing. Layers whose activations are computed again in the
+    backward pass (``checkpoint_activations``) are recorded twice.
 
     Args:
-        model: an encoder-decoder model.
-        batch: a batch with targets.
+        model: a model whose encoder and decoder have ``layers`` and ``layer_norm``, or which is convolutional.
 
-    Returns:
-        The name of the first module whose output is not finite, such as ``"encoder.layers.3.feed_forward.wo"``;
-        ``None`` if all outputs are finite.
+    Yields:
+        The recording, to which each pass is added.
 
     Raises:
-        ValueError: the batch has no targets.
+        ConfigError: the decoder has no such layers, or the model is already being recorded.
     """
-    if batch.prev_output_tokens is None:
-        raise ValueError("the batch has no targets, which the decoder needs")
-    overflowed: list[str] = []
+    recording = Recording()
+    if _layers_of(model.decoder) is None:
+        raise ConfigError(
+            f"the layers of {type(model.decoder).__name__} cannot be recorded; a decoder needs a ModuleList `layers`, "
+            "whose modules take the hidden states as their first argument, and a module `layer_norm` after them"
+        )
+    with ExitStack() as stack:
+        for part, passes in ((model.encoder, recording.encoder), (model.decoder, recording.decoder)):
+            if (found := _layers_of(part)) is not None:
+                stack.enter_context(_recording(part, *found, passes))
+        yield recording
 
-    def watch(name: str, module: nn.Module, arguments: Any, output: Any) -> None:
-        def check(tensor: Tensor) -> Tensor:
-            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-                overflowed.append(name)  # inner modules come first
-            return tensor
 
-        map_tensors(output, check)
+def attention_modules(part: nn.Module) -> tuple[list[Any], list[Any]]:
+    """The attention modules of an encoder or a decoder, in the order of the layers.
 
-    handles = [module.register_forward_hook(partial(watch, name)) for name, module in model.named_modules() if name]
+    Args:
+        part: the encoder or the decoder.
+
+    Returns:
+        Those of self-attention, and those of encoder-decoder attention.
+    """
+    found = [module for module in part.modules() if isinstance(module, MultiheadAttention | MultiStepAttention)]
+    return [one for one in found if not _reads_source(one)], [one for one in found if _reads_source(one)]
+
+
+def _reads_source(attention: MultiheadAttention | MultiStepAttention) -> bool:
+    return isinstance(attention, MultiStepAttention) or attention.encoder_decoder
+
+
+def _layers_of(part: nn.Module) -> tuple[list[nn.Module], nn.Module] | None:
+    """The layers of an encoder or a decoder and the module after them; ``None`` if it has none."""
+    for layers, last in _STACKS:
+        if isinstance(found := getattr(part, layers, None), nn.ModuleList) and hasattr(part, last):
+            return list(found), getattr(part, last)
+    return None
+
+
+@contextmanager
+def _recording(
+    part: nn.Module, layers: list[nn.Module], last: nn.Module, passes: list[StackInternals]
+) -> Iterator[None]:
+    """Append each pass of an encoder or a decoder to ``passes``."""
+    reached = len(layers)  # the layer that runs; len(layers) between two passes
+
+    def before(index: int) -> Callable[..., None]:
+        def hook(layer: nn.Module, arguments: tuple[Any, ...]) -> None:
+            nonlocal reached
+            if index <= reached:
+                passes.append(StackInternals())
+            reached = index
+            passes[-1].hidden_states.append(arguments[0])
+
+        return hook
+
+    def after(module: nn.Module, arguments: Any, output: Tensor) -> None:
+        nonlocal reached
+        if reached < len(layers):  # else it is called for an early exit, after the pass
+            passes[-1].hidden_states.append(output)
+        reached = len(layers)
+
+    def keep(name: str, weights: Tensor) -> None:
+        getattr(passes[-1], name).append(weights)
+
+    over_self, over_source = attention_modules(part)
+    if any(attention.on_weights is not None for attention in (*over_self, *over_source)):
+        raise ConfigError("this model is already being recorded; end the recording before the next one begins")
+    handles = [layer.register_forward_pre_hook(before(index)) for index, layer in enumerate(layers)]
+    handles.append(last.register_forward_hook(after))
     try:
-        model(batch.source.src_tokens, batch.source.src_lengths, batch.prev_output_tokens)
+        for attention in over_self:
+            attention.on_weights = partial(keep, "self_attention")
+        for attention in over_source:
+            attention.on_weights = partial(keep, "cross_attention")
+        yield
     finally:
         for handle in handles:
             handle.remove()
-    return overflowed[0] if overflowed else None
+        for attention in (*over_self, *over_source):
+            attention.on_weights = None

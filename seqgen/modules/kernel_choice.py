@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from seqgen.modules.kernels import PLAIN, Kernel, Multiply, kernels_for
-from seqgen.system.mapped_weights import give_back, is_mapped
+from seqgen.system.mapped_weights import is_mapped, release_pages
 from seqgen.system.switches import KERNEL_CHOICE
 
 
@@ -180,7 +180,7 @@ class MatrixProduct:
             self._layouts[kernel.arrange] = kernel.arrange(self._matrix())
             if kernel is not PLAIN:
                 for parameter in self._mapped:
-                    give_back(parameter)
+                    release_pages(parameter)
         return kernel.multiply, self._layouts[kernel.arrange]
 
 

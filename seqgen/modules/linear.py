@@ -60,7 +60,7 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
 
 
 class TrainingKernel:
-    """Whether training multiplies by oneDNN or by PyTorch's own function, which is slow on some processors.
+    """The choice of training between oneDNN and PyTorch's function for products, which is slow on some processors.
 
     Attributes:
         onednn: the choice; ``None`` for oneDNN without a choice.
@@ -70,7 +70,7 @@ class TrainingKernel:
         self.onednn: bool | None = None
 
     def choose(self) -> None:
-        """Measure, unless there is a choice: a resumed run continues with its own, so that it computes the same bits.
+        """Measure, unless there is a choice: a resumed run keeps its choice, so that it computes the same bits.
 
         Several processes use oneDNN without measurement, so that all of them compute alike.
         """
@@ -78,7 +78,7 @@ class TrainingKernel:
             self.onednn = _onednn_is_fast()
 
     def uses_onednn(self) -> bool:
-        """Whether to multiply by oneDNN."""
+        """True if products are computed by oneDNN."""
         return self.onednn is not False and has_onednn()
 
 
@@ -87,7 +87,7 @@ TRAINING = TrainingKernel()
 
 @torch.enable_grad()
 def _onednn_is_fast() -> bool:
-    """Whether oneDNN computes a product and its gradients in about the time of PyTorch's own function, or less."""
+    """True if oneDNN computes a product and its gradients in about the time of PyTorch's function, or less."""
     if not has_onednn():
         return False
     x, weight = (torch.ones(1024, 512, requires_grad=True) for _ in range(2))
@@ -131,10 +131,10 @@ class Projection(CachedWeight):
     """
 
     packs = True
-    """Whether to prepack; set it to false on ``Projection``, on a subclass or on one module to switch it off there."""
+    """True to prepack; set it to false on ``Projection``, on a subclass or on one module to switch it off there."""
 
     int8 = False
-    """Whether to multiply in 8-bit integers."""
+    """True to multiply in 8-bit integers."""
 
     bias: nn.Parameter
 
@@ -177,7 +177,7 @@ class Projection(CachedWeight):
         return lambda x: product(x, bias)
 
     def _prepacks(self, device: torch.device) -> bool:
-        """Whether to use kernels of ``seqgen.modules.kernels``: not if autocast changes dtypes or a compiler traces."""
+        """True if kernels of ``kernels`` are used: not if autocast changes dtypes or a compiler traces."""
         return (
             not self.training
             and device.type == "cpu"
@@ -192,9 +192,9 @@ class Projection(CachedWeight):
         method = weakref.WeakMethod(self.matrix)  # the module keeps the product: a cycle would keep both in memory
 
         def matrix() -> Tensor:
-            own = method()
-            assert own is not None
-            return own().detach()
+            bound = method()
+            assert bound is not None
+            return bound().detach()
 
         return MatrixProduct(matrix, self._kernels(matrix()), self._parameters_of_weight())
 

@@ -27,7 +27,7 @@ def segment_mask(queries: Tensor, keys: Tensor, causal: bool = False) -> Tensor:
     Args:
         queries: ``(N, Q)`` int64 segments.
         keys: ``(N, K)`` int64 segments.
-        causal: whether a query attends only to keys up to its own position.
+        causal: whether a query attends only to keys up to its position.
 
     Returns:
         ``(N, 1, Q, K)`` bool, true where attention is allowed.
@@ -142,7 +142,7 @@ class QueryPositions:
 
     @property
     def is_plain_causal(self) -> bool:
-        """Whether the mask is only causal and nothing was seen before: attention kernels then need no mask tensor."""
+        """True if the mask is only causal and nothing was seen before: attention kernels then need no mask tensor."""
         return self.causal and self.seen == 0 and self.start_offsets is None and self.segments is None
 
     def restrict(self, mask: Tensor) -> Tensor:

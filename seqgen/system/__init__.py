@@ -1,1 +1,1 @@
-"""What the operating system gives: files, processes, signals, memory and devices; and the checks of class bodies."""
+"""Files, processes, signals, memory and devices; and the contract with the classes of users."""

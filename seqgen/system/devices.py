@@ -42,7 +42,7 @@ def find_device(device: torch.device | str, key: str = "device") -> torch.device
         ) from None
     if found.type == "cuda":
         # cuDNN compiles attention in bfloat16 for each number of keys, which decoding changes at every step: on an H200
-        # the first sentences took 95 ms a step in place of 8, and later ones were no faster
+        # the first sentences took 95 ms a step instead of 8, and later ones were no faster
         torch.backends.cuda.enable_cudnn_sdp(False)
     return found
 
@@ -77,7 +77,7 @@ def keep_freed_memory() -> bool:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out.
+    """True if an error means that memory ran out.
 
     Args:
         error: the exception that was raised.
@@ -96,7 +96,7 @@ def memory_errors(rest: Callable[[], str]) -> Iterator[None]:
             ``"in update 7; choose a smaller dataset.max_tokens"``.
 
     Raises:
-        ResourceError: in place of the allocator's error.
+        ResourceError: instead of the allocator's error.
     """
     try:
         yield

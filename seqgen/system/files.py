@@ -46,7 +46,7 @@ def frozen(run: Path) -> Iterator[None]:
 
 
 def is_frozen(path: Path) -> bool:
-    """Whether ``frozen`` forbids creating a file or folder now."""
+    """True if ``frozen`` forbids creating a file or folder now."""
     run, place = _frozen.get(), path.resolve()
     return run is not None and place.is_relative_to(run) and not place.is_relative_to(run / CACHE)
 
@@ -331,7 +331,7 @@ def _lock(descriptor: int) -> bool | None:
 
 
 def _is_abandoned(path: Path, age: float) -> bool:
-    """Whether the process that made a temporary file or folder has ended; without locks, its age decides."""
+    """True if the process that made a temporary file or folder has ended; without locks, its age decides."""
     if os.name == "nt":
         return age > LEFTOVER_SECONDS
     descriptor = os.open(path, os.O_RDONLY)

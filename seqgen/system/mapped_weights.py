@@ -1,7 +1,7 @@
 """Weights that stay in their file: its pages are mapped into memory, and the system reads those that are needed.
 
-All processes that map a file share its pages. A weight that was prepacked is not needed twice: ``give_back`` frees its
-memory, and if the weight is read after all, its values come from the file again. The switch is ``MAPPED_WEIGHTS``.
+All processes that map a file share its pages. A weight that was prepacked is not needed twice: ``release_pages`` frees
+its memory, and if the weight is read after all, its values come from the file again. The switch is ``MAPPED_WEIGHTS``.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class MappedFile:
         self._users: dict[int, weakref.ref[Tensor]] = {}
         _FILES.setdefault(model, []).append(self)
 
-    def lend(self, parameter: Tensor, tensor: Tensor) -> bool:
-        """Let a parameter have its values in the memory of a tensor, without a copy.
+    def share_mapped_memory(self, parameter: Tensor, tensor: Tensor) -> bool:
+        """Make a parameter use the mapped memory of a tensor, without a copy.
 
         Args:
             parameter: the parameter.
             tensor: its values, mapped from this file.
 
         Returns:
-            Whether it was possible: not if device, dtype or shape differ, the tensor is not contiguous, or another
-            parameter uses it.
+            True if the parameter uses the memory; false if device, dtype or shape differ, the tensor is not contiguous,
+            or another parameter uses it.
         """
         if (parameter.device, parameter.dtype, parameter.shape) != (tensor.device, tensor.dtype, tensor.shape):
             return False
@@ -67,13 +67,13 @@ class MappedFile:
 
     @property
     def in_use(self) -> bool:
-        """Whether a parameter still has its values here; it does not after a conversion, for example."""
+        """True if a parameter still has its values in the file; false after a conversion, for example."""
         found = ((address, user()) for address, user in self._users.items())
         return any(parameter is not None and parameter.data_ptr() == address for address, parameter in found)
 
 
 def check_unchanged(model: nn.Module) -> None:
-    """Check that nobody has written into the files that a model has weights in.
+    """Check that no file in which a model has weights was written to.
 
     A file may be deleted or replaced by another one, as seqgen replaces checkpoints: the model keeps the old one.
 
@@ -96,12 +96,12 @@ def check_unchanged(model: nn.Module) -> None:
 
 
 def is_mapped(tensor: Tensor) -> bool:
-    """Whether a tensor is a parameter that was mapped from a file."""
+    """True if a tensor is a parameter that was mapped from a file."""
     return tensor.data_ptr() in _ADDRESSES
 
 
-def give_back(tensor: Tensor) -> None:
-    """Free the memory of a tensor that is mapped from a file, where the system allows it. Its values stay as they are.
+def release_pages(tensor: Tensor) -> None:
+    """Free the memory of a tensor that is mapped from a file, where the system allows it; its values do not change.
 
     Linux reclaims the pages of files that this process may write to and no other process has mapped. Other pages stay
     in memory until another program needs it.

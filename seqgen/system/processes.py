@@ -115,16 +115,16 @@ class Child:
     Args:
         work: its main function, which gets its end of the pipe and ``args``; it ends when this process ends.
         args: further arguments, which are pickled.
-        daemon: whether it is killed when this process exits; it cannot have processes of its own then.
+        daemon: whether it is killed when this process exits; it cannot start processes then.
     """
 
     def __init__(self, work: Callable[..., None], args: Sequence[Any], daemon: bool = False):
         context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_run, args=(os.getpid(), work, theirs, args), daemon=daemon)
+        self.pipe, other_end = context.Pipe()
+        self.process = context.Process(target=_run, args=(os.getpid(), work, other_end, args), daemon=daemon)
         with signals_wait():
             self.process.start()
-        theirs.close()  # only the process has this end now: if it dies, reading from the pipe raises EOFError
+        other_end.close()  # only the process has this end now: if it dies, reading from the pipe raises EOFError
 
     def ended(self, seconds: float) -> str:
         """Wait for the end of the process, at most some seconds; return how it ended, for a message."""

@@ -39,7 +39,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def version_of(path: Path) -> tuple[int, ...]:
-    """Which file has this path, and when it was changed; the numbers of deleted files are used again."""
+    """The identity of the file at a path, and the time of its last change; numbers of deleted files are used again."""
     status = os.stat(path)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
@@ -69,7 +69,7 @@ def open_regular(path: Path) -> io.BufferedReader:
 
 
 def is_stored(archive: ZipFile, path: Path) -> bool:
-    """Whether an archive is not compressed, and its entries have no more bytes than its file.
+    """True if an archive is not compressed, and its entries have no more bytes than its file.
 
     Args:
         archive: the archive.
@@ -101,7 +101,7 @@ def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
 
 
 def similar_path(path: Path) -> str:
-    """What the user may have meant by a path that does not exist, as the end of a message.
+    """Suggest a path for one that does not exist, as the end of a message.
 
     Args:
         path: the path.

@@ -23,7 +23,7 @@ class Switch:
     def __init__(self, name: str):
         self._value: ContextVar[bool] = ContextVar(name, default=True)
         self.is_on: Callable[[], bool] = self._value.get
-        """Whether the optimization is on: the context variable's own method, since every linear layer calls it."""
+        """True if the optimization is on: the method of the context variable, since every linear layer calls it."""
 
     @contextmanager
     def off(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from seqgen.generation.finished import Ranking
 from seqgen.generation.scorer import SequenceScorer
-from seqgen.modules.internals import Internals
+from seqgen.modules.inspection import Internals
 from seqgen.structures import Batch, Hypothesis
 
 

@@ -293,7 +293,10 @@ class Translator:
             if given.get(name, 0) > writable
         ]
         if lacking := generator.setup.cache_without_merge:
-            notes.append(f"{lacking}, so that lines do not join a running batch and decoding is slower; implement it")
+            notes.append(
+                f"{lacking}, so that lines do not join a running batch and decoding is slower; implement merge and "
+                "crop, and set can_merge = True"
+            )
         return TextDecoding(self.members, resolved, generator, details, streamer, notes, draft)
 
     def _build(self, resolved: ResolvedSettings, need_attention: bool, draft: TextModel | None) -> SequenceGenerator:

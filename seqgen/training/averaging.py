@@ -26,7 +26,7 @@ from seqgen.training.run_log import EVENTS, LOG, SCORES
 def average_runs(
     paths: Sequence[str], last: int, name: str, new_run: Path | None, note: Callable[[str], None]
 ) -> tuple[Path, list[Path]]:
-    """Average checkpoints, and write the average as a checkpoint of the first run or as a run of its own.
+    """Average checkpoints, and write the average as a checkpoint of the first run or as a new run.
 
     Args:
         paths: the run folder, if ``last`` is set; else the checkpoints, or runs, of which the best checkpoint is read.
@@ -143,6 +143,6 @@ def _check_runs(folders: Sequence[Path], note: Callable[[str], None]) -> None:
 
 
 def _only_in_training(key: str) -> bool:
-    """Whether a key of the model has no effect on decoding: rates of dropout and layer drop, saving of memory."""
+    """True if a key of the model has no effect on decoding: rates of dropout and layer drop, saving of memory."""
     name = key.rpartition(".")[2]
     return "drop" in name or name == "checkpoint_activations"

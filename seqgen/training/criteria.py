@@ -17,13 +17,11 @@ from torch import Tensor
 
 from seqgen.checkpoints.loading import load_models
 from seqgen.config import like, option
-from seqgen.decoder import Decoder, IncrementalDecoder
 from seqgen.errors import ConfigError
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import register_criterion
 from seqgen.structures import Batch
-from seqgen.system.contract import returned, violated
-from seqgen.system.hooks import Hooked
+from seqgen.system.contract import Hooked, returned, violated
 from seqgen.training.cross_entropy import cross_entropy, projected_cross_entropy, projection_of
 
 if TYPE_CHECKING:
@@ -91,20 +89,6 @@ def mean_scores(sums: Mapping[str, float]) -> dict[str, float]:
     return scores | {name: value / size for name, value in sums.items() if name not in known}
 
 
-def move_scalars(tensors: Sequence[Tensor | float]) -> list[float]:
-    """Copy scalars from the device to the host in one transfer.
-
-    Args:
-        tensors: tensors of one element, or plain numbers.
-
-    Returns:
-        The values, in order.
-    """
-    on_device = [value.detach().float() for value in tensors if isinstance(value, Tensor)]
-    moved = iter(torch.stack(on_device).tolist() if on_device else [])
-    return [next(moved) if isinstance(value, Tensor) else float(value) for value in tensors]
-
-
 def sum_outs(outs: Sequence[CriterionOut]) -> tuple[dict[str, float], list[float]]:
     """Sum the criterion's values over batches, with one transfer from the device.
 
@@ -115,37 +99,55 @@ def sum_outs(outs: Sequence[CriterionOut]) -> tuple[dict[str, float], list[float
         The sums by name: ``loss``, ``sample_size`` and the logged values; and the loss of each batch.
     """
     rows = [{**out.logging, "loss": out.loss, "sample_size": float(out.sample_size)} for out in outs]
-    values = iter(move_scalars([value for row in rows for value in row.values()]))
-    moved = [{name: next(values) for name in row} for row in rows]
-    sums = {"loss": 0.0, "sample_size": 0.0}
-    for row in moved:
-        for name, value in row.items():
+    on_device = [value.detach().float() for row in rows for value in row.values() if isinstance(value, Tensor)]
+    moved = iter(torch.stack(on_device).tolist() if on_device else [])
+    sums, losses = {"loss": 0.0, "sample_size": 0.0}, []
+    for row in rows:
+        plain = {name: next(moved) if isinstance(value, Tensor) else float(value) for name, value in row.items()}
+        losses.append(plain["loss"])
+        for name, value in plain.items():
             sums[name] = sums.get(name, 0.0) + value
-    return sums, [row["loss"] for row in moved]
+    return sums, losses
+
+
+@dataclass(frozen=True)
+class TrainingContext:
+    """The state of training that a criterion may read; by default that of a single process before the first update.
+
+    Attributes:
+        update: number of updates made so far; the same for all batches of an update.
+        whole_model: a context with the model that has all weights, for decoding with a model whose weights are sharded.
+        passes: the number of passes through a model that this process makes, from the number that it needs; all
+            processes make equally many if the weights are sharded.
+    """
+
+    update: int = 0
+    whole_model: Callable[[EncoderDecoderModel], AbstractContextManager[EncoderDecoderModel]] = nullcontext
+    passes: Callable[[EncoderDecoderModel, int], int] = field(default=lambda model, needed: needed)
 
 
 class Criterion(Hooked):
-    """Base class: computes the loss of a batch. For a loss of your own, subclass it and register the subclass.
+    """Base class: computes the loss of a batch. Subclass it and register the subclass to add a loss.
 
     Args:
         cfg: an instance of the configuration class that the criterion is registered with.
         task: the task, which has the target dictionary.
 
     Attributes:
-        update: number of updates made so far; the same for all batches of an update.
-        decoding_seconds: time spent decoding since the trainer last set it to 0.
-        whole: a context with the model that has all weights, for decoding with one whose weights are sharded.
-        passes: how many passes through a model this process makes if it needs this many; all processes make equally
-            many if the weights are sharded.
+        context: the state of training, which ``begin_update`` replaces.
+        decoding_seconds: time spent decoding so far, in this process.
     """
 
     def __init__(self, cfg: Any, task: Task):
         self.cfg = cfg
         self.task = task
-        self.update = 0
+        self.context = TrainingContext()
         self.decoding_seconds = 0.0
-        self.whole: Callable[[EncoderDecoderModel], AbstractContextManager[EncoderDecoderModel]] = nullcontext
-        self.passes: Callable[[EncoderDecoderModel, int], int] = lambda _, own: own
+
+    @property
+    def update(self) -> int:
+        """Number of updates made so far; the same for all batches of an update."""
+        return self.context.update
 
     def __call__(self, model: EncoderDecoderModel, batch: Batch) -> CriterionOut:
         """Compute the loss.
@@ -170,8 +172,8 @@ class Criterion(Hooked):
             UserError: it cannot be loaded.
         """
         (loaded, *others) = load_models([path])
-        task, own = loaded.task, self.task
-        if others or (task.source_dictionary, task.target_dictionary) != (own.source_dictionary, own.target_dictionary):
+        pairs = [(task.source_dictionary, task.target_dictionary) for task in (loaded.task, self.task)]
+        if others or pairs[0] != pairs[1]:
             raise ConfigError(f"{path}: give one model that has the vocabularies of this run")
         model: EncoderDecoderModel = loaded.model.eval().requires_grad_(False)
         return model
@@ -204,6 +206,14 @@ class Criterion(Hooked):
                 first[:, 1:] = batch.segments.target[:, 1:] != batch.segments.target[:, :-1]
             previous = previous.masked_fill(first, frozen.start_token(eos))
         return replace(batch, source=source, prev_output_tokens=previous)
+
+    def begin_update(self, context: TrainingContext) -> None:
+        """Receive the state of training; called before each update and each validation.
+
+        Args:
+            context: the state of training.
+        """
+        self.context = context
 
     def after_update(self, sums: Mapping[str, float]) -> None:
         """Change the criterion's state, such as a running mean, after each update. By default there is none.
@@ -330,7 +340,7 @@ class TargetPositions:
             model: the model.
 
         Returns:
-            ``(M, C)`` features; ``None`` for a model with a ``forward`` of its own.
+            ``(M, C)`` features; ``None`` for a model that is not composed, see ``has_default_forward``.
         """
         if not has_default_forward(model):
             return None
@@ -342,7 +352,7 @@ class TargetPositions:
         return _rows(features, self.kept)
 
     def logits(self, model: EncoderDecoderModel, features: Tensor | None) -> Tensor:
-        """Compute the logits from features without padding, or by the model's own ``forward``.
+        """Compute the logits from features without padding, or by the model's ``forward``.
 
         Args:
             model: the model.
@@ -352,7 +362,7 @@ class TargetPositions:
             ``(M, V)`` logits.
 
         Raises:
-            ConfigError: the batch is packed; a ``forward`` of the model's own does not get the segments.
+            ConfigError: the batch is packed; the model's ``forward`` does not get the segments.
         """
         if features is not None:
             return model.decoder.output_layer(features)
@@ -365,12 +375,8 @@ class TargetPositions:
 
 
 def has_default_forward(model: EncoderDecoderModel) -> bool:
-    """Whether a model's output is ``output_layer(extract_features(...))`` of its decoder."""
-    return (
-        type(model).forward is EncoderDecoderModel.forward
-        and type(model.decoder).forward in (Decoder.forward, IncrementalDecoder.forward)
-        and type(model.decoder).extract_features not in (Decoder.extract_features, IncrementalDecoder.extract_features)
-    )
+    """True if a model's output is ``output_layer(extract_features(...))`` of its decoder."""
+    return model.is_composed and model.decoder.is_composed
 
 
 def _rows(values: Tensor, kept: Tensor) -> Tensor:

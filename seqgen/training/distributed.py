@@ -1,10 +1,19 @@
-"""The process group of a training run: collective operations on plain values."""
+"""Several processes train one model: their process group, and how the model's gradients and weights are exchanged.
+
+The model is shared by torch: ``DistributedDataParallel`` (DDP) or ``fully_shard`` (FSDP2). Both work by hooks on the
+``forward`` of modules, but the loss is computed by the task; ``LossModule`` therefore makes one module of model and
+loss. Both average gradients over the ranks, where the trainer needs their sum.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import functools
 import os
 import re
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,9 +21,19 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import init_device_mesh
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, distribute_tensor, zeros
+from torch.nn.parallel import DistributedDataParallel
 
 from seqgen.config import DistributedConfig
-from seqgen.errors import ResourceError
+from seqgen.errors import ConfigError, ResourceError
+from seqgen.model import EncoderDecoderModel
+from seqgen.modules.dropout import LayerDropList
+from seqgen.structures import Batch
+from seqgen.training.criteria import CriterionOut
 
 T = TypeVar("T")
 
@@ -42,7 +61,7 @@ class ProcessGroup:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which logs and saves."""
+        """True if this is rank 0, which logs and saves."""
         return self.rank == 0
 
     def gather(self, value: T, patience: timedelta | None = None) -> list[T]:
@@ -85,7 +104,7 @@ class ProcessGroup:
         return total
 
     def any(self, value: bool) -> bool:
-        """Whether the value is true in any rank; see ``gather``."""
+        """True if the value is true in any rank; see ``gather``."""
         return any(self.gather(value))
 
     @contextmanager
@@ -93,7 +112,7 @@ class ProcessGroup:
         """Turn the failure of a collective operation into an error message for the user.
 
         Raises:
-            LostRanksError: in place of the error of ``torch.distributed``; other errors are passed on.
+            LostRanksError: instead of the error of ``torch.distributed``; other errors are passed on.
         """
         try:
             yield
@@ -165,3 +184,257 @@ def leave() -> None:
     """Leave the process group; does nothing if this process is in none."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+_COMPRESSION: dict[str, Callable[..., Any]] = {
+    "bfloat16": default_hooks.bf16_compress_hook,
+    "float16": default_hooks.fp16_compress_hook,
+}
+_KEY = "distributed_training"
+
+
+class LossModule(nn.Module):
+    """A model and its loss.
+
+    Args:
+        model: the model.
+        loss: computes the loss of a batch.
+    """
+
+    def __init__(self, model: EncoderDecoderModel, loss: Callable[[Batch, EncoderDecoderModel], CriterionOut]):
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, batch: Batch) -> tuple[Tensor, CriterionOut]:
+        """Compute the loss of a batch.
+
+        Returns:
+            The loss, also by itself: the hooks look for tensors in tuples, not in dataclasses.
+        """
+        out = self.loss(batch, self.model)
+        return out.loss, out
+
+
+def check_sharding(cfg: DistributedConfig, group: ProcessGroup) -> None:
+    """Check that the keys of ``distributed_training`` fit together and the number of processes.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    if cfg.sharding == "none" and group.world_size > 1:
+        raise ConfigError(
+            f"{_KEY}.sharding=none is for one process, and there are {group.world_size}; choose ddp or fsdp"
+        )
+    if cfg.param_dtype and cfg.sharding != "fsdp":
+        raise ConfigError(
+            f"{_KEY}.param_dtype={cfg.param_dtype} needs {_KEY}.sharding=fsdp; otherwise use common.bf16 or common.fp16"
+        )
+
+
+def unused_keys(cfg: DistributedConfig, group: ProcessGroup) -> list[str]:
+    """A sentence that names the keys of ``distributed_training`` that are set, but have no effect in one process."""
+    several = {"sharding": "fsdp", "param_dtype": cfg.param_dtype, "reduce_dtype": cfg.reduce_dtype}
+    found = [f"{_KEY}.{key}={value}" for key, value in several.items() if value and getattr(cfg, key) == value]
+    if group.world_size > 1 or not found:
+        return []
+    return [
+        f"{' and '.join(found)} without effect: there is one process; start several by "
+        f"{_KEY}.distributed_world_size, torchrun or srun"
+    ]
+
+
+def parallel(module: LossModule, cfg: DistributedConfig, group: ProcessGroup, device: torch.device) -> nn.Module:
+    """Connect the gradients of a module with those of the other ranks.
+
+    Args:
+        module: the model with its loss; with ``sharding=fsdp`` its parameters become ``DTensor`` s, of which this rank
+            has a part.
+        cfg: the ``distributed_training`` group.
+        group: the process group; all ranks call this.
+        device: where the model is.
+
+    Returns:
+        The module to call instead of ``module``; ``module`` itself for a single process.
+
+    Raises:
+        ConfigError: the model cannot be sharded.
+        LostRanksError: another rank has ended or does not answer.
+    """
+    if group.world_size == 1:
+        return module
+    with group.collective():
+        return _sharded(module, cfg, group, device) if cfg.sharding == "fsdp" else _replicated(module, cfg)
+
+
+def _replicated(module: LossModule, cfg: DistributedConfig) -> DistributedDataParallel:
+    # Some batches do not use all parameters, so torch searches for unused ones. If it finds none, it prints a long
+    # warning, which Python cannot suppress; this parameter is unused in all batches.
+    module.register_parameter("unused", nn.Parameter(next(module.parameters()).new_zeros(1)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # newer versions of torch rename broadcast_buffers
+        ddp = DistributedDataParallel(module, broadcast_buffers=False, find_unused_parameters=True)
+    if cfg.reduce_dtype:
+        ddp.register_comm_hook(None, _COMPRESSION[cfg.reduce_dtype])  # type: ignore[no-untyped-call]
+    return ddp
+
+
+def _sharded(module: LossModule, cfg: DistributedConfig, group: ProcessGroup, device: torch.device) -> nn.Module:
+    if any(isinstance(part, LayerDropList) and part.p for part in module.modules()):
+        raise ConfigError(
+            f"{_KEY}.sharding=fsdp is not possible with layer dropout, because all processes must compute the same "
+            f"layers; set model.encoder_layerdrop=0 and model.decoder_layerdrop=0, or {_KEY}.sharding=ddp"
+        )
+    dtypes = {name: getattr(torch, value) if value else None for name, value in vars(cfg).items() if "_dtype" in name}
+    shard = functools.partial(
+        fully_shard,
+        mesh=init_device_mesh(device.type, (group.world_size,)),
+        mp_policy=MixedPrecisionPolicy(dtypes["param_dtype"], dtypes["reduce_dtype"]),
+    )
+    for layer in layers_of(module.model):
+        shard(layer)
+    shard(module)  # what is in no layer: embeddings, last normalization, output layer
+    return module
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """The layers of encoder and decoder: the elements of every ``ModuleList`` with the name ``layers``."""
+    lists = [part for name, part in model.named_modules() if name.rpartition(".")[2] == "layers"]
+    return [layer for part in lists if isinstance(part, nn.ModuleList) for layer in part]
+
+
+def recompute_activations(model: nn.Module) -> None:
+    """Do not store what the layers compute in training; the backward pass computes it again (Chen et al. 2016).
+
+    Raises:
+        ConfigError: the model has no layers by this name.
+    """
+    layers = layers_of(model)
+    if not layers:
+        raise ConfigError(
+            f"optimization.checkpoint_activations=true needs a model with ModuleLists named layers; "
+            f"{type(model).__name__} has none"
+        )
+    for layer in layers:
+        layer.forward = functools.partial(_recomputed, layer, layer.forward)  # type: ignore[method-assign]
+
+
+def _recomputed(layer: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not (layer.training and torch.is_grad_enabled()):
+        return forward(*args, **kwargs)
+    from torch.utils.checkpoint import checkpoint
+
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+
+@contextlib.contextmanager
+def synchronizing(module: nn.Module, last: bool) -> Iterator[None]:
+    """Exchange gradients with the other ranks only if this is the last forward and backward pass of an update.
+
+    Args:
+        module: what ``parallel`` returned.
+        last: whether it is the last pass.
+    """
+    if isinstance(module, FSDPModule):
+        module.set_requires_gradient_sync(last)
+        module.set_is_last_backward(last)
+    with module.no_sync() if isinstance(module, DistributedDataParallel) and not last else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def resharded(module: nn.Module) -> Iterator[None]:
+    """During its forward pass: return the weights that a module has gathered, and gather them again afterwards.
+
+    Args:
+        module: what ``parallel`` returned for ``sharding=fsdp``.
+    """
+    assert isinstance(module, FSDPModule)
+    module.reshard()
+    yield
+    module.unshard()
+
+
+# -- tensors of which each rank has a part -------------------------------------------------------------------------
+
+
+def local(value: Tensor) -> Tensor:
+    """This rank's part of a tensor, with the same memory; a plain tensor is returned unchanged."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def local_tensors(model: nn.Module) -> list[Tensor]:
+    """This rank's parts of all parameters and buffers; a shared tensor is listed once."""
+    return [local(value) for value in (*model.parameters(), *model.buffers())]
+
+
+def whole(value: Any) -> Any:
+    """The whole of a tensor; all ranks call this. What is no ``DTensor`` is returned unchanged."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def like(value: Any, model: Tensor) -> Any:
+    """The part of a tensor that this rank has of another one.
+
+    Args:
+        value: the whole tensor, the same in all ranks. A number, also as a tensor, and a ``DTensor`` are returned
+            unchanged.
+        model: a parameter. If it is a ``DTensor`` of another shape, every rank has the whole value.
+    """
+    if not isinstance(model, DTensor) or not isinstance(value, Tensor) or isinstance(value, DTensor) or not value.dim():
+        return value
+    placements = _placements(value.shape, model)
+    return distribute_tensor(value.to(model.device), model.device_mesh, placements, src_data_rank=None)
+
+
+def zeros_like_part(shape: Sequence[int], dtype: torch.dtype, model: Tensor | None) -> Tensor:
+    """A tensor of zeros, of which this rank has the part that it has of another one.
+
+    Args:
+        shape: the shape of the whole.
+        dtype: the dtype.
+        model: as in ``like``; a plain tensor or ``None`` gives a plain tensor on the CPU.
+    """
+    if not isinstance(model, DTensor) or not shape:
+        return torch.zeros(shape, dtype=dtype)
+    return zeros(shape, dtype=dtype, device_mesh=model.device_mesh, placements=_placements(shape, model))
+
+
+def _placements(shape: Sequence[int], model: DTensor) -> Sequence[Placement]:
+    return model.placements if tuple(shape) == tuple(model.shape) else [Replicate()]
+
+
+def load(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Load whole weights into a model, each rank its parts; see ``nn.Module.load_state_dict``."""
+    current = model.state_dict()
+    model.load_state_dict({name: like(value, current[name]) for name, value in weights.items()})
+
+
+class PlainCopy:
+    """A plain copy of a model that is sharded later; it has weights only while it is used.
+
+    Args:
+        model: the model, not yet sharded.
+    """
+
+    def __init__(self, model: EncoderDecoderModel):
+        self.model = copy.deepcopy(model).requires_grad_(False)
+        self._empty()
+
+    @contextlib.contextmanager
+    def of(self, sharded: EncoderDecoderModel) -> Iterator[EncoderDecoderModel]:
+        """A plain model with the weights of a sharded one; all ranks call this.
+
+        Args:
+            sharded: the sharded model, of the same architecture.
+        """
+        parts = zip(self.model.parameters(), sharded.parameters(), strict=True)
+        for plain, part in (*parts, *zip(self.model.buffers(), sharded.buffers(), strict=True)):
+            plain.data = whole(part.detach())
+        try:
+            yield self.model
+        finally:
+            self._empty()
+
+    def _empty(self) -> None:
+        for value in self.model.parameters():
+            value.data = value.new_empty(0)

@@ -15,7 +15,7 @@ from typing import Any
 from seqgen.config import OptimizationConfig, like, option
 from seqgen.errors import ConfigError
 from seqgen.registry import register_lr_scheduler
-from seqgen.system.hooks import Hooked
+from seqgen.system.contract import Hooked
 
 
 @dataclass
@@ -29,7 +29,7 @@ class WarmupConfig:
 
 
 class LRScheduler(Hooked):
-    """Computes the learning rate; subclass it and register the subclass for a schedule of your own.
+    """Computes the learning rate; subclass it and register the subclass to add a schedule.
 
     Args:
         cfg: an instance of the configuration class that the schedule is registered with.

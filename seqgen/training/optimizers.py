@@ -250,7 +250,7 @@ class EMA(Generic[M]):
             model: the model, after the update.
             update: number of the update, from 1.
         """
-        from seqgen.training.parallel import local_tensors  # slow to import, and decoding imports this file, too
+        from seqgen.training.distributed import local_tensors  # slow to import, and decoding imports this file, too
 
         weight = 1.0 - min(self.decay, update / (update + 9))
         averages, values = local_tensors(self.model), local_tensors(model)

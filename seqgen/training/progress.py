@@ -54,7 +54,7 @@ def make_display(log_format: str, total: int | None) -> ProgressDisplay:
 
 
 QUIET_SECONDS = 60.0
-"""After so many seconds without a line, an update is shown although its record is not due."""
+"""Seconds without a line after which an update is shown although its record is not due."""
 
 
 class Lines(ProgressDisplay):
@@ -107,7 +107,7 @@ class BarDisplay(ProgressDisplay):
 
 
 def describe(record: Mapping[str, float]) -> str:
-    """Format a record as one line: known values first, then the criterion's own, then the speed."""
+    """Format a record as one line: known values first, then those of the criterion, then the speed."""
     names = [name for name in _SHOWN if name in record]
     if "nll_loss" in record and record["nll_loss"] != record.get("loss"):  # as with label smoothing
         names.insert(1, "nll_loss")

@@ -10,9 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from seqgen.checkpoints.run_record import flatten
 from seqgen.system.files import disk_errors, open_own, write_atomically
 from seqgen.system.reading import open_regular, parse_json
 from seqgen.training.validation import Sample, pick
@@ -28,12 +25,12 @@ _LOWER_IS_BETTER = ("loss", "ppl", "ter", "wer", "cer", "error")
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether lower values of a metric are better, by its name: losses, perplexities and error rates."""
+    """True if lower values of a metric are better, by its name: losses, perplexities and error rates."""
     return metric.lower().endswith(_LOWER_IS_BETTER)
 
 
 def is_better(score: Any, best: float | None, metric: str) -> bool:
-    """Whether a score is a finite number, and better than the best one so far; ``None`` for none."""
+    """True if a score is a finite number, and better than the best one so far; ``None`` for none."""
     if not isinstance(score, int | float) or not math.isfinite(score):
         return False
     return best is None or (score < best if lower_is_better(metric) else score > best)
@@ -98,7 +95,7 @@ class Records:
         scores: the run's ``scores.json``.
     """
 
-    def __init__(self, run: Path, update: int, tensorboard: bool, scores: ScoresFile | None = None):
+    def __init__(self, run: Path, update: int, tensorboard: bool, scores: ScoresFile):
         self.path = run / LOG
         self.scores = scores
         self._restore(update)
@@ -120,11 +117,10 @@ class Records:
         kept = [line for line in lines if _update_of(line) <= update]
         if len(kept) < len(lines):
             write_atomically(self.path, "".join(kept))
-        if self.scores is not None:
-            for line in kept:
-                if '"valid"' in line and (record := parse_json(line)).get("event") == "valid":
-                    self.scores.add(record)
-            self.scores.write()
+        for line in kept:
+            if '"valid"' in line and (record := parse_json(line)).get("event") == "valid":
+                self.scores.add(record)
+        self.scores.write()
 
     def write(self, event: str, update: int, epoch: int, values: Mapping[str, Any] | None = None) -> None:
         """Write a record.
@@ -141,65 +137,30 @@ class Records:
         record |= {name: _plain(value) for name, value in values.items()}
         with disk_errors(str(self.path)), open_own(self.path) as file:
             file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
-        if self.scores is not None and event == "valid":
+        if event == "valid":
             self.scores.add(record)
             self.scores.write()
         for name, value in values.items() if event in CURVES else ():
             if isinstance(value, int | float):
                 self._event("add_scalar", f"{event}/{name}", value, update)
 
-    def _event(self, method: str, *args: Any, **kwargs: Any) -> None:
+    def _event(self, method: str, *args: Any) -> None:
         """Call a method of TensorBoard's writer, if there is one."""
         if self._events is not None:
             with disk_errors(EVENTS):
-                getattr(self._events, method)(*args, **kwargs)
+                getattr(self._events, method)(*args)
 
-    def write_config(self, config: Mapping[str, Any]) -> None:
-        """Write the configuration to TensorBoard: as a table, and as hyperparameters with the validation loss.
-
-        Args:
-            config: nested values by key.
-        """
-        if self._events is None:
-            return
-        from torch.utils.tensorboard.summary import hparams
-
-        values = {key: value if isinstance(value, bool | int | float) else str(value) for key, value in flatten(config)}
-        rows = "\n".join(f"| {key} | {_cell(str(value))} |" for key, value in values.items())
-        self._event("add_text", "config", f"| key | value |\n|---|---|\n{rows}", 0)
-        metrics = {"valid/loss": 0.0, "valid/ppl": 0.0}
-        with disk_errors(EVENTS):
-            for summary in hparams(values, metrics):  # type: ignore[no-untyped-call]
-                self._events.file_writer.add_summary(summary)
-
-    def write_gradients(self, update: int, norms: Mapping[str, float]) -> None:
-        """Write the gradient norms of layers to TensorBoard.
+    def write_samples(self, update: int, samples: Sequence[Sample]) -> None:
+        """Write decoded sentences to TensorBoard, as a table.
 
         Args:
             update: number of updates made so far.
-            norms: the norms by the layer's name.
+            samples: the sentences.
         """
-        for name, value in norms.items():
-            self._event("add_scalar", f"train_gradients/{name}", value, update)
-
-    def write_samples(self, update: int, samples: Sequence[Sample], lengths: Sequence[tuple[int, int]] = ()) -> None:
-        """Write decoded sentences to TensorBoard: some as a table, and all lengths.
-
-        Args:
-            update: number of updates made so far.
-            samples: the sentences of the table.
-            lengths: of every decoded sentence, the characters of the output and of the reference.
-        """
-        if self._events is None or not samples:
-            return
-        rows = [f"| {_cell(s.source)} | {_cell(s.hypothesis)} | {_cell(s.reference)} |" for s in samples]
-        table = "\n".join(["| source | hypothesis | reference |", "|---|---|---|", *rows])
-        self._event("add_text", "valid/samples", table, update)
-        outputs, references = np.array(lengths).reshape(-1, 2).T
-        if lengths:
-            self._event("add_histogram", "valid/characters", outputs, update)
-        if references.any():
-            self._event("add_scalar", "valid/length_ratio", outputs.sum() / references.sum(), update)
+        if samples:
+            rows = [f"| {_cell(s.source)} | {_cell(s.hypothesis)} | {_cell(s.reference)} |" for s in samples]
+            table = "\n".join(["| source | hypothesis | reference |", "|---|---|---|", *rows])
+            self._event("add_text", "valid/samples", table, update)
 
     def flush(self) -> None:
         """Flush the TensorBoard events to their file."""

@@ -35,8 +35,8 @@ from seqgen.training.trainer import Trainer
 class ShardedSaver:
     """Writes sharded checkpoints of a run in the background; all ranks have one and call its methods together.
 
-    The tensors are copied to CPU memory before ``save`` returns; a thread writes them. The process group of these
-    threads is their own, so that their communication does not mix with that of training.
+    The tensors are copied to CPU memory before ``save`` returns; a thread writes them. These threads
+    have a separate process group, so that their communication does not mix with that of training.
 
     Args:
         run: the run folder, in a file system that all ranks share.

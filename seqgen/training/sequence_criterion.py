@@ -112,7 +112,7 @@ class SequenceCriterion(Criterion):
 
     @property
     def is_expected_risk(self) -> bool:
-        """Whether the sequence loss is the expected risk of the candidates, if all outputs are candidates.
+        """True if the sequence loss is the expected risk of the candidates, if all outputs are candidates.
 
         That is the mean of ``1 - utility / 100``, weighted by their probabilities divided by the sum of these. The
         check compares its gradient with that of all outputs. By default it is not.
@@ -184,7 +184,7 @@ class SequenceCriterion(Criterion):
             stack.enter_context(torch.random.fork_rng())
             stack.enter_context(torch.autocast(batch.ids.device.type, enabled=False))
             models = [model] if isinstance(model, EncoderDecoderModel) else model
-            whole = [stack.enter_context(self.whole(one)) for one in models]
+            whole = [stack.enter_context(self.context.whole_model(one)) for one in models]
             with named_in_training():
                 generator = self.task.build_generator(whole, cfg or self._search_keys())
             if isinstance(search := generator.setup.search, RandomSearch):
@@ -263,7 +263,7 @@ class SequenceCriterion(Criterion):
         if has_default_forward(model):
             encoder_out = model.encoder(source.src_tokens, source.src_lengths)
         parts = _parts(rows, max(_tokens(batch), longest))
-        missing = self.passes(model, len(parts)) - len(parts)
+        missing = self.context.passes(model, len(parts)) - len(parts)
         values = [_token_lprobs(model, _collated(model, batch, part, encoder_out)) for part in parts]
         with torch.random.fork_rng():
             for _ in range(missing):

@@ -143,7 +143,7 @@ def _wait(children: Sequence[Child], signals: StopSignals) -> dict[int, Any]:
 
 
 def _result(child: Child, rank: int, processes: int) -> Any:
-    """What a process has sent; if it has died, an exception that says so."""
+    """The value that a process has sent; if it has died, an exception that says so."""
     try:
         return child.pipe.recv()
     except (EOFError, OSError):
@@ -253,7 +253,7 @@ def train(
 
 
 def _told_to_end(signals: StopSignals) -> bool:
-    """Whether a signal asks this process to end, now or within ``GRACE`` seconds."""
+    """True if a signal asks this process to end, now or within ``GRACE`` seconds."""
     deadline = time.monotonic() + GRACE
     while not signals.received and time.monotonic() < deadline:
         time.sleep(0.05)

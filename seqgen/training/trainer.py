@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,13 +21,11 @@ from seqgen.registry import CRITERIA, LR_SCHEDULERS, OPTIMIZERS
 from seqgen.structures import Batch
 from seqgen.system.devices import out_of_memory, seed_everything
 from seqgen.task import Task
-from seqgen.training.criteria import Criterion, CriterionOut, checked, move_scalars, sum_outs
-from seqgen.training.distributed import ProcessGroup
-from seqgen.training.lr_schedulers import LRScheduler
-from seqgen.training.optimizers import EMA
-from seqgen.training.parallel import (
+from seqgen.training.criteria import Criterion, CriterionOut, TrainingContext, checked, sum_outs
+from seqgen.training.distributed import (
     LossModule,
     PlainCopy,
+    ProcessGroup,
     check_sharding,
     like,
     load,
@@ -40,6 +37,8 @@ from seqgen.training.parallel import (
     whole,
     zeros_like_part,
 )
+from seqgen.training.lr_schedulers import LRScheduler
+from seqgen.training.optimizers import EMA
 
 SKIPS = 100
 """Maximum number of consecutive updates that are skipped for a non-finite loss before training stops."""
@@ -51,7 +50,7 @@ class NonFiniteError(UserError):
 
 @dataclass
 class UpdateResult:
-    """What one update did.
+    """The result of one update.
 
     Attributes:
         sums: values summed over the update's batches in all ranks: ``loss``, ``sample_size`` and the values that the
@@ -132,9 +131,6 @@ class Trainer:
             model, lambda batch, model: checked(self.criterion, self.task.train_step(batch, model, self.criterion))
         )
         self._loss_module = parallel(loss, sharding, self.group, self.device)
-        if sharded:
-            self.criterion.whole = self._whole_model
-            self.criterion.passes = lambda used, own: max(self.group.gather(own)) if used is self.model else own
         if sharded and self.ema is not None:
             parallel(LossModule(self.ema.model, loss.loss), sharding, self.group, self.device)
 
@@ -152,10 +148,19 @@ class Trainer:
             with self.group.collective(), self._copy.of(model) as copy:
                 yield copy
 
+    def _begin(self) -> None:
+        """Give the criterion the state of training."""
+        self.criterion.begin_update(TrainingContext(self.update, self._whole_model, self._passes))
+
+    def _passes(self, model: EncoderDecoderModel, needed: int) -> int:
+        """The number of passes through a model for a criterion; see ``TrainingContext``."""
+        shared = self.sharded and model is self.model
+        return max(self.group.gather(needed)) if shared else needed
+
     @contextlib.contextmanager
     def _whole_model(self, model: EncoderDecoderModel) -> Iterator[EncoderDecoderModel]:
         """``plain``, for a criterion, which is called in the forward pass; in evaluation the model is already plain."""
-        if model is not self.model:
+        if not self.sharded or model is not self.model:
             yield model
             return
         with resharded(self._loss_module), self.plain(model) as copy:
@@ -164,6 +169,7 @@ class Trainer:
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[EncoderDecoderModel]:
         """``eval_model`` in evaluation mode, with all of its weights; all ranks call this."""
+        self._begin()
         with self.plain(self.eval_model) as model:
             model.eval()
             try:
@@ -201,14 +207,15 @@ class Trainer:
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         result = UpdateResult(lr=self.scheduler.lr_at(self.update, epoch))
-        self.criterion.update, self.criterion.decoding_seconds = self.update, 0.0
+        self._begin()
+        decoding = self.criterion.decoding_seconds
         outs, problem = self._gradients(batches, spare)
-        result.decoding_seconds = self.criterion.decoding_seconds
+        result.decoding_seconds = self.criterion.decoding_seconds - decoding
         if problem:
             return self._leave_out(result, problem, expected=True)
         ids = [batch.ids for batch in batches if batch is not None]
-        own, losses = sum_outs(outs)
-        result.sums = sums = self.group.sum(own)
+        local_sums, losses = sum_outs(outs)
+        result.sums = sums = self.group.sum(local_sums)
         if not math.isfinite(sums["loss"]):
             bad = [i for part, loss in zip(ids, losses, strict=True) if not math.isfinite(loss) for i in part.tolist()]
             bad = [sentence for part in self.group.gather(bad) for sentence in part]
@@ -229,7 +236,7 @@ class Trainer:
         """Add the gradients of batches, those of all ranks with the last one.
 
         A rank whose memory runs out cannot take part in the exchange of gradients. With ``out_of_memory=skip``, it is
-        therefore a pass of its own, of a spare batch, which begins when every rank has computed its gradients.
+        therefore a separate pass of a spare batch, which begins when every rank has computed its gradients.
 
         Returns:
             The losses of this rank's batches, and the reason to skip the update, empty if there is none.
@@ -284,28 +291,12 @@ class Trainer:
         """Divide the gradients by the sample size and clip them, in one pass; return the L2 norm before clipping."""
         sample_size /= self.group.world_size  # the gradients are means over the ranks
         grads = [param.grad for param in self.params if param.grad is not None]
-        norm = self._norm(grads) / sample_size
+        with self.group.collective():
+            norm: Tensor = whole(torch.nn.utils.get_total_norm(grads)) / sample_size
         clip = self.cfg.optimization.clip_norm
         factor = (clip / (norm + 1e-6)).clamp(max=1.0) if clip else torch.ones_like(norm)
         torch._foreach_mul_([local(grad) for grad in grads], factor / sample_size)
         return norm
-
-    def _norm(self, grads: Sequence[Tensor]) -> Tensor:
-        with self.group.collective():
-            norm: Tensor = whole(torch.nn.utils.get_total_norm(grads))
-        return norm
-
-    def gradient_norms(self) -> dict[str, float]:
-        """The L2 norm of each layer's part of the last update's gradient, after clipping, by the layer's name.
-
-        All ranks call this.
-        """
-        layers: dict[str, list[Tensor]] = {}
-        for name, param in zip(self.names, self.params, strict=True):
-            if param.grad is not None:
-                layers.setdefault(_layer_of(name), []).append(param.grad)
-        norms = [self._norm(grads) for grads in layers.values()]
-        return dict(zip(layers, move_scalars(norms), strict=True))
 
     def _step(self, result: UpdateResult) -> None:
         for group in self.optimizer.param_groups:
@@ -395,12 +386,11 @@ class Trainer:
         if self.scaler is not None:
             self.scaler.load_state_dict(state["scaler"])
         self.update, self.skips, TRAINING.onednn = state["update"], state["skips"], state["onednn"]
-        self.criterion.update = self.update
         self.criterion.load_state_dict(state["criterion"])
 
     @property
     def sharded(self) -> bool:
-        """Whether each rank has only a part of the weights."""
+        """True if each rank has only a part of the weights."""
         return self._copy is not None
 
     def part(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -417,9 +407,9 @@ class Trainer:
 
     def load_initial(self, model: EncoderDecoderModel) -> None:
         """Begin with the weights of a model of the same architecture, also as the average of the weights."""
-        for mine in (self.model, self.eval_model):
-            if mine is not model:
-                load(mine, model.state_dict())
+        for one in (self.model, self.eval_model):
+            if one is not model:
+                load(one, model.state_dict())
 
     def _load_optimizer(self, saved: dict[str, Any]) -> None:
         current = self.optimizer.state_dict()
@@ -434,12 +424,6 @@ class Trainer:
             for name, values in saved["state"].items()
         }
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-
-def _layer_of(name: str) -> str:
-    """The layer of a parameter: ``decoder.layers.1`` of ``decoder.layers.1.fc1.weight``; else its module."""
-    numbered = re.match(r"(.*?\.\d+)\.", name)
-    return numbered[1] if numbered else name.rpartition(".")[0] or name
 
 
 def _freeze(model: EncoderDecoderModel, patterns: Sequence[str]) -> None:

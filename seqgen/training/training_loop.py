@@ -14,12 +14,10 @@ import torch
 
 from seqgen.checkpoints.initialization import initialize
 from seqgen.config import TrainConfig
-from seqgen.config.values import to_dict
 from seqgen.data.combined_datasets import JoinedDataset, PackedDataset, pack
 from seqgen.data.iterator import EpochIterator
 from seqgen.data.pair_dataset import Dataset, LimitedDataset
 from seqgen.errors import CheckpointError, ConfigError, DataError, ResourceError
-from seqgen.model import EncoderDecoderModel
 from seqgen.modules.inspection import num_parameters
 from seqgen.modules.linear import TRAINING
 from seqgen.registry import MODELS
@@ -28,9 +26,7 @@ from seqgen.system.devices import memory_errors, seed_everything
 from seqgen.system.processes import NotedSignals
 from seqgen.system.switches import KERNEL_CHOICE
 from seqgen.task import Task
-from seqgen.text.translator import ModelInMemory, Translator
-from seqgen.training.distributed import ProcessGroup
-from seqgen.training.parallel import unused_keys
+from seqgen.training.distributed import ProcessGroup, unused_keys
 from seqgen.training.progress import Meter, ProgressDisplay, describe_parts, make_display
 from seqgen.training.run_log import Records, ScoresFile, is_better, lower_is_better
 from seqgen.training.saving import Resumable, Saving
@@ -49,7 +45,7 @@ class Triggers:
         self.cfg = cfg
 
     def is_due(self, what: str, update: int, epoch: int, ended: bool) -> bool:
-        """Whether validating or saving is due.
+        """True if validating or saving is due.
 
         Args:
             what: ``"validate"`` or ``"save"``.
@@ -61,7 +57,7 @@ class Triggers:
         return (ended and epochs > 0 and epoch % epochs == 0) or (updates > 0 and update % updates == 0)
 
     def ever(self, what: str) -> bool:
-        """Whether ``"validate"`` or ``"save"`` is configured at all, by epochs or by updates."""
+        """True if ``"validate"`` or ``"save"`` is configured at all, by epochs or by updates."""
         return any(self._intervals(what))
 
     def _intervals(self, what: str) -> tuple[int, int]:
@@ -146,7 +142,7 @@ class Triggers:
 
 
 class TrainingRun:
-    """The training of a run in one process; with several processes, each has an instance of its own.
+    """The training of a run in one process; with several processes, each has an instance.
 
     Args:
         cfg: the whole configuration.
@@ -183,7 +179,7 @@ class TrainingRun:
             num_workers=cfg.dataset.num_workers,
         )
         self.iterator = self._train_iterator()
-        self.validator = Validator(self.trainer, self._valid_iterators(), self._decoder, lambda: bool(signals.received))
+        self.validator = Validator(self.trainer, self._valid_iterators(), lambda: bool(signals.received))
         self.saving = Saving(cfg, folder, group, self.trainer)
         self.meter = Meter()
         self.best: float | None = None
@@ -237,9 +233,6 @@ class TrainingRun:
         batches = [self._collate(row) for row in rows]
         return pack(batches, self.task.source_dictionary.pad(), self.task.target_dictionary.pad())
 
-    def _decoder(self, model: EncoderDecoderModel, settings: dict[str, Any]) -> Translator:
-        return Translator(ModelInMemory(self.task, model), **settings)
-
     def run(self) -> int:
         """Train until there is a reason to stop.
 
@@ -257,7 +250,6 @@ class TrainingRun:
             scores = ScoresFile(self.folder, self.cfg.checkpoint.best_checkpoint_metric, self.task.metric_signatures())
             self.records = Records(self.folder, self.trainer.update, self.cfg.common.tensorboard, scores)
             self._announce(resumed)
-            self.records.write_config({**to_dict(self.cfg), "run_dir": self.folder.name})  # a run can be moved
         try:
             # validation has fixed kernels, so that a resumed run gets the same scores
             with self.saving.finishing(), KERNEL_CHOICE.off():
@@ -311,9 +303,6 @@ class TrainingRun:
         if due:
             self.meter.reset()
             self._write("train", epoch, record)
-            norms = self.trainer.gradient_norms() if self.cfg.common.tensorboard else {}
-            if self.records is not None:
-                self.records.write_gradients(update, norms)
         left = self.triggers.seconds_left(update, self.total, self.meter.seconds)
         self.display.update(update, epoch, record, due, left)
         return True
@@ -388,7 +377,7 @@ class TrainingRun:
     def _log_validation(self, result: ValidationResult, epoch: int, improved: bool) -> None:
         self._write("valid", epoch, result.scores)
         if self.records is not None:
-            self.records.write_samples(self.trainer.update, result.samples, result.lengths)
+            self.records.write_samples(self.trainer.update, result.samples)
         best = " | best so far" if improved else ""
         whole, parts = describe_parts(result.scores)
         line = f"valid at update {self.trainer.update} | epoch {epoch} | {whole}{best}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,11 +13,11 @@ from seqgen.config.values import to_dict
 from seqgen.data.iterator import EpochIterator
 from seqgen.errors import ConfigError
 from seqgen.model import EncoderDecoderModel
+from seqgen.text.translator import ModelInMemory, Translator
 from seqgen.training.criteria import checked, mean_scores, sum_outs
 
 if TYPE_CHECKING:
     from seqgen.task import Task
-    from seqgen.text.translator import Translator
     from seqgen.training.trainer import Trainer
 
 SAMPLES = 5
@@ -50,12 +50,10 @@ class ValidationResult:
     Attributes:
         scores: the scores by name.
         samples: some decoded sentences.
-        lengths: of every decoded sentence, the characters of the output and of the reference.
     """
 
     scores: dict[str, float]
     samples: list[Sample] = field(default_factory=list)
-    lengths: list[tuple[int, int]] = field(default_factory=list)
 
 
 def pick(scores: Mapping[str, float], metric: str) -> float:
@@ -83,7 +81,6 @@ class Validator:
     Args:
         trainer: has the configuration, the task, the model and the process group.
         iterators: the batches of each part of the validation split, by the part's name; ``""`` is the whole split.
-        decoder: makes what decodes with a model, from settings by the names of ``GenerationConfig``'s fields.
         should_stop: called between batches; if it returns true, validation raises ``Interrupted``.
 
     Raises:
@@ -91,14 +88,8 @@ class Validator:
             are to be decoded.
     """
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        iterators: Mapping[str, EpochIterator],
-        decoder: Callable[[EncoderDecoderModel, dict[str, Any]], Translator],
-        should_stop: Callable[[], bool],
-    ):
-        self.trainer, self.iterators, self.decoder, self.should_stop = trainer, iterators, decoder, should_stop
+    def __init__(self, trainer: Trainer, iterators: Mapping[str, EpochIterator], should_stop: Callable[[], bool]):
+        self.trainer, self.iterators, self.should_stop = trainer, iterators, should_stop
         cfg = trainer.cfg.dataset
         self.split, self.decode_limit = cfg.valid_subset, cfg.validate_decode
         self._check_metric()
@@ -145,7 +136,7 @@ class Validator:
 
         Args:
             model: the model.
-            batches: the loss of only so many batches of each part and rank; ``None`` for all.
+            batches: the number of batches of each part and rank; ``None`` for all.
         """
         total: dict[str, float] = {}
         by_part: dict[str, float] = {}
@@ -180,7 +171,6 @@ class Validator:
             if name and any(references):
                 result.scores |= _named(name, self.trainer.task.metrics(hypotheses, references))
             result.samples += samples[:SAMPLES]
-            result.lengths += [(len(s.hypothesis), len(s.reference)) for s in samples]
             every[0].extend(hypotheses)
             every[1].extend(references)
         if any(every[1]):
@@ -194,14 +184,14 @@ class Validator:
         sources = list(itertools.islice(task.source_lines(self.split), limit))
         references = list(itertools.islice(task.references(self.split) or (), len(sources)))
         settings = {**to_dict(trainer.cfg.generation), **task.decoding_settings()}
-        decoding = self.decoder(model, settings).prepare()
+        decoding = Translator(ModelInMemory(trainer.task, model), **settings).prepare()
         hypotheses = [""] * len(sources)
-        mine = range(group.rank, len(sources), group.world_size)
+        share = range(group.rank, len(sources), group.world_size)
         buffer = max(trainer.cfg.generation.batch_size, 64)
-        for translation in decoding.translate((sources[i] for i in mine), buffer_size=buffer):
+        for translation in decoding.translate((sources[i] for i in share), buffer_size=buffer):
             self._check_stop()
-            hypotheses[mine[translation.id]] = translation.text
-        for rank, gathered in enumerate(group.gather([hypotheses[i] for i in mine])):
+            hypotheses[share[translation.id]] = translation.text
+        for rank, gathered in enumerate(group.gather([hypotheses[i] for i in share])):
             hypotheses[rank :: group.world_size] = gathered
         shown = zip(sources, hypotheses, references or [""] * len(sources), strict=True)
         return [Sample(*row) for row in shown]

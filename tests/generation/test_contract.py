@@ -232,7 +232,7 @@ def test_a_cache_without_merge_turns_continuous_batching_off() -> None:
     for cache in (ThreeMethods, lambda: component(ThreeMethods)):
         found = Translator(with_cache(cache), **settings)
         (note,) = found.prepare().notes
-        assert re.search("the key/value cache (ThreeMethods|Mine) has no merge and no crop, so that lines do not", note)
+        assert re.search("the key/value cache (ThreeMethods|Mine) does not set can_merge, so that lines do not", note)
         ours, theirs = ([one.text for one in each.translate(TEXTS)] for each in (found, usual))
         assert ours == theirs
     assert usual.prepare().notes == []

@@ -23,11 +23,10 @@ import pytest
 
 from seqgen.data.text import CHUNK_BYTES
 from seqgen.errors import CheckpointError, ConfigError, DataError, ResourceError, UserError
-from seqgen.jobs.folder import MAX_NOTES, counted, merged_notes
+from seqgen.jobs.folder import MAX_NOTES, Manifest, counted, merged_notes
 from seqgen.jobs.job import JobStopped, Stop
-from seqgen.jobs.manifest import Manifest, cut, plan_parts, text_digest
 from seqgen.jobs.ray_workers import RayWorkers
-from seqgen.jobs.source import Source, find_source
+from seqgen.jobs.source import Source, cut, find_source, plan_parts, text_digest
 from seqgen.jobs.workers import Failure, LocalWorkers, Piece, answer, start_error
 from seqgen.system.files import run_lock
 from seqgen.system.progress import LineProgress, duration

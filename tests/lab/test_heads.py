@@ -17,7 +17,7 @@ from seqgen.errors import ConfigError
 from seqgen.lab.inspection import masked_heads, prune_heads
 from seqgen.model import EncoderDecoderModel
 from seqgen.models.huggingface.checkpoint import save_pretrained
-from seqgen.modules.internals import recorded
+from seqgen.modules.inspection import recorded
 from seqgen.structures import Source
 from tests import huggingface_bart, huggingface_gpt2
 from tests.generators import make_generator

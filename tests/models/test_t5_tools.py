@@ -12,7 +12,7 @@ from torch import Tensor
 from seqgen.errors import ConfigError
 from seqgen.models.t5.layers import T5Config
 from seqgen.models.t5.model import T5Model
-from seqgen.modules.inspection import first_overflow, freeze, memory_footprint, num_parameters
+from seqgen.modules.inspection import freeze, memory_footprint, num_parameters
 from seqgen.modules.positions import relative_position_bucket
 from seqgen.modules.rms_norm import RMSNorm
 from seqgen.structures import Batch, Source
@@ -65,7 +65,6 @@ def test_float16_holds_what_overflows_in_the_published_models(cfg: T5Config) -> 
     assert seen[0] > 65504
     assert half.encoder.layers[0].feed_forward.wo.weight.dtype == torch.float32
     assert half.encoder.layers[0].feed_forward.wi.weight.dtype == torch.float16
-    assert first_overflow(half, batch()) is None
     torch.testing.assert_close(got.float(), wanted, rtol=0.05, atol=0.05 * float(wanted.abs().max()))
 
 
@@ -74,20 +73,9 @@ def test_float16_autocast_holds_it_too(cfg: T5Config) -> None:
     model = huge(model_of(cfg), "feed_forward.wo.weight")
     with torch.autocast("cpu", dtype=torch.float16):
         logits = run(model)
-        assert first_overflow(model, batch()) is None
+    assert bool(logits.isfinite().all())
     logits.float().square().mean().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
-
-
-def test_the_first_layer_that_overflows_is_named() -> None:
-    model = model_of(GATED)
-    with torch.no_grad():
-        model.decoder.layers[0].encoder_attn.out_proj.weight.mul_(1e5)
-    assert first_overflow(model, batch()) is None
-    assert first_overflow(model.half(), batch()) == "decoder.layers.0.encoder_attn.out_proj"
-    assert not any(module._forward_hooks for module in model.modules())
-    with pytest.raises(ValueError, match="no targets"):
-        first_overflow(model, replace(batch(), prev_output_tokens=None))
 
 
 @both_kinds

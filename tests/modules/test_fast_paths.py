@@ -232,6 +232,8 @@ def test_the_logical_view_of_a_cache(beam_table: bool) -> None:
 class PlainCache(KeyValueCache):
     """Keys and values of all positions, concatenated at every step."""
 
+    can_merge = True
+
     def __init__(self) -> None:
         self.keys = self.values = torch.zeros(0)
 
@@ -265,6 +267,8 @@ class PlainCache(KeyValueCache):
 
 
 class Derived(GrowingCache):
+    can_merge = True
+
     def append(self, new: KeysAndValues, rows: int) -> KeyValueCache:
         APPENDED.append(type(self))
         return super().append(new, rows)

@@ -12,8 +12,8 @@ from torch import Tensor
 from seqgen.modules.attention import attend, soft_capped
 from seqgen.modules.masks import QueryPositions
 from seqgen.modules.multihead_attention import MultiheadAttention
+from seqgen.modules.positions import RotaryPositions
 from seqgen.modules.rms_norm import RMSNorm
-from seqgen.modules.rotary import RotaryPositions
 
 
 def random(*shape: int) -> Tensor:

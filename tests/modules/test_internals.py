@@ -15,7 +15,7 @@ from seqgen.generation.observers import Observer, StepRecord
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.lab.checks.subject import expand
 from seqgen.lab.inspection import StepLogits
-from seqgen.modules.internals import StackInternals, recorded
+from seqgen.modules.inspection import StackInternals, recorded
 from seqgen.structures import Batch, Source
 from seqgen.text.translator import Translator
 from tests import huggingface_gpt2

@@ -13,9 +13,9 @@ from seqgen.modules.attention import attend
 from seqgen.modules.kv_cache.growing import GrowingCache
 from seqgen.modules.kv_cache.indirection import IndirectionCache
 from seqgen.modules.masks import QueryPositions, segment_mask
-from seqgen.modules.merged_attention import MergedAttention
+from seqgen.modules.multihead_attention import MergedAttention
+from seqgen.modules.positions import RotaryPositions, Rotation
 from seqgen.modules.rms_norm import RMSNorm
-from seqgen.modules.rotary import RotaryPositions, Rotation
 
 PADDING = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Self
+from typing import Any, Self
 
 import pytest
 import torch
@@ -20,9 +20,12 @@ from seqgen.generation.search.beam import BeamSearch, Greedy
 from seqgen.generation.search.sampling import Sampling
 from seqgen.generation.speculative.drafters import ModelDrafter
 from seqgen.generation.speculative.verification import SpeculativeSearch
+from seqgen.modules.kv_cache.growing import GrowingCache
+from seqgen.modules.kv_cache.protocol import KeysAndValues
 from seqgen.registry import MODELS, SEARCHES
-from seqgen.structures import Hypothesis
-from seqgen.system.hooks import Flagged
+from seqgen.structures import DecoderOut, Hypothesis
+from seqgen.system.contract import Flagged
+from seqgen.training.criteria import has_default_forward
 from tests.generators import make_generator
 from tests.model_zoo import build
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
@@ -40,11 +43,13 @@ def built_in(base: type[Flagged] = Flagged) -> Iterator[type[Flagged]]:
             yield from built_in(cls)
 
 
-def safe(cls: type, flag: str) -> object:
+def safe(cls: type[Flagged], flag: str) -> object:
+    if flag in cls.safe_values:
+        return cls.safe_values[flag]
     return next(vars(ancestor)[flag] for ancestor in reversed(cls.__mro__) if flag in vars(ancestor))
 
 
-def promises() -> list[tuple[type, str, str]]:
+def promises() -> list[tuple[type[Flagged], str, str]]:
     """All built-in classes, their flags that are not at the safe value, and each method that such a flag describes."""
     return [
         (cls, flag, method)
@@ -63,6 +68,8 @@ def test_who_overrides_a_method_inherits_no_promise_about_it() -> None:
         *("shares_encoder_output", "reads_history", "can_roll_back", "supports_packing"),
         *("reads_scores", "certifiable"),
         *("reorder_state_beams", "select_state"),
+        *("is_composed", "normalizes_by_softmax", "adjusts_logits", "moves_rows_by_modules", "samples_tokens"),
+        "attended",
     }
     for cls, flag, method in found:
         assert hasattr(cls, method)
@@ -180,3 +187,53 @@ def test_sampling_of_ones_own_is_not_replaced_by_that_of_a_draft() -> None:
     )
     found = drafted.generate(batch_of(SOURCES))
     assert pairs(found) == [[(h.tokens.tolist(), h.score) for h in one] for one in alone.generate(batch_of(SOURCES))]
+
+
+@pytest.mark.parametrize("part", ["model", "decoder"])
+def test_probabilities_of_ones_own_are_those_that_are_searched(part: str) -> None:
+    """A model that says nothing about its normalization is not searched by its logits."""
+
+    def sharper(self: object, logits: Tensor, log_probs: bool = True) -> Tensor:
+        values = (3 * logits).log_softmax(-1)
+        return values if log_probs else values.exp()
+
+    def decode(model: ScriptedModel) -> list[list[tuple[list[int], float]]]:
+        generator = make_generator([model], dictionary(5), beam_size=3, max_len_b=6)
+        assert generator.setup.plan.adds_logits == (model.normalizes_by_softmax and model.decoder.normalizes_by_softmax)
+        return pairs(generator.generate(batch_of(SOURCES)))
+
+    rule = random_rule(9, 3)
+    own, wanted = ScriptedModel(rule), ScriptedModel(lambda source, history: 3 * rule(source, history))
+    changed = own if part == "model" else own.decoder
+    changed.__class__ = type("Sharper", (type(changed),), {"get_normalized_probs": sharper})
+    assert not changed.normalizes_by_softmax
+    assert decode(own) == decode(wanted)
+
+
+def test_a_forward_of_ones_own_is_that_of_the_loss() -> None:
+    class Warm(ScriptedModel):
+        def forward(self, *args: Any, **kwargs: Any) -> DecoderOut:
+            out = super().forward(*args, **kwargs)
+            return out._replace(logits=out.logits / 2)
+
+    assert not has_default_forward(Warm(random_rule(9, 1)))
+    model = build("transformer_tiny")
+    assert has_default_forward(model)
+    model.decoder.__class__ = type("Own", (type(model.decoder),), {"forward": lambda *_, **__: None})
+    assert not has_default_forward(model)
+
+
+def test_a_view_of_ones_own_is_what_attention_reads() -> None:
+    """The memory of a ``GrowingCache`` is read directly only while its view is that memory."""
+
+    class Halved(GrowingCache):
+        def view(self) -> KeysAndValues:
+            seen = super().view()
+            return seen._replace(values=seen.values / 2)
+
+    new = KeysAndValues(*torch.ones(2, 1, 1, 3, 4, dtype=torch.bfloat16))
+    for kind, value in ((GrowingCache, 1.0), (Halved, 0.5)):
+        cache = kind().append(new, 1)
+        values = cache.attended(None, False, 1, torch.bfloat16).values[:, :, :3]
+        assert values.unique().tolist() == [value]
+        assert cache.can_merge == (kind is GrowingCache)

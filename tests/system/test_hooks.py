@@ -10,7 +10,7 @@ import seqgen.extend
 import seqgen.models
 import seqgen.tasks  # declares the built-in tasks, as the import above declares the models
 from seqgen.errors import ConfigError
-from seqgen.system.hooks import Hooked, misspelt
+from seqgen.system.contract import Hooked, misspelt
 from tests.commands import command
 from tests.system.test_flags import built_in
 

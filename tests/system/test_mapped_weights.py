@@ -20,7 +20,7 @@ from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.models.huggingface.checkpoint import save_pretrained
 from seqgen.models.t5.layers import T5Config
 from seqgen.models.t5.model import T5Model
-from seqgen.system.mapped_weights import MappedFile, give_back
+from seqgen.system.mapped_weights import MappedFile, release_pages
 from seqgen.system.switches import MAPPED_WEIGHTS
 from seqgen.text.translator import Translator
 from tests.commands import command
@@ -116,7 +116,7 @@ def test_values_that_were_changed_survive(folder: Path) -> None:
         for parameter in loaded.model.parameters():
             parameter.mul_(1.5)
             expected = parameter.clone()
-            give_back(parameter)
+            release_pages(parameter)
             assert torch.equal(parameter, expected)
     assert decoded(Translator([loaded])) != outputs
     assert weights_file(folder).read_bytes() == before
@@ -166,10 +166,10 @@ def test_a_file_that_was_replaced_or_deleted_is_still_used(folder: Path, new: by
     assert decoded(translator) == outputs
 
 
-def test_give_back_takes_any_tensor() -> None:
+def test_pages_of_any_tensor_can_be_released() -> None:
     for tensor in (torch.ones(3), torch.arange(100_000.0), torch.ones(400, 400).t(), torch.empty(0)):
         expected = tensor.clone()
-        give_back(tensor)
+        release_pages(tensor)
         assert torch.equal(tensor, expected)
 
 

@@ -17,7 +17,7 @@ from seqgen.generation.search.base import Search
 from seqgen.generation.speculative.drafters import ModelDrafter
 from seqgen.generation.speculative.verification import SpeculativeSearch
 from seqgen.model import EncoderDecoderModel
-from seqgen.modules.internals import recorded
+from seqgen.modules.inspection import recorded
 from seqgen.structures import Batch, EncoderOut, Hypothesis, Source
 from seqgen.text.sources import EncodedSource
 from seqgen.text.translator import Translator

@@ -251,14 +251,6 @@ def test_limits_of_a_training_by_hand() -> None:
     assert [triggers.update_freq(epoch) for epoch in (1, 2, 3, 4, 9)] == [1, 2, 4, 4, 4]
 
 
-def test_lengths_of_outputs_stand_beside_those_of_references(lab: Lab) -> None:
-    run = training_run(lab, "lengths", "dataset.validate_decode=4")
-    result = run.validator.validate()
-    assert result.lengths == [(len(sample.hypothesis), len(sample.reference)) for sample in result.samples]
-    assert len(result.lengths) == 4
-    assert [reference for _, reference in result.lengths] != [len(sample.source) for sample in result.samples]
-
-
 def test_a_postponed_validation_belongs_to_the_epoch_of_its_update(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the update ended its epoch, the iterator is already in the next one."""
     run = training_run(lab, "postponed")
@@ -417,15 +409,8 @@ def test_tensorboard_has_scalars_and_samples(lab: Lab) -> None:
     }
     assert {"valid/loss", "valid/bleu"} <= {*events.Tags()["scalars"]}
     assert [event.step for event in events.Scalars("train/loss")] == [2, 4, 6, 8]
-    assert {"valid/samples/text_summary", "config/text_summary"} <= {*events.Tags()["tensors"]}
+    assert "valid/samples/text_summary" in events.Tags()["tensors"]
     assert not [tag for tag in events.Tags()["scalars"] if tag.startswith(("start/", "resume/", "stop/"))]
-    layers = [tag for tag in events.Tags()["scalars"] if tag.startswith("train_gradients/")]
-    assert len(layers) > 3
-    squares = sum(events.Scalars(tag)[0].value ** 2 for tag in layers)  # clipped to a norm of 1
-    assert squares == pytest.approx(min(1.0, events.Scalars("train/gnorm")[0].value) ** 2, rel=0.3)
-    assert {"valid/length_ratio"} <= {*events.Tags()["scalars"]}
-    assert "valid/characters" in events.Tags()["histograms"]
-    assert events.summary_metadata["_hparams_/experiment"].plugin_data.plugin_name == "hparams"
 
 
 # -- resuming -------------------------------------------------------------------------------------------------------

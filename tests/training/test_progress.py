@@ -14,7 +14,7 @@ from rich.console import Console
 from seqgen.system.devices import seed_everything, seed_of
 from seqgen.training.criteria import mean_scores
 from seqgen.training.progress import BarDisplay, Lines, Meter, ProgressDisplay, describe, describe_parts, make_display
-from seqgen.training.run_log import Records, lower_is_better
+from seqgen.training.run_log import Records, ScoresFile, lower_is_better
 from seqgen.training.trainer import UpdateResult
 from seqgen.training.validation import Sample, pick
 
@@ -109,12 +109,12 @@ def log(run: Path) -> list[tuple[str, int]]:
 
 
 def test_records_after_the_resumed_update_are_forgotten(tmp_path: Path) -> None:
-    first = Records(tmp_path, 0, tensorboard=False)
+    first = Records(tmp_path, 0, False, ScoresFile(tmp_path, "loss", {}))
     for update in (2, 4, 6):
         first.write("train", update, 1, {"loss": math.inf, "note": "größer"})
     with open(tmp_path / "log.jsonl", "a") as file:
         file.write('{"event": "train", "upd')  # what a killed process leaves
-    again = Records(tmp_path, 4, tensorboard=False)
+    again = Records(tmp_path, 4, False, ScoresFile(tmp_path, "loss", {}))
     again.write("resume", 4, 1)
     assert log(tmp_path) == [("train", 2), ("train", 4), ("resume", 4)]
     row = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[0])
@@ -123,7 +123,7 @@ def test_records_after_the_resumed_update_are_forgotten(tmp_path: Path) -> None:
 
 
 def test_samples_without_tensorboard(tmp_path: Path) -> None:
-    Records(tmp_path, 0, tensorboard=False).write_samples(1, [Sample("a", "b", "c")])
+    Records(tmp_path, 0, False, ScoresFile(tmp_path, "loss", {})).write_samples(1, [Sample("a", "b", "c")])
     assert not (tmp_path / "tensorboard").exists()
 
 

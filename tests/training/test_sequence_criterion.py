@@ -26,6 +26,7 @@ from seqgen.lab.checks.kinds import new_model, small_transformer
 from seqgen.lab.checks.subject import Ids, tiny_dictionary
 from seqgen.structures import Batch, Hypothesis, tensors_in
 from seqgen.task import Task
+from seqgen.training.criteria import TrainingContext
 from seqgen.training.distributed import ProcessGroup
 from seqgen.training.sequence_criterion import _parts, _Row
 from tests.parallel_training import MODELS as SMALL, train_in, train_together
@@ -119,7 +120,7 @@ def test_nothing_to_rescore() -> None:
 def test_decoding_gives_the_log_probabilities_of_rescoring(keys: dict[str, Any]) -> None:
     model = new_model(small_transformer(), WORDS).train()
     own, batch = criterion(**keys), pairs(model)
-    own.update = 7
+    own.begin_update(TrainingContext(7))
     hypotheses = own.decode(model, batch)
     assert model.training
     scores = own.rescore(model.eval(), batch, hypotheses)
@@ -134,7 +135,7 @@ def test_samples_depend_on_the_update_and_the_sentence_alone(keys: dict[str, Any
     model = new_model(small_transformer(), WORDS)
     own, batch = criterion(**keys), pairs(model)
     first, again = (own.decode(model, batch) for _ in range(2))
-    own.update = 1
+    own.begin_update(TrainingContext(1))
     later = own.decode(model, batch)
     tokens = [[[one.tokens.tolist() for one in row] for row in found] for found in (first, again, later)]
     assert tokens[0] == tokens[1] != tokens[2]

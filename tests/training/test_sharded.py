@@ -33,8 +33,7 @@ from seqgen.errors import CheckpointError
 from seqgen.training import saving as sharded_saving
 from seqgen.training.averaging import average
 from seqgen.training.criteria import CriterionOut
-from seqgen.training.distributed import ProcessGroup
-from seqgen.training.parallel import LossModule, _sharded, whole
+from seqgen.training.distributed import LossModule, ProcessGroup, _sharded, whole
 from seqgen.training.saving import ShardedSaver
 from tests.commands import command
 from tests.hostile import damage_file

@@ -52,6 +52,20 @@ def trainer(lab: Lab, group: ProcessGroup, *overrides: str) -> Trainer:
         return Trainer(cfg, task, task.build_model(cfg.model), torch.device("cpu"), group)
 
 
+def test_the_criterion_gets_the_number_of_updates(lab: Lab) -> None:
+    """Also in the validation after an update, so that a validation that a signal has postponed has the same number."""
+    one = trainer(lab, ProcessGroup())
+    data = one.task.dataset("train")
+    batch = one.task.collate([data.example(i, epoch=1, seed=1) for i in range(4)], one.model)
+    for update in (0, 1):
+        with one.evaluation():
+            assert one.criterion.update == update
+        one.train_update([batch], 1)
+        assert one.criterion.update == update
+    with pytest.raises(AttributeError):
+        one.criterion.context.update = 3  # type: ignore[misc]
+
+
 def test_the_first_update_is_number_one_for_the_average(lab: Lab) -> None:
     """After one update the average is a tenth of the first weights and nine tenths of the new ones."""
     one = trainer(

@@ -17,8 +17,8 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.languages import Languages
 from seqgen.errors import ConfigError, DataError
 from seqgen.registry import Registry
+from seqgen.system.contract import Hooked
 from seqgen.system.files import new_folder, write_atomically
-from seqgen.system.hooks import Hooked
 from seqgen.system.reading import parse_json, read_bytes
 
 TokenBytes = list[bytes | None]

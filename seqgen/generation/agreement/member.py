@@ -10,7 +10,7 @@ from torch import Tensor
 
 from seqgen.decoder import IncrementalDecoder
 from seqgen.generation.ensemble.member import Member, MemberSpec, has_features
-from seqgen.generation.setup import DecodingSetup, adjusts_logits
+from seqgen.generation.setup import DecodingSetup
 from seqgen.incremental_state import rows_of_parents, rows_of_sentences
 from seqgen.structures import Source
 
@@ -91,7 +91,7 @@ class AgreementMember(Member):
 
     def _adjusted(self, logits: Tensor) -> Tensor:
         """Apply ``adjust_logits_during_generation``, which depends on the number of generated tokens."""
-        if not adjusts_logits(self.model):
+        if not self.model.adjusts_logits:
             return logits
         adjusted = logits.clone()
         for length in self.lengths.unique().tolist():

@@ -15,8 +15,7 @@ from seqgen.errors import ConfigError
 from seqgen.generation.component import Component, Composite
 from seqgen.generation.context import StepContext
 from seqgen.registry import COMBINATIONS, register_combination
-from seqgen.system.contract import returned_tensor
-from seqgen.system.hooks import Flags
+from seqgen.system.contract import Flags, returned_tensor
 
 
 class Combination(Component):
@@ -87,7 +86,7 @@ class Mean(Combination):
         weights: weight of each member; scaled to sum to one. Empty for equal weights.
     """
 
-    flags: ClassVar[Flags] = {**Combination.flags, "certifiable": ("__call__", "mean")}
+    flags: ClassVar[Flags] = {"certifiable": ("mean",)}
 
     keeps_single = True
     can_merge = True

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from seqgen.generation.component import Component
 from seqgen.generation.context import StepContext
-from seqgen.system.contract import returned_tensor
-from seqgen.system.hooks import Flags
+from seqgen.system.contract import Flags, returned_tensor
 
 
 class LogitsProcessor(Component):

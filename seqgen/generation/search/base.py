@@ -12,8 +12,7 @@ from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import BatchInfo, Component
 from seqgen.generation.context import StepContext
 from seqgen.generation.finished import FinishedHypotheses, Ranking
-from seqgen.system.contract import returned, returned_tensor, violated
-from seqgen.system.hooks import Flags
+from seqgen.system.contract import Flags, returned, returned_tensor, violated
 
 
 class Search(Component):
@@ -30,6 +29,7 @@ class Search(Component):
         "can_merge": ("begin", "finished", "select_sentences", "advance", "merge", "step"),
         "certifiable": ("rows", "begin", "finished", "advance", "step"),
         "independent_rows": ("begin", "step"),
+        "samples_tokens": ("begin", "step"),
         "session_class": ("step",),
         "takes_columns": ("begin", "step"),
     }
@@ -43,6 +43,10 @@ class Search(Component):
 
     independent_rows: bool = False
     """True if the beams are independent hypotheses: candidate ``i`` continues beam ``i``."""
+
+    samples_tokens: bool = False
+    """Whether ``step`` draws one token for each beam from the scores by ``RandomSearch.uniforms``. Speculative decoding
+    then verifies the drafts of a model by rejection sampling."""
 
     processes_itself: bool = False
     """True if ``step`` gets unprocessed scores and applies the logits processors itself, by ``context.process``."""

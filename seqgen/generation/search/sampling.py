@@ -179,6 +179,7 @@ class Sampling(RandomSearch):
 
     independent_rows = True
     stops_early = False
+    samples_tokens = True
 
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """See ``Search.step``; one candidate for each beam."""

@@ -88,7 +88,7 @@ class ModelDraft(Draft):
         for place in range(max(0, min(count, self.longest - step))):
             self.member.read(tokens.flatten(0, 1))
             lprobs = self.scores(tokens, step + place)
-            if self.target.draws:
+            if self.target.search.samples_tokens:
                 drawn.append(lprobs)
                 newest = self.target.draw(DRAFTED, step + place, lprobs)
             else:
@@ -122,7 +122,7 @@ class ModelDraft(Draft):
             raise DecodingError(
                 f"the draft model's scores are NaN at step {step}; its weights are damaged or its dtype overflows"
             )
-        return normalized(lprobs) if target.draws else lprobs
+        return normalized(lprobs) if target.search.samples_tokens else lprobs
 
     def select_sentences(self, keep: Tensor) -> None:
         """See ``Draft.select_sentences``."""

@@ -20,7 +20,7 @@ from seqgen.generation.context import StepContext
 from seqgen.generation.ensemble.member import Member, MemberOutput, MemberSpec, decoded
 from seqgen.generation.search.base import Search
 from seqgen.generation.search.beam import BeamSearch, own_beams
-from seqgen.generation.search.sampling import Sampling, draw
+from seqgen.generation.search.sampling import RandomSearch, draw
 from seqgen.generation.session import Session, StepScores
 from seqgen.generation.setup import DecodingRequest, DecodingSetup
 from seqgen.incremental_state import IncrementalState, rows_of_sentences
@@ -223,11 +223,6 @@ class SpeculativeSession(Session):
             return super().run()
 
     @property
-    def draws(self) -> bool:
-        """True if drafts are drawn at random, and verified by rejection sampling; see ``verified``."""
-        return type(self.search).step is Sampling.step
-
-    @property
     def newest_features(self) -> Tensor | None:
         """``(live * beam, C)``, the features from which the first model predicted the newest token.
 
@@ -321,7 +316,7 @@ class SpeculativeSession(Session):
 
     def uniforms(self, purpose: int, step: int) -> Tensor:
         """Uniform random numbers of the strategy, ``(live, beam)``; see ``RandomSearch.uniforms``."""
-        assert isinstance(self.search, Sampling)
+        assert isinstance(self.search, RandomSearch)
         return self.search.uniforms(purpose, step, torch.arange(self.beam, device=self.scores.device))
 
     def select_sentences(self, keep: Tensor) -> None:

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from seqgen.system.contract import ContractError
-from seqgen.system.hooks import missing
+from seqgen.system.contract import ContractError, missing
 
 
 class Violation(Exception):

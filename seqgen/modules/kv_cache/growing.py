@@ -1,4 +1,4 @@
-"""The plain caches: each row has its own keys and values.
+"""The plain caches: each row has separate keys and values.
 
 Each step appends to the cache of self-attention (``GrowingCache``). That of encoder-decoder attention is computed once
 (``StaticCache``).
@@ -7,7 +7,7 @@ Each step appends to the cache of self-attention (``GrowingCache``). That of enc
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from seqgen.modules.attention import as_keys, rounded_keys, take_rows
 from seqgen.modules.kv_cache.protocol import Attended, KeysAndValues, KeyValueCache, join_rows
+from seqgen.system.contract import Flags
 
 _BLOCK = 32
 """The memory grows by this many positions, or by an eighth of those filled if that is more."""
@@ -64,6 +65,10 @@ class GrowingCache(KeyValueCache):
         padding_mask: ``(N, length)`` bool, or ``None`` while there is no padding.
     """
 
+    flags: ClassVar[Flags] = {"attended": ("view",)}
+
+    can_merge = True
+
     def __init__(self) -> None:
         self.length = 0
         self.padding_mask: Tensor | None = None
@@ -104,8 +109,7 @@ class GrowingCache(KeyValueCache):
         filled = self.view().attended(attn_mask, is_causal, queries, dtype)
         keys, values = (memory.filled for memory in self._memories())
         positions = rounded_keys(self.length, keys)
-        derived = type(self).view is not GrowingCache.view  # of a subclass, whose keys are those of its ``view``
-        if positions == self.length or derived or filled.is_causal:
+        if positions == self.length or filled.is_causal:
             return filled
         keys, values = keys[:, :, :positions], values[:, :, :positions]
         return Attended(keys, values, _extended(filled.mask, self.length, keys), False)
@@ -179,6 +183,8 @@ class StaticCache(KeyValueCache):
         share: rows of the batch that share a row of keys.
     """
 
+    can_merge = True
+
     seen: KeysAndValues | None = None
     share: int = 1
 
@@ -197,7 +203,7 @@ class StaticCache(KeyValueCache):
         return self.seen
 
     def reorder(self, new_order: Tensor) -> Self:
-        """Give each new row its own keys, since a row may continue one of another sentence.
+        """Give each new row a copy of its keys, since a row may continue one of another sentence.
 
         If three rows share keys, the new rows ``[5, 0, 1]`` get copies of the keys ``[1, 0, 0]``.
         """

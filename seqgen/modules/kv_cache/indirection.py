@@ -37,7 +37,7 @@ With fewer free slots, attention's matrix products are smaller, but all slots in
 """
 
 _MOST_SLOTS = 4
-"""The table is used up to this many slots for each position; see ``IndirectionTable.pays``."""
+"""The table is used up to this many slots for each position; see ``IndirectionTable.is_profitable``."""
 
 
 class IndirectionTable:
@@ -73,12 +73,12 @@ class IndirectionTable:
         return self.table.size(1)
 
     @property
-    def pays(self) -> bool:
-        """Whether attending to all slots costs less than moving each beam's own keys and values.
+    def is_profitable(self) -> bool:
+        """True if attending to all slots costs less than moving the keys and values of each beam.
 
         It does if hypotheses share most of their tokens, also with 50 beams. If 5 beams share nothing for 200
         positions, so that each position has 5 slots, moving the keys is as fast; with 12 such beams it is a little
-        faster, because products with the keys of other beams cost more than copies of a beam's own keys.
+        faster, because products with the keys of other beams cost more than copies of a beam's keys.
         """
         return self.used <= 4 * _BLOCK + _MOST_SLOTS * self.length
 
@@ -223,6 +223,8 @@ class IndirectionCache(KeyValueCache):
         clock: number of changes of the table that this layer has requested.
     """
 
+    can_merge = True
+
     def __init__(self, table: IndirectionTable, stays: bool = False):
         self.table = table
         self.stays = stays
@@ -241,7 +243,7 @@ class IndirectionCache(KeyValueCache):
         self.clock = self.table.request(self.clock, self.table.append, new.keys.size(2))
         self.keys = self._write(self.keys, new.keys, are_keys=True)
         self.values = self._write(self.values, new.values, are_keys=False)
-        return self if self.stays or self.table.pays else self.histories()
+        return self if self.stays or self.table.is_profitable else self.histories()
 
     def _write(self, memory: Tensor | None, new: Tensor, are_keys: bool) -> Tensor:
         table = self.table
@@ -261,7 +263,7 @@ class IndirectionCache(KeyValueCache):
         return KeysAndValues(keys, values)
 
     def histories(self) -> GrowingCache:
-        """A cache in which each row has its own copy of its keys and values."""
+        """A cache in which each row has a copy of its keys and values."""
         return GrowingCache() if self.keys is None else GrowingCache.of(self.view())
 
     def attended(self, attn_mask: Tensor | None, is_causal: bool, queries: int, dtype: torch.dtype) -> Attended:

@@ -11,7 +11,7 @@ use::
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +20,7 @@ from torch import Tensor
 from seqgen.errors import DecodingError
 from seqgen.incremental_state import rows_of_parents, rows_of_sentences
 from seqgen.modules.masks import step_mask
-from seqgen.system.contract import returned
-from seqgen.system.hooks import Hooked
+from seqgen.system.contract import Flagged, Flags, returned
 
 
 class Attended(NamedTuple):
@@ -38,18 +37,6 @@ class Attended(NamedTuple):
     values: Tensor
     mask: Tensor | None
     is_causal: bool
-
-
-class Attendable(Protocol):
-    """Keys and values that attention reads: a cache, or those of one pass."""
-
-    def view(self) -> Attendable:
-        """The keys and values of each row; see ``KeyValueCache.view``."""
-        ...
-
-    def attended(self, attn_mask: Tensor | None, is_causal: bool, queries: int, dtype: torch.dtype) -> Attended:
-        """See ``KeyValueCache.attended``."""
-        ...
 
 
 class KeysAndValues(NamedTuple):
@@ -84,7 +71,7 @@ class KeysAndValues(NamedTuple):
         return Attended(keys, values, attn_mask.masked_fill(~allowed, torch.finfo(attn_mask.dtype).min), False)
 
 
-class KeyValueCache(Hooked, ABC):
+class KeyValueCache(Flagged, ABC):
     """The keys and values that one attention module has computed so far.
 
     An empty cache is made without arguments. Each method that changes the cache returns the one to use afterwards: this
@@ -94,6 +81,11 @@ class KeyValueCache(Hooked, ABC):
 
     Letters: ``N`` rows of the batch, ``H`` heads, ``Q`` queries of a row, ``K`` keys, ``D`` the size of a head.
     """
+
+    flags: ClassVar[Flags] = {"can_merge": ("append", "view", "reorder", "crop", "merge")}
+
+    can_merge: bool = False
+    """True if ``merge`` and ``crop`` work, which continuous batching needs."""
 
     @abstractmethod
     def append(self, new: KeysAndValues, rows: int) -> KeyValueCache:

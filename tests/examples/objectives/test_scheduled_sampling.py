@@ -14,6 +14,7 @@ from seqgen.data.combined_datasets import pack
 from seqgen.errors import ConfigError
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch
+from seqgen.training.criteria import TrainingContext
 from tests.examples.objectives.small import (
     EOS,
     PAIRS,
@@ -112,7 +113,7 @@ def test_schedules() -> None:
     sigmoid = criterion_of(decay="inverse_sigmoid", k=50.0)
     for update in (0, 1, 30, 65, 200, 10**6):
         for criterion in (linear, exponential, sigmoid):
-            criterion.update = update
+            criterion.begin_update(TrainingContext(update))
         assert linear.reference_probability == pytest.approx(max(0.25, 0.9 - 0.01 * update))
         assert exponential.reference_probability == pytest.approx(max(0.1, 0.99**update))
         exact = 50 / (50 + math.exp(update / 50)) if update < 10**6 else 0.0

@@ -9,6 +9,7 @@ import torch
 
 from examples.objectives.self_critical import SelfCritical, SelfCriticalConfig
 from seqgen.structures import Batch
+from seqgen.training.criteria import TrainingContext
 from tests.examples.objectives import tiny
 from tests.examples.objectives.small import checked
 
@@ -52,7 +53,7 @@ def test_the_expected_gradient_is_that_of_the_expected_risk() -> None:
 def test_the_loss_is_the_formula(samples: int) -> None:
     """Of real samples, of unequal lengths; their scores are those of the sampler."""
     criterion, model = made(beam=samples, max_len=5), tiny.model()
-    criterion.update = 2
+    criterion.begin_update(TrainingContext(2))
     batch = tiny.pairs(model)
     found = criterion.decode(model, batch)
     wanted, utilities, baselines = torch.zeros((), dtype=torch.float64), 0.0, 0.0
