@@ -18,7 +18,7 @@ from seqgen.checkpoints.hub import PREFIX, local_path
 from seqgen.checkpoints.loaders import LoadedModel, checkpoint_loader_of
 from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.run_checkpoints import Checkpoints, checkpoints_of, gather_run, resolve
-from seqgen.checkpoints.run_record import write_run_checksums
+from seqgen.checkpoints.run_config import write_run_checksums
 from seqgen.checkpoints.sharded import is_sharded
 from seqgen.cli.command import log, run
 from seqgen.cli.output import check_output

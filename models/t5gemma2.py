@@ -15,15 +15,16 @@ from torch import Tensor, nn
 from seqgen.config import option
 from seqgen.errors import ConfigError
 from seqgen.model import Vocabularies, check_joined
-from seqgen.models.t5gemma.layers import (
+from seqgen.models.t5gemma import (
     FULL,
     SLIDING,
     TINY,
     T5GemmaConfig,
+    T5GemmaDecoder,
     T5GemmaEncoderLayer,
+    T5GemmaModel,
     sizes_of,
 )
-from seqgen.models.t5gemma.model import T5GemmaDecoder, T5GemmaModel
 from seqgen.modules.merged_attention import MergedAttention
 from seqgen.modules.rms_norm import RMSNorm
 from seqgen.modules.rotary import RotaryPositions, Rotation

@@ -21,8 +21,8 @@ from seqgen.data.record_lines import (
     is_json,
     read_rendered,
 )
-from seqgen.data.store_builder import build_store
 from seqgen.data.text_datasets import NoisyTextDataset
+from seqgen.data.token_store import build_store
 from seqgen.data.tokenizers.base import SENTINEL
 from seqgen.errors import ConfigError, DataError
 from seqgen.registry import register_task

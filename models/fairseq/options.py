@@ -107,7 +107,7 @@ _MUST_BE: dict[str, tuple[Any, ...]] = {
 """Options that change the computation in ways that seqgen does not support, and the values, besides ``None``, that
 leave them off."""
 
-_PLAY_NO_PART = frozenset(
+_IGNORED_OPTIONS = frozenset(
     """
     _name arch criterion task tokenizer bpe optimizer scoring no_seed_provided user_dir data source_lang target_lang
     load_alignments left_pad_source left_pad_target upsample_primary truncate_source num_batch_buckets raw_text
@@ -165,7 +165,7 @@ _OF_THE_TASK = (
 MULTILINGUAL = "translation_multi_simple_epoch"
 """The task of multilingual checkpoints, such as M2M-100."""
 
-FRAMES = {"multilingual": "__{}__", "mbart": "[{}]"}
+LANG_TOKEN_FORMATS = {"multilingual": "__{}__", "mbart": "[{}]"}
 """The token of a language for each ``lang_tok_style``."""
 
 MASK = "<mask>"
@@ -182,7 +182,7 @@ class FairseqLanguages:
         file: name of the file with the languages (``lang_dict``); empty for none.
         pairs: the pairs of the training data, such as ``en-de``.
         dictionary: name of the file of the dictionary that is the same for all languages; empty for none.
-        frame: the token of a language, such as ``__{}__``.
+        token_format: the token of a language, such as ``__{}__``.
         source: whose token sources begin with: ``src``, ``tgt``, or empty for none.
         by_target: whether targets begin with the token of their language.
         kinds: the kinds of training data that have tokens of languages.
@@ -193,7 +193,7 @@ class FairseqLanguages:
     file: str
     pairs: Sequence[str]
     dictionary: str
-    frame: str
+    token_format: str
     source: str
     by_target: bool
     kinds: Sequence[str]
@@ -217,7 +217,7 @@ class FairseqLanguages:
                 return read_bytes(file).decode().split()
             except (OSError, UnicodeDecodeError) as error:
                 raise DataError(f"cannot read the languages in {file}: {error}") from None
-        token = re.compile(re.escape(self.frame).replace(re.escape("{}"), r"([a-z]{2,3}(?:[_-]\w+)?)"))
+        token = re.compile(re.escape(self.token_format).replace(re.escape("{}"), r"([a-z]{2,3}(?:[_-]\w+)?)"))
         listed = [found[1] for word in dictionary if (found := token.fullmatch(word))]
         listed = [code for code in listed if not code.endswith(tuple(SUFFIXES.values()))]
         codes = list(self.codes) or listed or sorted({code for pair in self.pairs for code in pair.split("-")})
@@ -235,7 +235,7 @@ class FairseqLanguages:
         for kind in self.kinds:
             suffix = next((own for end, own in SUFFIXES.items() if kind.endswith(end)), "")
             for code in codes:
-                dictionary.add_symbol(self.frame.format(code + suffix))
+                dictionary.add_symbol(self.token_format.format(code + suffix))
         if self.has_mask:
             dictionary.add_symbol(MASK)
 
@@ -247,7 +247,7 @@ class FairseqLanguages:
         """
         place = TargetLanguage.FIRST if self.by_target else TargetLanguage.SOURCE
         default = ("en" if "en" in codes else codes[0]) if self.source == "src" else ""
-        return Languages({}, place, default, frame=self.frame)
+        return Languages({}, place, default, token_format=self.token_format)
 
 
 def read_languages(options: Mapping[str, Any], path: Path) -> FairseqLanguages:
@@ -274,15 +274,16 @@ def read_languages(options: Mapping[str, Any], path: Path) -> FairseqLanguages:
             "source, or the token of the target language in the source"
         )
     style = str(options.get("lang_tok_style") or "multilingual")
-    if style not in FRAMES:
-        raise CheckpointError(f"{path} was trained with lang_tok_style={style}; there are: {', '.join(FRAMES)}")
+    if style not in LANG_TOKEN_FORMATS:
+        known = ", ".join(LANG_TOKEN_FORMATS)
+        raise CheckpointError(f"{path} was trained with lang_tok_style={style}; there are: {known}")
     extra = options.get("extra_data")
     return FairseqLanguages(
         codes=_texts(options.get("langs")),
         file=str(options.get("lang_dict") or ""),
         pairs=_texts(options.get("lang_pairs")),
         dictionary=str(options.get("fixed_dictionary") or options.get("source_dict") or ""),
-        frame=FRAMES[style],
+        token_format=LANG_TOKEN_FORMATS[style],
         source=str(source or ""),
         by_target=target == "tgt",
         kinds=_texts(options.get("langtoks_specs")) or ["main"],
@@ -402,7 +403,7 @@ def _config(family: str, options: dict[str, Any], path: Path) -> FConvConfig | T
     for key, value in sorted(options.items()):
         if key in _MUST_BE and key not in known and value is not None and value not in _MUST_BE[key]:
             raise CheckpointError(f"{path} was trained with {key}={shown(value)}, which seqgen does not support")
-    understood = {*known, *_MUST_BE, *_PLAY_NO_PART}
+    understood = {*known, *_MUST_BE, *_IGNORED_OPTIONS}
     unknown = sorted(key for key in options if key not in understood and not key.startswith(_FAMILIES))
     if unknown:
         raise CheckpointError(

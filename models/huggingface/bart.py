@@ -121,16 +121,6 @@ _PROBABILITIES |= {f"{side}_layerdrop": 0.0 for side in SIDES}
 _OFF = ("is_decoder", "add_cross_attention", "tie_encoder_decoder", "pruned_heads")
 """Keys that change the computation and are not supported."""
 
-_NO_EFFECT = frozenset(
-    """
-    num_hidden_layers init_std classif_dropout extra_pos_embeddings save_step model_max_length max_source_positions
-    max_target_positions normalize_before add_final_layer_norm normalize_embedding static_position_embeddings
-    add_bias_logits do_blenderbot_90_layernorm decoder_vocab_size share_encoder_decoder_embeddings
-    """.split()  # noqa: SIM905
-)
-"""Keys that do not change what transformers 4.53.3 computes, besides those of all models; the last two, unless it is a
-Marian."""
-
 _SHARED, _BIAS = "model.shared.weight", "final_logits_bias"
 
 
@@ -138,7 +128,6 @@ class BartArchitecture(Architecture):
     """BART and its relatives; see ``Architecture``."""
 
     model_class = TransformerModel
-    no_effect = _NO_EFFECT
 
     def read_config(self, config: JSONConfig) -> TransformerConfig:
         """Turn a folder's ``config.json`` into a configuration."""

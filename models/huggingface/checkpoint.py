@@ -23,8 +23,7 @@ from seqgen.checkpoints.serialization import write_json
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
 from seqgen.config.values import to_dict
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.data.tokenizers.ids import IdTokenizer
+from seqgen.data.tokenizers.base import IdTokenizer, Tokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
 from seqgen.errors import CheckpointError, ConfigError, shown
 from seqgen.model import EncoderDecoderModel
@@ -42,7 +41,7 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 MODULES = {
     **dict.fromkeys(("t5", "mt5", "umt5"), "seqgen.models.huggingface.t5"),
     "t5gemma": "seqgen.models.huggingface.t5gemma",
-    "t5gemma2": "seqgen.models.huggingface.t5gemma2",
+    "t5gemma2": "seqgen.models.huggingface.t5gemma",
     "gpt2": "seqgen.models.huggingface.gpt2",
     **dict.fromkeys(("bart", "mbart", "pegasus", "marian", "m2m_100"), "seqgen.models.huggingface.bart"),
 }

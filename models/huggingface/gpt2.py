@@ -47,21 +47,11 @@ _FIXED: dict[str, Any] = {
 _OFF = ("add_cross_attention", "is_encoder_decoder", "pruned_heads")
 """Keys that change the computation and are not supported."""
 
-_NO_EFFECT = frozenset(
-    """
-    is_decoder tie_encoder_decoder initializer_range reorder_and_upcast_attn summary_type summary_use_proj
-    summary_activation summary_proj_to_labels summary_first_dropout summary_last_dropout hidden_dropout n_ctx n_special
-    predict_special_tokens
-    """.split()  # noqa: SIM905
-)
-"""Keys that do not change what transformers 4.53.3 computes, besides those of all models."""
-
 
 class GPT2Architecture(Architecture):
     """GPT-2; see ``Architecture``."""
 
     model_class = TransformerLanguageModel
-    no_effect = _NO_EFFECT
     decoder_only = True
 
     def read_config(self, config: JSONConfig) -> TransformerLMConfig:

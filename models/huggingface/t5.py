@@ -14,8 +14,7 @@ from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, shown
 from seqgen.models.huggingface.architecture import ACTIVATIONS, HEAD, Architecture, JSONConfig
 from seqgen.models.huggingface.weights import Layout, Piece, stacked, weights_of
-from seqgen.models.t5.layers import T5Config
-from seqgen.models.t5.model import T5Model
+from seqgen.models.t5 import T5Config, T5Model
 
 _TIED = {"t5": True, "mt5": False, "umt5": True}
 _STARTS = {"t5": -1, "mt5": 0, "umt5": 0}
@@ -40,20 +39,11 @@ _VALUES: dict[str, Any] = {
 _OFF = ("tie_encoder_decoder", "pruned_heads")
 """Keys that change the computation and are not supported."""
 
-_NO_EFFECT = frozenset(
-    """
-    initializer_factor is_decoder add_cross_attention n_positions scalable_attention scale_decoder_outputs
-    """.split()  # noqa: SIM905
-)
-"""Keys that do not change what transformers 4.53.3 computes, besides those of all models; the last, unless it is a T5.
-"""
-
 
 class T5Architecture(Architecture):
     """T5; see ``Architecture``."""
 
     model_class = T5Model
-    no_effect = _NO_EFFECT
 
     def read_config(self, config: JSONConfig) -> T5Config:
         """Turn a folder's ``config.json`` into a configuration."""
@@ -77,10 +67,6 @@ class T5Architecture(Architecture):
         }
         cfg: T5Config = config.model(values)
         return cfg
-
-    def vocab_size(self, cfg: T5Config, config: JSONConfig) -> int:
-        """The size of the vocabulary."""
-        return cfg.vocab_size
 
     def make_task(self, cfg: T5Config, path: Path, tokenizer: Tokenizer) -> DecodingTask:
         """The task that decodes; the configuration gets the first decoder input."""

@@ -6,15 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
-
 from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, ConfigError, shown
 from seqgen.models.huggingface.architecture import Architecture, JSONConfig, activation_name
 from seqgen.models.huggingface.weights import Layout, Piece, stacked
-from seqgen.models.t5gemma.layers import T5GemmaConfig
-from seqgen.models.t5gemma.model import T5GemmaModel
+from seqgen.models.t5gemma import T5GemmaConfig, T5GemmaModel
 
 SIDES = ("encoder", "decoder")
 OUTPUT, _EMBEDDING = "lm_head.out_proj.weight", "model.decoder.embed_tokens.weight"
@@ -46,17 +43,12 @@ _IDS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
 _OFF = ("rope_scaling", "pruned_heads", "tie_encoder_decoder")
 """Keys that change the computation and are not supported."""
 
-_NO_EFFECT = """
-    is_decoder cross_attention_hidden_size dropout_rate attention_dropout initializer_range use_cache model_type
-    tie_word_embeddings is_encoder_decoder final_logit_softcapping dtype torch_dtype transformers_version
-    """.split()  # noqa: SIM905
-"""Keys of a side that have no effect: those of the whole file replace some."""
-
 
 class T5GemmaArchitecture(Architecture):
     """T5Gemma; see ``Architecture``."""
 
     model_class = T5GemmaModel
+    head, tying = OUTPUT, "tie_word_embeddings"
     name = "t5gemma"
     """The name of the model."""
 
@@ -65,11 +57,6 @@ class T5GemmaArchitecture(Architecture):
 
     final_bound, longest = 30.0, 8192
     """The defaults of the bound of the logits and of the number of positions."""
-
-    no_effect = frozenset(
-        ["classifier_dropout_rate", "initializer_range", "vocab_size"]
-        + [f"{side}.{key}" for side in SIDES for key in [*_NO_EFFECT, *_IDS]]
-    )
 
     def read_config(self, config: JSONConfig) -> T5GemmaConfig:
         """Turn a folder's ``config.json`` into a configuration."""
@@ -154,10 +141,6 @@ class T5GemmaArchitecture(Architecture):
                 )
             shared[key] = first
         return shared
-
-    def vocab_size(self, cfg: T5GemmaConfig, config: JSONConfig) -> int:
-        """The size of the vocabulary."""
-        return cfg.vocab_size
 
     def make_task(self, cfg: T5GemmaConfig, path: Path, tokenizer: Tokenizer) -> DecodingTask:
         """The task that decodes; the configuration gets the first decoder input."""
@@ -258,11 +241,6 @@ class T5GemmaArchitecture(Architecture):
             return pieces
         cross = projections(cfg, side, f"{theirs}.cross_attn", f"{ours}.encoder_attn", True)
         return pieces | cross | _norms(theirs, "cross_attn", ours, "encoder_attn")
-
-    def untie(self, model: T5GemmaModel, weights: dict[str, Tensor]) -> None:  # type: ignore[override]
-        """Untie a model's output projection."""
-        model.cfg.tie_word_embeddings = False
-        model.decoder.output_projection.weight = nn.Parameter(weights[OUTPUT])
 
 
 ARCHITECTURE = T5GemmaArchitecture()

@@ -9,10 +9,10 @@ from typing import Any
 from seqgen.checkpoints.decoding_task import DecodingTask
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError
-from seqgen.models.huggingface.architecture import NO_EFFECT, JSONConfig
+from seqgen.models.huggingface.architecture import JSONConfig
 from seqgen.models.huggingface.t5gemma import OUTPUT, SIDES, T5GemmaArchitecture, projections, read_rope
 from seqgen.models.huggingface.weights import Layout, Piece
-from seqgen.models.t5gemma.layers import FULL, SLIDING
+from seqgen.models.t5gemma import FULL, SLIDING
 from seqgen.models.t5gemma2 import PATTERN, T5Gemma2Config, T5Gemma2Model
 
 _VISION = ("model.encoder.vision_tower.", "model.encoder.multi_modal_projector.")
@@ -20,13 +20,6 @@ _VISION = ("model.encoder.vision_tower.", "model.encoder.multi_modal_projector."
 
 MAX_LAYERS = 10_000
 """More layers than a file describes, whose number is compared with the weights later."""
-
-_NO_EFFECT = """
-    image_token_index boi_token_index mm_tokens_per_image vision_config attn_logit_softcapping output_attentions
-    output_hidden_states
-    """.split()  # noqa: SIM905
-"""Keys without effect on text, besides those of T5Gemma; transformers 5.23 does not bound scores either."""
-
 
 _SHARED = {
     **{key: value for key, value in T5GemmaArchitecture.shared.items() if key != "attn_logit_softcapping"},
@@ -41,9 +34,6 @@ class T5Gemma2Architecture(T5GemmaArchitecture):
     name = "t5gemma2"
     shared = _SHARED
     final_bound, longest = 0.0, 131072
-    no_effect = T5GemmaArchitecture.no_effect.union(
-        _NO_EFFECT, [f"{side}.{key}" for side in SIDES for key in [*_NO_EFFECT, *NO_EFFECT]]
-    )
 
     def flattened(self, config: JSONConfig) -> JSONConfig:
         """See ``T5GemmaArchitecture.flattened``; the sizes of the encoder are a part of its part."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from string import Formatter
 from typing import Any, Protocol
 
-from seqgen.data.store_builder import LineError, TokenEncoder
 from seqgen.data.text import read_chunks
+from seqgen.data.token_store import LineError, TokenEncoder
 from seqgen.errors import ConfigError, DataError, nearest
 from seqgen.system.reading import parse_json
 

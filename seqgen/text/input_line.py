@@ -184,7 +184,7 @@ class InputEncoder:
             if words.pad() != words.eos() and words.pad() in ids:
                 notes.append(f"the source contains padding (id {words.pad()}), which the model does not attend to")
             if len(ids) > longest:
-                tail = model.task.source_tokenizer.tail
+                tail = len(model.task.source_tokenizer.source_tokens().after)
                 notes.append(f"of {len(ids)} source tokens only the first {longest - tail} were read")
                 ids = torch.cat([ids[: longest - tail], ids[len(ids) - tail :]])
             sources.append(ids)

@@ -441,7 +441,7 @@ class TextDecoding:
         return self.unknown_words.text(hypothesis, source, lambda text: self._position_of(text, line.languages))
 
     def _position_of(self, text: str, languages: LineLanguages) -> int:
-        return len(encode_source(self.task, text, languages)) - self.task.source_tokenizer.tail
+        return len(encode_source(self.task, text, languages)) - len(self.task.source_tokenizer.source_tokens().after)
 
     def _decoded(self, line: InputLine, hypothesis: Hypothesis) -> str:
         prompt = self.task.prompt(line.sources[0])

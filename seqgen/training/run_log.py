@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from seqgen.checkpoints.run_record import flatten
+from seqgen.checkpoints.run_config import flatten
 from seqgen.system.files import disk_errors, open_own, write_atomically
 from seqgen.system.reading import open_regular, parse_json
 from seqgen.training.validation import Sample, pick

@@ -36,7 +36,7 @@ from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
 from seqgen.errors import UserError
 from seqgen.models.huggingface.weights import weight_files
-from seqgen.tasks.mixture_file import read_mixture
+from seqgen.tasks.text_to_text import read_mixture
 from seqgen.text.translator import Translator
 from tests import fairseq_checkpoints
 from tests.fuzzing import settings

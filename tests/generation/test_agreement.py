@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.data.tokenizers.byt5 import ByteTokenizer
 from seqgen.data.tokenizers.pretrained import byte_files
+from seqgen.data.tokenizers.slow import ByteTokenizer
 from seqgen.generation.agreement import lexicon
 from seqgen.generation.agreement.generator import AgreementGenerator
 from seqgen.generation.agreement.session import Agreement

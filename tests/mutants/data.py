@@ -121,7 +121,7 @@ FAULTS = [
         ("tests/data/test_store.py",),
     ),
     Fault(
-        "seqgen/data/vocabulary_map.py",
+        "seqgen/data/dictionary.py",
         "for size in range(1, longest + 1) for i",
         "for size in range(1, longest) for i",
         "the longest phrases of a shortlist are not looked up",
@@ -145,14 +145,14 @@ FAULTS = [
         ),
     ),
     Fault(
-        "seqgen/checkpoints/initialization.py",
+        "seqgen/checkpoints/loading.py",
         'not name.startswith(prefix) or "position" in name',
         "not name.startswith(prefix)",
         "positions get the rows of new tokens",
         ("tests/training/test_finetuning.py",),
     ),
     Fault(
-        "seqgen/checkpoints/run_record.py",
+        "seqgen/checkpoints/run_config.py",
         "[freq * config.get(_WORLD_SIZE, 1) for freq",
         "[freq for freq",
         "a run cannot be continued by more processes with fewer batches each",

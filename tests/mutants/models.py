@@ -41,7 +41,7 @@ FAULTS = [
         ("tests/models/huggingface/test_gpt2.py::test_values_of_the_config_are_honoured",),
     ),
     Fault(
-        "models/t5/model.py",
+        "models/t5.py",
         "    bias = biases[min(layer, len(biases) - 1)]",
         "    bias = biases[0]",
         "all layers of umT5 have the bias of the first",

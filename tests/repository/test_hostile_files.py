@@ -30,7 +30,7 @@ from seqgen.errors import CheckpointError, DataError, UserError, shown
 from seqgen.models.transformer import TransformerModel
 from seqgen.system import reading
 from seqgen.system.reading import MAX_DEPTH, parse_json, parse_yaml, read_bytes
-from seqgen.tasks.mixture_file import read_mixture
+from seqgen.tasks.text_to_text import read_mixture
 from tests import fairseq_checkpoints
 from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.hostile import (

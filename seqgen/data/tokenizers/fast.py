@@ -8,10 +8,18 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer as Pipeline
 from tokenizers.models import BPE
 
-from seqgen.data.tokenizers.files import FAST_FILE, MODEL_FILE, TokenizerFiles
-from seqgen.data.tokenizers.pipelines import check_growth, to_pipeline
+from seqgen.data.tokenizers.files import (
+    CONFIG_FILE,
+    DEFAULTS,
+    FAST_FILE,
+    MODEL_FILE,
+    SpecialTokens,
+    Token,
+    TokenizerFiles,
+    as_token,
+)
+from seqgen.data.tokenizers.pipelines import build_pipeline, check_growth, read_model_file, to_pipeline
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
-from seqgen.data.tokenizers.special_tokens import SpecialTokens, Token
 from seqgen.errors import DataError, library_errors, shown
 
 
@@ -64,7 +72,7 @@ class FastTokenizer(PretrainedTokenizer):
         tokens = [self._pipeline.id_to_token(i) for i in range(len(self.dictionary))]
         return tokens, set(self._pipeline.get_added_tokens_decoder())
 
-    def check_frame(self, before: list[int], after: list[int]) -> None:
+    def check_added_tokens(self, before: Sequence[int], after: Sequence[int]) -> None:
         """Check that the pipeline adds certain tokens to a text.
 
         Args:
@@ -75,8 +83,8 @@ class FastTokenizer(PretrainedTokenizer):
             DataError: it adds other tokens.
         """
         with library_errors(f"the tokenizer in {self.files.origin} cannot encode a text"):
-            framed = self._pipeline.encode("a", add_special_tokens=True).ids
-        if framed != [*before, *self.encode("a"), *after]:
+            found = self._pipeline.encode("a", add_special_tokens=True).ids
+        if found != [*before, *self.encode("a"), *after]:
             wanted = " and ".join(self.dictionary.symbol(index) for index in [*before, *after])
             raise DataError(
                 f"{self.files.origin}/{FAST_FILE} adds other tokens to a text than {wanted}, which seqgen does not "
@@ -161,3 +169,87 @@ def _with_flag(token: Token, special: set[str]) -> AddedToken:
         return AddedToken(token, special=token in special)
     token.special = token.special or token.content in special
     return token
+
+
+OFFSET = 103
+NAMED = {**DEFAULTS, "mask_token": "<mask_2>"}
+SENTENCE_MASK = "<mask_1>"
+
+
+class PegasusTokens:
+    """The tokens with the first ids, in front of the pieces.
+
+    Args:
+        special: the special tokens, which get the defaults.
+
+    Attributes:
+        offset: the difference between the id of a piece and its number in the model.
+        sentence_mask: the token that replaces sentences; ``None`` for none.
+    """
+
+    def __init__(self, special: SpecialTokens):
+        self.offset = special.number("offset", OFFSET)
+        mask = special.config.get("mask_token_sent", SENTENCE_MASK)
+        where = f"{special.origin}/{CONFIG_FILE}: mask_token_sent"
+        self.sentence_mask = None if mask is None else str(as_token(mask, where))
+        special.fill(NAMED)
+        self.special = special
+        if special.additional is None:
+            special.additional = [*self._sentence(), *self._unused()]
+            return
+        given = [str(token) for token in special.additional]
+        special.additional = [*(token for token in self._sentence() if token not in given), *special.additional]
+        special.additional += [f"<unk_{i}>" for i in range(len(special.additional), self.offset - 1)]
+        names = [str(token) for token in special.additional]
+        if len(set(names)) != len(names):
+            raise DataError(
+                f"{special.origin}/{CONFIG_FILE}: its {len(given)} additional_special_tokens and the tokens <unk_i> "
+                "that follow them are not different; copy the file again"
+            )
+
+    def _sentence(self) -> list[str]:
+        return [] if self.sentence_mask is None else [self.sentence_mask]
+
+    def _unused(self) -> list[str]:
+        return [f"<unk_{i}>" for i in range(2, self.offset)]
+
+    def added(self) -> dict[int, AddedToken]:
+        """The tokens by id, as added tokens."""
+        named = self.special.named
+        masks = [] if self.sentence_mask is None else [self.sentence_mask, str(named["mask_token"])]
+        first = [str(named["pad_token"]), str(named["eos_token"]), *masks]
+        return {i: AddedToken(token, special=True) for i, token in enumerate([*first, *self._unused()])}
+
+
+class FastPegasusTokenizer(FastTokenizer):
+    """Pegasus's fast tokenizer, read from ``tokenizer.json`` or converted from ``spiece.model``.
+
+    Args:
+        files: its files.
+        vocab_size: see ``load_pretrained_tokenizer``.
+
+    Raises:
+        DataError: a file is missing or damaged, or adds tokens to a text other than end-of-sentence.
+    """
+
+    def __init__(self, files: TokenizerFiles, vocab_size: int | None = None):
+        special = SpecialTokens.read(files)
+        tokens = PegasusTokens(special)
+        usual = all(str(special.named[key]) == token for key, token in DEFAULTS.items())
+        special.added = {}
+        reads = FAST_FILE in files and usual and not special.config.get("from_slow")
+        if not reads:
+            special.mark()
+        pipeline = read_pipeline(files) if reads else self._converted(files, tokens)
+        super().__init__(files, special, pipeline, vocab_size)
+        if reads:
+            self.check_added_tokens([], [self.dictionary.eos()])
+
+    @staticmethod
+    def _converted(files: TokenizerFiles, tokens: PegasusTokens) -> Any:
+        origin = f"{files.origin}/{MODEL_FILE}"
+        source = read_model_file(files.need(MODEL_FILE), origin)
+        first = list(tokens.added().values())
+        vocabulary = [(token.content, -100.0 if token.content.startswith("<unk_") else 0.0) for token in first]
+        vocabulary += [(piece.text, piece.score) for piece in source.pieces[2:]]
+        return build_pipeline(source, vocabulary, source.unk + tokens.offset, origin, splits=True)

@@ -11,20 +11,21 @@ from seqgen.data.tokenizers.base import SPACE, Tokenizer, write_settings
 from seqgen.data.tokenizers.files import (
     CONFIG_FILE,
     FAIRSEQ_MODEL_FILE,
+    MAX_IDS,
     SOURCE_MODEL_FILE,
     TARGET_MODEL_FILE,
     TARGET_VOCAB_FILE,
     VOCAB_FILE,
+    SpecialTokens,
     TokenizerFiles,
 )
 from seqgen.data.tokenizers.languages import M2M100, WMT21, Languages, TargetLanguage
 from seqgen.data.tokenizers.sentencepiece_tokenizer import load_processor
 from seqgen.data.tokenizers.slow import SlowTokenizer, add_tokens
-from seqgen.data.tokenizers.special_tokens import MAX_IDS, SpecialTokens
 from seqgen.errors import DataError, nearest
 
 CODES = {"m2m100": M2M100, "wmt21": WMT21}
-M2M100_FRAME, MARIAN_FRAME = "__{}__", ">>{}<<"
+M2M100_FORMAT, MARIAN_FORMAT = "__{}__", ">>{}<<"
 """How the code of a language is written as a token."""
 
 SOURCE, TARGET = "source", "target"
@@ -95,7 +96,7 @@ class M2M100Tokenizer(VocabularyTokenizer):
                 f"{', '.join(CODES)}"
             )
         codes = {code: len(own) + i for i, code in enumerate(CODES[name])}
-        unlisted = {index: M2M100_FRAME.format(code) for code, index in codes.items()}
+        unlisted = {index: M2M100_FORMAT.format(code) for code, index in codes.items()}
         ids = {**own, **{token: index for index, token in unlisted.items()}}
         pieces = {index: piece for piece, index in own.items()}
         super().__init__(processor, ids, files, special, pieces, len(pieces), vocab_size, unlisted)
@@ -105,7 +106,7 @@ class M2M100Tokenizer(VocabularyTokenizer):
             TargetLanguage.FIRST,
             str("en" if source is None else source),
             target_lang=str(target or ""),
-            frame=M2M100_FRAME,
+            token_format=M2M100_FORMAT,
         )
         self.languages = languages.checked(f"{files.origin}/{CONFIG_FILE}")
 
@@ -170,11 +171,11 @@ class MarianTokenizer(VocabularyTokenizer):
         processor = load_processor(files.need(name), f"{files.origin}/{name}")
         pieces = {index: piece for piece, index in ids.items()}
         super().__init__(processor, ids, files, special, pieces, len(own), vocab_size)
-        before, after = MARIAN_FRAME.split("{}")
+        before, after = MARIAN_FORMAT.split("{}")
         codes = {token: index for token, index in own.items() if token.startswith(before) and token.endswith(after)}
         if codes:
             names = {token.removeprefix(before).removesuffix(after): index for token, index in codes.items()}
-            self.languages = Languages(names, TargetLanguage.SOURCE, frame=MARIAN_FRAME, in_text=True)
+            self.languages = Languages(names, TargetLanguage.SOURCE, token_format=MARIAN_FORMAT, in_text=True)
 
     @cached_property
     def target_side(self) -> Tokenizer:  # type: ignore[override]
@@ -185,7 +186,7 @@ class MarianTokenizer(VocabularyTokenizer):
 
     def pieces(self, text: str) -> list[str]:
         """See ``SlowTokenizer.pieces``; the token of a language at the beginning is one piece."""
-        before, after = MARIAN_FRAME.split("{}")
+        before, after = MARIAN_FORMAT.split("{}")
         end = text.find(after) + len(after)
         if not text.startswith(before) or end < len(after):
             return super().pieces(text)

@@ -5,15 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any
 
 from tokenizers import AddedToken
 
 from seqgen.data.tokenizers.fast import FastTokenizer, read_pipeline
-from seqgen.data.tokenizers.files import CONFIG_FILE, FAIRSEQ_MODEL_FILE, FAST_FILE, TokenizerFiles
+from seqgen.data.tokenizers.files import (
+    CONFIG_FILE,
+    FAIRSEQ_MODEL_FILE,
+    FAIRSEQ_NAMED,
+    FAST_FILE,
+    MASK,
+    SpecialTokens,
+    Token,
+    TokenizerFiles,
+)
 from seqgen.data.tokenizers.languages import MBART, MBART50, NLLB, Languages, TargetLanguage
 from seqgen.data.tokenizers.pipelines import build_pipeline, read_model_file
-from seqgen.data.tokenizers.special_tokens import FAIRSEQ_NAMED, MASK, SpecialTokens, Token
 
 FIRST = ("<s>", "<pad>", "</s>", "<unk>")
 """fairseq's first tokens. They replace the first three pieces of the model, so that the id of every other piece is
@@ -92,11 +101,6 @@ class Kind:
         return languages.checked(f"{special.origin}/{CONFIG_FILE}")
 
 
-MBART_KIND = Kind(MBART, True, "en_XX", TargetLanguage.START, follows_eos=True)
-MBART50_KIND = Kind(MBART50, True, "en_XX", TargetLanguage.FIRST, has_bos=False)
-NLLB_KIND = Kind(NLLB, False, "eng_Latn", TargetLanguage.FIRST)
-
-
 def with_flags(token: Token | None, **flags: bool) -> Token | None:
     """Give a token flags if it has none.
 
@@ -107,10 +111,11 @@ def with_flags(token: Token | None, **flags: bool) -> Token | None:
     return AddedToken(token, **flags) if isinstance(token, str) else token
 
 
-class FastFairseqTokenizer(FastTokenizer):
-    """The fast tokenizer of mBART, mBART-50 or NLLB, read from ``tokenizer.json`` or converted; see ``kind``.
+class FairseqTokenizer(FastTokenizer):
+    """The fast tokenizer of mBART, mBART-50 or NLLB, read from ``tokenizer.json`` or converted.
 
     Args:
+        kind: which of the three.
         files: its files.
         vocab_size: see ``load_pretrained_tokenizer``.
 
@@ -119,9 +124,8 @@ class FastFairseqTokenizer(FastTokenizer):
         ConfigError: a language in the configuration does not exist.
     """
 
-    kind: ClassVar[Kind]
-
-    def __init__(self, files: TokenizerFiles, vocab_size: int | None = None):
+    def __init__(self, kind: Kind, files: TokenizerFiles, vocab_size: int | None = None):
+        self.kind = kind
         special = SpecialTokens.read(files)
         reads = FAST_FILE in files and not special.config.get("from_slow")
         self.kind.fill(special, slow=not reads)
@@ -139,20 +143,10 @@ class FastFairseqTokenizer(FastTokenizer):
         vocabulary = [*((token, 0.0) for token in FIRST), *own, *((token, 0.0) for token in further)]
         return build_pipeline(source, vocabulary, FIRST.index("<unk>"), origin)
 
-
-class FastMBartTokenizer(FastFairseqTokenizer):
-    """mBART's fast tokenizer."""
-
-    kind = MBART_KIND
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.kind, self.files, self.vocab_size)
 
 
-class FastMBart50Tokenizer(FastFairseqTokenizer):
-    """mBART-50's fast tokenizer."""
-
-    kind = MBART50_KIND
-
-
-class FastNllbTokenizer(FastFairseqTokenizer):
-    """NLLB's fast tokenizer."""
-
-    kind = NLLB_KIND
+MBART_TOKENIZER = partial(FairseqTokenizer, Kind(MBART, True, "en_XX", TargetLanguage.START, follows_eos=True))
+MBART50_TOKENIZER = partial(FairseqTokenizer, Kind(MBART50, True, "en_XX", TargetLanguage.FIRST, has_bos=False))
+NLLB_TOKENIZER = partial(FairseqTokenizer, Kind(NLLB, False, "eng_Latn", TargetLanguage.FIRST))

@@ -10,8 +10,10 @@ from typing import Any, Self, cast
 from seqgen.data.tokenizers.base import SENTINEL, Tokenizer, register_tokenizer
 from seqgen.data.tokenizers.files import (
     CONFIG_FILE,
+    DEFAULTS,
     FAIRSEQ_MODEL_FILE,
     FAST_FILE,
+    MAX_IDS,
     MERGES_FILE,
     MODEL_FILE,
     SOURCE_MODEL_FILE,
@@ -25,7 +27,6 @@ from seqgen.data.tokenizers.files import (
 )
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, load_processor
-from seqgen.data.tokenizers.special_tokens import DEFAULTS, MAX_IDS
 from seqgen.errors import DataError, nearest
 
 T5, BYTES, GPT2 = "T5Tokenizer", "ByT5Tokenizer", "GPT2Tokenizer"
@@ -49,16 +50,16 @@ class TokenizerClass:
 
 CLASSES = {
     T5: TokenizerClass("fast:FastT5Tokenizer", (MODEL_FILE,)),
-    BYTES: TokenizerClass("byt5:ByteTokenizer", reads_pipeline=False),
-    GEMMA: TokenizerClass("gemma:GemmaTokenizer"),
-    GPT2: TokenizerClass("gpt2:GPT2Tokenizer", (VOCAB_FILE, MERGES_FILE)),
-    "BartTokenizer": TokenizerClass("gpt2:FastBartTokenizer", (VOCAB_FILE, MERGES_FILE)),
-    "MBartTokenizer": TokenizerClass("multilingual:FastMBartTokenizer", (FAIRSEQ_MODEL_FILE,)),
-    "MBart50Tokenizer": TokenizerClass("multilingual:FastMBart50Tokenizer", (FAIRSEQ_MODEL_FILE,)),
-    "NllbTokenizer": TokenizerClass("multilingual:FastNllbTokenizer", (FAIRSEQ_MODEL_FILE,)),
+    BYTES: TokenizerClass("slow:ByteTokenizer", reads_pipeline=False),
+    GEMMA: TokenizerClass("byte_pairs:GemmaTokenizer"),
+    GPT2: TokenizerClass("byte_pairs:GPT2Tokenizer", (VOCAB_FILE, MERGES_FILE)),
+    "BartTokenizer": TokenizerClass("byte_pairs:FastBartTokenizer", (VOCAB_FILE, MERGES_FILE)),
+    "MBartTokenizer": TokenizerClass("multilingual:MBART_TOKENIZER", (FAIRSEQ_MODEL_FILE,)),
+    "MBart50Tokenizer": TokenizerClass("multilingual:MBART50_TOKENIZER", (FAIRSEQ_MODEL_FILE,)),
+    "NllbTokenizer": TokenizerClass("multilingual:NLLB_TOKENIZER", (FAIRSEQ_MODEL_FILE,)),
     "M2M100Tokenizer": TokenizerClass("marian:M2M100Tokenizer", (VOCAB_FILE, FAIRSEQ_MODEL_FILE), False),
     MARIAN: TokenizerClass("marian:MarianTokenizer", (VOCAB_FILE, SOURCE_MODEL_FILE, TARGET_MODEL_FILE), False),
-    "PegasusTokenizer": TokenizerClass("pegasus:FastPegasusTokenizer", (MODEL_FILE,)),
+    "PegasusTokenizer": TokenizerClass("fast:FastPegasusTokenizer", (MODEL_FILE,)),
 }
 """The classes by their names in ``tokenizer_config.json``."""
 

@@ -17,8 +17,7 @@ from seqgen.data.tokenizers.base import (
     of_spaced_pieces,
     write_settings,
 )
-from seqgen.data.tokenizers.files import CONFIG_FILE, TokenizerFiles
-from seqgen.data.tokenizers.special_tokens import SpecialTokens
+from seqgen.data.tokenizers.files import CONFIG_FILE, SpecialTokens, TokenizerFiles
 from seqgen.errors import DataError
 
 MAX_UNUSED = 100_000

@@ -63,6 +63,8 @@ class SentencePieceTokenizer(Tokenizer):
         DataError: ``model`` is not a SentencePiece model, or ``dictionary`` contains hardly any of its pieces.
     """
 
+    samples = True
+
     def __init__(
         self,
         model: bytes,

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import json
 import re
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,16 +34,21 @@ from seqgen.config import ReadingConfig, TrainConfig
 from seqgen.config.values import from_dict
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
-from seqgen.data.tokenizers.files import CONFIG_FILE, SOURCE_MODEL_FILE, TARGET_MODEL_FILE, VOCAB_FILE, TokenizerFiles
+from seqgen.data.tokenizers.files import (
+    CONFIG_FILE,
+    MAX_IDS,
+    SOURCE_MODEL_FILE,
+    TARGET_MODEL_FILE,
+    VOCAB_FILE,
+    TokenizerFiles,
+)
 from seqgen.data.tokenizers.pretrained import MARIAN, make_tokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
-from seqgen.data.tokenizers.special_tokens import MAX_IDS
 from seqgen.errors import CheckpointError, ConfigError, DataError, shown
 from seqgen.models.huggingface.weights import Layout, Piece, fill
-from seqgen.models.marian.npz import read_npz
 from seqgen.models.transformer import TransformerConfig, TransformerModel
 from seqgen.modules.inspection import num_parameters
-from seqgen.system.reading import parse_yaml, read_bytes
+from seqgen.system.reading import is_stored, open_regular, parse_yaml, read_bytes
 
 OPTIONS = "special:model.yml"
 """The name of the array with the options."""
@@ -401,3 +408,38 @@ def _decoding(decoding: ForeignConfig) -> tuple[dict[str, Any], list[str]]:
     settings["lenpen"] = 1.0 if normalize is True else decoding.get("normalize", 0.0)  # 0: the sum is not divided
     penalty = decoding.get("word-penalty", 0.0)
     return settings, [f"{decoding.path}: word-penalty={penalty:g} is ignored"] if penalty else []
+
+
+def read_npz(path: Path) -> dict[str, Tensor]:
+    """Read all arrays of an ``.npz`` file by name; nothing in the file is evaluated or unpickled.
+
+    Args:
+        path: the file.
+
+    Raises:
+        CheckpointError: it cannot be read, is damaged or compressed, or has other arrays than those of numbers.
+    """
+    try:
+        with open_regular(path) as file:
+            with zipfile.ZipFile(file) as archive:
+                if not is_stored(archive, path):
+                    raise CheckpointError(f"{path} is compressed, which seqgen does not read; copy it again")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as arrays:
+                return {name: torch.from_numpy(array) for name, array in arrays.items()}
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no file {path}") from None
+    except (
+        zipfile.BadZipFile,
+        NotImplementedError,
+        EOFError,
+        ValueError,
+        TypeError,
+        MemoryError,
+        RuntimeError,
+    ) as error:
+        raise CheckpointError(
+            f"{path} is damaged or no archive of arrays ({' '.join(str(error).split())[:100]}); copy it again"
+        ) from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
