@@ -86,12 +86,12 @@ class T5Config:
 
     @property
     def is_gated(self) -> bool:
-        """Whether the feed-forward network has a gate."""
+        """True if the feed-forward network has a gate."""
         return self.feed_forward_proj.startswith("gated-")
 
     @property
     def scales_outputs(self) -> bool:
-        """Whether features are multiplied by ``d_model ** -0.5`` before the output projection."""
+        """True if features are multiplied by ``d_model ** -0.5`` before the output projection."""
         return self.tie_word_embeddings if self.scale_decoder_outputs is None else self.scale_decoder_outputs
 
     def check(self) -> None:

@@ -31,7 +31,7 @@ from seqgen.modules.rotary import RotaryPositions, Rotation
 from seqgen.registry import register_model
 
 PATTERN = 6
-"""Every sixth layer attends to all positions, unless a configuration has its own types of layers."""
+"""Every sixth layer attends to all positions, unless a configuration names the types of layers."""
 
 
 @dataclass
@@ -48,7 +48,7 @@ class T5Gemma2Config(T5GemmaConfig):
     attn_logit_softcapping: float = option(0.0, "bound of the scores of attention; 0 for none", minimum=0)
     final_logit_softcapping: float = option(0.0, "bound of the logits; 0 for none", minimum=0)
     tie_word_embeddings: bool = option(True, "use one matrix as both embeddings and as the output projection")
-    end_of_image_id: int = option(-1, "id of the token with an embedding of its own; -1 for none", minimum=-1)
+    end_of_image_id: int = option(-1, "id of the token with a separate embedding; -1 for none", minimum=-1)
 
     def layer_types(self, side: str) -> list[str]:
         """See ``T5GemmaConfig.layer_types``."""
@@ -104,7 +104,7 @@ class T5Gemma2DecoderLayer(T5GemmaEncoderLayer):
 
 
 class T5Gemma2Embedding(nn.Embedding):
-    """An embedding in which one token, the end of an image, has a vector of its own; the output projection lacks it.
+    """An embedding in which one token, the end of an image, has a separate vector, which the output projection lacks.
 
     Args:
         end_of_image_id: id of the token.
@@ -122,8 +122,8 @@ class T5Gemma2Embedding(nn.Embedding):
 
     def forward(self, input: Tensor) -> Tensor:
         """The embeddings of ids ``(...)``, before they are multiplied by the square root of their dimension."""
-        own = self.end_of_image / self.embedding_dim**0.5
-        return torch.where(input.eq(self.end_of_image_id).unsqueeze(-1), own, super().forward(input))
+        vector = self.end_of_image / self.embedding_dim**0.5
+        return torch.where(input.eq(self.end_of_image_id).unsqueeze(-1), vector, super().forward(input))
 
 
 class T5Gemma2Decoder(T5GemmaDecoder):

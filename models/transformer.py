@@ -93,10 +93,10 @@ def layer_options(cfg: Any, side: str, **further: Any) -> TransformerLayerOption
         side: ``encoder`` or ``decoder``.
         further: options that the configuration does not have.
     """
-    own = ("embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before")
+    of_side = ("embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before")
     shared = ("dropout", "attention_dropout", "activation_dropout", "activation_fn", "layer_norm_epsilon")
     return TransformerLayerOptions(
-        **{name: getattr(cfg, f"{side}_{name}") for name in own},
+        **{name: getattr(cfg, f"{side}_{name}") for name in of_side},
         **{name: getattr(cfg, name) for name in shared},
         **further,
     )

@@ -19,12 +19,12 @@ from seqgen.data.record_lines import (
     PlainFormat,
     RecordEncoder,
     RecordFormat,
+    Records,
     Template,
     TsvFormat,
     first_line,
     is_json,
     read_object,
-    read_rendered,
 )
 from seqgen.data.text import find_files, find_parallel
 from seqgen.data.token_store import build_store
@@ -52,23 +52,6 @@ class SourceConfig:
     input: str = option("{source}", "template of the input")
     target: str = option("{target}", "template of the target")
     rate: float | None = option(None, "sampling rate relative to the other sources (task.mixing=rates)")
-
-
-@dataclass(frozen=True)
-class Records:
-    """The inputs or the targets of a source's split: files, and how their lines become text.
-
-    Attributes:
-        files: the files.
-        record_format: the format of their lines.
-        template: combines the fields of a line into a text.
-        skip_lines: number of lines at the beginning of each file that are not records.
-    """
-
-    files: list[Path]
-    record_format: RecordFormat
-    template: Template
-    skip_lines: int = 0
 
 
 @dataclass
@@ -105,11 +88,11 @@ class MixtureSource:
 
     @property
     def is_parallel(self) -> bool:
-        """Whether the source is parallel text rather than records."""
+        """True if the source is parallel text rather than records."""
         return bool(self.cfg.source_lang)
 
     def has(self, split: str) -> bool:
-        """Whether the file has a key for a split."""
+        """True if the file has a key for a split."""
         return bool(getattr(self.cfg, split))
 
     def render(self, line: str) -> str:
@@ -314,7 +297,7 @@ class TextToTextTask(RawTextTask):
     def training_text(cls, cfg: TextToTextConfig, folder: Path) -> Iterable[str]:
         """The inputs and targets of all sources; see ``RawTextTask``."""
         return chain.from_iterable(
-            _read_side(side)
+            side.texts()
             for source in _with(_read(folder / MIXTURE_FILE, cfg.mixture), "train")
             for side in source.records("train")
         )
@@ -398,11 +381,11 @@ class TextToTextTask(RawTextTask):
 
     def source_lines(self, split: str) -> Iterator[str]:
         """The inputs of a split, source after source; see ``Task.source_lines``."""
-        return chain.from_iterable(_read_side(source.records(split)[0]) for source in _with(self.sources, split))
+        return chain.from_iterable(source.records(split)[0].texts() for source in _with(self.sources, split))
 
     def references(self, split: str) -> Iterator[str]:
         """The targets of a split, source after source; see ``Task.references``."""
-        return chain.from_iterable(_read_side(source.records(split)[1]) for source in _with(self.sources, split))
+        return chain.from_iterable(source.records(split)[1].texts() for source in _with(self.sources, split))
 
 
 def _current(cfg: TextToTextConfig, folder: Path) -> Path:
@@ -430,10 +413,6 @@ def _content(path: Path) -> bytes:
         return read_bytes(path)
     except OSError as error:
         raise ConfigError(f"task.mixture={path} cannot be read: {error.strerror or error}") from None
-
-
-def _read_side(side: Records) -> Iterator[str]:
-    return read_rendered(side.files, side.record_format, side.template, side.skip_lines)
 
 
 def _with(sources: list[MixtureSource], split: str) -> list[MixtureSource]:

@@ -167,7 +167,7 @@ class TranslationTask(ParallelTextTask):
 
     @property
     def translates(self) -> bool:  # type: ignore[override]
-        """Whether the file name endings are codes of languages, such as ``en``, and not ``article`` and ``summary``."""
+        """True if the file name endings are codes of languages, such as ``en``, and not ``article`` and ``summary``."""
         return are_languages(self.cfg.source_lang, self.cfg.target_lang)
 
     @classmethod

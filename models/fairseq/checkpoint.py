@@ -29,11 +29,10 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.data.tokenizers.language_tokens import LanguageTokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
-from seqgen.errors import CheckpointError, ConfigError, DataError, shown
+from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.model import EncoderDecoderModel
 from seqgen.models.fairseq.options import FairseqLanguages, FairseqOptions, read_options
 from seqgen.models.fconv import FConvConfig
-from seqgen.models.transformer import TransformerConfig
 from seqgen.models.transformer_lm import TransformerLMConfig
 from seqgen.task import are_languages
 
@@ -90,8 +89,8 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Place
         raise CheckpointError(f"{path} is not a fairseq checkpoint: it has no weights under 'model'")
     try:
         described = {key: plain(content.get(key)) for key in ("args", "cfg")}
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: its options {error}") from None
+    except RecursionError:
+        raise CheckpointError(f"{path} is damaged: its options contain themselves") from None
     if reading.tokenizer:
         raise ConfigError(f"reading.tokenizer={reading.tokenizer} is for Hugging Face folders only; remove it")
     options = read_options(described, path, reading.architecture, reading.ignore)
@@ -111,8 +110,6 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Place
         task = PromptDecodingTask.of(source, begin_with_eos=True)
         if "decoder.layer_norm.weight" in weights:  # some versions build a pre-norm model whatever the option
             options.model.decoder_normalize_before, options.model.no_decoder_final_norm = True, False
-    if not isinstance(options.model, FConvConfig):
-        _check_counts(options.model, weights, path)
     model = build_with_weights(lambda: task.build_model(options.model), weights, str(path), placement.device)
     values = task.as_values()
     if not continues and options.languages is None:
@@ -120,18 +117,6 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Place
     return LoadedModel(
         model, task, TrainConfig(model=options.model), path, task_values=values, notes=_notes(path, sides)
     )
-
-
-def _check_counts(config: TransformerConfig | TransformerLMConfig, weights: dict[str, Tensor], path: Path) -> None:
-    """Refuse more layers than there are weights for."""
-    for side in ("encoder", "decoder"):
-        layers = {name.split(".")[2] for name in weights if name.startswith(f"{side}.layers.")}
-        wanted = getattr(config, f"{side}_layers", 0)
-        if wanted > len(layers):
-            raise CheckpointError(
-                f"{path}: its options do not match its weights: {side}_layers is {shown(wanted)}, but {side}.layers."
-                f"{len(layers)} is missing; copy it again"
-            )
 
 
 def _ties(config: Any) -> dict[str, str]:

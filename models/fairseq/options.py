@@ -152,7 +152,7 @@ _FAMILIES = (
     *("adam_", "aim_", "amp_", "checkpoint_", "distributed_", "ema_", "eval_", "fp16_", "keep_", "log_"),
     *("lr_", "pipeline_", "reset_", "save_", "slowmo_", "validate_", "virtual_", "warmup_"),
 )
-"""How the names of further options about training, logging and saving begin."""
+"""The prefixes of further options about training, logging and saving."""
 
 
 _OF_THE_TASK = (
@@ -170,12 +170,12 @@ LANG_TOKEN_FORMATS = {"multilingual": "__{}__", "mbart": "[{}]"}
 
 MASK = "<mask>"
 SUFFIXES = {"dae": "_dae", "mined": "_mined"}
-"""What the kinds of data that have tokens of their own append to a language, by the end of their names."""
+"""The suffix of a language in the tokens of some kinds of data, by the end of the name of the kind."""
 
 
 @dataclass(frozen=True)
 class FairseqLanguages:
-    """How a multilingual checkpoint is told the languages.
+    """The way in which a multilingual checkpoint is told the languages.
 
     Attributes:
         codes: the languages in the order of their tokens; empty if the options do not list them.
@@ -233,14 +233,14 @@ class FairseqLanguages:
             codes: the languages.
         """
         for kind in self.kinds:
-            suffix = next((own for end, own in SUFFIXES.items() if kind.endswith(end)), "")
+            suffix = next((found for end, found in SUFFIXES.items() if kind.endswith(end)), "")
             for code in codes:
                 dictionary.add_symbol(self.token_format.format(code + suffix))
         if self.has_mask:
             dictionary.add_symbol(MASK)
 
     def convention(self, codes: Sequence[str]) -> Languages:
-        """How languages are chosen.
+        """The convention by which languages are chosen.
 
         Args:
             codes: the languages.
@@ -300,7 +300,7 @@ def _texts(value: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class FairseqOptions:
-    """What a checkpoint's options mean.
+    """The meaning of a checkpoint's options.
 
     Attributes:
         model: the configuration of the model.
@@ -323,7 +323,7 @@ def read_options(
     Args:
         checkpoint: its content, as plain values: options under ``args`` (old) or ``cfg``.
         path: the file, for messages.
-        architecture: a known architecture that the checkpoint's own is a variant of; empty for what it says itself.
+        architecture: a known architecture of which the checkpoint's is a variant; empty for the one that it names.
         ignore: unknown options to ignore, because the user states that they do not change the computation.
 
     Raises:
@@ -437,7 +437,7 @@ def _fill_in_transformer(options: dict[str, Any]) -> None:
 def _fill_in_language_model(options: dict[str, Any]) -> None:
     """Fill in what depends on other options: by default there are as many positions as a training example has tokens.
 
-    Old versions had ``no_tie_adaptive_proj`` and no final layer normalization, or an option of their own for it.
+    Old versions had ``no_tie_adaptive_proj`` and no final layer normalization, or a separate option for it.
     """
     options.setdefault("no_decoder_final_norm", "no_tie_adaptive_proj" in options)
     if "decoder_final_norm" in options:

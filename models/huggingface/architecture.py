@@ -72,9 +72,9 @@ class JSONConfig(ForeignConfig):
             minimum: the smallest whole number that is allowed.
         """
         values = {}
-        for theirs, ours, default in table:
-            value = self.get(theirs, default, minimum)
-            values[ours] = self.get(GENERAL[theirs], value, minimum) if theirs in GENERAL else value
+        for foreign, local, default in table:
+            value = self.get(foreign, default, minimum)
+            values[local] = self.get(GENERAL[foreign], value, minimum) if foreign in GENERAL else value
         return values
 
     def part(self, *names: str) -> Mapping[str, Any]:
@@ -92,7 +92,7 @@ class JSONConfig(ForeignConfig):
         return part.values
 
     def written_by(self, version: int) -> bool:
-        """Whether a version of transformers wrote the file, such as 5."""
+        """True if a version of transformers, such as 5, wrote the file."""
         return str(self.value("transformers_version")).startswith(f"{version}.")
 
     def activation(self, default: str, key: str = "activation_function") -> str:
@@ -132,7 +132,7 @@ class Architecture(ABC):
     """The name of the output projection in a folder, and the key that ties it to the embedding."""
 
     decoder_only = False
-    """Whether the source is a prompt, so that lengths of the decoding settings count it."""
+    """True if the source is a prompt, so that lengths of the decoding settings count it."""
 
     @abstractmethod
     def read_config(self, config: JSONConfig) -> Any:
@@ -276,5 +276,5 @@ def activation_name(activation: str) -> str:
     Args:
         activation: the key.
     """
-    names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+    names = {local: foreign for foreign, local in reversed(ACTIVATIONS.items())}
     return names[activation.replace("gelu_fast", "gelu_accurate")]

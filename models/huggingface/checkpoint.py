@@ -41,7 +41,7 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 MODULES = {
     **dict.fromkeys(("t5", "mt5", "umt5"), "seqgen.models.huggingface.t5"),
     "t5gemma": "seqgen.models.huggingface.t5gemma",
-    "t5gemma2": "seqgen.models.huggingface.t5gemma",
+    "t5gemma2": "seqgen.models.huggingface.t5gemma2",
     "gpt2": "seqgen.models.huggingface.gpt2",
     **dict.fromkeys(("bart", "mbart", "pegasus", "marian", "m2m_100"), "seqgen.models.huggingface.bart"),
 }
@@ -54,7 +54,7 @@ _RELATIVES = {
     **{"longt5": _LONG.format("T5"), "led": _LONG.format("BART")},
     **dict.fromkeys(("bigbird_pegasus", "pegasus_x"), _LONG.format("Pegasus")),
 }
-"""What to say of model types that resemble supported ones."""
+"""Descriptions of model types that resemble supported ones."""
 
 
 @register_checkpoint_loader("Hugging Face folder")

@@ -21,7 +21,7 @@ _SIZES = (
     ("n_head", "decoder_attention_heads", 12),
     ("n_positions", "max_target_positions", 1024),
 )
-"""GPT-2's name, ours, and the default."""
+"""The name in GPT-2, the name in seqgen, and the default."""
 
 _VALUES: tuple[tuple[str, str, Any], ...] = (
     ("resid_pdrop", "dropout", 0.1),
@@ -32,7 +32,7 @@ _VALUES: tuple[tuple[str, str, Any], ...] = (
     ("scale_attn_by_inverse_layer_idx", "scale_attn_by_inverse_layer_idx", False),
     ("tie_word_embeddings", "share_decoder_input_output_embed", True),
 )
-"""GPT-2's name, ours, and the default, whose type is that of the value."""
+"""The name in GPT-2, the name in seqgen, and the default, whose type is that of the value."""
 
 _FIXED: dict[str, Any] = {
     "decoder_normalize_before": True,
@@ -87,10 +87,10 @@ class GPT2Architecture(Architecture):
             "architectures": ["GPT2LMHeadModel"],
             "model_type": "gpt2",
             "vocab_size": model.decoder.embed_tokens.num_embeddings,
-            **{name: getattr(cfg, ours) for name, ours, _ in _SIZES},
+            **{name: getattr(cfg, local) for name, local, _ in _SIZES},
             "n_inner": cfg.decoder_ffn_embed_dim,
             "activation_function": activation_name(cfg.activation_fn),
-            **{name: getattr(cfg, ours) for name, ours, _ in _VALUES},
+            **{name: getattr(cfg, local) for name, local, _ in _VALUES},
             "embd_pdrop": cfg.dropout if cfg.embedding_dropout is None else cfg.embedding_dropout,
             "use_cache": True,
         }
@@ -122,12 +122,12 @@ ARCHITECTURE = GPT2Architecture()
 
 def _layer(index: int) -> dict[str, Piece]:
     """The weights of a layer; its matrices are transposed."""
-    theirs, ours = f"{_PREFIX}h.{index}", f"decoder.layers.{index}"
+    foreign, local = f"{_PREFIX}h.{index}", f"decoder.layers.{index}"
     return {
-        **with_bias(f"{theirs}.ln_1", f"{ours}.self_attn_layer_norm"),
-        **with_bias(f"{theirs}.attn.c_attn", f"{ours}.self_attn.in_proj", transposed=True),
-        **with_bias(f"{theirs}.attn.c_proj", f"{ours}.self_attn.out_proj", transposed=True),
-        **with_bias(f"{theirs}.ln_2", f"{ours}.final_layer_norm"),
-        **with_bias(f"{theirs}.mlp.c_fc", f"{ours}.fc1", transposed=True),
-        **with_bias(f"{theirs}.mlp.c_proj", f"{ours}.fc2", transposed=True),
+        **with_bias(f"{foreign}.ln_1", f"{local}.self_attn_layer_norm"),
+        **with_bias(f"{foreign}.attn.c_attn", f"{local}.self_attn.in_proj", transposed=True),
+        **with_bias(f"{foreign}.attn.c_proj", f"{local}.self_attn.out_proj", transposed=True),
+        **with_bias(f"{foreign}.ln_2", f"{local}.final_layer_norm"),
+        **with_bias(f"{foreign}.mlp.c_fc", f"{local}.fc1", transposed=True),
+        **with_bias(f"{foreign}.mlp.c_proj", f"{local}.fc2", transposed=True),
     }

@@ -16,7 +16,7 @@ from seqgen.models.t5gemma import FULL, SLIDING
 from seqgen.models.t5gemma2 import PATTERN, T5Gemma2Config, T5Gemma2Model
 
 _VISION = ("model.encoder.vision_tower.", "model.encoder.multi_modal_projector.")
-"""How the names of the weights begin that compute features of images."""
+"""The prefixes of the names of weights that compute features of images."""
 
 MAX_LAYERS = 10_000
 """More layers than a file describes, whose number is compared with the weights later."""
@@ -38,11 +38,11 @@ class T5Gemma2Architecture(T5GemmaArchitecture):
     def flattened(self, config: JSONConfig) -> JSONConfig:
         """See ``T5GemmaArchitecture.flattened``; the sizes of the encoder are a part of its part."""
         encoder = {key: value for key, value in config.part("encoder").items() if key != "text_config"}
-        own = {"encoder": config.part("encoder", "text_config"), "eoi_token_index": encoder.get("eoi_token_index")}
-        return super().flattened(JSONConfig(config.path, {**encoder, **config.values, **own}, config.asked))
+        parts = {"encoder": config.part("encoder", "text_config"), "eoi_token_index": encoder.get("eoi_token_index")}
+        return super().flattened(JSONConfig(config.path, {**encoder, **config.values, **parts}, config.asked))
 
     def positions(self, config: JSONConfig, side: str) -> dict[str, Any]:
-        """See ``T5GemmaArchitecture.positions``; each type of layers has its own."""
+        """See ``T5GemmaArchitecture.positions``; each type of layers has other positions."""
         key = f"{side}.rope_parameters"
         theta, factor = read_rope(config, (key, FULL), config.get(f"{side}.rope_theta", 1e6), "linear")
         local, _ = read_rope(config, (key, SLIDING), config.get(f"{side}.rope_local_base_freq", 1e4))
@@ -111,9 +111,9 @@ class T5Gemma2Architecture(T5GemmaArchitecture):
 
     def attention(self, cfg: Any, side: str, index: int) -> dict[str, Piece]:
         """See ``T5GemmaArchitecture.attention``."""
-        theirs, ours = f"model.{side}.layers.{index}.self_attn", f"{side}.layers.{index}.self_attn"
-        norms = {f"{theirs}.{norm}.weight": Piece(f"{ours}.{norm}.weight") for norm in ("q_norm", "k_norm")}
-        return projections(cfg, side, theirs, ours, side == "decoder") | norms
+        foreign, local = f"model.{side}.layers.{index}.self_attn", f"{side}.layers.{index}.self_attn"
+        norms = {f"{foreign}.{norm}.weight": Piece(f"{local}.{norm}.weight") for norm in ("q_norm", "k_norm")}
+        return projections(cfg, side, foreign, local, side == "decoder") | norms
 
 
 ARCHITECTURE = T5Gemma2Architecture()

@@ -21,7 +21,7 @@ from seqgen.task import Task
 
 @dataclass
 class DecodingConfig:
-    """What is known about the text that a model was trained on."""
+    """The known properties of the text that a model was trained on."""
 
     source_lang: str = option("", "language of the source, such as en, by whose rules lines are split into sentences")
     translates: bool = option(
@@ -82,7 +82,7 @@ class DecodingTask(Task):
 
 @dataclass
 class PromptDecodingConfig:
-    """How prompts are encoded."""
+    """The encoding of prompts."""
 
     begin_with_eos: bool = option(
         False, "whether every prompt begins with end-of-sentence (fairseq); an empty prompt always does"

@@ -21,7 +21,6 @@ import torch
 
 from seqgen.config import ReadingConfig, TrainConfig
 from seqgen.data.tokenizers.base import save_tokenizer
-from seqgen.errors import ConfigError
 from seqgen.model import EncoderDecoderModel
 from seqgen.task import Task
 
@@ -51,7 +50,7 @@ class LoadedModel:
     generation: dict[str, Any] = field(default_factory=dict)
 
     def save_tokenizers(self, folder: Path) -> None:
-        """Write the tokenizers into a folder, each with a folder of its own: one for both sides, or one for each.
+        """Write the tokenizers into a folder, each into a folder: one for both sides, or one for each.
 
         Args:
             folder: such as a run folder.
@@ -101,23 +100,11 @@ def register_checkpoint_loader(
     Args:
         kind: what it loads, in words.
         recognizes: whether a path is of that kind; required if the kind was not declared before.
-
-    Raises:
-        ConfigError: the kind already has a loader, or it was not declared and ``recognizes`` is missing.
     """
 
     def decorator(loader: CheckpointLoader) -> CheckpointLoader:
-        if kind in _LOADERS:
-            raise ConfigError(
-                f"two checkpoint loaders are registered for a {kind}, in {_LOADERS[kind].__module__} and "
-                f"{loader.__module__}"
-            )
         if recognizes is not None:
             declare_checkpoint_loader(kind, recognizes, loader.__module__)
-        elif kind not in _DECLARED:
-            raise ConfigError(
-                f"the checkpoint loader for a {kind} in {loader.__module__} does not define which paths it recognizes"
-            )
         _LOADERS[kind] = loader
         return loader
 

@@ -14,7 +14,7 @@ from seqgen.checkpoints.serialization import digest
 from seqgen.config import GenerationConfig, TrainConfig
 from seqgen.config.keys import known_keys
 from seqgen.config.values import from_dict, to_dict
-from seqgen.errors import CheckpointError, ConfigError
+from seqgen.errors import CheckpointError, ConfigError, reading_errors
 from seqgen.generation.compatibility import check_compatible
 from seqgen.system.files import run_lock, write_atomically
 from seqgen.system.reading import parse_json, parse_yaml, read_bytes
@@ -44,7 +44,7 @@ def run_folder(path: Path) -> Path | None:
 
 
 def recorded_user_dirs(folder: Path) -> list[str]:
-    """The files and folders of the user's own that a run records (``common.user_dir``).
+    """The user's files and folders that a run records (``common.user_dir``).
 
     Args:
         folder: the run folder.
@@ -84,7 +84,7 @@ def save_generation(run: str | Path, cfg: GenerationConfig) -> None:
 
     Args:
         run: the run folder.
-        cfg: the decoding settings; if its ``semantics`` is empty, the run keeps its own.
+        cfg: the decoding settings; if its ``semantics`` is empty, the run's is kept.
 
     Raises:
         CheckpointError: it is no run folder, or one that is being trained.
@@ -108,11 +108,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         CheckpointError: it is missing or damaged.
     """
     try:
-        content = parse_yaml(read_bytes(path))
-    except FileNotFoundError:
-        raise CheckpointError(f"there is no file {path}; give the folder that contains it") from None
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
+        with reading_errors(path, CheckpointError, f"there is no file {path}; give the folder that contains it"):
+            content = parse_yaml(read_bytes(path))
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
     if not isinstance(content, dict):

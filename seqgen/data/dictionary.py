@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqgen.data.text import decode_line, read_chunks, read_lines
-from seqgen.errors import DataError, shown
+from seqgen.errors import DataError, reading_errors, shown
 from seqgen.system.files import write_atomically
 from seqgen.system.reading import parse_json, read_bytes
 
@@ -125,7 +125,7 @@ class Dictionary:
         return iter(self.symbols)
 
     def __eq__(self, other: object) -> bool:
-        """Whether tokens, ids and special ids are equal; counts are not compared."""
+        """True if tokens, ids and special ids are equal; counts are not compared."""
         if not isinstance(other, Dictionary):
             return NotImplemented
         return self.symbols == other.symbols and self.special_ids == other.special_ids
@@ -223,8 +223,10 @@ class Dictionary:
 
     @classmethod
     def _load_json(cls, path: Path) -> Self:
+        with reading_errors(path, DataError):
+            written = read_bytes(path)
         try:
-            content = parse_json(read_bytes(path))
+            content = parse_json(written)
             specials = {name: content[name] for name in ("pad", "eos", "unk", "bos")}
             symbols, counts = content["symbols"], content["counts"]
             if not isinstance(symbols, list) or not isinstance(counts, list):
@@ -235,10 +237,6 @@ class Dictionary:
             if not all(type(value) is int for value in (*counts, *numbers)):
                 raise TypeError("a count or id is not a whole number")
             return cls(symbols, counts, **specials)
-        except FileNotFoundError:
-            raise DataError(f"there is no file {path}") from None
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror or error}") from None
         except KeyError as error:
             raise DataError(f"{path} is not a vocabulary, or is damaged: it lacks {error}") from None
         except (ValueError, TypeError, DataError) as error:

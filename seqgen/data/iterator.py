@@ -91,7 +91,7 @@ def split(sizes: NDArray[np.int32], max_tokens: int | None, batch_size: int | No
     """Split a sequence of examples into consecutive batches, each as large as the limits allow.
 
     The size of a batch is its number of rows times the length of its longest example: its tokens and its padding. An
-    example that is longer than ``max_tokens`` gets a batch of its own.
+    example that is longer than ``max_tokens`` gets a separate batch.
 
     Args:
         sizes: ``(n,)`` tokens of each example: the longer of its sides.
@@ -133,13 +133,7 @@ def make_batches(
 
     Returns:
         The batches.
-
-    Raises:
-        ValueError: a limit is below 1.
     """
-    for name, limit in (("max_tokens", max_tokens), ("batch_size", batch_size)):
-        if limit is not None and limit < 1:
-            raise ValueError(f"{name} is {limit} but must be at least 1; None stands for no limit")
     order = sort_by_length(lengths, rng)
     starts = split(lengths.max(axis=1)[order], max_tokens, batch_size)
     batches = Batches(order, starts, np.append(starts[1:], len(order)))

@@ -73,19 +73,12 @@ def collate(
     Returns:
         The batch: ``src_tokens`` ``(N, S)``, ``target`` and ``prev_output_tokens`` ``(N, T)``, where S and T are the
         lengths of the longest source and the longest target.
-
-    Raises:
-        ValueError: there is no example, or only some have a target.
     """
-    if not examples:
-        raise ValueError("a batch needs at least one example")
     ids, sources, targets = zip(*examples, strict=True)
     source_lengths = torch.tensor([len(row) for row in sources])
     source = Source(pad_rows(sources, source_pad, left_pad_source), source_lengths)
     if all(row is None for row in targets):
         return Batch(torch.tensor(ids), source, ntokens=int(source_lengths.sum()))
-    if any(row is None for row in targets):
-        raise ValueError("either all examples of a batch have a target, or none has")
     shifted = pad_rows([row[:-1] for row in targets], target_pad)
     return Batch(
         ids=torch.tensor(ids),

@@ -146,7 +146,7 @@ class FlatState:
 
 MASK = "encoder_padding_mask"
 NEXT = "next."
-"""How the names of the new state begin: ``next.layers.0.self_attn.keys``."""
+"""The prefix of the names of the new state: ``next.layers.0.self_attn.keys``."""
 
 _AFTER = f"{SEEN} + 1"
 _EXAMPLE = {ROWS: 2, SOURCE: 5, SEEN: 3, _AFTER: 4}

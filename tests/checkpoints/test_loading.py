@@ -49,11 +49,3 @@ def test_other_paths_are_runs(tmp_path: Path) -> None:
         load_model(tmp_path)
     with pytest.raises(ConfigError, match="applies only to checkpoints of other toolkits"):
         load_models([str(tmp_path)], reading=ReadingConfig(dictionary="x"))
-
-
-def test_a_kind_has_one_loader_that_defines_its_paths() -> None:
-    register_toy()
-    with pytest.raises(ConfigError, match="two checkpoint loaders are registered for a toy"):
-        register_toy()
-    with pytest.raises(ConfigError, match="does not define which paths"):
-        register_checkpoint_loader("other")(lambda path, reading, placement: load_model(path))

@@ -185,7 +185,6 @@ def test_buckets_by_hand() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"feed_forward_proj": "gated-mish"}, "there is no 'gated-mish'; choose one of: relu, gelu,"),
         ({"relative_attention_num_buckets": 9}, "relative_attention_num_buckets=9 must be even"),
         ({"relative_attention_max_distance": 16}, "must be more than half of model.relative_attention_num_buckets=32"),
     ],

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self, cast
 
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.languages import AddedTokens, Languages
-from seqgen.errors import ConfigError, DataError, shown
+from seqgen.errors import ConfigError, DataError, reading_errors, shown
 from seqgen.registry import Registry
 from seqgen.system.files import new_folder, write_atomically
 from seqgen.system.hooks import Flagged, Flags
@@ -202,7 +202,10 @@ class Tokenizer(Flagged, ABC):
         Raises:
             ConfigError: the tokenizer does not implement this.
         """
-        raise no_token_bytes(self)
+        raise ConfigError(
+            f"{type(self).__name__} does not return the bytes of its tokens, which members with different target "
+            "vocabularies need to agree on a text; implement its token_bytes, or leave out this model"
+        )
 
     @cached_property
     def _sentinels(self) -> list[int]:
@@ -347,12 +350,9 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """
     path = folder / "tokenizer.json"
     try:
-        settings = parse_json(read_bytes(path))
+        with reading_errors(path, DataError, f"there is no file {path}; {folder} is not the folder of a tokenizer"):
+            settings = parse_json(read_bytes(path))
         name = settings["tokenizer"]
-    except FileNotFoundError:
-        raise DataError(f"there is no file {path}; {folder} is not the folder of a tokenizer") from None
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError):
         raise DataError(f"{path} is damaged; copy the folder again or train the tokenizer again") from None
     component = cast(type[Tokenizer], TOKENIZERS.entry(str(name)).component)
@@ -390,7 +390,7 @@ def of_byte_characters(tokens: Sequence[str | None], silent: Collection[int | No
 
 
 def _byte_characters() -> Iterator[tuple[str, int]]:
-    """Printable bytes are their own characters; the n-th of the others is the character ``256 + n``."""
+    """Printable bytes stand for themselves; the n-th of the others is the character ``256 + n``."""
     others = 0
     for byte in range(256):
         if 33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174:
@@ -398,14 +398,6 @@ def _byte_characters() -> Iterator[tuple[str, int]]:
         else:
             yield chr(256 + others), byte
             others += 1
-
-
-def no_token_bytes(tokenizer: object) -> ConfigError:
-    """The error for a tokenizer that does not implement ``token_bytes``."""
-    return ConfigError(
-        f"{type(tokenizer).__name__} does not return the bytes of its tokens, which members with different target "
-        "vocabularies need to agree on a text; implement its token_bytes, or leave out this model"
-    )
 
 
 _LONGEST = 18
@@ -450,7 +442,7 @@ class IdTokenizer(WhitespaceTokenizer):
 
 
 def is_id(word: str, size: int) -> bool:
-    """Whether a word is the id of a token.
+    """True if a word is the id of a token.
 
     Args:
         word: any text.

@@ -54,7 +54,7 @@ class GPT2Tokenizer(FastTokenizer):
         self.begins_with_eos = self._begins_with_eos()
 
     def _begins_with_eos(self) -> bool:
-        """Whether ``transformers`` adds begin-of-sentence, which is the same token as end-of-sentence, to a text.
+        """True if ``transformers`` adds begin-of-sentence, which is the same token as end-of-sentence, to a text.
 
         Raises:
             DataError: it adds something else.

@@ -18,7 +18,7 @@ from seqgen.data.tokenizers.files import (
     TokenizerFiles,
     as_token,
 )
-from seqgen.data.tokenizers.pipelines import build_pipeline, check_growth, read_model_file, to_pipeline
+from seqgen.data.tokenizers.pipelines import build_pipeline, read_model_file, to_pipeline
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.errors import DataError, library_errors, shown
 
@@ -140,9 +140,9 @@ def read_pipeline(files: TokenizerFiles) -> Any:
         The pipeline, a ``tokenizers.Tokenizer``.
 
     Raises:
-        DataError: the file is missing or damaged, or its steps can make a text too long.
+        DataError: the file is missing or damaged.
     """
-    check_growth(files.json(FAST_FILE), f"{files.origin}/{FAST_FILE}")
+    files.json(FAST_FILE)  # checks its syntax
     with library_errors(f"{files.origin}/{FAST_FILE} is not a tokenizer, or is damaged"):
         return Pipeline.from_str(files.need(FAST_FILE).decode())
 
@@ -176,51 +176,6 @@ NAMED = {**DEFAULTS, "mask_token": "<mask_2>"}
 SENTENCE_MASK = "<mask_1>"
 
 
-class PegasusTokens:
-    """The tokens with the first ids, in front of the pieces.
-
-    Args:
-        special: the special tokens, which get the defaults.
-
-    Attributes:
-        offset: the difference between the id of a piece and its number in the model.
-        sentence_mask: the token that replaces sentences; ``None`` for none.
-    """
-
-    def __init__(self, special: SpecialTokens):
-        self.offset = special.number("offset", OFFSET)
-        mask = special.config.get("mask_token_sent", SENTENCE_MASK)
-        where = f"{special.origin}/{CONFIG_FILE}: mask_token_sent"
-        self.sentence_mask = None if mask is None else str(as_token(mask, where))
-        special.fill(NAMED)
-        self.special = special
-        if special.additional is None:
-            special.additional = [*self._sentence(), *self._unused()]
-            return
-        given = [str(token) for token in special.additional]
-        special.additional = [*(token for token in self._sentence() if token not in given), *special.additional]
-        special.additional += [f"<unk_{i}>" for i in range(len(special.additional), self.offset - 1)]
-        names = [str(token) for token in special.additional]
-        if len(set(names)) != len(names):
-            raise DataError(
-                f"{special.origin}/{CONFIG_FILE}: its {len(given)} additional_special_tokens and the tokens <unk_i> "
-                "that follow them are not different; copy the file again"
-            )
-
-    def _sentence(self) -> list[str]:
-        return [] if self.sentence_mask is None else [self.sentence_mask]
-
-    def _unused(self) -> list[str]:
-        return [f"<unk_{i}>" for i in range(2, self.offset)]
-
-    def added(self) -> dict[int, AddedToken]:
-        """The tokens by id, as added tokens."""
-        named = self.special.named
-        masks = [] if self.sentence_mask is None else [self.sentence_mask, str(named["mask_token"])]
-        first = [str(named["pad_token"]), str(named["eos_token"]), *masks]
-        return {i: AddedToken(token, special=True) for i, token in enumerate([*first, *self._unused()])}
-
-
 class FastPegasusTokenizer(FastTokenizer):
     """Pegasus's fast tokenizer, read from ``tokenizer.json`` or converted from ``spiece.model``.
 
@@ -234,22 +189,46 @@ class FastPegasusTokenizer(FastTokenizer):
 
     def __init__(self, files: TokenizerFiles, vocab_size: int | None = None):
         special = SpecialTokens.read(files)
-        tokens = PegasusTokens(special)
+        self._offset = special.number("offset", OFFSET)
+        mask = special.config.get("mask_token_sent", SENTENCE_MASK)
+        where = f"{files.origin}/{CONFIG_FILE}: mask_token_sent"
+        self._sentence_mask = [] if mask is None else [str(as_token(mask, where))]
+        special.fill(NAMED)
+        special.additional = self._additional(special)
         usual = all(str(special.named[key]) == token for key, token in DEFAULTS.items())
         special.added = {}
         reads = FAST_FILE in files and usual and not special.config.get("from_slow")
         if not reads:
             special.mark()
-        pipeline = read_pipeline(files) if reads else self._converted(files, tokens)
+        pipeline = read_pipeline(files) if reads else self._converted(files, special)
         super().__init__(files, special, pipeline, vocab_size)
         if reads:
             self.check_added_tokens([], [self.dictionary.eos()])
 
+    def _additional(self, special: SpecialTokens) -> list[Token]:
+        """The special tokens without a name: the mask of sentences, those of the files, and unused ones."""
+        if special.additional is None:
+            return [*self._sentence_mask, *self._unused(2, self._offset)]
+        given = [str(token) for token in special.additional]
+        tokens = [*(token for token in self._sentence_mask if token not in given), *special.additional]
+        tokens += self._unused(len(tokens), self._offset - 1)
+        if len({str(token) for token in tokens}) != len(tokens):
+            raise DataError(
+                f"{special.origin}/{CONFIG_FILE}: its {len(given)} additional_special_tokens and the tokens <unk_i> "
+                "that follow them are not different; copy the file again"
+            )
+        return tokens
+
     @staticmethod
-    def _converted(files: TokenizerFiles, tokens: PegasusTokens) -> Any:
+    def _unused(start: int, stop: int) -> list[str]:
+        return [f"<unk_{i}>" for i in range(start, stop)]
+
+    def _converted(self, files: TokenizerFiles, special: SpecialTokens) -> Any:
         origin = f"{files.origin}/{MODEL_FILE}"
         source = read_model_file(files.need(MODEL_FILE), origin)
-        first = list(tokens.added().values())
-        vocabulary = [(token.content, -100.0 if token.content.startswith("<unk_") else 0.0) for token in first]
+        pad, eos, mask = (str(special.named[f"{name}_token"]) for name in ("pad", "eos", "mask"))
+        first = [pad, eos, *([*self._sentence_mask, mask] if self._sentence_mask else [])]
+        vocabulary = [(token, 0.0) for token in first]
+        vocabulary += [(token, -100.0) for token in self._unused(2, self._offset)]
         vocabulary += [(piece.text, piece.score) for piece in source.pieces[2:]]
-        return build_pipeline(source, vocabulary, source.unk + tokens.offset, origin, splits=True)
+        return build_pipeline(source, vocabulary, source.unk + self._offset, origin, splits=True)

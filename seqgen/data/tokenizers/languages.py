@@ -77,7 +77,7 @@ class AddedTokens(NamedTuple):
 
 
 class TargetLanguage(Enum):
-    """How a model is told the language of its output."""
+    """The place of the token of the output's language."""
 
     FIRST = "first"
     """The language's token is the first token of the output (M2M-100, NLLB, mBART-50)."""

@@ -26,7 +26,7 @@ from seqgen.errors import DataError, nearest
 
 CODES = {"m2m100": M2M100, "wmt21": WMT21}
 M2M100_FORMAT, MARIAN_FORMAT = "__{}__", ">>{}<<"
-"""How the code of a language is written as a token."""
+"""The token of a language, by its code."""
 
 SOURCE, TARGET = "source", "target"
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
@@ -88,26 +88,21 @@ class M2M100Tokenizer(VocabularyTokenizer):
         special = SpecialTokens.read(files)
         special.fill(NAMED)
         processor = load_processor(files.need(FAIRSEQ_MODEL_FILE), f"{files.origin}/{FAIRSEQ_MODEL_FILE}")
-        own = read_vocabulary(files, VOCAB_FILE, str(special.named["unk_token"]))
+        vocabulary = read_vocabulary(files, VOCAB_FILE, str(special.named["unk_token"]))
         name = str(special.config.get("language_codes", "m2m100"))
         if name not in CODES:
             raise DataError(
                 f"{files.origin}/{CONFIG_FILE}: language_codes is {name!r}{nearest(name, CODES)}; it must be one of "
                 f"{', '.join(CODES)}"
             )
-        codes = {code: len(own) + i for i, code in enumerate(CODES[name])}
+        codes = {code: len(vocabulary) + i for i, code in enumerate(CODES[name])}
         unlisted = {index: M2M100_FORMAT.format(code) for code, index in codes.items()}
-        ids = {**own, **{token: index for index, token in unlisted.items()}}
-        pieces = {index: piece for piece, index in own.items()}
+        ids = {**vocabulary, **{token: index for index, token in unlisted.items()}}
+        pieces = {index: piece for piece, index in vocabulary.items()}
         super().__init__(processor, ids, files, special, pieces, len(pieces), vocab_size, unlisted)
         source, target = (special.config.get(key) for key in ("src_lang", "tgt_lang"))
-        languages = Languages(
-            codes,
-            TargetLanguage.FIRST,
-            str("en" if source is None else source),
-            target_lang=str(target or ""),
-            token_format=M2M100_FORMAT,
-        )
+        default = str("en" if source is None else source)
+        languages = Languages(codes, TargetLanguage.FIRST, default, False, str(target or ""), M2M100_FORMAT)
         self.languages = languages.checked(f"{files.origin}/{CONFIG_FILE}")
 
 
@@ -161,18 +156,18 @@ class MarianTokenizer(VocabularyTokenizer):
         special = SpecialTokens.read(files)
         special.fill()
         self.separate = bool(special.config.get("separate_vocabs"))
-        own = read_vocabulary(files, VOCAB_FILE, *(str(special.named[key]) for key in ("unk_token", "pad_token")))
-        by_id = {index: piece for piece, index in own.items()}
+        listed = read_vocabulary(files, VOCAB_FILE, *(str(special.named[key]) for key in ("unk_token", "pad_token")))
+        by_id = {index: piece for piece, index in listed.items()}
         add_tokens(special.all(), special.added, by_id)  # both sides have the special tokens of the source
-        ids = own
+        ids = listed
         if self.separate and side == TARGET:
             ids = read_vocabulary(files, TARGET_VOCAB_FILE, str(special.named["unk_token"]))
         name = TARGET_MODEL_FILE if side == TARGET else SOURCE_MODEL_FILE
         processor = load_processor(files.need(name), f"{files.origin}/{name}")
         pieces = {index: piece for piece, index in ids.items()}
-        super().__init__(processor, ids, files, special, pieces, len(own), vocab_size)
+        super().__init__(processor, ids, files, special, pieces, len(listed), vocab_size)
         before, after = MARIAN_FORMAT.split("{}")
-        codes = {token: index for token, index in own.items() if token.startswith(before) and token.endswith(after)}
+        codes = {token: index for token, index in listed.items() if token.startswith(before) and token.endswith(after)}
         if codes:
             names = {token.removeprefix(before).removesuffix(after): index for token, index in codes.items()}
             self.languages = Languages(names, TargetLanguage.SOURCE, token_format=MARIAN_FORMAT, in_text=True)

@@ -39,7 +39,7 @@ _NLLB_CODE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")
 
 @dataclass(frozen=True)
 class Kind:
-    """How the three tokenizers differ.
+    """The differences between the three tokenizers.
 
     Attributes:
         codes: the languages if the files do not list them.
@@ -139,8 +139,8 @@ class FairseqTokenizer(FastTokenizer):
         origin = f"{files.origin}/{FAIRSEQ_MODEL_FILE}"
         source = read_model_file(files.need(FAIRSEQ_MODEL_FILE), origin)
         further = [*self.kind.codes, MASK] if self.kind.own_ids else []
-        own = [(piece.text, piece.score) for piece in source.pieces[len(FIRST) - OFFSET :]]
-        vocabulary = [*((token, 0.0) for token in FIRST), *own, *((token, 0.0) for token in further)]
+        pieces = [(piece.text, piece.score) for piece in source.pieces[len(FIRST) - OFFSET :]]
+        vocabulary = [*((token, 0.0) for token in FIRST), *pieces, *((token, 0.0) for token in further)]
         return build_pipeline(source, vocabulary, FIRST.index("<unk>"), origin)
 
     def __reduce__(self) -> tuple[Any, ...]:

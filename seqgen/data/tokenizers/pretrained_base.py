@@ -71,7 +71,7 @@ class PretrainedTokenizer(Tokenizer):
         super().__init__(Dictionary(names, **special_ids))  # type: ignore[arg-type]
 
     byte_characters: bool = False
-    """Whether tokens are written in GPT-2's characters for bytes, rather than as SentencePiece's pieces."""
+    """True if tokens are written in GPT-2's characters for bytes, rather than as SentencePiece's pieces."""
 
     @abstractmethod
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:

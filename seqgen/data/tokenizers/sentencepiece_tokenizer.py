@@ -16,7 +16,7 @@ import sentencepiece
 
 from seqgen.data.dictionary import FAIRSEQ_SPECIALS, Dictionary
 from seqgen.data.tokenizers.base import TokenBytes, Tokenizer, of_spaced_pieces, register_tokenizer, write_settings
-from seqgen.errors import DataError, UserError
+from seqgen.errors import DataError, UserError, reading_errors
 from seqgen.system.files import write_atomically
 from seqgen.system.reading import read_bytes
 
@@ -39,12 +39,8 @@ def read_model(path: Path) -> bytes:
     Raises:
         DataError: the file is missing or cannot be read.
     """
-    try:
+    with reading_errors(path, DataError, f"there is no SentencePiece model {path}"):
         return read_bytes(path)
-    except FileNotFoundError:
-        raise DataError(f"there is no SentencePiece model {path}") from None
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 @register_tokenizer("sentencepiece")
@@ -79,9 +75,9 @@ class SentencePieceTokenizer(Tokenizer):
         self.nbest = nbest
         self.native = dictionary is None
         self._processor = load_processor(model, origin)
-        own = own_dictionary(self._processor)
-        super().__init__(own if dictionary is None else dictionary)
-        pieces = own.symbols[: self._processor.vocab_size()]
+        native = own_dictionary(self._processor)
+        super().__init__(native if dictionary is None else dictionary)
+        pieces = native.symbols[: self._processor.vocab_size()]
         self._own_unk = self._processor.unk_id()
         self._own_silent = {i for i in range(len(pieces)) if self._processor.is_control(i)}
         self._to_dictionary = None if dictionary is None else [dictionary.index(piece) for piece in pieces]
@@ -151,8 +147,8 @@ class SentencePieceTokenizer(Tokenizer):
 
     def fingerprint(self) -> str:
         """See ``Tokenizer.fingerprint``."""
-        own = hashlib.sha256(self.model).hexdigest()
-        return f"sentencepiece:{own}:{'' if self.native else self.dictionary.fingerprint()}"
+        model = hashlib.sha256(self.model).hexdigest()
+        return f"sentencepiece:{model}:{'' if self.native else self.dictionary.fingerprint()}"
 
     def save(self, folder: Path) -> None:
         """See ``Tokenizer.save``."""
@@ -310,7 +306,7 @@ def train_sentencepiece(
 
 class _Reader:
     """Iterates over lines, logs how many are read, and keeps the error that ended the iteration, which SentencePiece
-    replaces by its own.
+    replaces.
     """
 
     def __init__(self, lines: Iterable[str]):

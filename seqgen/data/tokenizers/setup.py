@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class TokenizerConfig:
-    """How text becomes ids."""
+    """The tokenizer: where it comes from, and how it is trained."""
 
     tokenizer: str = option(
         "sentencepiece",
