@@ -13,6 +13,7 @@ A decoder starts with an embedding of zeros. Here it is that of padding, a token
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from torch import Tensor
 
 from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask
@@ -78,6 +78,10 @@ _NORMS = {("", "dan", ""): False, ("", "an", ""): False, ("n", "da", "n"): True,
 """True for a pre-norm model, by ``transformer-preprocess``, ``-postprocess`` and ``-postprocess-top``."""
 
 _ACTIVATIONS = {"swish": "swish", "relu": "relu"}
+_LINE = re.compile(r"""(?:"((?:[^"\\]|\\.)*)"|'((?:[^']|'')*)'|(.*[^ ])) *: +([0-9]{1,9}) *""")
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)")
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "e": "\x1b"}
+_ESCAPED |= {"N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029"}
 
 
 @dataclass(frozen=True)
@@ -353,17 +357,26 @@ _SPM = (SOURCE_MODEL_FILE, TARGET_MODEL_FILE)
 def _read_vocabulary(path: Path) -> dict[str, int]:
     """The id of each token of a ``vocab.yml`` in the order of ids, and padding at the end.
 
+    The file has one token in each line. Some files that Marian writes are not valid YAML.
+
     Raises:
         DataError: the file is missing or damaged.
     """
     try:
-        # the loader that reads tokens such as ``1`` and ``no`` as text
-        content = yaml.load(read_bytes(path).decode(), getattr(yaml, "CBaseLoader", yaml.BaseLoader))
-        ids = {str(token): int(index) for token, index in dict(content).items()}
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_bytes(path).decode()
+    except (OSError, ValueError) as error:
         raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}") from None
-    except (ValueError, TypeError, yaml.YAMLError, RecursionError):
-        raise DataError(f"{path} is damaged: it does not have tokens with their ids, such as Haus: 17") from None
+    ids: dict[str, int] = {}
+    for number, line in enumerate(text.replace("\r\n", "\n").replace("\n: ", ": ").split("\n"), start=1):
+        if not line.strip() or line == "---":
+            continue
+        found = _LINE.fullmatch(line.removeprefix("? ") if line.startswith("? ") else line)
+        if found is None:
+            raise DataError(f"{path}: line {number} has no token with its id, such as Haus: 17")
+        double, single, plain, index = found.groups()
+        token = plain if plain is not None else single.replace("''", "'") if double is None else _unescaped(double)
+        if ids.setdefault(token, int(index)) != int(index):
+            raise DataError(f"{path}: line {number} has the token {shown(token)} again, with another id")
     if len(ids) > MAX_IDS or sorted(ids.values()) != list(range(len(ids))):
         raise DataError(f"{path} is damaged: its {len(ids)} ids are not the numbers from 0 to {len(ids) - 1}")
     if missing := {"</s>", "<unk>"} - set(ids):
@@ -371,6 +384,19 @@ def _read_vocabulary(path: Path) -> dict[str, int]:
     ordered = dict(sorted(ids.items(), key=lambda item: item[1]))
     pad = next(name for name in ("<pad>", "<seqgen:pad>", f"<seqgen:{len(ids)}>") if name not in ids)
     return {**ordered, pad: len(ids)}
+
+
+def _unescaped(text: str) -> str:
+    """The text between double quotes, its escapes replaced."""
+
+    def character(match: re.Match[str]) -> str:
+        code = match[1]
+        if len(code) == 1:
+            return _ESCAPED.get(code, code)
+        value = int(code[1:], 16)
+        return chr(value) if value <= 0x10FFFF and not 0xD800 <= value < 0xE000 else "\ufffd"
+
+    return _ESCAPE.sub(character, text)
 
 
 def _decoding(decoding: ForeignConfig) -> tuple[dict[str, Any], list[str]]:

@@ -219,7 +219,7 @@ class InputEncoder:
         if not prefix:
             return []
         target = self.task.target_tokenizer
-        ids = [*target.beginning(languages.target_lang), *target.encode(prefix)]
+        ids = [*target.target_tokens(languages.target_lang).before, *target.encode(prefix)]
         if lacking := self.task.target_tokenizer.unknown(prefix):
             notes.append(f"the vocabulary lacks these parts of the prefix: {' '.join(dict.fromkeys(lacking))[:60]}")
         longest = self.longest_output(sources)

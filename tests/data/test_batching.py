@@ -3,7 +3,6 @@
 import itertools
 
 import numpy as np
-import pytest
 from hypothesis import given, strategies as st
 
 from seqgen.data.iterator import Batches, make_batches, sort_by_length
@@ -78,12 +77,6 @@ def test_shards(count: int, world_size: int) -> None:
     shards = [as_lists(batches.shard(rank, world_size)) for rank in range(world_size)]
     assert sorted(batch[0] for shard in shards for batch in shard) == list(range(count)), "each exactly once"
     assert {len(shard) for shard in shards} <= {count // world_size, -(-count // world_size)}
-
-
-@pytest.mark.parametrize("name", ["max_tokens", "batch_size"])
-def test_limit_below_one(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} is 0 but must be at least 1"):
-        make_batches(np.ones((1, 2), np.int32), **{name: 0})
 
 
 def test_little_padding() -> None:

@@ -120,20 +120,13 @@ class Tokenizer(Flagged, ABC):
         return self.target_tokens(language).around(self.encode(text))
 
     def target_tokens(self, target_lang: str = "") -> AddedTokens:
-        """The tokens that are added to a target: those of ``beginning``, and end-of-sentence.
+        """The tokens that are added to a target: the beginning of every target, by default none, and end-of-sentence.
 
         Args:
             target_lang: code of the target's language; empty for none.
         """
-        return AddedTokens(self.beginning(target_lang), [self.dictionary.eos()])
-
-    def beginning(self, target_lang: str = "") -> list[int]:
-        """The tokens with which every target begins, by default none.
-
-        Args:
-            target_lang: code of the target's language; empty for none.
-        """
-        return [] if self.languages is None else self.languages.beginning(target_lang)
+        before = [] if self.languages is None else self.languages.beginning(target_lang)
+        return AddedTokens(before, [self.dictionary.eos()])
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:

@@ -165,15 +165,15 @@ class FastBartTokenizer(FastTokenizer):
 
     def source_tokens(self, source_lang: str = "", target_lang: str = "") -> AddedTokens:
         """See ``Tokenizer.source_tokens``."""
-        return AddedTokens(self.beginning(), [self.dictionary.index(str(self.special.named["sep_token"]))])
+        first, last = (self.dictionary.index(str(self.special.named[key])) for key in ("cls_token", "sep_token"))
+        return AddedTokens([first], [last])
 
-    def beginning(self, target_lang: str = "") -> list[int]:
-        """See ``Tokenizer.beginning``."""
-        return [self.dictionary.index(str(self.special.named["cls_token"]))]
+    def target_tokens(self, target_lang: str = "") -> AddedTokens:
+        """See ``Tokenizer.target_tokens``."""
+        return AddedTokens(self.source_tokens().before, [self.dictionary.eos()])
 
 
-_NAMED = {f"{name}_token": f"<{name}>" for name in ("pad", "eos", "bos", "unk")}
-_MASK = "<mask>"
+_GEMMA_NAMED = {f"{name}_token": f"<{name}>" for name in ("pad", "eos", "bos", "unk")}
 
 
 class GemmaTokenizer(FastTokenizer):
@@ -193,14 +193,14 @@ class GemmaTokenizer(FastTokenizer):
 
     def __init__(self, files: TokenizerFiles, vocab_size: int | None = None):
         special = SpecialTokens.read(files)
-        special.fill(_NAMED)
+        special.fill(_GEMMA_NAMED)
         pipeline = read_pipeline(files)
         model = pipeline.model
         if not isinstance(model, BPE):
             raise DataError(f"{files.origin}/{FAST_FILE} is not a byte-pair encoding, which Gemma's tokenizer is")
         model.fuse_unk = model.byte_fallback = True
-        if pipeline.token_to_id(_MASK) is not None:
-            special.fill({"mask_token": _MASK})
+        if pipeline.token_to_id(MASK) is not None:
+            special.fill({"mask_token": MASK})
         pipeline.normalizer = normalizers.Replace(" ", "▁")
         pipeline.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
         pipeline.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])

@@ -55,7 +55,6 @@ class LanguageTokenizer(Tokenizer):
         self.text, self.codes, self.whole_words, self.samples = text, list(codes), text.whole_words, text.samples
         self.languages = replace(convention, ids={**convention.ids, **added})
         self._language_ids = frozenset(self.languages.ids.values())
-        self._adds_to_text = text.languages is None
 
     def encode(self, text: str) -> list[int]:
         """See ``Tokenizer.encode``."""
@@ -75,12 +74,16 @@ class LanguageTokenizer(Tokenizer):
 
     def source_tokens(self, source_lang: str = "", target_lang: str = "") -> AddedTokens:
         """See ``Tokenizer.source_tokens``; the token of a language precedes a begin-of-sentence of the text."""
-        added = super().source_tokens(source_lang, target_lang)
-        return added._replace(before=[*added.before, *(self.text.source_tokens().before if self._adds_to_text else [])])
+        return self._joined(super().source_tokens(source_lang, target_lang), self.text.source_tokens())
 
-    def beginning(self, target_lang: str = "") -> list[int]:
-        """See ``Tokenizer.beginning``."""
-        return [*super().beginning(target_lang), *(self.text.beginning() if self._adds_to_text else [])]
+    def target_tokens(self, target_lang: str = "") -> AddedTokens:
+        """See ``Tokenizer.target_tokens``."""
+        return self._joined(super().target_tokens(target_lang), self.text.target_tokens())
+
+    def _joined(self, added: AddedTokens, of_text: AddedTokens) -> AddedTokens:
+        """The tokens of languages, and those that begin a text, unless these are tokens of languages, too."""
+        has_languages = self.text.languages is not None
+        return added if has_languages else added._replace(before=[*added.before, *of_text.before])
 
     def decode(self, ids: Sequence[int]) -> str:
         """See ``Tokenizer.decode``; the tokens of languages are skipped."""
