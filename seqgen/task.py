@@ -28,7 +28,7 @@ from seqgen.system.hooks import Flagged, Flags
 
 
 def are_languages(*sides: str) -> bool:
-    """Whether the names of sides, such as endings of files, are codes of languages such as ``en``, not ``article``."""
+    """True if the names of sides, such as endings of files, are codes of languages such as ``en``, not ``article``."""
     return all(re.fullmatch("[a-z]{2,3}([-_].*)?", side) for side in sides)
 
 

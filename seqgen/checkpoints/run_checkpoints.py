@@ -226,7 +226,7 @@ def _folder_of(file: Path) -> Path:
 
 
 def _why_none(given: Path) -> str:
-    """Why a path refers to no checkpoint, and what the user can do."""
+    """The reason why a path refers to no checkpoint, with advice for the user."""
     if not given.is_dir():
         kind = f"neither a run folder nor a checkpoint: no {MODEL} in it"
         return kind if given.exists() else f"there is no such file or folder{_advice(given)}"

@@ -114,11 +114,12 @@ class LanguageTokenizer(Tokenizer):
         text = load_tokenizer(folder / TEXT)
         try:
             codes = [str(code) for code in settings["codes"]]
+            texts: dict[str, Any] = {key: str(settings[key]) for key in ("source_lang", "target_lang", "token_format")}
             convention = Languages(
                 ids=text.languages.ids if text.languages is not None else {},
                 target=TargetLanguage(settings["target"]),
                 follows_eos=settings["follows_eos"] is True,
-                **{key: str(settings[key]) for key in ("source_lang", "target_lang", "token_format")},
+                **texts,
             )
             _before, _after = convention.token_format.split("{}")
         except (KeyError, TypeError, ValueError):

@@ -43,7 +43,7 @@ class Kind:
 
     Attributes:
         codes: the languages if the files do not list them.
-        own_ids: whether the languages and the mask token have ids in the vocabulary; otherwise they are added tokens.
+        in_vocabulary: whether the vocabulary has the languages and the mask token; otherwise they are added tokens.
         source_lang: the default source language.
         target: how the language of the output is chosen.
         follows_eos: whether the language of the source follows end-of-sentence by default.
@@ -51,7 +51,7 @@ class Kind:
     """
 
     codes: list[str]
-    own_ids: bool
+    in_vocabulary: bool
     source_lang: str
     target: TargetLanguage
     follows_eos: bool = False
@@ -65,15 +65,17 @@ class Kind:
             slow: whether by the rules of the slow tokenizer of version 4, from which a fast one is converted.
         """
         special.fill({key: token for key, token in FAIRSEQ_NAMED.items() if self.has_bos or key != "bos_token"})
-        if not self.own_ids and slow:
+        if not self.in_vocabulary and slow:
             for key in ("bos_token", "pad_token", "eos_token", "unk_token"):
                 special.named[key] = with_flags(special.named[key], normalized=False, special=True)
         mask = special.named.setdefault("mask_token", MASK)
-        flags = {"lstrip": True, "special": not self.own_ids}
-        special.named["mask_token"] = with_flags(mask, **flags, normalized=not (slow and self.own_ids and self.has_bos))
+        flags = {"lstrip": True, "special": not self.in_vocabulary}
+        special.named["mask_token"] = with_flags(
+            mask, **flags, normalized=not (slow and self.in_vocabulary and self.has_bos)
+        )
         given = special.additional or []
         names = {str(token): token for token in given}
-        if not self.own_ids:
+        if not self.in_vocabulary:
             special.additional = list(self.codes) if special.additional is None else given
         elif self.has_bos:  # mBART: the codes first
             special.additional = [names.pop(code, code) for code in self.codes] + list(names.values())
@@ -91,9 +93,9 @@ class Kind:
             ConfigError: a language in the configuration does not exist.
         """
         config, codes = special.config, self.codes
-        if not self.own_ids:
+        if not self.in_vocabulary:
             codes = sorted(filter(_NLLB_CODE.fullmatch, ids), key=ids.__getitem__)
-        follows = self.follows_eos or (not self.own_ids and bool(config.get("legacy_behaviour")))
+        follows = self.follows_eos or (not self.in_vocabulary and bool(config.get("legacy_behaviour")))
         found = {code: ids[code] for code in codes if code in ids}
         source, target = (config.get(key) for key in ("src_lang", "tgt_lang"))
         default = str(self.source_lang if source is None else source)
@@ -138,7 +140,7 @@ class FairseqTokenizer(FastTokenizer):
     def _converted(self, files: TokenizerFiles) -> Any:
         origin = f"{files.origin}/{FAIRSEQ_MODEL_FILE}"
         source = read_model_file(files.need(FAIRSEQ_MODEL_FILE), origin)
-        further = [*self.kind.codes, MASK] if self.kind.own_ids else []
+        further = [*self.kind.codes, MASK] if self.kind.in_vocabulary else []
         pieces = [(piece.text, piece.score) for piece in source.pieces[len(FIRST) - OFFSET :]]
         vocabulary = [*((token, 0.0) for token in FIRST), *pieces, *((token, 0.0) for token in further)]
         return build_pipeline(source, vocabulary, FIRST.index("<unk>"), origin)

@@ -75,11 +75,11 @@ class SentencePieceTokenizer(Tokenizer):
         self.nbest = nbest
         self.native = dictionary is None
         self._processor = load_processor(model, origin)
-        native = own_dictionary(self._processor)
+        native = native_dictionary(self._processor)
         super().__init__(native if dictionary is None else dictionary)
         pieces = native.symbols[: self._processor.vocab_size()]
-        self._own_unk = self._processor.unk_id()
-        self._own_silent = {i for i in range(len(pieces)) if self._processor.is_control(i)}
+        self._native_unk = self._processor.unk_id()
+        self._native_silent = {i for i in range(len(pieces)) if self._processor.is_control(i)}
         self._to_dictionary = None if dictionary is None else [dictionary.index(piece) for piece in pieces]
         ordinary = [piece for piece in pieces if piece not in FAIRSEQ_SPECIALS]
         if dictionary is not None and sum(piece in dictionary for piece in ordinary) < MIN_SHARED * len(ordinary):
@@ -102,7 +102,7 @@ class SentencePieceTokenizer(Tokenizer):
     def _translate(self, ids: list[int], text: str) -> list[int]:
         if self._to_dictionary is None:
             return ids
-        if self._own_unk in ids:
+        if self._native_unk in ids:
             # a piece that is unknown to the model may still be a token of the vocabulary
             return [self.dictionary.word_index(piece) for piece in self._processor.encode(text, out_type=str)]
         return [self._to_dictionary[i] for i in ids]
@@ -112,7 +112,7 @@ class SentencePieceTokenizer(Tokenizer):
         text: str
         if self._to_dictionary is None:
             size = self._processor.vocab_size()
-            text = self._processor.decode([i for i in ids if i < size and i not in self._own_silent])
+            text = self._processor.decode([i for i in ids if i < size and i not in self._native_silent])
         else:
             dictionary = self.dictionary
             silent = {dictionary.pad(), dictionary.eos(), dictionary.bos()}
@@ -133,7 +133,7 @@ class SentencePieceTokenizer(Tokenizer):
         """See ``Tokenizer.unknown``."""
         pieces = self._processor.encode(text, out_type=str)
         if self.native:
-            lacking = [piece for piece in pieces if self._processor.piece_to_id(piece) == self._own_unk]
+            lacking = [piece for piece in pieces if self._processor.piece_to_id(piece) == self._native_unk]
         else:
             unk = self.dictionary.unk()
             lacking = [piece for piece in pieces if self.dictionary.word_index(piece) == unk]
@@ -141,7 +141,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     def token_bytes(self) -> TokenBytes:
         """See ``Tokenizer.token_bytes``."""
-        controls = {self._processor.id_to_piece(i) for i in self._own_silent}
+        controls = {self._processor.id_to_piece(i) for i in self._native_silent}
         named = {i for i, symbol in enumerate(self.dictionary) if symbol in controls}
         return of_spaced_pieces(self.dictionary.symbols, named | set(self.dictionary.special_ids.values()))
 
@@ -204,7 +204,7 @@ def load_processor(model: bytes, origin: str) -> Any:
     return processor
 
 
-def own_dictionary(processor: Any) -> Dictionary:
+def native_dictionary(processor: Any) -> Dictionary:
     """The pieces of a SentencePiece model with the model's own ids.
 
     Args:
