@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -44,7 +45,7 @@ from seqgen.data.tokenizers.files import (
 )
 from seqgen.data.tokenizers.pretrained import MARIAN, make_tokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
-from seqgen.errors import CheckpointError, ConfigError, DataError, shown
+from seqgen.errors import CheckpointError, ConfigError, DataError, reading_errors, shown
 from seqgen.models.huggingface.weights import Layout, Piece, fill
 from seqgen.models.transformer import TransformerConfig, TransformerModel
 from seqgen.modules.inspection import num_parameters
@@ -421,26 +422,14 @@ def read_npz(path: Path) -> dict[str, Tensor]:
         CheckpointError: it cannot be read, is damaged or compressed, or has other arrays than those of numbers.
     """
     try:
-        with open_regular(path) as file:
+        with reading_errors(path, CheckpointError), open_regular(path) as file:
             with zipfile.ZipFile(file) as archive:
                 if not is_stored(archive, path):
                     raise CheckpointError(f"{path} is compressed, which seqgen does not read; copy it again")
             file.seek(0)
             with np.load(file, allow_pickle=False) as arrays:
                 return {name: torch.from_numpy(array) for name, array in arrays.items()}
-    except FileNotFoundError:
-        raise CheckpointError(f"there is no file {path}") from None
-    except (
-        zipfile.BadZipFile,
-        NotImplementedError,
-        EOFError,
-        ValueError,
-        TypeError,
-        MemoryError,
-        RuntimeError,
-    ) as error:
+    except (zipfile.BadZipFile, struct.error, EOFError, ValueError, TypeError, MemoryError, RuntimeError) as error:
         raise CheckpointError(
             f"{path} is damaged or no archive of arrays ({' '.join(str(error).split())[:100]}); copy it again"
         ) from None
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None

@@ -37,8 +37,8 @@ class LoadedModel:
         task_values: for a checkpoint of another toolkit, the name (``_name``) and values of a task that such a model
             can be trained on, so that it can be made a run.
         notes: what the user should know about how it was read.
-        generation: the model's decoding settings, by the names of ``GenerationConfig``'s fields; they apply to keys that
-            the user does not set.
+        generation: the model's decoding settings, by the names of ``GenerationConfig``'s fields; they apply to keys
+            that the user does not set.
     """
 
     model: EncoderDecoderModel
