@@ -19,7 +19,7 @@ MODELS.declare("t5gemma", "seqgen.models.t5gemma")
 MODELS.declare("t5gemma2", "seqgen.models.t5gemma2")
 
 declare_checkpoint_loader(
-    "fairseq checkpoint", lambda path: path.suffix == ".pt" and path.is_file(), "seqgen.models.fairseq.checkpoint"
+    "fairseq checkpoint", lambda path: path.suffix == ".pt" and path.is_file(), "seqgen.models.fairseq"
 )
 declare_checkpoint_loader(
     "Hugging Face folder", lambda path: (path / "config.json").is_file(), "seqgen.models.huggingface.checkpoint"

@@ -14,7 +14,7 @@ import re
 import warnings
 import zipfile
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,11 @@ _VALUES = frozenset(
 )
 # ... and what hints of types, choices, paths and numbers are made of. Nearly all of it gets a stand-in.
 _PACKAGES = ("typing.", "enum.", "pathlib.", "numpy.")
+
+_MAX_NAMES = 100
+"""The largest number of classes in a file that get a stand-in; each lets PyTorch read the file once more."""
+_MAX_VALUES = 100_000
+"""The largest number of values in a checkpoint's options, each counted once for each reference."""
 
 
 class Inert:
@@ -98,18 +103,27 @@ def plain(value: Any) -> Any:
             and lists of these.
 
     Raises:
-        RecursionError: they contain themselves.
+        ValueError: they contain themselves, or expand to more values than any options have.
     """
+    try:
+        return _plain(value, itertools.count(1))
+    except RecursionError:
+        raise ValueError("contain themselves") from None
+
+
+def _plain(value: Any, counter: Iterator[int]) -> Any:
+    if next(counter) > _MAX_VALUES:
+        raise ValueError(f"expand to more than {_MAX_VALUES} values")
     if isinstance(value, Inert):
         state = value.state if isinstance(value.state, Mapping) else {}
         inside = [state[key] for key in ("_content", "_val") if key in state] or list(value.args)
-        return plain(inside[0]) if len(inside) == 1 else None
+        return _plain(inside[0], counter) if len(inside) == 1 else None
     if isinstance(value, Namespace):
-        return plain(vars(value))
+        return _plain(vars(value), counter)
     if isinstance(value, Mapping):
-        return {_text(key): plain(item) for key, item in value.items()}
+        return {_text(key): _plain(item, counter) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [_plain(item, counter) for item in value]
     return value
 
 
@@ -141,10 +155,10 @@ def _load(path: Path, packages: Sequence[str]) -> Any:
     """Load a file, with a stand-in for each harmless name that PyTorch's reader refuses.
 
     Raises:
-        CheckpointError: the file names something that is not harmless.
+        CheckpointError: the file names something that is not harmless, or more than any checkpoint does.
     """
     stand_ins: dict[str, Any] = {}
-    while True:
+    while len(stand_ins) <= _MAX_NAMES:
         allowed: list[Any] = [Namespace, *((stand_in, name) for name, stand_in in stand_ins.items())]
         try:
             # PyTorch warns of pickle protocols that it does not write itself
@@ -159,6 +173,7 @@ def _load(path: Path, packages: Sequence[str]) -> Any:
                     f"{path} contains code: reading it would run {name}, so it is refused; no code was run"
                 ) from None
             stand_ins[name] = _stand_in(name)
+    raise CheckpointError(f"{path} names more than {_MAX_NAMES} classes, which no checkpoint does")
 
 
 def _check_archive(path: Path) -> None:

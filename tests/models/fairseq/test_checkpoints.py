@@ -20,7 +20,7 @@ from seqgen.checkpoints.torch_file import Inert, plain, read_torch_file
 from seqgen.config import ReadingConfig
 from seqgen.errors import CheckpointError, UserError
 from seqgen.model import EncoderDecoderModel
-from seqgen.models.fairseq.options import read_options
+from seqgen.models.fairseq import read_options
 from seqgen.models.fconv import FConvConfig
 from seqgen.models.transformer import TransformerConfig
 from seqgen.registry import MODELS
