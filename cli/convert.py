@@ -29,7 +29,7 @@ from seqgen.config.user_files import recorded_files
 from seqgen.config.values import changed, from_dict
 from seqgen.data.tokenizers.base import load_tokenizer
 from seqgen.errors import ConfigError
-from seqgen.export.folder import FORMATS, check_installed, write_export
+from seqgen.export import FORMATS, check_installed, write_export
 from seqgen.generation.component import Resources
 from seqgen.generation.processors.prefix_trie import TRIE_SUFFIX, trie_of_file
 from seqgen.registry import TASKS

@@ -187,14 +187,14 @@ FAULTS = [
         ("tests/training/test_checkpoints.py",),
     ),
     Fault(
-        "seqgen/export/folder.py",
+        "seqgen/export.py",
         "if not found <= TOLERANCE:",
         "if found > 1:",
         "a model whose graph computes something else is exported",
         ("tests/export/test_export.py",),
     ),
     Fault(
-        "seqgen/export/graphs.py",
+        "seqgen/export.py",
         "seen = prev_output_tokens.size(1) - 1",
         "seen = prev_output_tokens.size(1)",
         "positions of an exported step are one too high",

@@ -48,7 +48,7 @@ FAULTS = [
         ("tests/models/test_t5.py::test_logits_and_encoder_are_the_originals",),
     ),
     Fault(
-        "models/t5gemma2.py",
+        "models/t5gemma.py",
         "[SLIDING if index % PATTERN else FULL for index in layers]",
         "[SLIDING if (index - 1) % PATTERN else FULL for index in layers]",
         "the first layer of six attends to all positions instead of the last",
