@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from seqgen.checkpoints.decoding_task import PromptDecodingConfig
 from seqgen.checkpoints.hub import PREFIX, local_path
-from seqgen.checkpoints.loaders import LoadedModel, checkpoint_loader_of
+from seqgen.checkpoints.loaders import LoadedModel, PromptDecodingConfig, checkpoint_loader_of
 from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.run_checkpoints import Checkpoints, checkpoints_of, gather_run, resolve
 from seqgen.checkpoints.run_config import write_run_checksums

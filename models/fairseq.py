@@ -24,8 +24,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask, PromptDecodingTask
-from seqgen.checkpoints.loaders import LoadedModel, Placement, register_checkpoint_loader
+from seqgen.checkpoints.loaders import (
+    DecodingConfig,
+    DecodingTask,
+    LoadedModel,
+    Placement,
+    PromptDecodingTask,
+    register_checkpoint_loader,
+)
 from seqgen.checkpoints.model_weights import build_with_weights, fuse_projections
 from seqgen.checkpoints.torch_file import plain, read_torch_file
 from seqgen.config import ReadingConfig, TrainConfig

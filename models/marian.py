@@ -25,9 +25,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask
-from seqgen.checkpoints.foreign_config import ForeignConfig
-from seqgen.checkpoints.loaders import LoadedModel, Placement, register_checkpoint_loader
+from seqgen.checkpoints.loaders import (
+    DecodingConfig,
+    DecodingTask,
+    ForeignConfig,
+    LoadedModel,
+    Placement,
+    register_checkpoint_loader,
+)
 from seqgen.checkpoints.model_weights import build_on_meta
 from seqgen.checkpoints.run_checkpoints import UNREADABLE
 from seqgen.checkpoints.run_config import read_yaml

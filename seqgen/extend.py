@@ -161,9 +161,13 @@ from seqgen.structures import Batch as Batch, DecoderOut as DecoderOut, EncoderO
 
 # isort: split
 # Loading checkpoints of other toolkits
-from seqgen.checkpoints.decoding_task import DecodingConfig as DecodingConfig, DecodingTask as DecodingTask
-from seqgen.checkpoints.foreign_config import ForeignConfig as ForeignConfig
-from seqgen.checkpoints.loaders import LoadedModel as LoadedModel, Placement as Placement
+from seqgen.checkpoints.loaders import (
+    DecodingConfig as DecodingConfig,
+    DecodingTask as DecodingTask,
+    ForeignConfig as ForeignConfig,
+    LoadedModel as LoadedModel,
+    Placement as Placement,
+)
 from seqgen.checkpoints.model_weights import (
     build_with_weights as build_with_weights,
     fuse_projections as fuse_projections,

@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer as Pipeline, models, pre_tokenizers
 
 import seqgen.models  # noqa: F401  # declares the built-in models
-from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask
+from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
 from seqgen.data.dictionary import Dictionary, VocabularyMap
 from seqgen.data.tokenizers.files import CONFIG_FILE, FAST_FILE, TokenizerFiles, to_json
 from seqgen.data.tokenizers.pretrained import T5, load_pretrained_tokenizer, make_tokenizer

@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from seqgen.checkpoints.decoding_task import DecodingTask
-from seqgen.checkpoints.foreign_config import ForeignConfig
+from seqgen.checkpoints.loaders import DecodingTask, ForeignConfig
 from seqgen.checkpoints.serialization import read_json
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, shown

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seqgen.checkpoints.foreign_config import LARGEST
+from seqgen.checkpoints.loaders import LARGEST
 from seqgen.config import GenerationConfig, TrainConfig
 from seqgen.config.compose import component_config
 from seqgen.config.values import from_dict

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from seqgen.checkpoints.decoding_task import PromptDecodingTask
+from seqgen.checkpoints.loaders import PromptDecodingTask
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError
 from seqgen.models.huggingface.architecture import HEAD, Architecture, JSONConfig, activation_name

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask
+from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, shown
 from seqgen.models.huggingface.architecture import ACTIVATIONS, HEAD, Architecture, JSONConfig

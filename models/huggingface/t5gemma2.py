@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from seqgen.checkpoints.decoding_task import DecodingTask
+from seqgen.checkpoints.loaders import DecodingTask
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError
 from seqgen.models.huggingface.architecture import JSONConfig

@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 
 from seqgen.checkpoints import loaders
-from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask
-from seqgen.checkpoints.loaders import LoadedModel, Placement, checkpoint_loader_of, register_checkpoint_loader
+from seqgen.checkpoints.loaders import (
+    DecodingConfig,
+    DecodingTask,
+    LoadedModel,
+    Placement,
+    checkpoint_loader_of,
+    register_checkpoint_loader,
+)
 from seqgen.checkpoints.loading import load_model, load_models
 from seqgen.config import ReadingConfig, TrainConfig
 from seqgen.data.tokenizers.base import WhitespaceTokenizer

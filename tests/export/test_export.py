@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from seqgen import export as export_module
-from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask
-from seqgen.checkpoints.loaders import LoadedModel
+from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask, LoadedModel
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import TrainConfig
 from seqgen.data.dictionary import Dictionary

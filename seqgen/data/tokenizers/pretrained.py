@@ -54,11 +54,11 @@ CLASSES = {
     GEMMA: TokenizerClass("byte_pairs:GemmaTokenizer"),
     GPT2: TokenizerClass("byte_pairs:GPT2Tokenizer", (VOCAB_FILE, MERGES_FILE)),
     "BartTokenizer": TokenizerClass("byte_pairs:FastBartTokenizer", (VOCAB_FILE, MERGES_FILE)),
-    "MBartTokenizer": TokenizerClass("multilingual:MBART_TOKENIZER", (FAIRSEQ_MODEL_FILE,)),
-    "MBart50Tokenizer": TokenizerClass("multilingual:MBART50_TOKENIZER", (FAIRSEQ_MODEL_FILE,)),
-    "NllbTokenizer": TokenizerClass("multilingual:NLLB_TOKENIZER", (FAIRSEQ_MODEL_FILE,)),
-    "M2M100Tokenizer": TokenizerClass("marian:M2M100Tokenizer", (VOCAB_FILE, FAIRSEQ_MODEL_FILE), False),
-    MARIAN: TokenizerClass("marian:MarianTokenizer", (VOCAB_FILE, SOURCE_MODEL_FILE, TARGET_MODEL_FILE), False),
+    "MBartTokenizer": TokenizerClass("fast:MBART_TOKENIZER", (FAIRSEQ_MODEL_FILE,)),
+    "MBart50Tokenizer": TokenizerClass("fast:MBART50_TOKENIZER", (FAIRSEQ_MODEL_FILE,)),
+    "NllbTokenizer": TokenizerClass("fast:NLLB_TOKENIZER", (FAIRSEQ_MODEL_FILE,)),
+    "M2M100Tokenizer": TokenizerClass("slow:M2M100Tokenizer", (VOCAB_FILE, FAIRSEQ_MODEL_FILE), False),
+    MARIAN: TokenizerClass("slow:MarianTokenizer", (VOCAB_FILE, SOURCE_MODEL_FILE, TARGET_MODEL_FILE), False),
     "PegasusTokenizer": TokenizerClass("fast:FastPegasusTokenizer", (MODEL_FILE,)),
 }
 """The classes by their names in ``tokenizer_config.json``."""
