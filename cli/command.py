@@ -31,7 +31,7 @@ from seqgen.config.compose import compose
 from seqgen.config.keys import is_group
 from seqgen.config.user_files import import_user_dir
 from seqgen.config.values import repeated, split_argument, text_list, text_values, value_text
-from seqgen.data.store_builder import available_cores
+from seqgen.data.token_store import available_cores
 from seqgen.errors import ConfigError, UserError, printable
 from seqgen.modules.kernel_choice import set_threads
 from seqgen.registry import GROUPS

@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 
-from seqgen.checkpoints.decoding_task import PromptDecodingConfig
 from seqgen.checkpoints.hub import PREFIX, local_path
-from seqgen.checkpoints.loaders import LoadedModel, checkpoint_loader_of
+from seqgen.checkpoints.loaders import LoadedModel, PromptDecodingConfig, checkpoint_loader_of
 from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.run_checkpoints import Checkpoints, checkpoints_of, gather_run, resolve
-from seqgen.checkpoints.run_record import write_run_checksums
+from seqgen.checkpoints.run_config import write_run_checksums
 from seqgen.checkpoints.sharded import is_sharded
 from seqgen.cli.command import log, run
 from seqgen.cli.output import check_output
@@ -29,7 +28,7 @@ from seqgen.config.user_files import recorded_files
 from seqgen.config.values import changed, from_dict
 from seqgen.data.tokenizers.base import load_tokenizer
 from seqgen.errors import ConfigError
-from seqgen.export.folder import FORMATS, check_installed, write_export
+from seqgen.export import FORMATS, check_installed, write_export
 from seqgen.generation.component import Resources
 from seqgen.generation.processors.prefix_trie import TRIE_SUFFIX, trie_of_file
 from seqgen.registry import TASKS

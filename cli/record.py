@@ -31,8 +31,7 @@ from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.loaders import LoadedModel, checkpoint_loader_of
 from seqgen.checkpoints.loading import split_path
 from seqgen.checkpoints.run_checkpoints import resolve
-from seqgen.checkpoints.run_config import CONFIG_FILE, run_folder
-from seqgen.checkpoints.run_record import tokenizer_digests
+from seqgen.checkpoints.run_config import CONFIG_FILE, run_folder, tokenizer_digests
 from seqgen.checkpoints.serialization import digest
 from seqgen.cli.keys import keys_of
 from seqgen.config import GenerateConfig

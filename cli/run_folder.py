@@ -11,10 +11,11 @@ from typing import Any
 import yaml
 
 from seqgen.checkpoints.run_checkpoints import FOLDER
-from seqgen.checkpoints.run_config import CONFIG_FILE, read_run_config
-from seqgen.checkpoints.run_record import (
+from seqgen.checkpoints.run_config import (
+    CONFIG_FILE,
     check_resumable,
     flatten,
+    read_run_config,
     tokenizer_digests,
     verify_run,
     verify_task,

@@ -12,14 +12,14 @@ if __name__ != "seqgen.models":
 MODELS.declare("fconv", "seqgen.models.fconv")
 MODELS.declare("transformer", "seqgen.models.transformer")
 MODELS.declare("transformer_lm", "seqgen.models.transformer_lm")
-MODELS.declare("transformer_ssru", "seqgen.models.marian.ssru")
+MODELS.declare("transformer_ssru", "seqgen.models.transformer_ssru")
 for _prefix in ("t5", "mt5", "byt5", "umt5"):
-    MODELS.declare(_prefix, "seqgen.models.t5.model")
-MODELS.declare("t5gemma", "seqgen.models.t5gemma.model")
-MODELS.declare("t5gemma2", "seqgen.models.t5gemma2")
+    MODELS.declare(_prefix, "seqgen.models.t5")
+MODELS.declare("t5gemma", "seqgen.models.t5gemma")
+MODELS.declare("t5gemma2", "seqgen.models.t5gemma")
 
 declare_checkpoint_loader(
-    "fairseq checkpoint", lambda path: path.suffix == ".pt" and path.is_file(), "seqgen.models.fairseq.checkpoint"
+    "fairseq checkpoint", lambda path: path.suffix == ".pt" and path.is_file(), "seqgen.models.fairseq"
 )
 declare_checkpoint_loader(
     "Hugging Face folder", lambda path: (path / "config.json").is_file(), "seqgen.models.huggingface.checkpoint"
@@ -27,7 +27,7 @@ declare_checkpoint_loader(
 declare_checkpoint_loader(
     "Marian model",
     lambda path: path.is_file() if path.suffix == ".npz" else any(path.glob("*decoder.yml")),
-    "seqgen.models.marian.checkpoint",
+    "seqgen.models.marian",
 )
 
 

@@ -174,7 +174,7 @@ class FConvDecoder(IncrementalDecoder):
         else:
             self.fc3 = weight_norm_linear(out_dim, embed_tokens.num_embeddings, cfg.dropout)
 
-    def extract_features(  # type: ignore[override]  # needs the output of its own encoder
+    def extract_features(  # type: ignore[override]  # needs the output of a convolutional encoder
         self,
         prev_output_tokens: Tensor,
         encoder_out: FConvEncoderOut,

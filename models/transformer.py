@@ -93,10 +93,10 @@ def layer_options(cfg: Any, side: str, **further: Any) -> TransformerLayerOption
         side: ``encoder`` or ``decoder``.
         further: options that the configuration does not have.
     """
-    own = ("embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before")
+    of_side = ("embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before")
     shared = ("dropout", "attention_dropout", "activation_dropout", "activation_fn", "layer_norm_epsilon")
     return TransformerLayerOptions(
-        **{name: getattr(cfg, f"{side}_{name}") for name in own},
+        **{name: getattr(cfg, f"{side}_{name}") for name in of_side},
         **{name: getattr(cfg, name) for name in shared},
         **further,
     )
@@ -351,16 +351,12 @@ def check_layers(cfg: Any, *sides: str) -> None:
         sides: ``encoder``, ``decoder`` or both.
 
     Raises:
-        ConfigError: a hidden size is not a multiple of the number of heads, or the activation is unknown.
+        ConfigError: a hidden size is not a multiple of the number of heads.
     """
     for side in sides:
         dim, heads = getattr(cfg, f"{side}_embed_dim"), getattr(cfg, f"{side}_attention_heads")
         if dim % heads:
             raise ConfigError(f"model.{side}_embed_dim={dim} is not a multiple of model.{side}_attention_heads={heads}")
-    if cfg.activation_fn not in ACTIVATIONS:
-        raise ConfigError(
-            f"model.activation_fn: there is no {cfg.activation_fn!r}; choose one of: {', '.join(sorted(ACTIVATIONS))}"
-        )
 
 
 def _check(cfg: TransformerConfig) -> None:

@@ -173,7 +173,7 @@ class TransformerLanguageModel(LanguageModel):
             task: gives the target dictionary.
 
         Raises:
-            ConfigError: the hidden size is not a multiple of the number of heads, or the activation is unknown.
+            ConfigError: the hidden size is not a multiple of the number of heads.
         """
         check_layers(cfg, "decoder")
         dim, dictionary = cfg.decoder_embed_dim, task.target_dictionary

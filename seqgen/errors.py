@@ -61,6 +61,26 @@ def library_errors(what: str) -> Iterator[None]:
         raise DataError(f"{what}: {' '.join(str(error).split())[:300]}") from None
 
 
+@contextlib.contextmanager
+def reading_errors(path: Any, kind: type[UserError], missing: str = "") -> Iterator[None]:
+    """Report a failure to read a file in one sentence.
+
+    Args:
+        path: the file.
+        kind: the class of the error.
+        missing: the message if there is no such file; empty for one that says so.
+
+    Raises:
+        UserError: the file is missing or cannot be read.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise kind(missing or f"there is no file {path}") from None
+    except OSError as error:
+        raise kind(f"cannot read {path}: {error.strerror or error}") from None
+
+
 def nearest(name: str, known: Iterable[str], count: int = 1) -> str:
     """Suggest the known names that are most similar to ``name``.
 

@@ -162,21 +162,24 @@ from seqgen.structures import Batch as Batch, DecoderOut as DecoderOut, EncoderO
 
 # isort: split
 # Loading checkpoints of other toolkits
-from seqgen.checkpoints.decoding_task import DecodingConfig as DecodingConfig, DecodingTask as DecodingTask
-from seqgen.checkpoints.foreign_config import ForeignConfig as ForeignConfig
-from seqgen.checkpoints.loaders import LoadedModel as LoadedModel, Placement as Placement
+from seqgen.checkpoints.loaders import (
+    DecodingConfig as DecodingConfig,
+    DecodingTask as DecodingTask,
+    ForeignConfig as ForeignConfig,
+    LoadedModel as LoadedModel,
+    Placement as Placement,
+)
 from seqgen.checkpoints.model_weights import (
     build_with_weights as build_with_weights,
     fuse_projections as fuse_projections,
 )
-from seqgen.checkpoints.run_config import read_yaml as read_yaml
-from seqgen.checkpoints.run_record import flatten as flatten
+from seqgen.checkpoints.run_config import flatten as flatten, read_yaml as read_yaml
 from seqgen.checkpoints.torch_file import read_torch_file as read_torch_file
 from seqgen.system.reading import read_bytes as read_bytes
 
 # isort: split
 # Data and training
-from seqgen.data.dictionary import Dictionary as Dictionary
+from seqgen.data.dictionary import Dictionary as Dictionary, VocabularyMap as VocabularyMap
 from seqgen.data.pair_dataset import pad_rows as pad_rows
 from seqgen.data.text import ParallelFiles as ParallelFiles, find_parallel as find_parallel, read_lines as read_lines
 from seqgen.data.tokenizers.base import (
@@ -195,7 +198,6 @@ from seqgen.data.tokenizers.sentencepiece_tokenizer import (
     SentencePieceTokenizer as SentencePieceTokenizer,
     read_model as read_model,
 )
-from seqgen.data.vocabulary_map import VocabularyMap as VocabularyMap
 from seqgen.system.files import new_folder as new_folder
 from seqgen.task import Task as Task
 from seqgen.tasks.number_names import number_names as number_names, split_numbers as split_numbers

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from seqgen.config import GenerationConfig
-from seqgen.data.dictionary import Dictionary
+from seqgen.data.dictionary import Dictionary, VocabularyMap
 from seqgen.data.pair_dataset import Dataset, collate
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.data.vocabulary_map import VocabularyMap
 from seqgen.errors import ConfigError
 from seqgen.generation.component import Phrases
 from seqgen.generation.ensemble.member import MemberSpec
@@ -30,11 +29,21 @@ from seqgen.system.contract import Flagged, Flags
 
 
 def are_languages(*sides: str) -> bool:
-    """Whether the names of sides, such as endings of files, are codes of languages such as ``en``, not ``article``."""
+    """True if the names of sides, such as endings of files, are codes of languages such as ``en``, not ``article``."""
     return all(re.fullmatch("[a-z]{2,3}([-_].*)?", side) for side in sides)
 
 
-class Task(Flagged):
+class _Scored(Flagged):
+    """Declares that a task with other ``metrics`` than those of sacreBLEU has no signatures of sacreBLEU."""
+
+    flags: ClassVar[Flags] = {"metric_signatures": ("metrics",)}
+
+    def metric_signatures(self) -> dict[str, str]:
+        """The signatures of the scores of ``metrics``, by name."""
+        return {}
+
+
+class Task(_Scored):
     """The data, tokenizers, batches and evaluation of a task.
 
     A subclass implements ``setup_task`` and ``load_dataset``; the other methods have defaults for parallel text.
@@ -65,10 +74,10 @@ class Task(Flagged):
     """True if sources and targets are encoded by the tokenizers alone, to which languages can be given."""
 
     reads_empty_lines: bool = False
-    """Whether an empty line is decoded, as the empty prompt of a language model is; if not, its output is empty."""
+    """True if an empty line is decoded, as the empty prompt of a language model is; if not, its output is empty."""
 
     translates: bool = False
-    """Whether outputs are about as long as their sources, as translations are; a much shorter one is then noted."""
+    """True if outputs are about as long as their sources, as translations are; a much shorter one is then noted."""
 
     def __init__(self, cfg: Any, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer):
         self.cfg = cfg
@@ -366,8 +375,8 @@ class Task(Flagged):
         return {name: score.value for name, score in text_scores(hypotheses, references).items()}
 
     def metric_signatures(self) -> dict[str, str]:
-        """sacreBLEU's signatures of the scores of ``metrics``, by name; empty for other scores."""
-        return signatures() if type(self).metrics is Task.metrics else {}
+        """The signatures of sacreBLEU, by name; a subclass with other ``metrics`` has none unless it defines some."""
+        return signatures()
 
 
 class PromptTask(Task):

@@ -5,8 +5,8 @@ if __name__ != "seqgen.tasks":
 
 from seqgen.registry import TASKS
 
-TASKS.declare("decoding", "seqgen.checkpoints.decoding_task")
-TASKS.declare("prompt_decoding", "seqgen.checkpoints.decoding_task")
+TASKS.declare("decoding", "seqgen.checkpoints.loaders")
+TASKS.declare("prompt_decoding", "seqgen.checkpoints.loaders")
 TASKS.declare("translation", "seqgen.tasks.translation")
 TASKS.declare("number_names", "seqgen.tasks.number_names")
 TASKS.declare("denoising", "seqgen.tasks.denoising")

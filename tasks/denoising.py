@@ -16,13 +16,12 @@ from seqgen.data.record_lines import (
     DocumentEncoder,
     JsonFormat,
     PlainFormat,
-    RecordFormat,
+    Records,
     Template,
     is_json,
-    read_rendered,
 )
-from seqgen.data.store_builder import build_store
 from seqgen.data.text_datasets import NoisyTextDataset
+from seqgen.data.token_store import build_store
 from seqgen.data.tokenizers.base import SENTINEL
 from seqgen.errors import ConfigError, DataError
 from seqgen.registry import register_task
@@ -68,16 +67,15 @@ class DenoisingTask(RawTextTask):
     @classmethod
     def training_text(cls, cfg: DenoisingConfig, folder: Path) -> Iterable[str]:
         """The documents of the training text; see ``RawTextTask``."""
-        return _documents(cfg, "train")
+        return _records(cfg, "train").texts()
 
     def load_dataset(self, split: str) -> NoisyTextDataset:
         """Load a split and encode it; see ``Task.load_dataset``."""
-        files = split_files(self.cfg, split)
-        record_format, template = _format(self.cfg, files)
+        records = _records(self.cfg, split)
         skip = self.cfg.on_empty == "skip"
-        encoder = DocumentEncoder(self.source_tokenizer, record_format, template, skip)
+        encoder = DocumentEncoder(self.source_tokenizer, records.record_format, records.template, skip)
         dataset = self.datasets[split] = NoisyTextDataset(
-            build_store(self.cache, f"{split}.text", files, encoder, workers=self.cfg.workers),
+            build_store(self.cache, f"{split}.text", records.files, encoder, workers=self.cfg.workers),
             self.objective(),
             self.noise_tokens(),
             self.cfg.input_length,
@@ -133,8 +131,9 @@ class DenoisingTask(RawTextTask):
         return " ".join(part for part in parts if part)
 
 
-def _format(cfg: DenoisingConfig, files: list[Path]) -> tuple[RecordFormat, Template]:
-    """The format of the files, according to their names, and the template of a document."""
+def _records(cfg: DenoisingConfig, split: str) -> Records:
+    """The documents of a split, whose format depends on the names of the files."""
+    files = split_files(cfg, split)
     kinds = {is_json(path) for path in files}
     if len(kinds) > 1:
         raise ConfigError(
@@ -143,9 +142,4 @@ def _format(cfg: DenoisingConfig, files: list[Path]) -> tuple[RecordFormat, Temp
         )
     field = cfg.text_field if True in kinds else "text"
     record_format = JsonFormat((field,)) if True in kinds else PlainFormat(field)
-    return record_format, Template.of_field(field)
-
-
-def _documents(cfg: DenoisingConfig, split: str) -> Iterator[str]:
-    files = split_files(cfg, split)
-    return read_rendered(files, *_format(cfg, files))
+    return Records(files, record_format, Template.of_field(field))

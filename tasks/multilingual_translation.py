@@ -18,14 +18,14 @@ from seqgen.data.pair_dataset import PairDataset
 from seqgen.data.text import ParallelFiles, find_parallel, read_lines
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.language_tokens import with_languages
-from seqgen.data.tokenizers.languages import Languages, TargetLanguage
+from seqgen.data.tokenizers.languages import AddedTokens, Languages, TargetLanguage
 from seqgen.data.tokenizers.setup import prepare_tokenizer
 from seqgen.errors import ConfigError, DataError, nearest
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import register_task
 from seqgen.structures import Batch
 from seqgen.tasks.raw_text import check_split, missing_split
-from seqgen.tasks.translation import Frame, ParallelTextConfig, ParallelTextTask
+from seqgen.tasks.translation import ParallelTextConfig, ParallelTextTask
 
 
 @dataclass
@@ -161,10 +161,10 @@ class MultilingualTranslationTask(ParallelTextTask):
 
     def _load_pair(self, pair: Pair, split: str) -> PairDataset:
         files = _files(self.cfg, pair, split)
-        return self.encode(split, files, self.frame(pair), pair.endings, f"{split}.{pair.name}")
+        return self.encode(split, files, self.added_tokens(pair), pair.endings, f"{split}.{pair.name}")
 
-    def frame(self, pair: Pair) -> Frame:
-        """The tokens before and after each line of a pair.
+    def added_tokens(self, pair: Pair) -> tuple[AddedTokens, AddedTokens]:
+        """The tokens that are added to each source and each target of a pair.
 
         If the token of the target language is the start token of the decoder (mBART), it is the first one of the target
         here, and ``collate`` moves it.
@@ -173,16 +173,13 @@ class MultilingualTranslationTask(ParallelTextTask):
             pair: the pair.
         """
         source, target = pair.codes
-        around, eos = self.source_tokenizer.encode_source("", source, target), self.source_dictionary.eos()
-        end = len(around) - self.source_tokenizer.tail
-        assert around[end] == eos
-        beginning = self.target_tokenizer.beginning(target)
+        of_target = self.target_tokenizer.target_tokens(target)
         if self.languages.target is TargetLanguage.START:
-            beginning = [self.languages.ids[target], *beginning]
-        return Frame(tuple(around[:end]), tuple(around[end + 1 :]), tuple(beginning))
+            of_target = of_target._replace(before=[self.languages.ids[target], *of_target.before])
+        return self.source_tokenizer.source_tokens(source, target), of_target
 
     def collate(self, examples: Sequence[tuple[int, Tensor, Tensor | None]], model: EncoderDecoderModel) -> Batch:
-        """Collate examples into a batch; see ``Task.collate`` and ``frame``.
+        """Collate examples into a batch; see ``Task.collate`` and ``added_tokens``.
 
         With the start token L, targets ``[L a b e]`` become::
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from seqgen.config import option
 from seqgen.data.pair_dataset import Dataset, PairDataset, Side
-from seqgen.data.store_builder import TextEncoder, TokenEncoder, build_store
 from seqgen.data.text import ParallelFiles, find_parallel, read_lines
+from seqgen.data.token_store import TextEncoder, TokenEncoder, build_store
 from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.data.tokenizers.languages import AddedTokens
 from seqgen.data.tokenizers.setup import prepare_tokenizers
 from seqgen.errors import ConfigError
 from seqgen.registry import register_task
@@ -42,20 +43,6 @@ class TranslationConfig(ParallelTextConfig):
     )
     valid: str = option("", "validation text, in the same form", role="input_path", other_names=("validpref",))
     test: str = option("", "test text, in the same form", role="input_path", other_names=("testpref",))
-
-
-class Frame(NamedTuple):
-    """The tokens that are added to each line, besides end-of-sentence.
-
-    Attributes:
-        source: those before a source.
-        after_source: those after the end-of-sentence of a source.
-        target: those before a target.
-    """
-
-    source: tuple[int, ...] = ()
-    after_source: tuple[int, ...] = ()
-    target: tuple[int, ...] = ()
 
 
 SIDES = ("source", "target")
@@ -130,30 +117,32 @@ class ParallelTextTask(TextTask):
 
     def load_dataset(self, split: str) -> Dataset:
         """Load a split and encode it; see ``Task.load_dataset``."""
-        frame = Frame(tuple(self.source_tokenizer.source_beginning), (), tuple(self.target_tokenizer.beginning()))
-        dataset = self.datasets[split] = self.encode(split, self.files(split), frame)
+        added = self.source_tokenizer.source_tokens(), self.target_tokenizer.target_tokens()
+        dataset = self.datasets[split] = self.encode(split, self.files(split), added)
         return dataset
 
     def encode(
-        self, split: str, files: ParallelFiles, frame: Frame, sides: tuple[str, str] = SIDES, name: str = ""
+        self,
+        split: str,
+        files: ParallelFiles,
+        added: tuple[AddedTokens, AddedTokens],
+        sides: tuple[str, str] = SIDES,
+        name: str = "",
     ) -> PairDataset:
         """Encode parallel text.
 
         Args:
             split: the split.
             files: its files.
-            frame: the tokens before and after each line.
-            sides: what the names of the encoded files say about source and target.
+            added: the tokens that are added to each source, and to each target.
+            sides: the names of source and target in those of the encoded files.
             name: name of the dataset, for messages; empty for the split.
         """
         sample = self.cfg.subword_sampling and split == "train"
-        label = f"{split}.{sides[0]}"
-        tokenizer = self.source_tokenizer
-        frames = (frame.source, frame.after_source)
-        source = self._side(label, files.source, tokenizer, sample, *frames, ends=tokenizer.tail > 0)
+        source = self._side(f"{split}.{sides[0]}", files.source, self.source_tokenizer, added[0], sample)
         target = None
         if files.target is not None:
-            target = self._side(f"{split}.{sides[1]}", files.target, self.target_tokenizer, sample, frame.target)
+            target = self._side(f"{split}.{sides[1]}", files.target, self.target_tokenizer, added[1], sample)
             counts = [[lines for _, lines in side.store.meta.files] for side in (source, target)]
             files.compare(counts[0], counts[1])
         return PairDataset(
@@ -165,23 +154,14 @@ class ParallelTextTask(TextTask):
             on_overlong=self.cfg.on_overlong,
         )
 
-    def _side(
-        self,
-        label: str,
-        files: list[Path],
-        tokenizer: Tokenizer,
-        sample: bool,
-        before: tuple[int, ...] = (),
-        after: tuple[int, ...] = (),
-        ends: bool = True,
-    ) -> Side:
+    def _side(self, label: str, files: list[Path], tokenizer: Tokenizer, added: AddedTokens, sample: bool) -> Side:
         workers = self.cfg.workers
         store = build_store(self.cache, label, files, TokenEncoder(tokenizer), workers=workers)
-        eos = tokenizer.dictionary.eos() if ends else None
         if not sample:
-            return Side(store, eos, before=before, after=after)
-        text = build_store(self.cache, f"{label}-text", files, TextEncoder(), workers=workers)
-        return Side(store, eos, tokenizer, text, before, after)
+            return Side(store, added)
+        return Side(
+            store, added, tokenizer, build_store(self.cache, f"{label}-text", files, TextEncoder(), workers=workers)
+        )
 
 
 @register_task("translation", config=TranslationConfig)
@@ -190,7 +170,7 @@ class TranslationTask(ParallelTextTask):
 
     @property
     def translates(self) -> bool:  # type: ignore[override]
-        """Whether the file name endings are codes of languages, such as ``en``, and not ``article`` and ``summary``."""
+        """True if the file name endings are codes of languages, such as ``en``, and not ``article`` and ``summary``."""
         return are_languages(self.cfg.source_lang, self.cfg.target_lang)
 
     @classmethod

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from seqgen.models.huggingface.architecture import JSONConfig
 from seqgen.models.huggingface.t5 import ARCHITECTURE
-from seqgen.models.t5.model import T5Model
+from seqgen.models.t5 import T5Model
 from tests.commands import command, sentences
 
 VOCAB, SENTINELS = 40, 4

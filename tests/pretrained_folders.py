@@ -15,8 +15,7 @@ from tokenizers import ByteLevelBPETokenizer
 from seqgen.config import GenerationConfig
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.models.huggingface.checkpoint import save_pretrained
-from seqgen.models.t5.layers import T5Config
-from seqgen.models.t5.model import T5Model
+from seqgen.models.t5 import T5Config, T5Model
 from tests.tokenizer_texts import TEXT
 
 PIECES = 44

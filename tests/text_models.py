@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import seqgen.models  # noqa: F401  # declares the built-in models
-from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask
+from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.model import EncoderDecoderModel

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask
+from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
@@ -24,7 +24,7 @@ from seqgen.data.tokenizers.sentencepiece_tokenizer import load_processor, train
 from seqgen.models.huggingface.architecture import JSONConfig
 from seqgen.models.huggingface.checkpoint import save_pretrained
 from seqgen.models.huggingface.weights import weights_of
-from seqgen.models.marian.checkpoint import _layout, _model_config
+from seqgen.models.marian import _layout, _model_config
 from seqgen.models.transformer import TransformerConfig, TransformerModel
 from tests.fairseq_checkpoints import TRANSFORMER, in_args, options_of, write
 from tests.marian_models import OPTIONS

@@ -15,17 +15,15 @@ import torch
 from tokenizers import Tokenizer as Pipeline, models, pre_tokenizers
 
 import seqgen.models  # noqa: F401  # declares the built-in models
-from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask
-from seqgen.data.dictionary import Dictionary
+from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
+from seqgen.data.dictionary import Dictionary, VocabularyMap
 from seqgen.data.tokenizers.files import CONFIG_FILE, FAST_FILE, TokenizerFiles, to_json
 from seqgen.data.tokenizers.pretrained import T5, load_pretrained_tokenizer, make_tokenizer
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
-from seqgen.data.vocabulary_map import VocabularyMap
 from seqgen.model import EncoderDecoderModel
 from seqgen.models.huggingface.bart import KINDS, SIDES
 from seqgen.models.huggingface.checkpoint import save_pretrained
-from seqgen.models.t5.layers import PRESETS
-from seqgen.models.t5.model import T5Model
+from seqgen.models.t5 import PRESETS, T5Model
 from seqgen.models.transformer import TransformerConfig
 from seqgen.registry import MODELS
 

@@ -17,9 +17,8 @@ from benchmarks.decoding.step_times import StepTimes
 from benchmarks.decoding.worker import Answer, Request, Worker, serve
 from seqgen.checkpoints.loading import load_models
 from seqgen.config import DebugConfig, GenerationConfig
-from seqgen.data.dictionary import Dictionary
+from seqgen.data.dictionary import Dictionary, VocabularyMap
 from seqgen.data.pair_dataset import collate
-from seqgen.data.vocabulary_map import VocabularyMap
 from seqgen.generation.options import build_setup
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator

@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from seqgen.checkpoints.decoding_task import DecodingTask
-from seqgen.checkpoints.foreign_config import ForeignConfig
+from seqgen.checkpoints.loaders import DecodingTask, ForeignConfig
 from seqgen.checkpoints.serialization import read_json
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, shown
@@ -24,10 +23,19 @@ NO_EFFECT = frozenset(
     architectures use_cache num_labels id2label label2id problem_type finetuning_task task_specific_params
     tokenizer_class prefix torchscript output_past return_dict use_bfloat16 gradient_checkpointing attn_implementation
     chunk_size_feed_forward cross_attention_hidden_size sep_token_id tf_legacy_loss classifier_dropout auto_map
-    name_or_path adapters tokenizer_type
+    name_or_path adapters tokenizer_type initializer_factor initializer_range init_std is_decoder add_cross_attention
+    is_encoder_decoder tie_encoder_decoder tie_word_embeddings n_positions n_ctx n_special scalable_attention
+    scale_decoder_outputs num_hidden_layers classif_dropout extra_pos_embeddings save_step model_max_length
+    max_source_positions max_target_positions normalize_before add_final_layer_norm normalize_embedding
+    static_position_embeddings add_bias_logits do_blenderbot_90_layernorm decoder_vocab_size
+    share_encoder_decoder_embeddings reorder_and_upcast_attn summary_type summary_use_proj summary_activation
+    summary_proj_to_labels summary_first_dropout summary_last_dropout hidden_dropout predict_special_tokens
+    classifier_dropout_rate vocab_size dropout_rate attention_dropout model_type final_logit_softcapping
+    attn_logit_softcapping dtype torch_dtype transformers_version pad_token_id eos_token_id bos_token_id
+    image_token_index boi_token_index mm_tokens_per_image vision_config output_attentions output_hidden_states
     """.split()  # noqa: SIM905
 )
-"""Keys of a ``config.json`` that do not change what transformers 4.53.3 computes, whatever the model."""
+"""Keys of a ``config.json`` that do not change what transformers computes, if the architecture does not read them."""
 
 
 GENERAL = {
@@ -63,9 +71,9 @@ class JSONConfig(ForeignConfig):
             minimum: the smallest whole number that is allowed.
         """
         values = {}
-        for theirs, ours, default in table:
-            value = self.get(theirs, default, minimum)
-            values[ours] = self.get(GENERAL[theirs], value, minimum) if theirs in GENERAL else value
+        for foreign, local, default in table:
+            value = self.get(foreign, default, minimum)
+            values[local] = self.get(GENERAL[foreign], value, minimum) if foreign in GENERAL else value
         return values
 
     def part(self, *names: str) -> Mapping[str, Any]:
@@ -83,7 +91,7 @@ class JSONConfig(ForeignConfig):
         return part.values
 
     def written_by(self, version: int) -> bool:
-        """Whether a version of transformers wrote the file, such as 5."""
+        """True if a version of transformers, such as 5, wrote the file."""
         return str(self.value("transformers_version")).startswith(f"{version}.")
 
     def activation(self, default: str, key: str = "activation_function") -> str:
@@ -119,12 +127,11 @@ class Architecture(ABC):
     model_class: type[EncoderDecoderModel]
     """The class of the models."""
 
-    no_effect: frozenset[str]
-    """Keys of ``config.json`` that have no effect on all models of the architecture, or on some, besides ``NO_EFFECT``.
-    """
+    head, tying = HEAD, "share_decoder_input_output_embed"
+    """The name of the output projection in a folder, and the key that ties it to the embedding."""
 
     decoder_only = False
-    """Whether the source is a prompt, so that lengths of the decoding settings count it."""
+    """True if the source is a prompt, so that lengths of the decoding settings count it."""
 
     @abstractmethod
     def read_config(self, config: JSONConfig) -> Any:
@@ -137,14 +144,15 @@ class Architecture(ABC):
             CheckpointError: a value is of the wrong type, or seqgen does not support such a model.
         """
 
-    @abstractmethod
     def vocab_size(self, cfg: Any, config: JSONConfig) -> int:
-        """The size of the vocabulary, of the source if there are two.
+        """The size of the vocabulary, of the source if there are two; by default ``cfg.vocab_size``.
 
         Args:
-            cfg: what ``read_config`` returned.
+            cfg: the configuration that ``read_config`` returned.
             config: the content of ``config.json``.
         """
+        size: int = cfg.vocab_size
+        return size
 
     @abstractmethod
     def make_task(self, cfg: Any, path: Path, tokenizer: Tokenizer) -> DecodingTask:
@@ -225,11 +233,13 @@ class Architecture(ABC):
         Args:
             config: the content of ``config.json``, from which everything else has been read.
         """
-        known = config.asked | self.no_effect | NO_EFFECT
         return [
             f"{config.path}: {key}={shown(value)} is unknown and is ignored"
             for key, value in config.values.items()
-            if key not in known and not key.startswith("_") and value not in (None, False, 0, [], "", {})
+            if key not in config.asked
+            and key.rpartition(".")[2] not in NO_EFFECT
+            and not key.startswith("_")
+            and value not in (None, False, 0, [], "", {})
         ]
 
     def weights(self, model: Any) -> dict[str, Tensor]:
@@ -255,8 +265,8 @@ class Architecture(ABC):
             model: the model.
             weights: the differing weights by their names in a folder; see ``Layout.tied``.
         """
-        model.cfg.share_decoder_input_output_embed = False
-        model.decoder.output_projection.weight = nn.Parameter(weights[HEAD])
+        setattr(model.cfg, self.tying, False)
+        model.decoder.output_projection.weight = nn.Parameter(weights[self.head])
 
 
 def activation_name(activation: str) -> str:
@@ -265,5 +275,5 @@ def activation_name(activation: str) -> str:
     Args:
         activation: the key.
     """
-    names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+    names = {local: foreign for foreign, local in reversed(ACTIVATIONS.items())}
     return names[activation.replace("gelu_fast", "gelu_accurate")]

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask
+from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
 from seqgen.config.values import value_text
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, ConfigError, DataError
@@ -25,7 +25,7 @@ SIDES = ("encoder", "decoder")
 
 @dataclass(frozen=True)
 class Kind:
-    """What all models of one ``model_type`` have in common.
+    """The properties that all models of one ``model_type`` have in common.
 
     Attributes:
         class_name: the class of transformers.
@@ -113,23 +113,13 @@ _SIZES = (
     ("decoder_ffn_dim", "decoder_ffn_embed_dim", 4096),
     *((f"{side}_attention_heads", f"{side}_attention_heads", 16) for side in SIDES),
 )
-"""The name in ``config.json``, ours, and the default."""
+"""The name in ``config.json``, the name in seqgen, and the default."""
 
 _PROBABILITIES = {"dropout": 0.1, "attention_dropout": 0.0, "activation_dropout": 0.0}
 _PROBABILITIES |= {f"{side}_layerdrop": 0.0 for side in SIDES}
 
 _OFF = ("is_decoder", "add_cross_attention", "tie_encoder_decoder", "pruned_heads")
 """Keys that change the computation and are not supported."""
-
-_NO_EFFECT = frozenset(
-    """
-    num_hidden_layers init_std classif_dropout extra_pos_embeddings save_step model_max_length max_source_positions
-    max_target_positions normalize_before add_final_layer_norm normalize_embedding static_position_embeddings
-    add_bias_logits do_blenderbot_90_layernorm decoder_vocab_size share_encoder_decoder_embeddings
-    """.split()  # noqa: SIM905
-)
-"""Keys that do not change what transformers 4.53.3 computes, besides those of all models; the last two, unless it is a
-Marian."""
 
 _SHARED, _BIAS = "model.shared.weight", "final_logits_bias"
 
@@ -138,7 +128,6 @@ class BartArchitecture(Architecture):
     """BART and its relatives; see ``Architecture``."""
 
     model_class = TransformerModel
-    no_effect = _NO_EFFECT
 
     def read_config(self, config: JSONConfig) -> TransformerConfig:
         """Turn a folder's ``config.json`` into a configuration."""
@@ -204,21 +193,21 @@ class BartArchitecture(Architecture):
         name, kind = _kind_of(model)
         shared, tied = _shares(cfg)
         vocab_size, target = (side.embed_tokens.num_embeddings for side in (model.encoder, model.decoder))
-        own = {"decoder_vocab_size": target, "share_encoder_decoder_embeddings": shared} if name == "marian" else {}
+        sizes = {"decoder_vocab_size": target, "share_encoder_decoder_embeddings": shared} if name == "marian" else {}
         return {
             "architectures": [kind.class_name],
             "model_type": name,
             "is_encoder_decoder": True,
             "vocab_size": vocab_size,
             "d_model": cfg.encoder_embed_dim,
-            **{theirs: getattr(cfg, ours) for theirs, ours, _ in _SIZES},
+            **{foreign: getattr(cfg, local) for foreign, local, _ in _SIZES},
             "num_hidden_layers": cfg.encoder_layers,
             "max_position_embeddings": cfg.max_source_positions,
             "activation_function": activation_name(cfg.activation_fn),
             "scale_embedding": not cfg.no_scale_embedding,
             **{key: getattr(cfg, key) for key in _PROBABILITIES},
             "tie_word_embeddings": tied and (shared or name == "marian"),
-            **own,
+            **sizes,
             "use_cache": True,
         }
 
@@ -234,13 +223,13 @@ class BartArchitecture(Architecture):
     def weights(self, model: TransformerModel) -> dict[str, Tensor]:
         """The weights of a model by their names in a folder.
 
-        Where the output projection has its own weight, transformers expects that of each side under its name, too.
+        If the output projection is not tied, transformers expects the embedding of each side, too.
         """
         tensors = weights_of(model, self.layout(model.cfg))
         shared, tied = _shares(model.cfg)
         if (shared and not tied) or (not shared and _kind_of(model)[0] != "marian"):
-            ours = {_SHARED: model.encoder, **{_embedding(side): getattr(model, side) for side in SIDES}}
-            tensors |= {name: stack.embed_tokens.weight.detach().clone() for name, stack in ours.items()}
+            stacks = {_SHARED: model.encoder, **{_embedding(side): getattr(model, side) for side in SIDES}}
+            tensors |= {name: stack.embed_tokens.weight.detach().clone() for name, stack in stacks.items()}
             tensors[HEAD] = model.decoder.output_projection.weight.detach().clone()
         return tensors
 
@@ -331,7 +320,7 @@ def _sharing(shared: bool, tied: bool) -> dict[str, bool]:
 
 
 def _shares(cfg: TransformerConfig) -> tuple[bool, bool]:
-    """Whether source and target embeddings are the same, and whether those of target and output are."""
+    """Two truth values: source and target embeddings are the same; target and output embeddings are the same."""
     shared = cfg.share_all_embeddings or cfg.share_encoder_decoder_embed
     return shared, cfg.share_all_embeddings or cfg.share_decoder_input_output_embed
 
@@ -357,10 +346,10 @@ def _stack(cfg: TransformerConfig, side: str) -> dict[str, Piece]:
             projections.append(("encoder_attn", "kv", "kv_proj"))
         for part in names:
             pieces |= with_bias(f"model.{name}.{part}", f"{name}.{part}")
-        for attention, letters, ours in projections:
+        for attention, letters, local in projections:
             for what in ("weight", "bias"):
-                theirs = [f"model.{name}.{attention}.{letter}_proj.{what}" for letter in letters]
-                pieces |= stacked(theirs, f"{name}.{attention}.{ours}.{what}", dim)
+                foreign = [f"model.{name}.{attention}.{letter}_proj.{what}" for letter in letters]
+                pieces |= stacked(foreign, f"{name}.{attention}.{local}.{what}", dim)
     if getattr(cfg, f"{side}_normalize_before"):
         pieces |= with_bias(f"model.{side}.layer_norm", f"{side}.layer_norm")
     return pieces

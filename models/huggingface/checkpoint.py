@@ -23,8 +23,7 @@ from seqgen.checkpoints.serialization import write_json
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
 from seqgen.config.values import to_dict
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.data.tokenizers.ids import IdTokenizer
+from seqgen.data.tokenizers.base import IdTokenizer, Tokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
 from seqgen.errors import CheckpointError, ConfigError, shown
 from seqgen.model import EncoderDecoderModel
@@ -55,7 +54,7 @@ _RELATIVES = {
     **{"longt5": _LONG.format("T5"), "led": _LONG.format("BART")},
     **dict.fromkeys(("bigbird_pegasus", "pegasus_x"), _LONG.format("Pegasus")),
 }
-"""What to say of model types that resemble supported ones."""
+"""Descriptions of model types that resemble supported ones."""
 
 
 @register_checkpoint_loader("Hugging Face folder")

@@ -1,6 +1,6 @@
 """Conversion between ``generation_config.json`` of a Hugging Face folder and seqgen's ``GenerationConfig``.
 
-Keys that differ only in their names are listed in tables; every other key has its own code and comment. Keys that the
+Keys that differ only in their names are listed in tables; each other key has code and a comment. Keys that the
 file does not have get the default of transformers, because seqgen's defaults differ (beam=5 instead of 1).
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seqgen.checkpoints.foreign_config import LARGEST
+from seqgen.checkpoints.loaders import LARGEST
 from seqgen.config import GenerationConfig, TrainConfig
 from seqgen.config.compose import component_config
 from seqgen.config.values import from_dict
@@ -23,7 +23,7 @@ from seqgen.generation.rules import HUGGINGFACE
 from seqgen.models.huggingface.architecture import GENERATION_FILE, JSONConfig
 from seqgen.registry import SEARCHES
 
-# Their name, ours, and their default, whose type is that of the value.
+# The name in transformers, the name in seqgen, and the default of transformers, whose type is that of the value.
 _ALWAYS: tuple[tuple[str, str, Any], ...] = (
     ("num_beams", "beam", 1),
     ("num_return_sequences", "nbest", 1),
@@ -54,7 +54,7 @@ _ELSEWHERE = """
     """
 """Keys that are read by name below, or of ``config.json``."""
 
-_NO_PART = """
+_IGNORED_KEYS = """
     use_cache cache_implementation cache_config return_legacy_cache prefill_chunk_size output_attentions
     output_hidden_states output_scores output_logits return_dict_in_generate transformers_version low_memory
     compile_config disable_compile is_assistant num_assistant_tokens num_assistant_tokens_schedule
@@ -69,7 +69,7 @@ _UNLIMITED = 1 << 20
 """Value of ``max_len_b`` for which only ``max_len`` limits the length."""
 
 
-GENERATION_KEYS = frozenset([*(key for key, _, _ in _ALWAYS + _SAMPLING), *_ELSEWHERE.split(), *_NO_PART.split()])
+GENERATION_KEYS = frozenset([*(key for key, _, _ in _ALWAYS + _SAMPLING), *_ELSEWHERE.split(), *_IGNORED_KEYS.split()])
 """All keys that are read or known not to change outputs."""
 
 
@@ -168,11 +168,11 @@ class _Reader:
                 self.note(f"num_beam_groups={groups} has no effect with do_sample=true")
         elif beams == 1 and self.config.get("penalty_alpha", 0.0) > 0 and self.config.get("top_k", 50) > 1:
             alpha, topk = self.config.get("penalty_alpha", 0.0), self.config.get("top_k", 50)
-            own = {"search.penalty_alpha": alpha, "search.contrastive_topk": topk}
-            values |= {"search": "contrastive", "components": own}
+            components = {"search.penalty_alpha": alpha, "search.contrastive_topk": topk}
+            values |= {"search": "contrastive", "components": components}
         elif (groups := self.config.get("num_beam_groups", 1)) > 1:
-            own = {"search.groups": groups, "search.strength": self.config.get("diversity_penalty", 0.0)}
-            values |= {"search": "diverse_beam", "components": own}
+            components = {"search.groups": groups, "search.strength": self.config.get("diversity_penalty", 0.0)}
+            values |= {"search": "diverse_beam", "components": components}
         if drafted := self.config.get("prompt_lookup_num_tokens", 0):
             if beams > 1 or "search" in values:
                 self.note(f"prompt_lookup_num_tokens={drafted} has no effect on this search")
@@ -194,17 +194,17 @@ class _Reader:
     def tokens(self) -> dict[str, Any]:
         """Tokens that are forbidden or forced."""
         values: dict[str, Any] = {}
-        for theirs, ours in (("suppress_tokens", "suppress"), ("begin_suppress_tokens", "suppress_at_begin")):
-            if ids := self._ids(theirs):
-                values[ours] = [self._token(theirs, index) for index in ids]
-        for theirs, ours in (("forced_bos_token_id", "forced_first"), ("forced_eos_token_id", "forced_last")):
-            ids = self._ids(theirs)
-            if ids and ours == "forced_first" and self.decoder_only:
-                self.note(f"{theirs}={ids[0]} is ignored, because outputs follow a prompt")
+        for foreign, local in (("suppress_tokens", "suppress"), ("begin_suppress_tokens", "suppress_at_begin")):
+            if ids := self._ids(foreign):
+                values[local] = [self._token(foreign, index) for index in ids]
+        for foreign, local in (("forced_bos_token_id", "forced_first"), ("forced_eos_token_id", "forced_last")):
+            ids = self._ids(foreign)
+            if ids and local == "forced_first" and self.decoder_only:
+                self.note(f"{foreign}={ids[0]} is ignored, because outputs follow a prompt")
             elif ids:
-                values[ours] = self._token(theirs, ids[0])
+                values[local] = self._token(foreign, ids[0])
                 if len(ids) > 1:
-                    self.note(f"only the first id of {theirs}, {ids[0]}, is forced")
+                    self.note(f"only the first id of {foreign}, {ids[0]}, is forced")
         return values
 
     def ends(self) -> dict[str, Any]:
@@ -305,7 +305,7 @@ def write_generation(cfg: GenerationConfig, tokenizer: Tokenizer | None, decoder
         Values by key.
     """
     tables = (*_ALWAYS, *_SAMPLING) if cfg.sampling else _ALWAYS
-    values = {theirs: getattr(cfg, ours) for theirs, ours, default in tables if getattr(cfg, ours) != default}
+    values = {foreign: getattr(cfg, local) for foreign, local, default in tables if getattr(cfg, local) != default}
     if decoder_only and cfg.max_len_a == -1:
         values["max_length"] = cfg.max_len_b + 1
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from seqgen.checkpoints.decoding_task import PromptDecodingTask
+from seqgen.checkpoints.loaders import PromptDecodingTask
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError
 from seqgen.models.huggingface.architecture import HEAD, Architecture, JSONConfig, activation_name
@@ -21,7 +21,7 @@ _SIZES = (
     ("n_head", "decoder_attention_heads", 12),
     ("n_positions", "max_target_positions", 1024),
 )
-"""GPT-2's name, ours, and the default."""
+"""The name in GPT-2, the name in seqgen, and the default."""
 
 _VALUES: tuple[tuple[str, str, Any], ...] = (
     ("resid_pdrop", "dropout", 0.1),
@@ -32,7 +32,7 @@ _VALUES: tuple[tuple[str, str, Any], ...] = (
     ("scale_attn_by_inverse_layer_idx", "scale_attn_by_inverse_layer_idx", False),
     ("tie_word_embeddings", "share_decoder_input_output_embed", True),
 )
-"""GPT-2's name, ours, and the default, whose type is that of the value."""
+"""The name in GPT-2, the name in seqgen, and the default, whose type is that of the value."""
 
 _FIXED: dict[str, Any] = {
     "decoder_normalize_before": True,
@@ -47,21 +47,11 @@ _FIXED: dict[str, Any] = {
 _OFF = ("add_cross_attention", "is_encoder_decoder", "pruned_heads")
 """Keys that change the computation and are not supported."""
 
-_NO_EFFECT = frozenset(
-    """
-    is_decoder tie_encoder_decoder initializer_range reorder_and_upcast_attn summary_type summary_use_proj
-    summary_activation summary_proj_to_labels summary_first_dropout summary_last_dropout hidden_dropout n_ctx n_special
-    predict_special_tokens
-    """.split()  # noqa: SIM905
-)
-"""Keys that do not change what transformers 4.53.3 computes, besides those of all models."""
-
 
 class GPT2Architecture(Architecture):
     """GPT-2; see ``Architecture``."""
 
     model_class = TransformerLanguageModel
-    no_effect = _NO_EFFECT
     decoder_only = True
 
     def read_config(self, config: JSONConfig) -> TransformerLMConfig:
@@ -97,10 +87,10 @@ class GPT2Architecture(Architecture):
             "architectures": ["GPT2LMHeadModel"],
             "model_type": "gpt2",
             "vocab_size": model.decoder.embed_tokens.num_embeddings,
-            **{name: getattr(cfg, ours) for name, ours, _ in _SIZES},
+            **{name: getattr(cfg, local) for name, local, _ in _SIZES},
             "n_inner": cfg.decoder_ffn_embed_dim,
             "activation_function": activation_name(cfg.activation_fn),
-            **{name: getattr(cfg, ours) for name, ours, _ in _VALUES},
+            **{name: getattr(cfg, local) for name, local, _ in _VALUES},
             "embd_pdrop": cfg.dropout if cfg.embedding_dropout is None else cfg.embedding_dropout,
             "use_cache": True,
         }
@@ -132,12 +122,12 @@ ARCHITECTURE = GPT2Architecture()
 
 def _layer(index: int) -> dict[str, Piece]:
     """The weights of a layer; its matrices are transposed."""
-    theirs, ours = f"{_PREFIX}h.{index}", f"decoder.layers.{index}"
+    foreign, local = f"{_PREFIX}h.{index}", f"decoder.layers.{index}"
     return {
-        **with_bias(f"{theirs}.ln_1", f"{ours}.self_attn_layer_norm"),
-        **with_bias(f"{theirs}.attn.c_attn", f"{ours}.self_attn.in_proj", transposed=True),
-        **with_bias(f"{theirs}.attn.c_proj", f"{ours}.self_attn.out_proj", transposed=True),
-        **with_bias(f"{theirs}.ln_2", f"{ours}.final_layer_norm"),
-        **with_bias(f"{theirs}.mlp.c_fc", f"{ours}.fc1", transposed=True),
-        **with_bias(f"{theirs}.mlp.c_proj", f"{ours}.fc2", transposed=True),
+        **with_bias(f"{foreign}.ln_1", f"{local}.self_attn_layer_norm"),
+        **with_bias(f"{foreign}.attn.c_attn", f"{local}.self_attn.in_proj", transposed=True),
+        **with_bias(f"{foreign}.attn.c_proj", f"{local}.self_attn.out_proj", transposed=True),
+        **with_bias(f"{foreign}.ln_2", f"{local}.final_layer_norm"),
+        **with_bias(f"{foreign}.mlp.c_fc", f"{local}.fc1", transposed=True),
+        **with_bias(f"{foreign}.mlp.c_proj", f"{local}.fc2", transposed=True),
     }

@@ -9,13 +9,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask
+from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, shown
 from seqgen.models.huggingface.architecture import ACTIVATIONS, HEAD, Architecture, JSONConfig
 from seqgen.models.huggingface.weights import Layout, Piece, stacked, weights_of
-from seqgen.models.t5.layers import T5Config
-from seqgen.models.t5.model import T5Model
+from seqgen.models.t5 import T5Config, T5Model
 
 _TIED = {"t5": True, "mt5": False, "umt5": True}
 _STARTS = {"t5": -1, "mt5": 0, "umt5": 0}
@@ -26,7 +25,7 @@ _DEFAULTS = {
 """Defaults of transformers for keys missing in a ``config.json``, where the model types differ."""
 
 _NAMES = {"relu": "relu", "gelu": "gelu", "gelu_accurate": "gelu_new", "swish": "silu"}
-_ACTIVATIONS = {theirs: _NAMES[activation] for theirs, activation in ACTIVATIONS.items() if activation in _NAMES}
+_ACTIVATIONS = {foreign: _NAMES[activation] for foreign, activation in ACTIVATIONS.items() if activation in _NAMES}
 """For each name of an activation the one of ``T5Config``; "gelu" after a gate, which is "gelu_new", is an exception."""
 _GATED = {"relu": "gated-relu", "gelu_new": "gated-gelu", "silu": "gated-silu"}
 
@@ -40,20 +39,11 @@ _VALUES: dict[str, Any] = {
 _OFF = ("tie_encoder_decoder", "pruned_heads")
 """Keys that change the computation and are not supported."""
 
-_NO_EFFECT = frozenset(
-    """
-    initializer_factor is_decoder add_cross_attention n_positions scalable_attention scale_decoder_outputs
-    """.split()  # noqa: SIM905
-)
-"""Keys that do not change what transformers 4.53.3 computes, besides those of all models; the last, unless it is a T5.
-"""
-
 
 class T5Architecture(Architecture):
     """T5; see ``Architecture``."""
 
     model_class = T5Model
-    no_effect = _NO_EFFECT
 
     def read_config(self, config: JSONConfig) -> T5Config:
         """Turn a folder's ``config.json`` into a configuration."""
@@ -77,10 +67,6 @@ class T5Architecture(Architecture):
         }
         cfg: T5Config = config.model(values)
         return cfg
-
-    def vocab_size(self, cfg: T5Config, config: JSONConfig) -> int:
-        """The size of the vocabulary."""
-        return cfg.vocab_size
 
     def make_task(self, cfg: T5Config, path: Path, tokenizer: Tokenizer) -> DecodingTask:
         """The task that decodes; the configuration gets the first decoder input."""
@@ -167,7 +153,7 @@ ARCHITECTURE = T5Architecture()
 
 
 def _scales(config: JSONConfig, kind: str) -> bool | None:
-    """Whether features are scaled before the output projection; ``None`` if ``tie_word_embeddings`` determines it.
+    """True if features are scaled before the output projection; ``None`` if ``tie_word_embeddings`` determines it.
 
     Version 5 of transformers always writes ``"tie_word_embeddings": true``. It has a separate key for the scale of a
     T5, and never scales an mT5. Version 4 scales an mT5 with a tied embedding.
@@ -198,34 +184,34 @@ def _feed_forward(config: JSONConfig, default: str) -> str:
 
 
 def _is_plain_tie(cfg: T5Config) -> bool:
-    """Whether the projection is tied and scaled, which all versions of transformers read as a tied embedding."""
+    """True if the projection is tied and scaled, which all versions of transformers read as a tied embedding."""
     return cfg.tie_word_embeddings and cfg.scales_outputs
 
 
 def _layer(cfg: T5Config, stack: str, index: int) -> dict[str, Piece]:
-    theirs, ours = f"{stack}.block.{index}.layer", f"{stack}.layers.{index}"
+    foreign, local = f"{stack}.block.{index}.layer", f"{stack}.layers.{index}"
     inner = cfg.inner_dim
-    pieces = {f"{theirs}.0.layer_norm.weight": Piece(f"{ours}.self_attn_layer_norm.weight")}
-    own = [f"{theirs}.0.SelfAttention.{letter}.weight" for letter in "qkv"]
-    pieces |= stacked(own, f"{ours}.self_attn.in_proj.weight", inner)
-    pieces[f"{theirs}.0.SelfAttention.o.weight"] = Piece(f"{ours}.self_attn.out_proj.weight")
+    pieces = {f"{foreign}.0.layer_norm.weight": Piece(f"{local}.self_attn_layer_norm.weight")}
+    separate = [f"{foreign}.0.SelfAttention.{letter}.weight" for letter in "qkv"]
+    pieces |= stacked(separate, f"{local}.self_attn.in_proj.weight", inner)
+    pieces[f"{foreign}.0.SelfAttention.o.weight"] = Piece(f"{local}.self_attn.out_proj.weight")
     if index == 0 or cfg.per_layer_bias:
-        bias = f"{theirs}.0.SelfAttention.relative_attention_bias.weight"
+        bias = f"{foreign}.0.SelfAttention.relative_attention_bias.weight"
         pieces[bias] = Piece(f"{stack}.position_biases.{index}.weight")
     last = 1
     if stack == "decoder":
         last = 2
-        attention, ours_too = f"{theirs}.1.EncDecAttention", f"{ours}.encoder_attn"
-        pieces[f"{attention}.q.weight"] = Piece(f"{ours_too}.q_proj.weight")
-        pieces |= stacked([f"{attention}.{letter}.weight" for letter in "kv"], f"{ours_too}.kv_proj.weight", inner)
-        pieces[f"{attention}.o.weight"] = Piece(f"{ours_too}.out_proj.weight")
-        pieces[f"{theirs}.1.layer_norm.weight"] = Piece(f"{ours}.encoder_attn_layer_norm.weight")
-    dense = f"{theirs}.{last}.DenseReluDense"
+        attention, cross = f"{foreign}.1.EncDecAttention", f"{local}.encoder_attn"
+        pieces[f"{attention}.q.weight"] = Piece(f"{cross}.q_proj.weight")
+        pieces |= stacked([f"{attention}.{letter}.weight" for letter in "kv"], f"{cross}.kv_proj.weight", inner)
+        pieces[f"{attention}.o.weight"] = Piece(f"{cross}.out_proj.weight")
+        pieces[f"{foreign}.1.layer_norm.weight"] = Piece(f"{local}.encoder_attn_layer_norm.weight")
+    dense = f"{foreign}.{last}.DenseReluDense"
     if cfg.is_gated:
         gate = [f"{dense}.wi_0.weight", f"{dense}.wi_1.weight"]
-        pieces |= stacked(gate, f"{ours}.feed_forward.wi.weight", cfg.d_ff)
+        pieces |= stacked(gate, f"{local}.feed_forward.wi.weight", cfg.d_ff)
     else:
-        pieces[f"{dense}.wi.weight"] = Piece(f"{ours}.feed_forward.wi.weight")
-    pieces[f"{dense}.wo.weight"] = Piece(f"{ours}.feed_forward.wo.weight")
-    pieces[f"{theirs}.{last}.layer_norm.weight"] = Piece(f"{ours}.final_layer_norm.weight")
+        pieces[f"{dense}.wi.weight"] = Piece(f"{local}.feed_forward.wi.weight")
+    pieces[f"{dense}.wo.weight"] = Piece(f"{local}.feed_forward.wo.weight")
+    pieces[f"{foreign}.{last}.layer_norm.weight"] = Piece(f"{local}.final_layer_norm.weight")
     return pieces

@@ -6,15 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
-
-from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask
+from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, ConfigError, shown
 from seqgen.models.huggingface.architecture import Architecture, JSONConfig, activation_name
 from seqgen.models.huggingface.weights import Layout, Piece, stacked
-from seqgen.models.t5gemma.layers import T5GemmaConfig
-from seqgen.models.t5gemma.model import T5GemmaModel
+from seqgen.models.t5gemma import T5GemmaConfig, T5GemmaModel
 
 SIDES = ("encoder", "decoder")
 OUTPUT, _EMBEDDING = "lm_head.out_proj.weight", "model.decoder.embed_tokens.weight"
@@ -46,17 +43,12 @@ _IDS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
 _OFF = ("rope_scaling", "pruned_heads", "tie_encoder_decoder")
 """Keys that change the computation and are not supported."""
 
-_NO_EFFECT = """
-    is_decoder cross_attention_hidden_size dropout_rate attention_dropout initializer_range use_cache model_type
-    tie_word_embeddings is_encoder_decoder final_logit_softcapping dtype torch_dtype transformers_version
-    """.split()  # noqa: SIM905
-"""Keys of a side that have no effect: those of the whole file replace some."""
-
 
 class T5GemmaArchitecture(Architecture):
     """T5Gemma; see ``Architecture``."""
 
     model_class = T5GemmaModel
+    head, tying = OUTPUT, "tie_word_embeddings"
     name = "t5gemma"
     """The name of the model."""
 
@@ -66,11 +58,6 @@ class T5GemmaArchitecture(Architecture):
     final_bound, longest = 30.0, 8192
     """The defaults of the bound of the logits and of the number of positions."""
 
-    no_effect = frozenset(
-        ["classifier_dropout_rate", "initializer_range", "vocab_size"]
-        + [f"{side}.{key}" for side in SIDES for key in [*_NO_EFFECT, *_IDS]]
-    )
-
     def read_config(self, config: JSONConfig) -> T5GemmaConfig:
         """Turn a folder's ``config.json`` into a configuration."""
         flat = self.flattened(config)
@@ -79,7 +66,7 @@ class T5GemmaArchitecture(Architecture):
             raise CheckpointError(f"{flat.path}: a {self.name} with is_encoder_decoder=false is not supported")
         values: dict[str, Any] = {"_name": self.name}
         for side in SIDES:
-            sizes = flat.read_table([(f"{side}.{key}", f"{side}_{ours}", size) for key, ours, size in _SIZES], 1)
+            sizes = flat.read_table([(f"{side}.{key}", f"{side}_{local}", size) for key, local, size in _SIZES], 1)
             values |= {**sizes, **self.positions(flat, side), **self.layer_types(flat, side)}
         shared = self._shared(flat)
         activation = flat.activation(shared.pop("hidden_activation"), "encoder.hidden_activation")
@@ -155,10 +142,6 @@ class T5GemmaArchitecture(Architecture):
             shared[key] = first
         return shared
 
-    def vocab_size(self, cfg: T5GemmaConfig, config: JSONConfig) -> int:
-        """The size of the vocabulary."""
-        return cfg.vocab_size
-
     def make_task(self, cfg: T5GemmaConfig, path: Path, tokenizer: Tokenizer) -> DecodingTask:
         """The task that decodes; the configuration gets the first decoder input."""
         config = self.flattened(JSONConfig.read(path / "config.json"))
@@ -215,7 +198,7 @@ class T5GemmaArchitecture(Architecture):
             theta = getattr(cfg, f"{side}_rope_theta")
             sides[side] = {
                 "model_type": "t5_gemma_module",
-                **{theirs: getattr(cfg, f"{side}_{ours}") for theirs, ours, _ in _SIZES},
+                **{foreign: getattr(cfg, f"{side}_{local}") for foreign, local, _ in _SIZES},
                 **shared,
                 "layer_types": cfg.layer_types(side),
                 "max_position_embeddings": longest[side],
@@ -252,17 +235,12 @@ class T5GemmaArchitecture(Architecture):
             side: ``encoder`` or ``decoder``.
             index: index of the layer.
         """
-        theirs, ours = f"model.{side}.layers.{index}", f"{side}.layers.{index}"
-        pieces = projections(cfg, side, f"{theirs}.self_attn", f"{ours}.self_attn", False)
+        foreign, local = f"model.{side}.layers.{index}", f"{side}.layers.{index}"
+        pieces = projections(cfg, side, f"{foreign}.self_attn", f"{local}.self_attn", False)
         if side == "encoder":
             return pieces
-        cross = projections(cfg, side, f"{theirs}.cross_attn", f"{ours}.encoder_attn", True)
-        return pieces | cross | _norms(theirs, "cross_attn", ours, "encoder_attn")
-
-    def untie(self, model: T5GemmaModel, weights: dict[str, Tensor]) -> None:  # type: ignore[override]
-        """Untie a model's output projection."""
-        model.cfg.tie_word_embeddings = False
-        model.decoder.output_projection.weight = nn.Parameter(weights[OUTPUT])
+        cross = projections(cfg, side, f"{foreign}.cross_attn", f"{local}.encoder_attn", True)
+        return pieces | cross | _norms(foreign, "cross_attn", local, "encoder_attn")
 
 
 ARCHITECTURE = T5GemmaArchitecture()
@@ -307,39 +285,39 @@ def read_rope(config: JSONConfig, names: tuple[str, ...], theta: float, *types: 
 
 def _layer(cfg: T5GemmaConfig, side: str, index: int) -> dict[str, Piece]:
     """The weights of a layer's feed-forward network and of its norms."""
-    theirs, ours = f"model.{side}.layers.{index}", f"{side}.layers.{index}"
-    gate = [f"{theirs}.mlp.gate_proj.weight", f"{theirs}.mlp.up_proj.weight"]
-    pieces = stacked(gate, f"{ours}.feed_forward.wi.weight", getattr(cfg, f"{side}_intermediate_size"))
-    pieces[f"{theirs}.mlp.down_proj.weight"] = Piece(f"{ours}.feed_forward.wo.weight")
-    return pieces | _norms(theirs, "self_attn", ours, "self_attn") | _norms(theirs, "feedforward", ours, "final")
+    foreign, local = f"model.{side}.layers.{index}", f"{side}.layers.{index}"
+    gate = [f"{foreign}.mlp.gate_proj.weight", f"{foreign}.mlp.up_proj.weight"]
+    pieces = stacked(gate, f"{local}.feed_forward.wi.weight", getattr(cfg, f"{side}_intermediate_size"))
+    pieces[f"{foreign}.mlp.down_proj.weight"] = Piece(f"{local}.feed_forward.wo.weight")
+    return pieces | _norms(foreign, "self_attn", local, "self_attn") | _norms(foreign, "feedforward", local, "final")
 
 
-def _norms(theirs: str, name: str, ours: str, norm: str) -> dict[str, Piece]:
+def _norms(foreign: str, name: str, local: str, norm: str) -> dict[str, Piece]:
     """The norms before and after a sublayer."""
     kinds = {"pre": "layer_norm", "post": "post_norm"}
-    return {f"{theirs}.{p}_{name}_layernorm.weight": Piece(f"{ours}.{norm}_{o}.weight") for p, o in kinds.items()}
+    return {f"{foreign}.{p}_{name}_layernorm.weight": Piece(f"{local}.{norm}_{o}.weight") for p, o in kinds.items()}
 
 
-def projections(cfg: T5GemmaConfig, side: str, theirs: str, ours: str, reads_source: bool) -> dict[str, Piece]:
+def projections(cfg: T5GemmaConfig, side: str, foreign: str, local: str, reads_source: bool) -> dict[str, Piece]:
     """The projections of attention.
 
     Args:
         cfg: the configuration.
         side: ``encoder`` or ``decoder``.
-        theirs: the name of the attention in a folder.
-        ours: its name in the model.
-        reads_source: whether keys and values have a projection of their own, as they are also those of the source.
+        foreign: the name of the attention in a folder.
+        local: its name in the model.
+        reads_source: whether one projection gives keys and values, as they are also those of the source.
     """
     dim = getattr(cfg, f"{side}_head_dim")
     rows, shared = (dim * getattr(cfg, f"{side}_{kind}_heads") for kind in ("attention", "key_value"))
     pieces: dict[str, Piece] = {}
     for kind in ("weight", "bias")[: 1 + cfg.attention_bias]:
-        query, key, value, out = (f"{theirs}.{letter}_proj.{kind}" for letter in "qkvo")
+        query, key, value, out = (f"{foreign}.{letter}_proj.{kind}" for letter in "qkvo")
         if reads_source:
-            pieces[query] = Piece(f"{ours}.q_proj.{kind}")
-            pieces |= stacked([key, value], f"{ours}.kv_proj.{kind}", shared)
+            pieces[query] = Piece(f"{local}.q_proj.{kind}")
+            pieces |= stacked([key, value], f"{local}.kv_proj.{kind}", shared)
         else:
             parts = {query: (0, rows), key: (rows, rows + shared), value: (rows + shared, rows + 2 * shared)}
-            pieces |= {name: Piece(f"{ours}.in_proj.{kind}", part) for name, part in parts.items()}
-        pieces[out] = Piece(f"{ours}.out_proj.{kind}")
+            pieces |= {name: Piece(f"{local}.in_proj.{kind}", part) for name, part in parts.items()}
+        pieces[out] = Piece(f"{local}.out_proj.{kind}")
     return pieces

@@ -6,27 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from seqgen.checkpoints.decoding_task import DecodingTask
+from seqgen.checkpoints.loaders import DecodingTask
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError
-from seqgen.models.huggingface.architecture import NO_EFFECT, JSONConfig
+from seqgen.models.huggingface.architecture import JSONConfig
 from seqgen.models.huggingface.t5gemma import OUTPUT, SIDES, T5GemmaArchitecture, projections, read_rope
 from seqgen.models.huggingface.weights import Layout, Piece
-from seqgen.models.t5gemma.layers import FULL, SLIDING
-from seqgen.models.t5gemma2 import PATTERN, T5Gemma2Config, T5Gemma2Model
+from seqgen.models.t5gemma import FULL, PATTERN, SLIDING, T5Gemma2Config, T5Gemma2Model
 
 _VISION = ("model.encoder.vision_tower.", "model.encoder.multi_modal_projector.")
-"""How the names of the weights begin that compute features of images."""
+"""The prefixes of the names of weights that compute features of images."""
 
 MAX_LAYERS = 10_000
 """More layers than a file describes, whose number is compared with the weights later."""
-
-_NO_EFFECT = """
-    image_token_index boi_token_index mm_tokens_per_image vision_config attn_logit_softcapping output_attentions
-    output_hidden_states
-    """.split()  # noqa: SIM905
-"""Keys without effect on text, besides those of T5Gemma; transformers 5.23 does not bound scores either."""
-
 
 _SHARED = {
     **{key: value for key, value in T5GemmaArchitecture.shared.items() if key != "attn_logit_softcapping"},
@@ -41,18 +33,15 @@ class T5Gemma2Architecture(T5GemmaArchitecture):
     name = "t5gemma2"
     shared = _SHARED
     final_bound, longest = 0.0, 131072
-    no_effect = T5GemmaArchitecture.no_effect.union(
-        _NO_EFFECT, [f"{side}.{key}" for side in SIDES for key in [*_NO_EFFECT, *NO_EFFECT]]
-    )
 
     def flattened(self, config: JSONConfig) -> JSONConfig:
         """See ``T5GemmaArchitecture.flattened``; the sizes of the encoder are a part of its part."""
         encoder = {key: value for key, value in config.part("encoder").items() if key != "text_config"}
-        own = {"encoder": config.part("encoder", "text_config"), "eoi_token_index": encoder.get("eoi_token_index")}
-        return super().flattened(JSONConfig(config.path, {**encoder, **config.values, **own}, config.asked))
+        parts = {"encoder": config.part("encoder", "text_config"), "eoi_token_index": encoder.get("eoi_token_index")}
+        return super().flattened(JSONConfig(config.path, {**encoder, **config.values, **parts}, config.asked))
 
     def positions(self, config: JSONConfig, side: str) -> dict[str, Any]:
-        """See ``T5GemmaArchitecture.positions``; each type of layers has its own."""
+        """See ``T5GemmaArchitecture.positions``; each type of layers has other positions."""
         key = f"{side}.rope_parameters"
         theta, factor = read_rope(config, (key, FULL), config.get(f"{side}.rope_theta", 1e6), "linear")
         local, _ = read_rope(config, (key, SLIDING), config.get(f"{side}.rope_local_base_freq", 1e4))
@@ -121,9 +110,9 @@ class T5Gemma2Architecture(T5GemmaArchitecture):
 
     def attention(self, cfg: Any, side: str, index: int) -> dict[str, Piece]:
         """See ``T5GemmaArchitecture.attention``."""
-        theirs, ours = f"model.{side}.layers.{index}.self_attn", f"{side}.layers.{index}.self_attn"
-        norms = {f"{theirs}.{norm}.weight": Piece(f"{ours}.{norm}.weight") for norm in ("q_norm", "k_norm")}
-        return projections(cfg, side, theirs, ours, side == "decoder") | norms
+        foreign, local = f"model.{side}.layers.{index}.self_attn", f"{side}.layers.{index}.self_attn"
+        norms = {f"{foreign}.{norm}.weight": Piece(f"{local}.{norm}.weight") for norm in ("q_norm", "k_norm")}
+        return projections(cfg, side, foreign, local, side == "decoder") | norms
 
 
 ARCHITECTURE = T5Gemma2Architecture()

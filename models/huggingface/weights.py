@@ -54,16 +54,16 @@ class Piece:
         return part.t() if self.transposed else part
 
 
-def with_bias(theirs: str, ours: str, transposed: bool = False) -> dict[str, Piece]:
+def with_bias(foreign: str, local: str, transposed: bool = False) -> dict[str, Piece]:
     """The pieces of a weight and its bias.
 
     Args:
-        theirs: the module's name in the folder.
-        ours: its name in the model.
+        foreign: the module's name in the folder.
+        local: its name in the model.
         transposed: see ``Piece``; of the weight.
     """
-    weight = Piece(f"{ours}.weight", transposed=transposed)
-    return {f"{theirs}.weight": weight, f"{theirs}.bias": Piece(f"{ours}.bias")}
+    weight = Piece(f"{local}.weight", transposed=transposed)
+    return {f"{foreign}.weight": weight, f"{foreign}.bias": Piece(f"{local}.bias")}
 
 
 def stacked(names: Sequence[str], parameter: str, size: int) -> dict[str, Piece]:
@@ -184,7 +184,7 @@ def fill(
 ) -> dict[str, Tensor]:
     """Allocate a model's parameters and stream a folder's weights into them.
 
-    Parameters of the device and dtype of a ``safetensors`` file use its memory in place of their own, see
+    Parameters of the device and dtype of a ``safetensors`` file use its memory, see
     ``seqgen.system.mapped_weights``. Of what is copied, a small part is in memory besides the model, or one file of
     ``torch.save``.
 

@@ -1,6 +1,6 @@
 """Models on the Hugging Face Hub: ``hf:ORGANIZATION/NAME`` or ``hf:ORGANIZATION/NAME@REVISION`` in place of a folder.
 
-The library ``huggingface_hub`` downloads the files into its cache, and reads its own environment variables: ``HF_HOME``
+The library ``huggingface_hub`` downloads the files into its cache, and reads environment variables: ``HF_HOME``
 and ``HF_HUB_CACHE`` (the cache), ``HF_HUB_OFFLINE``, ``HF_ENDPOINT`` (another server), ``HF_TOKEN``.
 """
 
@@ -37,10 +37,10 @@ CONFIG_CHECKS: list[Callable[[Path], None]] = []
 ``CheckpointError`` if seqgen cannot read such a model."""
 
 TIMEOUT_SECONDS = 10.0
-"""How long the server may take to answer. ``huggingface_hub`` has such limits of its own for files."""
+"""The time limit of an answer of the server; ``huggingface_hub`` has limits for files."""
 
 _NAMES = {"ETag": r'(W/)?"?[\w-]+"?', "X-Linked-Etag": r'(W/)?"?[\w-]+"?', "X-Repo-Commit": r"[0-9a-f]{40}"}
-"""What headers must look like from which the library makes names of files and folders."""
+"""The form of headers from which the library makes names of files and folders."""
 
 
 def local_path(path: str | Path) -> Path:

@@ -117,7 +117,7 @@ def fit(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
 
 
 def _is_vocabulary(model: nn.Module, name: str) -> bool:
-    """Whether a weight is the token embedding matrix (and not the position embeddings)."""
+    """True if a weight is the token embedding matrix (and not the position embeddings)."""
     module = dict(model.named_modules()).get(name.rpartition(".")[0])
     return isinstance(module, nn.Embedding) and "position" not in name
 
@@ -294,10 +294,10 @@ def build_on_meta(build: Callable[[], Any], where: str) -> Any:
 
 
 def can_materialize(model: nn.Module) -> bool:
-    """Whether ``materialize`` and the weights of a checkpoint make a complete model of one on the ``meta`` device.
+    """True if ``materialize`` and the weights of a checkpoint make a complete model of one on the ``meta`` device.
 
     They do not if a module has values that are neither saved with the weights nor computed by ``reset_buffers``, or
-    parameters of a class of their own.
+    parameters of a subclass.
 
     Args:
         model: a model on the ``meta`` device.
@@ -366,7 +366,9 @@ def _most_parameters(weights: Mapping[str, Tensor], where: str) -> Iterator[None
         nonlocal count
         count += 1
         if count > limit:
-            raise CheckpointError(f"{where}: the model has more weights than the checkpoint; was config.yaml edited?")
+            raise CheckpointError(
+                f"{where}: the model has more weights than the checkpoint; was its configuration edited?"
+            )
 
     hook = register_module_parameter_registration_hook(add)
     try:

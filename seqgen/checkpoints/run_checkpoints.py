@@ -140,7 +140,7 @@ class Checkpoints:
 
 
 def temporary_folder(folder: Path, name: str) -> Path:
-    """Where the checkpoint ``name`` of a ``checkpoints`` folder is written before it is renamed."""
+    """The folder in which the checkpoint ``name`` of a ``checkpoints`` folder is written before it is renamed."""
     return folder / f".{name}.tmp"
 
 
@@ -175,7 +175,7 @@ def update_of(checkpoint: Path) -> int:
 
 
 def _advice(missing: Path) -> str:
-    """What the user may have meant by a path that does not exist."""
+    """A guess of the path that the user meant, if there is no such path."""
     if str(missing).startswith("[") and str(missing).endswith("]"):
         return f"; give one model without brackets, such as {str(missing)[1:-1].split(',')[0]}"
     if len(missing.parts) == 2 and not missing.is_absolute() and not missing.parent.exists():
@@ -226,7 +226,7 @@ def _folder_of(file: Path) -> Path:
 
 
 def _why_none(given: Path) -> str:
-    """Why a path refers to no checkpoint, and what the user can do."""
+    """The reason why a path refers to no checkpoint, with advice for the user."""
     if not given.is_dir():
         kind = f"neither a run folder nor a checkpoint: no {MODEL} in it"
         return kind if given.exists() else f"there is no such file or folder{_advice(given)}"
@@ -252,7 +252,7 @@ def _why_none(given: Path) -> str:
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether a folder is a checkpoint."""
+    """True if a folder is a checkpoint."""
     return (folder / MODEL).is_file() or is_sharded(folder)
 
 

@@ -103,7 +103,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
             metadata[_ALIAS + name] = names[identity]
             continue
         names[identity] = name
-        unique[name] = _own_memory(tensor.detach().cpu(), storages)
+        unique[name] = _storable(tensor.detach().cpu(), storages)
     path.touch()
     mode = path.stat().st_mode
     try:
@@ -249,7 +249,7 @@ def _sort_metadata(path: Path) -> None:
         file.write(text.ljust(size))
 
 
-def _own_memory(tensor: Tensor, storages: set[int]) -> Tensor:
+def _storable(tensor: Tensor, storages: set[int]) -> Tensor:
     """The tensor, or a copy if the format cannot store it: if it is not contiguous, or only a part of its storage.
 
     A tensor whose storage is in ``storages`` is copied too. The storage of the result is added.

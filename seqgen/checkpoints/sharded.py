@@ -37,7 +37,7 @@ Target = Callable[[str, Sequence[int], torch.dtype], Tensor]
 
 
 def is_sharded(checkpoint: Path) -> bool:
-    """Whether a folder is a sharded checkpoint."""
+    """True if a folder is a sharded checkpoint."""
     return (checkpoint / STATE).is_file() and next(checkpoint.glob(_PATTERN), None) is not None
 
 

@@ -199,7 +199,7 @@ class PackedDataset:
 
     Args:
         dataset: the examples, each with a target.
-        length: maximum source tokens and maximum target tokens per row; a longer example gets a row of its own.
+        length: maximum source tokens and maximum target tokens per row; a longer example gets a separate row.
     """
 
     def __init__(self, dataset: Dataset, length: int):
@@ -246,14 +246,11 @@ def pack(rows: Sequence[Batch], source_pad: int, target_pad: int) -> Batch:
     Returns:
         The batch, with ``segments``: source and target positions of the same example have the same number, from 1.
         Padding after a row's last target has that target's number, so that no position has only masked keys.
-
-    Raises:
-        ValueError: a batch has no targets.
     """
     sources, targets, previous = [], [], []
     for row in rows:
-        if row.target is None or row.prev_output_tokens is None:
-            raise ValueError("only examples with a target can share a row")
+        assert row.target is not None
+        assert row.prev_output_tokens is not None
         sources.append(_Flat(row.source.src_tokens, row.source.src_lengths))
         lengths = _lengths(row.target, target_pad)
         targets.append(_Flat(row.target, lengths))

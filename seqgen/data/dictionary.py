@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from seqgen.data.text import decode_line, read_chunks
-from seqgen.errors import DataError
+import numpy as np
+import numpy.typing as npt
+
+from seqgen.data.text import decode_line, read_chunks, read_lines
+from seqgen.errors import DataError, reading_errors, shown
 from seqgen.system.files import write_atomically
 from seqgen.system.reading import parse_json, read_bytes
 
@@ -121,7 +125,7 @@ class Dictionary:
         return iter(self.symbols)
 
     def __eq__(self, other: object) -> bool:
-        """Whether tokens, ids and special ids are equal; counts are not compared."""
+        """True if tokens, ids and special ids are equal; counts are not compared."""
         if not isinstance(other, Dictionary):
             return NotImplemented
         return self.symbols == other.symbols and self.special_ids == other.special_ids
@@ -219,8 +223,10 @@ class Dictionary:
 
     @classmethod
     def _load_json(cls, path: Path) -> Self:
+        with reading_errors(path, DataError):
+            written = read_bytes(path)
         try:
-            content = parse_json(read_bytes(path))
+            content = parse_json(written)
             specials = {name: content[name] for name in ("pad", "eos", "unk", "bos")}
             symbols, counts = content["symbols"], content["counts"]
             if not isinstance(symbols, list) or not isinstance(counts, list):
@@ -231,10 +237,6 @@ class Dictionary:
             if not all(type(value) is int for value in (*counts, *numbers)):
                 raise TypeError("a count or id is not a whole number")
             return cls(symbols, counts, **specials)
-        except FileNotFoundError:
-            raise DataError(f"there is no file {path}") from None
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror or error}") from None
         except KeyError as error:
             raise DataError(f"{path} is not a vocabulary, or is damaged: it lacks {error}") from None
         except (ValueError, TypeError, DataError) as error:
@@ -268,3 +270,103 @@ class Dictionary:
         for i, token in enumerate(self.symbols):
             if not token or "\n" in token or (i == len(FAIRSEQ_SPECIALS) and token.startswith("\ufeff")):
                 raise DataError(f"{path}: a dict.txt cannot contain the token {token!r}; save as .json")
+
+
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class VocabularyMap:
+    """Target tokens by source tokens.
+
+    Attributes:
+        targets: ids of target tokens by sequence of source ids; those of the empty sequence belong to every source.
+    """
+
+    targets: Mapping[tuple[int, ...], Ids]
+
+    def of_source(self, source: Sequence[int]) -> list[Ids]:
+        """The ids of the target tokens of each sequence that a source contains.
+
+        Args:
+            source: its ids.
+
+        Returns:
+            Arrays of ids, which may have ids in common.
+        """
+        longest = max(map(len, self.targets), default=0)
+        spans = {tuple(source[i : i + size]) for size in range(1, longest + 1) for i in range(len(source) - size + 1)}
+        return [self.targets[span] for span in ((), *spans) if span in self.targets]
+
+    @classmethod
+    def read(cls, path: Path, source: Dictionary, target: Dictionary) -> Self:
+        """Read a file.
+
+        Args:
+            path: the file.
+            source: the source vocabulary.
+            target: the target vocabulary.
+
+        Raises:
+            DataError: the file cannot be read, a line does not have the format or occurs twice, or a token is not in
+                the vocabulary.
+        """
+        found: dict[tuple[int, ...], Ids] = {}
+        for number, line in enumerate(read_lines(path), start=1):
+            where = f"{path}, line {number}"
+            key, tab, value = line.partition("\t")
+            if not tab or "\t" in value:
+                raise DataError(
+                    f"{where}: {shown(line)} is not SOURCE<tab>TARGET TARGET ...; make the file with "
+                    "examples/shortlist.py"
+                )
+            ids = tuple(_ids(key, source, "source", where))
+            if ids in found:
+                raise DataError(f"{where}: there is another line for {shown(key)}; remove one of them")
+            found[ids] = np.array(_ids(value, target, "target", where), dtype=np.int64)
+        if not found:
+            raise DataError(f"{path} is empty; make the file with examples/shortlist.py")
+        return cls(found)
+
+    def write(self, path: Path, source: Dictionary, target: Dictionary) -> int:
+        """Write a file.
+
+        Args:
+            path: the file.
+            source: the source vocabulary.
+            target: the target vocabulary.
+
+        Returns:
+            The number of tokens that are left out because they contain white space, which separates tokens.
+        """
+        left_out: set[tuple[str, str]] = set()
+
+        def tokens(ids: Sequence[int], words: Dictionary, side: str) -> list[str]:
+            symbols = [words.symbol(index) for index in ids]
+            left_out.update((side, symbol) for symbol in symbols if not _is_writable(symbol))
+            return [symbol for symbol in symbols if _is_writable(symbol)]
+
+        lines = []
+        for key, ids in self.targets.items():
+            left = tokens(key, source, "source")
+            right = tokens(ids.tolist(), target, "target")
+            if len(left) == len(key):
+                lines.append(f"{' '.join(left)}\t{' '.join(right)}\n")
+        write_atomically(path, "".join(lines))
+        return len(left_out)
+
+
+def _ids(text: str, words: Dictionary, side: str, where: str) -> list[int]:
+    tokens = text.split(" ") if text else []
+    if unknown := next((token for token in tokens if token not in words), None):
+        raise DataError(
+            f"{where}: {shown(unknown)} is not in the {side} vocabulary of the model; make a file for this model with "
+            "examples/shortlist.py"
+        )
+    if "" in tokens:
+        raise DataError(f"{where}: there must be exactly one space between two tokens; remove the others")
+    return [words.index(token) for token in tokens]
+
+
+def _is_writable(symbol: str) -> bool:
+    return bool(symbol) and not any(mark in symbol for mark in " \t\n")

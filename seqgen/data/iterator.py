@@ -7,7 +7,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -62,16 +62,6 @@ class Batches:
         return self.select(np.arange(rank, len(self), world_size))
 
 
-def generator(seed: int, epoch: int) -> np.random.Generator:
-    """The random generator of an epoch.
-
-    Args:
-        seed: the run's seed.
-        epoch: number of the epoch.
-    """
-    return np.random.default_rng([seed, epoch])
-
-
 def sort_by_length(lengths: NDArray[np.int32], ties: np.random.Generator | None = None) -> NDArray[np.int64]:
     """Sort examples by length.
 
@@ -101,7 +91,7 @@ def split(sizes: NDArray[np.int32], max_tokens: int | None, batch_size: int | No
     """Split a sequence of examples into consecutive batches, each as large as the limits allow.
 
     The size of a batch is its number of rows times the length of its longest example: its tokens and its padding. An
-    example that is longer than ``max_tokens`` gets a batch of its own.
+    example that is longer than ``max_tokens`` gets a separate batch.
 
     Args:
         sizes: ``(n,)`` tokens of each example: the longer of its sides.
@@ -143,19 +133,14 @@ def make_batches(
 
     Returns:
         The batches.
-
-    Raises:
-        ValueError: a limit is below 1.
     """
-    for name, limit in (("max_tokens", max_tokens), ("batch_size", batch_size)):
-        if limit is not None and limit < 1:
-            raise ValueError(f"{name} is {limit} but must be at least 1; None stands for no limit")
     order = sort_by_length(lengths, rng)
     starts = split(lengths.max(axis=1)[order], max_tokens, batch_size)
     batches = Batches(order, starts, np.append(starts[1:], len(order)))
     return batches if rng is None else batches.select(rng.permutation(len(batches)))
 
 
+@dataclass(eq=False)
 class EpochIterator:
     """Iterates over the batches of one epoch after the other::
 
@@ -185,37 +170,25 @@ class EpochIterator:
         consumed: number of batches that this rank has returned since then.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        collate: Callable[[Sequence[Any]], Batch],
-        *,
-        max_tokens: int | None = None,
-        batch_size: int | None = None,
-        seed: int = 1,
-        shuffle: bool = True,
-        rank: int = 0,
-        world_size: int = 1,
-        num_workers: int = 1,
-    ):
-        self.dataset = dataset
-        self.collate = collate
-        self.max_tokens = max_tokens
-        self.batch_size = batch_size
-        self.seed = seed
-        self.shuffle = shuffle
-        self.rank = rank
-        self.world_size = world_size
-        self.num_workers = num_workers
-        self.epoch = 1
-        self.first = 0
-        self.consumed = 0
-        self._made: tuple[int, Batches, int] | None = None
+    dataset: Dataset
+    collate: Callable[[Sequence[Any]], Batch]
+    _: KW_ONLY
+    max_tokens: int | None = None
+    batch_size: int | None = None
+    seed: int = 1
+    shuffle: bool = True
+    rank: int = 0
+    world_size: int = 1
+    num_workers: int = 1
+    epoch: int = field(default=1, init=False)
+    first: int = field(default=0, init=False)
+    consumed: int = field(default=0, init=False)
+    _made: tuple[int, Batches, int] | None = field(default=None, init=False)
 
     def _all_batches(self) -> Batches:
         """The current epoch's batches, of all ranks."""
         if self._made is None or self._made[0] != self.epoch:
-            rng = generator(self.seed, self.epoch) if self.shuffle else None
+            rng = np.random.default_rng([self.seed, self.epoch]) if self.shuffle else None
             lengths = self.dataset.lengths(self.epoch, self.seed)
             batches = make_batches(lengths, max_tokens=self.max_tokens, batch_size=self.batch_size, rng=rng)
             self._made = self.epoch, batches, zlib.crc32(lengths.tobytes())
@@ -246,7 +219,8 @@ class EpochIterator:
         """Iterate over the rest of the current epoch, then increase ``epoch``."""
         epoch, batches = self.epoch, self.batches
         left = range(self.consumed, len(batches))
-        for batch in self._in_line(batches, left) if self.num_workers < 1 else self._ahead(batches, left):
+        in_line = (self._prepare(batches, index, epoch) for index in left)
+        for batch in in_line if self.num_workers < 1 else self._ahead(batches, left):
             self.consumed += 1
             yield batch
         if self.epoch == epoch:
@@ -260,9 +234,6 @@ class EpochIterator:
     def _prepare(self, batches: Batches, index: int, epoch: int) -> Batch:
         positions = batches[index].tolist()
         return self.collate([self.dataset.example(position, epoch=epoch, seed=self.seed) for position in positions])
-
-    def _in_line(self, batches: Batches, indices: range) -> Iterator[Batch]:
-        return (self._prepare(batches, index, self.epoch) for index in indices)
 
     def _ahead(self, batches: Batches, indices: range) -> Iterator[Batch]:
         pool = ThreadPoolExecutor(self.num_workers, thread_name_prefix="seqgen-batches")
@@ -307,13 +278,10 @@ class EpochIterator:
         """
         self.epoch = int(state["epoch"])
         self.first, self.consumed = int(state["consumed"]), 0
-        same_lengths = state.get("lengths") in (None, self._lengths_checksum())  # older checkpoints have no checksum
+        same_lengths = state.get("lengths") == self._lengths_checksum()
         if self.first == 0:  # the position is valid for any data and limits
-            return (
-                ""
-                if same_lengths
-                else f"the training data has changed; the new data is used from epoch {self.epoch} on"
-            )
+            changed = f"the training data has changed; the new data is used from epoch {self.epoch} on"
+            return "" if same_lengths else changed
         found = {"batches": len(self._all_batches()), "examples": len(self.dataset)}
         if any(found[name] != state[name] for name in found):
             raise DataError(

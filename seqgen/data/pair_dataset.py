@@ -13,6 +13,7 @@ from torch import Tensor
 
 from seqgen.data.token_store import TokenStore, listed
 from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.data.tokenizers.languages import AddedTokens
 from seqgen.errors import DataError
 from seqgen.structures import Batch, Source
 
@@ -72,19 +73,12 @@ def collate(
     Returns:
         The batch: ``src_tokens`` ``(N, S)``, ``target`` and ``prev_output_tokens`` ``(N, T)``, where S and T are the
         lengths of the longest source and the longest target.
-
-    Raises:
-        ValueError: there is no example, or only some have a target.
     """
-    if not examples:
-        raise ValueError("a batch needs at least one example")
     ids, sources, targets = zip(*examples, strict=True)
     source_lengths = torch.tensor([len(row) for row in sources])
     source = Source(pad_rows(sources, source_pad, left_pad_source), source_lengths)
     if all(row is None for row in targets):
         return Batch(torch.tensor(ids), source, ntokens=int(source_lengths.sum()))
-    if any(row is None for row in targets):
-        raise ValueError("either all examples of a batch have a target, or none has")
     shifted = pad_rows([row[:-1] for row in targets], target_pad)
     return Batch(
         ids=torch.tensor(ids),
@@ -145,33 +139,24 @@ class Side:
 
     Attributes:
         store: the ids of each line, without end-of-sentence.
-        eos: id of end-of-sentence; ``None`` if lines have none, as sources of T5Gemma.
+        added: the tokens that are added to each line.
         tokenizer: samples a segmentation each time a line is read; ``None`` to use the ids in the store.
         text: the UTF-8 bytes of each line, which the tokenizer segments.
-        before: ids that precede each line, such as BART's begin-of-sentence.
-        after: ids that follow end-of-sentence, such as mBART's language.
     """
 
     store: TokenStore
-    eos: int | None
+    added: AddedTokens
     tokenizer: Tokenizer | None = None
     text: TokenStore | None = None
-    before: tuple[int, ...] = ()
-    after: tuple[int, ...] = ()
 
     def lengths(self) -> NDArray[np.int32]:
         """``(n,)`` tokens of each line, end-of-sentence included."""
-        return self.store.lengths() + np.int32(self.frame)
+        return self.store.lengths() + np.int32(self.num_added)
 
     @property
-    def frame(self) -> int:
-        """How many tokens are added to the ids of a line."""
-        return len(self.before) + len(self.ending)
-
-    @property
-    def ending(self) -> tuple[int, ...]:
-        """The ids that follow each line."""
-        return self.after if self.eos is None else (self.eos, *self.after)
+    def num_added(self) -> int:
+        """The number of tokens that are added to the ids of a line."""
+        return len(self.added.before) + len(self.added.after)
 
     def tokens(self, index: int, limit: int | None = None) -> Tensor:
         """Read a line.
@@ -185,10 +170,10 @@ class Side:
         """
         ids = self.store[index]
         if limit is not None:
-            ids = ids[: limit - self.frame]
-        tokens = np.empty(len(ids) + self.frame, np.int64)
-        start, end = len(self.before), len(self.before) + len(ids)
-        tokens[:start], tokens[start:end], tokens[end:] = self.before, ids, self.ending
+            ids = ids[: limit - self.num_added]
+        tokens = np.empty(len(ids) + self.num_added, np.int64)
+        start, end = len(self.added.before), len(self.added.before) + len(ids)
+        tokens[:start], tokens[start:end], tokens[end:] = self.added.before, ids, self.added.after
         return torch.from_numpy(tokens)
 
     def sample(self, index: int, limit: int | None, seed: tuple[int, ...]) -> Tensor:
@@ -208,9 +193,9 @@ class Side:
             return self.tokens(index, limit)
         number = int(np.random.SeedSequence((*seed, index)).generate_state(1)[0])
         ids = self.tokenizer.sample(self.text[index].tobytes().decode(), number)
-        if limit is not None and len(ids) + self.frame > limit:
+        if limit is not None and len(ids) + self.num_added > limit:
             return self.tokens(index, limit)
-        return torch.tensor([*self.before, *ids, *self.ending])
+        return torch.tensor(self.added.around(ids))
 
 
 class PairDataset:
@@ -253,7 +238,7 @@ class PairDataset:
         lengths = np.stack([side.lengths() for side in sides], axis=1)
         limits = [np.iinfo(np.int32).max if limit is None else limit for limit in self.limits[: len(sides)]]
         ceilings = np.array(limits, np.int32)
-        empty = (lengths == np.array([side.frame for side in sides])).any(1)
+        empty = (lengths == np.array([side.num_added for side in sides])).any(1)
         self.indices = self._select(empty, (lengths > ceilings).any(1) & ~empty)
         self._lengths = np.minimum(lengths[self.indices], ceilings)
         if len(self.indices) == 0:

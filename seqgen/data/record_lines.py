@@ -9,8 +9,8 @@ from pathlib import Path
 from string import Formatter
 from typing import Any, Protocol
 
-from seqgen.data.store_builder import LineError, TokenEncoder
 from seqgen.data.text import read_chunks
+from seqgen.data.token_store import LineError, TokenEncoder
 from seqgen.errors import ConfigError, DataError, nearest
 from seqgen.system.reading import parse_json
 
@@ -97,7 +97,7 @@ JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 
 
 class RecordFormat(Protocol):
-    """How a line contains fields. A format must be picklable, and different formats must have different ``repr``s."""
+    """The format of a line with fields. It must be picklable, and different formats must have different ``repr``s."""
 
     def read(self, line: str) -> dict[str, str]:
         """Parse a line.
@@ -190,7 +190,7 @@ def read_object(line: str) -> dict[str, Any]:
 
 
 def is_json(path: Path) -> bool:
-    """Whether a file contains JSON lines, according to its name, with or without ``.gz``."""
+    """True if a file contains JSON lines, according to its name, with or without ``.gz``."""
     return path.name.removesuffix(".gz").endswith(JSON_ENDINGS)
 
 
@@ -217,29 +217,34 @@ def render_lines(lines: Sequence[str], record_format: RecordFormat, template: Te
     return texts
 
 
-def read_rendered(
-    paths: Sequence[Path], record_format: RecordFormat, template: Template, skip_lines: int = 0
-) -> Iterator[str]:
-    """Read files of records as texts.
+@dataclass(frozen=True)
+class Records:
+    """Files of records, and the text of each record.
 
-    Args:
-        paths: the files.
+    Attributes:
+        files: the files.
         record_format: the format of their lines.
-        template: combines the fields into a text.
+        template: combines the fields of a line into a text.
         skip_lines: number of lines at the beginning of each file that are not records.
-
-    Yields:
-        The text of each line, file after file.
-
-    Raises:
-        DataError: a file cannot be read, or a line does not have the format.
     """
-    for path in paths:
-        for chunk in (chunk.after(skip_lines) for chunk in read_chunks(path)):
-            try:
-                yield from render_lines(chunk.decode(), record_format, template)
-            except LineError as error:
-                raise DataError(f"{path}, line {chunk.first + error.index}: {error.reason}") from None
+
+    files: Sequence[Path]
+    record_format: RecordFormat
+    template: Template
+    skip_lines: int = 0
+
+    def texts(self) -> Iterator[str]:
+        """The text of each record, file after file.
+
+        Raises:
+            DataError: a file cannot be read, or a line does not have the format.
+        """
+        for path in self.files:
+            for chunk in (chunk.after(self.skip_lines) for chunk in read_chunks(path)):
+                try:
+                    yield from render_lines(chunk.decode(), self.record_format, self.template)
+                except LineError as error:
+                    raise DataError(f"{path}, line {chunk.first + error.index}: {error.reason}") from None
 
 
 @dataclass

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
-from seqgen.errors import DataError
+from seqgen.errors import DataError, reading_errors
 from seqgen.system.reading import open_regular, similar_path
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -196,7 +196,7 @@ def stream_lines(stream: ByteLines, name: str) -> Iterator[str]:
 
 
 def is_pipe(path: Path) -> bool:
-    """Whether a path is a pipe or device, which can be read only once."""
+    """True if a path is a pipe or device, which can be read only once."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
@@ -229,13 +229,8 @@ def digest(paths: Sequence[Path]) -> str:
     """
     total = hashlib.sha256()
     for path in paths:
-        try:
-            with open_regular(path) as file:
-                total.update(hashlib.file_digest(file, "sha256").digest())
-        except FileNotFoundError:
-            raise DataError(f"there is no file {path}") from None
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+        with reading_errors(path, DataError), open_regular(path) as file:
+            total.update(hashlib.file_digest(file, "sha256").digest())
     return total.hexdigest()
 
 

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import multiprocessing
 import os
+import shutil
+import signal
+import sys
 import zlib
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from seqgen.data.text import CHUNK_BYTES, LineChunk, digest, read_chunks
+from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.errors import DataError
+from seqgen.system.files import new_folder
+from seqgen.system.processes import end_with
 from seqgen.system.reading import open_regular, parse_json, read_bytes
 
 VALUES, OFFSETS, META = "values.bin", "offsets.bin", "meta.json"
@@ -183,3 +197,256 @@ def _crc32(path: Path) -> int:
         while block := file.read(1 << 20):
             checksum = zlib.crc32(block, checksum)
     return checksum
+
+
+MAX_EXAMPLES = 10
+"""Number of lines with unknown tokens that a store records."""
+PARALLEL_CHUNKS = 8
+"""A text of fewer chunks is encoded without worker processes, since starting them would take longer."""
+
+
+class LineError(Exception):
+    """A ``LineEncoder`` cannot encode a line; ``build_store`` adds the file and the line's number.
+
+    Args:
+        index: index of the line in the argument of ``encode_lines``, from 0.
+        reason: what is wrong with the line, and what to do.
+    """
+
+    def __init__(self, index: int, reason: str):
+        super().__init__(index, reason)
+        self.index = index
+        self.reason = reason
+
+
+class LineEncoder(Protocol):
+    """Turns lines into values for a store; it must be picklable, because it is sent to worker processes."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the values."""
+
+    @property
+    def unknown(self) -> int | None:
+        """The value of unknown tokens, which are counted for reports; ``None`` if there are none."""
+
+    def fingerprint(self) -> str:
+        """A string of everything that ``encode_lines`` depends on."""
+
+    def encode_lines(self, lines: Sequence[str]) -> list[Any]:
+        """Encode lines.
+
+        Args:
+            lines: the lines.
+
+        Returns:
+            A sequence of values for each line.
+
+        Raises:
+            LineError: a line cannot be encoded.
+        """
+
+
+@dataclass
+class TokenEncoder:
+    """Encodes lines as a tokenizer's ids, without end-of-sentence.
+
+    Attributes:
+        tokenizer: the tokenizer.
+    """
+
+    tokenizer: Tokenizer
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The smaller of uint16 and uint32 that can represent all ids."""
+        return np.dtype(np.uint16 if len(self.tokenizer.dictionary) <= 1 << 16 else np.uint32)
+
+    @property
+    def unknown(self) -> int | None:
+        """The id of the unknown token."""
+        return self.tokenizer.dictionary.unk()
+
+    def fingerprint(self) -> str:
+        """The tokenizer's fingerprint."""
+        return self.tokenizer.fingerprint()
+
+    def encode_lines(self, lines: Sequence[str]) -> list[Any]:
+        """The ids of each line."""
+        return list(self.tokenizer.encode_lines(lines))
+
+
+class TextEncoder:
+    """Encodes lines as their UTF-8 bytes, for subword sampling, which segments a line each time it is read."""
+
+    dtype = np.dtype(np.uint8)
+    unknown = None
+
+    def fingerprint(self) -> str:
+        """A constant."""
+        return "utf-8"
+
+    def encode_lines(self, lines: Sequence[str]) -> list[Any]:
+        """The bytes of each line."""
+        return [line.encode() for line in lines]
+
+
+@dataclass
+class _Encoded:
+    """The encoded lines of a chunk: flat values, the length of each line, and which lines have unknown tokens."""
+
+    values: NDArray[Any]
+    lengths: NDArray[np.int64]
+    unknown_values: int
+    unknown_lines: NDArray[np.int64]
+
+
+def _encode(encoder: LineEncoder, chunk: LineChunk) -> _Encoded:
+    try:
+        rows = encoder.encode_lines(chunk.decode())
+    except LineError as error:
+        raise DataError(f"{chunk.path}, line {chunk.first + error.index}: {error.reason}") from None
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    values = np.fromiter(chain.from_iterable(rows), encoder.dtype, int(lengths.sum()))
+    if encoder.unknown is None:
+        return _Encoded(values, lengths, 0, np.empty(0, np.int64))
+    where = np.flatnonzero(values == encoder.unknown)
+    lines = np.unique(np.searchsorted(np.cumsum(lengths), where, side="right"))
+    return _Encoded(values, lengths, len(where), lines)
+
+
+_encoder: LineEncoder | None = None
+
+
+def _begin_worker(encoder: LineEncoder, parent: int) -> None:
+    global _encoder  # noqa: PLW0603  # sent once to each worker process, not with every chunk
+    _encoder = encoder
+    # The parent handles signals and stops its workers. In case it is killed, each worker watches for the parent's end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    end_with(parent)
+
+
+def _encode_in_worker(chunk: LineChunk) -> _Encoded:
+    assert _encoder is not None
+    return _encode(_encoder, chunk)
+
+
+def available_cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _encode_all(
+    files: Sequence[Path], encoder: LineEncoder, workers: int, chunk_bytes: int, skip_lines: int
+) -> Iterator[tuple[int, _Encoded]]:
+    """Encode files chunk by chunk; yields the index of the file and the encoded chunk, in order of the text."""
+    chunks = ((i, chunk.after(skip_lines)) for i, path in enumerate(files) for chunk in read_chunks(path, chunk_bytes))
+    if workers <= 1 or sum(path.stat().st_size for path in files) < PARALLEL_CHUNKS * chunk_bytes:
+        for i, chunk in chunks:
+            yield i, _encode(encoder, chunk)
+        return
+    # Forking is fast and needs no importable main module; it is safe because the workers use neither torch nor a GPU.
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker, initargs=(encoder, os.getpid()))
+    waiting: deque[tuple[int, Future[_Encoded]]] = deque()
+    try:
+        for i, chunk in chunks:
+            waiting.append((i, pool.submit(_encode_in_worker, chunk)))
+            if len(waiting) > 2 * workers:
+                first, future = waiting.popleft()
+                yield first, future.result()
+        while waiting:
+            first, future = waiting.popleft()
+            yield first, future.result()
+    except BrokenProcessPool:
+        raise DataError(
+            "a process that encodes text was killed, perhaps because memory ran out; use fewer workers (task.workers=1)"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+class _Writer:
+    """Writes a store's files chunk by chunk."""
+
+    def __init__(self, folder: Path, files: Sequence[Path], dtype: np.dtype[Any], skipped: int):
+        self.folder = folder
+        names = [(path.name, 0) for path in files]
+        self.meta = StoreMeta(dtype.name, names, checksums={VALUES: 0, OFFSETS: 0}, skipped=skipped)
+
+    def write(self, chunks: Iterator[tuple[int, _Encoded]]) -> None:
+        with open(self.folder / VALUES, "wb") as values, open(self.folder / OFFSETS, "wb") as offsets:
+            self._append(offsets, OFFSETS, np.zeros(1, np.int64))
+            for file, chunk in chunks:
+                ends = self.meta.values + np.cumsum(chunk.lengths)
+                self._note_unknown(chunk)
+                self._append(values, VALUES, chunk.values)
+                self._append(offsets, OFFSETS, ends)
+                self.meta.values += len(chunk.values)
+                self.meta.sequences += len(chunk.lengths)
+                name, lines = self.meta.files[file]
+                self.meta.files[file] = name, lines + len(chunk.lengths)
+        (self.folder / META).write_bytes(self.meta.to_json())
+
+    def _append(self, file: IO[bytes], name: str, array: NDArray[Any]) -> None:
+        content = array.tobytes()
+        self.meta.checksums[name] = zlib.crc32(content, self.meta.checksums[name])
+        file.write(content)
+
+    def _note_unknown(self, chunk: _Encoded) -> None:
+        self.meta.unknown_values += chunk.unknown_values
+        self.meta.unknown_lines += len(chunk.unknown_lines)
+        room = MAX_EXAMPLES - len(self.meta.unknown_examples)
+        self.meta.unknown_examples += (chunk.unknown_lines[:room] + self.meta.sequences).tolist()
+
+
+def build_store(
+    cache: Path,
+    label: str,
+    files: Sequence[Path],
+    encoder: LineEncoder,
+    *,
+    workers: int = 1,
+    chunk_bytes: int = CHUNK_BYTES,
+    skip_lines: int = 0,
+) -> TokenStore:
+    """Open the store of text files; if it does not exist, encode the files first.
+
+    The store's name contains a hash of the files' bytes and the encoder's fingerprint. So another text or another
+    tokenizer has another store, and a file that is moved or touched has the same one. A damaged store is built again.
+
+    Args:
+        cache: folder of the stores.
+        label: beginning of the store's name, for readers of the folder.
+        files: the text files, encoded one after the other.
+        encoder: turns lines into values.
+        workers: number of processes that encode; 0 for one per core. The result does not depend on it.
+        chunk_bytes: approximate size of the chunks that a worker encodes at a time, in bytes.
+        skip_lines: number of lines at the beginning of each file that are left out, such as a header.
+
+    Returns:
+        The store, with one sequence for each line.
+
+    Raises:
+        DataError: a file is missing, empty, damaged or not UTF-8, or the store cannot be written.
+    """
+    key = [VERSION, digest(files), encoder.fingerprint()]
+    content = json.dumps([*key, skip_lines] if skip_lines else key)
+    folder = cache / f"{label}-{hashlib.sha256(content.encode()).hexdigest()[:24]}"
+    if folder.is_dir():
+        try:
+            return TokenStore(folder)
+        except DamagedStoreError:
+            shutil.rmtree(folder, ignore_errors=True)
+    with new_folder(folder) as temporary:
+        writer = _Writer(temporary, files, encoder.dtype, skip_lines)
+        writer.write(_encode_all(files, encoder, workers or available_cores(), chunk_bytes, skip_lines))
+        for path, (_, lines) in zip(files, writer.meta.files, strict=True):
+            if lines == 0:
+                what = "has no lines after its header" if skip_lines else "is empty"
+                raise DataError(f"{path} {what}; give a file with at least one line")
+    try:
+        return TokenStore(folder)
+    except DamagedStoreError as error:
+        raise DataError(f"{folder} was written but cannot be read back ({error}); is the disk full?") from None

@@ -31,7 +31,7 @@ from torch import Tensor
 from seqgen.config import GenerationConfig
 from seqgen.config.compose import component_config
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizers.ids import is_id
+from seqgen.data.tokenizers.base import is_id
 from seqgen.errors import ConfigError, DataError, nearest
 from seqgen.generation.candidates import Candidates, gather_beams
 from seqgen.registry import Registry

@@ -12,9 +12,8 @@ from seqgen.config import DEFAULT_COMBINATION, DebugConfig, GenerationConfig
 from seqgen.config.compose import check_component_keys
 from seqgen.config.generation import STRATEGY, WARPER, keys_with
 from seqgen.config.values import DEFAULTS, check_compatible
-from seqgen.data.dictionary import Dictionary
+from seqgen.data.dictionary import Dictionary, VocabularyMap
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.data.vocabulary_map import VocabularyMap
 from seqgen.errors import ConfigError
 from seqgen.generation.certificate import Certificate, check_certifiable
 from seqgen.generation.component import Resources, build, naming

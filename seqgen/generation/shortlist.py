@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seqgen.data.dictionary import Dictionary
-from seqgen.data.vocabulary_map import VocabularyMap
+from seqgen.data.dictionary import Dictionary, VocabularyMap
 from seqgen.generation.component import BatchInfo, Component, Composite, tokens_of
 from seqgen.generation.context import StepContext
 from seqgen.generation.ensemble.ensemble import Ensemble

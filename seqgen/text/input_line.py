@@ -203,7 +203,7 @@ class InputEncoder:
             if words.pad() != words.eos() and words.pad() in ids:
                 notes.append(f"the source contains padding (id {words.pad()}), which the model does not attend to")
             if len(ids) > longest:
-                tail = model.task.source_tokenizer.tail
+                tail = len(model.task.source_tokenizer.source_tokens().after)
                 notes.append(f"of {len(ids)} source tokens only the first {longest - tail} were read")
                 ids = torch.cat([ids[: longest - tail], ids[len(ids) - tail :]])
             sources.append(ids)
@@ -249,7 +249,7 @@ class InputEncoder:
         if not line.prefix:
             return line
         target, notes = self.task.target_tokenizer, list(line.notes)
-        ids = [*target.beginning(line.languages.target_lang), *target.encode(line.prefix)]
+        ids = [*target.target_tokens(line.languages.target_lang).before, *target.encode(line.prefix)]
         if lacking := target.unknown(line.prefix):
             notes.append(f"the vocabulary lacks these parts of the prefix: {' '.join(dict.fromkeys(lacking))[:60]}")
         longest = self.longest_output(line.sources)

@@ -212,7 +212,7 @@ class ParagraphReader:
         task, languages, text = self.encoder.task, line.languages, line.text
         sentences = split_text(text, self.language(languages)).sentences
         alone = len(encode_source(task, "", languages))
-        end, faint = alone - task.source_tokenizer.tail, []
+        end, faint = alone - len(task.source_tokenizer.source_tokens().after), []
         for number, sentence in enumerate(sentences, start=1):
             start, size = end, len(encode_source(task, sentence, languages)) - alone
             end += size

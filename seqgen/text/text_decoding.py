@@ -293,7 +293,7 @@ class TextDecoding:
         return continuation(self._decode_ids, prompt.tolist(), hypothesis.tokens.tolist())
 
     def _position_of(self, text: str, languages: LineLanguages) -> int:
-        return len(encode_source(self.task, text, languages)) - self.task.source_tokenizer.tail
+        return len(encode_source(self.task, text, languages)) - len(self.task.source_tokenizer.source_tokens().after)
 
     def _decode_ids(self, ids: Sequence[int]) -> str:
         return self.task.decode(torch.tensor(ids))

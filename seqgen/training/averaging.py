@@ -16,8 +16,7 @@ from seqgen.checkpoints.run_checkpoints import (
     resolve,
     update_of,
 )
-from seqgen.checkpoints.run_config import CONFIG_FILE, read_yaml, run_folder_of
-from seqgen.checkpoints.run_record import flatten, tokenizer_digests, verify_run
+from seqgen.checkpoints.run_config import CONFIG_FILE, flatten, read_yaml, run_folder_of, tokenizer_digests, verify_run
 from seqgen.errors import CheckpointError
 from seqgen.system.files import run_lock
 from seqgen.training.run_log import EVENTS, LOG, SCORES
@@ -143,6 +142,5 @@ def _check_runs(folders: Sequence[Path], note: Callable[[str], None]) -> None:
 
 
 def _only_in_training(key: str) -> bool:
-    """True if a key of the model has no effect on decoding: rates of dropout and layer drop, saving of memory."""
-    name = key.rpartition(".")[2]
-    return "drop" in name or name == "checkpoint_activations"
+    """True if a key of the model has no effect on decoding: rates of dropout and layer drop."""
+    return "drop" in key.rpartition(".")[2]

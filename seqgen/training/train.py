@@ -21,7 +21,7 @@ import torch
 from seqgen.config import TrainConfig
 from seqgen.config.user_files import components_in_use, import_modules, modules_of, user_modules
 from seqgen.config.values import from_dict, to_dict
-from seqgen.data.store_builder import available_cores
+from seqgen.data.token_store import available_cores
 from seqgen.errors import ResourceError, UserError
 from seqgen.registry import TASKS
 from seqgen.system.devices import keep_freed_memory, out_of_memory

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from seqgen.checkpoints.initialization import initialize
+from seqgen.checkpoints.loading import initialize
 from seqgen.config import TrainConfig
 from seqgen.data.combined_datasets import JoinedDataset, PackedDataset, pack
 from seqgen.data.iterator import EpochIterator

@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 
 from seqgen.checkpoints import loaders
-from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask
-from seqgen.checkpoints.loaders import LoadedModel, Placement, checkpoint_loader_of, register_checkpoint_loader
+from seqgen.checkpoints.loaders import (
+    DecodingConfig,
+    DecodingTask,
+    LoadedModel,
+    Placement,
+    checkpoint_loader_of,
+    register_checkpoint_loader,
+)
 from seqgen.checkpoints.loading import load_model, load_models
 from seqgen.config import ReadingConfig, TrainConfig
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
@@ -49,11 +55,3 @@ def test_other_paths_are_runs(tmp_path: Path) -> None:
         load_model(tmp_path)
     with pytest.raises(ConfigError, match="applies only to checkpoints of other toolkits"):
         load_models([str(tmp_path)], reading=ReadingConfig(dictionary="x"))
-
-
-def test_a_kind_has_one_loader_that_defines_its_paths() -> None:
-    register_toy()
-    with pytest.raises(ConfigError, match="two checkpoint loaders are registered for a toy"):
-        register_toy()
-    with pytest.raises(ConfigError, match="does not define which paths"):
-        register_checkpoint_loader("other")(lambda path, reading, placement: load_model(path))

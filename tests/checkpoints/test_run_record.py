@@ -13,8 +13,7 @@ import yaml
 
 import seqgen
 from seqgen.checkpoints.loading import load_models
-from seqgen.checkpoints.run_config import save_generation
-from seqgen.checkpoints.run_record import RUN_CHECKSUMS
+from seqgen.checkpoints.run_config import RUN_CHECKSUMS, save_generation
 from seqgen.config import GenerationConfig
 from seqgen.errors import UserError
 from tests.commands import SMALL_TRANSFORMER, Outcome, command, corpus, sentences, training_arguments

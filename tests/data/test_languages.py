@@ -118,7 +118,7 @@ def test_scores_of_known_targets(folders: dict[str, Path], name: str) -> None:
         assert torch.allclose(scored.positional_scores, best.member_scores[0], atol=1e-5)
     other = next(translator.score(LINES[:1], [best.text], **{**keys, "target_lang": targets[1]}))
     assert not torch.allclose(scored.positional_scores, other.positional_scores)
-    first = translator.task.target_tokenizer.beginning(targets[0])
+    first = translator.task.target_tokenizer.target_tokens(targets[0]).before
     assert scored.tokens.tolist()[: len(first)] == first
 
 

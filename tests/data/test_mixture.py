@@ -15,8 +15,9 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.data.iterator import EpochIterator
 from seqgen.data.pair_dataset import PairDataset, Side
 from seqgen.data.record_lines import JsonFormat, Template, TsvFormat
-from seqgen.data.store_builder import TokenEncoder, build_store
+from seqgen.data.token_store import TokenEncoder, build_store
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
+from seqgen.data.tokenizers.languages import AddedTokens
 from seqgen.errors import ConfigError
 
 SIZES = {"a": 40, "b": 11, "c": 3}
@@ -30,7 +31,7 @@ def pairs(folder: Path, name: str, size: int) -> PairDataset:
     for word in [*(f"{name}{i}" for i in range(size)), "x"]:
         dictionary.add_symbol(word)
     store = build_store(folder, name, [path], TokenEncoder(WhitespaceTokenizer(dictionary)))
-    return PairDataset(Side(store, dictionary.eos()), Side(store, dictionary.eos()), name=name)
+    return PairDataset(*[Side(store, AddedTokens([], [dictionary.eos()]))] * 2, name=name)
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,9 @@ import torch
 
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.pair_dataset import PairDataset, Side
-from seqgen.data.store_builder import TextEncoder, TokenEncoder, build_store
+from seqgen.data.token_store import TextEncoder, TokenEncoder, build_store
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
+from seqgen.data.tokenizers.languages import AddedTokens
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, train_sentencepiece
 from seqgen.errors import DataError
 
@@ -23,9 +24,9 @@ def side(folder: Path, name: str, lines: list[str], tokenizer: Tokenizer = TOKEN
     path.write_bytes("".join(f"{line}\n" for line in lines).encode())
     store = build_store(folder / "cache", name, [path], TokenEncoder(tokenizer))
     if not sample:
-        return Side(store, tokenizer.dictionary.eos())
+        return Side(store, tokenizer.target_tokens())
     text = build_store(folder / "cache", name + "-text", [path], TextEncoder())
-    return Side(store, tokenizer.dictionary.eos(), tokenizer, text)
+    return Side(store, tokenizer.target_tokens(), tokenizer, text)
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_empty_sides_are_left_out(sides: tuple[Side, Side]) -> None:
 
 
 def test_sources_without_end_of_sentence(sides: tuple[Side, Side]) -> None:
-    source = replace(sides[0], eos=None, before=(7,))
+    source = replace(sides[0], added=AddedTokens([7], []))
     assert [source.tokens(index).tolist() for index in (0, 1)] == [[7, 4, 5], [7]]
     assert source.tokens(2, limit=3).tolist() == [7, 4, 4]
     assert source.lengths().tolist() == [3, 1, 5, 2, 3, 2]
@@ -80,11 +81,11 @@ def test_overlong_truncated(sides: tuple[Side, Side]) -> None:
 def test_a_truncated_text_keeps_the_tokens_around_it(
     sides: tuple[Side, Side], before: tuple[int, ...], after: tuple[int, ...]
 ) -> None:
-    framed = replace(sides[0], before=before, after=after)
-    frame = len(before) + 1 + len(after)
-    dataset = PairDataset(framed, max_source_positions=frame + 1, on_overlong="truncate")
+    source = replace(sides[0], added=AddedTokens(before, [2, *after]))
+    added = len(before) + 1 + len(after)
+    dataset = PairDataset(source, max_source_positions=added + 1, on_overlong="truncate")
     assert [tokens for _, tokens, _ in as_lists(dataset)] == [[*before, i, 2, *after] for i in (4, 4, 5, 6, 4)]
-    assert dataset.lengths().tolist() == [[frame + 1]] * 5
+    assert dataset.lengths().tolist() == [[added + 1]] * 5
 
 
 def test_overlong_is_an_error(sides: tuple[Side, Side]) -> None:

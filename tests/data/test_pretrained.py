@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask
+from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
 from seqgen.checkpoints.loading import load_model
 from seqgen.data.tokenizers.base import load_tokenizer
 from seqgen.data.tokenizers.languages import TargetLanguage

@@ -9,10 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seqgen.data import store_builder
+from seqgen.data import token_store
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.store_builder import LineError, TextEncoder, TokenEncoder, build_store
-from seqgen.data.token_store import META, OFFSETS, VALUES, DamagedStoreError, TokenStore
+from seqgen.data.token_store import (
+    META,
+    OFFSETS,
+    VALUES,
+    DamagedStoreError,
+    LineError,
+    TextEncoder,
+    TokenEncoder,
+    TokenStore,
+    build_store,
+)
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.errors import DataError, UserError
 
@@ -73,7 +82,7 @@ def test_second_time_nothing_is_encoded(tmp_path: Path, text: Path, monkeypatch:
     (tmp_path / "moved").mkdir()
     text = text.rename(tmp_path / "moved" / "other")
     os.utime(text, (1, 1))
-    monkeypatch.setattr(store_builder, "_encode", lambda *_: pytest.fail("encoded again"))
+    monkeypatch.setattr(token_store, "_encode", lambda *_: pytest.fail("encoded again"))
     second = build_store(tmp_path / "cache", "t", [text], TokenEncoder(TOKENIZER))
     assert second.folder == first.folder
     assert ids(second) == ids(first)

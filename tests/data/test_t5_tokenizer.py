@@ -15,6 +15,7 @@ from hypothesis import given, settings, strategies as st
 
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer, load_tokenizer, save_tokenizer
+from seqgen.data.tokenizers.files import AddedToken, AddedVocabulary
 from seqgen.data.tokenizers.pipelines import fields
 from seqgen.data.tokenizers.pretrained import (
     byte_files,
@@ -25,7 +26,6 @@ from seqgen.data.tokenizers.pretrained import (
 )
 from seqgen.data.tokenizers.sentencepiece_tokenizer import T5_IDS, SentencePieceTokenizer, train_sentencepiece
 from seqgen.data.tokenizers.setup import TokenizerConfig, prepare_tokenizers
-from seqgen.data.tokenizers.special_tokens import AddedToken, AddedVocabulary
 from seqgen.errors import ConfigError, DataError
 
 TEXT = [f"{a} {b} {c}." for a in ("one", "two", "three") for b in ("red", "green", "blue") for c in ("cats", "dogs")]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from seqgen.data.tokenizers.files import AddedVocabulary
 from seqgen.data.tokenizers.pretrained import (
     PretrainedTokenizer,
     byte_files,
@@ -20,7 +21,6 @@ from seqgen.data.tokenizers.pretrained import (
     t5_files,
 )
 from seqgen.data.tokenizers.sentencepiece_tokenizer import T5_IDS, SentencePieceTokenizer, train_sentencepiece
-from seqgen.data.tokenizers.special_tokens import AddedVocabulary
 from tests.tokenizer_texts import HARD, LONG, SENTINELS, TEXT, random_ids
 
 pytestmark = pytest.mark.slow

@@ -75,6 +75,20 @@ def test_sampling_depends_on_the_seed_alone(tokenizer: SentencePieceTokenizer) -
     assert [tuple(tokenizer.sample(text, seed)) for seed in reversed(range(20))] == samples[::-1]
 
 
+def test_a_subclass_that_only_overrides_sample_does_not_claim_to_sample(tokenizer: SentencePieceTokenizer) -> None:
+    class Reversed(SentencePieceTokenizer):
+        def sample(self, text: str, seed: int) -> list[int]:
+            return self.encode(text)[::-1]
+
+    class Declared(Reversed):
+        samples = True
+
+    assert tokenizer.samples
+    assert not Reversed.samples
+    assert Declared.samples
+    assert not WhitespaceTokenizer.samples
+
+
 def test_training_is_reproducible_and_names_the_possible_size() -> None:
     for kind in ("unigram", "bpe"):
         models = [train_sentencepiece(iter(TEXT), vocab_size=24, model_type=kind) for _ in range(2)]

@@ -11,8 +11,7 @@ import pytest
 
 from examples import shortlist
 from examples.shortlist import ibm_model_1
-from seqgen.data.dictionary import Dictionary
-from seqgen.data.vocabulary_map import VocabularyMap
+from seqgen.data.dictionary import Dictionary, VocabularyMap
 from seqgen.errors import DataError
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
 

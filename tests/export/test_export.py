@@ -14,24 +14,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask
-from seqgen.checkpoints.loaders import LoadedModel
+from seqgen import export as export_module
+from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask, LoadedModel
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import TrainConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.errors import ConfigError
-from seqgen.export import folder as folder_module
-from seqgen.export.folder import (
+from seqgen.export import (
     PACKAGES,
+    ROWS,
     TOLERANCE,
+    EncoderGraph,
+    Graph,
+    NamedTensor,
     Sentences,
+    StepGraph,
+    export_graphs,
     largest_difference,
     load_onnx,
     write_export,
     write_onnx,
 )
-from seqgen.export.graphs import ROWS, EncoderGraph, Graph, NamedTensor, StepGraph, export_graphs
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MODELS
 from seqgen.system.switches import INPUT_CHOICES
@@ -168,7 +172,7 @@ def test_the_description_of_an_export(tmp_path: Path, monkeypatch: pytest.Monkey
         ("_write", lambda *_: None),
         ("largest_difference", lambda *_: next(differences)),
     ):
-        monkeypatch.setattr(folder_module, name, result)
+        monkeypatch.setattr(export_module, name, result)
     assert write_export(loaded, tmp_path / "new", ["torch"], 20) == TOLERANCE / 2
     found = json.loads((tmp_path / "new" / "export.json").read_text())
     wanted = {"source_pad": 2, "pad": 0, "eos": 1, "start": 6, "max_source_length": 12, "max_target_length": 9}
@@ -262,6 +266,6 @@ def test_wrong_input_is_answered_by_a_sentence(tmp_path: Path, monkeypatch: pyte
     )
     _refused(exported(path, output, "opset=7"), "opset=7")
     _refused(exported(path, output, "formats=[torch]"), "none")
-    monkeypatch.setattr("seqgen.export.folder.find_spec", lambda name: None)
+    monkeypatch.setattr("seqgen.export.find_spec", lambda name: None)
     _refused(exported(path, output), "pip install onnx onnxscript onnxruntime;", "formats=[torch]")
     assert not (tmp_path / "out").exists()

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.data.tokenizers.byt5 import ByteTokenizer
 from seqgen.data.tokenizers.pretrained import byte_files
+from seqgen.data.tokenizers.slow import ByteTokenizer
 from seqgen.generation.agreement.session import AgreementSearch
 from seqgen.generation.agreement.vocabulary_trie import END, VocabularyTrie
 from seqgen.generation.ensemble.combinations import Combination, LogProbabilityMean

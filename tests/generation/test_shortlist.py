@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from seqgen.config import DebugConfig, GenerationConfig
-from seqgen.data.vocabulary_map import VocabularyMap
+from seqgen.data.dictionary import VocabularyMap
 from seqgen.errors import ConfigError
 from seqgen.generation import shortlist
 from seqgen.generation.options import build_setup

@@ -18,8 +18,7 @@ from seqgen.lab.checks.model_causes import MODEL_ADVICE
 from seqgen.lab.checks.models import PASSES, STEPPING, WEIGHTS
 from seqgen.lab.checks.subject import Subject, randomize_, tiny_dictionary
 from seqgen.model import EncoderDecoderModel
-from seqgen.models import fconv, transformer
-from seqgen.models.t5 import model as t5
+from seqgen.models import fconv, t5, transformer
 from seqgen.modules.convolution import LinearizedConvolution
 from seqgen.modules.kv_cache.growing import StaticCache
 from seqgen.modules.multihead_attention import MultiheadAttention

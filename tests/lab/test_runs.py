@@ -12,7 +12,7 @@ import yaml
 
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks
-from seqgen.checkpoints.run_record import flatten
+from seqgen.checkpoints.run_config import flatten
 from seqgen.cli.record import changes, model_digests
 from seqgen.cli.train import sweep_table
 from seqgen.config import TrainConfig

@@ -41,14 +41,14 @@ FAULTS = [
         ("tests/models/huggingface/test_gpt2.py::test_values_of_the_config_are_honoured",),
     ),
     Fault(
-        "models/t5/model.py",
+        "models/t5.py",
         "    bias = biases[min(layer, len(biases) - 1)]",
         "    bias = biases[0]",
         "all layers of umT5 have the bias of the first",
         ("tests/models/test_t5.py::test_logits_and_encoder_are_the_originals",),
     ),
     Fault(
-        "models/t5gemma2.py",
+        "models/t5gemma.py",
         "[SLIDING if index % PATTERN else FULL for index in layers]",
         "[SLIDING if (index - 1) % PATTERN else FULL for index in layers]",
         "the first layer of six attends to all positions instead of the last",

@@ -18,8 +18,7 @@ from seqgen.checkpoints.serialization import read_tensors, write_checksums, writ
 from seqgen.errors import CheckpointError
 from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.models.huggingface.checkpoint import save_pretrained
-from seqgen.models.t5.layers import T5Config
-from seqgen.models.t5.model import T5Model
+from seqgen.models.t5 import T5Config, T5Model
 from seqgen.system.mapped_weights import MappedFile, release_pages
 from seqgen.system.switches import MAPPED_WEIGHTS
 from seqgen.text.translator import Translator

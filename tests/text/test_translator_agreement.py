@@ -18,7 +18,7 @@ from seqgen.checkpoints.loading import load_model, load_models
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.data.tokenizers.files import TokenizerFiles, to_json
-from seqgen.data.tokenizers.language_tokens import FRAME, LanguageTokenizer
+from seqgen.data.tokenizers.language_tokens import LANG_TOKEN_FORMAT, LanguageTokenizer
 from seqgen.data.tokenizers.languages import Languages, TargetLanguage
 from seqgen.data.tokenizers.pretrained import byte_files, load_pretrained_tokenizer, make_tokenizer, t5_files
 from seqgen.data.tokenizers.sentencepiece_tokenizer import T5_IDS, SentencePieceTokenizer, train_sentencepiece
@@ -102,7 +102,7 @@ def test_the_tokens_of_languages_have_no_bytes(tokenizers: dict[str, Tokenizer])
     """Also where they are among the words, as in a checkpoint of fairseq."""
     words = Dictionary(["<s>", "<pad>", "</s>", "<unk>", "Hund", "__de__"])
     for text in (WhitespaceTokenizer(words), tokenizers["pieces"]):
-        convention = Languages({}, TargetLanguage.FIRST, frame=FRAME)
+        convention = Languages({}, TargetLanguage.FIRST, token_format=LANG_TOKEN_FORMAT)
         tokenizer = LanguageTokenizer(text, ["de", "en"], convention)
         assert tokenizer.languages is not None
         table = tokenizer.token_bytes()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask
+from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
 from seqgen.errors import ConfigError
 from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.search.sampling import Sampling

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from seqgen.checkpoints.initialization import initialize
-from seqgen.checkpoints.loading import load_model
+from seqgen.checkpoints.loading import initialize, load_model
 from seqgen.cli.run_folder import write_config
 from seqgen.cli.train import with_checkpoint
 from seqgen.config import TrainConfig

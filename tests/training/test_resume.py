@@ -9,7 +9,7 @@ import pytest
 
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declare the built-in components
-from seqgen.checkpoints.run_record import check_resumable
+from seqgen.checkpoints.run_config import check_resumable
 from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
 from seqgen.config.keys import known_keys
@@ -76,7 +76,7 @@ def test_the_length_of_a_schedule_is_no_free_choice() -> None:
 
 
 def test_the_keys_that_may_change_exist() -> None:
-    from seqgen.checkpoints import run_record as resume
+    from seqgen.checkpoints import run_config as resume
 
     known = {key for key, _, _ in known_keys(compose(TrainConfig, ["task=translation"]))}
     assert known >= resume.MAY_CHANGE

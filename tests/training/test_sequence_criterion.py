@@ -16,7 +16,7 @@ from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the built-in models
 from examples.objectives.minimum_risk import MinimumRisk, MinimumRiskConfig
-from seqgen.checkpoints.run_record import write_run_checksums
+from seqgen.checkpoints.run_config import write_run_checksums
 from seqgen.cli.run_folder import write_config
 from seqgen.config import GenerationConfig, TrainConfig
 from seqgen.config.compose import compose

@@ -11,13 +11,13 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from itertools import count, takewhile
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizers.languages import Languages
-from seqgen.errors import ConfigError, DataError
+from seqgen.data.tokenizers.languages import AddedTokens, Languages
+from seqgen.errors import ConfigError, DataError, reading_errors, shown
 from seqgen.registry import Registry
-from seqgen.system.contract import Hooked
+from seqgen.system.contract import Flagged, Flags
 from seqgen.system.files import new_folder, write_atomically
 from seqgen.system.reading import parse_json, read_bytes
 
@@ -32,7 +32,7 @@ TOKENIZERS = Registry("tokenizer", "tokenizer")
 TOKENIZERS.declare("sentencepiece", "seqgen.data.tokenizers.sentencepiece_tokenizer")
 TOKENIZERS.declare("pretrained", "seqgen.data.tokenizers.pretrained")
 TOKENIZERS.declare("language_tokens", "seqgen.data.tokenizers.language_tokens")
-TOKENIZERS.declare("ids", "seqgen.data.tokenizers.ids")
+TOKENIZERS.declare("ids", "seqgen.data.tokenizers.base")
 
 register_tokenizer = TOKENIZERS.register
 
@@ -40,7 +40,7 @@ SENTINEL = "<extra_id_{}>"
 """The token of a sentinel; the placeholder is its number."""
 
 
-class Tokenizer(Hooked, ABC):
+class Tokenizer(Flagged, ABC):
     """Turns a line of text into ids of a vocabulary, and ids into text.
 
     A subclass implements ``encode``, ``decode``, ``fingerprint``, ``save`` and ``load``. It is registered by
@@ -50,6 +50,8 @@ class Tokenizer(Hooked, ABC):
     Args:
         dictionary: the vocabulary of the ids that ``encode`` returns.
     """
+
+    flags: ClassVar[Flags] = {"samples": ("sample",)}
 
     def __init__(self, dictionary: Dictionary):
         self.dictionary = dictionary
@@ -66,7 +68,10 @@ class Tokenizer(Hooked, ABC):
         """
 
     whole_words: bool = False
-    """Whether each token is a word."""
+    """True if each token is a word."""
+
+    samples: bool = False
+    """True if ``sample`` segments a text at random."""
 
     languages: Languages | None = None
     """The languages of a multilingual tokenizer, between which sources and targets choose; ``None`` for any other."""
@@ -87,20 +92,19 @@ class Tokenizer(Hooked, ABC):
         Returns:
             The ids, with end-of-sentence.
         """
-        ids, eos = self.encode(text), self.dictionary.eos()
+        return self.source_tokens(source_lang, target_lang).around(self.encode(text))
+
+    def source_tokens(self, source_lang: str = "", target_lang: str = "") -> AddedTokens:
+        """The tokens that ``encode_source`` adds to a text.
+
+        Args:
+            source_lang: code of the text's language; empty for the tokenizer's default.
+            target_lang: code of the language of the output; empty for none.
+        """
+        eos = self.dictionary.eos()
         if self.languages is None:
-            return [*ids, eos]
-        return self.languages.frame_source(ids, eos, source_lang, target_lang)
-
-    @property
-    def source_beginning(self) -> list[int]:
-        """The tokens that precede the text in ``encode_source`` without languages, by default none."""
-        return []
-
-    @property
-    def tail(self) -> int:
-        """How many tokens ``encode_source`` adds after the text."""
-        return 2 if self.languages is not None and self.languages.follows_eos else 1
+            return AddedTokens([], [eos])
+        return self.languages.source_tokens(eos, source_lang, target_lang)
 
     def encode_target(self, text: str, target_lang: str = "") -> list[int]:
         """Turn a target into ids, with all tokens that the model generates.
@@ -113,15 +117,16 @@ class Tokenizer(Hooked, ABC):
             The ids, with end-of-sentence.
         """
         language = target_lang or (self.languages.target_lang if self.languages is not None else "")
-        return [*self.beginning(language), *self.encode(text), self.dictionary.eos()]
+        return self.target_tokens(language).around(self.encode(text))
 
-    def beginning(self, target_lang: str = "") -> list[int]:
-        """The tokens with which every target begins, by default none.
+    def target_tokens(self, target_lang: str = "") -> AddedTokens:
+        """The tokens that are added to a target: the beginning of every target, by default none, and end-of-sentence.
 
         Args:
             target_lang: code of the target's language; empty for none.
         """
-        return [] if self.languages is None else self.languages.beginning(target_lang)
+        before = [] if self.languages is None else self.languages.beginning(target_lang)
+        return AddedTokens(before, [self.dictionary.eos()])
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
@@ -152,7 +157,7 @@ class Tokenizer(Hooked, ABC):
             lines: the lines.
 
         Returns:
-            What ``encode`` returns for each line, in order.
+            The ids of each line, in order, as ``encode`` returns them.
         """
         return [self.encode(line) for line in lines]
 
@@ -190,7 +195,10 @@ class Tokenizer(Hooked, ABC):
         Raises:
             ConfigError: the tokenizer does not implement this.
         """
-        raise no_token_bytes(self)
+        raise ConfigError(
+            f"{type(self).__name__} does not return the bytes of its tokens, which members with different target "
+            "vocabularies need to agree on a text; implement its token_bytes, or leave out this model"
+        )
 
     @cached_property
     def _sentinels(self) -> list[int]:
@@ -335,12 +343,9 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """
     path = folder / "tokenizer.json"
     try:
-        settings = parse_json(read_bytes(path))
+        with reading_errors(path, DataError, f"there is no file {path}; {folder} is not the folder of a tokenizer"):
+            settings = parse_json(read_bytes(path))
         name = settings["tokenizer"]
-    except FileNotFoundError:
-        raise DataError(f"there is no file {path}; {folder} is not the folder of a tokenizer") from None
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError):
         raise DataError(f"{path} is damaged; copy the folder again or train the tokenizer again") from None
     component = cast(type[Tokenizer], TOKENIZERS.entry(str(name)).component)
@@ -378,7 +383,7 @@ def of_byte_characters(tokens: Sequence[str | None], silent: Collection[int | No
 
 
 def _byte_characters() -> Iterator[tuple[str, int]]:
-    """Printable bytes are their own characters; the n-th of the others is the character ``256 + n``."""
+    """Printable bytes stand for themselves; the n-th of the others is the character ``256 + n``."""
     others = 0
     for byte in range(256):
         if 33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174:
@@ -388,9 +393,70 @@ def _byte_characters() -> Iterator[tuple[str, int]]:
             others += 1
 
 
-def no_token_bytes(tokenizer: object) -> ConfigError:
-    """The error for a tokenizer that does not implement ``token_bytes``."""
-    return ConfigError(
-        f"{type(tokenizer).__name__} does not return the bytes of its tokens, which members with different target "
-        "vocabularies need to agree on a text; implement its token_bytes, or leave out this model"
-    )
+_LONGEST = 18
+"""Digits of an id; longer numbers are no ids of a vocabulary, and take long to read."""
+
+
+@register_tokenizer("ids")
+class IdTokenizer(WhitespaceTokenizer):
+    """The tokenizer of a model that is decoded by ids: a word is the id of a token, from 0.
+
+    A source has exactly the given ids, end-of-sentence included. A target gets end-of-sentence, which it must not have.
+    """
+
+    name = "ids"
+
+    def encode(self, text: str) -> list[int]:
+        """See ``Tokenizer.encode``.
+
+        Raises:
+            DataError: a word is no id.
+        """
+        return read_ids(text, len(self.dictionary), "reading.tokenizer=ids")
+
+    def encode_source(self, text: str, source_lang: str = "", target_lang: str = "") -> list[int]:
+        """See ``Tokenizer.encode_source``; nothing is added."""
+        return self.encode(text)
+
+    def encode_target(self, text: str, target_lang: str = "") -> list[int]:
+        """See ``Tokenizer.encode_target``.
+
+        Raises:
+            DataError: a word is no id, or is that of end-of-sentence.
+        """
+        ids, eos = self.encode(text), self.dictionary.eos()
+        if eos in ids:
+            raise DataError(f"the target {shown(text)} has the id {eos} of end-of-sentence, which is added; remove it")
+        return [*ids, eos]
+
+    def unknown(self, text: str) -> list[str]:
+        """See ``Tokenizer.unknown``; there are none, because ``encode`` refuses them."""
+        return []
+
+
+def is_id(word: str, size: int) -> bool:
+    """True if a word is the id of a token.
+
+    Args:
+        word: any text.
+        size: size of the vocabulary.
+    """
+    return len(word) <= _LONGEST and word.isdecimal() and int(word) < size
+
+
+def read_ids(text: str, size: int, where: str) -> list[int]:
+    """The ids in a text.
+
+    Args:
+        text: ids separated by white space.
+        size: size of the vocabulary.
+        where: the place of the text, for the message.
+
+    Raises:
+        DataError: a word is not an id of the vocabulary.
+    """
+    words = text.split()
+    for word in words:
+        if not is_id(word, size):
+            raise DataError(f"{where}: each word must be the id of a token, from 0 to {size - 1}, not {shown(word)}")
+    return list(map(int, words))

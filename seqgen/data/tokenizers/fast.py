@@ -1,17 +1,35 @@
-"""Tokenizers that are a pipeline of the ``tokenizers`` library: their base class, and T5's fast tokenizer."""
+"""Tokenizers that are a pipeline of the ``tokenizers`` library, read from ``tokenizer.json`` or converted.
+
+Their base class, and the tokenizers of T5, Pegasus, mBART, mBART-50 and NLLB.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer as Pipeline
 from tokenizers.models import BPE
 
-from seqgen.data.tokenizers.files import FAST_FILE, MODEL_FILE, TokenizerFiles
-from seqgen.data.tokenizers.pipelines import check_growth, to_pipeline
+from seqgen.data.tokenizers.files import (
+    CONFIG_FILE,
+    DEFAULTS,
+    FAIRSEQ_MODEL_FILE,
+    FAIRSEQ_NAMED,
+    FAST_FILE,
+    MASK,
+    MODEL_FILE,
+    SpecialTokens,
+    Token,
+    TokenizerFiles,
+    as_token,
+)
+from seqgen.data.tokenizers.languages import MBART, MBART50, NLLB, Languages, TargetLanguage
+from seqgen.data.tokenizers.pipelines import build_pipeline, read_model_file, to_pipeline
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
-from seqgen.data.tokenizers.special_tokens import SpecialTokens, Token
 from seqgen.errors import DataError, library_errors, shown
 
 
@@ -64,7 +82,7 @@ class FastTokenizer(PretrainedTokenizer):
         tokens = [self._pipeline.id_to_token(i) for i in range(len(self.dictionary))]
         return tokens, set(self._pipeline.get_added_tokens_decoder())
 
-    def check_frame(self, before: list[int], after: list[int]) -> None:
+    def check_added_tokens(self, before: Sequence[int], after: Sequence[int]) -> None:
         """Check that the pipeline adds certain tokens to a text.
 
         Args:
@@ -75,8 +93,8 @@ class FastTokenizer(PretrainedTokenizer):
             DataError: it adds other tokens.
         """
         with library_errors(f"the tokenizer in {self.files.origin} cannot encode a text"):
-            framed = self._pipeline.encode("a", add_special_tokens=True).ids
-        if framed != [*before, *self.encode("a"), *after]:
+            found = self._pipeline.encode("a", add_special_tokens=True).ids
+        if found != [*before, *self.encode("a"), *after]:
             wanted = " and ".join(self.dictionary.symbol(index) for index in [*before, *after])
             raise DataError(
                 f"{self.files.origin}/{FAST_FILE} adds other tokens to a text than {wanted}, which seqgen does not "
@@ -132,9 +150,9 @@ def read_pipeline(files: TokenizerFiles) -> Any:
         The pipeline, a ``tokenizers.Tokenizer``.
 
     Raises:
-        DataError: the file is missing or damaged, or its steps can make a text too long.
+        DataError: the file is missing or damaged.
     """
-    check_growth(files.json(FAST_FILE), f"{files.origin}/{FAST_FILE}")
+    files.json(FAST_FILE)  # checks its syntax
     with library_errors(f"{files.origin}/{FAST_FILE} is not a tokenizer, or is damaged"):
         return Pipeline.from_str(files.need(FAST_FILE).decode())
 
@@ -161,3 +179,196 @@ def _with_flag(token: Token, special: set[str]) -> AddedToken:
         return AddedToken(token, special=token in special)
     token.special = token.special or token.content in special
     return token
+
+
+PEGASUS_OFFSET = 103
+PEGASUS_NAMED = {**DEFAULTS, "mask_token": "<mask_2>"}
+SENTENCE_MASK = "<mask_1>"
+
+
+class FastPegasusTokenizer(FastTokenizer):
+    """Pegasus's fast tokenizer, read from ``tokenizer.json`` or converted from ``spiece.model``.
+
+    Args:
+        files: its files.
+        vocab_size: see ``load_pretrained_tokenizer``.
+
+    Raises:
+        DataError: a file is missing or damaged, or adds tokens to a text other than end-of-sentence.
+    """
+
+    def __init__(self, files: TokenizerFiles, vocab_size: int | None = None):
+        special = SpecialTokens.read(files)
+        self._offset = special.number("offset", PEGASUS_OFFSET)
+        mask = special.config.get("mask_token_sent", SENTENCE_MASK)
+        where = f"{files.origin}/{CONFIG_FILE}: mask_token_sent"
+        self._sentence_mask = [] if mask is None else [str(as_token(mask, where))]
+        special.fill(PEGASUS_NAMED)
+        special.additional = self._additional(special)
+        usual = all(str(special.named[key]) == token for key, token in DEFAULTS.items())
+        special.added = {}
+        reads = FAST_FILE in files and usual and not special.config.get("from_slow")
+        if not reads:
+            special.mark()
+        pipeline = read_pipeline(files) if reads else self._converted(files, special)
+        super().__init__(files, special, pipeline, vocab_size)
+        if reads:
+            self.check_added_tokens([], [self.dictionary.eos()])
+
+    def _additional(self, special: SpecialTokens) -> list[Token]:
+        """The special tokens without a name: the mask of sentences, those of the files, and unused ones."""
+        if special.additional is None:
+            return [*self._sentence_mask, *self._unused(2, self._offset)]
+        given = [str(token) for token in special.additional]
+        tokens = [*(token for token in self._sentence_mask if token not in given), *special.additional]
+        tokens += self._unused(len(tokens), self._offset - 1)
+        if len({str(token) for token in tokens}) != len(tokens):
+            raise DataError(
+                f"{special.origin}/{CONFIG_FILE}: its {len(given)} additional_special_tokens and the tokens <unk_i> "
+                "that follow them are not different; copy the file again"
+            )
+        return tokens
+
+    @staticmethod
+    def _unused(start: int, stop: int) -> list[str]:
+        return [f"<unk_{i}>" for i in range(start, stop)]
+
+    def _converted(self, files: TokenizerFiles, special: SpecialTokens) -> Any:
+        origin = f"{files.origin}/{MODEL_FILE}"
+        source = read_model_file(files.need(MODEL_FILE), origin)
+        pad, eos, mask = (str(special.named[f"{name}_token"]) for name in ("pad", "eos", "mask"))
+        first = [pad, eos, *([*self._sentence_mask, mask] if self._sentence_mask else [])]
+        vocabulary = [(token, 0.0) for token in first]
+        vocabulary += [(token, -100.0) for token in self._unused(2, self._offset)]
+        vocabulary += [(piece.text, piece.score) for piece in source.pieces[2:]]
+        return build_pipeline(source, vocabulary, source.unk + self._offset, origin, splits=True)
+
+
+FAIRSEQ_FIRST = ("<s>", "<pad>", "</s>", "<unk>")
+"""fairseq's first tokens. They replace the first three pieces of the model, so that the id of every other piece is
+greater by one::
+
+    id         0     1      2     3      4   5   6
+    token      <s>   <pad>  </s>  <unk>  ,   .   ▁
+    model      <unk> <s>    </s>  ,      .   ▁   s
+"""
+FAIRSEQ_OFFSET = 1
+
+_NLLB_CODE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The differences between the three tokenizers.
+
+    Attributes:
+        codes: the languages if the files do not list them.
+        in_vocabulary: whether the vocabulary has the languages and the mask token; otherwise they are added tokens.
+        source_lang: the default source language.
+        target: how the language of the output is chosen.
+        follows_eos: whether the language of the source follows end-of-sentence by default.
+        has_bos: whether there is a begin-of-sentence token even if the files do not name it.
+    """
+
+    codes: list[str]
+    in_vocabulary: bool
+    source_lang: str
+    target: TargetLanguage
+    follows_eos: bool = False
+    has_bos: bool = True
+
+    def fill(self, special: SpecialTokens, slow: bool) -> None:
+        """Complete the special tokens as ``transformers`` does.
+
+        Args:
+            special: the special tokens of the files, which are changed.
+            slow: whether by the rules of the slow tokenizer of version 4, from which a fast one is converted.
+        """
+        special.fill({key: token for key, token in FAIRSEQ_NAMED.items() if self.has_bos or key != "bos_token"})
+        if not self.in_vocabulary and slow:
+            for key in ("bos_token", "pad_token", "eos_token", "unk_token"):
+                special.named[key] = with_flags(special.named[key], normalized=False, special=True)
+        mask = special.named.setdefault("mask_token", MASK)
+        flags = {"lstrip": True, "special": not self.in_vocabulary}
+        special.named["mask_token"] = with_flags(
+            mask, **flags, normalized=not (slow and self.in_vocabulary and self.has_bos)
+        )
+        given = special.additional or []
+        names = {str(token): token for token in given}
+        if not self.in_vocabulary:
+            special.additional = list(self.codes) if special.additional is None else given
+        elif self.has_bos:  # mBART: the codes first
+            special.additional = [names.pop(code, code) for code in self.codes] + list(names.values())
+        else:
+            special.additional = [*given, *(code for code in self.codes if code not in names)]
+
+    def languages(self, special: SpecialTokens, ids: Mapping[str, int]) -> Languages:
+        """The languages.
+
+        Args:
+            special: the special tokens.
+            ids: the ids of all tokens.
+
+        Raises:
+            ConfigError: a language in the configuration does not exist.
+        """
+        config, codes = special.config, self.codes
+        if not self.in_vocabulary:
+            codes = sorted(filter(_NLLB_CODE.fullmatch, ids), key=ids.__getitem__)
+        follows = self.follows_eos or (not self.in_vocabulary and bool(config.get("legacy_behaviour")))
+        found = {code: ids[code] for code in codes if code in ids}
+        source, target = (config.get(key) for key in ("src_lang", "tgt_lang"))
+        default = str(self.source_lang if source is None else source)
+        languages = Languages(found, self.target, default, follows, str(target or ""))
+        return languages.checked(f"{special.origin}/{CONFIG_FILE}")
+
+
+def with_flags(token: Token | None, **flags: bool) -> Token | None:
+    """Give a token flags if it has none.
+
+    Args:
+        token: the token; ``None`` stays ``None``.
+        flags: the flags.
+    """
+    return AddedToken(token, **flags) if isinstance(token, str) else token
+
+
+class FairseqTokenizer(FastTokenizer):
+    """The fast tokenizer of mBART, mBART-50 or NLLB, read from ``tokenizer.json`` or converted.
+
+    Args:
+        kind: which of the three.
+        files: its files.
+        vocab_size: see ``load_pretrained_tokenizer``.
+
+    Raises:
+        DataError: a file is missing or damaged.
+        ConfigError: a language in the configuration does not exist.
+    """
+
+    def __init__(self, kind: Kind, files: TokenizerFiles, vocab_size: int | None = None):
+        self.kind = kind
+        special = SpecialTokens.read(files)
+        reads = FAST_FILE in files and not special.config.get("from_slow")
+        self.kind.fill(special, slow=not reads)
+        if not reads:
+            special.mark()
+        pipeline = read_pipeline(files) if reads else self._converted(files)
+        super().__init__(files, special, pipeline, vocab_size)
+        self.languages = self.kind.languages(special, pipeline.get_vocab(with_added_tokens=True))
+
+    def _converted(self, files: TokenizerFiles) -> Any:
+        origin = f"{files.origin}/{FAIRSEQ_MODEL_FILE}"
+        source = read_model_file(files.need(FAIRSEQ_MODEL_FILE), origin)
+        further = [*self.kind.codes, MASK] if self.kind.in_vocabulary else []
+        pieces = [(piece.text, piece.score) for piece in source.pieces[len(FAIRSEQ_FIRST) - FAIRSEQ_OFFSET :]]
+        vocabulary = [*((token, 0.0) for token in FAIRSEQ_FIRST), *pieces, *((token, 0.0) for token in further)]
+        return build_pipeline(source, vocabulary, FAIRSEQ_FIRST.index("<unk>"), origin)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.kind, self.files, self.vocab_size)
+
+
+MBART_TOKENIZER = partial(FairseqTokenizer, Kind(MBART, True, "en_XX", TargetLanguage.START, follows_eos=True))
+MBART50_TOKENIZER = partial(FairseqTokenizer, Kind(MBART50, True, "en_XX", TargetLanguage.FIRST, has_bos=False))
+NLLB_TOKENIZER = partial(FairseqTokenizer, Kind(NLLB, False, "eng_Latn", TargetLanguage.FIRST))

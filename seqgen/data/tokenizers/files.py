@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
-from seqgen.errors import DataError
+from tokenizers import AddedToken
+
+from seqgen.data.tokenizers.base import SENTINEL
+from seqgen.errors import DataError, shown
 from seqgen.system.files import write_atomically
 from seqgen.system.reading import parse_json, read_bytes
 
@@ -139,3 +143,290 @@ def parse_object(content: bytes, origin: str) -> dict[str, Any]:
 def to_json(content: dict[str, Any]) -> bytes:
     """Serialize an object in the form that Hugging Face's tools write: sorted keys, two spaces per level."""
     return (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+DEFAULTS = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+FAIRSEQ_NAMED = {**DEFAULTS, "bos_token": "<s>", "sep_token": "</s>", "cls_token": "<s>"}
+MASK = "<mask>"
+"""The tokens of models that were trained with fairseq, such as BART and mBART."""
+
+FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
+MAX_IDS = 10_000_000
+"""Maximum number of ids, so that a damaged file cannot make a vocabulary that fills the memory."""
+
+UNSUPPORTED = ("sp_model_kwargs", "init_inputs")
+"""Keys of ``tokenizer_config.json`` that are refused."""
+
+FILE_KEYS = ("vocab_file", "merges_file", "spm_file", "source_spm", "target_spm", "vocab", "target_vocab_file")
+"""Keys that name other files than those of the folder; they are refused."""
+
+ADDITIONAL = ("additional_special_tokens", "extra_special_tokens")
+"""The key of the special tokens without a name: up to version 4 of transformers, and from version 5 on."""
+
+Token: TypeAlias = AddedToken | str
+"""A token with its flags, or only its string if a file does not give the flags."""
+
+
+@dataclass
+class SpecialTokens:
+    """The special and added tokens in a tokenizer's files.
+
+    Attributes:
+        origin: the tokenizer's folder, for messages.
+        config: the content of ``tokenizer_config.json``.
+        named: the tokens that have a name, such as ``eos_token``; ``None`` for one that a file sets to null.
+        additional: the other special tokens, such as the sentinels; ``None`` if no file has a list of them.
+        added: the added tokens, special or not, by id.
+    """
+
+    origin: str
+    config: dict[str, Any]
+    named: dict[str, Token | None]
+    additional: list[Token] | None
+    added: dict[int, AddedToken]
+
+    @classmethod
+    def read(cls, files: TokenizerFiles) -> SpecialTokens:
+        """Read the special and added tokens.
+
+        A ``tokenizer_config.json`` with ``added_tokens_decoder`` is complete. Otherwise ``special_tokens_map.json``,
+        ``added_tokens.json`` and ``tokenizer.json`` are read after it, in this order; later values replace earlier
+        ones.
+
+        Args:
+            files: the tokenizer's files.
+
+        Raises:
+            DataError: a file is damaged, or has a key that is not supported.
+        """
+        config = files.json(CONFIG_FILE)
+        special = cls(files.origin, config, {}, None, {})
+        for key in FILE_KEYS:
+            if config.get(key) is not None:
+                raise DataError(
+                    f"{files.origin}/{CONFIG_FILE}: {key} names another file, {str(config[key])[:100]!r}; copy that "
+                    "file into the folder under its usual name, and remove the key"
+                )
+        for key in UNSUPPORTED:
+            if config.get(key):
+                raise DataError(f"{files.origin}/{CONFIG_FILE} has {key}, which seqgen does not support; remove it")
+        if isinstance(config.get("extra_special_tokens"), dict) and config["extra_special_tokens"]:
+            raise DataError(
+                f"{files.origin}/{CONFIG_FILE} has extra_special_tokens with names, which seqgen does not "
+                "support; remove it"
+            )
+        special._take(config, CONFIG_FILE)
+        if "added_tokens_decoder" in config:
+            entries = _object(config["added_tokens_decoder"], files.origin, "added_tokens_decoder")
+            special._add(entries.items(), files.origin)
+        else:
+            special._take(files.json(SPECIAL_TOKENS_FILE), SPECIAL_TOKENS_FILE, special=True)
+            special._take_added(files.json(ADDED_TOKENS_FILE))
+            entries = files.json(FAST_FILE).get("added_tokens", [])
+            if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+                raise DataError(f"{files.origin}/{FAST_FILE}: added_tokens is not a list of tokens; copy it again")
+            special._add(((entry.get("id"), entry) for entry in entries), files.origin)
+        return special
+
+    def _take(self, content: dict[str, Any], name: str, **flags: bool) -> None:
+        where = f"{self.origin}/{name}"
+        for key in NAMED:
+            if key in content:
+                self.named[key] = None if content[key] is None else as_token(content[key], f"{where}: {key}", **flags)
+        for key in ADDITIONAL:
+            tokens = content.get(key)
+            if tokens is None or tokens == {}:
+                continue
+            if not isinstance(tokens, list):
+                raise DataError(f"{where}: {key} is not a list; copy the file again")
+            have = [str(token) for token in self.additional or []]
+            new = [as_token(token, f"{where}: {key}", **flags) for token in tokens]
+            self.additional = [*(self.additional or []), *(token for token in new if str(token) not in have)]
+
+    def _take_added(self, ids: dict[str, Any]) -> None:
+        special = {str(token) for token in self.all()}
+        for content, index in ids.items():
+            flag = content in special
+            self.added[as_id(index, self.origin)] = AddedToken(content, special=flag, normalized=not flag)
+
+    def _add(self, entries: Iterable[tuple[Any, Any]], origin: str) -> None:
+        tokens: dict[int, AddedToken] = {}
+        for index, entry in entries:
+            token = as_token(entry, f"{origin}: the added token {shown(index)}")
+            if isinstance(token, str):
+                raise DataError(f"{origin}: the added token {shown(index)} has no flags; copy the folder again")
+            tokens[as_id(index, origin)] = token
+        self.added.update(tokens)
+        by_content = {token.content: token for token in tokens.values()}
+        self.named = {key: token and by_content.get(str(token), token) for key, token in self.named.items()}
+
+    def all(self) -> list[Token]:
+        """All special tokens, each string once: the named ones, then the additional ones."""
+        tokens = [token for key in NAMED if (token := self.named.get(key))]
+        distinct: dict[str, Token] = {}
+        for token in [*tokens, *(self.additional or [])]:
+            distinct.setdefault(str(token), token)
+        return list(distinct.values())
+
+    def fill(self, defaults: Mapping[str, str] = DEFAULTS, **flags: bool) -> None:
+        """Set named tokens if no file names them.
+
+        Args:
+            defaults: the tokens by name; by default T5's end-of-sentence, padding and unknown token.
+            flags: flags for those of the tokens that have none; without flags, they remain strings.
+        """
+        for key, default in defaults.items():
+            token = self.named.setdefault(key, default)
+            if flags and isinstance(token, str):
+                self.named[key] = AddedToken(token, **flags)
+
+    def mark(self) -> None:
+        """Mark the special tokens as such, and keep ``normalized``, whose default is the opposite of ``special``.
+
+        Slow tokenizers do so. A fast tokenizer that is converted from a slow one gets its tokens.
+        """
+        for token in self.all():
+            if isinstance(token, AddedToken):
+                token.__setstate__({"special": True, "normalized": token.normalized})
+
+    def number(self, key: str, default: int) -> int:
+        """A number of ids in ``tokenizer_config.json``.
+
+        Args:
+            key: its key.
+            default: the value if the file does not have the key.
+
+        Raises:
+            DataError: the value is not an integer from 0 to ``MAX_IDS``.
+        """
+        value = self.config.get(key, default)
+        if type(value) is not int or not 0 <= value <= MAX_IDS:
+            raise DataError(
+                f"{self.origin}/{CONFIG_FILE}: {key} is {shown(value)}; it must be a whole number from 0 to {MAX_IDS}"
+            )
+        return value
+
+    def add_t5_sentinels(self) -> int:
+        """Add the sentinels that T5's tokenizers have if no file lists them.
+
+        Returns:
+            Number of sentinels that get their ids from the tokenizer, ``<extra_id_0>`` the highest.
+
+        Raises:
+            DataError: ``extra_ids`` differs from the number of sentinels that the files list.
+        """
+        count = self.number("extra_ids", 100)
+        new: list[Token] = [SENTINEL.format(i) for i in range(count)]
+        if self.additional is None:
+            self.additional = new
+            return count
+        given = sum("<extra_id_" in str(token) for token in self.additional)
+        if not given:
+            self.additional += new
+        elif count not in (0, given):
+            raise self.differing_sentinels(count, given)
+        return given
+
+    def differing_sentinels(self, count: int, given: int) -> DataError:
+        """The error if ``extra_ids`` differs from the number of sentinels that the files list."""
+        return DataError(
+            f"{self.origin}/{CONFIG_FILE} has extra_ids {count} but {given} sentinels among its "
+            "additional_special_tokens; set extra_ids to their number"
+        )
+
+
+def as_token(value: Any, where: str, **flags: bool) -> Token:
+    """Read a token from JSON.
+
+    Args:
+        value: its string, or an object with ``content`` and flags.
+        where: file and key, for messages.
+        flags: flags that are added to those of an object.
+
+    Raises:
+        DataError: the value is neither.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict) and isinstance(value.get("content"), str):
+        given = {key: bool(value[key]) for key in FLAGS if key in value}
+        return AddedToken(value["content"], **{**given, **flags})
+    raise DataError(f"{where} is {str(value)[:40]!r}, which is not a token; copy the file again")
+
+
+def as_id(value: Any, origin: str) -> int:
+    """Read an id from JSON.
+
+    Args:
+        value: the id as a number or a string.
+        origin: the tokenizer's folder, for messages.
+
+    Raises:
+        DataError: the value is not a whole number from 0 to below ``MAX_IDS``.
+    """
+    text = str(value)
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) < MAX_IDS):
+        raise DataError(f"{origin}: {text[:40]!r} is not the id of an added token; copy the folder again")
+    return int(text)
+
+
+def _object(value: Any, origin: str, key: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise DataError(f"{origin}/{CONFIG_FILE}: {key} is not an object; copy the file again")
+    return value
+
+
+class AddedVocabulary:
+    """Finds added tokens in a text.
+
+    Args:
+        added: the tokens by id.
+
+    Attributes:
+        ids: the id of each token, by its string.
+        tokens: the tokens by id.
+    """
+
+    def __init__(self, added: dict[int, AddedToken]):
+        self.tokens = added
+        self.ids = {token.content: index for index, token in added.items()}
+        longest_first = sorted((content for content in self.ids if content), key=len, reverse=True)
+        self._pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
+
+    def split(self, text: str) -> list[str]:
+        """Cut a text before and after each added token.
+
+        A token can remove the white space to its left or right (``lstrip``, ``rstrip``). With ``single_word`` it is
+        recognized only between spaces or at an end of the text::
+
+            "a <x> b"  ->  ["a ", "<x>", " b"]        or, with lstrip,  ["a", "<x>", " b"]
+
+        Args:
+            text: the text.
+
+        Returns:
+            The tokens and the texts between them, in order; none is empty.
+        """
+        if self._pattern is None:
+            return [text] if text else []
+        parts = [part for part in self._pattern.split(text) if part]
+        for i, part in enumerate(parts):
+            if part in self.ids:
+                self._take_spaces(parts, i, self.tokens[self.ids[part]])
+        return [part for part in parts if part]
+
+    @staticmethod
+    def _take_spaces(parts: list[str], i: int, token: AddedToken) -> None:
+        left = parts[i - 1] if i > 0 else ""
+        right = parts[i + 1] if i + 1 < len(parts) else ""
+        if token.rstrip and right:
+            parts[i + 1] = right.lstrip()
+        if token.lstrip and left:
+            parts[i - 1] = left.rstrip()
+        if token.single_word and left and left[-1] != " ":
+            parts[i - 1] += token.content
+            parts[i] = ""
+        elif token.single_word and right and right[0] != " ":
+            parts[i + 1] = token.content + parts[i + 1]
+            parts[i] = ""

@@ -16,11 +16,11 @@ from seqgen.data.tokenizers.base import (
     save_tokenizer,
     write_settings,
 )
-from seqgen.data.tokenizers.languages import Languages, TargetLanguage
+from seqgen.data.tokenizers.languages import AddedTokens, Languages, TargetLanguage
 from seqgen.errors import ConfigError, DataError
 
-FRAME = "__{}__"
-"""The token of a language if the tokenizer has no languages of its own, as in M2M-100."""
+LANG_TOKEN_FORMAT = "__{}__"
+"""The token of a language if the tokenizer has no languages, as in M2M-100."""
 TEXT = "text"
 """The folder of the tokenizer of the text, in the folder of the whole."""
 
@@ -50,9 +50,9 @@ class LanguageTokenizer(Tokenizer):
                 f"languages {', '.join(codes)} cannot be added"
             )
         words = Dictionary(text.dictionary.symbols, text.dictionary.counts, **text.dictionary.special_ids)  # type: ignore[arg-type]
-        added = {code: words.add_symbol(convention.frame.format(code), 0) for code in codes}
+        added = {code: words.add_symbol(convention.token_format.format(code), 0) for code in codes}
         super().__init__(words)
-        self.text, self.codes, self.whole_words = text, list(codes), text.whole_words
+        self.text, self.codes, self.whole_words, self.samples = text, list(codes), text.whole_words, text.samples
         self.languages = replace(convention, ids={**convention.ids, **added})
         self._language_ids = frozenset(self.languages.ids.values())
 
@@ -72,21 +72,18 @@ class LanguageTokenizer(Tokenizer):
         """See ``Tokenizer.unknown``."""
         return self.text.unknown(text)
 
-    def encode_source(self, text: str, source_lang: str = "", target_lang: str = "") -> list[int]:
-        """See ``Tokenizer.encode_source``; the token of a language precedes a begin-of-sentence of the text."""
-        assert self.languages is not None
-        ids = [*self.source_beginning, *self.encode(text)]
-        return self.languages.frame_source(ids, self.dictionary.eos(), source_lang, target_lang)
+    def source_tokens(self, source_lang: str = "", target_lang: str = "") -> AddedTokens:
+        """See ``Tokenizer.source_tokens``; the token of a language precedes a begin-of-sentence of the text."""
+        return self._joined(super().source_tokens(source_lang, target_lang), self.text.source_tokens())
 
-    @property
-    def source_beginning(self) -> list[int]:
-        """See ``Tokenizer.source_beginning``."""
-        return self.text.source_beginning
+    def target_tokens(self, target_lang: str = "") -> AddedTokens:
+        """See ``Tokenizer.target_tokens``."""
+        return self._joined(super().target_tokens(target_lang), self.text.target_tokens())
 
-    def beginning(self, target_lang: str = "") -> list[int]:
-        """See ``Tokenizer.beginning``."""
-        own = [] if self.text.languages is not None else self.text.beginning()
-        return [*super().beginning(target_lang), *own]
+    def _joined(self, added: AddedTokens, of_text: AddedTokens) -> AddedTokens:
+        """The tokens of languages, and those that begin a text, unless these are tokens of languages, too."""
+        has_languages = self.text.languages is not None
+        return added if has_languages else added._replace(before=[*added.before, *of_text.before])
 
     def decode(self, ids: Sequence[int]) -> str:
         """See ``Tokenizer.decode``; the tokens of languages are skipped."""
@@ -96,7 +93,7 @@ class LanguageTokenizer(Tokenizer):
         """See ``Tokenizer.token_bytes``."""
         known = self.text.token_bytes()
         known = [*known, *[None] * (len(self.dictionary) - len(known))]
-        return [None if index in self._language_ids else own for index, own in enumerate(known)]
+        return [None if index in self._language_ids else content for index, content in enumerate(known)]
 
     def fingerprint(self) -> str:
         """See ``Tokenizer.fingerprint``."""
@@ -104,10 +101,10 @@ class LanguageTokenizer(Tokenizer):
 
     def save(self, folder: Path) -> None:
         """See ``Tokenizer.save``."""
-        own = self.languages
-        assert own is not None
-        convention = {"source_lang": own.source_lang, "target_lang": own.target_lang, "follows_eos": own.follows_eos}
-        settings = {"codes": self.codes, "target": own.target.value, "frame": own.frame, **convention}
+        languages = self.languages
+        assert languages is not None
+        kept = {key: getattr(languages, key) for key in ("source_lang", "target_lang", "follows_eos", "token_format")}
+        settings = {"codes": self.codes, "target": languages.target.value, **kept}
         write_settings(folder, {"tokenizer": "language_tokens", **settings})
         save_tokenizer(self.text, folder / TEXT)
 
@@ -116,17 +113,15 @@ class LanguageTokenizer(Tokenizer):
         """See ``Tokenizer.load``."""
         text = load_tokenizer(folder / TEXT)
         try:
-            codes, frame = [str(code) for code in settings["codes"]], str(settings["frame"])
-            names = [str(settings[key]) for key in ("source_lang", "target_lang")]
+            codes = [str(code) for code in settings["codes"]]
+            texts: dict[str, Any] = {key: str(settings[key]) for key in ("source_lang", "target_lang", "token_format")}
             convention = Languages(
                 ids=text.languages.ids if text.languages is not None else {},
                 target=TargetLanguage(settings["target"]),
-                source_lang=names[0],
                 follows_eos=settings["follows_eos"] is True,
-                target_lang=names[1],
-                frame=frame,
+                **texts,
             )
-            _before, _after = frame.split("{}")
+            _before, _after = convention.token_format.split("{}")
         except (KeyError, TypeError, ValueError):
             raise DataError(
                 f"{folder / 'tokenizer.json'} is damaged; copy the folder again or make the tokenizer again"
@@ -161,7 +156,7 @@ def with_languages(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], side:
     if languages is None:
         by_source = side != "target"
         place = TargetLanguage.SOURCE if by_source else TargetLanguage.FIRST
-        languages = Languages({}, place, "" if by_source else pairs[0][0], frame=FRAME)
+        languages = Languages({}, place, "" if by_source else pairs[0][0], token_format=LANG_TOKEN_FORMAT)
     # the token of a source language is needed only where sources have one
     every = [code for pair in pairs for code in (pair if languages.source_lang else pair[1:])]
     new = [code for code in dict.fromkeys(every) if code not in languages.ids]

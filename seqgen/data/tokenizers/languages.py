@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Self
+from typing import NamedTuple, Self
 
 from seqgen.errors import ConfigError
 
@@ -56,8 +56,28 @@ xho_Latn ydd_Hebr yor_Latn yue_Hant zho_Hans zho_Hant zul_Latn
 """)
 
 
+class AddedTokens(NamedTuple):
+    """The tokens that are added to the ids of a text.
+
+    Attributes:
+        before: ids before the text.
+        after: ids after the text, usually end-of-sentence.
+    """
+
+    before: Sequence[int]
+    after: Sequence[int]
+
+    def around(self, ids: Sequence[int]) -> list[int]:
+        """The ids of a text with the added tokens.
+
+        Args:
+            ids: the ids of the text.
+        """
+        return [*self.before, *ids, *self.after]
+
+
 class TargetLanguage(Enum):
-    """How a model is told the language of its output."""
+    """The place of the token of the output's language."""
 
     FIRST = "first"
     """The language's token is the first token of the output (M2M-100, NLLB, mBART-50)."""
@@ -78,7 +98,7 @@ class Languages:
             language.
         follows_eos: whether the token of the source language follows end-of-sentence, or is the first one.
         target_lang: code of the target language of references if the user names none; empty for none.
-        frame: what the token of a language is, such as ``__{}__``.
+        token_format: the token of a language, such as ``__{}__``.
         in_text: whether a line of text can begin with the token of its target language.
     """
 
@@ -87,7 +107,7 @@ class Languages:
     source_lang: str = ""
     follows_eos: bool = False
     target_lang: str = ""
-    frame: str = "{}"
+    token_format: str = "{}"
     in_text: bool = False
 
     def code(self, name: str, key: str) -> str:
@@ -103,7 +123,7 @@ class Languages:
         Raises:
             ConfigError: there is no such language.
         """
-        before, after = self.frame.split("{}")
+        before, after = self.token_format.split("{}")
         code = name.removeprefix(before).removesuffix(after)
         if not self.ids:
             raise ConfigError(f"{key}: the tokenizer has no token for {name!r}, nor for any other language")
@@ -116,23 +136,22 @@ class Languages:
 
     def _nearest(self, code: str) -> str:
         """A phrase with the most similar code: one that begins with the given one, such as deu_Latn for de."""
-        longer = [own for own in self.ids if code and own.lower().startswith(code.lower())]
+        longer = [known for known in self.ids if code and known.lower().startswith(code.lower())]
         similar = longer or difflib.get_close_matches(code[:100], self.ids, n=1, cutoff=0.4)
         return f" (did you mean {similar[0]!r}?)" if similar else ""
 
-    def frame_source(self, ids: list[int], eos: int, source_lang: str, target_lang: str) -> list[int]:
-        """Add end-of-sentence and the tokens of languages to a source.
+    def source_tokens(self, eos: int, source_lang: str, target_lang: str) -> AddedTokens:
+        """The tokens of a source besides its text: end-of-sentence, and the token of a language.
 
         Args:
-            ids: the ids of the text.
             eos: id of end-of-sentence.
             source_lang: code of the source language; empty for the default.
             target_lang: code of the target language; empty for none.
         """
         if self.target is TargetLanguage.SOURCE:
-            return [*([self.ids[target_lang]] if target_lang else []), *ids, eos]
+            return AddedTokens([self.ids[target_lang]] if target_lang else [], [eos])
         language = [self.ids[source_lang or self.source_lang]] if self.source_lang else []
-        return [*ids, eos, *language] if self.follows_eos else [*language, *ids, eos]
+        return AddedTokens([], [eos, *language]) if self.follows_eos else AddedTokens(language, [eos])
 
     def beginning(self, target_lang: str) -> list[int]:
         """The token of the target language, if outputs begin with it.

@@ -10,8 +10,10 @@ from typing import Any, Self, cast
 from seqgen.data.tokenizers.base import SENTINEL, Tokenizer, register_tokenizer
 from seqgen.data.tokenizers.files import (
     CONFIG_FILE,
+    DEFAULTS,
     FAIRSEQ_MODEL_FILE,
     FAST_FILE,
+    MAX_IDS,
     MERGES_FILE,
     MODEL_FILE,
     SOURCE_MODEL_FILE,
@@ -25,7 +27,6 @@ from seqgen.data.tokenizers.files import (
 )
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, load_processor
-from seqgen.data.tokenizers.special_tokens import DEFAULTS, MAX_IDS
 from seqgen.errors import DataError, nearest
 
 T5, BYTES, GPT2 = "T5Tokenizer", "ByT5Tokenizer", "GPT2Tokenizer"
@@ -49,16 +50,16 @@ class TokenizerClass:
 
 CLASSES = {
     T5: TokenizerClass("fast:FastT5Tokenizer", (MODEL_FILE,)),
-    BYTES: TokenizerClass("byt5:ByteTokenizer", reads_pipeline=False),
-    GEMMA: TokenizerClass("gemma:GemmaTokenizer"),
-    GPT2: TokenizerClass("gpt2:GPT2Tokenizer", (VOCAB_FILE, MERGES_FILE)),
-    "BartTokenizer": TokenizerClass("gpt2:FastBartTokenizer", (VOCAB_FILE, MERGES_FILE)),
-    "MBartTokenizer": TokenizerClass("multilingual:FastMBartTokenizer", (FAIRSEQ_MODEL_FILE,)),
-    "MBart50Tokenizer": TokenizerClass("multilingual:FastMBart50Tokenizer", (FAIRSEQ_MODEL_FILE,)),
-    "NllbTokenizer": TokenizerClass("multilingual:FastNllbTokenizer", (FAIRSEQ_MODEL_FILE,)),
-    "M2M100Tokenizer": TokenizerClass("marian:M2M100Tokenizer", (VOCAB_FILE, FAIRSEQ_MODEL_FILE), False),
-    MARIAN: TokenizerClass("marian:MarianTokenizer", (VOCAB_FILE, SOURCE_MODEL_FILE, TARGET_MODEL_FILE), False),
-    "PegasusTokenizer": TokenizerClass("pegasus:FastPegasusTokenizer", (MODEL_FILE,)),
+    BYTES: TokenizerClass("slow:ByteTokenizer", reads_pipeline=False),
+    GEMMA: TokenizerClass("byte_pairs:GemmaTokenizer"),
+    GPT2: TokenizerClass("byte_pairs:GPT2Tokenizer", (VOCAB_FILE, MERGES_FILE)),
+    "BartTokenizer": TokenizerClass("byte_pairs:FastBartTokenizer", (VOCAB_FILE, MERGES_FILE)),
+    "MBartTokenizer": TokenizerClass("fast:MBART_TOKENIZER", (FAIRSEQ_MODEL_FILE,)),
+    "MBart50Tokenizer": TokenizerClass("fast:MBART50_TOKENIZER", (FAIRSEQ_MODEL_FILE,)),
+    "NllbTokenizer": TokenizerClass("fast:NLLB_TOKENIZER", (FAIRSEQ_MODEL_FILE,)),
+    "M2M100Tokenizer": TokenizerClass("slow:M2M100Tokenizer", (VOCAB_FILE, FAIRSEQ_MODEL_FILE), False),
+    MARIAN: TokenizerClass("slow:MarianTokenizer", (VOCAB_FILE, SOURCE_MODEL_FILE, TARGET_MODEL_FILE), False),
+    "PegasusTokenizer": TokenizerClass("fast:FastPegasusTokenizer", (MODEL_FILE,)),
 }
 """The classes by their names in ``tokenizer_config.json``."""
 
@@ -70,7 +71,7 @@ ALIASES = {
 """Other class names; of the two that version 4 of ``transformers`` has for a tokenizer, the fast one is meant."""
 
 ANY = "TokenizersBackend"
-"""The class that version 5 of ``transformers`` names for tokenizers without a class of their own, such as umT5's."""
+"""The class that version 5 of ``transformers`` names for tokenizers without a class, such as umT5's."""
 
 BY_MODEL = {
     "gpt2": GPT2,
@@ -86,7 +87,7 @@ BY_MODEL = {
 
 @register_tokenizer("pretrained")
 class StoredTokenizer(PretrainedTokenizer):
-    """What ``save`` of any ``PretrainedTokenizer`` wrote; ``load`` returns a tokenizer of the class in the files."""
+    """A tokenizer that ``save`` of a ``PretrainedTokenizer`` wrote; ``load`` returns one of the class in the files."""
 
     @classmethod
     def load(cls, folder: Path, settings: dict[str, Any]) -> Self:
@@ -151,7 +152,7 @@ def _rows(model: dict[str, Any], key: str) -> int | None:
 
 def _model_config(folder: Path) -> dict[str, Any]:
     config = parse_object(read_file(folder / "config.json") or b"{}", f"{folder}/config.json")
-    sizes = config.get("encoder")  # T5Gemma's sizes are there; its own vocab_size is not used
+    sizes = config.get("encoder")  # T5Gemma's sizes are there; the vocab_size of the whole is not used
     sizes = sizes.get("text_config", sizes) if isinstance(sizes, dict) else None  # in T5Gemma 2, those of text
     return {**config, "vocab_size": sizes.get("vocab_size")} if isinstance(sizes, dict) else config
 
@@ -165,7 +166,7 @@ def make_tokenizer(
         files: its files.
         vocab_size: see ``load_pretrained_tokenizer``.
         side: ``source`` or ``target`` for a tokenizer with two sides (Marian's); empty for its source and any other.
-        target_vocab_size: number of rows of the decoder's embedding, if targets have ids of their own (Marian's
+        target_vocab_size: number of rows of the decoder's embedding, if targets have separate ids (Marian's
             ``separate_vocabs``).
 
     Returns:
@@ -195,9 +196,9 @@ def make_tokenizer(
             f"{files.origin} has {what}; copy the files that it was saved with, or set reading.tokenizer=ids"
         )
     module, _, component = kind.component.partition(":")
-    own = (side or "source", target_vocab_size) if name == MARIAN else ()
+    further = (side or "source", target_vocab_size) if name == MARIAN else ()
     imported = importlib.import_module(f"seqgen.data.tokenizers.{module}")
-    tokenizer: PretrainedTokenizer = getattr(imported, component)(files, vocab_size, *own)
+    tokenizer: PretrainedTokenizer = getattr(imported, component)(files, vocab_size, *further)
     return tokenizer
 
 

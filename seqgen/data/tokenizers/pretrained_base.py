@@ -17,8 +17,7 @@ from seqgen.data.tokenizers.base import (
     of_spaced_pieces,
     write_settings,
 )
-from seqgen.data.tokenizers.files import CONFIG_FILE, TokenizerFiles
-from seqgen.data.tokenizers.special_tokens import SpecialTokens
+from seqgen.data.tokenizers.files import CONFIG_FILE, SpecialTokens, TokenizerFiles
 from seqgen.errors import DataError
 
 MAX_UNUSED = 100_000
@@ -72,7 +71,7 @@ class PretrainedTokenizer(Tokenizer):
         super().__init__(Dictionary(names, **special_ids))  # type: ignore[arg-type]
 
     byte_characters: bool = False
-    """Whether tokens are written in GPT-2's characters for bytes, rather than as SentencePiece's pieces."""
+    """True if tokens are written in GPT-2's characters for bytes, rather than as SentencePiece's pieces."""
 
     @abstractmethod
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -16,7 +16,7 @@ import sentencepiece
 
 from seqgen.data.dictionary import FAIRSEQ_SPECIALS, Dictionary
 from seqgen.data.tokenizers.base import TokenBytes, Tokenizer, of_spaced_pieces, register_tokenizer, write_settings
-from seqgen.errors import DataError, UserError
+from seqgen.errors import DataError, UserError, reading_errors
 from seqgen.system.files import write_atomically
 from seqgen.system.reading import read_bytes
 
@@ -39,12 +39,8 @@ def read_model(path: Path) -> bytes:
     Raises:
         DataError: the file is missing or cannot be read.
     """
-    try:
+    with reading_errors(path, DataError, f"there is no SentencePiece model {path}"):
         return read_bytes(path)
-    except FileNotFoundError:
-        raise DataError(f"there is no SentencePiece model {path}") from None
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 @register_tokenizer("sentencepiece")
@@ -63,6 +59,8 @@ class SentencePieceTokenizer(Tokenizer):
         DataError: ``model`` is not a SentencePiece model, or ``dictionary`` contains hardly any of its pieces.
     """
 
+    samples = True
+
     def __init__(
         self,
         model: bytes,
@@ -77,11 +75,11 @@ class SentencePieceTokenizer(Tokenizer):
         self.nbest = nbest
         self.native = dictionary is None
         self._processor = load_processor(model, origin)
-        own = own_dictionary(self._processor)
-        super().__init__(own if dictionary is None else dictionary)
-        pieces = own.symbols[: self._processor.vocab_size()]
-        self._own_unk = self._processor.unk_id()
-        self._own_silent = {i for i in range(len(pieces)) if self._processor.is_control(i)}
+        native = native_dictionary(self._processor)
+        super().__init__(native if dictionary is None else dictionary)
+        pieces = native.symbols[: self._processor.vocab_size()]
+        self._native_unk = self._processor.unk_id()
+        self._native_silent = {i for i in range(len(pieces)) if self._processor.is_control(i)}
         self._to_dictionary = None if dictionary is None else [dictionary.index(piece) for piece in pieces]
         ordinary = [piece for piece in pieces if piece not in FAIRSEQ_SPECIALS]
         if dictionary is not None and sum(piece in dictionary for piece in ordinary) < MIN_SHARED * len(ordinary):
@@ -104,7 +102,7 @@ class SentencePieceTokenizer(Tokenizer):
     def _translate(self, ids: list[int], text: str) -> list[int]:
         if self._to_dictionary is None:
             return ids
-        if self._own_unk in ids:
+        if self._native_unk in ids:
             # a piece that is unknown to the model may still be a token of the vocabulary
             return [self.dictionary.word_index(piece) for piece in self._processor.encode(text, out_type=str)]
         return [self._to_dictionary[i] for i in ids]
@@ -114,7 +112,7 @@ class SentencePieceTokenizer(Tokenizer):
         text: str
         if self._to_dictionary is None:
             size = self._processor.vocab_size()
-            text = self._processor.decode([i for i in ids if i < size and i not in self._own_silent])
+            text = self._processor.decode([i for i in ids if i < size and i not in self._native_silent])
         else:
             dictionary = self.dictionary
             silent = {dictionary.pad(), dictionary.eos(), dictionary.bos()}
@@ -135,7 +133,7 @@ class SentencePieceTokenizer(Tokenizer):
         """See ``Tokenizer.unknown``."""
         pieces = self._processor.encode(text, out_type=str)
         if self.native:
-            lacking = [piece for piece in pieces if self._processor.piece_to_id(piece) == self._own_unk]
+            lacking = [piece for piece in pieces if self._processor.piece_to_id(piece) == self._native_unk]
         else:
             unk = self.dictionary.unk()
             lacking = [piece for piece in pieces if self.dictionary.word_index(piece) == unk]
@@ -143,14 +141,14 @@ class SentencePieceTokenizer(Tokenizer):
 
     def token_bytes(self) -> TokenBytes:
         """See ``Tokenizer.token_bytes``."""
-        controls = {self._processor.id_to_piece(i) for i in self._own_silent}
+        controls = {self._processor.id_to_piece(i) for i in self._native_silent}
         named = {i for i, symbol in enumerate(self.dictionary) if symbol in controls}
         return of_spaced_pieces(self.dictionary.symbols, named | set(self.dictionary.special_ids.values()))
 
     def fingerprint(self) -> str:
         """See ``Tokenizer.fingerprint``."""
-        own = hashlib.sha256(self.model).hexdigest()
-        return f"sentencepiece:{own}:{'' if self.native else self.dictionary.fingerprint()}"
+        model = hashlib.sha256(self.model).hexdigest()
+        return f"sentencepiece:{model}:{'' if self.native else self.dictionary.fingerprint()}"
 
     def save(self, folder: Path) -> None:
         """See ``Tokenizer.save``."""
@@ -206,7 +204,7 @@ def load_processor(model: bytes, origin: str) -> Any:
     return processor
 
 
-def own_dictionary(processor: Any) -> Dictionary:
+def native_dictionary(processor: Any) -> Dictionary:
     """The pieces of a SentencePiece model with the model's own ids.
 
     Args:
@@ -308,7 +306,7 @@ def train_sentencepiece(
 
 class _Reader:
     """Iterates over lines, logs how many are read, and keeps the error that ended the iteration, which SentencePiece
-    replaces by its own.
+    replaces.
     """
 
     def __init__(self, lines: Iterable[str]):

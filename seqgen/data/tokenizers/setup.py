@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class TokenizerConfig:
-    """How text becomes ids."""
+    """The tokenizer: where it comes from, and how it is trained."""
 
     tokenizer: str = option(
         "sentencepiece",
@@ -236,7 +236,7 @@ def _make(
         folder = Path(cfg.pretrained_tokenizer)
         of_run = [place for place in (folder / name, folder / "source_tokenizer") if place.is_dir()]
         tokenizer = load_tokenizer(of_run[0]) if of_run else load_pretrained_tokenizer(folder)
-        if cfg.subword_sampling and type(tokenizer).sample is Tokenizer.sample:
+        if cfg.subword_sampling and not tokenizer.samples:
             raise ConfigError(f"task.subword_sampling: the tokenizer of {folder} cannot sample; remove the key")
         return tokenizer
     if cfg.tokenizer == "bytes":

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from seqgen.config.values import LARGEST_FLOAT
 from seqgen.data.text import read_lines
-from seqgen.data.tokenizers.ids import read_ids
+from seqgen.data.tokenizers.base import read_ids
 from seqgen.errors import DataError
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import BatchInfo, Resources

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from seqgen.checkpoints.decoding_task import DecodingTask
-from seqgen.checkpoints.loaders import LoadedModel
+from seqgen.checkpoints.loaders import DecodingTask, LoadedModel
 from seqgen.checkpoints.loading import load_models
 from seqgen.config import CommonConfig, GenerationConfig, ReadingConfig, option
 from seqgen.data.dictionary import Dictionary

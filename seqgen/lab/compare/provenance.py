@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from seqgen import __version__
-from seqgen.checkpoints.run_record import flatten
+from seqgen.checkpoints.run_config import flatten
 from seqgen.config import TrainConfig
 from seqgen.config.values import to_dict
 from seqgen.registry import GROUPS

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.checkpoints.run_checkpoints import FOLDER as CHECKPOINTS
-from seqgen.checkpoints.run_config import CONFIG_FILE
-from seqgen.checkpoints.run_record import flatten
+from seqgen.checkpoints.run_config import CONFIG_FILE, flatten
 from seqgen.config import TrainConfig
 from seqgen.config.values import to_dict, value_text
 from seqgen.errors import ConfigError, DataError, nearest

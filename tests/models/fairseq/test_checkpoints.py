@@ -20,7 +20,7 @@ from seqgen.checkpoints.torch_file import Inert, plain, read_torch_file
 from seqgen.config import ReadingConfig
 from seqgen.errors import CheckpointError, UserError
 from seqgen.model import EncoderDecoderModel
-from seqgen.models.fairseq.options import read_options
+from seqgen.models.fairseq import read_options
 from seqgen.models.fconv import FConvConfig
 from seqgen.models.transformer import TransformerConfig
 from seqgen.registry import MODELS
@@ -368,7 +368,7 @@ def test_sizes_that_the_weights_do_not_have(config: FConvConfig | TransformerCon
     ]
     if isinstance(config, TransformerConfig):
         cases += [
-            ({"encoder_layers": 10**9}, "encoder_layers is 1000000000, but encoder.layers.2 is missing"),
+            ({"encoder_layers": 10**9}, "the model has more weights than the checkpoint"),
             ({"encoder_embed_dim": 10**9}, "a model of these sizes cannot be built"),
             ({"decoder_ffn_embed_dim": 10**9}, "decoder.layers.0.fc1.weight ((12, 8), here (1000000000, 8))"),
             ({"max_source_positions": 10**9}, "the model would need 29 GiB for buffers, more than 4 GiB"),

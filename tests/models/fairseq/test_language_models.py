@@ -146,7 +146,7 @@ def test_pre_norm_whatever_the_option(tmp_path: Path) -> None:
         ({"no_token_positional_embeddings": True}, "no_token_positional_embeddings=True"),
         ({"task": "translation"}, "the task 'translation'; only 'language_modeling' is supported"),
         ({"alibi": True}, "unknown options: alibi"),
-        ({"decoder_layers": 3}, "decoder_layers is 3, but decoder.layers.2 is missing"),
+        ({"decoder_layers": 3}, "missing: decoder.layers.2."),
     ],
     ids=lambda value: next(iter(value), "") if isinstance(value, dict) else "",
 )

@@ -15,7 +15,7 @@ from seqgen.checkpoints.loading import load_model
 from seqgen.config import ReadingConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import CheckpointError, ConfigError, DataError
-from seqgen.models.fairseq.options import read_languages
+from seqgen.models.fairseq import read_languages
 from seqgen.models.transformer import TransformerConfig
 from tests.commands import command
 from tests.fairseq_checkpoints import COMMON, dictionary, fairseq_weights, in_args, in_dict, options_of, random_model

@@ -22,7 +22,7 @@ from seqgen.models.huggingface.architecture import JSONConfig
 from seqgen.models.huggingface.checkpoint import save_pretrained
 from seqgen.models.huggingface.generation import write_generation
 from seqgen.models.huggingface.t5 import ARCHITECTURE
-from seqgen.models.t5.model import T5Model
+from seqgen.models.t5 import T5Model
 from tests.commands import command
 from tests.huggingface_t5 import (
     VARIANTS,

@@ -24,7 +24,7 @@ from seqgen.config import ReadingConfig
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
 from seqgen.errors import UserError
 from seqgen.models.huggingface.checkpoint import save_pretrained
-from seqgen.models.t5gemma.model import T5GemmaModel
+from seqgen.models.t5gemma import T5GemmaModel
 from tests.commands import command
 from tests.huggingface_decoding import assert_same, decode, source_batch
 from tests.huggingface_t5 import change_config

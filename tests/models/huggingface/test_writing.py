@@ -21,8 +21,7 @@ from seqgen.models.huggingface.architecture import JSONConfig
 from seqgen.models.huggingface.checkpoint import save_pretrained
 from seqgen.models.huggingface.t5 import ARCHITECTURE
 from seqgen.models.huggingface.weights import write_weights
-from seqgen.models.t5.layers import T5Config
-from seqgen.models.t5.model import T5Model
+from seqgen.models.t5 import T5Config, T5Model
 from tests.commands import command, corpus
 from tests.huggingface_t5 import (
     VARIANTS,

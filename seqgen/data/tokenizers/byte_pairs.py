@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer as Pipeline, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer as Pipeline, decoders, models, normalizers, pre_tokenizers
+from tokenizers.models import BPE
 
 from seqgen.data.tokenizers.fast import FastTokenizer, read_pipeline
-from seqgen.data.tokenizers.files import CONFIG_FILE, FAST_FILE, MERGES_FILE, VOCAB_FILE, TokenizerFiles
-from seqgen.data.tokenizers.special_tokens import FAIRSEQ_NAMED, MASK, SpecialTokens
+from seqgen.data.tokenizers.files import (
+    CONFIG_FILE,
+    FAIRSEQ_NAMED,
+    FAST_FILE,
+    MASK,
+    MERGES_FILE,
+    VOCAB_FILE,
+    SpecialTokens,
+    TokenizerFiles,
+)
+from seqgen.data.tokenizers.languages import AddedTokens
 from seqgen.errors import DataError, library_errors
 
 END_OF_TEXT = "<|endoftext|>"
@@ -44,7 +54,7 @@ class GPT2Tokenizer(FastTokenizer):
         self.begins_with_eos = self._begins_with_eos()
 
     def _begins_with_eos(self) -> bool:
-        """Whether ``transformers`` adds begin-of-sentence, which is the same token as end-of-sentence, to a text.
+        """True if ``transformers`` adds begin-of-sentence, which is the same token as end-of-sentence, to a text.
 
         Raises:
             DataError: it adds something else.
@@ -151,22 +161,74 @@ class FastBartTokenizer(FastTokenizer):
         set_prefix_space(pipeline, bool(config.get("add_prefix_space", False)))
         super().__init__(files, special, pipeline, vocab_size)
         if reads:
-            self.check_frame(*([token] for token in self.frame()))
+            self.check_added_tokens(*self.source_tokens())
 
-    def frame(self) -> tuple[int, int]:
-        """The ids of the first and the last token."""
-        named, ids = self.special.named, self.dictionary.index
-        return ids(str(named["cls_token"])), ids(str(named["sep_token"]))
+    def source_tokens(self, source_lang: str = "", target_lang: str = "") -> AddedTokens:
+        """See ``Tokenizer.source_tokens``."""
+        first, last = (self.dictionary.index(str(self.special.named[key])) for key in ("cls_token", "sep_token"))
+        return AddedTokens([first], [last])
 
-    def encode_source(self, text: str, source_lang: str = "", target_lang: str = "") -> list[int]:
-        """See ``Tokenizer.encode_source``."""
-        return [*self.source_beginning, *self.encode(text), self.frame()[1]]
+    def target_tokens(self, target_lang: str = "") -> AddedTokens:
+        """See ``Tokenizer.target_tokens``."""
+        return AddedTokens(self.source_tokens().before, [self.dictionary.eos()])
 
-    @property
-    def source_beginning(self) -> list[int]:
-        """See ``Tokenizer.source_beginning``."""
-        return [self.frame()[0]]
 
-    def beginning(self, target_lang: str = "") -> list[int]:
-        """See ``Tokenizer.beginning``."""
-        return [self.frame()[0]]
+_GEMMA_NAMED = {f"{name}_token": f"<{name}>" for name in ("pad", "eos", "bos", "unk")}
+
+
+class GemmaTokenizer(FastTokenizer):
+    """Gemma's tokenizer, read from ``tokenizer.json``.
+
+    As in version 5 of transformers, only the vocabulary, the merges and the added tokens come from that file. A source
+    usually begins with begin-of-sentence and has no end-of-sentence.
+
+    Args:
+        files: its files.
+        vocab_size: see ``load_pretrained_tokenizer``.
+
+    Raises:
+        DataError: the file is missing or damaged, is of another kind, or adds other tokens to a text than
+            begin-of-sentence, end-of-sentence or both.
+    """
+
+    def __init__(self, files: TokenizerFiles, vocab_size: int | None = None):
+        special = SpecialTokens.read(files)
+        special.fill(_GEMMA_NAMED)
+        pipeline = read_pipeline(files)
+        model = pipeline.model
+        if not isinstance(model, BPE):
+            raise DataError(f"{files.origin}/{FAST_FILE} is not a byte-pair encoding, which Gemma's tokenizer is")
+        model.fuse_unk = model.byte_fallback = True
+        if pipeline.token_to_id(MASK) is not None:
+            special.fill({"mask_token": MASK})
+        pipeline.normalizer = normalizers.Replace(" ", "▁")
+        pipeline.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+        pipeline.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+        super().__init__(files, special, pipeline, vocab_size)
+        self._added = self._added_tokens()
+
+    def _added_tokens(self) -> AddedTokens:
+        """The tokens that are added to each text.
+
+        Raises:
+            DataError: they are neither begin-of-sentence, nor end-of-sentence, nor both.
+        """
+        config, bos, eos = self.special.config, self.dictionary.bos(), self.dictionary.eos()
+        if "add_bos_token" in config or "add_eos_token" in config:
+            before = [bos] if config.get("add_bos_token") else []
+            after = [eos] if config.get("add_eos_token") else []
+        else:
+            with library_errors(f"the tokenizer in {self.files.origin} cannot encode an empty text"):
+                added = self._pipeline.encode("", add_special_tokens=True).ids
+            before, after = [bos] if added[:1] == [bos] else [], [eos] if added[-1:] == [eos] else []
+            self.check_added_tokens(before, after)
+        if not before and not after:
+            raise DataError(
+                f"the tokenizer in {self.files.origin} adds no token to a text, so that an empty source would have "
+                f"none; set add_bos_token to true in its {CONFIG_FILE}"
+            )
+        return AddedTokens(before, after)
+
+    def source_tokens(self, source_lang: str = "", target_lang: str = "") -> AddedTokens:
+        """See ``Tokenizer.source_tokens``."""
+        return self._added

@@ -1,10 +1,10 @@
-"""Reading models in Marian's own format: ``model.npz`` and the files in its folder.
+"""Reading models in Marian's format: ``model.npz`` and the files in its folder.
 
 ::
 
     model.npz                weights and, as special:model.yml, the options of the architecture
     decoder.yml              names the model and the vocabularies, and has decoding settings; may be missing
-    vocab.yml                the id of each token, or vocab.spm, a SentencePiece model with its own ids
+    vocab.yml                the id of each token, or vocab.spm, a SentencePiece model whose ids are used
     source.spm target.spm    SentencePiece models whose pieces have the ids of vocab.yml (OPUS-MT)
 
 A decoder starts with an embedding of zeros. Here it is that of padding, a token that is appended to the vocabulary.
@@ -14,17 +14,25 @@ from __future__ import annotations
 
 import json
 import re
+import struct
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from seqgen.checkpoints.decoding_task import DecodingConfig, DecodingTask
-from seqgen.checkpoints.foreign_config import ForeignConfig
-from seqgen.checkpoints.loaders import LoadedModel, Placement, register_checkpoint_loader
+from seqgen.checkpoints.loaders import (
+    DecodingConfig,
+    DecodingTask,
+    ForeignConfig,
+    LoadedModel,
+    Placement,
+    register_checkpoint_loader,
+)
 from seqgen.checkpoints.model_weights import build_on_meta
 from seqgen.checkpoints.run_checkpoints import UNREADABLE
 from seqgen.checkpoints.run_config import read_yaml
@@ -32,16 +40,21 @@ from seqgen.config import ReadingConfig, TrainConfig
 from seqgen.config.values import from_dict
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
-from seqgen.data.tokenizers.files import CONFIG_FILE, SOURCE_MODEL_FILE, TARGET_MODEL_FILE, VOCAB_FILE, TokenizerFiles
+from seqgen.data.tokenizers.files import (
+    CONFIG_FILE,
+    MAX_IDS,
+    SOURCE_MODEL_FILE,
+    TARGET_MODEL_FILE,
+    VOCAB_FILE,
+    TokenizerFiles,
+)
 from seqgen.data.tokenizers.pretrained import MARIAN, make_tokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
-from seqgen.data.tokenizers.special_tokens import MAX_IDS
-from seqgen.errors import CheckpointError, ConfigError, DataError, shown
+from seqgen.errors import CheckpointError, ConfigError, DataError, reading_errors, shown
 from seqgen.models.huggingface.weights import Layout, Piece, fill
-from seqgen.models.marian.npz import read_npz
 from seqgen.models.transformer import TransformerConfig, TransformerModel
 from seqgen.modules.inspection import num_parameters
-from seqgen.system.reading import parse_yaml, read_bytes
+from seqgen.system.reading import is_stored, open_regular, parse_yaml, read_bytes
 
 OPTIONS = "special:model.yml"
 """The name of the array with the options."""
@@ -68,7 +81,7 @@ _FIXED: dict[str, tuple[Any, ...]] = {
 """The supported values of options that change the computation; the first is that of files which lack the option."""
 
 _NORMS = {("", "dan", ""): False, ("", "an", ""): False, ("n", "da", "n"): True, ("n", "a", "n"): True}
-"""Whether a model is pre-norm, by ``transformer-preprocess``, ``-postprocess`` and ``-postprocess-top``."""
+"""True for a pre-norm model, by ``transformer-preprocess``, ``-postprocess`` and ``-postprocess-top``."""
 
 _ACTIVATIONS = {"swish": "swish", "relu": "relu"}
 _LINE = re.compile(r"""(?:"((?:[^"\\]|\\.)*)"|'((?:[^']|'')*)'|(.*[^ ])) *: +([0-9]{1,9}) *""")
@@ -245,16 +258,16 @@ def _model_config(config: ForeignConfig, pad: int) -> TransformerConfig:
 
 def _check_sizes(cfg: TransformerConfig, files: _Files, tensors: Mapping[str, Tensor], task: DecodingTask) -> None:
     """Refuse vocabularies of other sizes than the embeddings, and more layers than there are weights for."""
-    for side, ours, file in zip(_SIDES, ("encoder", "decoder"), files.vocabularies, strict=True):
-        weight = tensors.get(f"{ours}_Wemb", tensors.get("Wemb"))
+    for side, local, file in zip(_SIDES, ("encoder", "decoder"), files.vocabularies, strict=True):
+        weight = tensors.get(f"{local}_Wemb", tensors.get("Wemb"))
         size = len(getattr(task, f"{side}_dictionary")) - 1
         if weight is not None and (weight.dim() != 2 or len(weight) != size):
             raise DataError(
-                f"{file} does not belong to {files.model}: it has {size} tokens, but the {ours}'s embedding has the "
+                f"{file} does not belong to {files.model}: it has {size} tokens, but the {local}'s embedding has the "
                 f"shape {tuple(weight.shape)}"
             )
-        layers = {name.split("_")[1] for name in tensors if name.startswith(f"{ours}_l")}
-        if getattr(cfg, f"{ours}_layers") > len(layers):
+        layers = {name.split("_")[1] for name in tensors if name.startswith(f"{local}_l")}
+        if getattr(cfg, f"{local}_layers") > len(layers):
             raise CheckpointError(f"{files.model} has weights of {len(layers)} layers, fewer than its {OPTIONS} says")
 
 
@@ -267,13 +280,13 @@ def _layout(model: TransformerModel, config: ForeignConfig, is_old: bool) -> Lay
     recurrent = config.value("transformer-decoder-autoreg") == "rnn"
     pieces: dict[str, Piece] = {}
 
-    def vectors(norm: str, ours: str, suffix: str) -> None:
-        for theirs, kind in (("scale", "weight"), ("bias", "bias")):
-            pieces[f"{norm}_ln_{theirs}{suffix}"] = Piece(f"{ours}.{kind}", is_row=True)
+    def vectors(norm: str, local: str, suffix: str) -> None:
+        for foreign, kind in (("scale", "weight"), ("bias", "bias")):
+            pieces[f"{norm}_ln_{foreign}{suffix}"] = Piece(f"{local}.{kind}", is_row=True)
 
-    def linear(prefix: str, number: str, ours: str, rows: tuple[int, int] | None = None) -> None:
-        pieces[f"{prefix}_W{number}"] = Piece(f"{ours}.weight", rows, transposed=True)
-        pieces[f"{prefix}_b{number}"] = Piece(f"{ours}.bias", rows, is_row=True)
+    def linear(prefix: str, number: str, local: str, rows: tuple[int, int] | None = None) -> None:
+        pieces[f"{prefix}_W{number}"] = Piece(f"{local}.weight", rows, transposed=True)
+        pieces[f"{prefix}_b{number}"] = Piece(f"{local}.bias", rows, is_row=True)
 
     shared = cfg.share_all_embeddings or cfg.share_encoder_decoder_embed
     for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
@@ -284,27 +297,27 @@ def _layout(model: TransformerModel, config: ForeignConfig, is_old: bool) -> Lay
         if pre:
             vectors(f"{side}_top", f"{side}.layer_norm", "")
         for index in range(getattr(cfg, f"{side}_layers")):
-            theirs, ours = f"{side}_l{index + 1}", f"{side}.layers.{index}"
+            foreign, local = f"{side}_l{index + 1}", f"{side}.layers.{index}"
             if side == "decoder" and recurrent:
-                linear(f"{theirs}_rnn", "f", f"{ours}.self_attn.forget")
-                pieces[f"{theirs}_rnn_W"] = Piece(f"{ours}.self_attn.input.weight", transposed=True)
-                vectors(f"{theirs}_rnn" if pre else f"{theirs}_rnn_ffn", f"{ours}.self_attn_layer_norm", pre)
+                linear(f"{foreign}_rnn", "f", f"{local}.self_attn.forget")
+                pieces[f"{foreign}_rnn_W"] = Piece(f"{local}.self_attn.input.weight", transposed=True)
+                vectors(f"{foreign}_rnn" if pre else f"{foreign}_rnn_ffn", f"{local}.self_attn_layer_norm", pre)
             else:
                 for number, letter in enumerate("qkv"):
                     place = (number * dim, (number + 1) * dim)
-                    linear(f"{theirs}_self", letter, f"{ours}.self_attn.in_proj", place)
-                linear(f"{theirs}_self", "o", f"{ours}.self_attn.out_proj")
-                vectors(f"{theirs}_self_Wo", f"{ours}.self_attn_layer_norm", pre)
+                    linear(f"{foreign}_self", letter, f"{local}.self_attn.in_proj", place)
+                linear(f"{foreign}_self", "o", f"{local}.self_attn.out_proj")
+                vectors(f"{foreign}_self_Wo", f"{local}.self_attn_layer_norm", pre)
             if side == "decoder":
-                linear(f"{theirs}_context", "q", f"{ours}.encoder_attn.q_proj")
+                linear(f"{foreign}_context", "q", f"{local}.encoder_attn.q_proj")
                 for number, letter in enumerate("kv"):
                     place = (number * dim, (number + 1) * dim)
-                    linear(f"{theirs}_context", letter, f"{ours}.encoder_attn.kv_proj", place)
-                linear(f"{theirs}_context", "o", f"{ours}.encoder_attn.out_proj")
-                vectors(f"{theirs}_context_Wo", f"{ours}.encoder_attn_layer_norm", pre)
-            linear(f"{theirs}_ffn", "1", f"{ours}.fc1")
-            linear(f"{theirs}_ffn", "2", f"{ours}.fc2")
-            vectors(f"{theirs}_ffn_ffn", f"{ours}.final_layer_norm", pre)
+                    linear(f"{foreign}_context", letter, f"{local}.encoder_attn.kv_proj", place)
+                linear(f"{foreign}_context", "o", f"{local}.encoder_attn.out_proj")
+                vectors(f"{foreign}_context_Wo", f"{local}.encoder_attn_layer_norm", pre)
+            linear(f"{foreign}_ffn", "1", f"{local}.fc1")
+            linear(f"{foreign}_ffn", "2", f"{local}.fc2")
+            vectors(f"{foreign}_ffn_ffn", f"{local}.final_layer_norm", pre)
     size = model.decoder.output_projection.out_features - 1
     linear("decoder_ff_logit_out", "", "decoder.output_projection", (0, size))
     if cfg.share_all_embeddings or cfg.share_decoder_input_output_embed:
@@ -323,7 +336,8 @@ def _tokenizers(files: _Files) -> tuple[Tokenizer, Tokenizer]:
             if tokenizer.dictionary.pad() != len(tokenizer.dictionary) - 1:
                 raise DataError(f"{file} has a token for padding, which vocabularies of Marian do not have")
         return native[0], native[0] if source == target else native[1]
-    ids = [_read_vocabulary(file) for file in files.vocabularies]
+    by_file = {file: _read_vocabulary(file) for file in {source, target}}
+    ids = by_file[source], by_file[target]
     if ids[0] == ids[1] and None not in files.sentencepiece:
         contents = {name: read_model(file) for name, file in zip(_SPM, files.sentencepiece, strict=True) if file}
         pad = next(reversed(ids[0]))
@@ -349,7 +363,7 @@ _SPM = (SOURCE_MODEL_FILE, TARGET_MODEL_FILE)
 def _read_vocabulary(path: Path) -> dict[str, int]:
     """The id of each token of a ``vocab.yml`` in the order of ids, and padding at the end.
 
-    The file has one token in each line. A parser of YAML would read tokens such as ``1`` and ``no`` as other values.
+    The file has one token in each line. Some files that Marian writes are not valid YAML.
 
     Raises:
         DataError: the file is missing or damaged.
@@ -401,3 +415,26 @@ def _decoding(decoding: ForeignConfig) -> tuple[dict[str, Any], list[str]]:
     settings["lenpen"] = 1.0 if normalize is True else decoding.get("normalize", 0.0)  # 0: the sum is not divided
     penalty = decoding.get("word-penalty", 0.0)
     return settings, [f"{decoding.path}: word-penalty={penalty:g} is ignored"] if penalty else []
+
+
+def read_npz(path: Path) -> dict[str, Tensor]:
+    """Read all arrays of an ``.npz`` file by name; nothing in the file is evaluated or unpickled.
+
+    Args:
+        path: the file.
+
+    Raises:
+        CheckpointError: it cannot be read, is damaged or compressed, or has other arrays than those of numbers.
+    """
+    try:
+        with reading_errors(path, CheckpointError), open_regular(path) as file:
+            with zipfile.ZipFile(file) as archive:
+                if not is_stored(archive, path):
+                    raise CheckpointError(f"{path} is compressed, which seqgen does not read; copy it again")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as arrays:
+                return {name: torch.from_numpy(array) for name, array in arrays.items()}
+    except (zipfile.BadZipFile, struct.error, EOFError, ValueError, TypeError, MemoryError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{path} is damaged or no archive of arrays ({' '.join(str(error).split())[:100]}); copy it again"
+        ) from None

@@ -1,1 +1,0 @@
-"""Checkpoints of fairseq: their options, languages and weights."""

@@ -1,0 +1,664 @@
+"""T5Gemma (Zhang et al. 2025, "Encoder-decoder Gemma"): the layers of Gemma 2 as an encoder and a decoder.
+
+T5Gemma 2 (Zhang et al. 2025, "T5Gemma 2: Seeing, reading, and understanding longer"), without its vision tower, has the
+layers of Gemma 3. A decoder layer has one attention to source and target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from seqgen.config import option
+from seqgen.decoder import IncrementalDecoder, ProjectedOutput
+from seqgen.encoder import Encoder
+from seqgen.errors import ConfigError, shown
+from seqgen.incremental_state import StateDict
+from seqgen.model import EncoderDecoderModel, Vocabularies, check_joined, embedding_sizes
+from seqgen.modules.attention import soft_capped
+from seqgen.modules.dropout import Dropout
+from seqgen.modules.linear import Linear
+from seqgen.modules.masks import QueryPositions, padding_mask_of, segment_mask
+from seqgen.modules.multihead_attention import MergedAttention, MultiheadAttention
+from seqgen.modules.positions import RotaryPositions, Rotation
+from seqgen.modules.rms_norm import RMSNorm
+from seqgen.modules.transformer_layer import ACTIVATIONS
+from seqgen.registry import register_model
+from seqgen.structures import EncoderOut, Segments
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+"""The types of layers: self-attention to a window of positions, or to all."""
+
+INIT_STD = 0.02
+"""Standard deviation of the initial weights."""
+
+
+@dataclass
+class T5GemmaConfig:
+    """Configuration of T5Gemma; names without their side are those of ``config.json``, the defaults those of 2B-2B."""
+
+    vocab_size: int = option(0, "rows of each embedding; 0 for the size of the vocabulary", minimum=0)
+    encoder_hidden_size: int = option(2304, "hidden size of the encoder", minimum=1)
+    encoder_intermediate_size: int = option(9216, "hidden size of the encoder's feed-forward layers", minimum=1)
+    encoder_layers: int = option(26, "number of encoder layers", minimum=1)
+    encoder_attention_heads: int = option(8, "number of attention heads in the encoder", minimum=1)
+    encoder_key_value_heads: int = option(4, "heads of keys and values in the encoder, each of a group", minimum=1)
+    encoder_head_dim: int = option(256, "dimension of an attention head in the encoder, even", minimum=2)
+    encoder_query_pre_attn_scalar: int = option(
+        256, "scores of attention in the encoder are divided by the square root of this number", minimum=1
+    )
+    encoder_rope_theta: float = option(10000.0, "base of the rotary positions in the encoder", minimum=1e-6)
+    encoder_sliding_window: int = option(
+        4096, "largest distance to which a sliding layer of the encoder attends, in tokens", minimum=1
+    )
+    encoder_layer_types: list[str] = option(
+        [], "sliding_attention or full_attention for each encoder layer; empty to alternate, sliding first"
+    )
+    decoder_hidden_size: int = option(2304, "hidden size of the decoder", minimum=1)
+    decoder_intermediate_size: int = option(9216, "hidden size of the decoder's feed-forward layers", minimum=1)
+    decoder_layers: int = option(26, "number of decoder layers", minimum=1)
+    decoder_attention_heads: int = option(8, "number of attention heads in the decoder", minimum=1)
+    decoder_key_value_heads: int = option(4, "heads of keys and values in the decoder, each of a group", minimum=1)
+    decoder_head_dim: int = option(256, "dimension of an attention head in the decoder, even", minimum=2)
+    decoder_query_pre_attn_scalar: int = option(
+        256, "scores of attention in the decoder are divided by the square root of this number", minimum=1
+    )
+    decoder_rope_theta: float = option(10000.0, "base of the rotary positions in the decoder", minimum=1e-6)
+    decoder_sliding_window: int = option(
+        4096, "positions to which a sliding layer of the decoder attends, itself included", minimum=1
+    )
+    decoder_layer_types: list[str] = option(
+        [], "sliding_attention or full_attention for each decoder layer; empty to alternate, sliding first"
+    )
+    activation_fn: str = option(
+        "gelu_accurate", "activation function of the gates in the feed-forward layers", choices=sorted(ACTIVATIONS)
+    )
+    attention_bias: bool = option(False, "add a bias to the projections of attention")
+    attn_logit_softcapping: float = option(50.0, "bound of the scores of attention; 0 for none", minimum=0)
+    final_logit_softcapping: float = option(30.0, "bound of the logits; 0 for none", minimum=0)
+    rms_norm_eps: float = option(1e-6, "constant added to the mean square in RMS normalization", minimum=0)
+    dropout_rate: float = option(0.0, "dropout probability of features", minimum=0, maximum=0.99)
+    attention_dropout: float = option(0.0, "dropout probability of attention weights", minimum=0, maximum=0.99)
+    tie_word_embeddings: bool = option(True, "use the decoder's embedding as the output projection (tied weights)")
+    decoder_start_token_id: int = option(-1, "id of the first decoder input; -1 for end-of-sentence", minimum=-1)
+    max_source_positions: int = option(8192, "maximum source length, in tokens with end-of-sentence", minimum=1)
+    max_target_positions: int = option(8192, "maximum target length, in tokens with end-of-sentence", minimum=1)
+
+    def layer_types(self, side: str) -> list[str]:
+        """The type of each layer, ``SLIDING`` or ``FULL``.
+
+        Args:
+            side: ``encoder`` or ``decoder``.
+        """
+        given: list[str] = getattr(self, f"{side}_layer_types")
+        return given or [FULL if index % 2 else SLIDING for index in range(getattr(self, f"{side}_layers"))]
+
+    def rotary_positions(self, side: str) -> list[RotaryPositions]:
+        """The rotary positions of each layer.
+
+        Args:
+            side: ``encoder`` or ``decoder``.
+        """
+        shared = RotaryPositions(getattr(self, f"{side}_head_dim"), getattr(self, f"{side}_rope_theta"))
+        return [shared] * getattr(self, f"{side}_layers")
+
+    def attention_options(self) -> dict[str, Any]:
+        """Further options of self-attention in all layers."""
+        return {}
+
+    @property
+    def encoder_window(self) -> tuple[int, int]:
+        """The largest distances to which a sliding layer of the encoder attends: to the left, and to the right."""
+        return self.encoder_sliding_window, self.encoder_sliding_window
+
+    def check(self) -> None:
+        """Check the values.
+
+        Raises:
+            ConfigError: a value is not one of its choices, or values exclude each other.
+        """
+        for side in ("encoder", "decoder"):
+            layers, types = getattr(self, f"{side}_layers"), self.layer_types(side)
+            unknown = [given for given in types if given not in (SLIDING, FULL)]
+            if unknown:
+                raise ConfigError(
+                    f"model.{side}_layer_types: there is no {shown(unknown[0])}; choose {SLIDING} or {FULL}"
+                )
+            if len(types) != layers:
+                raise ConfigError(
+                    f"model.{side}_layer_types has {len(types)} entries, but model.{side}_layers is {layers}"
+                )
+            heads, groups = getattr(self, f"{side}_attention_heads"), getattr(self, f"{side}_key_value_heads")
+            if heads % groups:
+                raise ConfigError(
+                    f"model.{side}_attention_heads={heads} is not a multiple of model.{side}_key_value_heads={groups}"
+                )
+            if (dim := getattr(self, f"{side}_head_dim")) % 2:
+                raise ConfigError(f"model.{side}_head_dim={dim} must be even, as rotary positions need it")
+
+
+_SIZES = """
+    hidden_size intermediate_size layers attention_heads key_value_heads head_dim query_pre_attn_scalar
+    """.split()  # noqa: SIM905
+
+
+def sizes_of(encoder: tuple[int, ...], decoder: tuple[int, ...]) -> dict[str, Any]:
+    """Values of a configuration: those of ``_SIZES`` for each side."""
+    sides = {"encoder": encoder, "decoder": decoder}
+    return {f"{side}_{key}": size for side, sizes in sides.items() for key, size in zip(_SIZES, sizes, strict=True)}
+
+
+TINY = (128, 256, 4, 4, 2, 32, 32)
+"""The sizes of an encoder or decoder for tests."""
+
+_2B, _9B = (2304, 9216, 26, 8, 4, 256, 256), (3584, 14336, 42, 16, 8, 256, 256)
+
+PRESETS: dict[str, T5GemmaConfig] = {
+    "t5gemma_tiny": T5GemmaConfig(
+        **sizes_of(TINY, TINY), encoder_sliding_window=16, decoder_sliding_window=16, dropout_rate=0.1
+    ),
+    "t5gemma_2b_2b": T5GemmaConfig(**sizes_of(_2B, _2B)),
+    "t5gemma_9b_2b": T5GemmaConfig(**sizes_of(_9B, _2B)),
+    "t5gemma_9b_9b": T5GemmaConfig(**sizes_of(_9B, _9B)),
+}
+"""Published models by name, and a small one for tests."""
+
+
+class T5GemmaFeedForward(nn.Module):
+    """Feed-forward network with a gate (Shazeer 2020); the first rows of the first projection are those of the gate.
+
+    Args:
+        cfg: the configuration.
+        side: ``encoder`` or ``decoder``.
+    """
+
+    def __init__(self, cfg: T5GemmaConfig, side: str):
+        super().__init__()
+        dim, hidden = getattr(cfg, f"{side}_hidden_size"), getattr(cfg, f"{side}_intermediate_size")
+        self.activation = ACTIVATIONS[cfg.activation_fn]
+        self.wi = Linear(dim, 2 * hidden, bias=False)
+        self.wo = Linear(hidden, dim, bias=False)
+        self.dropout = Dropout(cfg.dropout_rate)
+        for projection in (self.wi, self.wo):
+            nn.init.normal_(projection.weight, std=INIT_STD)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform each position of ``(..., C)``."""
+        gate, linear = self.wi(x).chunk(2, dim=-1)
+        hidden = self.activation(gate) * linear
+        projected: Tensor = self.wo(self.dropout(hidden) if self.training else hidden)
+        return projected
+
+
+class T5GemmaEncoderLayer(nn.Module):
+    """Self-attention and a feed-forward network, each with normalization before and after it and a residual connection.
+
+    Args:
+        cfg: the configuration.
+        side: ``encoder``, or ``decoder`` in a derived class.
+    """
+
+    attention_class: type[MultiheadAttention] = MultiheadAttention
+    """The class of self-attention, for a subclass whose attention differs."""
+
+    def __init__(self, cfg: T5GemmaConfig, side: str = "encoder"):
+        super().__init__()
+        self.self_attn = _attention(cfg, side, self.attention_class, **cfg.attention_options())
+        self.self_attn_layer_norm = t5gemma_norm(cfg, side)
+        self.self_attn_post_norm = t5gemma_norm(cfg, side)
+        self.feed_forward = T5GemmaFeedForward(cfg, side)
+        self.final_layer_norm = t5gemma_norm(cfg, side)
+        self.final_post_norm = t5gemma_norm(cfg, side)
+        self.dropout = Dropout(cfg.dropout_rate)
+
+    def forward(self, x: Tensor, mask: Tensor | None, rotation: Rotation) -> Tensor:
+        """Transform each position.
+
+        Args:
+            x: ``(N, S, C)``.
+            mask: mask of self-attention, see ``MultiheadAttention``.
+            rotation: the rotation of the positions.
+
+        Returns:
+            ``(N, S, C)``; values at padded positions are undefined.
+        """
+        attended, _ = self.self_attn(self.self_attn_layer_norm(x), attn_mask=mask, rotation=rotation)
+        return self._feed_forward(self.dropout.residual(x, self.self_attn_post_norm(attended)))
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        transformed = self.feed_forward(self.final_layer_norm(x))
+        return self.dropout.residual(x, self.final_post_norm(transformed))
+
+
+class T5GemmaDecoderLayer(T5GemmaEncoderLayer):
+    """Causal self-attention, encoder-decoder attention and a feed-forward network; see ``T5GemmaEncoderLayer``.
+
+    Args:
+        cfg: the configuration.
+    """
+
+    def __init__(self, cfg: T5GemmaConfig):
+        super().__init__(cfg, "decoder")
+        self.encoder_attn = _attention(cfg, "decoder", MultiheadAttention, encoder_dim=cfg.encoder_hidden_size)
+        self.encoder_attn_layer_norm = t5gemma_norm(cfg, "decoder")
+        self.encoder_attn_post_norm = t5gemma_norm(cfg, "decoder")
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        rotation: Rotation,
+        encoder_out: Tensor,
+        encoder_padding_mask: Tensor | None,
+        *,
+        encoder_attn_mask: Tensor | None = None,
+        incremental_state: StateDict | None = None,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Transform each new position.
+
+        Args:
+            x: ``(N, T, C)``.
+            mask: mask of self-attention; ``None`` for a plain causal mask.
+            rotation: the rotation of the new positions.
+            encoder_out: ``(N or sentences, S, encoder_hidden_size)``.
+            encoder_padding_mask: ``(N or sentences, S)`` bool, true at padding; ``None`` if there is no padding.
+            encoder_attn_mask: mask of encoder-decoder attention, see ``MultiheadAttention``.
+            incremental_state: the decoding state; ``None`` for the parallel pass.
+            need_weights: whether to return the attention weights over the source.
+
+        Returns:
+            ``(N, T, C)``, and the weights averaged over heads, ``(N, T, S)`` or ``None``.
+        """
+        attended, _ = self.self_attn(
+            self.self_attn_layer_norm(x),
+            attn_mask=mask,
+            is_causal=mask is None,
+            rotation=rotation,
+            incremental_state=incremental_state,
+        )
+        x = self.dropout.residual(x, self.self_attn_post_norm(attended))
+        attended, weights = self.encoder_attn(
+            self.encoder_attn_layer_norm(x),
+            encoder_out,
+            key_padding_mask=encoder_padding_mask,
+            attn_mask=encoder_attn_mask,
+            incremental_state=incremental_state,
+            need_weights=need_weights,
+        )
+        x = self.dropout.residual(x, self.encoder_attn_post_norm(attended))
+        return self._feed_forward(x), weights
+
+
+def _attention(cfg: T5GemmaConfig, side: str, kind: type[MultiheadAttention], **options: Any) -> MultiheadAttention:
+    """The attention of one layer."""
+    attention = kind(
+        getattr(cfg, f"{side}_hidden_size"),
+        getattr(cfg, f"{side}_attention_heads"),
+        head_dim=getattr(cfg, f"{side}_head_dim"),
+        dropout=cfg.attention_dropout,
+        bias=cfg.attention_bias,
+        scale=getattr(cfg, f"{side}_query_pre_attn_scalar") ** -0.5,
+        kv_heads=getattr(cfg, f"{side}_key_value_heads"),
+        soft_cap=cfg.attn_logit_softcapping or None,
+        **options,
+    )
+    for parameter in attention.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=INIT_STD)
+        else:
+            nn.init.zeros_(parameter)
+    return attention
+
+
+def t5gemma_norm(cfg: T5GemmaConfig, side: str) -> RMSNorm:
+    """The normalization of one side, ``encoder`` or ``decoder``."""
+    return RMSNorm(getattr(cfg, f"{side}_hidden_size"), cfg.rms_norm_eps, zero_centered=True)
+
+
+class T5GemmaEncoder(Encoder):
+    """T5Gemma encoder.
+
+    Args:
+        cfg: the configuration.
+        embed_tokens: the embedding of the source.
+        padding_idx: id of padding in the source.
+    """
+
+    def __init__(self, cfg: T5GemmaConfig, embed_tokens: nn.Embedding, padding_idx: int):
+        super().__init__()
+        self.cfg = cfg
+        self.padding_idx = padding_idx
+        self.embed_tokens = embed_tokens
+        self.rotary = nn.ModuleList(cfg.rotary_positions("encoder"))
+        self.layer_types = cfg.layer_types("encoder")
+        self.layers = nn.ModuleList(T5GemmaEncoderLayer(cfg) for _ in range(cfg.encoder_layers))
+        self.layer_norm = t5gemma_norm(cfg, "encoder")
+        self.dropout = Dropout(cfg.dropout_rate)
+
+    def forward(self, src_tokens: Tensor, src_lengths: Tensor, segments: Segments | None = None) -> EncoderOut:
+        """Encode a batch of sentences; see ``Encoder.forward`` and, for ``segments``, ``supports_packing``."""
+        padding_mask = padding_mask_of(src_tokens, self.padding_idx) if segments is None else None
+        queries = QueryPositions.of_source(src_tokens, segments, padding_mask)
+        x = self.dropout(_scaled(self.embed_tokens(src_tokens)))
+        rotations = _rotations(self.rotary, queries, self.embed_tokens.weight)
+        for index, layer in enumerate(self.layers):
+            x = layer(x, self.self_attention_mask(queries, index), rotations[index])
+        return EncoderOut(self.dropout(self.layer_norm(x)), padding_mask)
+
+    def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor | None:
+        """The mask of self-attention in one layer.
+
+        Args:
+            queries: the positions of the source.
+            layer: index of the layer.
+
+        Returns:
+            Bool, true where attention is allowed, broadcastable to ``(N, H, S, S)``; ``None`` if everywhere.
+        """
+        left, right = self.cfg.encoder_window
+        if self.layer_types[layer] == FULL or queries.new <= min(left, right) + 1:
+            return queries.allowed
+        distances = queries.distances
+        return queries.once(self, lambda: queries.restrict((distances <= left) & (distances >= -right)))
+
+    def max_positions(self) -> int:
+        """The longest source, in tokens with end-of-sentence."""
+        return self.cfg.max_source_positions
+
+
+class T5GemmaDecoder(ProjectedOutput, IncrementalDecoder):
+    """T5Gemma decoder.
+
+    Args:
+        cfg: the configuration.
+        embed_tokens: the embedding of the target.
+    """
+
+    shares_encoder_output = True
+    reads_history = False
+    can_roll_back = True
+    can_merge = True
+    layer_class: type[T5GemmaEncoderLayer] = T5GemmaDecoderLayer
+    """The class of the layers, for a subclass whose layers differ."""
+
+    def __init__(self, cfg: T5GemmaConfig, embed_tokens: nn.Embedding):
+        super().__init__()
+        self.cfg = cfg
+        self.embed_tokens = embed_tokens
+        self.rotary = nn.ModuleList(cfg.rotary_positions("decoder"))
+        self.layer_types = cfg.layer_types("decoder")
+        self.layers = nn.ModuleList(self.layer_class(cfg) for _ in range(cfg.decoder_layers))
+        self.layer_norm = t5gemma_norm(cfg, "decoder")
+        self.dropout = Dropout(cfg.dropout_rate)
+        self.output_projection = Linear(cfg.decoder_hidden_size, embed_tokens.num_embeddings, bias=False)
+        if cfg.tie_word_embeddings:
+            self.output_projection.weight = embed_tokens.weight
+        else:
+            nn.init.normal_(self.output_projection.weight, std=INIT_STD)
+
+    def extract_features(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: EncoderOut,
+        incremental_state: StateDict | None = None,
+        need_attention: bool = False,
+        segments: Segments | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute the last hidden features; the attention is that of the last layer, averaged over its heads.
+
+        See ``IncrementalDecoder.extract_features`` and, for ``segments``, ``EncoderDecoderModel.supports_packing``.
+        """
+        seen = self.positions_seen(incremental_state)
+        tokens = prev_output_tokens[:, seen:]
+        queries = QueryPositions.of_target(tokens, seen, incremental_state, segments)
+        encoder_mask = None if segments is None else segment_mask(segments.target, segments.source)
+        x = self.dropout(_scaled(self.embed_tokens(tokens)))
+        rotations = _rotations(self.rotary, queries, self.embed_tokens.weight)
+        attention = None
+        for index, layer in enumerate(self.layers):
+            x, attention = layer(
+                x,
+                self.self_attention_mask(queries, index),
+                rotations[index],
+                encoder_out.encoder_out,
+                encoder_out.encoder_padding_mask,
+                encoder_attn_mask=encoder_mask,
+                incremental_state=incremental_state,
+                need_weights=need_attention and index == len(self.layers) - 1,
+            )
+        self.advance(incremental_state, tokens.size(1))
+        return self.dropout(self.layer_norm(x)), attention
+
+    def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor | None:
+        """The mask of self-attention in one layer.
+
+        Args:
+            queries: the new positions.
+            layer: index of the layer.
+
+        Returns:
+            Bool, true where attention is allowed, broadcastable to ``(N, H, new, K)``; ``None`` for a plain causal
+            mask.
+        """
+        window = self.cfg.decoder_sliding_window
+        if self.layer_types[layer] == SLIDING and queries.seen + queries.new > window:
+            return queries.once(self, lambda: queries.restrict(queries.distances < window))
+        return None if queries.is_plain_causal else queries.allowed
+
+    def output_layer(self, features: Tensor) -> Tensor:
+        """Project features ``(..., C)`` to soft-capped logits ``(..., V)``."""
+        return self._capped(super().output_layer(features))
+
+    def output_columns(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
+        """Prepare the output layer for the tokens ``ids``; see ``Decoder.output_columns``."""
+        columns = super().output_columns(ids)
+        return lambda features: self._capped(columns(features))
+
+    def output_product(self, features: Tensor) -> tuple[Tensor, Tensor] | None:
+        """``None`` if logits are soft-capped, as they are then not a product; see ``Decoder.output_product``."""
+        return None if self.cfg.final_logit_softcapping else super().output_product(features)
+
+    def _capped(self, logits: Tensor) -> Tensor:
+        bound = self.cfg.final_logit_softcapping
+        return soft_capped(logits, bound) if bound else logits
+
+    def max_positions(self) -> int:
+        """The longest target, in tokens with end-of-sentence."""
+        return self.cfg.max_target_positions
+
+
+@register_model("t5gemma", config=T5GemmaConfig, presets=PRESETS)
+class T5GemmaModel(EncoderDecoderModel):
+    """T5Gemma.
+
+    Args:
+        cfg: the configuration.
+        source_size: number of source ids.
+        target_size: number of target ids.
+        padding_idx: id of padding in the source.
+    """
+
+    supports_packing = True
+    decoder_class: type[T5GemmaDecoder] = T5GemmaDecoder
+    """The class of the decoder, for a subclass whose decoder differs."""
+
+    encoder: T5GemmaEncoder
+    decoder: T5GemmaDecoder
+
+    def __init__(self, cfg: T5GemmaConfig, source_size: int, target_size: int, padding_idx: int):
+        source, target = self.embeddings(cfg, source_size, target_size)
+        super().__init__(T5GemmaEncoder(cfg, source, padding_idx), self.decoder_class(cfg, target))
+        self.cfg = cfg
+        for embedding in (source, target):
+            nn.init.normal_(embedding.weight, std=INIT_STD)
+
+    @staticmethod
+    def embeddings(cfg: Any, source_size: int, target_size: int) -> tuple[nn.Embedding, nn.Embedding]:
+        """The embeddings of source and target; see ``T5GemmaModel``."""
+        return nn.Embedding(source_size, cfg.encoder_hidden_size), nn.Embedding(target_size, cfg.decoder_hidden_size)
+
+    @classmethod
+    def build_model(cls, cfg: T5GemmaConfig, task: Vocabularies) -> Self:
+        """Build the model.
+
+        Args:
+            cfg: the configuration.
+            task: gives the dictionaries.
+
+        Raises:
+            ConfigError: values of the configuration exclude each other, or do not fit the dictionaries.
+        """
+        cfg.check()
+        sizes = embedding_sizes(task, cfg.vocab_size, cfg.decoder_start_token_id)
+        return cls(replace(cfg), *sizes, task.source_dictionary.pad())
+
+    def start_token(self, task_eos: int) -> int:
+        """The id that ``prev_output_tokens`` begins with: ``decoder_start_token_id``, or else end-of-sentence."""
+        return task_eos if self.cfg.decoder_start_token_id < 0 else self.cfg.decoder_start_token_id
+
+
+def _rotations(rotary: nn.ModuleList, queries: QueryPositions, like: Tensor) -> list[Rotation]:
+    """The rotation of each layer, computed once for all layers that share it."""
+    made = {positions: positions(queries, like) for positions in dict.fromkeys(rotary)}
+    return [made[positions] for positions in rotary]
+
+
+def _scaled(embedded: Tensor) -> Tensor:
+    """The residual stream: embeddings times the square root of their dimension, which is rounded to their dtype.
+
+    It is float32 in a float16 model, because sums over many layers exceed the range of float16.
+    """
+    scale = torch.full((), embedded.size(-1) ** 0.5, dtype=embedded.dtype, device=embedded.device)
+    scaled = embedded * scale
+    return scaled.float() if scaled.dtype == torch.float16 else scaled
+
+
+PATTERN = 6
+"""Every sixth layer attends to all positions, unless a configuration names the types of layers."""
+
+
+@dataclass
+class T5Gemma2Config(T5GemmaConfig):
+    """Configuration of T5Gemma 2: that of T5Gemma, with other positions for the two types of layers."""
+
+    encoder_rope_theta: float = option(1e6, "base of the rotary positions in full layers of the encoder", minimum=1e-6)
+    encoder_rope_factor: float = option(1.0, "divisor of the positions in full layers of the encoder", minimum=1e-6)
+    encoder_local_rope_theta: float = option(1e4, "encoder_rope_theta of its sliding layers", minimum=1e-6)
+    encoder_sliding_window: int = option(4096, "positions to which a sliding encoder layer attends", minimum=1)
+    decoder_rope_theta: float = option(1e6, "base of the rotary positions in full layers of the decoder", minimum=1e-6)
+    decoder_rope_factor: float = option(1.0, "divisor of the positions in full layers of the decoder", minimum=1e-6)
+    decoder_local_rope_theta: float = option(1e4, "decoder_rope_theta of its sliding layers", minimum=1e-6)
+    attn_logit_softcapping: float = option(0.0, "bound of the scores of attention; 0 for none", minimum=0)
+    final_logit_softcapping: float = option(0.0, "bound of the logits; 0 for none", minimum=0)
+    tie_word_embeddings: bool = option(True, "use one matrix as both embeddings and as the output projection")
+    end_of_image_id: int = option(-1, "id of the token with a separate embedding; -1 for none", minimum=-1)
+
+    def layer_types(self, side: str) -> list[str]:
+        """See ``T5GemmaConfig.layer_types``."""
+        layers = range(1, getattr(self, f"{side}_layers") + 1)
+        return getattr(self, f"{side}_layer_types") or [SLIDING if index % PATTERN else FULL for index in layers]
+
+    def rotary_positions(self, side: str) -> list[RotaryPositions]:
+        """See ``T5GemmaConfig.rotary_positions``."""
+        keys = ("head_dim", "rope_theta", "rope_factor", "local_rope_theta")
+        dim, theta, factor, local = (getattr(self, f"{side}_{key}") for key in keys)
+        by_type = {FULL: RotaryPositions(dim, theta, factor), SLIDING: RotaryPositions(dim, local)}
+        return [by_type[kind] for kind in self.layer_types(side)]
+
+    def attention_options(self) -> dict[str, Any]:
+        """See ``T5GemmaConfig.attention_options``."""
+        return {"qk_norm": partial(RMSNorm, eps=self.rms_norm_eps, zero_centered=True)}
+
+    @property
+    def encoder_window(self) -> tuple[int, int]:
+        """See ``T5GemmaConfig.encoder_window``; of an even number of positions, one more is on the right."""
+        return (self.encoder_sliding_window - 1) // 2, self.encoder_sliding_window // 2
+
+    def check(self) -> None:
+        """See ``T5GemmaConfig.check``."""
+        super().check()
+        if self.encoder_hidden_size != self.decoder_hidden_size:
+            raise ConfigError(
+                f"model.encoder_hidden_size={self.encoder_hidden_size} and model.decoder_hidden_size="
+                f"{self.decoder_hidden_size} must be equal, as attention projects source and target alike"
+            )
+
+
+class T5Gemma2DecoderLayer(T5GemmaEncoderLayer):
+    """Merged attention and a feed-forward network; see ``T5GemmaEncoderLayer``.
+
+    Args:
+        cfg: the configuration.
+    """
+
+    attention_class = MergedAttention
+
+    def __init__(self, cfg: T5Gemma2Config):
+        super().__init__(cfg, "decoder")
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, mask: Tensor | None, rotation: Rotation, *source: Tensor | None, **options: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Transform each new position; see ``T5GemmaDecoderLayer.forward`` and ``MergedAttention.forward``."""
+        attended, weights = self.self_attn(
+            self.self_attn_layer_norm(x), *source, mask, is_causal=mask is None, rotation=rotation, **options
+        )
+        return self._feed_forward(self.dropout.residual(x, self.self_attn_post_norm(attended))), weights
+
+
+class T5Gemma2Embedding(nn.Embedding):
+    """An embedding in which one token, the end of an image, has a separate vector, which the output projection lacks.
+
+    Args:
+        end_of_image_id: id of the token.
+        rows: number of ids.
+        dim: dimension of the features.
+
+    Attributes:
+        end_of_image: its vector, by which features are not scaled.
+    """
+
+    def __init__(self, end_of_image_id: int, rows: int, dim: int):
+        super().__init__(rows, dim)
+        self.end_of_image_id = end_of_image_id
+        self.end_of_image = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The embeddings of ids ``(...)``, before they are multiplied by the square root of their dimension."""
+        vector = self.end_of_image / self.embedding_dim**0.5
+        return torch.where(input.eq(self.end_of_image_id).unsqueeze(-1), vector, super().forward(input))
+
+
+class T5Gemma2Decoder(T5GemmaDecoder):
+    """T5Gemma 2 decoder; see ``T5GemmaDecoder``."""
+
+    layer_class = T5Gemma2DecoderLayer
+
+
+_TINY = T5Gemma2Config(**sizes_of(TINY, TINY), encoder_sliding_window=16, decoder_sliding_window=16, dropout_rate=0.1)
+
+
+@register_model("t5gemma2", config=T5Gemma2Config, presets={"t5gemma2_tiny": _TINY})
+class T5Gemma2Model(T5GemmaModel):
+    """T5Gemma 2; source and target have one vocabulary. See ``T5GemmaModel``."""
+
+    decoder_class = T5Gemma2Decoder
+
+    @staticmethod
+    def embeddings(cfg: T5Gemma2Config, source_size: int, target_size: int) -> tuple[nn.Embedding, nn.Embedding]:
+        """The embeddings of source and target: one, if it is also the output projection."""
+        made: Any = nn.Embedding if cfg.end_of_image_id < 0 else partial(T5Gemma2Embedding, cfg.end_of_image_id)
+        source = made(source_size, cfg.encoder_hidden_size)
+        return source, source if cfg.tie_word_embeddings else made(target_size, cfg.decoder_hidden_size)
+
+    @classmethod
+    def build_model(cls, cfg: T5GemmaConfig, task: Vocabularies) -> Self:
+        """Build the model; see ``T5GemmaModel.build_model``."""
+        check_joined(task, "t5gemma2")
+        return super().build_model(cfg, task)
