@@ -358,7 +358,7 @@ def parse_component_value(generation: GenerationConfig, key: str, text: str) -> 
             f"unknown key {key!r} of {registry.kind} {name}{nearest(field, metadata)}; the keys are: "
             f"{', '.join(prefix + item for item in sorted(metadata)) or 'none'}"
         )
-    annotation = types_of(type(config))[field]
+    annotation = types_of(config.__class__)[field]
     try:
         value = parse_value(key, text, annotation)
     except ValueError:

@@ -301,7 +301,7 @@ def from_dict(schema: type[R], plain: Mapping[str, Any], where: str, prefix: str
     """
     if schema is TrainConfig:
         _record_user_files(plain)
-    hints = types_of(schema)
+    hints = types_of(typing.cast(Any, schema))
     fields = {field.name: field for field in dataclasses.fields(schema)}  # type: ignore[arg-type]
     values = {}
     for key, value in plain.items():

@@ -340,6 +340,30 @@ def replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": pattern, "content": content}
 
 
+def nested(steps: list[Any], levels: int) -> Any:
+    for _ in range(levels):
+        steps = [{"type": "Sequence", "normalizers": steps}]
+    return steps[0]
+
+
+GROWING: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "normalizer": lambda _: {"type": "Sequence", "normalizers": [replace({"String": "e"}, "ee")] * 32},
+    "nested": lambda _: nested([replace({"String": "e"}, "ee"), nested([replace({"Regex": ""}, "e")], 3)] * 20, 5),
+    "pre_tokenizer": lambda _: {"type": "Sequence", "pretokenizers": [{"type": "ByteLevel"}] * 40},
+    "decoder": lambda _: {"type": "Sequence", "decoders": [replace({"String": "e"}, "ee")] * 32},
+    "one": lambda _: replace({"String": "e"}, "e" * 10**6),
+}
+
+
+@pytest.mark.parametrize("kind", GROWING)
+def test_steps_of_a_tokenizer_that_blow_up_a_text(kind: str, folder: Path, tmp_path: Path) -> None:
+    broken = copy_of(folder, tmp_path / "folder")
+    pipeline = json.loads((broken / "tokenizer.json").read_text())
+    pipeline[kind if kind in pipeline else "normalizer"] = GROWING[kind](pipeline)
+    (broken / "tokenizer.json").write_text(json.dumps(pipeline))
+    refused(broken, "tokenizer.json has steps")
+
+
 @pytest.mark.parametrize("kind", ["normalizer", "pre_tokenizer"])
 def test_a_regular_expression_that_takes_forever(kind: str, folder: Path, tmp_path: Path) -> None:
     pattern = {"Regex": "(e+)+b"}

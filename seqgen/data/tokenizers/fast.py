@@ -28,7 +28,7 @@ from seqgen.data.tokenizers.files import (
     as_token,
 )
 from seqgen.data.tokenizers.languages import MBART, MBART50, NLLB, Languages, TargetLanguage
-from seqgen.data.tokenizers.pipelines import build_pipeline, read_model_file, to_pipeline
+from seqgen.data.tokenizers.pipelines import build_pipeline, check_growth, read_model_file, to_pipeline
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.errors import DataError, library_errors, shown
 
@@ -150,9 +150,9 @@ def read_pipeline(files: TokenizerFiles) -> Any:
         The pipeline, a ``tokenizers.Tokenizer``.
 
     Raises:
-        DataError: the file is missing or damaged.
+        DataError: the file is missing or damaged, or its steps can make a text too long.
     """
-    files.json(FAST_FILE)  # checks its syntax
+    check_growth(files.json(FAST_FILE), f"{files.origin}/{FAST_FILE}")
     with library_errors(f"{files.origin}/{FAST_FILE} is not a tokenizer, or is damaged"):
         return Pipeline.from_str(files.need(FAST_FILE).decode())
 
