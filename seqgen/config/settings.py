@@ -15,8 +15,8 @@ from seqgen.config.generation import ENSEMBLE, DebugConfig, GenerationConfig, ke
 from seqgen.config.values import DEFAULTS, split_argument
 from seqgen.registry import DECODING_COMPONENTS
 
-MODEL, USER, CALL = "model", "user", "call"
-"""Names of layers."""
+USER, CALL = "user", "call"
+"""The names of the upper layers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,10 +186,17 @@ def _by_whole_key(values: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in values.items():
         if key == "components" and isinstance(value, Mapping):
-            found |= value
+            found |= _copied(dict(value))
         else:
-            found[_whole(key)] = list(value) if isinstance(value, list | tuple) else value
+            found[_whole(key)] = _copied(value)
     return found
+
+
+def _copied(value: Any) -> Any:
+    """A list or dict that a caller cannot change later, or any other value itself."""
+    if isinstance(value, list | tuple):
+        return [_copied(item) for item in value]
+    return {key: _copied(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _of_chosen_components(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

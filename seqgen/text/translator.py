@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -147,7 +148,7 @@ class Translator:
         Raises:
             ConfigError: a key is unknown, a value has the wrong type or range, or settings exclude each other.
         """
-        return self.resolve(settings).generation
+        return copy.deepcopy(self.resolve(settings).generation)  # a caller may change it
 
     def resolve(self, keys: Mapping[str, Any]) -> ResolvedSettings:
         """Resolve all settings of a call; those of the last call are kept.
