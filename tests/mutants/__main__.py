@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from tests.mutants.fault import ROOT, Fault
-from tests.mutants.faults import FAULTS
+from tests.mutants.faults import FAULTS, ROOT, Fault
 
 WANTED = 0.95
 """The share of the faults that must be found."""
