@@ -12,8 +12,10 @@ from seqgen.generation.ensemble.combinations import Guidance, LogProbabilityMean
 from seqgen.generation.ensemble.member import EMPTY, MemberSpec
 from seqgen.generation.finished import Ranking
 from seqgen.generation.rules import rules_named
+from seqgen.generation.search.base import Search
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
+from tests.scripted_model import Rule, ScriptedModel, dictionary
 
 DEBUG = ("use_cache", "beam_table", "skip_log_softmax", "lazy_compaction")
 
@@ -43,6 +45,14 @@ def make_generator(models: Sequence[EncoderDecoderModel], words: Dictionary, **o
         debug=DebugConfig(**debug),
         **options,
     )
+
+
+def scripted_generator(
+    rules: Sequence[Rule], search: Search, beam: int = 4, words: int = 5, **options: Any
+) -> SequenceGenerator:
+    """A generator of scripted models, whose outputs have at most five words."""
+    options = {"max_len_b": 5, "min_len": 0, "beam_size": beam, **options}
+    return make_generator([ScriptedModel(rule) for rule in rules], dictionary(words), search_strategy=search, **options)
 
 
 def resources(words: Dictionary, encode: Any = None) -> Resources:
