@@ -189,9 +189,7 @@ def test_few_words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("body", ["open('no/such/file')", "self.missing", "int('x')"])
 def test_a_component_that_cannot_be_built(body: str, tmp_path: Path) -> None:
-    name = (
-        f"not_built_{body.split('(')[0].split('.')[0]}"
-    )
+    name = f"not_built_{body.split('(')[0].split('.')[0]}"
     (tmp_path / "own.py").write_text(
         "from seqgen.extend import LogitsProcessor, register_logits_processor\n\n"
         f"@register_logits_processor({name!r})\n"

@@ -396,9 +396,3 @@ def test_methods_that_a_subclass_implements_are_explained() -> None:
             node for node in methods if re.search("abstractmethod|raise NotImplementedError", ast.unparse(node))
         ]
         assert [node.name for node in abstract if f"`{node.name}" not in text] == [], cls.__name__
-
-
-def test_examples_are_short() -> None:
-    for path in EXAMPLES.glob("*.py"):
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        assert 20 <= len(lines) <= 70, f"{path} has {len(lines)} lines"
