@@ -56,5 +56,5 @@ def scripted_generator(
 
 
 def resources(words: Dictionary, encode: Any = None) -> Resources:
-    """What components are built from: a vocabulary, and ``encode`` of a tokenizer."""
+    """The resources from which components are built: a vocabulary, and ``encode`` of a tokenizer."""
     return Resources(words, encode)

@@ -38,7 +38,7 @@ def code_lines(text: str) -> list[str]:
 
 
 def occurs(code: str, source: str) -> bool:
-    """Whether the parts of a block, which lines ``...`` separate, occur in this order in the source."""
+    """True if the parts of a block, which lines ``...`` separate, occur in this order in the source."""
     rest = code_lines(source)
     for part in re.split(r"^\.\.\.$", code, flags=re.M):
         lines = code_lines(part)

@@ -1,4 +1,4 @@
-"""What makes decoding fast changes nothing: beams in place, packed weights, batches that join, positions taken back."""
+"""The fast paths of decoding change nothing: beams in place, packed weights, batches that join, positions taken back."""
 
 from __future__ import annotations
 

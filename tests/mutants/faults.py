@@ -45,7 +45,7 @@ class Fault:
 
 
 def _is_there(test: str) -> bool:
-    """Whether an argument of pytest names a file, or a function or class in a file."""
+    """True if an argument of pytest names a file, or a function or class in a file."""
     file, _, name = test.partition("::")
     if not (ROOT / file).is_file():
         return False

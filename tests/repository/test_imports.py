@@ -141,7 +141,7 @@ def test_the_check_can_fail(tmp_path: Path) -> None:
 
 
 SURFACES = {"seqgen", "seqgen.extend", "seqgen.lab"}
-"""What users import from; every other module may move."""
+"""The modules that users import from; every other module may move."""
 
 
 def shown_code() -> list[tuple[str, str]]:

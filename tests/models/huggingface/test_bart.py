@@ -438,7 +438,7 @@ def test_decoding_is_the_originals(variant: str, settings: dict[str, Any], tmp_p
 
 @every_kind
 def test_old_folders_say_how_to_decode_in_their_config(kind: str, tmp_path: Path) -> None:
-    """What that file lacks has the original's default, such as the last token, which BART forces."""
+    """Keys that the file lacks have the original's defaults, such as the last token, which BART forces."""
     folder = decoding_folder(tmp_path / "theirs", kind, 1)
     (folder / "generation_config.json").unlink()
     own = {"num_beams": 3, "max_length": 8, "forced_eos_token_id": "absent", "decoder_start_token_id": "absent"}

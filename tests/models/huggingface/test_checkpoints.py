@@ -228,7 +228,7 @@ def generation(folder: Path) -> dict[str, Any]:
 
 
 def test_defaults_of_decoding(tmp_path: Path) -> None:
-    """What the original does where nothing is said: greedy, 20 new tokens."""
+    """Without settings, the original decodes greedily, up to 20 new tokens."""
     folder = tiny_folder(tmp_path / "theirs", "t5")
     values = generation(folder)
     wanted = {"semantics": "huggingface", "beam": 1, "max_len": 20, "min_len": 0, "early_stopping": "false"}

@@ -111,7 +111,7 @@ def test_an_output_projection_of_its_own(tmp_path: Path) -> None:
 
 
 def changed(folder: Path, side: str, **values: Any) -> str:
-    """What is said of a folder with other values in its configuration."""
+    """The error message for a folder with other values in its configuration."""
     shutil.copytree(RECORDED / "tied", folder)
     config = json.loads((folder / "config.json").read_text())
     (config[side] if side else config).update(values)
