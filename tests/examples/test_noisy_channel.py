@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import examples.papers.noisy_channel  # noqa: F401  # registers the reranker
 from seqgen.text.translator import ModelInMemory, Translator
 from tests.text_models import TEXTS, text_model
 

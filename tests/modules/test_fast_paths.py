@@ -1,4 +1,4 @@
-"""The fast paths of decoding change nothing: beams in place, packed weights, batches that join, positions taken back."""
+"""The fast paths of decoding change nothing: beams in place, packed weights, joining batches, rolling back."""
 
 from __future__ import annotations
 
