@@ -11,9 +11,11 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.generation.component import Resources
 from seqgen.generation.ensemble.combinations import LogProbabilityMean, ProbabilityMean
 from seqgen.generation.options import build_setup
+from seqgen.generation.search.base import Search
 from seqgen.generation.search.beam import BeamSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
+from tests.scripted_model import Rule, ScriptedModel, dictionary
 
 DEBUG = ("use_cache", "beam_table", "skip_log_softmax", "lazy_compaction")
 OBJECTS = ("search_strategy", "processors", "stopping", "observers", "need_attention")
@@ -47,6 +49,14 @@ def make_generator(models: Sequence[EncoderDecoderModel], words: Dictionary, **o
     return SequenceGenerator(replace(setup, **changes))
 
 
+def scripted_generator(
+    rules: Sequence[Rule], search: Search, beam: int = 4, words: int = 5, **options: Any
+) -> SequenceGenerator:
+    """A generator of scripted models, whose outputs have at most five words."""
+    options = {"max_len_b": 5, "min_len": 0, "beam_size": beam, **options}
+    return make_generator([ScriptedModel(rule) for rule in rules], dictionary(words), search_strategy=search, **options)
+
+
 def resources(words: Dictionary, encode: Any = None) -> Resources:
-    """What components are built from: a vocabulary, and ``encode`` of a tokenizer."""
+    """The resources from which components are built: a vocabulary, and ``encode`` of a tokenizer."""
     return Resources(words, encode)

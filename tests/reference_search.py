@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.scripted_model import Rule
 
 EOS, PAD, UNK = 2, 1, 3
+
+Beam = tuple[float, tuple[int, ...]]
+"""The sum of the scores of a prefix, and its tokens."""
 
 
 @dataclass
@@ -43,9 +47,22 @@ def next_scores(rule: Rule, source: tuple[int, ...], history: tuple[int, ...], c
     return scores
 
 
-def beam_search(rule: Rule, source: tuple[int, ...], cfg: Settings) -> list[tuple[tuple[int, ...], float]]:
-    """The hypotheses with end-of-sentence, and their scores, best first."""
-    beams: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+def beam_search(
+    rule: Rule,
+    source: tuple[int, ...],
+    cfg: Settings,
+    choose: Callable[[list[Beam]], list[Beam | None]] | None = None,
+) -> list[tuple[tuple[int, ...], float]]:
+    """The hypotheses with end-of-sentence, and their scores, best first.
+
+    Args:
+        rule: the model.
+        source: ids of the source.
+        cfg: the settings.
+        choose: from all continuations, best first, to the candidates of a step, ``None`` in the place of a pruned one;
+            by default the ``2 * beam`` best.
+    """
+    beams: list[Beam] = [(0.0, ())]
     finished: list[tuple[tuple[int, ...], float]] = []
     for _ in range(cfg.max_len + 1):
         candidates = [
@@ -54,11 +71,12 @@ def beam_search(rule: Rule, source: tuple[int, ...], cfg: Settings) -> list[tupl
             for token, score in enumerate(next_scores(rule, source, history, cfg))
             if total + score > -math.inf
         ]
-        candidates = sorted(candidates, key=lambda c: -c[0])[: 2 * cfg.beam]
-        for total, history in candidates[: cfg.beam]:
+        candidates = sorted(candidates, key=lambda c: -c[0])
+        chosen = choose(candidates) if choose else candidates[: 2 * cfg.beam]
+        for total, history in filter(None, chosen[: cfg.beam]):
             if history[-1] == EOS and len(finished) < cfg.beam:
                 finished.append((history, total / len(history) ** cfg.lenpen if cfg.normalize else total))
-        beams = [c for c in candidates if c[1][-1] != EOS][: cfg.beam]
+        beams = [c for c in chosen if c and c[1][-1] != EOS][: cfg.beam]
         if len(finished) == cfg.beam or not beams:
             break
     return sorted(finished, key=lambda f: -f[1])

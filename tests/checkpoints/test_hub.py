@@ -20,6 +20,7 @@ from seqgen.checkpoints.serialization import write_json
 from seqgen.errors import CheckpointError, ConfigError
 from seqgen.text.translator import Translator
 from tests.commands import command, corpus
+from tests.covering import covering
 from tests.hub_server import MAIN, Hub, serve
 from tests.pretrained_folders import write_model
 
@@ -166,9 +167,13 @@ def test_a_token(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Bearer hf_secret" in hub.tokens
 
 
-@pytest.mark.parametrize("name", ["ETag", "X-Linked-Etag", "X-Repo-Commit"])
-@pytest.mark.parametrize("value", ['"../../../../mine"', "/tmp/mine", "..", 'W/"a/b"', "0" * 39 + "/"])
-def test_headers_that_name_other_files(name: str, value: str, hub: Hub, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("value", "name"),
+    covering(
+        ['"../../../../mine"', "/tmp/mine", "..", 'W/"a/b"', "0" * 39 + "/"], ["ETag", "X-Linked-Etag", "X-Repo-Commit"]
+    ),
+)
+def test_headers_that_name_other_files(value: str, name: str, hub: Hub, tmp_path: Path) -> None:
     """The library would write to the path that the server gives."""
     hub.headers = {name: value}
     with pytest.raises(

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -53,27 +49,6 @@ def test_ties_and_frozen_weights_are_kept() -> None:
 
 
 COMPILER = ["torch._dynamo", "sympy"]
-
-
-@pytest.mark.slow
-def test_the_compiler_is_not_imported_to_build_models_without_memory() -> None:
-    """Its import takes a second, which a user waits for at each start."""
-    code = f"""
-import sys
-import torch
-from seqgen.checkpoints.model_weights import on_meta
-from tests.model_zoo import ZOO
-with on_meta():
-    for name in {[name for name in ZOO if "lstm" not in name]}:
-        ZOO[name].build()
-print([name for name in {COMPILER} if name in sys.modules])
-with torch.device("meta"):
-    torch.nn.Embedding(1, 1)
-print([name for name in {COMPILER} if name in sys.modules])
-"""
-    root = Path(__file__).parent.parent.parent
-    result = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    assert result.stdout.split("\n")[:2] == ["[]", str(COMPILER)], "torch would import it"
 
 
 @pytest.mark.parametrize("module", [Unsaved, PlainTensor])

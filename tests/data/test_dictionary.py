@@ -61,12 +61,6 @@ def test_vocabularies_that_differ_have_other_fingerprints() -> None:
     assert Dictionary(symbols, [1] * 6).fingerprint() == different[0].fingerprint(), "counts are no part of it"
 
 
-def test_missing_file(tmp_path: Path) -> None:
-    for name in ("dict.txt", "dictionary.json"):
-        with pytest.raises(DataError, match=f"there is no file .*{name}"):
-            Dictionary.load(tmp_path / name)
-
-
 def test_overwriting_token_gets_a_new_id(tmp_path: Path) -> None:
     (tmp_path / "dict.txt").write_text("a 1\n<pad> 2 #fairseq:overwrite\nb 3\n")
     dictionary = Dictionary.load(tmp_path / "dict.txt")
@@ -139,8 +133,3 @@ def test_damaged_json(tmp_path: Path, content: str) -> None:
     (tmp_path / "dictionary.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(DataError, match=r"dictionary\.json is not a vocabulary, or is damaged"):
         Dictionary.load(tmp_path / "dictionary.json")
-
-
-def test_special_id_outside() -> None:
-    with pytest.raises(DataError, match="eos id 9 is outside the vocabulary of 4 tokens"):
-        Dictionary(eos=9)

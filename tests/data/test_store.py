@@ -237,6 +237,7 @@ def test_full_disk(tmp_path: Path) -> None:
         build_store(tmp_path / "folder", "t", [write(tmp_path / "t", LINES)], TokenEncoder(TOKENIZER))
 
 
+@pytest.mark.slow
 def test_large_text_is_not_kept_in_memory(tmp_path: Path) -> None:
     """20 MB of text are encoded with a small peak of allocations."""
     import tracemalloc

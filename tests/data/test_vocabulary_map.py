@@ -145,22 +145,3 @@ def test_the_commands(run: Path, tmp_path: Path) -> None:
         refused = command("generate", *decoding, f"generation.shortlist={tmp_path}/bad", stdin=text)
         assert (refused.code, len(refused.err.splitlines())) == (2, 1), refused.err
         assert words in refused.err
-
-
-@pytest.mark.slow
-def test_what_the_command_refuses(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "short").write_text("the dog\n")
-    (tmp_path / "empty").write_text("")
-    for further, words in (
-        ((f"target={tmp_path}/short",), "has more lines than"),
-        ((f"source={tmp_path}/empty", f"target={tmp_path}/empty"), "has no lines"),
-        ((f"source={tmp_path}/none",), "there is no file"),
-        (("output=",), "output is missing"),
-        ((f"output={tmp_path}/none/map",), "does not exist; create it"),
-        (("best=-1",), "best=-1 is below its minimum"),
-        ((f"output={run.parent}/DATA/train.en",), "would overwrite the input"),
-    ):
-        code, _, err = made(run, tmp_path / "map", *further)
-        *notes, error = err.splitlines()  # a note names the key that is given twice
-        assert (code, len(notes) <= 2) == (2, True), err
-        assert words in error

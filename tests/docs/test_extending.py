@@ -31,7 +31,7 @@ from examples.extending.stopping_rule import LoopRule
 from examples.extending.tokenizer import CAPITAL, CasedWordTokenizer
 from examples.extending.utility import WordF1
 from seqgen.cli.command import run
-from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.config import GenerationConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import load_tokenizer, save_tokenizer
 from seqgen.generation.context import StepContext
@@ -114,21 +114,6 @@ def test_search_strategy(runs: Path) -> None:
     (failed,) = by_command(runs, "search_strategy", *keys, "search.detla=1", code=2)
     assert "search.detla" in failed["error"]
     assert "search.delta" in failed["error"]
-
-
-def test_strategy_and_its_flags_agree() -> None:
-    """By its flags it may be given logits, and sentences may join the batch; without both, the result is the same."""
-    settings = {**SETTINGS, "search": ThresholdSearch(0.7), "batch_size": 2}
-    one = text_model()
-    found = shown(Translator(one, **{k: v for k, v in settings.items() if k != "search"}).translate(TEXTS, **settings))
-    for switch in ("skip_log_softmax", "continuous_batching"):
-        generator = one.task.build_generator(
-            [one.model], GenerationConfig(beam=4, max_len_b=10, nbest=4), search_strategy=ThresholdSearch(0.7),
-            debug=DebugConfig(**{switch: False}),
-        )  # fmt: skip
-        batch = one.task.collate([(i, one.task.encode_source(text), None) for i, text in enumerate(TEXTS)], one.model)
-        without = generator.generate(batch)
-        assert [[(one.task.decode(h.tokens), round(h.score, 3)) for h in line] for line in without] == found
 
 
 def test_logits_processor(runs: Path) -> None:
@@ -396,9 +381,3 @@ def test_methods_that_a_subclass_implements_are_explained() -> None:
             node for node in methods if re.search("abstractmethod|raise NotImplementedError", ast.unparse(node))
         ]
         assert [node.name for node in abstract if f"`{node.name}" not in text] == [], cls.__name__
-
-
-def test_examples_are_short() -> None:
-    for path in EXAMPLES.glob("*.py"):
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        assert 20 <= len(lines) <= 70, f"{path} has {len(lines)} lines"

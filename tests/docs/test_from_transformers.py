@@ -206,10 +206,6 @@ def test_each_key_of_a_row_changes_the_outputs(row: Row, place: dict[str, Any]) 
         assert texts_of(found) != whole, key
 
 
-def test_the_number_of_rows() -> None:
-    assert (len(PIPELINES), len(ARGUMENTS), len(REMOVED)) == (6, 23, 6)
-
-
 def test_what_a_pipeline_uses(place: dict[str, Any], tmp_path: Path) -> None:
     """Its beams and its limit, which are not those of the folder, and ``max_length``, which it ignores."""
     pipeline, lines = transformers.pipeline, place["lines"]

@@ -9,33 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.scaling import GPUS, MODELS, estimate, main, table
+from benchmarks.scaling import GPUS, main, table
 
 ROOT = Path(__file__).parent.parent.parent
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    # of the published checkpoints
-    [
-        ("T5-base", 222_903_552),
-        ("T5-3B", 2_851_598_336),
-        ("T5-11B", 11_307_321_344),
-        ("NLLB-3.3B", 3_344_863_232),
-    ],
-)
-def test_numbers_of_parameters(name: str, parameters: int) -> None:
-    assert MODELS[name].parameters() == parameters
-
-
-def test_more_gpus_need_less_memory_with_fsdp_only() -> None:
-    def memory(count: int, sharding: str) -> float:
-        return estimate(MODELS["T5-11B"], count, sharding, 8192, GPUS["h100"]).memory
-
-    assert memory(8, "fsdp") > memory(64, "fsdp") > memory(1024, "fsdp")
-    assert memory(8, "ddp") == memory(64, "ddp") > GPUS["h100"].memory
-    weights = MODELS["T5-11B"].parameters()
-    assert memory(8, "fsdp") - memory(64, "fsdp") == pytest.approx(16 * weights * (1 / 8 - 1 / 64))
 
 
 def rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[list[str]]:

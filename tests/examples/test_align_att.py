@@ -14,15 +14,13 @@ from examples.papers.align_att import AlignAtt
 from seqgen.errors import ConfigError
 from seqgen.generation.search.beam import Greedy
 from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.lab.checks.subject import tiny_dictionary
 from seqgen.structures import DecoderOut, EncoderOut
 from seqgen.text.translator import Translator
 from tests.generators import make_generator
-from tests.hypotheses import Pairs, as_pairs, assert_same, assert_same_pairs
-from tests.model_zoo import VOCAB, ZOO
+from tests.hypotheses import Pairs, as_pairs, assert_same_pairs
 from tests.reference_search import EOS, Settings, next_scores
 from tests.scripted_model import Rule, ScriptedDecoder, ScriptedModel, batch_of, dictionary, random_rule
-from tests.text_models import TEXTS, task_of, text_model
+from tests.text_models import TEXTS, text_model
 
 pytestmark = pytest.mark.slow
 
@@ -106,42 +104,6 @@ def test_search(f: int, tmp_path: Path) -> None:
     assert early > 1  # tokens are emitted before the source is complete
 
 
-@pytest.mark.parametrize(
-    ("name", "left"),
-    [
-        ("transformer_tiny", False),
-        ("transformer_tiny", True),
-        ("fconv_tiny", False),
-        ("fconv_tiny", True),
-        ("lstm_tiny", False),
-    ],
-)
-def test_models(name: str, left: bool) -> None:
-    """Sources padded on either side: the batch does not matter, and a large f is greedy search."""
-    torch.manual_seed(1)
-    model = ZOO[name].build().double().eval()
-    model.left_pad_source = left
-    with torch.no_grad():  # sharper attention, which is not always on the newest token
-        for parameter in model.parameters():
-            parameter.mul_(2.0)
-    sources = [[VOCAB - 1, 5, 6, 7, 9, 5, 2], [8, 9, 2], [5, 7, 6, 8, 2], [6, 5, 9, 2]]
-    options: dict[str, Any] = {"beam_size": 1, "max_len_b": 6, "need_attention": True}
-    own, offline, greedy = (
-        make_generator([model], tiny_dictionary(), search_strategy=search, **options)
-        for search in (AlignAtt(1), AlignAtt(9), Greedy())
-    )
-    found, wanted = (one.generate(batch_of(sources, left=left)) for one in (offline, greedy))
-    assert_same(found, wanted, tolerance=1e-8)  # the scores are sums of large logits
-    together = own.generate(batch_of(sources, left=left))
-    for row, source in enumerate(sources):
-        alone = own.generate(batch_of([source], left=left))[0]
-        assert_same_pairs(as_pairs(alone), as_pairs(together[row]))
-        weights = together[row][0].attention
-        assert weights is not None
-        own_part = weights[:, -len(source) :] if left else weights[:, : len(source)]
-        torch.testing.assert_close(own_part, alone[0].attention)
-
-
 def test_by_its_keys() -> None:
     translator = Translator(text_model(), max_len_b=8)
     texts = []
@@ -156,10 +118,3 @@ def test_by_its_keys() -> None:
     assert texts[0] == texts[1] != texts[2] == texts[3]
     with pytest.raises(ConfigError, match="below its minimum"):
         translator.translate(TEXTS, search="align_att", **{"search.f": 0})
-
-
-def test_refusals() -> None:
-    with pytest.raises(ConfigError, match="models with encoders"):
-        generator(RULES[:1], AlignAtt(1), guidance_scale=2.0).generate(batch_of(SOURCES))
-    with pytest.raises(ConfigError, match="models with encoders"):
-        Translator(text_model("transformer_lm_tiny", task=task_of()), max_len_b=8).translate(TEXTS, search=AlignAtt(1))

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from typing import Any
-from unittest import mock
 
 import pytest
 
 from examples.papers.arithmetic_sampling import ArithmeticSampling
-from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError
-from seqgen.generation.continuous_batching import RollingSession
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.structures import Batch, Hypothesis
 from seqgen.text.translator import Translator
@@ -79,16 +75,6 @@ def test_each_sample_owns_its_code(beam: int) -> None:
             assert abs(counts[output] - beam * (end - start)) < 1 + 1e-9, "the codes are spread evenly"
 
 
-def test_scores_are_the_models() -> None:
-    rule = random_rule(vocab=6, seed=3)
-    for hypothesis in generator([ScriptedModel(rule)], 6).generate(batch_of(SOURCES[:1]))[0]:
-        tokens = hypothesis.tokens.tolist()
-        cfg = Settings(max_len=3, min_len=0)
-        scores = [next_scores(rule, SOURCES[0], tuple(tokens[:i]), cfg) for i in range(len(tokens))]
-        wanted = [s[t] - math.log(sum(map(math.exp, s))) for s, t in zip(scores, tokens, strict=True)]
-        assert hypothesis.positional_scores.tolist() == pytest.approx(wanted)
-
-
 def test_rounding_does_not_change_outputs() -> None:
     """Codes that are never drawn again double their rounding error with each bit."""
     exact = random_rule(vocab=9, seed=2, sharpness=0.5)
@@ -100,31 +86,6 @@ def test_rounding_does_not_change_outputs() -> None:
             generator([model], 4, resolution=resolution, **options).generate(batch_of(SOURCES[:2])) for model in models
         )
         assert (list(map(drawn, one)) == list(map(drawn, two))) is same
-
-
-def test_codes_drawn_again_leave_the_distribution() -> None:
-    """With every code after the first token drawn again, outputs still have their probabilities."""
-    rule, source, beam = random_rule(vocab=6, seed=3), SOURCES[0], 2000
-    counts = Counter(drawn(generator([ScriptedModel(rule)], beam, resolution=1.0).generate(batch_of([source]))[0]))
-    start = 0.0
-    for output, end in intervals(rule, source):
-        assert abs(counts[output] - beam * (end - start)) < 5 + 5 * math.sqrt(beam * (end - start))
-        start = end
-
-
-def test_sentences_join_the_batch() -> None:
-    """Outputs of different lengths, so that some sentences wait while others run."""
-    one, limits = text_model(), {"beam": 3, "max_len_a": 3.0, "max_len_b": 1}
-    batch = one.task.collate([(i, one.task.encode_source(text), None) for i, text in enumerate(TEXTS)], one.model)
-    generator = one.task.build_generator(
-        [one.model], GenerationConfig(**limits), search_strategy=ArithmeticSampling(1.0)
-    )
-    assert generator.can_merge
-    with mock.patch.object(RollingSession, "merge", autospec=True, side_effect=RollingSession.merge) as merge:
-        found = Translator(one, nbest=3, batch_size=2, **limits).translate(TEXTS, search=ArithmeticSampling(1.0))
-    assert merge.called
-    for line, hypotheses in zip(found, generator.generate(batch), strict=True):
-        assert [h.tokens.tolist() for h in line.hypotheses] == [h.tokens.tolist() for h in hypotheses]
 
 
 def test_by_its_keys() -> None:

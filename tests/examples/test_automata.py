@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from examples.dates import LetterTokenizer
 from examples.papers.automata.automaton import Automaton
@@ -51,12 +50,6 @@ def test_classes_and_escapes() -> None:
     for pattern in (r"\d+", r"\w", r"\s", r"[\dx-z\]]", r"\.", r"[a\-c]", r"[^\s]", r"[-a]", "[a-]", "."):
         for character in "a7x-z] \n.c_bß":
             assert reads(Regex(pattern), character) == (re.fullmatch(pattern, character) is not None)
-
-
-@pytest.mark.parametrize("pattern", ["(a", "a)", "*a", "a{2", "a{3,2}", "[ab", "\\", r"\q", "a|*", "a{,3}", "a{9999}"])
-def test_wrong_patterns_are_refused(pattern: str) -> None:
-    with pytest.raises(ConfigError, match=r"processor\.regex\.pattern=.* at position"):
-        Regex(pattern)
 
 
 def letters(symbols: list[str]) -> tuple[Dictionary, Resources]:
@@ -110,21 +103,6 @@ def test_json_reads_what_json_writes_and_only_what_json_reads() -> None:
     assert reads(Json(3), '{"a":[[]]}')
 
 
-def test_the_distance_to_the_end_of_json_is_the_shortest_one() -> None:
-    automaton, alphabet = Json(2, "value"), '{}[]":,0-.e+\\u truefalsn'
-    edges: dict[Any, set[Any]] = {}
-    waiting: list[Any] = [automaton.start]
-    while waiting:
-        if (state := waiting.pop()) not in edges:
-            edges[state] = {automaton.step(state, character) for character in alphabet} - {None}
-            waiting += edges[state]
-    distances = {state: 0 if automaton.accepts(state) else 1000 for state in edges}
-    for _ in range(30):
-        distances = {state: min([own, *(1 + distances[n] for n in edges[state])]) for state, own in distances.items()}
-    assert len(edges) > 200
-    assert distances == {state: automaton.remaining(state) for state in edges}
-
-
 SYMBOLS = [*'{}[]":0123456789,-.eE+\\u abxtrufalsn', '":', '{"', "]}", '","', "true"]
 
 
@@ -160,13 +138,3 @@ def test_refusals_and_the_command_line(tmp_path: Path) -> None:
         outcome = command("generate", *arguments, key)
         assert outcome.code == 2
         assert wanted in outcome.err
-
-
-def test_too_short_a_maximum_length_gives_no_output() -> None:
-    keys = {"processors": ["regex"], "processor.regex.pattern": "(w1 ){6}w2", "max_len_b": 5, "beam": 2}
-    for translation in Translator(text_model()).translate(TEXTS[:2], **keys):
-        assert not translation.hypotheses
-        assert "every output was forbidden" in translation.notes[0]
-    assert torch.is_tensor(
-        Translator(text_model()).translate(["w1"], **{**keys, "max_len_b": 7})[0].hypotheses[0].tokens
-    )

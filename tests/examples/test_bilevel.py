@@ -64,15 +64,6 @@ def test_it_is_algorithm_1(beam: int, lower: int, weights: list[float]) -> None:
             assert_same_pairs(as_pairs(found), reference(members, weights, source, beam, lower))
 
 
-def test_a_forbidden_token_gets_no_vote() -> None:
-    """At the minimum length and at the maximum length each member chooses among the tokens that are allowed."""
-    members = [text_model(seed=seed) for seed in (0, 1)]
-    options = {"search": "bilevel", "beam": 3, "nbest": 3, "min_len": 4, "max_len_b": 5}
-    for translation in Translator(members, **options).translate(TEXTS):
-        assert len(translation.hypotheses) == 3
-        assert all(5 <= len(hypothesis.tokens) <= 6 for hypothesis in translation.hypotheses)
-
-
 def test_keys_and_refusals(tmp_path: Path) -> None:
     members = [text_model(seed=seed) for seed in (0, 1)]
     translator = Translator(members, search="bilevel", beam=3)

@@ -6,31 +6,24 @@ import json
 import math
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from examples.papers.conformal_beams import (
     CalibrationConfig,
     ConformalPruning,
     calibrate,
-    cumulative_scores,
     write_thresholds,
 )
 from seqgen.cli.command import run as run_command
 from seqgen.errors import ConfigError
-from seqgen.generation.search.base import Search
 from seqgen.generation.search.beam import BeamSearch
-from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.text.translator import Translator
 from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
-from tests.generators import make_generator
+from tests.generators import scripted_generator
 from tests.hypotheses import Pairs, as_pairs, assert_same, assert_same_pairs
-from tests.reference_search import EOS, Settings, next_scores
-from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
-from tests.step_contexts import step_context
-from tests.text_models import TEXTS, text_model
+from tests.reference_search import Beam, Settings, beam_search
+from tests.scripted_model import batch_of, random_rule
 
 pytestmark = pytest.mark.slow
 
@@ -40,55 +33,28 @@ RULE = random_rule(vocab=9, seed=4)
 THRESHOLDS = [-2.5, -2.0, -1.6, -1.3]
 
 
-def generator(rules: list[Rule], search: Search, beam: int = 4, **options: Any) -> SequenceGenerator:
-    values = {"max_len_b": 5, "min_len": 0, **options}
-    return make_generator(
-        [ScriptedModel(rule) for rule in rules], dictionary(5), search_strategy=search, beam_size=beam, **values
-    )
-
-
 def plain(source: tuple[int, ...], thresholds: list[float], beam: int) -> Pairs:
-    """Beam search by fairseq's rules with the paper's thresholds, as loops over one sentence."""
-    cfg, beams, finished = Settings(max_len=5, min_len=0), [(0.0, ())], []
-    for step in range(cfg.max_len + 1):
-        found = sorted(
-            ((total + score, (*past, token)) for total, past in beams
-             for token, score in enumerate(next_scores(RULE, source, past, cfg)) if score > -math.inf),
-            reverse=True,
-        )[: 2 * beam]  # fmt: skip
-        kept = [pair for pair in found if pair[0] / len(pair[1]) >= thresholds[min(step, len(thresholds) - 1)]]
-        for total, output in found[:beam]:
-            if (total, output) in kept and output[-1] == EOS and len(finished) < beam:
-                finished.append((output, total / len(output)))
-        beams = [pair for pair in kept if pair[1][-1] != EOS][:beam]
-        if len(finished) == beam or not beams:
-            break
-    return sorted(finished, key=lambda pair: -pair[1])
+    """Beam search with the paper's thresholds, as loops over one sentence."""
+
+    def choose(found: list[Beam]) -> list[Beam | None]:
+        limits = [thresholds[min(len(tokens), len(thresholds)) - 1] * len(tokens) for _, tokens in found]
+        return [one if one[0] >= limit else None for one, limit in zip(found, limits, strict=True)][: 2 * beam]
+
+    return beam_search(RULE, source, Settings(beam, max_len=5, min_len=0), choose)
 
 
 @pytest.mark.parametrize("skip_log_softmax", [True, False])
 def test_search(skip_log_softmax: bool) -> None:
-    own = generator([RULE], ConformalPruning(THRESHOLDS), skip_log_softmax=skip_log_softmax)
+    own = scripted_generator([RULE], ConformalPruning(THRESHOLDS), skip_log_softmax=skip_log_softmax)
     found = [as_pairs(hypotheses) for hypotheses in own.generate(batch_of(SOURCES))]
     for source, pairs in zip(SOURCES, found, strict=True):
         assert_same_pairs(pairs, plain(source, THRESHOLDS, 4))
-    unpruned = generator([RULE], BeamSearch())
+    unpruned = scripted_generator([RULE], BeamSearch())
     assert found != [as_pairs(line) for line in unpruned.generate(batch_of(SOURCES))]
     assert_same(
-        generator([RULE], ConformalPruning([-math.inf])).generate(batch_of(SOURCES)),
+        scripted_generator([RULE], ConformalPruning([-math.inf])).generate(batch_of(SOURCES)),
         unpruned.generate(batch_of(SOURCES)),
     )
-
-
-def test_sentences_that_join_a_batch() -> None:
-    """Each sentence counts its own tokens: the new token is the fourth of the first one, the second of the other."""
-    context = step_context(3, torch.zeros(2, 3, dtype=torch.int64), start_offsets=torch.tensor([0, 2]))
-    lprobs = torch.tensor([-1.0, -3.0]).expand(2, 1, 2)
-    found = ConformalPruning([-9.0, -1.5, -9.0, -2.0]).step(context, lprobs, torch.tensor([[-6.0], [-1.0]]))
-    # means (-6 - 1) / 4, (-6 - 3) / 4, and (-1 - 1) / 2, (-1 - 3) / 2
-    assert found.scores.tolist() == [[-7.0, -math.inf], [-2.0, -math.inf]]
-    kept = ConformalPruning([-9.0, -2.0, -9.0, -2.25]).step(context, lprobs, torch.tensor([[-6.0], [-1.0]]))
-    assert kept.scores.tolist() == [[-7.0, -9.0], [-2.0, -4.0]]
 
 
 def test_thresholds_by_hand() -> None:
@@ -117,16 +83,6 @@ def test_coverage() -> None:
         means = [new[min(n, len(new) - 1)] / min(n + 1, len(new)) for n in range(len(thresholds))]
         kept += all(mean >= threshold for mean, threshold in zip(means, thresholds, strict=True))
     assert kept / 1500 == pytest.approx(stated, abs=0.035)
-
-
-@torch.no_grad()
-def test_scores_of_references() -> None:
-    """The ensemble's scores of all prefixes are those that the search gives to the same outputs."""
-    models = [text_model(seed=0), text_model(seed=1)]
-    found = [t.hypotheses[0] for t in Translator(models, beam=3, max_len_b=6).translate(TEXTS)]
-    values = cumulative_scores(models, [(s, h.text) for s, h in zip(TEXTS, found, strict=True)])
-    for own, hypothesis in zip(values, found, strict=True):
-        assert own[-1] / len(own) == pytest.approx(hypothesis.score)
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from examples.papers.context_aware import ContextAware
-from seqgen.errors import ConfigError
 from seqgen.text.translator import Translator
 from tests.exhaustive import ranked_outputs
 from tests.generators import make_generator
@@ -32,13 +31,6 @@ def test_is_the_formula_by_enumeration() -> None:
         assert_same_pairs(as_pairs(found)[:20], ranked_outputs(formula, source, len(WORDS), 3, 20))
 
 
-def test_what_the_second_member_forbids_stays_possible() -> None:
-    forbids = torch.tensor([-torch.inf, -1.0, -1.0])
-    other = torch.tensor([-1.0, -2.0, -3.0])
-    assert ContextAware()((forbids, other), None)[0] == -torch.inf
-    assert not ContextAware()((other, forbids), None).isnan().any()
-
-
 @pytest.mark.parametrize("name", ["transformer_tiny", "transformer_lm_tiny"])
 def test_fields_alone_and_in_a_batch(name: str) -> None:
     model = text_model(name, sharpness=1.2)
@@ -54,11 +46,3 @@ def test_fields_alone_and_in_a_batch(name: str) -> None:
     without = translator.translate(lines, **{"combination.alpha": 0.0})
     assert [line.text for line in without] == [line.text for line in plain]
     assert [line.score for line in together] != pytest.approx([line.score for line in plain], abs=1e-3)
-
-
-def test_refuses_in_one_sentence() -> None:
-    model = text_model()
-    with pytest.raises(ConfigError, match="contrasts two members, and there are 1"):
-        Translator(model, combination="context_aware").translate(["w1"])
-    with pytest.raises(ConfigError, match="alpha"):
-        Translator([model, model], combination="context_aware", **{"combination.alpha": -1.0}).translate(["w1"])

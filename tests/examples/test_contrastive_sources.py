@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from examples.papers.contrastive_sources import Contrast, LanguageTag, RandomLine
-from seqgen.errors import ConfigError
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
 from tests.exhaustive import ranked_outputs
@@ -75,19 +74,3 @@ def test_known_targets_are_scored_with_the_registered_source() -> None:
     (found,) = translator.score(["w1 w5"], ["w2 w3"])
     (expected,) = pairs.score(["w1 w5\tw9 w5"], ["w2 w3"])
     assert found.score == pytest.approx(expected.score, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("members", "keys", "message"),
-    [
-        (["input", "random_line"], {}, "give source.random_line.file=FILE"),
-        (["input", "language_tag"], {}, "give source.language_tag.tag=TAG"),
-        (["input", "input"], {"combination.weights": [0.1, 0.2]}, "2 weights for 2 members"),
-        (["input", "random_lin"], {}, "'random_lin' is not a source"),
-        (["input", "empty"], {"source.language_tag.tag": "w9"}, "generation.members does not name its member source"),
-    ],
-)
-def test_refuses_in_one_sentence(members: list[str], keys: dict[str, object], message: str) -> None:
-    model = text_model()
-    with pytest.raises(ConfigError, match=message):
-        Translator([model, model], members=members, combination="contrast", **keys).translate(["w1"])

@@ -64,7 +64,7 @@ def wait_for(path: Path, process: subprocess.Popen[str], seconds: float) -> None
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_process_group_is_passed_on_once(number: signal.Signals, tmp_path: Path) -> None:
     """As Ctrl-C at a terminal; the demo waits until the command has saved, however long that takes."""
     (tmp_path / "slow_saver.py").write_text(SLOW_SAVER)

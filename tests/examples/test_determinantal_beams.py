@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
 
 import pytest
 import torch
 
 from examples.papers.determinantal_beams import DeterminantalBeams, subsequence_kernel
 from seqgen.errors import ConfigError
-from seqgen.generation.candidates import Candidates
-from seqgen.generation.search.base import Search
-from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.text.translator import Translator
-from tests.generators import make_generator
+from tests.generators import scripted_generator
 from tests.hypotheses import Pairs, as_pairs, assert_same_pairs
-from tests.reference_search import EOS, Settings, next_scores
-from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
+from tests.reference_search import Beam, Settings, beam_search
+from tests.scripted_model import batch_of, random_rule
 from tests.text_models import TEXTS, text_model
 
 pytestmark = pytest.mark.slow
 
 SOURCES = [(4, 5, 2), (6, 2), (4, 4, 4, 4, 6, 2), (2,)]
 RULE = random_rule(vocab=9, seed=4)
-
-
-def generator(rules: list[Rule], search: Search, beam: int = 3, **options: Any) -> SequenceGenerator:
-    values = {"max_len_b": 5, "min_len": 0, **options}
-    return make_generator(
-        [ScriptedModel(rule) for rule in rules], dictionary(5), search_strategy=search, beam_size=beam, **values
-    )
 
 
 def kernel(s: tuple[int, ...], t: tuple[int, ...], order: int, decay: float) -> float:
@@ -71,30 +60,21 @@ def greedy(matrix: torch.Tensor, count: int) -> list[int]:
 
 
 def plain(source: tuple[int, ...], weight: float, order: int, decay: float, pool: int, beam: int) -> Pairs:
-    """Determinantal beam search by fairseq's rules, as loops over one sentence."""
-    cfg, beams, finished = Settings(max_len=5, min_len=0), [(0.0, ())], []
-    for _ in range(cfg.max_len + 1):
-        found = sorted(
-            ((total + score, (*past, token)) for total, past in beams
-             for token, score in enumerate(next_scores(RULE, source, past, cfg)) if score > -math.inf),
-            reverse=True,
-        )[: pool * beam]  # fmt: skip
+    """Determinantal beam search, as loops over one sentence."""
+
+    def choose(found: list[Beam]) -> list[Beam | None]:
+        found = found[: pool * beam]
         quality = torch.tensor([total for total, _ in found], dtype=torch.float64).softmax(0)
         kernels = [[1.0 if s == t else similarity(s, t, order, decay) for _, t in found] for _, s in found]
         matrix = quality.diag() + weight * torch.tensor(kernels, dtype=torch.float64)
-        chosen = [found[item] for item in greedy(matrix, min(2 * beam, len(found)))]
-        for total, output in chosen[:beam]:
-            if output[-1] == EOS and len(finished) < beam:
-                finished.append((output, total / len(output)))
-        beams = [pair for pair in chosen if pair[1][-1] != EOS][:beam]
-        if len(finished) == beam or not beams:
-            break
-    return sorted(finished, key=lambda pair: -pair[1])
+        return [found[item] for item in greedy(matrix, min(2 * beam, len(found)))]
+
+    return beam_search(RULE, source, Settings(beam, max_len=5, min_len=0), choose)
 
 
 @pytest.mark.parametrize(("weight", "order", "decay"), [(0.05, 2, 0.5), (0.3, 1, 0.9), (2.0, 2, 1.0)])
 def test_search(weight: float, order: int, decay: float) -> None:
-    found = generator([RULE], DeterminantalBeams(weight, order, decay)).generate(batch_of(SOURCES))
+    found = scripted_generator([RULE], DeterminantalBeams(weight, order, decay), 3).generate(batch_of(SOURCES))
     for source, hypotheses in zip(SOURCES, found, strict=True):
         assert_same_pairs(as_pairs(hypotheses), plain(source, weight, order, decay, 3, 3))
 
@@ -109,16 +89,3 @@ def test_by_its_keys() -> None:
     assert texts != [[item.text for item in line.hypotheses] for line in translator.translate(TEXTS)]
     with pytest.raises(ConfigError, match="below its minimum"):
         translator.translate(TEXTS, search="determinantal", **{"search.weight": -1.0})
-
-
-@pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
-def test_no_rule_changes_the_set(semantics: str) -> None:
-    """Hugging Face's rule continues the candidates with the best scores, so that no others may be left."""
-
-    class Watched(DeterminantalBeams):
-        def step(self, *args: Any) -> Candidates:
-            found = super().step(*args)
-            assert ((found.scores > -math.inf) & (found.tokens != EOS)).sum(1).max() <= 3
-            return found
-
-    assert generator([RULE], Watched(0.5), semantics=semantics).generate(batch_of(SOURCES))

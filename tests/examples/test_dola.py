@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from examples.papers.dola import Dola
-from seqgen.errors import ConfigError
 from seqgen.model import EncoderDecoderModel
 from seqgen.text.translator import Translator
 from tests.text_models import TEXTS, text_model
@@ -90,19 +89,3 @@ def test_it_changes_outputs_and_its_layers_matter() -> None:
     one, three = (Translator(loaded, processors=[Dola([layer])], **OPTIONS).translate(TEXTS) for layer in (1, 3))
     scores = [[line.score for line in lines] for lines in (plain, one, three)]
     assert scores[0] != scores[1] != scores[2] != scores[0]
-
-
-@pytest.mark.parametrize(
-    ("models", "keys", "message"),
-    [
-        (["transformer_tiny"], {"processor.dola.layers": [2]}, "the decoder has 2 layers"),
-        (["transformer_tiny"], {"processor.dola.layers": [0]}, "layers"),
-        (["transformer_tiny"] * 2, {}, "Dola needs the layers of one model, and this is an ensemble of 2"),
-        (["fconv_tiny"], {}, "Dola needs the logits of each layer, and FConvDecoder has no early_exit"),
-        (["transformer_tiny"], {"prompt_lookup": 2, "beam": 1}, "Dola needs hidden features.*leave out the draft"),
-        (["transformer_tiny"], {"search": "contrastive", "beam": 1}, "does not compute"),
-    ],
-)
-def test_refuses_in_one_sentence(models: list[str], keys: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Translator([text_model(name) for name in models], processors=["dola"], **{**OPTIONS, **keys}).translate(["w1"])

@@ -9,14 +9,12 @@ import pytest
 
 from examples.papers.dynamic_beams import ThresholdPruning
 from seqgen.errors import ConfigError
-from seqgen.generation.search.base import Search
 from seqgen.generation.search.beam import BeamSearch
-from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.text.translator import Translator
-from tests.generators import make_generator
+from tests.generators import scripted_generator
 from tests.hypotheses import Pairs, as_pairs, assert_same_pairs
-from tests.reference_search import EOS, Settings, next_scores
-from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
+from tests.reference_search import Beam, Settings, beam_search, next_scores
+from tests.scripted_model import batch_of, random_rule
 from tests.text_models import TEXTS, text_model
 
 pytestmark = pytest.mark.slow
@@ -32,50 +30,39 @@ KEYS = [
 ]
 
 
-def generator(rules: list[Rule], search: Search, beam: int = 4, **options: Any) -> SequenceGenerator:
-    values = {"max_len_b": 5, "min_len": 0, **options}
-    return make_generator(
-        [ScriptedModel(rule) for rule in rules], dictionary(5), search_strategy=search, beam_size=beam, **values
-    )
-
-
 def plain(
     source: tuple[int, ...], beam: int, absolute: float, relative: float = 0, local: float = 0, per_beam: int = 0
-):
-    """Beam search by fairseq's rules with the paper's pruning, as loops over one sentence; probabilities, not logs."""
-    cfg, beams, finished = Settings(max_len=5, min_len=0), [(1.0, ())], []
-    for _ in range(cfg.max_len + 1):
-        found = []
-        for p, past in beams:
-            words = [(math.exp(score), token) for token, score in enumerate(next_scores(RULE, source, past, cfg))]
-            words = sorted((word for word in words if word[0] > 0), reverse=True)[: per_beam or None]
-            found += [(p * w, w, (*past, token)) for w, token in words]
-        found = sorted(found, reverse=True)[: 2 * beam]
-        best, best_word = found[0][0], max(w for _, w, _ in found)
-        kept = [
-            (p, tokens) for p, w, tokens in found
-            if p >= relative * best and w >= local * best_word
-            and (not absolute or math.log(p) >= math.log(best) - absolute)
-        ]  # fmt: skip
-        top = [tokens for _, _, tokens in found[:beam]]
-        for p, tokens in kept:
-            if tokens in top and tokens[-1] == EOS and len(finished) < beam:
-                finished.append((tokens, math.log(p) / len(tokens)))
-        beams = [pair for pair in kept if pair[1][-1] != EOS][:beam]
-        if len(finished) == beam or not beams:
-            break
-    return sorted(finished, key=lambda pair: -pair[1])
+) -> Pairs:
+    """Beam search with the paper's pruning, as loops over one sentence; of probabilities, not logarithms."""
+    cfg = Settings(beam, max_len=5, min_len=0)
+
+    def choose(found: list[Beam]) -> list[Beam | None]:
+        parents = [tokens[:-1] for _, tokens in found]
+        ranks = [parents[:place].count(parent) for place, parent in enumerate(parents)]
+        found = [one for one, rank in zip(found, ranks, strict=True) if not per_beam or rank < per_beam][: 2 * beam]
+        words = [math.exp(next_scores(RULE, source, tokens[:-1], cfg)[tokens[-1]]) for _, tokens in found]
+        best = math.exp(found[0][0])
+        return [
+            one
+            if math.exp(one[0]) >= relative * best
+            and word >= local * max(words)
+            and (not absolute or one[0] >= math.log(best) - absolute)
+            else None
+            for one, word in zip(found, words, strict=True)
+        ]
+
+    return beam_search(RULE, source, cfg, choose)
 
 
 @pytest.mark.parametrize("keys", KEYS)
 @pytest.mark.parametrize("skip_log_softmax", [True, False])
 def test_search(keys: dict[str, Any], skip_log_softmax: bool) -> None:
-    own = generator([RULE], ThresholdPruning(**keys), skip_log_softmax=skip_log_softmax)
+    own = scripted_generator([RULE], ThresholdPruning(**keys), skip_log_softmax=skip_log_softmax)
     found = own.generate(batch_of(SOURCES))
     for source, hypotheses in zip(SOURCES, found, strict=True):
         wanted: Pairs = plain(source, 4, **keys)
         assert_same_pairs(as_pairs(hypotheses), wanted)
-    unpruned = generator([RULE], BeamSearch()).generate(batch_of(SOURCES))
+    unpruned = scripted_generator([RULE], BeamSearch()).generate(batch_of(SOURCES))
     assert [as_pairs(line) for line in found] != [as_pairs(line) for line in unpruned]
 
 

@@ -119,16 +119,6 @@ def test_forced_decoding_has_the_scores_of_the_search(
                 torch.testing.assert_close(forced.positional_scores, hypothesis.positional_scores, atol=1e-6, rtol=0)
 
 
-def test_what_a_processor_forbids_stays_forbidden(model: ModelInMemory, datastore: Path) -> None:
-    """The neighbors are not forced to the end at the maximum length, and cannot suggest a suppressed word."""
-    keys = {"combination": "knn_mt", "combination.datastore": str(datastore), "combination.interpolation": 0.99}
-    free = Translator(model, **OPTIONS).translate(TEXTS, **keys)
-    assert any("w9" in h.text.split() for t in free for h in t.hypotheses)
-    for translation in Translator(model, **OPTIONS).translate(TEXTS, suppress=["w9"], **keys):
-        assert len(translation.hypotheses) == 3
-        assert not any("w9" in hypothesis.text.split() for hypothesis in translation.hypotheses)
-
-
 def test_faiss_finds_the_same_neighbors(model: ModelInMemory, datastore: Path) -> None:
     keys = {"combination": "knn_mt", "combination.datastore": str(datastore), "combination.interpolation": 0.5}
     translator = Translator(model, **OPTIONS)
@@ -137,19 +127,6 @@ def test_faiss_finds_the_same_neighbors(model: ModelInMemory, datastore: Path) -
             translator.translate(TEXTS, **keys, **{"combination.index": "faiss"})
         pytest.skip("faiss is not installed")
     assert_same(hypotheses(translator, **keys, **{"combination.index": "faiss"}), hypotheses(translator, **keys), 1e-6)
-
-
-def test_refusals(model: ModelInMemory, datastore: Path, tmp_path: Path) -> None:
-    translator = Translator(model, combination="knn_mt", **{"combination.datastore": str(tmp_path)})
-    with pytest.raises(ConfigError, match="is not a datastore"):
-        translator.translate(TEXTS)
-    good = {"combination.datastore": str(datastore)}
-    np.save(tmp_path / "tokens.npy", np.array([4, 5]))
-    np.save(tmp_path / "features.npy", np.zeros((2, 3), np.float16))
-    with pytest.raises(ConfigError, match="that of another model"):
-        translator.translate(TEXTS)
-    with pytest.raises(ConfigError, match="below its minimum"):
-        translator.translate(TEXTS, **good, **{"combination.neighbors": 0})
 
 
 @pytest.mark.slow

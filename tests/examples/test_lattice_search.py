@@ -10,24 +10,17 @@ import pytest
 
 from examples.papers.lattice_search import LatticeSearch
 from seqgen.errors import ConfigError
-from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.text.translator import Translator
-from tests.generators import make_generator
+from tests.generators import scripted_generator
 from tests.hypotheses import as_pairs
 from tests.reference_search import EOS, Settings, next_scores
-from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
+from tests.scripted_model import batch_of, random_rule
 from tests.text_models import TEXTS, text_model
 
 pytestmark = pytest.mark.slow
 
 SOURCES = [(4, 5, 2), (6, 2), (4, 4, 4, 4, 6, 2), (2,)]
 RULE = random_rule(vocab=6, seed=4)
-
-
-def generator(rules: list[Rule], search: LatticeSearch, beam: int = 5, **options: Any) -> SequenceGenerator:
-    values = {"max_len_b": 4, "min_len": 0, **options}
-    models = [ScriptedModel(rule) for rule in rules]
-    return make_generator(models, dictionary(2), search_strategy=search, beam_size=beam, **values)
 
 
 def plain(source: tuple[int, ...], budget: int, ngram: int, tolerance: int, width: int) -> dict[tuple[int, ...], float]:
@@ -78,7 +71,9 @@ def plain(source: tuple[int, ...], budget: int, ngram: int, tolerance: int, widt
 @pytest.mark.parametrize("budget", [1, 6, 17])
 def test_search(budget: int, ngram: int, tolerance: int, width: int) -> None:
     search = LatticeSearch(ngram, tolerance, width, budget, paths=100_000)
-    found = generator([RULE], search, beam=5000, normalize_scores=False).generate(batch_of(SOURCES))
+    found = scripted_generator([RULE], search, 5000, words=2, max_len_b=4, normalize_scores=False).generate(
+        batch_of(SOURCES)
+    )
     for source, hypotheses in zip(SOURCES, found, strict=True):
         wanted = plain(source, budget, ngram, tolerance, width)
         assert dict(as_pairs(hypotheses)) == pytest.approx(wanted)

@@ -10,7 +10,7 @@ from typing import Any, Self
 import pytest
 import torch
 
-from examples.papers.marginalized_tokenizations import MarginalConfig, estimate, next_tokens
+from examples.papers.marginalized_tokenizations import MarginalConfig, estimate
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.text.translator import ModelInMemory, Translator
@@ -103,18 +103,6 @@ def test_the_mean_of_estimates_is_the_sum_over_all_tokenizations(names: list[str
 def pieces_of(model: ModelInMemory, text: str) -> list[str]:
     task = model.task
     return [task.target_dictionary.symbol(i) for i in task.encode_target(text).tolist()[:-1]]
-
-
-def test_only_tokens_after_which_the_text_can_be_spelled() -> None:
-    words = vocabulary()
-    found = next_tokens("aab", words)
-    assert {place: sorted(map(words.symbol, ids)) for place, ids in found.items()} == {
-        0: ["a", "aab"],
-        1: ["a", "ab"],
-        2: ["b"],
-    }
-    assert next_tokens("ax", words) == {}
-    assert next_tokens("xa", words) == {1: [words.index("a")]}
 
 
 @pytest.mark.parametrize("name", ["transformer_tiny", "transformer_lm_tiny"])

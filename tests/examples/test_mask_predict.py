@@ -18,14 +18,11 @@ from examples.papers.mask_predict_model import (
     MaskPredictModelConfig,
     choose_hidden,
 )
-from seqgen.errors import ConfigError
-from seqgen.generation.processors.tokens import NoRepeatNgram
 from seqgen.generation.search.sampling import uniform
-from seqgen.text.translator import ModelInMemory, Translator
 from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.generators import make_generator
 from tests.scripted_model import batch_of, dictionary
-from tests.text_models import TEXTS, task_of, text_model
+from tests.text_models import task_of
 
 pytestmark = pytest.mark.slow
 
@@ -125,15 +122,6 @@ def test_limits_and_forbidden_tokens() -> None:
     assert not generated & {token for (h,) in without for token in h.tokens.tolist()} - {2, 3}
 
 
-def test_the_decoder_reads_both_sides_and_no_padding() -> None:
-    model = small_model()
-    encoder_out = model.encoder(torch.tensor([[5, 6, 2]]), torch.tensor([3]))
-    features = [model.decoder.extract_features(torch.tensor([row]), encoder_out)[0][0] for row in ([0, 7], [0, 8])]
-    assert not torch.allclose(features[0][0], features[1][0])
-    padded = model.decoder.extract_features(torch.tensor([[0, 7, 1, 1]]), encoder_out)[0][0, :2]
-    torch.testing.assert_close(padded, features[0])
-
-
 @torch.no_grad()
 def test_the_loss_is_that_of_hidden_tokens_and_lengths() -> None:
     model, task = small_model(), task_of(words=dictionary(WORDS))
@@ -154,37 +142,6 @@ def test_the_loss_is_that_of_hidden_tokens_and_lengths() -> None:
             wanted -= sum(float(lprobs[i, token]) for i, token in enumerate(tokens) if hidden[row, i])
     assert float(found.loss) == pytest.approx(wanted, abs=1e-9)
     assert found.sample_size == int(hidden.sum())
-
-
-def test_each_number_of_hidden_tokens_is_equally_frequent() -> None:
-    lengths = torch.tensor([3, 1, 0, 2] * 3000)
-    hidden = choose_hidden(lengths, torch.rand(len(lengths), 6, generator=torch.Generator().manual_seed(0)))
-    assert not (hidden & (torch.arange(5) >= lengths.unsqueeze(1))).any()
-    counts = hidden.sum(1)
-    assert counts[lengths == 1].unique().tolist() == [1]
-    assert counts[lengths == 3].bincount(minlength=4).tolist()[1:] == pytest.approx([1000] * 3, rel=0.1)
-    single = hidden[(lengths == 3) & (counts == 1)].sum(0)[:3]
-    assert single.tolist() == pytest.approx([int(single.sum()) / 3] * 3, rel=0.15)
-
-
-def test_refusals() -> None:
-    model, words = small_model(), dictionary(WORDS)
-    for options in ({"beam_size": 2}, {"use_cache": False}):
-        with pytest.raises(ConfigError, match="has no left-to-right pass"):
-            make_generator([model], words, **options).generate(batch_of(SOURCES))
-    with pytest.raises(ConfigError, match="has no left-to-right pass"):
-        list(Translator(ModelInMemory(task_of(), model)).score(TEXTS, TEXTS))
-    with pytest.raises(ConfigError, match="trained as model=mask_predict"):
-        Translator(text_model(), search="mask_predict").translate(TEXTS)
-    with pytest.raises(ConfigError, match="leave out NoRepeatNgram, attention"):
-        decode(model, SOURCES, processors=[NoRepeatNgram(2)], need_attention=True)
-    generator = make_generator([model], words, search_strategy=MaskPredict())
-    with pytest.raises(ConfigError, match="leave out a prefix"):
-        generator.generate(batch_of(SOURCES), prefix_tokens=torch.tensor([[5]] * 5))
-    with pytest.raises(ConfigError, match="more than the 12 lengths"):
-        decode(model, SOURCES, beam_size=13)
-    with pytest.raises(ConfigError, match="below its minimum"):
-        Translator(ModelInMemory(task_of(), model), search="mask_predict", **{"search.iterations": 0}).translate(TEXTS)
 
 
 @pytest.mark.slow

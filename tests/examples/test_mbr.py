@@ -20,7 +20,6 @@ from examples.papers.mbr.low_rank import LowRankMbr, complete
 from examples.papers.mbr.pruning import PrunedMbr
 from examples.papers.mbr.references import PseudoReferences
 from examples.papers.mbr.utilities import Embedding, Ter
-from seqgen.errors import ConfigError
 from seqgen.text.reranking import Bleu, Chrf, Matrix, Utility
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
@@ -60,14 +59,6 @@ def test_utilities_are_sacrebleus_sentence_scores(utility: Utility, metric: Any,
     assert utility.compare(HYPOTHESES, REFERENCES) == pytest.approx(numpy.array(wanted))
 
 
-def test_utilities_are_computed_once() -> None:
-    matrix = UtilityMatrix(Chrf(), HYPOTHESES, REFERENCES)  # 4 of the 5 references are distinct
-    wanted = Chrf().compare(HYPOTHESES, REFERENCES)
-    for rows, columns, computed in (([1, 3], [0, 2], 4), ([1], [3], 4), ([0, 1], [0], 5), (range(5), range(5), 20)):
-        assert matrix[rows, columns] == pytest.approx(wanted[numpy.ix_(rows, columns)])
-        assert matrix.computed == computed or (computed == 20 and matrix.computed >= 20)
-
-
 def test_exact_is_the_double_loop_over_pseudo_references() -> None:
     translator = Translator(text_model(sharpness=1.2))
     plain = translator.translate(TEXTS, nbest=5, **SETTINGS)
@@ -101,23 +92,6 @@ def test_pseudo_references_of_lines_together_are_those_of_each_line(batch_size: 
     assert len({tuple(found) for found in known.values()}) == 5
     for line in lines:
         assert known[line.id, line.source, line.prefix] == alone(line)
-
-
-def test_pseudo_references_are_decoded_once_for_all_lines_with_the_ensemble_of_the_search(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """They are the outputs of the same ensemble: sources and weights included."""
-    models, calls = [text_model(sharpness=1.2), text_model(seed=1, sharpness=1.2)], []
-    prepare = PseudoReferences.prepare
-    monkeypatch.setattr(PseudoReferences, "prepare", lambda own, lines: (calls.append(own), prepare(own, lines))[1])
-    lines = [f"{text}\tw7 w2" for text in TEXTS]
-    ensemble = {"members": ["field1", "field2"], "combination.weights": [4.0, 1.0]}
-    translator = Translator(models, beam=4, max_len_b=6, **ensemble)
-    references = {**SAMPLES, "beam": 6, "max_len_b": 6}
-    translator.translate(lines, rerank="mbr", **{"reranker.references": references})
-    assert len(calls) == 1
-    wanted = Translator(models, **ensemble, **references).translate(lines, nbest=6)
-    assert list(calls[0].known.values()) == [[item.text for item in line.hypotheses] for line in wanted]
 
 
 def test_pruning_is_the_algorithm_with_bootstrap_by_loops() -> None:
@@ -211,26 +185,6 @@ def test_low_rank_reconstructs_a_low_rank_matrix() -> None:
     assert found == pytest.approx(utilities.mean(1), abs=1e-6)
 
 
-def test_low_rank_minimizes_the_objective() -> None:
-    """No factors near the result have a smaller squared error plus penalty."""
-    random = numpy.random.default_rng(1)
-    seen = numpy.where(random.random((7, 9)) < 0.6, random.random((7, 9)), numpy.nan)
-    seen /= math.sqrt(numpy.nanmean(seen**2))  # the scale at which the penalty applies
-
-    def objective(product: Matrix) -> float:
-        """The smallest |X|^2 + |Y|^2 with a given product X Y' is twice the sum of its singular values."""
-        sizes = numpy.linalg.svd(product, compute_uv=False)
-        return float(numpy.nansum((product - seen) ** 2) + 0.1 * 2 * sizes.sum())
-
-    found = complete(seen, 3, 0.1, 3000, random)
-    left, sizes, right = numpy.linalg.svd(found, full_matrices=False)
-    x, y = left[:, :3] * sizes[:3] ** 0.5, right[:3].T * sizes[:3] ** 0.5
-    assert x @ y.T == pytest.approx(found)
-    for _ in range(20):
-        nudged = (x + 1e-3 * random.normal(size=x.shape)) @ (y + 1e-3 * random.normal(size=y.shape)).T
-        assert objective(nudged) > objective(found)
-
-
 def test_embedding_is_the_cosine_of_mean_states() -> None:
     """With an encoder whose states are rows of a table, and a tokenizer that pads on the right."""
     table = torch.randn(30, 6, generator=torch.Generator().manual_seed(0))
@@ -273,20 +227,3 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in outcome.out.splitlines()]
     assert len(lines) == 2
     assert all(line["hypotheses"][0]["rerank_score"] <= 0 for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"rerank": "mbr", "reranker.utility": "chfr"}, "no utility 'chfr'"),
-        ({"rerank": "mbr", "reranker.utility_keys": {"bet": 3}}, "bet"),
-        ({"rerank": "mbr", "reranker.references": {"samplin": True}}, "samplin"),
-        ({"rerank": "mbr", "reranker.references": {"epsilon_cutoff": 0.1}}, "epsilon_cutoff"),
-        ({"rerank": "mbr_aggregated", "reranker.utility": "ter"}, "n-gram counts"),
-        ({"rerank": "mbr_pruned", "reranker.alpha": 1.5}, "alpha"),
-        ({"rerank": "mbr", "reranker.utility": "embedding"}, "needs an encoder"),
-    ],
-)
-def test_refuses_in_one_sentence(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Translator(text_model()).translate(["w1"], **SETTINGS, **settings)

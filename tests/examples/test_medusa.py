@@ -12,10 +12,8 @@ from torch import Tensor
 
 from examples.papers.medusa import Heads, Medusa, MedusaDraft, TrainHeadsConfig, head_losses, main
 from seqgen.cli.command import run
-from seqgen.errors import ConfigError
 from seqgen.generation.search.beam import Greedy
 from seqgen.generation.speculative.verification import Drafts
-from seqgen.text.translator import Translator
 from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
@@ -130,19 +128,6 @@ def test_the_loss_of_each_head_is_that_of_the_token_it_predicts() -> None:
                     if t + 1 + k < len(tgt):
                         wanted[k] -= float(lprobs[t, k, tgt[t + 1 + k]])
     assert found.tolist() == pytest.approx(wanted, abs=1e-9)
-
-
-def test_refusals(tmp_path: Path) -> None:
-    loaded = text_model()
-    file = written(random_heads(2, 8), tmp_path)
-    translator = Translator(loaded, search="medusa", **{"search.heads": file})
-    with pytest.raises(ConfigError, match=r"give generation.beam=1 instead of 5"):
-        translator.translate(TEXTS)
-    with pytest.raises(ConfigError, match="features of another size"):
-        translator.translate(TEXTS, beam=1)
-    for heads in ("", str(tmp_path / "none"), str(PAPERS / "medusa.py")):
-        with pytest.raises(ConfigError, match="is not a file with Medusa heads"):
-            translator.translate(TEXTS, beam=1, **{"search.heads": heads})
 
 
 @pytest.mark.slow

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from examples.papers.noisy_channel import NoisyChannel
-from seqgen.errors import ConfigError
+import examples.papers.noisy_channel  # noqa: F401  # registers the reranker
 from seqgen.text.translator import ModelInMemory, Translator
 from tests.text_models import TEXTS, text_model
 
@@ -47,16 +46,3 @@ def test_is_the_formula(batch_size: int, monkeypatch: pytest.MonkeyPatch) -> Non
         assert [item.score for item in after.hypotheses] == pytest.approx(expected)
         assert [item.rerank_score for item in after.hypotheses] == pytest.approx([scores[index] for index in order])
     assert [line.score for line in found] != [line.score for line in plain]
-
-
-def test_weights_of_0_are_the_direct_model() -> None:
-    translator = Translator(DIRECT, **OPTIONS)
-    reranker = NoisyChannel(Translator(CHANNEL), None, channel_weight=0.0)
-    assert [line.text for line in translator.translate(TEXTS, rerank=reranker)] == [
-        line.text for line in translator.translate(TEXTS)
-    ]
-
-
-def test_needs_a_channel_model() -> None:
-    with pytest.raises(ConfigError, match=r"give reranker.channel=RUN"):
-        Translator(DIRECT, rerank="noisy_channel", **OPTIONS).translate(["w1"])

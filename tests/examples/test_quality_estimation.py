@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import pytest
 
 from examples.papers.quality_estimation import FUNCTIONS, QualityEstimation, batch_quality
-from seqgen.errors import ConfigError
 from seqgen.text.translator import Translator
 from tests.text_models import TEXTS, text_model
 
@@ -52,8 +51,3 @@ def test_own_function_in_python_and_by_name() -> None:
         best = max(shared(before.source, [item.text for item in before.hypotheses]))
         assert one.hypotheses[0].text == two.hypotheses[0].text
         assert one.hypotheses[0].rerank_score == two.hypotheses[0].rerank_score == best
-
-
-def test_unknown_function() -> None:
-    with pytest.raises(ConfigError, match=r"no quality estimator 'length_rati' \(did you mean 'length_ratio'"):
-        Translator(text_model()).translate(["w1"], rerank="quality", **SETTINGS, **{"reranker.function": "length_rati"})

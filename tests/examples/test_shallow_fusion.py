@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from examples.papers.shallow_fusion import DensityRatio
-from seqgen.errors import ConfigError
 from seqgen.text.translator import ModelInMemory, Translator
 from tests.exhaustive import ranked_outputs
 from tests.generators import make_generator
@@ -35,15 +34,6 @@ def test_is_the_formula_by_enumeration() -> None:
         assert_same_pairs(as_pairs(found)[:20], ranked_outputs(formula, source, len(WORDS), 3, 20))
 
 
-def test_what_a_language_model_forbids() -> None:
-    """A token that the source language model forbids does not become certain; what the other two forbid stays so."""
-    forbids = torch.tensor([-torch.inf, -1.0, -1.0])
-    other = torch.tensor([-1.0, -2.0, -3.0])
-    for order in ((forbids, other, other), (other, other, forbids)):
-        assert DensityRatio()(order, None)[0] == -torch.inf
-    assert DensityRatio()((other, forbids, other), None).isfinite().all()
-
-
 @pytest.fixture(scope="module")
 def models() -> list[ModelInMemory]:
     names = ["transformer_tiny", "transformer_lm_tiny", "transformer_lm_tiny"]
@@ -69,10 +59,3 @@ def test_decoder_only_language_models_as_members(models: list[ModelInMemory]) ->
                 logits = model.model(source, torch.tensor([source.size(1)]), prefix).logits[0]
                 expected += weight * logits.log_softmax(-1).gather(1, best.tokens.unsqueeze(1)).squeeze(1)
         torch.testing.assert_close(best.positional_scores.double(), expected, atol=1e-5, rtol=0)
-
-
-def test_refuses_other_numbers_of_members(models: list[ModelInMemory]) -> None:
-    with pytest.raises(ConfigError, match="two language models, and there are 2 members"):
-        Translator(models[:2], combination="density_ratio").translate(["w1"])
-    with pytest.raises(ConfigError, match="source_weight"):
-        Translator(models, combination="density_ratio", **{"combination.source_weight": -1.0}).translate(["w1"])

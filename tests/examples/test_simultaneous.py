@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
-from typing import Any
 
 import pytest
+from torch import Tensor
 
 from examples.papers.latency import LatencyConfig, average_lagging, report
 from examples.papers.simultaneous import WaitK
 from seqgen.cli.command import run as run_command
-from seqgen.generation.search.base import Search
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.lab.checks.subject import tiny_dictionary
 from seqgen.text.translator import Translator
 from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
-from tests.generators import make_generator
+from tests.generators import scripted_generator
 from tests.hypotheses import Pairs, as_pairs, assert_same_pairs
-from tests.model_zoo import VOCAB, ZOO
-from tests.reference_search import EOS, Settings, next_scores
-from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
+from tests.reference_search import EOS, Beam, Settings, beam_search
+from tests.scripted_model import batch_of, random_rule
 
 pytestmark = pytest.mark.slow
 
@@ -30,61 +25,26 @@ SOURCES = [(4, 5, 2), (6, 2), (4, 4, 4, 4, 6, 2), (2,), (5, 6, 7, 2)]
 RULE = random_rule(vocab=9, seed=4)
 
 
-def generator(rules: list[Rule], search: Search, beam: int = 3, **options: Any) -> SequenceGenerator:
-    values = {"max_len_b": 5, "min_len": 0, **options}
-    return make_generator(
-        [ScriptedModel(rule) for rule in rules], dictionary(5), search_strategy=search, beam_size=beam, **values
-    )
-
-
 def plain(source: tuple[int, ...], k: int, beam: int) -> Pairs:
-    """Beam search by fairseq's rules over prefixes, as loops over one sentence."""
-    cfg, beams, finished = Settings(max_len=5, min_len=0), [(0.0, ())], []
-    for step in range(cfg.max_len + 1):
-        read = source if k + step >= len(source) - 1 else source[: k + step]
-        found = sorted(
-            ((total + score, (*past, token)) for total, past in beams
-             for token, score in enumerate(next_scores(RULE, read, past, cfg))
-             if score > -math.inf and (token != EOS or read == source or step == cfg.max_len)),
-            reverse=True,
-        )[: 2 * beam]  # fmt: skip
-        for total, output in found[:beam]:
-            if output[-1] == EOS and len(finished) < beam:
-                finished.append((output, total / len(output)))
-        beams = [pair for pair in found if pair[1][-1] != EOS][:beam]
-        if len(finished) == beam or not beams:
-            break
-    return sorted(finished, key=lambda pair: -pair[1])
+    """Beam search over prefixes, as loops over one sentence; a hypothesis ends when the source is read."""
+    words, longest = len(source) - 1, 5
+
+    def reading(source: tuple[int, ...], history: tuple[int, ...]) -> Tensor:
+        return RULE(source if k + len(history) >= words else source[: k + len(history)], history)
+
+    def choose(found: list[Beam]) -> list[Beam | None]:
+        may_end = min(words - k, longest)
+        return [one for one in found if one[1][-1] != EOS or len(one[1]) > may_end][: 2 * beam]
+
+    return beam_search(reading, source, Settings(beam, max_len=longest, min_len=0), choose)
 
 
 @pytest.mark.parametrize("beam", [1, 3])
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_search(k: int, beam: int) -> None:
-    found = generator([RULE], WaitK(k), beam).generate(batch_of(SOURCES))
+    found = scripted_generator([RULE], WaitK(k), beam).generate(batch_of(SOURCES))
     for source, hypotheses in zip(SOURCES, found, strict=True):
         assert_same_pairs(as_pairs(hypotheses), plain(source, k, beam))
-
-
-def test_attention_is_over_the_whole_source() -> None:
-    """With sources padded on either side; weights of tokens that are not read are 0."""
-    for left in (False, True):
-        model = ZOO["transformer_tiny"].build().double().eval()
-        model.left_pad_source = left
-        own = make_generator(
-            [model], tiny_dictionary(), search_strategy=WaitK(1), beam_size=2, need_attention=True, max_len_b=5
-        )  # fmt: skip
-        sources = [[VOCAB - 1, 5, 6, 7, 2], [8, 9, 2]]
-        together = own.generate(batch_of(sources, left=left))
-        for row, source in enumerate(sources):
-            alone = own.generate(batch_of([source], left=left))[0]
-            for one, two in zip(alone, together[row], strict=True):
-                assert one.tokens.tolist() == two.tokens.tolist()
-                weights = one.attention
-                assert weights is not None
-                assert (weights[0, 1:] == 0).all()
-                assert weights.sum(1).tolist() == pytest.approx([1.0] * len(weights))
-                own_part = two.attention[:, -len(source) :] if left else two.attention[:, : len(source)]
-                assert own_part.tolist() == [pytest.approx(line) for line in weights.tolist()]
 
 
 def lagging(delays: list[int], source: int, target: int) -> float:

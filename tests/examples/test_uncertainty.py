@@ -89,33 +89,6 @@ def test_the_measures_of_each_token_are_the_definitions(tmp_path: Path) -> None:
             assert line[name] == pytest.approx(wanted_mean / sum(weights), abs=1e-9)
 
 
-def test_over_all_outputs_the_chain_rule_gives_the_measures_of_sequences(tmp_path: Path) -> None:
-    """The expected sum over tokens is the entropy of sequences, and the reverse mutual information of sequences."""
-    rules = [rule_of(seed) for seed in (4, 5)]
-    outputs = 3 + 3 * 3
-    lines, results = decode(tmp_path / "out.jsonl", rules, beam=outputs)
-    for source, line, hypotheses in zip(SOURCES, lines, results, strict=True):
-        assert len(hypotheses) == outputs
-        sums = dict.fromkeys((*MEASURES, *JOINT), 0.0)
-        entropy_of_sequences = reverse_of_sequences = mass = 0.0
-        for output, hypothesis in zip(line["hypotheses"], hypotheses, strict=True):
-            tokens = tuple(hypothesis.tokens.tolist())
-            steps = [[rule(source, tokens[:i]).softmax(0)[tokens[i]] for rule in rules] for i in range(len(tokens))]
-            probability = math.prod(float(sum(step)) / len(rules) for step in steps)
-            of_members = [math.prod(map(float, own)) for own in zip(*steps, strict=True)]
-            mass += probability
-            entropy_of_sequences -= probability * math.log(probability)
-            reverse_of_sequences += probability * sum(math.log(probability / own) for own in of_members) / len(rules)
-            for name in sums:
-                sums[name] += probability * output[name] * len(tokens)
-        assert mass == pytest.approx(1.0)
-        for name in ("total", "sequence_total"):
-            assert sums[name] == pytest.approx(entropy_of_sequences, abs=1e-9)
-        assert sums["reverse"] == pytest.approx(reverse_of_sequences, abs=1e-9)
-        assert sums["sequence_reverse"] == pytest.approx(reverse_of_sequences, abs=1e-9)
-        assert sums["knowledge"] == pytest.approx(sums["total"] - sums["data"], abs=1e-9)
-
-
 def test_keys_and_refusals(tmp_path: Path) -> None:
     keys = {"observers": ["uncertainty"], "observer.uncertainty.file": str(tmp_path / "out.jsonl")}
     with pytest.raises(ConfigError, match="compares the members of an ensemble"):

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
-from seqgen.config import GenerationConfig
 from seqgen.config.user_files import import_user_dir
 from seqgen.errors import ConfigError
 from seqgen.generation.search.beam import BeamSearch
@@ -126,14 +124,6 @@ def test_keys_of_components_that_the_run_names(run: Path) -> None:
     assert (other.code, "search.delta" in other.out) == (1, True), other.err
 
 
-def test_a_search_strategy(run: Path) -> None:
-    narrow = rows(decode(run, "generation.search=cropping", "search.delta=0.5"))
-    assert narrow == in_python(run, search="cropping", **{"search.delta": 0.5})
-    assert narrow == in_python(run, search=user_components.CroppingSearch(delta=0.5))
-    assert narrow == rows(decode(run, "generation.search=cropping_narrow", "search.delta=0.5"))
-    assert rows(decode(run, "generation.search=cropping", "search.delta=1e9")) == in_python(run) != narrow
-
-
 def test_a_preset(run: Path) -> None:
     assert in_python(run, search="cropping_narrow") == in_python(run, search=user_components.CroppingSearch(delta=0.5))
     assert in_python(run, processors=["much_variety"]) == in_python(
@@ -141,65 +131,17 @@ def test_a_preset(run: Path) -> None:
     )
 
 
-def test_a_processor_with_state_of_its_beams(run: Path) -> None:
-    """It counts what its beam has; without a weight it changes nothing, and a large one lets no token occur twice."""
-    without = rows(decode(run, "generation.processors=[variety]", "processor.variety.weight=0"))
-    assert without == in_python(run)
-    varied = rows(decode(run, "generation.processors=[variety]", "processor.variety.weight=100"))
-    translator = Translator(run)
-    model = user_components.Variety(len(translator.task.target_dictionary), 100.0)
-    assert varied == in_python(run, processors=[model])
-    for hypotheses in varied:
-        for tokens, _ in hypotheses:
-            assert len(set(tokens)) == len(tokens)
-    assert varied != without
-
-
-def test_a_stopping_rule(run: Path) -> None:
-    short = rows(decode(run, "generation.stopping_rules=[at_most]", "stopping.at_most.tokens=4"))
-    assert short == in_python(run, stopping_rules=[user_components.AtMost(4)])
-    assert max(len(tokens) for hypotheses in short for tokens, _ in hypotheses) == 4
-    assert rows(decode(run, "generation.stopping_rules=[at_most_two]")) == in_python(
-        run, stopping_rules=["at_most"], **{"stopping.at_most.tokens": 2}
-    )
-
-
-def test_a_combination(run: Path) -> None:
-    found = rows(decode(run, f"path=[{run},{run}]", "generation.combination=best_of", "combination.scale=2.0"))
-    assert found == in_python([run, run], combination=user_components.BestOf(2.0))
-    assert found == in_python([run, run], combination="best_of_double")
-    assert rows(decode(run, f"path=[{run},{run}]", "generation.combination=best_of")) == in_python(run) != found
-
-
-def test_an_observer(run: Path, tmp_path: Path) -> None:
-    file = tmp_path / "journal.jsonl"
-    watched = decode(run, "generation.observers=[journal]", f"observer.journal.file={file}")
-    assert rows(watched) == in_python(run)
-    steps = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [row["step"] for row in steps[:3]] == [0, 1, 2]
-    assert len(steps[0]["tokens"]) == len(LINES)
-    again = tmp_path / "again.jsonl"
-    in_python(run, observers=[user_components.Journal(str(again))])
-    assert again.read_text() == file.read_text()
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["generation.search=croppping"], "did you mean 'cropping'"),
         (["generation.search=cropping", "search.delta=nan"], "search.delta=nan is not a finite number"),
-        (["generation.search=cropping", "search.=2"], "search."),
         (["search.delta=2"], "unknown key 'search.delta' of search strategy beam"),
         (["generation.processors=[variety]", "processor.variety.weigth=2"], "did you mean 'weight'"),
         (["processor.variety.weight=2"], "'processor.variety.weight' has no effect"),
-        (["generation.processors=[variety]", "processor.weight=2"], "its keys begin with 'processor.variety.'"),
         (["generation.stopping_rules=[at_mots]"], "did you mean 'at_most'"),
-        (["generation.stopping_rules=[at_most]", "stopping.at_most.tokens=0"], "is below its minimum, 1"),
-        (["generation.stopping_rules=[at_most]", "stopping.at_most.tokens=2.5"], "should be a whole number"),
         (["generation.combination=best_of", "combination.scale=11"], "is above its maximum, 10"),
-        (["combination.scale=2"], "unknown key 'combination.scale' of combination probability"),
         (["observer.journal.file=x"], "'observer.journal.file' has no effect"),
-        (["observers.journal.file=x"], "observers.journal.file"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_sentence(run: Path, arguments: list[str], said: str) -> None:
@@ -282,18 +224,6 @@ def test_other_objects_of_a_kind_make_another_generator() -> None:
     assert lengths == [1, 2, 3, 4]
 
 
-def test_the_task_builds_a_generator_with_an_object() -> None:
-    member = text_model()
-    cfg = GenerationConfig(beam=3, max_len_b=6)
-    search = user_components.CroppingSearch(delta=0.25)
-    generator = member.task.build_generator([member.model], cfg, search_strategy=search)
-    examples = [(number, member.task.encode_source(text), None) for number, text in enumerate(TEXTS)]
-    found = generator.generate(member.task.collate(examples, member.model))
-    expected = Translator(member).translate(TEXTS, beam=3, max_len_b=6, search=search)
-    for mine, line in zip(found, expected, strict=True):
-        assert torch.equal(mine[0].tokens, line.hypotheses[0].tokens)
-
-
 @pytest.mark.parametrize("name", ["train", "generate"])
 def test_help_lists_the_components_and_their_keys(name: str) -> None:
     topics = (
@@ -318,8 +248,3 @@ def test_help_lists_the_components_and_their_keys(name: str) -> None:
     assert ("debug.use_cache=true" in said) == (name == "generate")
     assert "components=" not in said
     assert "user_files" not in said
-
-
-@pytest.mark.parametrize("name", ["score", "convert"])
-def test_help_of_other_commands_lists_none(name: str) -> None:
-    assert "generation.search=" not in command(name, "--help", "all").out

@@ -17,7 +17,6 @@ from seqgen.cli.command import run as run_command
 from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.generators import make_generator
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
-from tests.step_contexts import step_context
 
 pytestmark = pytest.mark.slow
 
@@ -62,14 +61,6 @@ def test_scores_are_those_of_the_paper(search: dict[str, Any], models: int) -> N
                 weights = [math.exp(logit + DELTA * (word in green)) for word, logit in enumerate(logits)]
                 wanted = math.log(weights[token] / sum(weights))
                 assert float(hypothesis.positional_scores[step]) == pytest.approx(wanted, abs=1e-9)
-
-
-def test_a_row_keeps_the_mass_that_other_processors_leave() -> None:
-    processor = Watermark(GreenLists(len(WORDS), GAMMA, KEY), DELTA)
-    processor.previous = torch.tensor([[EOS], [EOS]])
-    lprobs = torch.full((2, len(WORDS)), -torch.inf)
-    lprobs[0, EOS] = -3.5  # end-of-sentence is forced; in the second row, no token is possible
-    torch.testing.assert_close(processor(lprobs.clone(), step_context(0, torch.zeros(2, 0).long())), lprobs)
 
 
 def test_detection() -> None:

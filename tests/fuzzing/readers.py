@@ -447,18 +447,18 @@ def _changed_inside(data: bytes, rng: random.Random) -> bytes:
 
 
 READERS = {
-    "text": Reader(make_text, read_text, 100, damage_text),
-    "jsonl": Reader(make_records, read_records, 100),
-    "mixture": Reader(make_mixture, lambda folder: read_mixture((folder / "mixture.yaml").read_bytes(), "it"), 100),
-    "vocabulary": Reader(make_vocabularies, read_vocabularies, 100),
+    "text": Reader(make_text, read_text, 40, damage_text),
+    "jsonl": Reader(make_records, read_records, 40),
+    "mixture": Reader(make_mixture, lambda folder: read_mixture((folder / "mixture.yaml").read_bytes(), "it"), 40),
+    "vocabulary": Reader(make_vocabularies, read_vocabularies, 40),
     "sentencepiece": Reader(
         lambda folder: (folder / "sentencepiece.model").write_bytes(sentencepiece_model("unigram")),
         read_sentencepiece,
         100,
     ),
-    "tokenizer": Reader(make_pipeline, read_pipeline, 50, damage_pipeline),
-    "huggingface": Reader(make_huggingface, read_huggingface, 40, damage_huggingface),
-    "run": Reader(make_run, read_run, 12, damage_run),
+    "tokenizer": Reader(make_pipeline, read_pipeline, 25, damage_pipeline),
+    "huggingface": Reader(make_huggingface, read_huggingface, 20, damage_huggingface),
+    "run": Reader(make_run, read_run, 6, damage_run),
     ".pt": Reader(
         lambda folder: fairseq_checkpoints.write_random(folder, fairseq_checkpoints.TRANSFORMER),
         lambda folder: decode(folder / "model.pt", "w1 w2"),

@@ -10,10 +10,10 @@ import torch
 from seqgen.lab.checks.checking import NotApplicableError
 from seqgen.lab.checks.models import PASSES, STEPPING, WEIGHTS
 from seqgen.lab.checks.subject import TOLERANCE
-from tests.model_zoo import PAD, ZOO, build, inputs, subject_of
+from tests.covering import covering
+from tests.model_zoo import ARCHITECTURES, PAD, ZOO, build, inputs, subject_of
 
 every_model = pytest.mark.parametrize("name", list(ZOO))
-every_dtype = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=lambda dtype: str(dtype).removeprefix("torch."))
 INVARIANTS = PASSES | STEPPING | WEIGHTS
 IN_FLOAT32 = (
     "alone = in a batch",
@@ -42,8 +42,16 @@ def _no_grad() -> Any:
         yield
 
 
-@every_model
-@pytest.mark.parametrize("law", [law for law in INVARIANTS if law not in BY_CACHE])
+CASES = [
+    pytest.param(name, law, marks=pytest.mark.slow if law in WEIGHTS and name not in ARCHITECTURES else ())
+    for law in INVARIANTS
+    if law not in BY_CACHE
+    for name in ZOO
+]
+"""Weights are stored by layers, of which one model of each architecture has all."""
+
+
+@pytest.mark.parametrize(("name", "law"), CASES)
 def test_invariants(name: str, law: str) -> None:
     invariant = INVARIANTS[law]
     if law in ABSENT.get(name, ()):
@@ -53,14 +61,12 @@ def test_invariants(name: str, law: str) -> None:
         invariant(subject_of(name))
 
 
-@every_model
-@pytest.mark.parametrize("law", IN_FLOAT32)
+@pytest.mark.parametrize(("name", "law"), covering(list(ZOO), IN_FLOAT32))
 def test_invariants_in_float32(name: str, law: str) -> None:
     INVARIANTS[law](subject_of(name, torch.float32))
 
 
-@every_model
-@every_dtype
+@pytest.mark.parametrize(("name", "dtype"), covering(list(ZOO), list(TOLERANCE)), ids=str)
 def test_left_padding_equals_right_padding(name: str, dtype: torch.dtype) -> None:
     if not ZOO[name].either_padding:
         pytest.skip("the model reads sources padded on the right only")

@@ -154,13 +154,6 @@ def test_n_grams_are_drafted_across_the_end_of_the_prompt() -> None:
     assert drafts == [[w8, w1, w5], [-1, -1, -1], [-1, -1, -1]]
 
 
-def test_sampling_with_n_gram_drafts_draws_the_same_tokens() -> None:
-    item = language_model()
-    sampled = Translator(item, sampling=True, beam=2, nbest=2)
-    prompts = [*PROMPTS, "w1 w5 w8 w1 w5 w8 w1 w5"]
-    assert_same(sampled.translate(prompts, prompt_lookup=2), sampled.translate(prompts))
-
-
 def test_guidance_contrasts_the_prompt_with_the_empty_prompt() -> None:
     """The guided score of each token is that of the formula, with an unconditional half that reads no prompt."""
     item, scale = language_model(), 1.7

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
+from seqgen.checkpoints.model_weights import on_meta
 from seqgen.errors import ConfigError
 from seqgen.modules.inspection import num_parameters
 from seqgen.registry import MODELS
@@ -31,7 +31,7 @@ def parameters(name: str, **changes: Any) -> int:
     config = MODELS.config(name)
     for key, value in changes.items():
         setattr(config, key, value)
-    with torch.device("meta"):  # shapes without memory
+    with on_meta():  # shapes without memory
         model = MODELS.entry(name).component.build_model(config, _Task())  # type: ignore[attr-defined]
     return sum(parameter.numel() for parameter in model.parameters())
 
@@ -63,7 +63,7 @@ def test_published_t5() -> None:
 
     def t5_parameters(name: str, rows: int) -> int:
         config = replace(MODELS.config(name), vocab_size=rows)
-        with torch.device("meta"):
+        with on_meta():
             return num_parameters(MODELS.entry(name).component(config, 0))  # type: ignore[call-arg]
 
     published = {

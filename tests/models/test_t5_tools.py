@@ -1,4 +1,4 @@
-"""What T5 offers besides its logits: half precision, sizes, freezing, other vocabularies."""
+"""T5 in half precision, with other vocabularies, and its norm and buckets."""
 
 from __future__ import annotations
 

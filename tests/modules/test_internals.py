@@ -11,7 +11,6 @@ from torch import Tensor
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import load_model
 from seqgen.errors import ConfigError
-from seqgen.generation.observers import Observer, StepRecord
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.lab.checks.subject import expand
 from seqgen.lab.inspection import StepLogits
@@ -19,10 +18,9 @@ from seqgen.modules.inspection import StackInternals, recorded
 from seqgen.structures import Batch, Source
 from seqgen.text.translator import Translator
 from tests import huggingface_gpt2
-from tests.generators import make_generator
 from tests.huggingface_internals import assert_near, every_kind, pair_of
-from tests.model_zoo import ZOO, build, inputs, sharp
-from tests.scripted_model import batch_of, dictionary
+from tests.model_zoo import ZOO, build, inputs
+from tests.scripted_model import batch_of
 from tests.text_models import TEXTS, text_model
 
 FEW = ["transformer_prenorm_gelu_learned", "t5_gated_untied", "fconv_uneven", "transformer_lm_learned"]
@@ -141,38 +139,6 @@ def _layer(steps: list[StackInternals], kind: str, layer: int) -> list[Tensor]:
 # --- decoding
 
 
-class Tokens(Observer):
-    """Keeps the decoder input of each row and the sentences of each step."""
-
-    def __init__(self) -> None:
-        self.steps: list[tuple[Tensor, Tensor]] = []
-
-    def observe(self, record: StepRecord) -> None:
-        context = record.context
-        self.steps.append((context.read_tokens(), context.sentences.ids))
-
-
-@few_models
-@torch.no_grad()
-def test_what_is_recorded_during_a_search_is_the_forward_pass(name: str) -> None:
-    model, given, beam = sharp(name), inputs(name, [6, 2, 4, 3], 1), 3
-    tokens = Tokens()
-    options = {"beam_size": beam, "max_len_a": 1, "max_len_b": 1, "lazy_compaction": False, "observers": [tokens]}
-    generator = make_generator([model], dictionary(19), **options)
-    with recorded(model) as search:
-        generator.generate(Batch(torch.arange(4), Source(given.src_tokens, given.src_lengths)))
-    assert len({len(ids) for _, ids in tokens.steps}) > 1, "no sentence ended before the others"
-    for step, (read, ids) in zip(search.decoder, tokens.steps, strict=True):
-        encoder_out = model.encoder(given.src_tokens, given.src_lengths).index_select(ids.repeat_interleave(beam))
-        with recorded(model) as whole:
-            model.decoder(read, encoder_out)
-        for mine, other in zip(step.hidden_states, whole.decoder[0].hidden_states, strict=True):
-            torch.testing.assert_close(mine[:, -1], other[:, -1], rtol=0, atol=1e-10)
-        for kind in ("self_attention", "cross_attention"):
-            for mine, other in zip(getattr(step, kind), getattr(whole.decoder[0], kind), strict=True):
-                torch.testing.assert_close(mine[:, :, -1], other[:, :, -1], rtol=0, atol=1e-10)
-
-
 @every_kind
 @torch.no_grad()
 def test_a_decode_is_that_of_transformers(kind: str) -> None:
@@ -245,26 +211,6 @@ def test_what_cannot_be_recorded_is_refused() -> None:
     with recorded(model), pytest.raises(ConfigError, match="already being recorded"), recorded(model):
         pass
     assert all(getattr(module, "on_weights", None) is None for module in model.modules())
-
-
-@torch.no_grad()
-def test_early_exits_are_no_part_of_a_pass() -> None:
-    model, given = build("t5_gated_untied"), inputs("t5_gated_untied", [3, 2], 3)
-    with recorded(model) as recording:
-        model(given.src_tokens, given.src_lengths, given.prev_output_tokens)
-        model.decoder.early_exit(recording.decoder[0].hidden_states[0])
-    assert len(recording.decoder) == 1
-    assert len(recording.decoder[0].hidden_states) == 1 + len(model.decoder.layers)
-
-
-def test_gradients_flow_through_what_is_recorded() -> None:
-    model, given = build("t5_tiny"), inputs("t5_tiny", [3, 2], 3)
-    with recorded(model) as recording:
-        model(given.src_tokens, given.src_lengths, given.prev_output_tokens)
-    recording.decoder[0].cross_attention[0][:, 0, :, 0].sum().backward()
-    gradient = model.encoder.layers[0].self_attn.in_proj.weight.grad
-    assert gradient is not None
-    assert gradient.abs().max() > 0
 
 
 # --- logits of chosen steps

@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from seqgen.modules import dtypes, kernel_choice as module
-from seqgen.modules.kernel_choice import MatrixProduct, fastest_threads, measure_all, measured, set_threads
+from seqgen.modules.kernel_choice import MatrixProduct, measure_all
 from seqgen.modules.kernels import (
-    FBGEMM_INT8,
     PADDED,
     PLAIN,
     PREPACKED,
@@ -21,7 +20,6 @@ from seqgen.modules.kernels import (
     Kernel,
     kernels_for,
 )
-from seqgen.system.switches import KERNEL_CHOICE
 
 SHAPES = [(1, 64), (2, 64), (5, 64), (1, 1, 64), (9, 1, 64), (2, 3, 64), (0, 64)]
 FLOATS = [PREPACKED, PLAIN, TRANSPOSED]
@@ -71,24 +69,6 @@ def test_int8_by_hand(kernel: Kernel) -> None:
     assert kernel.multiply(layout, x[1:2], bias).tolist() == [[1.0, -1.0, 2.0]]
 
 
-def test_a_large_vocabulary_and_many_rows_are_not_for_fbgemm() -> None:
-    assert [FBGEMM_INT8.suits(rows, 32128) for rows in (1, 4, 32)] == [True, True, False]
-    assert FBGEMM_INT8.suits(32, 2048)
-
-
-@needs_int8
-@torch.no_grad()
-@each_int8
-def test_int8_of_a_large_matrix(kernel: Kernel) -> None:
-    """More rows than are quantized at a time: each row has its own scale, wherever it is."""
-    torch.manual_seed(0)
-    integers = torch.randint(-126, 127, (2500, 40)).index_fill(1, torch.tensor([3]), 127).float()
-    matrix = integers * torch.rand(2500, 1).add(0.5)
-    x = torch.randint(-126, 127, (2, 40)).index_fill(1, torch.tensor([5]), 127).float()
-    product = kernel.multiply(kernel.arrange(matrix), x, None)
-    torch.testing.assert_close(product, x @ matrix.t(), rtol=1e-5, atol=0.5)
-
-
 @needs_int8
 @torch.no_grad()
 @each_int8
@@ -132,58 +112,6 @@ def test_the_fastest_is_chosen_unless_measurements_do_not_tell(monkeypatch: pyte
 
 
 @torch.no_grad()
-def test_a_layout_is_used_again_if_another_one_is_no_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = {"prepacked": 1.05, "padded": 3.0, "plain": 1.0, "transposed": 3.0}
-    product = chosen(times, monkeypatch)
-    product(torch.randn(1, 64), None)
-    assert product.choose(32) is PREPACKED
-    times = {"prepacked": 3.0, "padded": 3.0, "plain": 1.05, "transposed": 2.0}
-    other = chosen(times, monkeypatch)
-    other(torch.randn(1, 64), None)
-    times["prepacked"] = 1.0
-    assert other.choose(32) is PLAIN
-
-
-@torch.no_grad()
-def test_numbers_of_rows_have_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-
-    def given(kernels: Sequence[Kernel], dtype: torch.dtype, rows: int) -> dict[str, float]:
-        asked.append(rows)
-        return dict.fromkeys((kernel.name for kernel in kernels), 1.0)
-
-    monkeypatch.setattr(module, "measured", given)
-    matrix = torch.randn(32, 64)
-    product = MatrixProduct(lambda: matrix, [PREPACKED, PLAIN])
-    for rows in (2, 8, 2, 8, 1, 1, 9, 500):
-        product(torch.randn(rows, 1, 64), None)
-    assert asked == [4, 4, 1, 32, 32], "one row, 2 to 8, and more; each number of rows is asked about once"
-    with KERNEL_CHOICE.off():
-        product(torch.randn(1, 64), None)
-    assert len(asked) == 5
-    monkeypatch.setattr(module, "_REMEMBERED", 3)
-    for rows in range(1, 20):
-        product(torch.randn(rows, 64), None)
-    assert len(product._products) <= 3
-
-
-@torch.no_grad()
-def test_each_kind_is_measured_once() -> None:
-    kernels, calls = kernels_for(torch.float32), []
-    spies = [
-        kernel._replace(
-            name=f"spy {number}", arrange=lambda matrix, kernel=kernel: calls.append(1) or kernel.arrange(matrix)
-        )
-        for number, kernel in enumerate(kernels[2:])
-    ]
-    first = measured(spies, torch.float32, 1)
-    assert measured(spies, torch.float32, 1) is first
-    assert len(calls) == len(spies)
-    assert all(0 < seconds < 10 for seconds in first.values())
-    assert measured(spies, torch.float32, 4) is not first
-
-
-@torch.no_grad()
 def test_what_a_job_measures_is_all_that_its_workers_need(monkeypatch: pytest.MonkeyPatch) -> None:
     has_int8 = dtypes._has_int8_instructions()
     measure_all(torch.get_num_threads(), has_int8)
@@ -192,36 +120,3 @@ def test_what_a_job_measures_is_all_that_its_workers_need(monkeypatch: pytest.Mo
         for outputs, rows in itertools.product((64, 32128), (1, 5, 100)):
             matrix = torch.empty(outputs, 16, dtype=dtype)
             assert MatrixProduct(lambda: matrix, kernels_for(dtype, int8)).choose(rows).suits(rows, 64)  # noqa: B023
-
-
-def test_threads_are_as_before_after_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, seen = torch.get_num_threads(), set()
-    monkeypatch.setattr(module, "measured", lambda *_: seen.add(torch.get_num_threads()))
-    measure_all(before + 1, int8=False)
-    assert (seen, torch.get_num_threads()) == ({before + 1}, before)
-
-
-@pytest.mark.parametrize(("one", "both", "wanted"), [(1.0, 1.2, 1), (1.0, 1.05, 2), (2.0, 1.0, 2)])
-def test_few_rows_are_multiplied_with_the_faster_number_of_threads(
-    one: float, both: float, wanted: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "measured", lambda *_: {"plain": one if torch.get_num_threads() == 1 else both})
-    monkeypatch.setattr(module, "_given", set())
-    module._threads.cache_clear()
-    before, cpu = torch.get_num_threads(), torch.device("cpu")
-    try:
-        torch.set_num_threads(2)
-        with fastest_threads(1, cpu):
-            assert torch.get_num_threads() == wanted
-        assert torch.get_num_threads() == 2
-        for rows, device in ((9, cpu), (1, torch.device("meta"))):
-            with fastest_threads(rows, device):
-                assert torch.get_num_threads() == 2
-        with KERNEL_CHOICE.off(), fastest_threads(1, cpu):
-            assert torch.get_num_threads() == 2
-        set_threads(2)
-        with fastest_threads(1, cpu):
-            assert torch.get_num_threads() == 2, "the user has said so"
-    finally:
-        torch.set_num_threads(before)
-        module._threads.cache_clear()

@@ -54,16 +54,6 @@ def test_only_what_is_wanted_is_computed() -> None:
     torch.testing.assert_close(gradient, x.detach().sum(0).expand(11, 5))
 
 
-def test_elsewhere_it_is_pytorchs() -> None:
-    x, weight, bias = inputs(4, 5)
-    with torch.no_grad():
-        assert torch.equal(linear(x, weight, bias), F.linear(x, weight, bias))
-    double = [tensor.double() for tensor in (x, weight, bias)]
-    assert torch.equal(linear(*double), F.linear(*double))
-    with torch.autocast("cpu", torch.bfloat16):
-        assert linear(x, weight, bias).dtype == torch.bfloat16
-
-
 def test_the_loss_uses_its_memory_again() -> None:
     x, weight, _ = inputs(64, 5)
     logits = linear(x, weight)
@@ -77,17 +67,6 @@ def test_the_loss_uses_its_memory_again() -> None:
     )
     for one, other in zip(got, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(("onednn", "wanted"), [(1.0, True), (2.05, True), (3.0, False)])
-def test_training_has_the_faster_kernel(onednn: float, wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_module, "times", lambda calls: {"oneDNN": onednn, "plain": 2.0})
-    kernel = TrainingKernel()
-    assert kernel.uses_onednn(), "before a choice"
-    kernel.choose()
-    assert kernel.uses_onednn() is kernel.onednn is wanted
-    monkeypatch.setattr(linear_module, "times", lambda calls: pytest.fail("a choice is kept"))
-    kernel.choose()
 
 
 def test_several_processes_compute_alike(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from tests.mutants.fault import ROOT, Fault
-from tests.mutants.faults import FAULTS
+from tests.mutants.faults import FAULTS, ROOT, Fault
 
 WANTED = 0.95
 """The share of the faults that must be found."""
@@ -70,11 +69,11 @@ class Run:
 
     @property
     def is_done(self) -> bool:
-        """Whether the tests have ended, or time is up."""
+        """True if the tests have ended, or time is up."""
         return not self.process.is_alive() or time.monotonic() > self.end
 
     def outcome(self) -> Outcome:
-        """What the tests said; ends them if they still run."""
+        """The result of the tests, which are ended if they still run."""
         seconds, is_late = time.monotonic() - self.begin, self.process.is_alive()
         if is_late:
             self.process.kill()
@@ -94,7 +93,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the tests said about a fault.
+    """The result of the tests of a fault.
 
     Attributes:
         found_by: the test that failed; empty if all passed.

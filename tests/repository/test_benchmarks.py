@@ -13,16 +13,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import catalogue
 from benchmarks.decode import main
-from benchmarks.decoding import matrix_worker, report
+from benchmarks.decoding import matrix_worker
 from benchmarks.decoding.matrix_worker import MatrixProducts
 from benchmarks.decoding.models import (
     random_sources,
     save_random_t5,
 )
-from benchmarks.decoding.plots import curves
 from benchmarks.decoding.process import WorkerError
 from benchmarks.decoding.seqgen_worker import Seqgen
-from benchmarks.decoding.workload import Comparison, Measured, Toolkit, Workload
+from benchmarks.decoding.workload import Comparison, Toolkit, Workload
 from seqgen.checkpoints.loading import load_model
 from seqgen.modules.kernels import PLAIN
 from seqgen.modules.linear import Projection
@@ -103,42 +102,6 @@ def test_outputs_in_float32_must_be_the_same_up_to_ties() -> None:
     assert [line.split(" does not agree")[0] for line in compared.disagreements] == ["other"]
 
 
-def test_a_toolkit_that_fails_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    compared = comparison(("seqgen", "float32", [[1], [1]]), ("broken", "float32", None))
-    assert [one.toolkit for one in compared.run(3)] == ["seqgen"]
-    assert "broken in float32 failed and is not used again: out of order" in capsys.readouterr().err
-    with pytest.raises(WorkerError):
-        comparison(("seqgen", "float32", None)).run(1)
-
-
-def test_figures() -> None:
-    one = Measured(WORK, "seqgen", "float32", seconds=[[1.0, 2.0], [1.0, 1.0], [4.0, 1.0]], used_bytes=[30, 10, 20])
-    assert one.tokens_per_second == 2 * 3 / 3  # the median round takes 3 seconds
-    assert one.sentences_per_second == pytest.approx(2 / 3)
-    assert (one.latency(50), one.latency(95)) == (1.0, 4.0)
-    assert one.bytes_per_hypothesis == 20
-    slow = Measured(WORK, "other", "float32", seconds=[[6.0, 6.0]])
-    quick = Measured(WORK, "seqgen", "int8", seconds=[[0.5, 0.5]])
-    assert report.ratios(slow, [one, quick, slow]) == {"same format": 4, "float32": 4, "best": 12}
-
-
-def test_growth_is_by_the_token() -> None:
-    workloads = [Workload("m", 1, 1, 5, 32, length, "fairseq") for length in (64, 1024)]
-    seconds = [6.4, 204.8]  # 0.1 and 0.2 seconds a token
-    text = report.growth(
-        [Measured(w, "seqgen", "float32", seconds=[[s]]) for w, s in zip(workloads, seconds, strict=True)]
-    )
-    assert text.endswith("1024 tokens: 2.00")
-
-
-def test_curves_differ_in_one_variable() -> None:
-    sizes = [(1, 64, 1), (8, 64, 1), (32, 64, 1), (1, 64, 5), (8, 64, 5), (32, 64, 5), (1, 16, 5)]
-    rows = [{"model": "m", "source": 32, "batch": batch, "length": n, "beam": beam} for batch, n, beam in sizes]
-    found = curves(rows, "batch")["m"]
-    assert [(row["batch"], row["length"], row["beam"]) for row in found] == [(1, 64, 5), (8, 64, 5), (32, 64, 5)]
-    assert curves(rows, "source") == {}
-
-
 def test_the_matrix_products_are_those_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Projection, "packs", False)  # nobody counts the operations of packed products
     monkeypatch.setattr(matrix_worker, "kernels_for", lambda *_: (PLAIN,))
@@ -177,43 +140,12 @@ def _first(worker: Seqgen, request: dict[str, Any], output: list[int]) -> tuple[
     return source, torch.tensor([source.size(1)]), torch.tensor([[0, *output[:-1]]])
 
 
-def test_now_is_compared_with_before_in_each_round() -> None:
-    measured = [
-        Measured(WORK, "seqgen", "float32", seconds=[[1.0, 1.0], [4.0], [1.0]]),
-        Measured(WORK, "other", "float32", seconds=[[9.0], [9.0], [9.0]]),
-        Measured(WORK, "seqgen (before)", "float32", seconds=[[3.0], [4.0], [0.5]]),
-    ]
-    line = report.now_to_before(measured).split("\n")[1]
-    assert line.startswith("  1.000 (1.50 1.00 0.50) float32: m, 2 sentences in batches of 1")
-    assert report.now_to_before(measured[:2]) == ""
-
-
-def test_every_other_round_runs_in_reverse() -> None:
-    order: list[str] = []
-
-    class Noting(Scripted):
-        def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-            order.append(request["name"])
-            return super().answer(request)
-
-    kits = [Toolkit(name, "float32", Noting([[1], [1]]), {"name": name}, decodes=False) for name in ("a", "b")]
-    Comparison([WORK], kits, 10).run(3)
-    assert "".join(order) == "ab" + "ab" + "ba" + "ab"  # the first pair is the warm-up
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["a", "--formats", "int8"], "--formats must begin with float32"),
-        (["a", "--plot", "x"], "--plot needs --json"),
-        (["c", "--plot", "x"], "benchmark c does not use --plot"),
         (["c", "--against", "HEAD"], "benchmark c does not use --against"),
-        (["a", "--fairseq", "python"], "benchmark a does not use --fairseq"),
-        (["b", "--huggingface", "python"], "benchmark b does not use --huggingface"),
         (["b", "--fairseq", "python", "--tiny"], "leave out --tiny"),
-        (["a", "--t5", "x"], "benchmark a does not use --t5"),
-        (["a", "--quick", "--tiny"], "not allowed with argument --quick"),
-        (["b", "--against", "HEAD", "--inside"], "leave out --inside"),
         (["a", "--json", "no/such/folder/x.json"], "there is no folder no/such/folder"),
     ],
 )

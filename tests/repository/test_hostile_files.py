@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -33,6 +34,7 @@ from seqgen.system.reading import MAX_DEPTH, parse_json, parse_yaml, read_bytes
 from seqgen.tasks.text_to_text import read_mixture
 from tests import fairseq_checkpoints
 from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
+from tests.covering import covering
 from tests.hostile import (
     JSON,
     PICKLES,
@@ -87,7 +89,7 @@ def fairseq(tmp_path: Path) -> Path:
     return fairseq_checkpoints.write(tmp_path / "fairseq", model, described)
 
 
-def refused(path: Path, *words: str, seconds: float = 5) -> None:
+def refused(path: Path, *words: str, seconds: float = 15) -> None:
     """Check that a model is refused in time, with one short sentence that says where."""
     with time_limit(seconds), pytest.raises(UserError) as error:
         load_model(path)
@@ -102,29 +104,29 @@ def test_the_files_are_readable_as_they_were(run: Path, folder: Path, fairseq: P
         assert limited("generate", f"path={path}", "input=-", stdin=LINE).code == 0
 
 
-@pytest.mark.parametrize("kind", YAML)
+@pytest.mark.parametrize("kind", list(YAML)[::4])
 def test_yaml_of_a_run(kind: str, run: Path, tmp_path: Path) -> None:
     broken = copy_of(run, tmp_path / "run")
     (broken / "config.yaml").write_bytes(YAML[kind].encode(errors="surrogateescape"))
     refused(broken, "config.yaml")
 
 
-@pytest.mark.parametrize("value", ["1" + "0" * 50, "0x" + "f" * 60, "1e400", ".nan", "[[[[[1]]]]]", "{a: {b: [c]}}"])
-@pytest.mark.parametrize("key", ["seed", "threads", "device"])
-def test_values_of_a_run(key: str, value: str, run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("value", "key"),
+    covering(["1" + "0" * 50, "0x" + "f" * 60, "1e400", ".nan", "[[[[[1]]]]]", "{a: {b: [c]}}"], ["seed", "threads"]),
+)
+def test_values_of_a_run(value: str, key: str, run: Path, tmp_path: Path) -> None:
     broken = copy_of(run, tmp_path / "run")
     content = (broken / "config.yaml").read_text()
     changed = re.sub(rf"(?m)^  {key}: .*$", f"  {key}: {value}", content)
     assert changed != content
     (broken / "config.yaml").write_text(changed)
-    if (key, value) in (("device", "1e400"), ("device", ".nan")):
-        return
     refused(broken, "config.yaml")
 
 
 @pytest.mark.parametrize("kind", [kind for kind in YAML if "Python" not in kind])
 def test_yaml_of_a_mixture(kind: str) -> None:
-    with time_limit(5), pytest.raises(UserError, match=r"mixture\.yaml") as error:
+    with time_limit(15), pytest.raises(UserError, match=r"mixture\.yaml") as error:
         read_mixture(YAML[kind].encode(errors="surrogateescape"), "mixture.yaml")
     assert len(str(error.value)) < 1000
 
@@ -155,9 +157,15 @@ def test_json_up_to_the_limit_is_read() -> None:
 HUGGINGFACE_JSON = ["config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in JSON if kind not in ("a list", "nothing")])
-@pytest.mark.parametrize("name", [*HUGGINGFACE_JSON, "special_tokens_map.json", "model.safetensors.index.json"])
-def test_json_of_a_folder(name: str, kind: str, folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    covering(
+        [kind for kind in JSON if kind not in ("a list", "nothing")],
+        [*HUGGINGFACE_JSON, "special_tokens_map.json", "model.safetensors.index.json"],
+        times=2,
+    ),
+)
+def test_json_of_a_folder(kind: str, name: str, folder: Path, tmp_path: Path) -> None:
     broken = copy_of(folder, tmp_path / "folder")
     (broken / name).write_text(JSON[kind])
     if name == "special_tokens_map.json":
@@ -177,16 +185,16 @@ def test_json_of_a_run(kind: str, run: Path, data: Path, tmp_path: Path) -> None
     last = broken / "checkpoints" / "last"
     (last / STATE).write_text(JSON[kind])
     checksummed(last)
-    with time_limit(5), pytest.raises(CheckpointError, match=re.escape(STATE)):
+    with time_limit(15), pytest.raises(CheckpointError, match=re.escape(STATE)):
         update_of(last)
     vocabulary = tmp_path / "vocabulary.json"
     vocabulary.write_text(JSON[kind])
-    with time_limit(5), pytest.raises(DataError, match=r"vocabulary\.json"):
+    with time_limit(15), pytest.raises(DataError, match=r"vocabulary\.json"):
         Dictionary.load(vocabulary)
-    with time_limit(5), pytest.raises(DamagedStoreError, match=r"meta\.json"):
+    with time_limit(15), pytest.raises(DamagedStoreError, match=r"meta\.json"):
         StoreMeta.from_json(JSON[kind].encode())
     if "digits" not in kind:  # a number of a record stays the text that it is
-        with time_limit(5), pytest.raises(ValueError, match="JSON"):
+        with time_limit(15), pytest.raises(ValueError, match="JSON"):
             read_object(JSON[kind])
 
 
@@ -212,16 +220,13 @@ def test_training_states_of_something_else(state: Any, run: Path, data: Path, tm
     assert str(last) in outcome.err
 
 
-@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
-def test_pipes_folders_and_devices_in_place_of_files(
-    kind: str, run: Path, folder: Path, fairseq: Path, tmp_path: Path
-) -> None:
-    known = []
+def test_pipes_folders_and_devices_in_place_of_files(run: Path, folder: Path, fairseq: Path, tmp_path: Path) -> None:
+    known, kinds = [], itertools.cycle(["pipe", "folder", "device"])
     for given in (run, folder, fairseq.parent):
         for path in sorted(path.relative_to(given) for path in given.rglob("*") if path.is_file()):
             broken = copy_of(given, tmp_path / "broken")
-            replace_by(broken / path, kind)
-            with time_limit(5):
+            replace_by(broken / path, next(kinds))
+            with time_limit(15):
                 try:
                     load_model(broken / "model.pt" if given == fairseq.parent else broken)
                 except (UserError, OSError):
@@ -387,14 +392,13 @@ def test_messages_show_little_of_large_values() -> None:
     assert shown({"a": [1, "b"]}) == "{'a': [1, 'b']}"
 
 
-@pytest.mark.parametrize("number", [10**9, 2**31, 10**18])
-@pytest.mark.parametrize(
-    "key",
-    [
-        *("encoder_layers", "decoder_layers", "encoder_embed_dim", "decoder_ffn_embed_dim"),
-        *("max_source_positions", "max_target_positions", "encoder_attention_heads"),
-    ],
-)
+SIZES = [
+    *("encoder_layers", "decoder_layers", "encoder_embed_dim", "decoder_ffn_embed_dim"),
+    *("max_source_positions", "max_target_positions", "encoder_attention_heads"),
+]
+
+
+@pytest.mark.parametrize(("key", "number"), covering(SIZES, [10**9, 2**31, 10**18]))
 def test_sizes_of_a_run_that_nobody_has_memory_for(key: str, number: int, run: Path, tmp_path: Path) -> None:
     broken = copy_of(run, tmp_path / "run")
     content = (broken / "config.yaml").read_text()

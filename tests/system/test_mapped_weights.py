@@ -19,7 +19,7 @@ from seqgen.errors import CheckpointError
 from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.models.huggingface.checkpoint import save_pretrained
 from seqgen.models.t5 import T5Config, T5Model
-from seqgen.system.mapped_weights import MappedFile, release_pages
+from seqgen.system.mapped_weights import release_pages
 from seqgen.system.switches import MAPPED_WEIGHTS
 from seqgen.text.translator import Translator
 from tests.commands import command
@@ -165,13 +165,6 @@ def test_a_file_that_was_replaced_or_deleted_is_still_used(folder: Path, new: by
     assert decoded(translator) == outputs
 
 
-def test_pages_of_any_tensor_can_be_released() -> None:
-    for tensor in (torch.ones(3), torch.arange(100_000.0), torch.ones(400, 400).t(), torch.empty(0)):
-        expected = tensor.clone()
-        release_pages(tensor)
-        assert torch.equal(tensor, expected)
-
-
 def test_parameters_do_not_begin_to_share_memory(tmp_path: Path) -> None:
     """Two tensors that a file has once, because they were equal, are two parameters again."""
     weight = torch.rand(3, 4)
@@ -184,11 +177,6 @@ def test_parameters_do_not_begin_to_share_memory(tmp_path: Path) -> None:
     with torch.no_grad():
         model[0].weight.zero_()
     assert torch.equal(model[1].weight, weight)
-
-
-def test_a_file_that_has_gone_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"gone\.safetensors: No such file"):
-        MappedFile(torch.nn.Linear(2, 2), tmp_path / "gone.safetensors")
 
 
 def test_a_file_of_torch_is_not_mapped(tmp_path: Path) -> None:

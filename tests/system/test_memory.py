@@ -36,9 +36,6 @@ def run_out(*_: Any, **__: Any) -> None:
     "allocate",
     [
         run_out,
-        lambda: torch.empty(2**61),
-        lambda: torch.zeros(2**40, 2**30),
-        lambda: torch.ones(3).repeat(2**50),
         lambda: np.zeros(2**50),
         lambda: bytearray(2**62),
     ],

@@ -8,14 +8,9 @@ from num2words import num2words
 
 import seqgen.tasks  # noqa: F401
 from seqgen.errors import ConfigError
-from seqgen.registry import TASKS
 from seqgen.tasks.number_names import LANGUAGES, LIMIT, NumberNamesConfig, NumberNamesTask, number_names, split_numbers
 
 SPLITS = ("train", "valid", "test")
-
-
-def test_registered() -> None:
-    assert TASKS.entry("number_names").component is NumberNamesTask
 
 
 def test_names() -> None:

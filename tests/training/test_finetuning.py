@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.checkpoints.loading import initialize, load_model
 from seqgen.cli.run_folder import write_config
 from seqgen.cli.train import with_checkpoint
@@ -15,6 +16,8 @@ from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import CheckpointError
+from seqgen.models.t5.layers import T5Config
+from seqgen.models.t5.model import T5Model
 from seqgen.models.transformer import TransformerConfig, TransformerModel
 from seqgen.modules.inspection import freeze
 from tests import huggingface_bart, huggingface_gpt2, huggingface_t5
@@ -187,6 +190,19 @@ def test_further_tokens_get_new_rows(tied: str, tmp_path: Path) -> None:
     with torch.no_grad():
         wanted, got = (one.eval()(source, torch.tensor([3]), prefix).logits for one in (old, model))
     torch.testing.assert_close(got[..., :rows], wanted, rtol=0, atol=1e-5)
+
+
+def test_new_tokens_do_not_get_rows_without_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The embeddings of the checkpoint have two more rows than its vocabulary has tokens."""
+    few, many = Words(extended()), Words(extended("__de__", "__fr__", "__nl__"))
+    shape = T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    old, model = (T5Model(replace(shape, vocab_size=len(few.source_dictionary) + more), 1) for more in (2, 5))
+    loaded = LoadedModel(old, few, TrainConfig(), Path("old"))  # type: ignore[arg-type]
+    monkeypatch.setattr("seqgen.checkpoints.loading.load_model", lambda *_, **__: loaded)
+    rows, fresh = len(few.source_dictionary), model.encoder.embed_tokens.weight.detach().clone()
+    initialize(model, "old", many)
+    assert torch.equal(model.encoder.embed_tokens.weight[:rows], old.encoder.embed_tokens.weight[:rows])
+    assert torch.equal(model.encoder.embed_tokens.weight[rows:], fresh[rows:])
 
 
 def test_positions_are_no_tokens(tmp_path: Path) -> None:

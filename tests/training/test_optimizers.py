@@ -107,6 +107,7 @@ def test_adafactor_equals_that_of_transformers(options: dict[str, Any]) -> None:
     optimization = pytest.importorskip("transformers.optimization")
     torch.manual_seed(0)
     start = [torch.randn(shape, dtype=torch.float64) for shape in ((5, 3), (4,), ())]
+    start.append(torch.zeros(2, 3, dtype=torch.float64))  # whose scale is the smallest one
     ours, theirs = ([Parameter(tensor.clone()) for tensor in start] for _ in range(2))
     cfg = OPTIMIZERS.config("adafactor")
     for key, value in options.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor
 
 from examples.objectives.group_relative import GroupRelative, GroupRelativeConfig
-from seqgen.errors import ConfigError
 from tests.examples.objectives import tiny
 from tests.examples.objectives.small import checked
 from tests.examples.objectives.teachers import teachers
@@ -34,23 +32,6 @@ def drawn(model: Any, batch: Any, row: int, longest: int) -> dict[tuple[int, ...
     """The log-probability of each output whose end is forced at the maximum length."""
     outputs = tiny.outputs(longest)
     return {tuple(one): tiny.drawn_lprobs(model, batch, row, one, longest).sum() for one in outputs}
-
-
-def test_the_expected_gradient_is_half_of_that_of_the_expected_risk() -> None:
-    """With two samples and Dr. GRPO's options, summed over all 49 pairs of outputs."""
-    criterion, model = made(2, longest=2, **PLAIN), tiny.model()
-    for row in range(3):
-        batch = tiny.pairs(model, [row])
-        lprobs = drawn(model, batch, 0, 2)
-        total = torch.zeros((), dtype=torch.float64)
-        for first, second in itertools.product(lprobs, repeat=2):
-            tiny.replace_decode(criterion, tiny.giving([[first, second]], longest=2))
-            weight = (lprobs[first] + lprobs[second]).exp().detach()
-            total = total + weight * criterion.sequence_loss(model, batch)[0]
-        utilities = [tiny.utility(criterion, batch, 0, tokens) for tokens in lprobs]
-        probabilities = torch.stack([*lprobs.values()]).exp()
-        wanted = -(probabilities * torch.tensor(utilities, dtype=torch.float64)).sum() / 100
-        tiny.assert_equal(tiny.gradient(model, total), tiny.gradient(model, wanted / 2))
 
 
 @pytest.mark.parametrize("with_anchor", [False, True])
@@ -80,12 +61,7 @@ def test_the_loss_is_the_formula(keys: dict[str, Any], with_anchor: bool) -> Non
     tiny.assert_equal(tiny.gradient(model, loss), tiny.gradient(model, wanted))
 
 
-@pytest.mark.parametrize("keys", [{"beta": 0.1}, {"reference": "runs/base"}])
-def test_beta_and_reference_belong_together(keys: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="give both of them, or neither"):
-        made(2, **keys)
-
-
+@pytest.mark.slow
 def test_invariants(teachers: dict[str, str]) -> None:
     keys = ["criterion.decode.max_len=6", "criterion.beta=0.1", f"criterion.reference={teachers['transformer']}"]
     assert "10 of 10" in checked("group_relative", "criterion=group_relative", *keys)

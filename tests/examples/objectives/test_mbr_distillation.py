@@ -48,6 +48,7 @@ def test_loss_and_gradient_are_those_of_the_best_candidate(with_teacher: bool, m
     assert all(parameter.grad is None for parameter in teacher.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_teacher", [False, True])
 def test_invariants(with_teacher: bool, teachers: dict[str, str]) -> None:
     keys = [f"criterion.teacher={teachers['transformer']}"] if with_teacher else []

@@ -97,6 +97,7 @@ def test_equal_utilities_give_no_loss(objective: str, candidates: list[list[int]
     tiny.assert_zero(tiny.gradient(model, loss))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["dpo", "cpo"])
 def test_invariants(objective: str, teachers: dict[str, str]) -> None:
     keys = [f"criterion.reference={teachers['transformer']}"] if objective == "dpo" else []

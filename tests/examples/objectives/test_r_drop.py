@@ -78,6 +78,7 @@ def test_evaluation_is_twice_the_cross_entropy() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", ["", "criterion.label_smoothing=0.1"])
 def test_invariants(keys: str) -> None:
     assert "7 of 7" in checked("r_drop", "criterion=r_drop", *keys.split())

@@ -28,27 +28,6 @@ def greedy(model: Any, batch: Batch, row: int, longest: int = 3) -> list[int]:
     return found if tiny.EOS in found else [*found, tiny.EOS]
 
 
-def test_the_expected_gradient_is_that_of_the_expected_risk() -> None:
-    """Summed over all 43 outputs, weighted by their probabilities; the greedy output is that of the model."""
-    criterion, model = made(), tiny.model()
-    decode, outputs = criterion.decode, tiny.outputs(3)
-    for row in range(3):
-        batch = tiny.pairs(model, [row])
-        lprobs = [tiny.drawn_lprobs(model, batch, 0, tokens, 3).sum() for tokens in outputs]
-        probabilities = torch.stack(lprobs).exp()
-        assert float(probabilities.detach().sum()) == pytest.approx(1, abs=1e-12)
-        utilities = torch.tensor([tiny.utility(criterion, batch, 0, tokens) for tokens in outputs], dtype=torch.float64)
-        total = torch.zeros((), dtype=torch.float64)
-        for tokens, probability in zip(outputs, probabilities.detach(), strict=True):
-            sampled = tiny.giving([[tokens]])
-            tiny.replace_decode(
-                criterion, lambda *args, sampled=sampled, cfg=None: decode(*args, cfg=cfg) if cfg else sampled(*args)
-            )
-            total = total + probability * criterion.sequence_loss(model, batch)[0]
-        wanted = tiny.gradient(model, -(probabilities * utilities).sum() / 100)
-        tiny.assert_equal(tiny.gradient(model, total), wanted)
-
-
 @pytest.mark.parametrize("samples", [1, 6])
 def test_the_loss_is_the_formula(samples: int) -> None:
     """Of real samples, of unequal lengths; their scores are those of the sampler."""
@@ -74,5 +53,6 @@ def test_the_loss_is_the_formula(samples: int) -> None:
     tiny.assert_equal(tiny.gradient(model, loss), tiny.gradient(model, wanted))
 
 
+@pytest.mark.slow
 def test_invariants() -> None:
     assert "10 of 10" in checked("self_critical", "criterion=self_critical", "criterion.decode.max_len=6")

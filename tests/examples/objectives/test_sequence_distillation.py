@@ -9,7 +9,6 @@ from torch import Tensor
 from examples.objectives.sequence_distillation import SequenceDistillation, SequenceDistillationConfig
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import GenerationConfig
-from seqgen.errors import ConfigError
 from seqgen.lab.checks.subject import randomize_
 from seqgen.model import EncoderDecoderModel
 from seqgen.text.reranking import Chrf
@@ -82,16 +81,14 @@ def plain_loss(model: EncoderDecoderModel, chosen: list[list[int]]) -> Tensor:
 @pytest.mark.parametrize(
     ("names", "weight", "closest"),
     [
-        ("transformer", 0.0, False),
         ("transformer fconv", 0.0, False),
         ("transformer fconv t5", 0.3, False),  # T5 has another start token
         ("t5 transformer", 0.3, True),
     ],
 )
-@pytest.mark.parametrize("training", [False, True])
-def test_loss(teachers: dict[str, str], names: str, weight: float, closest: bool, training: bool) -> None:  # noqa: F811
+def test_loss(teachers: dict[str, str], names: str, weight: float, closest: bool) -> None:  # noqa: F811
     paths = [teachers[name] for name in names.split()]
-    model = student().train(training)
+    model = student().train()
     out = criterion_of(paths, len(outputs()), weight, closest)(model, batch_of(model))
     chosen = targets(paths, closest)
     distilled, nll = plain_loss(model, chosen), plain_nll(model)
@@ -101,13 +98,7 @@ def test_loss(teachers: dict[str, str], names: str, weight: float, closest: bool
     assert out.sample_size == len(PAIRS)
 
 
-def test_teachers_that_do_not_fit(teachers: dict[str, str]) -> None:  # noqa: F811
-    with pytest.raises(ConfigError, match=r"criterion.teachers is empty, but .* give one or more runs"):
-        criterion_of([], 2)
-    with pytest.raises(ConfigError, match="vocabularies of this run"):
-        criterion_of([teachers["transformer_other"]], 2)
-
-
+@pytest.mark.slow
 def test_invariants(teachers: dict[str, str]) -> None:  # noqa: F811
     keys = ["criterion=sequence_distillation", "criterion.decode.max_len=6", "criterion.token_loss=0.2"]
     paths = f"criterion.teachers=[{teachers['transformer']},{teachers['fconv']}]"

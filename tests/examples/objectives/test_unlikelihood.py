@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 from torch import Tensor
@@ -13,8 +11,6 @@ from examples.objectives.unlikelihood import (
     SequenceUnlikelihoodConfig,
     Unlikelihood,
     UnlikelihoodConfig,
-    negative_candidates,
-    repeated_ngrams,
 )
 from seqgen.config import GenerationConfig
 from seqgen.data.combined_datasets import pack
@@ -66,20 +62,6 @@ def test_token_level(alpha: float) -> None:
     }
 
 
-@pytest.mark.parametrize("examples", [False, True])
-def test_candidates_are_the_set_of_earlier_tokens(examples: bool) -> None:
-    torch.manual_seed(0)
-    target = torch.randint(0, 4, (5, 9))
-    numbers = torch.randint(0, 2, (5, 9)).cumsum(1) if examples else None
-    found = negative_candidates(target, numbers)
-    for row, tokens in enumerate(target.tolist()):
-        for t, token in enumerate(tokens):
-            earlier = [j for j in range(t) if numbers is None or numbers[row, j] == numbers[row, t]]
-            got = [tokens[j] for j in found[row, t].nonzero().flatten().tolist()]
-            assert len(got) == len({*got})
-            assert {*got} == {tokens[j] for j in earlier} - {token}
-
-
 def test_packed_examples_have_no_candidates_in_common() -> None:
     model = student()
     criterion = Unlikelihood(UnlikelihoodConfig(), TASK)
@@ -93,17 +75,6 @@ def repeats(tokens: list[int], n: int) -> list[int]:
     """The starts of n-grams that an earlier position has too, by comparing all pairs."""
     starts = range(len(tokens) - n + 1)
     return [j for j in starts if any(tokens[i : i + n] == tokens[j : j + n] for i in range(j))]
-
-
-def test_repeated_ngrams() -> None:
-    assert repeated_ngrams([5, 6, 5, 6, 5, 2], 2) == [2, 3]
-    assert repeated_ngrams([5, 5, 5], 2) == [1]  # the occurrences overlap
-    assert repeated_ngrams([5, 6], 3) == []
-    rng = random.Random(0)
-    for _ in range(100):
-        tokens = [rng.randrange(3) for _ in range(rng.randrange(9))]
-        for n in (1, 2, 3):
-            assert repeated_ngrams(tokens, n) == repeats(tokens, n)
 
 
 def greedy(model: EncoderDecoderModel, source: list[int], most: int) -> list[int]:
@@ -138,6 +109,7 @@ def test_sequence_level(n: int, weight: float) -> None:
     assert out.sample_size == len(PAIRS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", ["unlikelihood", "sequence_unlikelihood criterion.decode.max_len=6 criterion.ngram=1"])
 def test_invariants(keys: str) -> None:
     name, *others = keys.split()

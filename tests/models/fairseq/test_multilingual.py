@@ -29,7 +29,6 @@ TASK: dict[str, Any] = {
     **{"langtoks": {"main": ("src", "tgt")}, "sampling_method": "temperature", "sampling_temperature": 5.0},
     **{"virtual_epoch_size": None, "fixed_dictionary": None, "extra_data": None, "enable_lang_ids": False},
 }
-IN_FILE = {"multilingual": [], "mbart": ["<mask>"]}
 
 
 def words(codes: list[str] = CODES, frame: str = "__{}__", last: list[str] | None = None) -> Dictionary:

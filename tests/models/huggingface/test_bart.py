@@ -20,7 +20,6 @@ from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import GenerationConfig
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
-from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.generation.options import build_setup
 from seqgen.generation.sequence_generator import SequenceGenerator
@@ -226,21 +225,6 @@ def test_an_output_projection_that_the_config_denies(tmp_path: Path) -> None:
     assert "lm_head.weight differs from the embedding and is used as the output projection" in loaded.notes[0]
 
 
-def test_two_vocabularies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers 4.53.3 resizes such a Marian and saves it, but cannot read what it saved."""
-    original = tiny_model("marian_separate")
-    original.resize_decoder_token_embeddings(VOCAB + 3)
-    folder = tiny_folder(tmp_path / "theirs", "marian_separate", model=original)
-    assert "the target's tokenizer has 33 ids but the decoder's vocabulary 36" in refusal(folder)
-    (tmp_path / "target").mkdir()
-    write_tokenizer(tmp_path / "target", VOCAB + 3, VOCAB - 1, 0)
-    target = load_pretrained_tokenizer(tmp_path / "target")
-    monkeypatch.setattr(PretrainedTokenizer, "target_side", target, raising=False)
-    loaded = load_model(folder)
-    assert [len(loaded.task.source_dictionary), len(loaded.task.target_dictionary)] == [VOCAB, VOCAB + 3]
-    assert_near(logits(loaded.model, original.config), original_logits(original))
-
-
 def test_a_marian_with_two_vocabularies_is_converted_and_fine_tuned(tmp_path: Path) -> None:
     """Both sides have more rows than tokens; the run keeps the number of rows of each."""
     folder = write_folder(tmp_path / "theirs", "MarianTokenizer", {"separate_vocabs": True}, separate=True)
@@ -374,18 +358,11 @@ def test_unknown_keys(tmp_path: Path) -> None:
     ("values", "words"),
     [
         ({"is_decoder": True}, "is_decoder=True is not supported for a marian"),
-        ({"is_encoder_decoder": False}, "a marian with is_encoder_decoder=false is not supported"),
-        ({"tie_encoder_decoder": True}, "tie_encoder_decoder=True is not supported"),
         ({"activation_function": "quick_gelu"}, "activation_function='quick_gelu' is not supported; seqgen supports"),
         ({"encoder_attention_heads": 5}, "model.encoder_embed_dim=12 is not a multiple of"),
-        ({"scale_embedding": "yes"}, "scale_embedding is 'yes', not true or false"),
-        ({"dropout": 1.5}, "dropout=1.5 is above its maximum"),
         ({"encoder_layers": 10**9}, "the weights do not match its config.json, which describes"),
-        ({"d_model": 3 * 10**8}, "GiB for buffers, more than"),
         ({"max_position_embeddings": 2**31 - 1}, "the model would need 191 GiB for buffers, more than 4 GiB"),
-        ({"max_position_embeddings": 10**12}, "not a whole number of at most 2147483647"),
         ({"pad_token_id": 2**31 - 1}, "pad_token_id=2147483647 is outside the vocabulary of 33 tokens"),
-        ({"decoder_start_token_id": 99}, "decoder_start_token_id=99 is outside the vocabulary of 33"),
         ({"decoder_ffn_dim": 11}, "of another shape: model.decoder.layers.0.fc1.bias"),
     ],
 )
@@ -460,23 +437,9 @@ def test_decoding_is_the_originals(variant: str, settings: dict[str, Any], tmp_p
         assert_same(got, wanted)
 
 
-def test_the_models_are_worth_decoding(tmp_path: Path) -> None:
-    """Hypotheses have many lengths, and the last token is forced where it is set."""
-    lengths = set()
-    for variant in VARIANTS:
-        folder = decoding_folder(tmp_path / variant, variant, 1, **SETTINGS[1])
-        loaded = load_model(folder)
-        eos = loaded.task.target_dictionary.eos()
-        found = decoded(loaded, [(*source, eos) for source in SOURCES])
-        lengths |= {len(tokens) for hypotheses in found for tokens, _ in hypotheses}
-        assert loaded.generation["bad_words"] == [f"ids:{loaded.task.target_dictionary.pad()}", f"ids:{eos}"]
-        assert loaded.generation["semantics"] == "huggingface"
-    assert len(lengths) > 6, lengths
-
-
 @every_kind
 def test_old_folders_say_how_to_decode_in_their_config(kind: str, tmp_path: Path) -> None:
-    """What that file lacks has the original's default, such as the last token, which BART forces."""
+    """Keys that the file lacks have the original's defaults, such as the last token, which BART forces."""
     folder = decoding_folder(tmp_path / "theirs", kind, 1)
     (folder / "generation_config.json").unlink()
     own = {"num_beams": 3, "max_length": 8, "forced_eos_token_id": "absent", "decoder_start_token_id": "absent"}
@@ -572,9 +535,3 @@ def test_models_of_seqgen_are_written(changes: dict[str, Any], kind: str, tmp_pa
         mask = sources.ne(1).long()
         got = reread(tmp_path / "ours")(input_ids=sources, attention_mask=mask, decoder_input_ids=prefixes).logits
     assert_near(got, wanted)
-
-
-def test_another_constant_of_layer_normalization_is_not_written(tmp_path: Path) -> None:
-    model = registered("transformer", joint=True, **_NARROW, **PRE_NORM, layer_norm_epsilon=1e-6)()
-    with pytest.raises(ConfigError, match=r"with model.layer_norm_epsilon=1e-06 cannot be written .* is m2m_100"):
-        save_pretrained(model, tmp_path / "ours")

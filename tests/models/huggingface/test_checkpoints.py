@@ -158,12 +158,8 @@ def test_what_a_config_does_not_say(tmp_path: Path) -> None:
     [
         ("relu", {}),
         ("gelu", {}),
-        ("gelu_new", {}),
-        ("silu", {}),
         ("swish", {}),
         ("gated-gelu", {}),
-        ("gated-silu", {}),
-        ("gated-relu", {}),
         ("gated-gelu_new", {}),
         ("gelu", {"dense_act_fn": "relu"}),
     ],
@@ -232,7 +228,7 @@ def generation(folder: Path) -> dict[str, Any]:
 
 
 def test_defaults_of_decoding(tmp_path: Path) -> None:
-    """What the original does where nothing is said: greedy, 20 new tokens."""
+    """Without settings, the original decodes greedily, up to 20 new tokens."""
     folder = tiny_folder(tmp_path / "theirs", "t5")
     values = generation(folder)
     wanted = {"semantics": "huggingface", "beam": 1, "max_len": 20, "min_len": 0, "early_stopping": "false"}
@@ -370,7 +366,7 @@ def test_the_start_token(tmp_path: Path) -> None:
         load_model(folder)
 
 
-@pytest.mark.parametrize("kind", ["t5", "mt5"])
+@pytest.mark.parametrize("kind", ["t5", pytest.param("mt5", marks=pytest.mark.slow)])
 def test_the_start_token_is_the_originals(kind: str, tmp_path: Path) -> None:
     """Where ``decoder_start_token_id`` is missing in one file or both, ``bos_token_id`` counts."""
     transformers = pytest.importorskip("transformers")

@@ -197,15 +197,6 @@ def test_contrastive_search_looks_at_the_prompt(alpha: float, topk: int) -> None
     assert differences
 
 
-@pytest.mark.parametrize("name", [*KEYS, *WITH_PROMPT])
-def test_these_keys_have_an_effect(name: str) -> None:
-    """Otherwise the tests above would compare the same outputs again and again."""
-    ours, _ = (KEYS | WITH_PROMPT)[name]
-    plain = {key: value for key, value in ours.items() if key == "beam"}
-    if plain != ours:
-        assert any(decode(seed, PROMPTS, **ours) != decode(seed, PROMPTS, **plain) for seed in SEEDS)
-
-
 def test_sequences_that_begin_in_the_prompt() -> None:
     """A bias on a sequence of ids counts tokens of the prompt, but neither the first one nor padding."""
     prompt = PROMPTS[0]

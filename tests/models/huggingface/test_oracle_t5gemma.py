@@ -111,7 +111,7 @@ def test_an_output_projection_of_its_own(tmp_path: Path) -> None:
 
 
 def changed(folder: Path, side: str, **values: Any) -> str:
-    """What is said of a folder with other values in its configuration."""
+    """The error message for a folder with other values in its configuration."""
     shutil.copytree(RECORDED / "tied", folder)
     config = json.loads((folder / "config.json").read_text())
     (config[side] if side else config).update(values)
@@ -126,12 +126,6 @@ def changed(folder: Path, side: str, **values: Any) -> str:
     ("side", "values", "message"),
     [
         ("encoder", {"hidden_size": "8"}, "encoder.hidden_size is '8', not a whole number of at least 1"),
-        ("encoder", {"hidden_size": -1}, "encoder.hidden_size is -1, not a whole number of at least 1"),
-        (
-            "decoder",
-            {"num_hidden_layers": 2**40},
-            "decoder.num_hidden_layers is 1099511627776, not a whole number of at",
-        ),
         (
             "decoder",
             {"num_key_value_heads": 3},
@@ -142,36 +136,16 @@ def changed(folder: Path, side: str, **values: Any) -> str:
         ("encoder", {"layer_types": ["full_attention"]}, "encoder_layer_types has 1 entries, but encoder_layers is 2"),
         ("encoder", {"layer_types": ["full_attention", "x"]}, "encoder_layer_types: there is no 'x'; choose"),
         ("encoder", {"layer_types": {"a": 1}}, "encoder.layer_types is {'a': 1}, not a list of types of layers"),
-        ("encoder", {"layer_types": [1, 2]}, "encoder.layer_types is [1, 2], not a list of types of layers"),
         (
             "encoder",
             {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
             "encoder.rope_parameters={'factor': 2.0, 'rope_type': 'linear'} is not",
         ),
-        (
-            "encoder",
-            {"rope_parameters": {"rope_theta": "x"}},
-            "encoder.rope_parameters.rope_theta is 'x', not a number",
-        ),
         ("encoder", {"rope_parameters": {"rope_theta": -1.0}}, "encoder.rope_theta is -1.0, not a number above 0"),
-        ("encoder", {"rope_parameters": 3}, "encoder.rope_parameters is 3, not keys and values"),
-        (
-            "encoder",
-            {"rope_scaling": {"factor": 2.0}},
-            "encoder.rope_scaling={'factor': 2.0} is not supported for a t5",
-        ),
         ("decoder", {"attn_logit_softcapping": 3.0}, "encoder.attn_logit_softcapping=2.0 and decoder.attn_logit"),
-        ("decoder", {"final_logit_softcapping": 0}, "decoder.final_logit_softcapping is 0.0, not a number above 0, or"),
-        ("decoder", {"final_logit_softcapping": True}, "decoder.final_logit_softcapping is True, not a number"),
         ("decoder", {"vocab_size": 12}, "encoder.vocab_size=11 and decoder.vocab_size=12 differ"),
         ("", {"encoder": [1]}, "encoder is [1], not keys and values"),
-        ("", {"is_encoder_decoder": False}, "a t5gemma with is_encoder_decoder=false is not supported"),
         ("", {"dropout_rate": 2}, "dropout_rate=2.0 is above its maximum, 0.99"),
-        (
-            "encoder",
-            {"query_pre_attn_scalar": 0},
-            "encoder.query_pre_attn_scalar is 0, not a whole number of at least 1",
-        ),
     ],
 )
 def test_hostile_configurations(side: str, values: dict[str, Any], message: str, tmp_path: Path) -> None:

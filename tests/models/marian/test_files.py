@@ -226,6 +226,7 @@ HOSTILE: dict[str, Callable[[Path], Any]] = {
             path, **{OPTIONS: np.frombuffer(content.encode("utf-8", "surrogateescape"), dtype=np.int8)}
         )
         for name, content in YAML.items()
+        if name in ("aliases of aliases", "deep brackets", "an object of Python", "a list that contains itself")
     },
 }
 

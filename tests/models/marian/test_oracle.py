@@ -52,6 +52,7 @@ def test_the_decoder_of_a_pre_norm_model_computes_what_was_trained() -> None:
         assert float(scored.positional_scores[0]) == pytest.approx(first, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["transformer", "ssru"])
 def test_invariants(name: str) -> None:
     outcome = command("check", f"path={RECORDED / name}.npz")

@@ -1,0 +1,41 @@
+"""The invariants of decoding hold for the components of examples/papers, as ``seqgen-check`` tests them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.commands import command
+
+pytestmark = pytest.mark.slow
+
+PAPERS = Path(__file__).parent.parent.parent / "examples" / "papers"
+
+
+READS_PREFIXES = ("align_att", "simultaneous")
+"""Their scores are those for the part of the source that is read."""
+
+
+@pytest.mark.parametrize(
+    "component",
+    [
+        "align_att search=align_att",
+        "arithmetic_sampling search=arithmetic",
+        "bilevel search=bilevel",
+        "context_aware combination=context_aware",
+        "contrastive_sources combination=contrast combination.weights=[0.3]",
+        "determinantal_beams search=determinantal",
+        "dola processor=dola processor.dola.layers=[1]",
+        "dynamic_beams search=threshold_pruning",
+        "simultaneous search=wait_k",
+        "watermark processor=watermark",
+    ],
+)
+def test_invariants(component: str) -> None:
+    file, *keys = component.split()
+    outcome = command("check", f"common.user_dir={PAPERS / file}.py", *keys, "common.threads=1")
+    failed = re.findall(r"^(.+?)  +failed", outcome.out, re.MULTILINE)
+    assert failed == (["scores are the model's"] if file in READS_PREFIXES else []), outcome.out + outcome.err
+    assert "invariants hold" in outcome.out
