@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from collections.abc import MutableMapping
 
 if __name__ != "seqgen.cli":
@@ -29,3 +31,5 @@ def wait_passively_if_busy(environment: MutableMapping[str, str] = os.environ) -
 
 
 wait_passively_if_busy()  # decided before PyTorch is imported
+if os.path.basename(sys.argv[0]).startswith("seqgen-"):
+    gc.disable()  # importing makes many objects and no garbage; ``run`` switches garbage collection on

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import gc
 import io
 import logging
 import os
@@ -77,6 +78,8 @@ def run(
         words: the key whose values can also be given as words without ``KEY=``, such as folders.
         prefixes: the beginnings, without the dot, of arguments that are no keys of ``schema``; see ``Arguments``.
     """
+    gc.freeze()  # the objects of modules live as long as the process, and need not be visited again
+    gc.enable()
     typed = list(sys.argv[1:] if argv is None else argv)
     prefixed = {
         prefix: [a.removeprefix(f"{prefix}.") for a in typed if a.startswith(f"{prefix}.")] for prefix in prefixes
