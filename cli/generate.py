@@ -1,7 +1,6 @@
 """``seqgen-generate``: decode a test split, a file or standard input with a model or an ensemble.
 
-At a terminal, it prompts for lines or shows a progress bar.
-With ``trace=FILE`` it also writes a trace.
+At a terminal, it prompts for lines or shows a progress bar. With ``trace=FILE`` it also writes a trace.
 """
 
 from __future__ import annotations
@@ -378,7 +377,7 @@ def check_trace(cfg: GenerateConfig, *inputs: str) -> None:
 
 
 def tracing(cfg: GenerateConfig, decoding: TextDecoding, references: Sequence[str] | None) -> TraceWriter | NoTrace:
-    """What writes the trace that the user asks for.
+    """The writer of the trace that the user asks for.
 
     Raises:
         ConfigError: the strategy cannot be traced, or an option has no effect.

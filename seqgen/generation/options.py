@@ -129,7 +129,7 @@ def _shortlist(
     """The shortlist, which contains the tokens that the configuration forces.
 
     Raises:
-        ConfigError: the configuration names a shortlist, but ``candidates`` is ``None``; or the strategy has its own
+        ConfigError: the configuration names a shortlist, but ``candidates`` is ``None``; or the strategy has another
             decoding loop.
     """
     if candidates is None:

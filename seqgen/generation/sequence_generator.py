@@ -34,7 +34,7 @@ class SequenceGenerator:
     @property
     def can_merge(self) -> bool:
         """True if waiting sentences may join a running batch."""
-        return self.setup.can_merge
+        return not self.setup.merge_obstacle
 
     def summary(self) -> str:
         """A sentence about the batches decoded so far, for the user; empty for none."""

@@ -61,13 +61,13 @@ class ModelInMemory:
 
 
 class _Prepared(NamedTuple):
-    """What the last call was decoded with.
+    """The preparation of the last call.
 
     Attributes:
-        settings: its settings, with those of the constructor.
+        settings: the settings of the call, with those of the constructor.
         details: the details of its hypotheses.
         files: the versions of the files that its settings name.
-        decoding: its preparation.
+        decoding: the preparation.
     """
 
     settings: Settings

@@ -1,4 +1,4 @@
-"""What depends on the target vocabularies of the models: whether they share one, or have different ones."""
+"""Settings, checks and generators of models that share a target vocabulary, and of models with different ones."""
 
 from __future__ import annotations
 

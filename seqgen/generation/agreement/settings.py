@@ -73,21 +73,21 @@ def _impossible(what: str) -> ConfigError:
     )
 
 
-def supported_settings(own: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Leave out the models' own settings that ``check_supported`` would refuse.
+def supported_settings(of_models: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Leave out the settings of models that ``check_supported`` would refuse.
 
     Args:
-        own: the own settings of each model.
+        of_models: the settings of each model.
 
     Returns:
         The other settings of each model, and the names of those of the first model that are left out.
     """
     wanted = set(keys_with(ACROSS_VOCABULARIES)) - {"semantics", "components"}
-    kept = [{key: value for key, value in settings.items() if key in wanted} for settings in own]
+    kept = [{key: value for key, value in settings.items() if key in wanted} for settings in of_models]
     neutral = to_dict(GenerationConfig())
     ignored = [
         key
-        for key, value in own[0].items()
+        for key, value in of_models[0].items()
         if key not in {*wanted, "forced_first"} and value not in (neutral[key], "fairseq", "beam")
     ]
     return kept, sorted(ignored)
