@@ -288,7 +288,10 @@ class TextDecoding:
         """
         if replaces and self.unknown_words is not None and hypothesis.alignment is not None:
             tail = len(self.task.source_tokenizer.source_tokens().after)
-            position_of = lambda text: len(encode_source(self.task, text, line.languages)) - tail  # noqa: E731
+
+            def position_of(text: str) -> int:
+                return len(encode_source(self.task, text, line.languages)) - tail
+
             return self.unknown_words.text(hypothesis, line.text, position_of)
         prompt = self.task.prompt(line.sources[0])
         if len(prompt) == 0:

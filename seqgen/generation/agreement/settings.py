@@ -8,7 +8,7 @@ from typing import Any
 from seqgen.config import GenerationConfig
 from seqgen.config.compose import component_config
 from seqgen.config.generation import ACROSS_VOCABULARIES, keys_with
-from seqgen.config.values import to_dict
+from seqgen.config.values import DEFAULTS, restricting
 from seqgen.errors import ConfigError
 from seqgen.registry import COMBINATIONS
 
@@ -34,8 +34,7 @@ def check_supported(cfg: GenerationConfig, objects: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: names the first such setting.
     """
-    neutral = to_dict(GenerationConfig())
-    given = {key: value for key, value in to_dict(cfg).items() if value != neutral[key]}
+    given = restricting(vars(cfg))
     allowed = {"search": "beam", "combination": "log"}
     refused = {f"generation.{key}": value for key, value in given.items() if key not in keys_with(ACROSS_VOCABULARIES)}
     refused = {key: value for key, value in refused.items() if value != allowed.get(key.removeprefix("generation."))}
@@ -84,10 +83,9 @@ def supported_settings(of_models: Sequence[Mapping[str, Any]]) -> tuple[list[dic
     """
     wanted = set(keys_with(ACROSS_VOCABULARIES)) - {"semantics", "components"}
     kept = [{key: value for key, value in settings.items() if key in wanted} for settings in of_models]
-    neutral = to_dict(GenerationConfig())
     ignored = [
         key
         for key, value in of_models[0].items()
-        if key not in {*wanted, "forced_first"} and value not in (neutral[key], "fairseq", "beam")
+        if key not in {*wanted, "forced_first"} and value not in (DEFAULTS[key], "fairseq", "beam")
     ]
     return kept, sorted(ignored)
