@@ -56,8 +56,8 @@ FAULTS = [
     ),
     Fault(
         "seqgen/text/text_scoring.py",
-        "found[block.start - block.first :]",
-        "found[: block.stop - block.start]",
+        "positional_scores[block.start - block.first :]",
+        "positional_scores[: block.stop - block.start]",
         "tokens of a text get the scores of the context before them",
         ("tests/models/test_language_models.py",),
     ),
