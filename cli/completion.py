@@ -40,8 +40,12 @@ def completion_script(schema: type, program: str, shell: str) -> str:
     """
     if shell != "bash":
         raise ConfigError(f"--completion {shell}: there is a script for bash only; give --completion bash")
+    from seqgen.lab.compare.runs import sort_names
+    from seqgen.metrics import CORPUS_METRICS
+
     every, keys = choosers(schema), {key.name: key for key in every_key(schema)}
-    values = {name: found for name, found in _suggestions().items() if name in keys}
+    suggested = {"metrics": list(CORPUS_METRICS), "sort": sort_names()}  # these keys have other values, too
+    values = {name: found for name, found in suggested.items() if name in keys}
     for name, key in keys.items():
         choices = key.field.metadata.get("choices")
         if choices or is_switch(key.annotation):
@@ -49,7 +53,7 @@ def completion_script(schema: type, program: str, shell: str) -> str:
     values |= {one.name: one.names() for one in every}
     names = sorted({CONFIG_KEY, *keys, *(one.name for one in every)})
     groups = {name.partition(".")[0] for name in names if "." in name}
-    paths = sorted({CONFIG_KEY, *(key.name for key in keys.values() if key.is_path)})
+    paths = sorted({CONFIG_KEY, *(key.name for key in keys.values() if key.role)})
     function = "_" + re.sub(r"\W", "_", program)
     script = _Script((resources.files(__package__) / "completion.bash").read_text(encoding="utf-8"))
     return script.substitute(
@@ -62,11 +66,3 @@ def completion_script(schema: type, program: str, shell: str) -> str:
         files="|".join(name for name in paths if name not in RUNS),
         values="\n".join(f"        {key}) words={shlex.quote(' '.join(items))} ;;" for key, items in values.items()),
     )
-
-
-def _suggestions() -> dict[str, list[str]]:
-    """Values of keys that also have others."""
-    from seqgen.lab.compare.runs import sort_names
-    from seqgen.metrics import CORPUS_METRICS
-
-    return {"metrics": list(CORPUS_METRICS), "sort": sort_names()}

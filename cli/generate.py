@@ -1,7 +1,6 @@
 """``seqgen-generate``: decode a test split, a file or standard input with a model or an ensemble.
 
-At a terminal, it prompts for lines or shows a progress bar.
-With ``trace=FILE`` it also writes a trace.
+At a terminal, it prompts for lines or shows a progress bar. With ``trace=FILE`` it also writes a trace.
 """
 
 from __future__ import annotations
@@ -86,7 +85,12 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | Non
     with (
         open_output(cfg.output) as file,
         trace,
-        memory_errors(lambda: _less_memory(len(outputs.hypotheses))),
+        memory_errors(
+            lambda: (
+                f"after {len(outputs.hypotheses)} lines, whose outputs were written; choose a smaller "
+                "generation.beam, generation.batch_size or generation.max_tokens"
+            )
+        ),
         outputs.counted(),
         line_progress(cfg, total) as on_line,
     ):
@@ -133,10 +137,12 @@ class _Outputs:
         """Add the next line."""
         self.hypotheses.append(translation.text)
         self.tokens += translation.num_tokens
-        if self.typed is not None:
-            self.typed.show_notes(translation.id + 1, translation.notes)
-        else:
-            self.notes += [(translation.id + 1, note) for note in translation.notes]
+        notes = [(translation.id + 1, note) for note in translation.notes]
+        if self.typed is None:
+            self.notes += notes
+            return
+        for text in summary(notes):
+            log(text)
 
     @contextmanager
     def counted(self) -> Iterator[None]:
@@ -146,13 +152,6 @@ class _Outputs:
         except KeyboardInterrupt:
             log(f"{len(self.hypotheses)} lines are decoded, and their outputs written")
             raise
-
-
-def _less_memory(written: int) -> str:
-    return (
-        f"after {written} lines, whose outputs were written; choose a smaller generation.beam, "
-        "generation.batch_size or generation.max_tokens"
-    )
 
 
 def _check_keys(cfg: GenerateConfig) -> None:
@@ -325,16 +324,6 @@ class TypedLines:
             print(file=sys.stderr)  # Ctrl-D leaves the cursor behind the prompt
         return line
 
-    def show_notes(self, line: int, notes: Sequence[str]) -> None:
-        """Print the notes on a line.
-
-        Args:
-            line: its number, from 1.
-            notes: what the user should know about its output.
-        """
-        for text in summary((line, note) for note in notes):
-            log(text)
-
 
 @contextmanager
 def line_progress(cfg: GenerateConfig, total: int | None) -> Iterator[Callable[[], None] | None]:
@@ -388,7 +377,7 @@ def check_trace(cfg: GenerateConfig, *inputs: str) -> None:
 
 
 def tracing(cfg: GenerateConfig, decoding: TextDecoding, references: Sequence[str] | None) -> TraceWriter | NoTrace:
-    """What writes the trace that the user asks for.
+    """The writer of the trace that the user asks for.
 
     Raises:
         ConfigError: the strategy cannot be traced, or an option has no effect.

@@ -49,11 +49,6 @@ class Key:
         return str(self.field.metadata.get("role", ""))
 
     @property
-    def is_path(self) -> bool:
-        """True if its values are files or folders."""
-        return bool(self.role)
-
-    @property
     def other_names(self) -> tuple[str, ...]:
         """The names of the key in other toolkits."""
         return other_names(self.field)

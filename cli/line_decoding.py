@@ -1,4 +1,4 @@
-"""What all ways to decode with ``seqgen-generate`` have in common: checks, loading, and the end of each translation.
+"""The common part of all ways to decode with ``seqgen-generate``: checks, loading, the end of each translation.
 
 At its end, tokenized output, such as that of older checkpoints, can become text: without BPE marks, and detokenized.
 """

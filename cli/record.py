@@ -88,8 +88,8 @@ def named_files(keys: Mapping[str, str]) -> list[str]:
             continue
         annotation = list[str] if value.startswith("[") else str
         named = [Path(name) for name in text_values([f"{key}={value}"], key, annotation)]
-        own = [file for path in named for file in path.rglob("*.py")] if key == "common.user_dir" else []
-        found |= dict.fromkeys(name for name in map(str, [*named, *own]) if Path(name).is_file())
+        code = [file for path in named for file in path.rglob("*.py")] if key == "common.user_dir" else []
+        found |= dict.fromkeys(name for name in map(str, [*named, *code]) if Path(name).is_file())
     return list(found)
 
 
@@ -205,8 +205,8 @@ class Record:
         content = json.dumps(record, ensure_ascii=False, indent=1) + "\n"
         write_atomically(Path(self._path), content)
         typed = [f"config={self._path}", "output=FILE"]
-        if own := self._keys.get("common.user_dir"):  # which is not taken from a file
-            typed.append(f"common.user_dir={own}")
+        if code := self._keys.get("common.user_dir"):  # which is not taken from a file
+            typed.append(f"common.user_dir={code}")
         print(f"wrote {self._path}; to repeat: seqgen-generate {shlex.join(typed)}", file=sys.stderr)
 
 
@@ -233,7 +233,7 @@ def recorded_keys(content: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def changes(record: Mapping[str, Any]) -> list[str]:
-    """What has changed since a record was written: files and versions.
+    """Find the files and versions that have changed since a record was written.
 
     Args:
         record: the record.

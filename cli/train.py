@@ -53,19 +53,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     def work(cfg: TrainConfig, arguments: Arguments) -> int:
         if cfg.prepare_only and not cfg.run_dir:
             raise ConfigError("run_dir is missing: give run_dir=FOLDER, the run folder that training will also get")
-        return train_run(cfg, Path(cfg.run_dir or default_folder(arguments.overrides)), arguments)
+        chosen = chosen_components(TrainConfig, arguments.overrides)
+        return train_run(cfg, Path(cfg.run_dir or f"runs/{chosen['task']}-{chosen['model']}"), arguments)
 
     run(TrainConfig, work, DESCRIPTION, argv, train_sweep, complete=with_checkpoint, pass_arguments=True)
-
-
-def default_folder(overrides: Sequence[str]) -> Path:
-    """The run folder if ``run_dir`` is not set: ``runs/TASK-MODEL``.
-
-    Args:
-        overrides: the ``key=value`` arguments.
-    """
-    chosen = chosen_components(TrainConfig, overrides)
-    return Path("runs") / f"{chosen['task']}-{chosen['model']}"
 
 
 def train_sweep(arguments: Arguments) -> int:

@@ -48,7 +48,7 @@ TUNABLE = ("generation", *DECODING_COMPONENTS)
 
 @dataclass
 class TuneDatasetConfig(GenerateDatasetConfig):
-    """Which split of the task is decoded."""
+    """The split of the task that is decoded."""
 
     gen_subset: str = like(GenerateDatasetConfig, "gen_subset", "valid")
 

@@ -1,4 +1,4 @@
-"""What the author of a component imports: ``from seqgen.extend import Search, option, register_search``.
+"""The names for the author of a component: ``from seqgen.extend import Search, option, register_search``.
 
 The names are grouped as docs/extending.md is. Users of models import from ``seqgen``, those who examine models and
 decodes from ``seqgen.lab``; every other module is private and may move.

@@ -1,4 +1,4 @@
-"""The file of a mixture: its sources, their templates and their rates."""
+"""Text to text: many tasks in one model, and the file of their mixture with its sources, templates and rates."""
 
 from __future__ import annotations
 

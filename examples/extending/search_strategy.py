@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from seqgen.extend import BeamSearch, Candidates, StepContext, option, register_search
@@ -51,4 +50,4 @@ class ThresholdSearch(BeamSearch):
         """
         found = super().step(context, lprobs, scores)
         too_low = found.scores < found.scores[:, :1] - self.delta
-        return Candidates(found.scores.masked_fill(too_low, -torch.inf), found.tokens, found.beams)
+        return found.without(too_low)

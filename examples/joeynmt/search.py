@@ -44,9 +44,7 @@ class StayInBeam(FinishedHypotheses):
         self.ended_at = torch.zeros_like(self.over)
         """``(live, beam)`` at which ranks a candidate has ended so far; these do not follow the beams."""
 
-    def finalize(
-        self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
-    ) -> Candidates:
+    def finalize(self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None) -> Candidates:
         """See ``FinishedHypotheses.finalize``."""
         was_over = self.over.gather(1, candidates.beams)
         self._keep(candidates, ends & ~was_over, step)

@@ -82,7 +82,7 @@ class ConformalPruning(BeamSearch):
         steps = context.by_sentence(context.steps)[:, :1]  # (sentences, 1): those that joined the batch have fewer
         limits = self.thresholds.to(scores.device)[steps.clamp(max=len(self.thresholds) - 1)]
         dropped = found.scores.double() / (steps + 1) < limits
-        return Candidates(found.scores.masked_fill(dropped, -torch.inf), found.tokens, found.beams)
+        return found.without(dropped)
 
 
 def calibrate(values: Sequence[Sequence[float]], alpha: float) -> tuple[list[float], float]:

@@ -93,7 +93,7 @@ class DeterminantalBeams(Search):
         chosen = pool.gather(greedy_map(matrix, exists, self.num_candidates))
         continues = ~torch.isin(chosen.tokens, chosen.tokens.new_tensor(self.end_tokens))
         surplus = continues & (continues.cumsum(1) > beam)  # so that no rule replaces one of the set
-        return Candidates(chosen.scores.masked_fill(surplus, -torch.inf), chosen.tokens, chosen.beams)
+        return chosen.without(surplus)
 
 
 def greedy_map(matrix: Tensor, exists: Tensor, count: int) -> Tensor:

@@ -58,4 +58,4 @@ class ThresholdPruning(BeamSearch):
         words = words.masked_fill(found.scores == -torch.inf, -torch.inf)
         dropped = found.scores < found.scores[:, :1] - self.distance
         dropped = dropped | (words < words.amax(1, keepdim=True) - self.local)
-        return Candidates(found.scores.masked_fill(dropped, -torch.inf), found.tokens, found.beams)
+        return found.without(dropped)

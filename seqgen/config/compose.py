@@ -4,8 +4,8 @@ The dataclasses of ``seqgen.config`` hold the configurations of the chosen compo
 read by ``parse_value``: that of a string-typed key is used literally, whatever characters it contains. Every key must
 exist; keys cannot be added or deleted.
 
-In a sweep (``-m``), one command is run with several configurations. The keys of decoding
-components are ``search.FIELD``, ``processor.NAME.FIELD`` and the like.
+In a sweep (``-m``), one command is run with several configurations. The keys of decoding components are
+``search.FIELD``, ``processor.NAME.FIELD`` and the like.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def decoding_key(
 
 @dataclass
 class GenerationConfig:
-    """How to decode. docs/decoding.md explains every key and gives its name in other toolkits."""
+    """The settings of decoding. docs/decoding.md explains every key and gives its name in other toolkits."""
 
     semantics: str = decoding_key(
         "",
@@ -619,8 +619,8 @@ class GenerationConfig:
 
         Only one search, combination, utility and reranker is in use at a time, so their keys are ``search.FIELD``,
         ``combination.FIELD``, ``utility.FIELD`` and ``reranker.FIELD`` (``inner_combination.FIELD`` of a combination
-        that another one wraps). The keys of other components contain the
-        component's name: ``processor.NAME.FIELD``, ``stopping.NAME.FIELD`` and the like.
+        that another one wraps). The keys of other components contain the component's name: ``processor.NAME.FIELD``,
+        ``stopping.NAME.FIELD`` and the like.
 
         Args:
             group: the prefix of the keys, such as ``"processor"``.

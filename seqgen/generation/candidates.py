@@ -40,6 +40,10 @@ class Candidates:
         """The candidates of the sentences ``keep``, ``(kept,)`` int64."""
         return Candidates(*(tensor.index_select(0, keep) for tensor in (self.scores, self.tokens, self.beams)))
 
+    def without(self, dropped: Tensor) -> Candidates:
+        """These candidates with the score ``-inf`` where ``dropped``, bool of their shape, is true."""
+        return Candidates(self.scores.masked_fill(dropped, -torch.inf), self.tokens, self.beams)
+
     def gather(self, columns: Tensor) -> Candidates:
         """The candidates in ``columns``, ``(sentences, k)`` int64, of each sentence."""
         return Candidates(*(tensor.gather(1, columns) for tensor in (self.scores, self.tokens, self.beams)))

@@ -39,9 +39,7 @@ class RollingSession(Session):
     def merge(self, other: Self) -> None:
         """Append the sentences of another session, which has decoded at least one step.
 
-        ``DecodingSetup.can_merge`` says whether this is possible.
-
-        Done sentences leave this session before.
+        ``DecodingSetup.merge_obstacle`` says whether this is possible. Done sentences leave this session before.
 
         Args:
             other: a session of the same setup; it must not be used afterwards.

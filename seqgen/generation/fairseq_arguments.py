@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from seqgen.config import GenerationConfig
 from seqgen.config.values import from_dict
 from seqgen.data.dictionary import Dictionary
-from seqgen.generation.ensemble.member import MemberSpec
+from seqgen.generation.ensemble.member import ModelOrMember
 from seqgen.generation.options import build_setup
 from seqgen.generation.search.base import Search
 from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.model import EncoderDecoderModel
 
 
 def fairseq_generator(
-    models: Sequence[EncoderDecoderModel | MemberSpec],
+    models: Sequence[ModelOrMember],
     tgt_dict: Dictionary,
     beam_size: int = 1,
     max_len_a: float = 0.0,

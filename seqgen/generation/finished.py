@@ -83,9 +83,7 @@ class FinishedHypotheses(Component):
         self.cumulative = torch.full(self.lengths.shape, -torch.inf, device=batch.device)
         self.scores = torch.full_like(self.cumulative, -torch.inf)
 
-    def finalize(
-        self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
-    ) -> Candidates:
+    def finalize(self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None) -> Candidates:
         """Finalize candidates that end, and choose the beams of the next step.
 
         Args:
@@ -167,7 +165,7 @@ class FinishedHypotheses(Component):
         # a stable sort of [no, yes, no, no] by "ends" gives the columns [0, 2, 3, 1]
         columns = ends.to(torch.int8).argsort(dim=1, stable=True)[:, : self.beam]
         chosen = candidates.gather(columns)
-        return Candidates(chosen.scores.masked_fill(ends.gather(1, columns), -torch.inf), chosen.tokens, chosen.beams)
+        return chosen.without(ends.gather(1, columns))
 
     def _place(self, places: Tensor, taken: Tensor, candidates: Candidates, scores: Tensor, step: int | Tensor) -> None:
         """Write the candidates that ``taken`` ``(live, K)`` bool marks into ``places``, ``(live, K)`` int64."""
@@ -207,9 +205,7 @@ def _none(finished: Tensor) -> bool:
 class FirstFinished(FinishedHypotheses):
     """fairseq's rule: the first ``beam`` hypotheses that finish are the result, even if active beams score better."""
 
-    def finalize(
-        self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
-    ) -> Candidates:
+    def finalize(self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None) -> Candidates:
         """Finalize candidates that end among the first ``beam``, as long as places are free."""
         scores, finished = self._ranked(candidates, step, bonus), self._finish(candidates, ends)
         # 3 places of 5 filled, finished [1, 0, 1, 1]: places [3, -, 4, 5]; there is no place 5, so the last is dropped
@@ -240,14 +236,12 @@ class BestFinished(FinishedHypotheses):
         self.early_stopping = early_stopping
         self._all_ended = torch.zeros_like(batch.done)
 
-    def finalize(
-        self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
-    ) -> Candidates:
+    def finalize(self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None) -> Candidates:
         """Finalize candidates that end among the first ``beam`` and score above the worst hypothesis."""
         scores, finished = self._ranked(candidates, step, bonus), self._finish(candidates, ends)
         self._keep_best(candidates, scores.masked_fill(~finished, -torch.inf), step)
         self._all_ended = (ends | (candidates.scores == -torch.inf)).all(1)
-        running = Candidates(candidates.scores.masked_fill(ends, -torch.inf), candidates.tokens, candidates.beams)
+        running = candidates.without(ends)
         return running.gather(running.scores.argsort(dim=1, descending=True, stable=True)[:, : self.beam])
 
     def done(self, active: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
@@ -263,14 +257,12 @@ class BestFinished(FinishedHypotheses):
 class EachRow(FinishedHypotheses):
     """Each beam is an independent hypothesis, which finishes when it ends: greedy search and sampling."""
 
-    def finalize(
-        self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
-    ) -> Candidates:
+    def finalize(self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None) -> Candidates:
         """Finalize candidate ``i``, which continues beam ``i``, in place ``i`` if it ends."""
         places = torch.arange(self.beam, device=ends.device).expand_as(ends)
         finished = ends & (candidates.scores > -torch.inf)
         self._place(places, finished, candidates, self._ranked(candidates, step, bonus), step)
-        return Candidates(candidates.scores.masked_fill(ends, -torch.inf), candidates.tokens, candidates.beams)
+        return candidates.without(ends)
 
 
 class Coverage(Component):

@@ -19,7 +19,7 @@ from seqgen.generation.certificate import Certificate, check_certifiable
 from seqgen.generation.component import Resources, build, naming
 from seqgen.generation.ensemble.combinations import Combination, Guidance, Nested
 from seqgen.generation.ensemble.ensemble import Ensemble
-from seqgen.generation.ensemble.member import EMPTY, MemberSpec, field_of, input_of
+from seqgen.generation.ensemble.member import EMPTY, MemberSpec, ModelOrMember, field_of, input_of
 from seqgen.generation.finished import Ranking
 from seqgen.generation.observers import Observer
 from seqgen.generation.processors import length, prefix_trie, tokens, warpers
@@ -38,7 +38,7 @@ from seqgen.registry import COMBINATIONS, LOGITS_PROCESSORS, OBSERVERS, SEARCHES
 
 
 def build_setup(
-    models: Sequence[EncoderDecoderModel | MemberSpec],
+    models: Sequence[ModelOrMember],
     tgt_dict: Dictionary,
     cfg: GenerationConfig,
     tokenizer: Tokenizer | None = None,
@@ -129,7 +129,7 @@ def _shortlist(
     """The shortlist, which contains the tokens that the configuration forces.
 
     Raises:
-        ConfigError: the configuration names a shortlist, but ``candidates`` is ``None``; or the strategy has its own
+        ConfigError: the configuration names a shortlist, but ``candidates`` is ``None``; or the strategy has another
             decoding loop.
     """
     if candidates is None:
@@ -299,9 +299,7 @@ def combination_from_config(
     return Nested(outer, inner)
 
 
-def members_from_config(
-    models: Sequence[EncoderDecoderModel | MemberSpec], cfg: GenerationConfig
-) -> list[EncoderDecoderModel | MemberSpec]:
+def members_from_config(models: Sequence[ModelOrMember], cfg: GenerationConfig) -> list[ModelOrMember]:
     """The models, each with the source that ``generation.members`` gives it.
 
     Args:
@@ -318,7 +316,7 @@ def members_from_config(
         raise ConfigError(
             f"generation.members has {len(cfg.members)} entries for {len(models)} models; give one for each of them"
         )
-    members: list[EncoderDecoderModel | MemberSpec] = []
+    members: list[ModelOrMember] = []
     for model, source in zip(models, cfg.members, strict=True):
         field_of(source)  # raises ``ConfigError`` if this is not a source
         member = model if isinstance(model, MemberSpec) else MemberSpec(model, source)
@@ -331,9 +329,7 @@ def members_from_config(
     return members
 
 
-def with_guidance(
-    models: Sequence[EncoderDecoderModel | MemberSpec], combination: Combination, guidance_scale: float
-) -> Ensemble:
+def with_guidance(models: Sequence[ModelOrMember], combination: Combination, guidance_scale: float) -> Ensemble:
     """The ensemble; for classifier-free guidance, each model is also a member that reads an empty source.
 
     Args:

@@ -201,7 +201,7 @@ class PrefixTrie:
         return f"{checksum:08x}"
 
     def _problem(self, vocab_size: int) -> str:
-        """Why these arrays are no trie over a vocabulary; empty if they are one."""
+        """The reason why these arrays are no trie over a vocabulary; empty if they are one."""
         tokens, first, priors = self.tokens, self.first, self.priors
         nodes = len(tokens)
         kinds = tokens.dtype == first.dtype == torch.int32 and tokens.dim() == first.dim() == 1

@@ -130,8 +130,9 @@ def _notes(
     if notable.get("max_len") == TOOLKIT_LENGTH and models[0].get("semantics") == HUGGINGFACE.name:
         notes[0] += f"; max_len={TOOLKIT_LENGTH} is the default of transformers for models that set no limit"
     for number, other in enumerate(models[1:], start=2):
-        if differing := _differing(models[0], other) - set(given):
-            keys = ", ".join(sorted(differing))
+        first = {key: models[0].get(key, DEFAULTS[key]) for key in {*models[0], *other} - set(given)}
+        if differing := sorted(key for key, value in first.items() if other.get(key, DEFAULTS[key]) != value):
+            keys = ", ".join(differing)
             notes.append(
                 f"the own settings of model {number} differ from those of model 1 ({keys}); those of model 1 are used"
             )
@@ -142,11 +143,6 @@ def _config(values: Mapping[str, Any]) -> GenerationConfig:
     return with_semantics(from_dict(GenerationConfig, values, "generation"))
 
 
-def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
-    """The keys whose values differ between the settings of two models."""
-    return {key for key in {*one, *other} if one.get(key, DEFAULTS[key]) != other.get(key, DEFAULTS[key])}
-
-
 def changes_scores(cfg: GenerationConfig) -> bool:
-    """Whether the scores of an output may differ from the log-probabilities of the models; true if unknown."""
+    """True if the scores of an output may differ from the log-probabilities of the models, or if that is unknown."""
     return cfg.is_stochastic or bool(restricting(to_dict(cfg)).keys() - set(keys_with(KEEPS_SCORES)))

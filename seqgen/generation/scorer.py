@@ -20,7 +20,7 @@ from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.ensemble.member import (
     INPUT,
     MemberOutput,
-    MemberSpec,
+    ModelOrMember,
     check_features,
     check_layers,
     decoded,
@@ -62,7 +62,7 @@ class SequenceScorer:
 
     def __init__(
         self,
-        models: Sequence[EncoderDecoderModel | MemberSpec],
+        models: Sequence[ModelOrMember],
         pad: int,
         eos: int,
         normalize_scores: bool = True,

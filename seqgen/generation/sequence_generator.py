@@ -32,14 +32,9 @@ class SequenceGenerator:
         self.setup = setup
 
     @property
-    def beam_size(self) -> int:
-        """Beams of each sentence, which is also its maximum number of hypotheses."""
-        return self.setup.beam_size
-
-    @property
     def can_merge(self) -> bool:
         """True if waiting sentences may join a running batch."""
-        return self.setup.can_merge
+        return not self.setup.merge_obstacle
 
     def summary(self) -> str:
         """A sentence about the batches decoded so far, for the user; empty for none."""
@@ -118,7 +113,3 @@ class SequenceGenerator:
                     yield result
             while (batch := waiting(0, 0)) is not None:
                 yield from zip(batch.ids.tolist(), self.generate(batch), strict=True)
-
-    def last_steps(self, src_lengths: Tensor) -> Tensor:
-        """The last step of each sentence; see ``Limits.last_steps``."""
-        return self.setup.limits.last_steps(src_lengths)

@@ -108,7 +108,7 @@ class ScorePlan:
 
 @dataclass(frozen=True)
 class DecodingSetup:
-    """How to decode: all components and options of a session.
+    """All components and options of a session.
 
     Attributes:
         ensemble: the members and their combination.
@@ -235,11 +235,6 @@ class DecodingSetup:
             and not search.processes_itself
             and not any(observer.reads_scores for observer in self.observers),
         )
-
-    @property
-    def can_merge(self) -> bool:
-        """True if waiting sentences may join a running batch."""
-        return not self.merge_obstacle
 
     @cached_property
     def merge_obstacle(self) -> str:

@@ -2,9 +2,9 @@
 
 They are the likely translations of its source tokens, and tokens that every output may contain. All other tokens are
 forbidden in the logits of each member, before these are normalized: the probabilities are those of a softmax over the
-shortlist, as in Marian and CTranslate2. There, all sentences of a batch share one shortlist. Here each sentence has its
-own, so that its outputs do not depend on the other sentences of the batch. The decoders compute only the scores of
-tokens that are in the shortlist of any sentence (``OutputColumns``).
+shortlist, as in Marian and CTranslate2. There, all sentences of a batch share one shortlist. Here each sentence has
+another one, so that its outputs do not depend on the other sentences of the batch. The decoders compute only the scores
+of tokens that are in the shortlist of any sentence (``OutputColumns``).
 """
 
 from __future__ import annotations

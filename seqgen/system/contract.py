@@ -10,12 +10,13 @@ import difflib
 import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, TypeAlias, TypeVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from seqgen.errors import ConfigError, DecodingError
+
+if TYPE_CHECKING:  # commands answer --version and misspelt keys before PyTorch is imported
+    import torch
+    from torch import Tensor
 
 T = TypeVar("T")
 
@@ -181,6 +182,8 @@ def returned_tensor(
     Raises:
         ContractError: it is no tensor, or has another shape or dtype or is on another device.
     """
+    from torch import Tensor
+
     found = returned(owner, method, value, Tensor)
     if (found.shape, found.dtype, found.device) != (shape, dtype, device):
         given = f"{tuple(found.shape)} of {found.dtype} on {found.device}"

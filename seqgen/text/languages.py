@@ -1,4 +1,4 @@
-"""What decoding needs of a loaded model, and the languages of each line, for models that translate between several."""
+"""The protocol of a loaded model, and the languages of each line, for models that translate between several."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class LanguageReader:
         return "\t".join(rest), replace(self.fixed, **codes)
 
     def by_line(self, key: str) -> bool:
-        """Whether each line has a field with this language.
+        """True if each line has a field with this language.
 
         Args:
             key: ``source_lang`` or ``target_lang``.
@@ -174,7 +174,7 @@ def encode_target(task: Task, text: str, languages: LineLanguages) -> Tensor:
 
 
 def begins_with_language(task: Task) -> bool:
-    """Whether outputs begin with the token of their language."""
+    """True if outputs begin with the token of their language."""
     languages = task.source_tokenizer.languages
     return languages is not None and languages.target is TargetLanguage.FIRST
 

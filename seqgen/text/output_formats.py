@@ -53,37 +53,25 @@ def json_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Wri
     cfg = decoding.cfg
     how: dict[str, Any] = {"semantics": decoding.generator.setup.rules.name}
     how |= {"seed": cfg.seed} if cfg.uses_seed else {}
-    return lambda translation: json_line(translation, how, len(decoding.members))
 
+    def fields(translation: Translation, **further: Any) -> dict[str, Any]:
+        hypotheses = [_hypothesis(item, len(decoding.members)) for item in translation.hypotheses]
+        return {"source": translation.source, **further, "hypotheses": hypotheses}
 
-def json_line(translation: Translation, how: Mapping[str, Any], members: int) -> str:
-    """A translation as a line of JSON.
+    def write(translation: Translation) -> str:
+        record: dict[str, Any] = {"id": translation.id, **fields(translation, **how)}
+        if translation.sentences:
+            record["sentences"] = list(map(fields, translation.sentences))
+        for name in ("prefix", "constraints", "notes"):
+            if value := getattr(translation, name):
+                record[name] = value
+        if translation.exact is not None:
+            record |= {"exact": translation.exact, "bound": translation.bound}
+        # a JSON parser turns the escapes back into the characters
+        line = json_text(record)
+        return re.sub("[\x85\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", line) + "\n"
 
-    Args:
-        translation: the translation.
-        how: fields about the decode, the same in every line.
-        members: number of models.
-    """
-    record: dict[str, Any] = {
-        "id": translation.id,
-        "source": translation.source,
-        **how,
-        "hypotheses": [_hypothesis(item, members) for item in translation.hypotheses],
-    }
-    if translation.sentences:
-        record["sentences"] = [_sentence(each, members) for each in translation.sentences]
-    for name in ("prefix", "constraints", "notes"):
-        if value := getattr(translation, name):
-            record[name] = value
-    if translation.exact is not None:
-        record |= {"exact": translation.exact, "bound": translation.bound}
-    # a JSON parser turns the escapes back into the characters
-    line = json_text(record)
-    return re.sub("[\x85\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", line) + "\n"
-
-
-def _sentence(translation: Translation, members: int) -> dict[str, Any]:
-    return {"source": translation.source, "hypotheses": [_hypothesis(item, members) for item in translation.hypotheses]}
+    return write
 
 
 def _hypothesis(item: TextHypothesis, members: int) -> dict[str, Any]:

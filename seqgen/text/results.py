@@ -161,7 +161,7 @@ def alignment_pairs(tokens: Tensor, alignment: Tensor, eos: int) -> list[tuple[i
 
 @dataclass(frozen=True)
 class Details:
-    """Which optional fields of hypotheses are computed; see ``TextHypothesis``.
+    """The optional fields of hypotheses that are computed; see ``TextHypothesis``.
 
     Attributes:
         attention: attention and alignment.
@@ -177,7 +177,7 @@ class Details:
 
     @property
     def rescores(self) -> bool:
-        """Whether the models make another pass over the hypotheses."""
+        """True if the models make another pass over the hypotheses."""
         return self.scores or self.hidden or self.internals
 
     def added(

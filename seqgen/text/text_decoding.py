@@ -26,7 +26,7 @@ from seqgen.structures import Hypothesis
 from seqgen.system.devices import out_of_memory
 from seqgen.text.batching import Batcher
 from seqgen.text.input_line import InputEncoder, InputLine, with_prefixes
-from seqgen.text.languages import LineLanguages, TextModel, encode_source
+from seqgen.text.languages import TextModel, encode_source
 from seqgen.text.output_notes import OutputNotes
 from seqgen.text.reranking import Ranker
 from seqgen.text.results import Details, TextHypothesis, Translation, attend_to_source
@@ -89,7 +89,7 @@ class TextDecoding:
         of_text = (target.dictionary, target.encode, target.decode)
         resources = Resources(*of_text, device=self.device, models=self.members, ensemble=settings.ensemble)
         sources = sources_from_config(cfg, resources)
-        self.input_encoder = InputEncoder(readers, cfg, generator.last_steps, sources, len(self.members))
+        self.input_encoder = InputEncoder(readers, cfg, setup.limits.last_steps, sources, len(self.members))
         paragraphs = ParagraphReader(self.input_encoder) if cfg.input_split else None
         self.splitter = paragraphs if paragraphs is not None and paragraphs.splits else None
         if self.splitter is not None and streamer is not None:
@@ -269,31 +269,34 @@ class TextDecoding:
         found = []
         for hypothesis in hypotheses[: self.cfg.nbest] if self.ranker is None else hypotheses:
             aligned = attend_to_source(hypothesis, width, len(line.sources[0]), self.models[0].left_pad_source)
-            if self._lacks_alignment(aligned):
+            replaces = self.unknown_words is not None and self.task.target_dictionary.unk() in aligned.tokens
+            if replaces and aligned.alignment is None:
                 notes.append("unknown words are not replaced: the model returns no attention weights")
-            found.append(TextHypothesis(self._text(line, aligned), aligned))
+            found.append(TextHypothesis(self._text(line, aligned, replaces), aligned))
         best = found if self.ranker is None or not found else self.ranker.best(line.translation(), found)
         certificate = self.generator.setup.certificate
         bound, exact = (None, None) if certificate is None else certificate.found.pop(line.number)
         return line.translation(best, [*notes, *self.output_notes.on_outputs(line, best)], bound, exact)
 
-    def _lacks_alignment(self, hypothesis: Hypothesis) -> bool:
-        """Whether a hypothesis has unknown words whose source words are not known."""
-        unknown = self.task.target_dictionary.unk()
-        return self.unknown_words is not None and hypothesis.alignment is None and unknown in hypothesis.tokens
+    def _text(self, line: InputLine, hypothesis: Hypothesis, replaces: bool) -> str:
+        """The text of a hypothesis, after a prompt the text that it adds to the prompt's.
 
-    def _text(self, line: InputLine, hypothesis: Hypothesis) -> str:
-        """The text of a hypothesis, after a prompt the text that it adds to the prompt's."""
-        unknown = self.task.target_dictionary.unk()
-        if self.unknown_words is not None and hypothesis.alignment is not None and unknown in hypothesis.tokens:
-            return self.unknown_words.text(hypothesis, line.text, lambda text: self._position_of(text, line.languages))
+        Args:
+            line: the line.
+            hypothesis: the hypothesis.
+            replaces: whether unknown words are replaced, if it has an alignment.
+        """
+        if replaces and self.unknown_words is not None and hypothesis.alignment is not None:
+            tail = len(self.task.source_tokenizer.source_tokens().after)
+
+            def position_of(text: str) -> int:
+                return len(encode_source(self.task, text, line.languages)) - tail
+
+            return self.unknown_words.text(hypothesis, line.text, position_of)
         prompt = self.task.prompt(line.sources[0])
         if len(prompt) == 0:
             return self.task.decode(hypothesis.tokens)
         return continuation(self._decode_ids, prompt.tolist(), hypothesis.tokens.tolist())
-
-    def _position_of(self, text: str, languages: LineLanguages) -> int:
-        return len(encode_source(self.task, text, languages)) - len(self.task.source_tokenizer.source_tokens().after)
 
     def _decode_ids(self, ids: Sequence[int]) -> str:
         return self.task.decode(torch.tensor(ids))

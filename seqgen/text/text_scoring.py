@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -56,40 +56,6 @@ def blocks(length: int, tokens_per_sample: int, context_window: int) -> list[Blo
     return [Block(max(0, start - context_window), start, min(start + step, length)) for start in starts]
 
 
-def score_running_text(
-    lines: Sequence[Tensor],
-    first: int,
-    cut: Sequence[Block],
-    rows: int,
-    score: Callable[[list[Example]], Iterator[Tensor]],
-) -> Iterator[Tensor]:
-    """Score the tokens of a text block by block.
-
-    The source of a block is the token before its context, which the model sees too.
-
-    Args:
-        lines: ``(T,)`` int64 tokens of each line, end-of-sentence included.
-        first: the token before the text, such as end-of-sentence.
-        cut: the blocks of the text.
-        rows: blocks that are scored at once.
-        score: gives the log-probabilities ``(T,)`` of the targets of some examples.
-
-    Yields:
-        ``(T,)`` log-probabilities of the tokens of each line, in nats.
-    """
-    text = torch.cat([torch.tensor([first]), *lines])  # token i of the text is in column i + 1, after the one before it
-    scores = torch.zeros(len(text) - 1)
-    for begin in range(0, len(cut), rows):
-        some = cut[begin : begin + rows]
-        examples = [
-            Example(begin + i, text[block.first : block.first + 1], text[block.first + 1 : block.stop + 1])
-            for i, block in enumerate(some)
-        ]
-        for block, found in zip(some, score(examples), strict=True):
-            scores[block.start : block.stop] = found[block.start - block.first :]
-    yield from scores.split([len(line) for line in lines])
-
-
 _SCORES = 2**27
 """Most scores that a batch computes, unless one target needs more: each token needs one for every vocabulary entry."""
 
@@ -137,21 +103,30 @@ class TextScoring:
                 yield from (hypotheses[0] for hypotheses in self.scorer.generate(batch))
 
     def running_text(self, lines: Sequence[str], tokens_per_sample: int, context_window: int) -> Iterator[Hypothesis]:
-        """Score lines as one text, in blocks; see ``Translator.score_text``."""
+        """Score lines as one text, in blocks; see ``Translator.score_text``.
+
+        The source of a block is the token before its context, which the model sees too.
+        """
         LanguageReader(self.members, self.cfg)  # refuses languages
         encoded = [self.task.encode_target(line) for line in lines]
-        cut = blocks(sum(map(len, encoded)), tokens_per_sample, context_window)
+        # token i of the text is in column i + 1, after the one before it
+        text = torch.cat([self.task.encode_source("")[-1:], *encoded])
+        scores = torch.zeros(len(text) - 1)
+        cut = blocks(len(scores), tokens_per_sample, context_window)
         rows = max(1, min(self.cfg.batch_size, self.tokens_at_once // tokens_per_sample))
-
-        def score(examples: list[Example]) -> Iterator[Tensor]:
-            lengths = [len(example.target) for example in examples if example.target is not None]
+        for begin in range(0, len(cut), rows):
+            some = cut[begin : begin + rows]
+            examples = [
+                Example(begin + i, text[block.first : block.first + 1], text[block.first + 1 : block.stop + 1])
+                for i, block in enumerate(some)
+            ]
+            lengths = [block.stop - block.first for block in some]
             scored = self.scorer.score(self._collate([examples] * len(self.members)), lengths)
-            return (one.hypothesis.positional_scores for one in scored)
-
-        first = int(self.task.encode_source("")[-1])
-        for tokens, scores in zip(encoded, score_running_text(encoded, first, cut, rows, score), strict=True):
-            total = float(scores.sum())
-            yield Hypothesis(tokens, total if self.cfg.unnormalized else total / len(tokens), scores)
+            for block, one in zip(some, scored, strict=True):
+                scores[block.start : block.stop] = one.hypothesis.positional_scores[block.start - block.first :]
+        for tokens, found in zip(encoded, scores.split([len(line) for line in encoded]), strict=True):
+            total = float(found.sum())
+            yield Hypothesis(tokens, total if self.cfg.unnormalized else total / len(tokens), found)
 
     def _collate(self, examples: Sequence[Sequence[Example]]) -> Batch:
         """A batch of examples, which are given as each member reads them."""

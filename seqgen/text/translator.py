@@ -23,6 +23,7 @@ from seqgen.checkpoints.loading import load_model, load_models
 from seqgen.config import GenerationConfig
 from seqgen.config.generation import FILES, SCORES_TARGETS, keys_with
 from seqgen.config.settings import CALL, USER, ResolvedSettings, Settings
+from seqgen.config.values import DEFAULTS
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.generation.component import Resources
 from seqgen.generation.ensemble.member import MemberSpec
@@ -62,13 +63,13 @@ class ModelInMemory:
 
 
 class _Prepared(NamedTuple):
-    """What the last call was decoded with.
+    """The preparation of the last call.
 
     Attributes:
-        settings: its settings, with those of the constructor.
+        settings: the settings of the call, with those of the constructor.
         details: the details of its hypotheses.
         files: the versions of the files that its settings name.
-        decoding: its preparation.
+        decoding: the preparation.
     """
 
     settings: Settings
@@ -338,9 +339,8 @@ class Translator:
         """Refuse keys that compare source ids with target ids if the two vocabularies differ."""
         if self.task.source_dictionary == self.task.target_dictionary:
             return
-        neutral = GenerationConfig()
         for key in ("prompt_lookup", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty"):
-            if (value := getattr(cfg, key)) != getattr(neutral, key):
+            if (value := getattr(cfg, key)) != DEFAULTS[key]:
                 raise ConfigError(
                     f"generation.{key}={value} compares target ids with source ids, and this model has two different "
                     "vocabularies; leave it out"

@@ -1,4 +1,4 @@
-"""What depends on the target vocabularies of the models: whether they share one, or have different ones."""
+"""Settings, checks and generators of models that share a target vocabulary, and of models with different ones."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from seqgen.config.settings import ResolvedSettings, Settings
 from seqgen.errors import ConfigError
 from seqgen.generation.agreement.session import AgreementSearch
 from seqgen.generation.agreement.settings import NOTE, check_details, check_supported, supported_settings
-from seqgen.generation.ensemble.member import MemberSpec
+from seqgen.generation.ensemble.member import ModelOrMember
 from seqgen.generation.options import build_setup
 from seqgen.generation.resolution import resolve
 from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.model import EncoderDecoderModel
 from seqgen.text.languages import (
     TextModel,
     begins_with_language,
@@ -82,7 +81,7 @@ class SharedVocabulary:
         return [note] if note else []
 
     def build_generator(
-        self, models: Sequence[EncoderDecoderModel | MemberSpec], cfg: GenerationConfig, **objects: Any
+        self, models: Sequence[ModelOrMember], cfg: GenerationConfig, **objects: Any
     ) -> SequenceGenerator:
         """Make the generator.
 
@@ -125,7 +124,7 @@ class DifferentVocabularies(SharedVocabulary):
         return notes_if_languages_unset(cfg, self.members)
 
     def build_generator(
-        self, models: Sequence[EncoderDecoderModel | MemberSpec], cfg: GenerationConfig, **objects: Any
+        self, models: Sequence[ModelOrMember], cfg: GenerationConfig, **objects: Any
     ) -> SequenceGenerator:
         """See ``SharedVocabulary``."""
         tokenizers = [member.task.target_tokenizer for member in self.members]

@@ -211,6 +211,6 @@ def test_configuration() -> None:
     generator = SequenceGenerator(build_setup([sharp("fconv_tiny")], dictionary(VOCAB - 4), cfg))
     assert isinstance(generator.setup.search, ContrastiveSearch)
     assert (generator.setup.search.penalty_alpha, generator.setup.search.contrastive_topk) == (0.3, 7)
-    assert generator.beam_size == 1
+    assert generator.setup.beam_size == 1
     with pytest.raises(ConfigError, match="nbest"):
         SequenceGenerator(build_setup([sharp("fconv_tiny")], dictionary(VOCAB - 4), dataclasses.replace(cfg, nbest=2)))

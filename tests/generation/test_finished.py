@@ -33,10 +33,10 @@ def test_length_penalties() -> None:
 def test_the_first_beam_candidates_finish_as_long_as_places_are_free() -> None:
     found = FirstFinished(batch_info(1, 2), Ranking(False))
     scores = [-1.0, -2.0, -3.0, -4.0]
-    active = found.finalize(candidates(scores), torch.tensor([[False, True, True, False]]), 0)
+    active = found.finalize(candidates(scores), torch.tensor([[False, True, True, False]]), 0, None)
     assert found.tokens.tolist() == [[11, 0]]  # the candidate of rank 3 is not among the first 2
     assert active.tokens.tolist() == [[10, 13]]
-    found.finalize(candidates(scores), torch.tensor([[True, True, False, False]]), 1)
+    found.finalize(candidates(scores), torch.tensor([[True, True, False, False]]), 1, None)
     assert found.tokens.tolist() == [[11, 10]]
     assert found.lengths.tolist() == [[1, 2]]
 
@@ -63,29 +63,29 @@ def test_when_no_active_beam_can_be_better(early_stopping: str, len_penalty: flo
     """After 3 tokens, of at most 9; the worst finished hypothesis has a score of -2."""
     found = BestFinished(batch_info(1, 2), Ranking(True, len_penalty), early_stopping)
     sums = [-1.0 / 2 if len_penalty < 0 else -2.0, -1.0 if len_penalty < 0 else -4.0]
-    found.finalize(candidates([*sums, -5.0, -5.0]), torch.tensor([[True, True, False, False]]), 1)
+    found.finalize(candidates([*sums, -5.0, -5.0]), torch.tensor([[True, True, False, False]]), 1, None)
     assert found.scores.tolist() == [[-1.0, -2.0]]
     assert found.done(candidates([best, NEVER]), 3, torch.tensor([9])).tolist() == [done]
 
 
 def test_of_equal_scores_the_hypothesis_that_finished_first_is_kept() -> None:
     found, ends = BestFinished(batch_info(1, 2), Ranking(False)), torch.tensor([[True, True, False, False]])
-    found.finalize(candidates([-1.0, -2.0, -3.0, -3.0]), ends, 0)
-    found.finalize(candidates([-1.0, -2.0, -3.0, -3.0]), ends, 1)
+    found.finalize(candidates([-1.0, -2.0, -3.0, -3.0]), ends, 0, None)
+    found.finalize(candidates([-1.0, -2.0, -3.0, -3.0]), ends, 1, None)
     assert found.lengths.tolist() == [[1, 2]]  # both hypotheses with -1: the shorter one first
-    found.finalize(candidates([-1.0, -1.0, -3.0, -3.0]), ends, 2)
+    found.finalize(candidates([-1.0, -1.0, -3.0, -3.0]), ends, 2, None)
     assert found.lengths.tolist() == [[1, 2]]
 
 
 def test_sentences_whose_candidates_have_all_ended_stay_so_when_others_leave() -> None:
     found = BestFinished(batch_info(3, 2), Ranking())
     ends = torch.tensor([[True, False, False, False], [True, True, True, True], [True, True, False, True]])
-    active = found.finalize(candidates([-1, -2, -3, -4], [-1, -2, -3, -4], [-1, -2, NEVER, NEVER]), ends, 0)
+    active = found.finalize(candidates([-1, -2, -3, -4], [-1, -2, -3, -4], [-1, -2, NEVER, NEVER]), ends, 0, None)
     assert found.done(active, 0, torch.tensor([9, 9, 9])).tolist() == [False, True, True]
     keep = torch.tensor([2, 0])
     found.select_sentences(keep)
     assert found.done(active.select(keep), 0, torch.tensor([9, 9])).tolist() == [True, False]
     other = BestFinished(batch_info(1, 2), Ranking())
-    other.finalize(candidates([-1, -2, -3, -4]), torch.ones(1, 4, dtype=torch.bool), 0)
+    other.finalize(candidates([-1, -2, -3, -4]), torch.ones(1, 4, dtype=torch.bool), 0, None)
     found.merge(other)
     assert found._all_ended.tolist() == [True, False, True]

@@ -138,4 +138,4 @@ def test_weights_are_prepared_once(name: str, monkeypatch: pytest.MonkeyPatch) -
 def test_max_len_without_max_len_b_is_the_only_limit(limits: dict[str, int], longest: int) -> None:
     cfg = GenerationConfig(**limits)
     generator = SequenceGenerator(build_setup([sharp("fconv_tiny")], words(), cfg))
-    assert generator.last_steps(torch.tensor([5])).tolist() == [longest]
+    assert generator.setup.limits.last_steps(torch.tensor([5])).tolist() == [longest]

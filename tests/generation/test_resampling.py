@@ -21,9 +21,7 @@ SOURCES = [(4, 5, 2), (6, 2), (4, 4, 4, 4, 6, 2), (2,)]
 class BestAndLast(FinishedHypotheses):
     """Keeps the best finished hypotheses; a sentence is done when no beam continues."""
 
-    def finalize(
-        self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
-    ) -> Candidates:
+    def finalize(self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None) -> Candidates:
         scores = self._ranked(candidates, step, bonus).masked_fill(~ends, -torch.inf)
         self._keep_best(candidates, scores, step)
         return self._first_active(candidates, ends)

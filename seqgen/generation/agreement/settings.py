@@ -8,7 +8,7 @@ from typing import Any
 from seqgen.config import GenerationConfig
 from seqgen.config.compose import component_config
 from seqgen.config.generation import ACROSS_VOCABULARIES, keys_with
-from seqgen.config.values import to_dict
+from seqgen.config.values import DEFAULTS, restricting
 from seqgen.errors import ConfigError
 from seqgen.registry import COMBINATIONS
 
@@ -34,8 +34,7 @@ def check_supported(cfg: GenerationConfig, objects: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: names the first such setting.
     """
-    neutral = to_dict(GenerationConfig())
-    given = {key: value for key, value in to_dict(cfg).items() if value != neutral[key]}
+    given = restricting(vars(cfg))
     allowed = {"search": "beam", "combination": "log"}
     refused = {f"generation.{key}": value for key, value in given.items() if key not in keys_with(ACROSS_VOCABULARIES)}
     refused = {key: value for key, value in refused.items() if value != allowed.get(key.removeprefix("generation."))}
@@ -73,21 +72,20 @@ def _impossible(what: str) -> ConfigError:
     )
 
 
-def supported_settings(own: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Leave out the models' own settings that ``check_supported`` would refuse.
+def supported_settings(of_models: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Leave out the settings of models that ``check_supported`` would refuse.
 
     Args:
-        own: the own settings of each model.
+        of_models: the settings of each model.
 
     Returns:
         The other settings of each model, and the names of those of the first model that are left out.
     """
     wanted = set(keys_with(ACROSS_VOCABULARIES)) - {"semantics", "components"}
-    kept = [{key: value for key, value in settings.items() if key in wanted} for settings in own]
-    neutral = to_dict(GenerationConfig())
+    kept = [{key: value for key, value in settings.items() if key in wanted} for settings in of_models]
     ignored = [
         key
-        for key, value in own[0].items()
-        if key not in {*wanted, "forced_first"} and value not in (neutral[key], "fairseq", "beam")
+        for key, value in of_models[0].items()
+        if key not in {*wanted, "forced_first"} and value not in (DEFAULTS[key], "fairseq", "beam")
     ]
     return kept, sorted(ignored)

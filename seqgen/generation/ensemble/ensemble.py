@@ -10,7 +10,7 @@ from torch import Tensor
 
 from seqgen.errors import ConfigError
 from seqgen.generation.ensemble.combinations import Combination, ProbabilityMean
-from seqgen.generation.ensemble.member import INPUT, MemberSpec
+from seqgen.generation.ensemble.member import INPUT, MemberSpec, ModelOrMember
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Source
 from seqgen.system.contract import returned, violated
@@ -25,7 +25,7 @@ class Ensemble:
         combination: combines their scores; by default the mean of probabilities.
     """
 
-    def __init__(self, members: Sequence[EncoderDecoderModel | MemberSpec], combination: Combination | None = None):
+    def __init__(self, members: Sequence[ModelOrMember], combination: Combination | None = None):
         if not members:
             raise ConfigError("an ensemble needs at least one model")
         self.members = [item if isinstance(item, MemberSpec) else MemberSpec(item) for item in members]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -46,6 +46,10 @@ class MemberSpec:
     def source_of(self, source: Source) -> Source:
         """The source of this member, given the source of its model in the batch."""
         return self.model.empty_source(source) if self.source == EMPTY else source
+
+
+ModelOrMember: TypeAlias = EncoderDecoderModel | MemberSpec
+"""A model, or a model with a role in an ensemble."""
 
 
 def input_of(member: MemberSpec) -> str:

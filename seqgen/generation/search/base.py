@@ -45,7 +45,7 @@ class Search(Component):
     """True if the beams are independent hypotheses: candidate ``i`` continues beam ``i``."""
 
     samples_tokens: bool = False
-    """Whether ``step`` draws one token for each beam from the scores by ``RandomSearch.uniforms``. Speculative decoding
+    """True if ``step`` draws one token for each beam from the scores by ``RandomSearch.uniforms``. Speculative decoding
     then verifies the drafts of a model by rejection sampling."""
 
     processes_itself: bool = False

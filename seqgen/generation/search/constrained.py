@@ -461,13 +461,10 @@ class _CompleteFinished(FirstFinished):
         super().__init__(batch, ranking)
         self.search = search
 
-    def finalize(
-        self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
-    ) -> Candidates:
+    def finalize(self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None) -> Candidates:
         """See ``FinishedHypotheses.finalize``."""
         unmet = self.search.constraints.unmet(self.search.reached(candidates))
-        scores = candidates.scores.masked_fill(ends & unmet, -torch.inf)
-        return super().finalize(Candidates(scores, candidates.tokens, candidates.beams), ends, step, bonus)
+        return super().finalize(candidates.without(ends & unmet), ends, step, bonus)
 
 
 @register_search("constrained")

@@ -51,9 +51,7 @@ class GroupedHypotheses(FinishedHypotheses):
         self.group_done = torch.zeros_like(self._best, dtype=torch.bool)
         """``(live, groups)`` bool, which groups are done."""
 
-    def finalize(
-        self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
-    ) -> Candidates:
+    def finalize(self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None) -> Candidates:
         """Finalize the first candidates of each group that end; at the maximum length, also active beams."""
         scores = self._ranked(candidates, step, bonus)
         all_end = ends.all(1, keepdim=True)

@@ -41,14 +41,11 @@ class MarianFinished(FirstFinished):
         super().__init__(batch, ranking)
         self.cuts = not batch.counts_start
 
-    def finalize(
-        self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
-    ) -> Candidates:
+    def finalize(self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None) -> Candidates:
         """Drop all but the best candidates, and finalize those of them that end."""
         free = self.beam - (self.lengths > 0).sum(1, keepdim=True)
         beyond = torch.arange(ends.size(1), device=ends.device) >= free
-        scores = candidates.scores.masked_fill(beyond, -torch.inf)
-        return super().finalize(Candidates(scores, candidates.tokens, candidates.beams), ends, step, bonus)
+        return super().finalize(candidates.without(beyond), ends, step, bonus)
 
     def done(self, active: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
         """Also cuts the active beams of sentences that have reached the maximum length."""

@@ -131,9 +131,7 @@ class DrawnHypotheses(FinishedHypotheses):
         self.search = search
         self.perturbed = search.ended
 
-    def finalize(
-        self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
-    ) -> Candidates:
+    def finalize(self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None) -> Candidates:
         """See ``FinishedHypotheses.finalize``."""
         finished = ends & (candidates.scores > -torch.inf)
         new = self._entries(candidates, finished, self._ranked(candidates, step, bonus), step)

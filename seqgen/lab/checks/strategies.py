@@ -130,10 +130,10 @@ def hypotheses_are_outputs(subject: Decoding) -> None:
 def _check_outputs(subject: Decoding, batch: Batch, **options: Any) -> Results:
     generator = subject.generator(**options)
     results = generator.generate(batch, None, subject.phrases(generator.setup, batch))
-    limits = generator.last_steps(batch.source.src_lengths).tolist()
+    limits = generator.setup.limits.last_steps(batch.source.src_lengths).tolist()
     for row, hypotheses in enumerate(results):
-        what = f"there are {len(hypotheses)} hypotheses, more than the beam of {generator.beam_size}"
-        require(len(hypotheses) <= generator.beam_size, what, sentence=row)
+        what = f"there are {len(hypotheses)} hypotheses, more than the beam of {generator.setup.beam_size}"
+        require(len(hypotheses) <= generator.setup.beam_size, what, sentence=row)
         for beam, hypothesis in enumerate(hypotheses):
             _check_output(hypothesis, generator.setup, limits[row] + 1, row, beam)
         for beam, (one, two) in enumerate(pairwise(hypotheses)):
