@@ -158,6 +158,9 @@ class TestTheBestSetting:
         split = "dataset.gen_subset=test"
         outcome = command("tune", f"path={place}/a", f"output={tmp_path}/o", "tune.generation.beam=1", *SHORT, split)
         assert "the split test is tuned on" in outcome.err
+        (line,) = re.findall(r"^decode: (.*)$", outcome.out, re.MULTILINE)
+        typed_again = line.replace("input=FILE", f"input={place}/val.en").split()[1:]
+        assert command("generate", *typed_again).code == 0, "the printed command decodes a file, and not the split"
 
 
 def test_equal_settings_are_decoded_once(place: Path, tmp_path: Path, decodes: list[int]) -> None:
