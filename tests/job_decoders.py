@@ -112,12 +112,14 @@ class Bench:
         part_lines: lines of each part.
         piece_lines: lines that a worker gets at a time.
         settings: settings of the manifest.
+        models: the hash of each file of the models, likewise.
     """
 
     root: Path
     part_lines: int = 10
     piece_lines: int = 4
     settings: dict[str, int] = field(default_factory=dict)
+    models: dict[str, str] = field(default_factory=lambda: {"model": "a"})
     messages: list[str] = field(default_factory=list)
 
     @property
@@ -130,7 +132,7 @@ class Bench:
     def job(self, check: Callable[[], None] = lambda: None) -> tuple[Job, Plan]:
         plan = plan_parts(self.source, self.part_lines)
         folder = JobFolder(self.root / "job", ".txt")
-        manifest = Manifest(self.settings, {"model": "a"}, self.part_lines, plan, {})
+        manifest = Manifest(self.settings, self.models, self.part_lines, plan, {})
         folder.open(manifest)
         log = self.messages.append
         job = Job(folder, self.source, plan, FINGERPRINT, self.piece_lines, log, check)

@@ -445,8 +445,8 @@ class TestRefused:
     ) -> None:
         """An older output stays until the first new one is there."""
 
-        def interrupted(*arguments: Any) -> Iterator[Translation]:
-            yield from itertools.islice(translate(*arguments), decoded)
+        def interrupted(*arguments: Any, **keys: Any) -> Iterator[Translation]:
+            yield from itertools.islice(translate(*arguments, **keys), decoded)
             raise KeyboardInterrupt
 
         keys = (f"path={runs}/fconv", f"input={data}/test.en", f"output={tmp_path}/out.de")

@@ -79,6 +79,17 @@ def test_resolved_settings_are_compared_by_their_effect() -> None:
     assert len(values) == len(vars(GenerationConfig())) - 1 + len(vars(DebugConfig()))
 
 
+def test_the_ensemble_has_its_keys_and_those_of_its_components_alone() -> None:
+    ensemble = {
+        "members": ["field1", "empty"],
+        "guidance_scale": 1.0,
+        **{"combination": "fusion", "combination.weight": 0.3},
+        **{"inner_combination": "fusion", "inner_combination.weight": 0.4},
+    }
+    others = {"beam": 4, "search": "diverse_beam", "search.groups": 2, "lenpen": 0.5}
+    assert resolve(Settings().with_layer("user", {**ensemble, **others})).ensemble == ensemble
+
+
 def test_objects_are_separated_from_names() -> None:
     search, processor = DiverseBeamSearch(2, 0.5), Forbid([4])
     given = {"search": search, "processors": ["checked", processor], "beam": 4}

@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
 from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.data.dictionary import VocabularyMap
+from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.errors import ConfigError
 from seqgen.generation import shortlist
 from seqgen.generation.options import build_setup
@@ -325,8 +327,8 @@ def test_a_file_must_be_read_before_a_generator_is_built() -> None:
 
 def test_the_key_reads_the_file_and_members_with_other_vocabularies_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "list"
-    file.write_text("\tw3 w4\nw1\tw11\nw5 w8\tw12\n")
-    one = text_model()
+    file.write_text("\tw3 w4\nw1\tw11\nw5 w8\tw12\nw17\tw0\n")  # the target vocabulary has no w17
+    one = text_model(task=DecodingTask(DecodingConfig(), *(WhitespaceTokenizer(dictionary(size)) for size in (19, 13))))
     (first, second, *_) = Translator(one, beam=3, nbest=3, max_len_b=6).translate(TEXTS, shortlist=str(file))
     for line, words in ((first, {"w3", "w4", "w11", "w12"}), (second, {"w3", "w4"})):
         assert {word for h in line.hypotheses for word in h.text.split()} <= {*words, "<unk>", "<s>"}

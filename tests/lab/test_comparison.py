@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from sacrebleu.metrics import CHRF
 
+from seqgen.cli.output import check_report
 from seqgen.cli.score import system_names
 from seqgen.errors import ConfigError
 from seqgen.lab.compare import significance
@@ -277,6 +278,16 @@ def test_the_seed_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.environ[significance.SEED] == "9"
 
 
+@pytest.mark.parametrize("given", [("in", ""), ("", "in"), ("out", "out")])
+def test_a_report_overwrites_no_input_and_no_other_output(
+    given: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_report("c.json", "c.html", "in", "")
+    with pytest.raises(ConfigError, match="would overwrite"):
+        check_report(*given, "in", "")
+
+
 @pytest.mark.slow
 def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = write(tmp_path)
@@ -301,7 +312,6 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ([f"hypothesis={tmp_path}/empty", f"reference={tmp_path}/empty", f"json={tmp_path}/e.json"], "have no lines"),
         ([*two, f"page={tmp_path}/no/p.html"], "does not exist"),
         ([*two, f"json={paths['b.hyp']}"], "would overwrite"),
-        ([*two, f"json={tmp_path}/x", f"page={tmp_path}/x"], "would overwrite"),
         ([*two, "metrics=comet"], "reads the sources"),
         ([*two, "metrics=blue"], "did you mean 'bleu'"),
         ([*two, "compare.tests=t"], "is none of"),

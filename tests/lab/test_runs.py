@@ -13,9 +13,10 @@ import yaml
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from seqgen.checkpoints.run_config import flatten
-from seqgen.cli.record import changes, model_digests
+from seqgen.cli.keys import keys_of
+from seqgen.cli.record import OUTPUTS, changes, model_digests
 from seqgen.cli.train import sweep_table
-from seqgen.config import TrainConfig
+from seqgen.config import GenerateConfig, TrainConfig
 from seqgen.config.compose import compose
 from seqgen.config.values import to_dict
 from seqgen.lab.compare.provenance import (
@@ -336,6 +337,12 @@ def test_comments_never_change_values() -> None:
     assert yaml.safe_load(with_origins(content, origins)) == plain
     simple = yaml.safe_dump({"a": {"c": [1, 2], "d": "x # y"}})
     assert "c:  # command line\n" in with_origins(simple, origins)
+
+
+def test_outputs_are_not_recorded() -> None:
+    """A decode that is repeated would overwrite them; a job has no record."""
+    outputs = {key.name.partition(".")[0] for key in keys_of(GenerateConfig) if key.role == "output_path"}
+    assert outputs - {"job"} <= {*OUTPUTS}
 
 
 @pytest.mark.slow

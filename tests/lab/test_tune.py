@@ -152,8 +152,12 @@ class TestTheBestSetting:
         assert len({trial["score"] for trial in found["trials"]}) > 1
 
     def test_of_a_split_of_the_task(self, place: Path, tmp_path: Path) -> None:
-        outcome = command("tune", f"path={place}/a", f"output={tmp_path}/out", "tune.generation.beam=1,2", *SHORT)
+        keys = (f"path={place}/a", "tune.generation.beam=1,2", "dataset.gen_subset=valid", *SHORT)
+        outcome = command("tune", f"output={tmp_path}/out", *keys)
         assert outcome.code == 0, outcome.err
+        (line,) = re.findall(r"^decode: seqgen-generate (.*)$", outcome.out, re.MULTILINE)
+        decoded = command("generate", *line.replace("input=FILE", f"input={place}/val.en").split())
+        assert decoded.code == 0, "the printed command decodes a file, and not the split"
         assert json.loads((tmp_path / "out").read_text())["metric"] == "bleu"
         split = "dataset.gen_subset=test"
         outcome = command("tune", f"path={place}/a", f"output={tmp_path}/o", "tune.generation.beam=1", *SHORT, split)

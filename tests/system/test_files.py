@@ -41,6 +41,18 @@ with new_folder(Path(sys.argv[1]) / "tokenizer") as temporary:
 """
 
 
+def test_others_may_read_a_file_as_they_may_read_any_other(tmp_path: Path) -> None:
+    for mask in (0o022, 0o007):
+        before = os.umask(mask)
+        try:
+            write_atomically(tmp_path / "one", b"x")
+            (tmp_path / "other").unlink(missing_ok=True)
+            (tmp_path / "other").touch()
+        finally:
+            os.umask(before)
+        assert (tmp_path / "one").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
 def test_a_disk_that_is_full_when_the_file_is_closed(tmp_path: Path) -> None:
     """Closing writes what is buffered, and fails once more."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -83,6 +83,7 @@ def test_training_encodes_as_decoding_does(data: Path, tmp_path: Path) -> None:
             languages = part.decoding_settings()
             line, reference = next(part.source_lines("valid")), next(iter(part.references("valid") or ()))
             example = ours.dataset("valid").parts[pair].example(0, epoch=1, seed=1)
+            assert list(part.dataset("valid").parts) == [pair], "the whole task and its parts have different datasets"
             assert torch.equal(
                 example.source, ours.encode_source_in(line, languages.get("source_lang", ""), languages["target_lang"])
             )

@@ -150,6 +150,18 @@ def test_another_mixture_does_not_continue_a_run(data: Path, tmp_path: Path) -> 
     assert "sources.pairs: added" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "fixed"), [("input", "{text}", True), ("target", "{count}", True), ("valid", "", False)]
+)
+def test_templates_must_not_change_after_training_and_files_may(
+    data: Path, tmp_path: Path, key: str, value: str, fixed: bool
+) -> None:
+    content = sources(data)
+    before = task(data, tmp_path / "before" / "run", content).fixed_values()
+    content["count"][key] = value
+    assert (task(data, tmp_path / "after" / "run", content).fixed_values() != before) is fixed
+
+
 def changed(data: Path, **values: Any) -> dict[str, Any]:
     """One source with some keys changed."""
     content = sources(data)
