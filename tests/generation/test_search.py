@@ -126,8 +126,8 @@ def test_each_member_reads_its_own_start_token_at_every_step(use_cache: bool) ->
 
 @pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
 def test_match_source_len(semantics: str) -> None:
-    rule, options = random_rule(vocab=7, seed=2), {"beam_size": 4, "match_source_len": True, "semantics": semantics}
-    results = generator([ScriptedModel(rule)], 3, **options).generate(batch_of(SOURCES))
+    options = {"beam_size": 4, "min_len": 0, "match_source_len": True, "semantics": semantics}
+    results = generator([ScriptedModel(random_rule(vocab=7, seed=2))], 3, **options).generate(batch_of(SOURCES))
     for source, hypotheses in zip(SOURCES, results, strict=True):
         assert {len(h.tokens) for h in hypotheses} == {len(source)}
 
