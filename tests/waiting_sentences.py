@@ -8,7 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.structures import Batch, Source
+from tests.hypotheses import assert_same
 from tests.model_zoo import VOCAB
 from tests.scripted_model import batch_of
 
@@ -42,3 +44,19 @@ def queue(
         return replace(batch, ids=ids, source=Source(tokens, batch.source.src_lengths))
 
     return take, asked
+
+
+def assert_continuous_equals_alone(
+    generator: SequenceGenerator, rows: list[tuple[int, ...]], size: int, left: bool = False
+) -> list[int]:
+    """Continuous batching gives each source the hypotheses of the source alone.
+
+    Returns:
+        The number of running sentences each time that sentences were asked for.
+    """
+    take, asked = queue(rows, size, left)
+    found = dict(generator.generate_continuously(take))
+    assert sorted(found) == list(range(len(rows)))
+    for number, row in enumerate(rows):
+        assert_same([found[number]], generator.generate(batch_of([row])))
+    return asked

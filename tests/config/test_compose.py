@@ -56,11 +56,6 @@ def test_text_is_taken_literally(text: str) -> None:
     assert compose(GenerateConfig, [f"input={text}"]).input == text
 
 
-def test_lists_of_text() -> None:
-    assert compose(GenerateConfig, ["path=runs/a"]).path == ["runs/a"]
-    assert compose(GenerateConfig, ["path=[runs/a,runs/b=c]"]).path == ["runs/a", "runs/b=c"]
-
-
 @pytest.mark.parametrize(
     ("text", "items"),
     [
@@ -86,39 +81,23 @@ def test_quoted_items_of_a_list(text: str, items: list[str]) -> None:
         ("model=fconv_tinny", ["fconv_tinny", "did you mean 'fconv_tiny'", "--help model lists all"]),
         ("model=xyz", ["choose one of: ", "fconv", "t5", "transformer_lm"]),
         ("model.no_such=1", ["model.no_such"]),
-        ("task=numbernames", ["numbernames", "did you mean 'number_names'"]),
-        ("generation.beam=five", ["generation.beam=five"]),
         ("generation.beam=2.5", ["generation.beam=2.5"]),
-        ("generation.beam=0", ["generation.beam=0", "minimum"]),
-        ("common.threads=100000", ["common.threads=100000 is above its maximum, 1024"]),
-        ("task.workers=100000", ["task.workers=100000 is above its maximum, 1024"]),
         ("generation.temperature=nan", ["generation.temperature=nan", "finite"]),
-        ("optimization.clip_norm=inf", ["optimization.clip_norm=inf", "finite"]),
         ("optimization.lr=[1e-3,nan]", ["optimization.lr=nan", "finite"]),
         ("optimization.lr=[1e-3", ["optimization.lr=[1e-3", "a list of numbers, such as"]),
-        ("optimization.lr={a:1}", ["optimization.lr={a:1}", "a list of numbers, such as"]),
         ("optimization.lr=1e-3,2e-3", ["a list of numbers", "write optimization.lr=[1e-3,2e-3]"]),
         ("optimization.clip_norm=1,2", ["a number; seqgen-train -m"]),
         ("optimization.freeze=a,b", ["write optimization.freeze=[a,b]", 'optimization.freeze=["a,b"] for one']),
         ("optimization.update_freq=abc", ["update_freq=abc", "a list of whole numbers"]),
         ("dataset.max_tokens=abc", ["a whole number, or null"]),
         ("dataset.pack=maybe", ["true or false"]),
-        ("lr=0.1", ["did you mean 'optimization.lr'"]),
-        ("beam=4", ["did you mean 'generation.beam'"]),
         ("batch_size=4", ["'dataset.batch_size' or 'generation.batch_size'"]),
         ("arch=x", ["did you mean 'model'"]),
-        ("save_dir=x", ["did you mean 'run_dir'"]),
-        ("num_beams=2", ["did you mean 'generation.beam'"]),
-        ("warmup_update=2", ["did you mean 'lr_scheduler.warmup_updates'"]),
         ("common.device=gpu", ["common.device=gpu", "cpu, cuda", "did you mean 'cuda'"]),
-        ("common.log_format=tqdm", ["did you mean 'bar'"]),
         ("+common.seed=3", ["+common.seed"]),
-        ("++common.seed=3", ["++common.seed"]),
-        ("~common.seed", ["~common.seed"]),
         ("hydra.run.dir=x", ["hydra"]),
         ("generation=3", ["generation.KEY=VALUE"]),
         ("nonsense", ["key=value"]),
-        ("generation.beam=[", ["generation.beam=["]),
         (f"generation.beam={'[' * 1000}{']' * 1000}", ["generation.beam=[[[", "a whole number"]),
         ("common.seed=1,2", ["common.seed=1,2"]),
     ],
@@ -131,16 +110,6 @@ def test_what_is_refused(override: str, words: list[str]) -> None:
     assert "\n" not in str(caught.value)
     for of_a_library in ("ListConfig", "converted to", "viable", "Ambiguous", "mismatched", "of type", "Error"):
         assert of_a_library not in str(caught.value)
-
-
-def test_sweep_is_a_product() -> None:
-    jobs = list(expand_sweep(TrainConfig, ["model=fconv_tiny,transformer_tiny", "common.seed=1,2", "run_dir=a,b"]))
-    assert [job for job, _ in jobs] == [
-        [f"model={model}", f"common.seed={seed}", "run_dir=a,b"]
-        for model in ("fconv_tiny", "transformer_tiny")
-        for seed in (1, 2)
-    ]
-    assert jobs[1][1] == "model=fconv_tiny,common.seed=2"
 
 
 @given(st.lists(st.text("ab \\\"'\n,[]\t", min_size=1, max_size=6), max_size=3))
@@ -172,13 +141,15 @@ def test_a_command_that_scores_takes_the_keys_of_a_combination() -> None:
 
 
 def test_sweep_over_choices_ranges_and_lists() -> None:
-    jobs = list(expand_sweep(TrainConfig, ["common.device=cpu,cuda", "common.seed=1:3:1", "optimization.lr=[1],[2,3]"]))
+    swept = ["common.device=cpu,cuda", "common.seed=1:3:1", "optimization.lr=[1],[2,3]", "run_dir=a,b"]
+    jobs = list(expand_sweep(TrainConfig, swept))
     assert [job for job, _ in jobs] == [
-        [f"common.device={device}", f"common.seed={seed}", f"optimization.lr={lr}"]
+        [f"common.device={device}", f"common.seed={seed}", f"optimization.lr={lr}", "run_dir=a,b"]
         for device in ("cpu", "cuda")
         for seed in (1, 2, 3)
         for lr in ("[1]", "[2,3]")
     ]
+    assert jobs[1][1] == "common.device=cpu,common.seed=1,optimization.lr=[2,3]"
     (job, _), *others = expand_sweep(TrainConfig, ["optimization.lr=[1,2]", "dataset.max_tokens=null"])
     assert (job, others) == (["optimization.lr=[1,2]", "dataset.max_tokens=null"], [])
     for text in ("1:2", "3:1:1", "1:2:0", "a:b:c", "nan:1:1", "1:inf:1", "0:1e9999:1"):
@@ -222,12 +193,10 @@ def test_round_trip_through_plain_values() -> None:
 def test_bad_plain_values_are_refused() -> None:
     for change in (
         {"common": {"sed": 1}},
-        {"common": {"seed": "x"}},
         {"common": 3},
         {"model": {"_name": "nothere"}},
         {"model": {"dropout": 1}},
         {"nothere": 1},
-        {"optimization": {"lr": ["a"]}},
         {"common": {"seed": True}},
         {"model": {"_name": "transformer", "dropout": float("nan")}},
     ):

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from seqgen.checkpoints.loading import load_model
-from seqgen.config import CommonConfig, GenerateConfig, TrainConfig
+from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
 from seqgen.config.user_files import (
     _USER_FILES,
@@ -23,7 +23,7 @@ from seqgen.config.user_files import (
     recorded_files,
     user_modules,
 )
-from seqgen.config.values import from_dict, text_list, text_values
+from seqgen.config.values import from_dict, text_list
 from seqgen.errors import ConfigError
 from seqgen.registry import DECODING_COMPONENTS, GROUPS, MODELS
 from tests.commands import Outcome, command
@@ -182,22 +182,10 @@ def test_the_record_needs_a_run(tmp_path: Path) -> None:
     refused(command("generate", f"path={tmp_path}/none", "common.user_dir=run"), "neither path nor run_dir names a run")
 
 
-def test_a_damaged_record_is_refused() -> None:
-    with pytest.raises(ConfigError, match="user_dir=3 should be"):
-        from_dict(CommonConfig, {"user_dir": 3}, "damaged")
-
-
 @pytest.mark.parametrize("recorded", [3, None, [], {"model.x": 3}, {"nothing": "a.py"}, {"": "a.py"}])
 def test_a_damaged_record_is_refused_or_unused(recorded: Any) -> None:
     with pytest.raises(ConfigError, match=r"damaged: (there is no model 'x'|common.user_files=)"):
         from_dict(TrainConfig, {"common": {"user_files": recorded}, "model": {"_name": "x"}}, "damaged")
-
-
-def test_one_path_and_several() -> None:
-    assert compose(GenerateConfig, ["common.user_dir=a.py"]).common.user_dir == ["a.py"]
-    assert compose(GenerateConfig, ["common.user_dir=[a.py, b]"]).common.user_dir == ["a.py", "b"]
-    odd = ["a,b.py", 'say "x".py', "back\\slash", "two\nlines", " s "]
-    assert text_values([f"common.user_dir={text_list(odd)}"], "common.user_dir") == odd
 
 
 def test_the_record_cannot_be_set() -> None:

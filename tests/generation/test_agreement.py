@@ -121,18 +121,6 @@ def test_equal_vocabularies_without_prefixes_give_the_plain_ensemble() -> None:
         assert_same(outputs(own), [((tuple(one.tokens.tolist()),) * 2, one.score) for one in expected])
 
 
-def test_one_member_is_its_own_beam_search() -> None:
-    """Also where tokens are prefixes of others, since there is nobody to agree with."""
-    tokenizer = Pieces(VOCABULARIES[2])
-    rules = [spoken(rule) for rule in rules_of([tokenizer], 4)]
-    plain = make_generator([ScriptedModel(rules[0])], tokenizer.dictionary, beam_size=4, max_len_b=9)
-    own = generator([tokenizer], rules, beam_size=4, max_len_b=9).generate(batch_of(SOURCES))
-    for found, expected in zip(own, plain.generate(batch_of(SOURCES)), strict=True):
-        assert_same(outputs(found), [((tuple(one.tokens.tolist()),), one.score) for one in expected])
-        for one, other in zip(found, expected, strict=True):
-            torch.testing.assert_close(one.positional_scores, other.positional_scores)
-
-
 def test_a_first_token_without_text_is_forced() -> None:
     tokenizer, unk = Pieces(VOCABULARIES[2]), 3
     [free] = rules_of([tokenizer], 6)
@@ -191,12 +179,6 @@ def test_characters_of_several_bytes() -> None:
             assert byte.decode(first.tolist()) == pieces.decode(second.tolist())
             texts.add(pieces.decode(second.tolist()))
     assert any(not text.isascii() for text in texts)
-
-
-def test_an_output_is_cut_off_if_a_member_is_full_inside_a_token_of_another() -> None:
-    tokenizers = [Pieces(["abc"]), Pieces(["a", "b", "c"])]
-    (found,) = generator(tokenizers, rules_of(tokenizers), beam_size=2, max_len_b=2).generate(batch_of(SOURCES[:1]))
-    assert [tokens for tokens, _ in outputs(found)] == [((4,), (4, 5))]
 
 
 @pytest.mark.parametrize("seed", range(25))

@@ -12,12 +12,13 @@ from torch import Tensor
 from seqgen.config import GenerateConfig
 from seqgen.config.compose import compose
 from seqgen.errors import ConfigError
-from seqgen.generation.ensemble.combinations import Combination, Fusion, Guidance, Nested, ProbabilityMean
+from seqgen.generation.ensemble.combinations import Combination, Fusion, Nested, ProbabilityMean
 from seqgen.generation.options import build_setup
 from seqgen.generation.search.diverse import DiverseBeamSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.registry import COMBINATIONS
 from seqgen.text.translator import Translator
+from tests.covering import covering
 from tests.generators import make_generator, resources
 from tests.hypotheses import as_pairs, assert_same, assert_same_pairs
 from tests.model_zoo import VOCAB, sharp
@@ -63,13 +64,6 @@ def test_formulas(name: str) -> None:
     assert torch.equal(combination(name)(lprobs[:1], None), lprobs[0])
 
 
-def test_guidance() -> None:
-    lprobs = distributions(4)
-    p, q = (lprobs[0].exp() + lprobs[1].exp()) / 2, (lprobs[2].exp() + lprobs[3].exp()) / 2
-    found = Guidance(ProbabilityMean(), 1.5)(lprobs, None)
-    torch.testing.assert_close(found, 1.5 * p.log() - 0.5 * q.log())
-
-
 class Sharper(Combination):
     def __call__(self, lprobs: Any, context: Any) -> Tensor:
         return (3.0 * lprobs[0]).log_softmax(-1)
@@ -96,10 +90,13 @@ def test_a_combination_of_the_result_of_another_one() -> None:
         Translator(models, **{"inner_combination.weight": 0.4}).translate(["w1"])
 
 
-@names
-@pytest.mark.parametrize("search", [name for name, own in STRATEGIES.items() if not own.reads_features])
-@pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
-def test_with_every_search(name: str, search: str, semantics: str) -> None:
+SEARCHES = [name for name, strategy in STRATEGIES.items() if not strategy.reads_features]
+
+
+@pytest.mark.parametrize(
+    ("search", "semantics", "name"), covering(SEARCHES, ["fairseq", "huggingface"], list(FORMULAS), times=2)
+)
+def test_with_every_search(search: str, semantics: str, name: str) -> None:
     """An ensemble decodes as one model does whose logits are what the combination gives."""
     values, _ = FORMULAS[name]
     values = {
@@ -118,29 +115,6 @@ def test_with_every_search(name: str, search: str, semantics: str) -> None:
     options: dict[str, Any] = {"semantics": semantics, "max_len": 3 if search == "exact" else 5}
     both = decode(search, [Readable(one) for one in rules], lines(), 5, combination=own, **options)
     assert_same(both, decode(search, [Combined(rule)], lines(), 5, **options))
-
-
-@names
-def test_model_score_is_that_of_the_combination(name: str) -> None:
-    """Named, and as an object; without temperature and penalties the score of the search is the model's."""
-    models = [text_model(seed=seed) for seed in (1, 2, 3)]
-    own = combination(name, **FORMULAS[name][0])
-    for settings in ({"combination": name}, {"combination": own}):
-        for line in Translator(models).translate(
-            ["w1 w5 w8", "w2"], beam=3, max_len_b=5, return_scores=True, **settings
-        ):
-            best = line.hypotheses[0]
-            assert best.model_score == pytest.approx(best.score, abs=1e-9)
-            assert len(best.member_scores or ()) == 3
-
-
-def test_model_score_under_guidance() -> None:
-    for line in Translator([text_model(seed=1)]).translate(
-        ["w1 w5 w8", "w2"], beam=3, max_len_b=5, return_scores=True, return_hidden=True, guidance_scale=1.7
-    ):
-        best = line.hypotheses[0]
-        assert best.model_score == pytest.approx(best.score, abs=1e-9)
-        assert len(best.member_scores or ()) == 1
 
 
 def test_a_combination_that_changes_a_single_model_is_not_skipped() -> None:

@@ -14,8 +14,6 @@ from seqgen.generation.context import StepContext
 from seqgen.generation.ensemble.combinations import Combination, Product
 from seqgen.generation.observers import Observer, StepRecord
 from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.generation.session import Session
-from seqgen.generation.setup import DecodingRequest
 from seqgen.generation.stopping import StoppingRule
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
@@ -158,7 +156,7 @@ def test_combinations_inside_guidance() -> None:
     assert_state_follows("beam", stateful, plain)
 
 
-@pytest.mark.parametrize("name", ["beam", "sampling", "diverse_siblings", "contrastive"])
+@pytest.mark.parametrize("name", ["beam", "sampling", "diverse_siblings", "contrastive", "exact"])
 def test_stopping_rules(name: str) -> None:
     assert_state_follows(name, {"stopping": [CountingStop()]}, {"stopping": [PlainStop()]})
 
@@ -200,35 +198,3 @@ def test_a_combination_declares_whether_sentences_may_join(declared: bool) -> No
     assert generator.can_merge == declared
     found = dict(generator.generate_continuously(queue(rows, 3)[0]))
     assert_same([found[number] for number in range(9)], generator.generate(batch_of(rows)))
-
-
-class Lengths(Observer):
-    """Collects the steps of a batch in a list that ``begin`` makes; no state is declared."""
-
-    steps: list[int]
-
-    def __init__(self) -> None:
-        self.batches: list[list[int]] = []
-
-    def begin(self, batch: BatchInfo) -> Self:
-        observer = super().begin(batch)
-        observer.steps = []
-        self.batches.append(observer.steps)
-        return observer
-
-    def observe(self, record: StepRecord) -> None:
-        self.steps.append(record.context.step)
-
-
-def test_begin_returns_a_copy() -> None:
-    """Two batches whose steps alternate do not share what an observer keeps of a batch, declared or not."""
-    observer = Lengths()
-    models = [sharp("transformer_tiny")]
-    setup = make_generator(models, dictionary(VOCAB - 4), beam_size=2, observers=[observer]).setup
-    sessions = [Session(setup, DecodingRequest(batch_of(sources(2, seed=1)))) for _ in range(2)]
-    with torch.inference_mode():
-        for _ in range(2):
-            for session in sessions:
-                session.step()
-    assert observer.batches == [[0, 1], [0, 1]]
-    assert not hasattr(observer, "steps")

@@ -9,15 +9,12 @@ import torch
 from torch import Tensor
 
 from seqgen.errors import ConfigError
-from seqgen.generation.component import ATTENTION, FEATURES, LAYER_LOGITS, MEMBER_LOGITS, MEMBER_LPROBS, BatchInfo
+from seqgen.generation.component import ATTENTION, FEATURES, MEMBER_LOGITS, MEMBER_LPROBS, BatchInfo
 from seqgen.generation.context import StepContext
 from seqgen.generation.ensemble.combinations import Fusion
 from seqgen.generation.observers import Observer, StepRecord
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.processors.tokens import Forbid
-from seqgen.generation.search.beam import Greedy
-from seqgen.generation.speculative.drafters import PromptLookup
-from seqgen.generation.speculative.verification import SpeculativeSearch
 from seqgen.text.translator import Translator
 from tests.generators import make_generator
 from tests.model_zoo import VOCAB, sharp
@@ -109,12 +106,6 @@ def test_features_that_cannot_be_had_are_refused() -> None:
     scripted = make_generator([ScriptedModel(random_rule(9, 0))], dictionary(5), processors=[needing])
     with pytest.raises(ConfigError, match="Looking needs hidden features"):
         scripted.generate(batch_of(SOURCES[:1]))
-    drafting = make_generator(
-        [sharp("transformer_tiny")], dictionary(VOCAB - 4), processors=[Looking([], frozenset({LAYER_LOGITS}), 1.0)],
-        search_strategy=SpeculativeSearch(PromptLookup(2), 3, Greedy()),
-    )  # fmt: skip
-    with pytest.raises(ConfigError, match="Looking needs hidden features of all layers"):
-        drafting.generate(batch_of(SOURCES))
 
 
 class ReadsText(LogitsProcessor):

@@ -56,11 +56,6 @@ WRONG: dict[str, tuple[str, Any, str]] = {
         component(LogitsProcessor, __call__=lambda self, lprobs, context: lprobs[:, :5]),
         rf"must return \({ROWS}, {V}\) of torch.float64 on cpu and returns \({ROWS}, 5\) of torch.float64 on cpu",
     ),
-    "one row": (
-        "processors",
-        component(LogitsProcessor, __call__=lambda self, lprobs, context: lprobs[:1]),
-        rf"and returns \(1, {V}\)",
-    ),
     "another dtype": (
         "processors",
         component(LogitsProcessor, __call__=lambda self, lprobs, context: lprobs.float()),
@@ -82,7 +77,6 @@ WRONG: dict[str, tuple[str, Any, str]] = {
         "must return a weight for each of 2 members",
     ),
     "no candidates": ("search_strategy", component(BeamSearch, step=lambda self, *given: given[1]), "a Candidates"),
-    "tokens": ("search_strategy", component(BeamSearch, step=narrowed("tokens")), "must return tokens .*int64"),
     "beams": ("search_strategy", component(BeamSearch, step=narrowed("beams")), "must return beams .*int64"),
     "scores": ("search_strategy", component(BeamSearch, step=narrowed("scores")), "must return scores .*float64"),
     "few candidates": (

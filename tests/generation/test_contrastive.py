@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from torch import Tensor
@@ -19,7 +17,7 @@ from seqgen.structures import Batch, EncoderOut, Hypothesis, Source
 from tests.generators import make_generator
 from tests.huggingface_decoding import dictionary as t5_dictionary, sharp_model
 from tests.huggingface_t5 import seqgen_model
-from tests.model_zoo import ARCHITECTURES, VOCAB, ZOO, registered, sharp
+from tests.model_zoo import VOCAB, ZOO, registered, sharp
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
 
 SOURCES = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2), (2,), (7, 8, 9, 2)]
@@ -126,29 +124,12 @@ def test_equals_the_formula(name: str) -> None:
     assert [h.tokens.tolist() for h in found] == plain(model, batch, 0.5, 3, 6)
 
 
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if has_features(name)])
-@pytest.mark.parametrize("options", [{"penalty_alpha": 0.0}, {"contrastive_topk": 1}], ids=str)
-def test_without_penalty_or_choice_it_is_greedy(name: str, options: dict[str, float]) -> None:
-    model = sharp(name)
-    batch = batch_of(SOURCES, left=model.left_pad_source)
-    greedy = make_generator([model], dictionary(VOCAB - 4), max_len_b=12, min_len=0).generate(batch)
-    found = decode(model, batch, **options)
-    assert [h.tokens.tolist() for h in found] == [hypotheses[0].tokens.tolist() for hypotheses in greedy]
-
-
-def test_forbidden_tokens_and_prefixes() -> None:
-    """What is forbidden is not taken, though its features be the newest; a prefix is kept; all forbidden ends it."""
+def test_forbidden_tokens() -> None:
+    """Forbidden tokens are not generated, though their features are the newest; a sentence without others ends."""
     model, batch = sharp("transformer_tiny"), batch_of(SOURCES)
     words = [f"w{number}" for number in range(VOCAB - 4)]
     for hypothesis in decode(model, batch, tokens_to_suppress=words[:-1], penalty_alpha=1.0, contrastive_topk=VOCAB):
         assert set(hypothesis.tokens.tolist()) <= {0, 2, 3, VOCAB - 1}
-    generator = make_generator(
-        [model], dictionary(VOCAB - 4), search_strategy=ContrastiveSearch(), max_len_b=3, min_len=0
-    )
-    prefix = torch.tensor([[5, 6, 7], [8, 1, 1], [1, 1, 1], [9, 9, 1], [4, 4, 4]])
-    for row, [hypothesis] in zip(prefix.tolist(), generator.generate(batch, prefix_tokens=prefix), strict=True):
-        wanted = [token for token in row if token != 1]
-        assert hypothesis.tokens.tolist()[: len(wanted)] == wanted
     everything = ["<s>", "</s>", "<unk>", *words]
     generator = make_generator(
         [model], dictionary(VOCAB - 4), search_strategy=ContrastiveSearch(), tokens_to_suppress=everything
@@ -165,27 +146,6 @@ def test_up_to_the_last_position_of_a_table() -> None:
         assert all(len(hypothesis.tokens) == 6 for hypothesis in results)
 
 
-def test_streams_what_it_writes() -> None:
-    class Collector:
-        def __init__(self) -> None:
-            self.tokens: dict[int, list[int]] = {}
-            self.ended: list[int] = []
-
-        def put(self, sentence: int, tokens: list[int]) -> None:
-            self.tokens.setdefault(sentence, []).extend(tokens)
-
-        def end(self, sentence: int) -> None:
-            self.ended.append(sentence)
-
-    collector = Collector()
-    generator = make_generator(
-        [sharp("fconv_tiny")], dictionary(VOCAB - 4), search_strategy=ContrastiveSearch(), max_len_b=9, beam_size=5
-    )
-    results = generator.generate(batch_of(SOURCES), streamer=collector)
-    assert [collector.tokens[i] for i in range(len(SOURCES))] == [h[0].tokens.tolist() for h in results]
-    assert sorted(collector.ended) == list(range(len(SOURCES)))
-
-
 def test_what_it_cannot_do_is_refused_with_the_reason() -> None:
     search, words = ContrastiveSearch(), dictionary(VOCAB - 4)
     batch = batch_of(SOURCES)
@@ -198,19 +158,3 @@ def test_what_it_cannot_do_is_refused_with_the_reason() -> None:
     scripted = make_generator([ScriptedModel(random_rule(VOCAB, 0))], words, search_strategy=search)
     with pytest.raises(ConfigError, match="ScriptedDecoder has no extract_features"):
         scripted.generate(batch)
-    with pytest.raises(ConfigError, match="constraints"):
-        make_generator([sharp("fconv_tiny")], words, search_strategy=search).generate(batch, constraints=[[]] * 5)
-    for key, value in (("penalty_alpha", 1.5), ("contrastive_topk", 0)):
-        cfg = GenerationConfig(search="contrastive", components={f"search.{key}": value})
-        with pytest.raises(ConfigError, match=f"{key}={value} is"):
-            SequenceGenerator(build_setup([sharp("fconv_tiny")], words, cfg))
-
-
-def test_configuration() -> None:
-    cfg = GenerationConfig(search="contrastive", components={"search.penalty_alpha": 0.3, "search.contrastive_topk": 7})
-    generator = SequenceGenerator(build_setup([sharp("fconv_tiny")], dictionary(VOCAB - 4), cfg))
-    assert isinstance(generator.setup.search, ContrastiveSearch)
-    assert (generator.setup.search.penalty_alpha, generator.setup.search.contrastive_topk) == (0.3, 7)
-    assert generator.setup.beam_size == 1
-    with pytest.raises(ConfigError, match="nbest"):
-        SequenceGenerator(build_setup([sharp("fconv_tiny")], dictionary(VOCAB - 4), dataclasses.replace(cfg, nbest=2)))

@@ -12,7 +12,6 @@ from unittest import mock
 import pytest
 
 from seqgen.config import DebugConfig
-from seqgen.errors import ConfigError
 from seqgen.generation.ensemble.member import Member
 from seqgen.generation.observers import Observer, StepRecord
 from seqgen.generation.options import build_setup
@@ -129,17 +128,6 @@ def test_no_switch_changes_a_speculative_output(more: dict[str, Any]) -> None:
     assert outputs == [outputs[0]] * len(outputs)
 
 
-def test_switches_of_the_constructor_and_of_a_call() -> None:
-    translator = Translator(text_model(), **{"debug.use_cache": False, "debug.beam_table": "on"})
-    assert translator.prepare().generator.setup.debug == DebugConfig(use_cache=False, beam_table="on")
-    changed = translator.prepare(**{"debug.use_cache": True}).generator.setup.debug
-    assert changed == DebugConfig(use_cache=True, beam_table="on")
-    with pytest.raises(ConfigError, match="debug: unknown key 'use_cach'"):
-        Translator(text_model(), **{"debug.use_cach": False})
-    with pytest.raises(ConfigError, match="debug: beam_table=maybe is none of: auto, on, off"):
-        translator.translate(["w1"], **{"debug.beam_table": "maybe"})
-
-
 def test_a_switch_is_off_only_while_its_own_decode_computes() -> None:
     """The caller may decode with other switches between two results of continuous batching."""
     member = text_model()
@@ -153,31 +141,17 @@ def test_a_switch_is_off_only_while_its_own_decode_computes() -> None:
     assert len(list(results)) == len(TEXTS) - 1
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("debug") / "run"
-    outcome = command("train", f"run_dir={folder}", *TINY, "optimization.max_update=1", "common.device=cpu")
-    assert outcome.code == 0, outcome.err
-    return folder
-
-
-@pytest.mark.parametrize(("key", "value"), VALUES)
-def test_the_command_hands_each_switch_to_the_generator(run: Path, key: str, value: Any) -> None:
+def test_the_command_hands_the_switches_to_the_generator(tmp_path: Path) -> None:
     setups: list[DecodingSetup] = []
 
     def note(*args: Any, **named: Any) -> DecodingSetup:
         setups.append(build_setup(*args, **named))
         return setups[-1]
 
-    switch = f"debug.{key}={str(value).lower()}"
-    with mock.patch("seqgen.task.build_setup", note):
-        outcome = command("generate", f"path={run}", switch, "input=-", "common.device=cpu", stdin=b"7\n")
+    outcome = command("train", f"run_dir={tmp_path}/run", *TINY, "optimization.max_update=1", "common.device=cpu")
     assert outcome.code == 0, outcome.err
-    assert [setup.debug for setup in setups] == [DebugConfig(**{key: value})]
-
-
-def test_the_command_refuses_what_is_no_switch(run: Path) -> None:
-    for word, said in (("use_cach=false", "did you mean 'debug.use_cache'"), ("beam_table=maybe", "none of: auto")):
-        outcome = command("generate", f"path={run}", f"debug.{word}", "input=-", stdin=b"7\n")
-        assert outcome.code == 2
-        assert said in outcome.err
+    switches = [f"debug.{key}={str(value).lower()}" for key, value in OFF.items()]
+    with mock.patch("seqgen.task.build_setup", note):
+        outcome = command("generate", f"path={tmp_path}/run", *switches, "input=-", "common.device=cpu", stdin=b"7\n")
+    assert outcome.code == 0, outcome.err
+    assert [setup.debug for setup in setups] == [DebugConfig.off()]

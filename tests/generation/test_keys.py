@@ -104,23 +104,23 @@ ELSEWHERE = {
     "semantics": "it is in every case here",
     "bit_exact": "changes last bits only (test_bit_exact.py)",
     "search": "it is what the strategies here are chosen by",
-    "stopping_rules": "names of the user's own classes (test_generation_stopping.py)",
-    "processors": "names of the user's own classes (test_generation_processors_setup.py)",
-    "draft": "changes the speed, not the outputs (test_generation_speculative.py)",
-    "prompt_lookup": "changes the speed, not the outputs (test_generation_speculative.py)",
+    "stopping_rules": "names of the user's own classes (test_stopping.py)",
+    "processors": "names of the user's own classes (test_processors_setup.py)",
+    "draft": "changes the speed, not the outputs (test_speculative.py)",
+    "prompt_lookup": "changes the speed, not the outputs (test_speculative.py)",
     "observers": "names of the user's own classes; they never change an output",
-    "combination": "names of registered classes (test_generation_combinations.py)",
-    "inner_combination": "names of registered classes (test_generation_combinations.py)",
+    "combination": "names of registered classes (test_combinations.py)",
+    "inner_combination": "names of registered classes (test_combinations.py)",
     "members": "what each model of an ensemble reads (test_translator_members.py)",
     "components": "keys of components, each tested where it is defined",
     "rerank": "names of the user's own classes (test_rerank.py)",
-    "remove_invalid": "acts on damaged scores, which no sound model gives (test_generation_processors.py)",
+    "remove_invalid": "acts on damaged scores, which no sound model gives (test_processors.py)",
     "prefix_trie": "needs a file (test_translator_notes.py)",
     "certificate": "changes no output (test_prefix_trie.py)",
     "input_split": "needs a language, and lines of several sentences (test_sentences.py)",
     "input_split_lang": "needs input_split (test_sentences.py)",
     "usual_ratio": "changes notes, not outputs (test_sentences.py)",
-    "shortlist": "needs a file (test_generation_shortlist.py)",
+    "shortlist": "needs a file (test_shortlist.py)",
     "source_lang": "needs a multilingual model (test_languages.py)",
     "target_lang": "needs a multilingual model (test_languages.py)",
 }
@@ -135,11 +135,9 @@ HARMLESS: dict[str, tuple[str, ...]] = {
 
 
 def outputs(cfg: dict[str, Any]) -> list[Any]:
-    """What is written, with scores; the ensemble of two for the keys about ensembles."""
-    ensemble = any(key.startswith("ensemble") for key in cfg)
-    models = [text_model(seed=seed) for seed in ((0, 1) if ensemble else (0,))]
+    """The texts, tokens and scores of each line."""
     dtype = {"dtype": cfg.pop("dtype")} if "dtype" in cfg else {}
-    found = Translator(models, **dtype).translate(LINES, **cfg, **dtype)
+    found = Translator(text_model(), **dtype).translate(LINES, **cfg, **dtype)
     return [[(h.text, h.tokens.tolist(), round(h.score, 6)) for h in line.hypotheses] for line in found]
 
 

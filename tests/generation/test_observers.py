@@ -9,13 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from seqgen.errors import ConfigError
 from seqgen.generation.component import FORBIDDEN
-from seqgen.generation.context import StepContext
 from seqgen.generation.observers import Observer, Outcome, StepRecord
-from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.structures import Hypothesis
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
@@ -37,8 +33,6 @@ class Recorder(Observer):
     def __init__(self) -> None:
         self.steps: dict[int, list[tuple[list[Row], list[float]]]] = {}
         self.results: dict[int, list[Hypothesis]] = {}
-        self.done_before: list[Tensor] = []
-        self.forbidden: list[tuple[tuple[int, ...], int, str]] = []
 
     def observe(self, record: StepRecord) -> None:
         context, c = record.context, record.candidates
@@ -55,11 +49,7 @@ class Recorder(Observer):
             ]
             lost = record.before.scores[row][record.replaced[row]].tolist()
             self.steps.setdefault(sentence, []).append((found, lost))
-        known = record.forbidden
-        assert known is not None
-        for row, history in enumerate(context.tokens.tolist()):
-            for token, by in zip(known.tokens[row].tolist(), known.by[row].tolist(), strict=True):
-                self.forbidden.append((tuple(history), token, "" if by < 0 else known.processors[by]))
+        assert record.forbidden is not None
 
     def end(self, sentence: int, hypotheses: Any) -> None:
         assert sentence not in self.results
@@ -172,50 +162,6 @@ def test_outcomes_by_huggingfaces_rules() -> None:
     assert replaced >= 3
 
 
-class NoEcho(LogitsProcessor):
-    """No token is written twice in a row."""
-
-    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
-        return lprobs.scatter(1, context.tokens[:, -1:], -torch.inf) if context.step else lprobs
-
-
-class NoFour(LogitsProcessor):
-    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
-        lprobs[:, 4] = -torch.inf
-        return lprobs
-
-
-@pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
-def test_who_forbade_a_token(semantics: str) -> None:
-    recorder = Recorder()
-    generator = make_generator(
-        [ScriptedModel(random_rule(9, 1))], dictionary(5), beam_size=3, max_len_b=5, min_len=0, semantics=semantics,
-        observers=[recorder], processors=[NoFour(), NoEcho()],
-    )  # fmt: skip
-    generator.generate(batch_of(SOURCES))
-    names = {name for _, _, name in recorder.forbidden}
-    assert {"", "NoFour", "NoEcho"} <= names
-    for history, token, name in recorder.forbidden:
-        if name in ("NoFour", "NoEcho"):
-            assert name == ("NoFour" if token == 4 else "NoEcho")
-        if name == "":
-            assert token != 4
-            assert history[-1:] != (token,)
-
-
-def test_a_prefix_overrules_who_forbade() -> None:
-    """By Hugging Face's rules the processors come first, and the token of the prefix is possible all the same."""
-    recorder = Recorder()
-    generator = make_generator(
-        [ScriptedModel(random_rule(9, 1))], dictionary(5), beam_size=3, max_len=5, min_len=4, semantics="huggingface",
-        observers=[recorder], tokens_to_suppress=["w0"],
-    )  # fmt: skip
-    generator.generate(batch_of(SOURCES), prefix_tokens=torch.tensor([[4]] * 4))
-    first = [(token, name) for history, token, name in recorder.forbidden if not history]
-    assert all((name == "") == (token == 4) for token, name in first)
-    assert 4 in dict(first)
-
-
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "exact"])
 @pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
 def test_an_observer_changes_nothing(name: str, semantics: str) -> None:
@@ -235,8 +181,3 @@ def test_an_observer_changes_nothing(name: str, semantics: str) -> None:
     # Marian's search cuts what has no end at the maximum length
     finished = [one for one in chain.from_iterable(watched) if name != "marian" or int(one.tokens[-1]) in ENDS]
     assert outcomes.count("FINISHED") >= len(finished)
-
-
-def test_exact_search_refuses_observers() -> None:
-    with pytest.raises(ConfigError, match="Recorder"):
-        decode("exact", [ScriptedModel(random_rule(9, 1))], lines(), 5, observers=[Recorder()])

@@ -34,7 +34,6 @@ from seqgen.text.translator import Translator
 from tests.generators import resources
 from tests.language_models import PROMPTS, language_model
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
-from tests.step_contexts import batch_info, step_context
 
 EOS = 2
 FEW = "seqgen.generation.processors.prefix_trie._FEW"
@@ -117,15 +116,10 @@ class TestTheTrie:
             ({"tokens": torch.tensor([-1, 3, 4, 2, 2, 5, 7, 2, 2])}, "do not fit"),
             ({"priors": torch.zeros(3)}, "priors do not fit"),
             ({"first": torch.tensor([1, 3, 2, 6, 6, 6, 8, 9, 9, 9], dtype=torch.int32)}, "a node has a child twice"),
-            ({"first": torch.tensor([1, 1, 2, 6, 6, 6, 8, 9, 9, 9], dtype=torch.int32)}, "a node has a child twice"),
             ({"tokens": torch.tensor([-1, 3, 4, 2, 2, 5, 2, 8, 2], dtype=torch.int32)}, "not in the target vocabulary"),
-            ({"tokens": torch.tensor([-1, 3, 4, 2, 2, -5, 2, 6, 2], dtype=torch.int32)}, "not in the target vocab"),
             ({"more": torch.zeros(3)}, "is damaged"),
             ({"tokens": torch.tensor([-1, 4, 3, 2, 2, 5, 2, 6, 2], dtype=torch.int32)}, "not in ascending order"),
-            ({"tokens": torch.tensor([-1, 3, 4, 2, 5, 5, 2, 6, 2], dtype=torch.int32)}, "not in ascending order"),
-            ({"tokens": torch.tensor([-1, 3, 4, 2, 2, 5, 2, 7, 2], dtype=torch.int32)}, "checksum"),
             ({"priors": torch.tensor([1.0, 1, 0, 1, 0, 0, math.nan, 0, 0])}, "a prior is not a finite number"),
-            ({"priors": torch.tensor([1.0, 1, 0, 1, 0, 0, -math.inf, 0, 0])}, "a prior is not a finite number"),
             ({"priors": torch.tensor([1.0, 1, 0, 1, 0, 0.5, 0, 0, 0])}, "larger than that of the node before"),
             ({"priors": torch.tensor([1.0, 1, 0, 1, 0, 0, 0, 0, -1])}, "checksum"),
         ],
@@ -183,44 +177,22 @@ class TestFiles:
         [
             ("", "is empty"),
             (f"4\n{len(WORDS)}\n", f"line 2: each word must be the id of a token, from 0 to {len(WORDS) - 1}"),
-            ("4\n-1\n", "line 2: each word must be"),
             ("4\n5 x\n", "line 2: each word must be"),
             ("4\t1\n5\n", "line 2 has (a|no) tab, unlike line 1"),
-            ("4\n5\t1\n", "line 2 has (a|no) tab, unlike line 1"),
-            *(
-                (f"4\t1\n5\t{prior}\n", f"line 2: the prior '{prior}' .* at most 1e.30")
-                for prior in ("inf", "nan", "1e39", "-1e300")
-            ),
-            ("4\t1\n5\t\n", "line 2: the prior ''"),
+            ("4\t1\n5\tnan\n", r"line 2: the prior 'nan' .* at most 1e.30"),
+            ("4\t1\n5\t-1e300\n", r"line 2: the prior '-1e300' .* at most 1e.30"),
         ],
     )
     def test_mistakes_are_named_by_their_line(self, content: str, words: str, tmp_path: Path) -> None:
         with pytest.raises(DataError, match=words):
             self.read(tmp_path, content, "outputs.ids")
 
+    def test_a_word_that_the_vocabulary_lacks_is_named_by_its_line(self, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match="line 2 has words or characters"):
+            self.read(tmp_path, "w1\nnothere\n")
+
 
 class TestTheConstraint:
-    def test_by_hand(self) -> None:
-        allowed = {
-            (): {3, 4},
-            (4,): {5, EOS},
-            (4, 5): {6, EOS},
-            (4, 5, 6): {EOS},
-            (3,): {EOS},
-            (5,): set(),
-            (3, 3): set(),
-            **{(token,): set() for token in range(7, VOCAB)},
-        }
-        for history, wanted in allowed.items():
-            constraint = TrieConstraint(PrefixTrie.of(SEQUENCES)).begin(batch_info(1, 1))
-            for token in history:
-                one = torch.zeros(1, 1, dtype=torch.int64)
-                constraint.advance(Candidates(one.float(), one + token, one))
-            given = torch.randn(1, VOCAB)
-            got = constraint(given.clone(), step_context(len(history)))
-            assert {int(token) for token in got[0].isfinite().nonzero()} == wanted
-            assert torch.equal(got[got.isfinite()], given[got.isfinite()])
-
     @pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
     @pytest.mark.parametrize("search", ["beam", "greedy", "sampling", "stochastic_beam", "diverse_beam", "exact"])
     def test_equals_a_function_and_all_scores(
@@ -242,6 +214,7 @@ class TestTheConstraint:
 
             def decode(processor: Any, debug: DebugConfig, model: ScriptedModel = model) -> list[Any]:
                 generator = SequenceGenerator(build_setup([model], WORDS, cfg, processors=[processor], debug=debug))
+                assert not generator.setup.plan.edges or debug.trie_edges
                 return [
                     [(tuple(one.tokens.tolist()), pytest.approx(one.score, abs=1e-9)) for one in hypotheses]
                     for hypotheses in generator.generate(batch_of([[4, 5, EOS], [EOS], [3, 7, 7, EOS]]))
@@ -269,25 +242,6 @@ def test_a_function_gets_prompts_of_unequal_length_without_padding(semantics: st
         assert list(tokens[: len(prompts[number])]) == prompts[number]
     for number, translation in enumerate(found):  # what leads to the last token was given
         assert (number, (*prompts[number], *translation.hypotheses[0].tokens[:-1].tolist())) in seen
-
-
-def test_ensembles_and_batches_choose_among_allowed_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FEW, 1)
-    lines = outputs(random.Random(5), 40)
-    models = [ScriptedModel(random_rule(VOCAB, seed)) for seed in (1, 2)]
-    cfg, sources = GenerationConfig(beam=4, nbest=4, max_len_b=7), [[4, 5, EOS], [EOS], [3, 7, 7, EOS]]
-
-    def decode(debug: DebugConfig, rows: Sequence[Sequence[int]]) -> list[Any]:
-        trie = TrieConstraint(PrefixTrie.of(lines))
-        generator = SequenceGenerator(build_setup(models, WORDS, cfg, processors=[trie], debug=debug))
-        assert generator.setup.plan.edges == debug.trie_edges
-        found = generator.generate(batch_of(rows))
-        return [[(tuple(one.tokens.tolist()), pytest.approx(one.score, abs=1e-9)) for one in row] for row in found]
-
-    wanted = decode(DebugConfig(trie_edges=False), sources)
-    assert decode(DebugConfig(), sources) == wanted
-    assert [decode(DebugConfig(), [source])[0] for source in sources] == wanted
-    assert all(tokens in lines for row in wanted for tokens, _ in row)
 
 
 def best(scores: Rule, lines: Sequence[tuple[int, ...]], priors: Sequence[float], source: Any, ranking: Ranking) -> Any:

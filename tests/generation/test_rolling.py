@@ -19,7 +19,7 @@ from tests.generators import make_generator
 from tests.hypotheses import assert_same
 from tests.model_zoo import ARCHITECTURES, VOCAB, ZOO, registered, sharp
 from tests.scripted_model import batch_of, dictionary
-from tests.waiting_sentences import queue, sources
+from tests.waiting_sentences import assert_continuous_equals_alone, queue, sources
 
 JOINING = [name for name in ZOO if getattr(sharp(name).decoder, "can_merge", False)]
 
@@ -41,12 +41,8 @@ def test_joined_equals_alone(name: str, options: dict[str, object]) -> None:
         [model], dictionary(VOCAB - 4), **{"beam_size": 4, "max_len_a": 1.0, "max_len_b": 3, **options}
     )
     assert generator.can_merge
-    take, asked = queue(rows, 5, left=model.left_pad_source)
-    found = dict(generator.generate_continuously(take))
-    assert sorted(found) == list(range(17))
+    asked = assert_continuous_equals_alone(generator, rows, 5, left=model.left_pad_source)
     assert len([running for running in asked if 0 < running < 5]) > 2  # some did join a batch that was running
-    for number, row in enumerate(rows):
-        assert_same([found[number]], generator.generate(batch_of([row])))
 
 
 def test_padding_of_merged_encoder_outputs() -> None:
@@ -62,19 +58,6 @@ def test_padding_of_merged_encoder_outputs() -> None:
         assert torch.equal(got, wanted)
 
 
-@pytest.mark.parametrize("name", ["transformer_tiny", "fconv_tiny"])
-def test_sources_padded_on_the_left_join_too(name: str) -> None:
-    model = sharp(name, seed=3)
-    model.left_pad_source = True
-    rows = sources(17, seed=len(name))
-    generator = make_generator([model], dictionary(VOCAB - 4), beam_size=4, max_len_a=1.0, max_len_b=3)
-    take, asked = queue(rows, 5, left=True)
-    found = dict(generator.generate_continuously(take))
-    assert len([running for running in asked if 0 < running < 5]) > 2
-    for number, row in enumerate(rows):
-        assert_same([found[number]], generator.generate(batch_of([row])))
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -86,21 +69,14 @@ def test_sources_padded_on_the_left_join_too(name: str) -> None:
 def test_who_is_done_at_the_first_step_is_not_lost(options: dict[str, object]) -> None:
     rows = sources(40, seed=5)
     generator = make_generator([sharp("transformer_tiny")], dictionary(VOCAB - 4), **options)
-    take, asked = queue(rows, 6)
-    found = dict(generator.generate_continuously(take))
-    assert sorted(found) == list(range(40))
+    asked = assert_continuous_equals_alone(generator, rows, 6)
     assert all(0 <= running <= 6 for running in asked)
-    for number, row in enumerate(rows):
-        assert_same([found[number]], generator.generate(batch_of([row])))
 
 
 def test_dead_weight_may_outlive_the_table_of_positions() -> None:
     model = registered("transformer_tiny", max_target_positions=12)().double().eval()
-    rows = sources(60, seed=6)
     generator = make_generator([model], dictionary(VOCAB - 4), beam_size=2, max_len_a=1.0, max_len_b=0)
-    found = dict(generator.generate_continuously(queue(rows, 24)[0]))
-    for number, row in enumerate(rows):
-        assert_same([found[number]], generator.generate(batch_of([row])))
+    assert_continuous_equals_alone(generator, sources(60, seed=6), 24)
 
 
 @pytest.mark.parametrize("language_models", [False, True])
@@ -108,27 +84,18 @@ def test_ensembles_are_joined_too(language_models: bool) -> None:
     models = [
         sharp(name) for name in ARCHITECTURES if name in JOINING and ZOO[name].is_language_model == language_models
     ]
-    rows = sources(9, seed=1)
     generator = make_generator(models, dictionary(VOCAB - 4), beam_size=3, max_len_b=8)
-    found = dict(generator.generate_continuously(queue(rows, 3, left=language_models)[0]))
-    for number, row in enumerate(rows):
-        assert_same([found[number]], generator.generate(batch_of([row])))
+    assert_continuous_equals_alone(generator, sources(9, seed=1), 3, left=language_models)
 
 
 @pytest.mark.parametrize("name", ["lstm_tiny", "transformer_tiny"])
 def test_where_nobody_can_join_each_batch_is_decoded_by_itself(name: str) -> None:
     """A decoder that does not know how, and a processor that looks at what was written."""
-    model = sharp(name)
-    rows = sources(7, seed=2)
-    generator = make_generator([model], dictionary(VOCAB - 4), beam_size=3, max_len_b=8, no_repeat_ngram_size=2)
+    generator = make_generator([sharp(name)], dictionary(VOCAB - 4), beam_size=3, max_len_b=8, no_repeat_ngram_size=2)
     assert not generator.can_merge
     lacking = "NoRepeatNgram" + (", LSTMDecoder" if name == "lstm_tiny" else "")
     assert generator.setup.merge_obstacle == f"can_merge is not set in {lacking}"
-    take, asked = queue(rows, 3)
-    found = dict(generator.generate_continuously(take))
-    assert set(asked) == {0}
-    for number, row in enumerate(rows):
-        assert_same([found[number]], generator.generate(batch_of([row])))
+    assert set(assert_continuous_equals_alone(generator, sources(7, seed=2), 3)) == {0}
 
 
 def test_nobody_waits() -> None:

@@ -85,7 +85,6 @@ def test_greedy_is_that_of_the_model_alone(name: str, cache: bool) -> None:
         {"guidance_scale": 2.0},
         {"skip_log_softmax": False, "lazy_compaction": False},
         {"end_tokens": [2, 7, 9]},
-        {"max_len": 3},
         {"max_len_b": 0},
     ],
     ids=" ".join,
@@ -137,9 +136,6 @@ def test_sampling_depends_neither_on_the_number_of_guesses_nor_on_the_cache(sema
         procedure = SpeculativeSearch(ModelDrafter(draft), count)
         assert_same(decode([model], batch, procedure, use_cache=cache, **options), wanted)
         assert 0 < procedure.acceptance_rate < 1
-    doubled = decode([model, model], batch, SpeculativeSearch(ModelDrafter(draft), 4), **options)
-    if semantics == "fairseq":  # by the other rules the processors of an ensemble see probabilities
-        assert_same(doubled, wanted)
 
 
 def test_looked_up_guesses_change_no_draw() -> None:
@@ -307,24 +303,6 @@ def test_up_to_the_last_position_of_a_table() -> None:
             assert_same(results, decode([model], batch_of(SOURCES), min_len=50, max_len_b=50, **further))
 
 
-def test_streams_what_it_writes() -> None:
-    written: dict[int, list[int]] = {}
-
-    class Collector:
-        def put(self, sentence: int, tokens: list[int]) -> None:
-            written.setdefault(sentence, []).extend(tokens)
-
-        def end(self, sentence: int) -> None:
-            pass
-
-    model = sharp("transformer_tiny")
-    generator = make_generator(
-        [model], dictionary(VOCAB - 4), max_len_b=9, search_strategy=SpeculativeSearch(ModelDrafter(sharp("lstm_tiny")))
-    )
-    results = generator.generate(batch_of(SOURCES), streamer=Collector())
-    assert [written[row] for row in range(len(SOURCES))] == [hypotheses[0].tokens.tolist() for hypotheses in results]
-
-
 def test_degenerate_cases() -> None:
     model, batch = sharp("t5_tiny"), batch_of(SOURCES)
     procedure = SpeculativeSearch(ModelDrafter(sharp("fconv_tiny")))
@@ -367,24 +345,12 @@ def test_what_cannot_be_done_is_refused_with_the_reason() -> None:
     short = registered("transformer_tiny", max_source_positions=6)().double().eval()
     with pytest.raises(ConfigError, match="at most 6 source tokens, and a sentence has 8"):
         decode([model], batch, SpeculativeSearch(ModelDrafter(short)))
+    cfg = GenerationConfig(beam=1, draft="runs/small", draft_tokens=3)
+    with pytest.raises(ConfigError, match=r"generation\.draft=runs/small"):
+        build_setup([model], dictionary(VOCAB - 4), cfg)
     task = SimpleNamespace(source_dictionary=dictionary(3), target_dictionary=dictionary(4), target_tokenizer=None)
     with pytest.raises(ConfigError, match="different vocabularies"):
         Task.build_generator(task, [model], GenerationConfig(beam=1, prompt_lookup=2))
-
-
-def test_configuration() -> None:
-    model, draft, words = sharp("transformer_tiny"), sharp("fconv_tiny"), dictionary(VOCAB - 4)
-    cfg = GenerationConfig(beam=1, draft="runs/small", draft_tokens=3, max_len_b=9)
-    generator = SequenceGenerator(build_setup([model], words, cfg, draft=draft))
-    assert isinstance(generator.setup.search, SpeculativeSearch)
-    assert generator.setup.search.draft_tokens == 3
-    assert_same(generator.generate(batch_of(SOURCES)), decode([model], batch_of(SOURCES), max_len_b=9, min_len=1))
-    with pytest.raises(ConfigError, match=r"generation\.draft=runs/small"):
-        SequenceGenerator(build_setup([model], words, cfg))
-    looked_up = SequenceGenerator(build_setup([model], words, replace(cfg, draft="", prompt_lookup=3)))
-    assert isinstance(looked_up.setup.search.drafter, PromptLookup)
-    plain = SequenceGenerator(build_setup([model], words, GenerationConfig()))
-    assert not isinstance(plain.setup.search, SpeculativeSearch)
 
 
 def test_a_processor_that_needs_features_is_refused_with_a_draft_model_alone() -> None:

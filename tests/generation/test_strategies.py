@@ -5,18 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
-from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError
-from seqgen.generation.candidates import Candidates
-from seqgen.generation.component import Phrase, Resources
-from seqgen.generation.context import StepContext
-from seqgen.generation.options import build_setup, search_from_config, search_name
-from seqgen.generation.rules import FAIRSEQ
+from seqgen.generation.component import Phrase
 from seqgen.generation.search.base import Search
 from seqgen.generation.search.beam import BeamSearch
 from seqgen.generation.search.constrained import (
@@ -27,8 +21,6 @@ from seqgen.generation.search.constrained import (
     alternatives,
 )
 from seqgen.generation.search.diverse import DiverseBeamSearch, DiverseSiblingsSearch
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.registry import SEARCHES, register_search
 from tests.generators import make_generator
 from tests.hostile import work
 from tests.hypotheses import Pairs, as_pairs, assert_same_pairs
@@ -75,25 +67,13 @@ def plain_diverse_search(rule: Rule, source: tuple[int, ...], cfg: Settings, gro
     return sorted(finished, key=lambda f: -f[1])
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("beam", "groups", "strength"), [(4, 2, 0.5), (6, 3, 0.5), (6, 2, 2.0), (3, 3, 1.0)])
 def test_diverse_beam_search_equals_plain_loops(beam: int, groups: int, strength: float, seed: int) -> None:
     rule, cfg = random_rule(vocab=25, seed=seed), Settings(beam=beam, max_len=6)
     results = decode(rule, 21, DiverseBeamSearch(groups, strength), beam_size=beam, max_len_b=6)
     for source, hypotheses in zip(SOURCES, results, strict=True):
         assert_same_pairs(as_pairs(hypotheses), plain_diverse_search(rule, source, cfg, groups, strength))
-
-
-def test_groups_avoid_the_tokens_of_earlier_ones() -> None:
-    """Two groups of one beam: the second finds A taken twice as dear, so that B comes first in it."""
-    table = {(): {A: 0.5, B: 0.3, C: 0.2}, (A,): {EOS: 1.0}, (B,): {EOS: 1.0}, (C,): {EOS: 1.0}}
-    search = DiverseBeamSearch(groups=2, strength=1.0)
-    (first, second), *_ = decode(table_rule(table, 7), 3, search, [(4, 2)], beam_size=2, normalize_scores=False)
-    # group 0 has A and B; in group 1 they lose 1 each, so that the logs of A .5, B .3, C .2 become -1.69, -2.2, -1.6
-    assert first.tokens.tolist() == [A, EOS]
-    assert first.score == pytest.approx(math.log(0.5))
-    assert second.tokens.tolist() == [C, EOS]
-    assert second.score == pytest.approx(math.log(0.2) - 1.0)  # </s> is taken by group 0 in the second step
 
 
 def test_one_group_or_no_rate_is_beam_search() -> None:
@@ -195,39 +175,21 @@ def test_wide_constrained_search_is_exhaustive(phrases: list[Phrase], ordered: b
     assert_same_pairs(as_pairs(found), everything)
 
 
+@pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
 @pytest.mark.parametrize("ordered", [False, True])
-def test_a_narrow_beam_keeps_the_constraints_of_each_sentence(ordered: bool) -> None:
+def test_a_narrow_beam_keeps_the_constraints_of_each_sentence(ordered: bool, semantics: str) -> None:
     """Every output has its sentence's phrases, and is the same in a batch as alone."""
     rule = random_rule(vocab=40, seed=3, sharpness=3)
     constraints = [[[A, B, C], [20]], [], [[30], [30], [7, 8]], [[[9, 11], [12, 13, 14], [15]], [[16], [17]]]]
-    options = {"beam_size": 4, "max_len_b": 30}
+    options = {"beam_size": 6, "max_len": 30, "semantics": semantics}
     together = decode(rule, 36, ConstrainedSearch(ordered), constraints=constraints, **options)
     for source, phrases, hypotheses in zip(SOURCES, constraints, together, strict=True):
-        assert hypotheses  # not always 4: a beam that lacks a phrase at the maximum length gives none
+        assert hypotheses  # not always 6: a beam that lacks a phrase at the maximum length gives none
         assert all(satisfies(tuple(h.tokens.tolist()), phrases, ordered) for h in hypotheses)
         alone = decode(rule, 36, ConstrainedSearch(ordered), [source], constraints=[phrases], **options)
         assert_same_pairs(as_pairs(hypotheses), as_pairs(alone[0]))
     without = decode(rule, 36, BeamSearch(), [SOURCES[1]], **options)
     assert_same_pairs(as_pairs(together[1]), as_pairs(without[0]))
-
-
-@pytest.mark.parametrize("ordered", [False, True])
-def test_constraints_hold_by_hugging_faces_rules(ordered: bool) -> None:
-    rule = random_rule(vocab=40, seed=3, sharpness=3)
-    constraints = [[[A, B, C], [20]], [[21], [A]], [[30], [30], [7, 8]], [[[9, 11], [12, 13, 14], [15]], [[16], [17]]]]
-    options = {"beam_size": 6, "max_len": 30, "semantics": "huggingface"}
-    found = decode(rule, 36, ConstrainedSearch(ordered), constraints=constraints, **options)
-    for phrases, hypotheses in zip(constraints, found, strict=True):
-        assert hypotheses
-        assert all(satisfies(tuple(h.tokens.tolist()), phrases, ordered) for h in hypotheses)
-    if not ordered:
-        return
-    backwards = [list(reversed(own)) for own in constraints]
-    for phrases, hypotheses in zip(
-        backwards, decode(rule, 36, ConstrainedSearch(True), constraints=backwards, **options), strict=True
-    ):
-        assert hypotheses
-        assert all(satisfies(tuple(h.tokens.tolist()), phrases, True) for h in hypotheses)
 
 
 def test_a_prefix_counts_towards_the_constraints() -> None:
@@ -240,19 +202,6 @@ def test_a_prefix_counts_towards_the_constraints() -> None:
     for h in found:
         assert h.tokens[:2].tolist() == [A, B]
         assert satisfies(tuple(h.tokens.tolist()), [[B, C]], False)
-    at_once = decode(
-        rule, 8, ConstrainedSearch(), [(4, 2)], beam_size=3, max_len_b=6, constraints=[[[A, B]]], prefix_tokens=prefix
-    )[0]
-    plain = decode(rule, 8, BeamSearch(), [(4, 2)], beam_size=3, max_len_b=6, prefix_tokens=prefix)[0]
-    assert_same_pairs(as_pairs(at_once), as_pairs(plain))
-
-
-def test_phrases_that_do_not_fit_give_no_output() -> None:
-    rule = random_rule(vocab=12, seed=3)
-    phrases = [[A, B, C, A]]
-    found = decode(rule, 8, ConstrainedSearch(), beam_size=3, max_len_b=3, constraints=[phrases, [], [], []])
-    assert found[0] == []
-    assert all(found[1:])
 
 
 @pytest.mark.parametrize(
@@ -260,7 +209,6 @@ def test_phrases_that_do_not_fit_give_no_output() -> None:
     [
         ([[[A]]], "constraints for 1 sentences, but the batch has 4"),
         ([[[A]], [], [[B, 12]], []], "sentence 2 has 12, which is no id"),
-        ([[[[A], [B, -1]]], [], [], []], "sentence 0 has -1"),
         ([["word"], [], [], []], "sentence 0 has 'w'"),
     ],
 )
@@ -275,17 +223,6 @@ def test_banks_take_turns() -> None:
     assert allocate(banks, scores).tolist() == [[0, 3, 5, 1, 4, 2]]
     dead = scores.index_fill(1, torch.tensor([0, 3]), -torch.inf)
     assert allocate(banks, dead).tolist() == [[1, 4, 5, 2, 0, 3]]
-
-
-def test_progress_after_a_phrase_breaks_off() -> None:
-    """After a a, the token a leaves the end still matching a a of the phrase a a b."""
-    constraints = LexicalConstraints([[[A, A, B]]], ordered=False, device=torch.device("cpu"))
-    progress = constraints.start(1)
-    seen = []
-    for token in (A, A, A, B):
-        progress = constraints.advance(progress, torch.tensor([[token]]))
-        seen.append((int(progress.matched), int(constraints.bank(progress)), bool(constraints.unmet(progress))))
-    assert seen == [(1, 1, True), (2, 2, True), (2, 2, True), (0, 3, False)]
 
 
 def test_a_phrase_costs_in_proportion_to_its_length() -> None:
@@ -329,71 +266,3 @@ def test_one_phrase_at_a_time() -> None:
     # a phrase counts 3 when it is met, and one that is begun counts from there: 3 - 1 after a
     assert banks == [2, 0, 1, 2, 3, 5, 6]
     assert not constraints.unmet(progress)
-
-
-# -- choosing a strategy ----------------------------------------------------------------------------------------------
-
-
-def search_of(**values: object) -> Search:
-    cfg = GenerationConfig(**values)
-    return search_from_config(replace(cfg, search=search_name(cfg, FAIRSEQ)), Resources(dictionary(5)))
-
-
-def test_keys_choose_the_strategy() -> None:
-    assert type(search_of()) is BeamSearch
-    groups = search_of(search="diverse_beam", components={"search.groups": 3, "search.strength": 0.7})
-    assert isinstance(groups, DiverseBeamSearch)
-    assert (groups.groups, groups.strength) == (3, 0.7)
-    siblings = search_of(search="diverse_siblings", components={"search.rate": 0.3})
-    assert isinstance(siblings, DiverseSiblingsSearch)
-    assert siblings.rate == 0.3
-    constrained = search_of(constraints="ordered")
-    assert isinstance(constrained, ConstrainedSearch)
-    assert constrained.ordered
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"search": "diverse_beam", "constraints": "ordered"}, "is constrained search, and generation.search names"),
-        ({"search": "beem"}, "did you mean 'beam'"),
-    ],
-)
-def test_contradictions_are_refused(values: dict[str, object], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        SequenceGenerator(build_setup([ScriptedModel(random_rule(9, 0))], dictionary(5), GenerationConfig(**values)))
-
-
-def test_a_strategy_of_ones_own_is_chosen_by_name() -> None:
-    @register_search("last_first")
-    class LastFirst(Search):
-        def step(self, context: StepContext, lprobs: torch.Tensor, scores: torch.Tensor) -> Candidates:
-            return BeamSearch().step(context, lprobs.flip(1), scores.flip(1))
-
-    try:
-        assert type(search_of(search="last_first")) is LastFirst
-    finally:
-        SEARCHES._entries.pop("last_first")
-    with pytest.raises(ConfigError, match="does not take constraints"):
-        decode(random_rule(9, 0), 5, BeamSearch(), constraints=[[]] * 4)
-
-
-def test_a_preset_of_a_strategy_of_ones_own_has_its_values() -> None:
-    @dataclass
-    class TakeConfig:
-        beams: int = 1
-        depth: int = 2
-
-    @register_search("take", config=TakeConfig, presets={"take_many": TakeConfig(beams=7)})
-    class Take(Search):
-        def __init__(self, beams: int, depth: int):
-            self.values = beams, depth
-
-    try:
-        plain, preset = (search_of(search=name) for name in ("take", "take_many"))
-    finally:
-        SEARCHES._entries.pop("take")
-        SEARCHES._entries.pop("take_many")
-    assert isinstance(plain, Take)
-    assert isinstance(preset, Take)
-    assert (plain.values, preset.values) == ((1, 2), (7, 2))

@@ -19,10 +19,6 @@ REFERENCES = ["the cat sat on the mat", "a big dog", "Hello there, world"]
 TEXTS = Texts(HYPOTHESES, REFERENCES)
 
 
-def test_the_first_three_are_those_of_decoding() -> None:
-    assert corpus_scores(["bleu", "chrf", "exact_match"], TEXTS) == text_scores(HYPOTHESES, REFERENCES)
-
-
 def test_ter_counts_edits() -> None:
     """One substitution in 6 words, one insertion in 3; ``,`` is a token of its own in one text only: 2 edits of 3."""
     found = corpus_scores(["ter"], TEXTS)["ter"]
@@ -84,7 +80,6 @@ def test_the_command(tmp_path: Path) -> None:
     assert "ter = 33.33  (" in outcome.out
     assert command("score", *files).out.count("\n") == 3
     for keys, words in (
-        (["metrics=blue"], "did you mean 'bleu'"),
         (["metrics=comet"], "give source=FILE"),
         ([f"source={tmp_path}/r"], "has no effect"),
     ):

@@ -90,10 +90,6 @@ def test_fairseq_has_bits_and_every_token_but_the_end() -> None:
         assert len(field[2].split(" ")) == int((item.tokens != words.eos()).sum())
 
 
-def test_every_format_is_tested_for_its_lines() -> None:
-    assert set(FORMATS) == {"text", "json", "fairseq"}
-
-
 def test_json_has_no_infinity() -> None:
     infinite = -float("inf")
     text = json_text({"score": infinite, "hypotheses": [{"positional_scores": [infinite, -1.5], "text": "\u00e9"}]})

@@ -58,12 +58,9 @@ def test_equal_scores_keep_the_order_of_the_search() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rerank": "length_ratio", "mbr": "chrf"}, "rerank=length_ratio and generation.mbr both rank"),
         ({"rerank": Constant(), "mbr": "chrf"}, "set only one of generation.mbr and generation.rerank"),
-        ({"rerank": "length_ratio", "beam": 1}, "compares hypotheses, but only one is generated"),
         ({"rerank": Constant(), "beam": 1}, "reranking compares hypotheses, but only one is generated"),
         ({"rerank": "length_rati"}, "there is no reranker 'length_rati'.*length_ratio"),
-        ({"rerank": "length_ratio", "reranker.weight": -1.0}, "weight"),
         ({"reranker.weight": 1.0}, "generation.rerank does not name its reranker"),
     ],
 )

@@ -341,11 +341,8 @@ def test_finished_lines_are_yielded_if_memory_runs_out(translator: Translator) -
         ({"input_split_lang": "tlh"}, "has no rules for the language 'tlh'; give generation.input_split_lang, one of"),
         ({"nbest": 2}, "gives one output of the whole line"),
         ({"constraints": "ordered"}, "generation.constraints"),
-        ({"members": ["input"]}, "generation.members"),
         ({"certificate": True}, "generation.certificate"),
-        ({"input_split": ""}, "generation.input_split_lang=en has no effect without generation.input_split"),
         ({"input_split": "note", "input_split_lang": "tlh"}, "has no rules for the language 'tlh'"),
-        ({"input_split": "words"}, "input_split"),
     ],
 )
 def test_what_cannot_be_split_is_refused(translator: Translator, values: dict[str, Any], words: str) -> None:
@@ -361,8 +358,6 @@ def test_sources_and_streams_of_whole_lines_are_refused(translator: Translator) 
         translator.encode([TEXT], **SPLIT)
     with pytest.raises(DataError, match="line 1 is encoded already"):
         translator.translate(translator.encode(["w1"]), **SPLIT)
-    with pytest.raises(DataError, match="line 2 contains half of a surrogate pair"):
-        translator.translate(["A. B.", "A. \ud800. B."], **SPLIT)
     with pytest.raises(ConfigError, match="continues the line"):
         Translator(language_model()).translate([TEXT], **SPLIT)
 

@@ -16,7 +16,7 @@ from seqgen.config import GenerationConfig
 from seqgen.config.settings import Settings
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.errors import CheckpointError, ConfigError, DataError
-from seqgen.generation.resolution import changes_scores, resolve, settings_of_model
+from seqgen.generation.resolution import resolve, settings_of_model
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.text.translator import ModelInMemory, Translator
 from tests.generators import make_generator
@@ -148,22 +148,6 @@ def test_prefixes_that_do_not_fit() -> None:
             translator.translate(["w1", "w2"], prefixes=prefixes)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"beem": 3}, "did you mean 'beam'"),
-        ({"beam": "five"}, "beam='five' should be a whole number"),
-        ({"beam": 0}, "below its minimum"),
-        ({"nbest": 7, "beam": 2}, "nbest"),
-        ({"semantics": "opus"}, "none of"),
-        ({"sampling_topk": 5}, "sampling"),
-    ],
-)
-def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Translator(text_model()).translate(["w1"], **settings)
-
-
 def test_misuse_is_said_in_a_sentence() -> None:
     translator = Translator(text_model())
     with pytest.raises(DataError, match="must be a list of texts"):
@@ -177,24 +161,22 @@ def test_misuse_is_said_in_a_sentence() -> None:
     with pytest.raises(DataError, match=r"^the prefix of line 1 contains half of a surrogate pair"):
         translator.translate(["w1"], prefixes=["\udfff"])
     for sources, references, message in (
-        (None, ["w1"], "^sources must be a list of texts"),
         (["w1"], None, "^references must be a list of texts"),
+        ("w1", ["w1", "w2"], "must be a list of texts"),
         (["w1", None], ["w1", "w1"], "^source, line 2 is of type NoneType"),
         (["w1", "w1"], ["w1", "\ud800"], "^reference, line 2 contains half of a surrogate pair"),
+        (["w1", "w2"], ["w1"], "2 sources"),
     ):
         with pytest.raises(DataError, match=message):
-            next(translator.score(sources, references))
+            list(translator.score(sources, references))
     with pytest.raises(ConfigError, match="no model"):
         Translator([])
     with pytest.raises(CheckpointError, match="nothere"):
         Translator("nothere")
     with pytest.raises(ConfigError, match="did you mean 'beam'"):
         Translator("nothere", beem=3)
-    with pytest.raises(DataError, match="2 sources"):
-        list(translator.score(["w1", "w2"], ["w1"]))
-    for sources, references in (("w1", ["w1", "w2"]), (["w1", "w2"], "w1"), ("w1", "w2")):
-        with pytest.raises(DataError, match="must be a list of texts"):
-            list(translator.score(sources, references))
+    with pytest.raises(ConfigError, match="beam='five' should be a whole number"):
+        translator.translate(["w1"], beam="five")
 
 
 @pytest.mark.parametrize("device", ["foo", "", "cuda:99", None])
@@ -291,21 +273,6 @@ def test_limits_that_are_only_lifted_are_not_worth_saying() -> None:
     (note,) = resolved({**lifted, "max_len": 20}, {})[1]
     assert note == f"{said}, max_len=20; max_len=20 is the default of transformers for models that set no limit"
     assert resolved({**lifted, "max_len": 20}, {"max_len": 20})[1] == [said]
-    assert resolved({"max_len_b": 50, "min_len": 0}, {"max_len": 9}) == (
-        GenerationConfig(semantics="fairseq", max_len=9, max_len_b=50, min_len=0),
-        [],
-    )
-
-
-def test_which_settings_change_scores() -> None:
-    assert not changes_scores(GenerationConfig(min_len=0, semantics="huggingface", beam=3))
-    assert changes_scores(GenerationConfig(min_len=2))
-    assert changes_scores(GenerationConfig(temperature=0.5))
-
-
-def test_contrastive_search_has_nothing_to_choose_from() -> None:
-    with pytest.raises(ConfigError, match=r"mbr=chrf compares hypotheses.*contrastive"):
-        Translator(text_model(), mbr="chrf", search="contrastive")
 
 
 def test_an_ensemble_is_decoded_as_its_first_member_says() -> None:

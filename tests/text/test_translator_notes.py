@@ -16,6 +16,7 @@ from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.search.sampling import Sampling
 from seqgen.generation.stopping import TimeLimit
 from seqgen.text.translator import Translator
+from tests.covering import covering
 from tests.generators import make_generator
 from tests.text_models import TEXTS, WORDS, text_model
 
@@ -35,8 +36,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 
 
-@SEMANTICS
-@pytest.mark.parametrize("name", list(STRATEGIES))
+@pytest.mark.parametrize(("name", "semantics"), covering(list(STRATEGIES), ["fairseq", "huggingface"]))
 def test_outputs_that_the_time_cuts_off(name: str, semantics: str) -> None:
     settings = {"semantics": semantics, "max_len_b": 6, "suppress": ["</s>"], **STRATEGIES[name]}
     translator = Translator(text_model(), **settings, min_len=0)
