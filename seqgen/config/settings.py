@@ -15,8 +15,8 @@ from seqgen.config.generation import ENSEMBLE, DebugConfig, GenerationConfig, ke
 from seqgen.config.values import DEFAULTS, split_argument
 from seqgen.registry import DECODING_COMPONENTS
 
-USER, CALL = "user", "call"
-"""The names of the upper layers."""
+MODEL, USER, CALL = "model", "user", "call"
+"""The names of layers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +175,7 @@ def as_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     """Turn values by whole key into values by the names of the fields of ``GenerationConfig``, without other groups."""
     found = {key.removeprefix("generation."): value for key, value in values.items() if key.startswith("generation.")}
     of_components = {key: value for key, value in values.items() if not key.startswith(("generation.", "debug."))}
-    return {**found, "components": of_components} if of_components else found
+    return {"components": of_components, **found} if of_components else found
 
 
 def _whole(key: str) -> str:
@@ -185,7 +185,7 @@ def _whole(key: str) -> str:
 def _by_whole_key(values: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in values.items():
-        if key == "components" and isinstance(value, Mapping):
+        if key == "components" and isinstance(value, Mapping) and all(isinstance(each, str) for each in value):
             found |= _copied(dict(value))
         else:
             found[_whole(key)] = _copied(value)
@@ -229,7 +229,7 @@ class _Identity(NamedTuple):
 def _comparable(value: Any) -> Any:
     """A value that can be hashed, and differs from a value of another type: 1, 1.0 and ``True`` are not the same."""
     if isinstance(value, Mapping):
-        return tuple(sorted((key, _comparable(item)) for key, item in value.items()))
+        return frozenset((key, _comparable(item)) for key, item in value.items())
     if isinstance(value, list | tuple):
         return tuple(map(_comparable, value))
     return (type(value), value) if value is None or isinstance(value, str | int | float) else _Identity(value)

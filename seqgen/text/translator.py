@@ -13,7 +13,7 @@ import copy
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -22,7 +22,7 @@ import torch
 from seqgen.checkpoints.loading import load_model, load_models
 from seqgen.config import GenerationConfig
 from seqgen.config.generation import FILES, SCORES_TARGETS, keys_with
-from seqgen.config.settings import CALL, USER, ResolvedSettings, Settings
+from seqgen.config.settings import CALL, MODEL, USER, Layer, ResolvedSettings, Settings
 from seqgen.config.values import DEFAULTS
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.generation.component import Resources
@@ -66,13 +66,13 @@ class _Prepared(NamedTuple):
     """The preparation of the last call.
 
     Attributes:
-        settings: the settings of the call, with those of the constructor.
+        key: see ``Translator._key``.
         details: the details of its hypotheses.
         files: the versions of the files that its settings name.
         decoding: the preparation.
     """
 
-    settings: Settings
+    key: tuple[Any, ...]
     details: Details
     files: list[Any]
     decoding: TextDecoding
@@ -119,7 +119,8 @@ class Translator:
         for item in given:
             self.members.extend(load_models([str(item)], device) if isinstance(item, str | Path) else [item])
         self._vocabularies = vocabularies_of(self.members)
-        self._resolved = self._vocabularies.resolve(self._settings)  # refuses settings that exclude each other
+        # refuses settings that exclude each other
+        self._resolved = self._key(self._settings), self._vocabularies.resolve(self._settings)
         self.dtype = str(self._settings.get("dtype", ""))
         self.models = [self._in_dtype(member.model) for member in self.members]
         self.task = self.members[0].task
@@ -149,7 +150,11 @@ class Translator:
         Raises:
             ConfigError: a key is unknown, a value has the wrong type or range, or settings exclude each other.
         """
-        return copy.deepcopy(self.resolve(settings).generation)  # a caller may change it
+        return copy.deepcopy(self.resolve(settings).generation)  # the caller may change it
+
+    def _key(self, settings: Settings) -> tuple[Any, ...]:
+        """Equal for calls that resolve to the same settings: the layers above the models, and those of the models."""
+        return settings, *(Layer(MODEL, member.generation).comparable for member in self.members)
 
     def resolve(self, keys: Mapping[str, Any]) -> ResolvedSettings:
         """Resolve all settings of a call; those of the last call are kept.
@@ -166,9 +171,10 @@ class Translator:
                 f"generation.dtype={settings.get('dtype')} applies to all calls of a translator; give it to the "
                 "constructor"
             )
-        if self._resolved.settings != settings:
-            self._resolved = self._vocabularies.resolve(settings)
-        return self._resolved
+        key, last = self._key(settings), self._resolved
+        if last[0] != key:
+            self._resolved = last = key, self._vocabularies.resolve(settings)
+        return last[1]
 
     def translate(
         self,
@@ -213,10 +219,10 @@ class Translator:
 
     def _decoding(self, details: Details, keys: Mapping[str, Any]) -> TextDecoding:
         """The preparation of a call; that of the last call if it has the same settings, details and files."""
-        settings, last = self._settings.with_layer(CALL, keys), self._prepared
-        if last is None or last[:2] != (settings, details) or last.files != _versions(last.decoding.cfg):
-            decoding = self.prepare(details, **keys)
-            self._prepared = last = _Prepared(settings, details, _versions(decoding.cfg), decoding)
+        key, last = self._key(self._settings.with_layer(CALL, keys)), self._prepared
+        if last is None or last[:2] != (key, details) or last.files != _versions(last.decoding.cfg):
+            files = _versions(self.resolve(keys).generation)  # before they are read
+            self._prepared = last = _Prepared(key, details, files, self.prepare(details, **keys))
         return last.decoding
 
     def encode(self, texts: Iterable[str], **settings: Any) -> list[EncodedSource]:
@@ -299,12 +305,13 @@ class Translator:
                 f"{lacking}, so that lines do not join a running batch and decoding is slower; implement merge and "
                 "crop, and set can_merge = True"
             )
+        resolved = replace(resolved, generation=copy.deepcopy(cfg))  # the caller may change it
         return TextDecoding(self.members, resolved, generator, details, streamer, notes, draft)
 
     def _build(self, resolved: ResolvedSettings, need_attention: bool, draft: TextModel | None) -> SequenceGenerator:
         """The generator of a call; that of the last call if it has the same settings and files."""
-        key = (resolved, _versions(resolved.generation), need_attention)
-        if self._generator is None or self._generator[0] != key:
+        key, last = (resolved, _versions(resolved.generation), need_attention), self._generator
+        if last is None or last[0] != key:
             further = {_ARGUMENTS.get(name, name): value for name, value in resolved.objects.items()}
             models = self._specified(further.pop("members", None))
             for ranking in ("mbr", "rerank"):
@@ -312,8 +319,8 @@ class Translator:
             if draft is not None:
                 further["draft"] = draft.model
             further |= {"debug": resolved.debug, "need_attention": need_attention}
-            self._generator = key, self._vocabularies.build_generator(models, resolved.generation, **further)
-        return self._generator[1]
+            self._generator = last = key, self._vocabularies.build_generator(models, resolved.generation, **further)
+        return last[1]
 
     def _specified(self, specs: Sequence[MemberSpec | None] | None) -> list[Any]:
         """The models, each replaced by its ``MemberSpec`` if there is one.

@@ -310,6 +310,59 @@ def test_files_that_have_changed_are_read_again(tmp_path: Path) -> None:
         assert built[1] is built[2], "a file that has not changed is not read again"
 
 
+def test_configurations_that_the_caller_changes_are_not_used_again() -> None:
+    translator = Translator(text_model(), beam=3, nbest=3, suppress=["w2"], **SHORT)
+    wanted = [one.text for one in translator.translate(TEXTS)]
+    for cfg in (translator.settings(), translator.prepare().cfg):
+        cfg.nbest = 1
+        cfg.suppress.append(wanted[0].split()[0])
+        assert (translator.settings().nbest, translator.settings().suppress) == (3, ["w2"])
+        found = translator.translate(TEXTS)
+        assert [one.text for one in found] == wanted
+        assert len(found[0].hypotheses) == 3
+
+
+def test_settings_of_a_model_that_change_apply_to_the_next_call() -> None:
+    generation = {"max_len": 6}
+    model = text_model()
+    translator = Translator(ModelInMemory(model.task, model.model, generation))
+    before = translator.translate(TEXTS)
+    generation["max_len"] = 3
+    assert max(one.num_tokens for one in before) > 3
+    assert max(one.num_tokens for one in translator.translate(TEXTS)) == 3
+    assert translator.settings().max_len == 3
+
+
+def test_calls_of_two_threads_keep_their_settings() -> None:
+    class Interrupted(Translator):
+        """After each preparation that is kept, another thread runs a call with other settings."""
+
+        busy = True
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if not self.busy:
+                super().__setattr__("busy", True)
+                self.prepare(beam=2, max_len=2)
+                super().__setattr__("busy", False)
+
+    translator = Interrupted(text_model(), **SHORT)
+    translator.busy = False
+    assert translator.settings(beam=3).beam == 3
+    (found,) = translator.translate(["w1 w5 w8"], beam=4, nbest=4)
+    assert len(found.hypotheses) == 4
+    assert found.text == Translator(text_model(), **SHORT).translate(["w1 w5 w8"], beam=4)[0].text
+
+
+def test_keys_of_components_that_are_not_text() -> None:
+    translator = Translator(text_model())
+    for components in ({1: 2}, {1: 2, "search.groups": 3}, "x"):
+        with pytest.raises(ConfigError, match=r"components=.* should be keys and values"):
+            translator.translate(TEXTS, components=components)
+        with pytest.raises(ConfigError, match=r"components=.* should be keys and values"):
+            translator.translate(TEXTS, components=components, search="diverse_beam", **{"search.groups": 5})
+
+
 def test_sentences_that_join_keep_the_batch_within_max_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the joining sentences or those that are running have the longest source."""
     lines = [" ".join(["w1"] * size) for size in (11, 10, 10, 9, 9, 8, 7, 7, 6, 6, 6, 5, 4, 4, 3, 2, 2, 1)]
