@@ -58,10 +58,6 @@ class Repeats(BeamSearch):
         self.counts = self.counts + (active.tokens % 3)
 
 
-@bug("a state does not follow the beams")
-class StateNotReordered(Repeats):
-    def advance(self, active: Candidates) -> None:
-        self.counts = self.counts + (active.tokens % 3)
 
 
 @bug("a state keeps the rows of sentences that have left the batch")
@@ -105,12 +101,6 @@ class GlobalRandomNumbers(Search):
         return Candidates(scores + drawn, tokens, own_beams(tokens))
 
 
-@bug("additive or shift_invariant is true")
-class NotAdditive(BeamSearch):
-    additive = True
-
-    def step(self, context: Any, lprobs: Tensor, scores: Tensor) -> Candidates:
-        return super().step(context, lprobs.masked_fill(lprobs < -4, -torch.inf), scores)
 
 
 @bug("independent_rows is true")
@@ -218,17 +208,8 @@ class MultipliesForbiddenScores(LogitsProcessor):
         return lprobs * (torch.arange(lprobs.size(1)) > 1)
 
 
-@bug("the component writes into a tensor that it was given")
-class ChangesTheSource(LogitsProcessor):
-    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
-        context.sentences.src_tokens.clamp_(max=9)
-        return lprobs
 
 
-@bug(ERROR)
-class ComputesInFloat32(LogitsProcessor):
-    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
-        return lprobs.float()
 
 
 @bug("additive or shift_invariant is true")

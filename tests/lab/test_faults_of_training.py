@@ -96,10 +96,6 @@ class DetachedWeight(Plain):
         return super().of((1 - (-losses.detach()).exp()) * losses, batch)
 
 
-@bug("a part of the loss has no gradient or a wrong one")
-class NoGradient(Plain):
-    def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
-        return super().of(losses.detach(), batch)
 
 
 @bug("the loss of a sentence depends on the other sentences")
@@ -137,10 +133,6 @@ class LeavesEvaluationMode(Plain):
         return super().__call__(model, batch)
 
 
-@bug("the loss is random in evaluation")
-class RandomInEvaluation(Plain):
-    def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
-        return super().of(losses * torch.rand_like(losses), batch)
 
 
 @bug("the loss is random in evaluation")
@@ -251,11 +243,6 @@ def decode_loses_the_last_token(patch: Patch) -> None:
     patch(LetterTokenizer, "decode", lambda self, ids: decode(self, ids[:-1]))
 
 
-@task_bug("text survives")
-def decode_keeps_padding(patch: Patch) -> None:
-    patch(
-        DatesTask, "decode", lambda self, tokens: self.target_tokenizer.decode([t for t in tokens.tolist() if t != 2])
-    )
 
 
 @task_bug("batches have the examples")
@@ -269,24 +256,8 @@ def target_not_shifted(patch: Patch) -> None:
     changing_batches(patch, change)
 
 
-@task_bug("batches have the examples")
-def another_start_token(patch: Patch) -> None:
-    def change(batch: Batch) -> Batch:
-        assert batch.prev_output_tokens is not None
-        previous = batch.prev_output_tokens.clone()
-        previous[:, 0] = 0
-        return replace(batch, prev_output_tokens=previous)
-
-    changing_batches(patch, change)
 
 
-@task_bug("batches have the examples")
-def sources_padded_with_end_of_sentence(patch: Patch) -> None:
-    def change(batch: Batch) -> Batch:
-        tokens = batch.source.src_tokens
-        return replace(batch, source=replace(batch.source, src_tokens=tokens.masked_fill(tokens == 1, 2)))
-
-    changing_batches(patch, change)
 
 
 @task_bug("batches have the examples")
@@ -353,9 +324,6 @@ def validation_in_training_mode(patch: Patch) -> None:
     patch(DatesTask, "valid_step", valid_step)
 
 
-@task_bug("validation changes nothing")
-def validation_with_gradients(patch: Patch) -> None:
-    patch(DatesTask, "valid_step", lambda self, batch, model, criterion: criterion(model, batch))
 
 
 @task_bug("training step")
