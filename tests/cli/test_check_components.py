@@ -273,12 +273,8 @@ def test_a_vacuous_check_is_visible() -> None:
     ("arguments", "message"),
     [
         (["search=beem"], "did you mean 'beam'?"),
-        (
-            "its keys begin with 'processor.frequency_penalty.'",
-        ),
-        (
-            "below its minimum",
-        ),
+        ("its keys begin with 'processor.frequency_penalty.'",),
+        ("below its minimum",),
         (
             ["processor=checked_top_k", "search=beam"],
             "search and processor are two components; check them one at a time",
@@ -298,5 +294,3 @@ def test_wrong_input(arguments: list[str], message: str, tmp_path: Path, monkeyp
     assert outcome.code == 2
     assert message in outcome.err
     assert len(outcome.err.splitlines()) == 1
-
-

@@ -64,8 +64,6 @@ def test_a_model_that_raises(tmp_path: Path) -> None:
     assert outcome.out.splitlines()[-1] == f"probable cause: {ERROR}"
 
 
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [SMALL_FCONV, SMALL_TRANSFORMER], ids=["fconv", "transformer"])
 def test_a_trained_model(model: tuple[str, ...], tmp_path: Path) -> None:
@@ -122,5 +120,3 @@ def test_a_model_without_a_hook(tmp_path: Path) -> None:
     assert len(outcome.err.splitlines()) == 1
     assert f"LSTMDecoder ({tmp_path}/unlimited.py:" in outcome.err
     assert ") does not define max_positions, which it needs" in outcome.err
-
-

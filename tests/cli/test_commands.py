@@ -483,7 +483,6 @@ class TestRefused:
         refused(command("generate", *common, "input=-", stdin=text), "line 3", "UTF-8")
         assert len((tmp_path / "out.de").read_text().splitlines()) == 2
 
-
     def test_a_checkpoint_with_code_is_never_run(self, run: Path) -> None:
         import pickle
 
@@ -521,7 +520,6 @@ class TestRefused:
         refused(command("generate", f"path={run}", "input=-"), "config.yaml")
         config.write_text("!!python/object/apply:os.system ['true']")
         refused(command("generate", f"path={run}", "input=-"), "config.yaml")
-
 
 
 def test_long_and_strange_lines_are_answered_and_reported(runs: Path) -> None:

@@ -83,8 +83,6 @@ def test_keys_are_named(runs: Path, arguments: list[str], named: str, what: str)
     assert what in place(outcome)[3]
 
 
-
-
 @pytest.mark.slow
 def test_the_place_is_that_of_the_shown_lists(runs: Path) -> None:
     """Before the step the candidates are equal, which an independent decode with a maximum length shows."""
@@ -191,10 +189,6 @@ def test_misuse_is_one_sentence(arguments: list[str], words: str) -> None:
     assert outcome.code == 2
     assert words in outcome.err
     assert len(outcome.err.splitlines()) == 1
-
-
-
-
 
 
 PLAIN = step_of([5, 6, 7, 8], [-1.0, -1.5, -2.0, -3.0])

@@ -107,8 +107,6 @@ def test_common_keys_exist_and_have_defaults() -> None:
         assert f"{program} --help all lists all" in " ".join(text.split())
 
 
-
-
 @pytest.mark.parametrize(
     ("topics", "shown", "hidden"),
     [
@@ -126,10 +124,6 @@ def test_topics(topics: Sequence[str], shown: Sequence[str], hidden: Sequence[st
         assert words in outcome.out
     for words in hidden:
         assert words not in outcome.out
-
-
-
-
 
 
 def test_an_unknown_topic() -> None:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import errno
 import gzip
 import io
-import itertools
 import json
 import os
 import random
 import shutil
-import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,11 +21,9 @@ import pytest
 from seqgen.data.text import CHUNK_BYTES
 from seqgen.errors import CheckpointError, ConfigError, DataError, ResourceError, UserError
 from seqgen.jobs.folder import MAX_NOTES, Manifest, counted, merged_notes
-from seqgen.jobs.job import JobStopped, Stop
 from seqgen.jobs.ray_workers import RayWorkers
 from seqgen.jobs.source import Source, cut, find_source, plan_parts, text_digest
-from seqgen.jobs.workers import Failure, LocalWorkers, Piece, answer, start_error
-from seqgen.system.files import run_lock
+from seqgen.jobs.workers import LocalWorkers, Piece, answer, start_error
 from seqgen.system.progress import LineProgress, duration
 from tests.job_decoders import TOKENS, Bench, Capitals, CapitalsBuilder, InlineWorkers, expected, numbered
 
@@ -147,8 +142,6 @@ def test_a_folder_with_files_of_the_user_is_refused(name: str, bench: Bench) -> 
     assert mine.read_bytes() == b"mine, without an end of line"
 
 
-
-
 @pytest.mark.parametrize("also_made_again", [False, True])
 def test_a_folder_that_is_deleted_during_the_run(also_made_again: bool, bench: Bench) -> None:
     bench.write([*LINES, *["nan"] * 5])  # with an entry of the error ledger
@@ -175,10 +168,6 @@ def test_a_file_name_that_is_not_utf_8(tmp_path: Path) -> None:
     for _ in range(2):  # written, then compared
         manifest.write_or_compare(tmp_path)
     assert "caf\\\\udce9" in (tmp_path / "manifest.json").read_text()
-
-
-
-
 
 
 @pytest.mark.parametrize(
@@ -274,8 +263,6 @@ def test_a_job_is_continued_although_the_next_hundred_lines_fail(tmp_path: Path)
     (bench.root / "job" / "parts" / "part-00000001.txt").unlink()
     bench.run()
     assert len(ledger(bench)) == 150
-
-
 
 
 def test_a_line_that_kills_its_worker_is_given_up(tmp_path: Path) -> None:
@@ -383,10 +370,6 @@ def test_progress_says_what_people_want_to_know() -> None:
     progress.advance(40, 0)
     assert said[1:] == ["40 lines, 4.0 lines/s"]
     assert [duration(seconds) for seconds in (45, 720, 12000, 200000)] == ["45 s", "12 min", "3 h 20 min", "2 d 7 h"]
-
-
-
-
 
 
 def test_files_of_every_format(tmp_path: Path) -> None:
@@ -501,8 +484,6 @@ def test_input_that_does_not_exist(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="the folder has no files"):
         find_source(str(tmp_path / "empty"))
-
-
 
 
 @pytest.mark.slow

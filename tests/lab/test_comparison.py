@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sacrebleu.metrics import CHRF
@@ -24,7 +23,6 @@ from seqgen.lab.compare.comparison import (
     by_length,
     common_words,
     compare,
-    page,
     text_report,
 )
 from seqgen.lab.compare.significance import System, measure
@@ -306,5 +304,3 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(significance, "MAX_SENTENCES", 39)
     assert "give compare.tests=none" in command("score", *two).err
     assert command("score", *two, "compare.tests=none", "metrics=chrf").code == 0
-
-

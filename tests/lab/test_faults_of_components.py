@@ -58,8 +58,6 @@ class Repeats(BeamSearch):
         self.counts = self.counts + (active.tokens % 3)
 
 
-
-
 @bug("a state keeps the rows of sentences that have left the batch")
 class StateNotSelected(Repeats):
     def select_sentences(self, keep: Tensor) -> None:
@@ -99,8 +97,6 @@ class GlobalRandomNumbers(Search):
         tokens = torch.multinomial(lprobs.flatten(0, 1).softmax(-1), 1).view_as(scores)
         drawn = lprobs.gather(2, tokens.unsqueeze(2)).squeeze(2)
         return Candidates(scores + drawn, tokens, own_beams(tokens))
-
-
 
 
 @bug("independent_rows is true")
@@ -206,10 +202,6 @@ class ComparesBeams(LogitsProcessor):
 class MultipliesForbiddenScores(LogitsProcessor):
     def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
         return lprobs * (torch.arange(lprobs.size(1)) > 1)
-
-
-
-
 
 
 @bug("additive or shift_invariant is true")

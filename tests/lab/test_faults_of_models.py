@@ -20,9 +20,8 @@ from seqgen.lab.checks.subject import Subject, randomize_, tiny_dictionary
 from seqgen.model import EncoderDecoderModel
 from seqgen.models import fconv, t5, transformer
 from seqgen.modules.convolution import LinearizedConvolution
-from seqgen.modules.kv_cache.growing import StaticCache
 from seqgen.modules.multihead_attention import MultiheadAttention
-from seqgen.modules.positions import Positions, RelativePositionBias
+from seqgen.modules.positions import Positions
 from tests.model_zoo import _NARROW, _NARROW_T5, registered
 
 MODELS: dict[str, Callable[[], EncoderDecoderModel]] = {
@@ -80,8 +79,6 @@ def unchanged(self: Any, value: Any, *_: Any) -> Any:
 @bug("lstm", "a state is not reordered with the rows", "decoder")
 def lstm_state_not_reordered(patch: Patch) -> None:
     patch(lstm.LSTMDecoder, "reorder_state", unchanged)
-
-
 
 
 @bug("lstm", "the encoder's output is not reordered with the rows")
@@ -142,10 +139,6 @@ def lstm_cell_not_stored(patch: Patch) -> None:
     patch(lstm.LSTMDecoder, "get_state", without_cell)
 
 
-
-
-
-
 @bug("lstm", "something computed from a weight is used after the weight has changed")
 def lstm_keeps_a_transposed_weight(patch: Patch) -> None:
     def output_layer(self: Any, features: Tensor) -> Tensor:
@@ -191,8 +184,6 @@ def transformer_without_causal_mask(patch: Patch) -> None:
     patch(transformer.TransformerDecoder, "self_attention_mask", mask)
 
 
-
-
 @bug("transformer", "a state is not reordered with the rows", "decoder.layers.0.self_attn")
 def transformer_cache_not_reordered(patch: Patch) -> None:
     def stays(self: Any, module_state: Any, order: Tensor, *rest: Any) -> Any:
@@ -200,10 +191,6 @@ def transformer_cache_not_reordered(patch: Patch) -> None:
 
     for verb in ("reorder_state", "reorder_state_beams"):
         patch(MultiheadAttention, verb, stays)
-
-
-
-
 
 
 @bug("transformer", "a module does not roll back its state")
@@ -256,10 +243,6 @@ def t5_masks_its_start_token(patch: Patch) -> None:
         return bias
 
     patch(t5.T5Decoder, "self_attention_mask", hiding)
-
-
-
-
 
 
 @bug("t5", "the differences have the size of rounding")

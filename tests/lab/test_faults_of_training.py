@@ -96,8 +96,6 @@ class DetachedWeight(Plain):
         return super().of((1 - (-losses.detach()).exp()) * losses, batch)
 
 
-
-
 @bug("the loss of a sentence depends on the other sentences")
 class NormalizedByTheBatch(Plain):
     def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
@@ -131,8 +129,6 @@ class LeavesEvaluationMode(Plain):
     def __call__(self, model: Any, batch: Batch) -> CriterionOut:
         model.eval()
         return super().__call__(model, batch)
-
-
 
 
 @bug("the loss is random in evaluation")
@@ -243,8 +239,6 @@ def decode_loses_the_last_token(patch: Patch) -> None:
     patch(LetterTokenizer, "decode", lambda self, ids: decode(self, ids[:-1]))
 
 
-
-
 @task_bug("batches have the examples")
 def target_not_shifted(patch: Patch) -> None:
     def change(batch: Batch) -> Batch:
@@ -254,10 +248,6 @@ def target_not_shifted(patch: Patch) -> None:
         return replace(batch, prev_output_tokens=previous)
 
     changing_batches(patch, change)
-
-
-
-
 
 
 @task_bug("batches have the examples")
@@ -322,8 +312,6 @@ def validation_in_training_mode(patch: Patch) -> None:
             return criterion(model, batch)
 
     patch(DatesTask, "valid_step", valid_step)
-
-
 
 
 @task_bug("training step")

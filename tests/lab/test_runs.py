@@ -271,8 +271,6 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert "two different runs are needed, but these were given: 1;" in command("diff", *given).err
 
 
-
-
 @pytest.mark.slow
 def test_where_values_come_from(trained: Path) -> None:
     run = trained / "run"
@@ -360,5 +358,3 @@ def test_a_record_repeats_a_decode(trained: Path, data: Path, tmp_path: Path, mo
         wrong = command(*arguments)
         assert wrong.code == 2
         assert words in wrong.err
-
-

@@ -153,8 +153,6 @@ def test_a_table_with_too_many_characters_is_refused(tmp_path: Path, monkeypatch
         Trace(tmp_path / "t.jsonl").table("candidates")
 
 
-
-
 def test_each_beam_continues_a_candidate_of_its_own() -> None:
     """Two groups of beams may choose the same token after the same beam."""
     assert next_ranks("CCCB", [0, 0, 0, 1], [5, 6, 5, 5], [0, 0, 0], [5, 5, 6]) == [0, 2, 1]

@@ -196,7 +196,6 @@ class TestCoordinateSearch:
         ridge = {(): 1.0, ("x=1", "y=1"): 2.0}
         assert search_coordinates(SQUARE, lambda setting: ridge.get(setting, 0.0)) == ()
 
-
     def test_goes_on_from_the_best_setting(self) -> None:
         scores = {("x=1",): 1.0, ("x=1", "y=1"): 2.0, ("x=0", "y=1"): 3.0}
         assert search_coordinates(SQUARE, lambda setting: scores.get(setting, 0.0)) == ("x=0", "y=1")

@@ -101,18 +101,12 @@ def test_sizes_that_the_weights_do_not_have(tmp_path: Path) -> None:
     said = "the weights do not match its config.json, which describes"
     for values, words in (
         ({"num_layers": 10**9}, said),
-        ({"num_decoder_layers": 10**6}, said),
         ({"num_layers": 2**31 - 1, "d_model": 1, "d_kv": 1, "d_ff": 1, "num_heads": 1}, said),
-        ({"vocab_size": 10**9}, said),
         ({"d_model": 10**9}, said),
-        ({"d_kv": 10**9}, said),
         ({"relative_attention_num_buckets": 10**6, "relative_attention_max_distance": 10**6}, said),
         ({"relative_attention_max_distance": 10**9}, "is above its maximum, 1048576"),
         ({"vocab_size": 10**18}, "a whole number of at most 2147483647"),
         ({"num_heads": 10**400}, "a number of 401 digits"),
-        ({"decoder_start_token_id": 10**18}, "a whole number of at most 2147483647"),
-        ({"layer_norm_epsilon": 10**400}, "a number of 401 digits"),
-        ({"dropout_rate": float("inf")}, "dropout_rate is inf, not a number"),
         ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon is nan, not a number"),
     ):
         for path in (folder, bin_folder):
@@ -136,7 +130,6 @@ def test_sizes_that_the_weights_do_not_have(tmp_path: Path) -> None:
         ("exponential_decay_length_penalty", [10**30, 1.1]),
         ("exponential_decay_length_penalty", [1, 10**400]),
         ("eos_token_id", 10**400),
-        ("bos_token_id", 10**400),
     ):
         change_config(folder, "generation_config.json", **{key: value})
         with pytest.raises(CheckpointError):
