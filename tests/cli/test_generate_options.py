@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import seqgen
 from seqgen.config import GenerationConfig
@@ -195,11 +194,6 @@ def test_what_a_run_cannot_be_decoded_by_is_not_saved(runs: Path, tmp_path: Path
     assert seqgen.load_model(run).generation == {"semantics": "fairseq"}
 
 
-def test_a_dtype_by_its_name(runs: Path) -> None:
-    parameters = seqgen.load_model(runs / "fconv", dtype="bfloat16").model.parameters()
-    assert {parameter.dtype for parameter in parameters} == {torch.bfloat16}
-
-
 def test_the_python_that_the_documentation_shows_runs(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -268,8 +262,6 @@ def test_paragraphs(runs: Path, how: str) -> None:
     [
         (["format=fairseq"], "format=fairseq cannot be used with generation.input_split=sentences"),
         (["stream=true"], "stream cannot be used with generation.input_split=sentences"),
-        (["trace=a.jsonl"], "trace cannot be used with generation.input_split=sentences"),
-        (["remove_bpe=subword_nmt"], "remove_bpe cannot be used with generation.input_split=sentences"),
         (["generation.beam=5", "generation.nbest=2"], "generation.input_split=sentences gives one output"),
         (["generation.input_split_lang=xx"], "generation.input_split=sentences has no rules for the language 'xx'"),
     ],

@@ -106,18 +106,6 @@ def test_an_empty_input_has_an_empty_output(run: Path, tmp_path: Path, form: str
     assert (tmp_path / "out").read_bytes() == b""
 
 
-def test_references_and_prefixes_of_an_empty_input(run: Path, data: Path, tmp_path: Path) -> None:
-    none = tmp_path / "none"
-    none.write_bytes(b"")
-    for source, key in (("-", "prefix"), ("-", "reference"), (f"{none}", "reference")):
-        outcome = generate(run, f"input={source}", f"{key}={none}", stdin=b"")
-        assert (outcome.code, outcome.out) == (0, ""), outcome.err
-        assert EMPTY in outcome.err
-        assert "BLEU" not in outcome.out + outcome.err
-    refused(generate(run, f"input={none}", f"prefix={data}/test.de"), "0 lines", "has 20")
-    refused(generate(run, f"input={data}/test.en", f"reference={none}"), "20 lines", "has 0")
-
-
 def test_scoring_nothing(run: Path, data: Path, tmp_path: Path) -> None:
     none, out = tmp_path / "none", tmp_path / "scores.json"
     none.write_bytes(b"")

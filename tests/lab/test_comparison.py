@@ -21,7 +21,6 @@ from seqgen.lab.compare.comparison import (
     agreements,
     by_frequency,
     by_length,
-    common_words,
     compare,
     text_report,
 )
@@ -228,13 +227,6 @@ def test_systems_have_the_shortest_different_names(files: list[str], names: list
     for wrong in (["one"], ["one", "one"]):
         with pytest.raises(ConfigError, match="must be 2 different names, one for each system"):
             system_names(files, wrong)
-
-
-def test_common_words() -> None:
-    assert common_words("a b c", "a c d") == (
-        [("a", True), ("b", False), ("c", True)],
-        [("a", True), ("c", True), ("d", False)],
-    )
 
 
 def test_a_metric_of_the_user(tmp_path: Path) -> None:

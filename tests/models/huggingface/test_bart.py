@@ -315,18 +315,6 @@ def test_the_start_token_is_the_originals(kind: str, tmp_path: Path) -> None:
     assert compared >= 12
 
 
-def test_unknown_keys(tmp_path: Path) -> None:
-    folder = tiny_folder(tmp_path / "theirs", "bart")
-    change_config(folder, id2label={"0": "a"}, normalize_before=False, static_position_embeddings=False, num_beams=3)
-    change_config(folder, _anything=1, gradient_checkpointing=True, normalize_embedding=True, extra_pos_embeddings=2)
-    assert load_model(folder).notes == []
-    change_config(folder, normalize_before=True, normalise_after=True, add_bias_logits=None)
-    assert load_model(folder).notes == [
-        f"{folder}/config.json: normalise_after=True is unknown and is ignored",
-    ]
-    assert_near(logits(load_model(folder).model, reread(folder).config), original_logits(tiny_model("bart")))
-
-
 @pytest.mark.parametrize(
     ("values", "words"),
     [
