@@ -9,17 +9,12 @@ import pytest
 from seqgen.lab.checks.checking import ERROR
 from seqgen.lab.checks.model_causes import NOT_REORDERED
 from seqgen.lab.checks.models import PASSES, SEARCH, STEPPING, WEIGHTS
-from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, Outcome, command, corpus, training_arguments
+from tests.cli.test_check_components import check
+from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.huggingface_t5 import tiny_folder
 
 LSTM = Path(__file__).parent.parent.parent / "examples" / "lstm.py"
 SMALL_LSTM = ("model.embed_dim=8", "model.hidden_size=6")
-
-
-def check(*arguments: str) -> Outcome:
-    outcome = command("check", *arguments, "common.threads=1")
-    assert "Traceback" not in outcome.err, outcome.err
-    return outcome
 
 
 def own_model(folder: Path, name: str, *changes: tuple[str, str]) -> str:

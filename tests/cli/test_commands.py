@@ -26,7 +26,15 @@ from seqgen.errors import UserError
 from seqgen.system.files import run_lock
 from seqgen.text.results import Translation
 from seqgen.text.text_decoding import TextDecoding
-from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, Outcome, command, corpus, sentences, training_arguments
+from tests.commands import (
+    SMALL_FCONV,
+    SMALL_TRANSFORMER,
+    command,
+    corpus,
+    refused,
+    sentences,
+    training_arguments,
+)
 
 UPDATES = "optimization.max_update=30"
 
@@ -47,15 +55,6 @@ def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         assert outcome.code == 0, outcome.err
     return folder
-
-
-def refused(outcome: Outcome, *words: str) -> None:
-    """One sentence, no traceback, exit code 2."""
-    assert outcome.code == 2, (outcome.code, outcome.err)
-    assert "Traceback" not in outcome.err
-    message = outcome.err.strip().splitlines()[-1]
-    for word in words:
-        assert word in message, message
 
 
 def test_a_run_folder_can_be_moved_and_has_no_path_to_itself(runs: Path, data: Path, tmp_path: Path) -> None:

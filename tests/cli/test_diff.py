@@ -65,10 +65,6 @@ KEYS = [
     (["other.generation.lenpen=2.0"], "generation.lenpen", "score of the finished hypothesis"),
     (["first.generation.beam=2", "generation.beam=3"], "generation.beam", "outcome"),
     (["other.generation.semantics=huggingface"], "generation.semantics", "token"),
-    (
-        "generation.temperature",
-        "cumulative score",
-    ),
     (["other.generation.search=diverse_siblings", "other.search.rate=2.0"], "generation.search, search.rate", ""),
     (["generation.search=diverse_siblings", "first.search.rate=0.5", "other.search.rate=1.5"], "search.rate", ""),
 ]

@@ -14,7 +14,7 @@ import pytest
 import seqgen
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError
-from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, Outcome, command, corpus, training_arguments
+from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, Outcome, command, corpus, refused, training_arguments
 from tests.huggingface_t5 import tiny_folder, tiny_model, tiny_tokenizer
 
 SOURCES = ["the dog sees a man", "the tree has a ball and the man finds a boat", "", "the man has a dog"]
@@ -42,12 +42,6 @@ def generate(path: object, *arguments: str, stdin: bytes = STDIN) -> Outcome:
 def records(outcome: Outcome) -> list[dict[str, Any]]:
     assert outcome.code == 0, outcome.err
     return [json.loads(line) for line in outcome.out.splitlines()]
-
-
-def refused(outcome: Outcome, *words: str) -> None:
-    assert outcome.code == 2, (outcome.code, outcome.err)
-    for word in words:
-        assert word in outcome.err.strip().splitlines()[-1], outcome.err
 
 
 def test_prefixes(runs: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from seqgen.cli.generate import summary
 from seqgen.cli.output import check_output
 from seqgen.errors import ConfigError
-from tests.commands import SMALL_FCONV, Outcome, command, corpus, training_arguments
+from tests.commands import SMALL_FCONV, Outcome, command, corpus, refused, training_arguments
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +30,6 @@ def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def generate(run: Path, *arguments: str, stdin: bytes = b"the dog\nthe man\n") -> Outcome:
     source = () if any(argument.startswith("input=") for argument in arguments) else ("input=-",)
     return command("generate", f"path={run}", *source, "generation.max_len_b=9", *arguments, stdin=stdin)
-
-
-def refused(outcome: Outcome, *words: str) -> None:
-    assert outcome.code == 2, (outcome.code, outcome.err)
-    for word in words:
-        assert word in outcome.err.strip().splitlines()[-1], outcome.err
 
 
 def test_notes_that_say_the_same_are_on_one_line() -> None:

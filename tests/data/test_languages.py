@@ -175,11 +175,6 @@ def test_languages_by_the_command(folders: dict[str, Path]) -> None:
         2,
         True,
     )
-    damaged = decode("generation.target_lang=field2", text="a\txx\n")
-    assert (damaged.code, "line 1, generation.target_lang=field2: the model has no language" in damaged.err) == (
-        2,
-        True,
-    )
     twice = decode("generation.target_lang=de", "generation.forced_first=</s>")
     assert (twice.code, "both determine the first token" in twice.err) == (2, True)
 

@@ -312,14 +312,3 @@ def test_pieces_are_those_of_sentencepiece(kind: str, byte_fallback: bool) -> No
         assert tokenizer.encode(text) == processor.encode(text)
         if byte_fallback:
             assert tokenizer.decode(tokenizer.encode(text)) == processor.decode(processor.encode(text))
-
-
-def test_damaged_run_folder(write: Callable[..., Path], tmp_path: Path) -> None:
-    save_tokenizer(load_pretrained_tokenizer(write(SETTINGS["t5"])), tmp_path / "t")
-    (tmp_path / "t" / "tokenizer.json").write_text('{"tokenizer": "pretrained", "vocab_size": "x"}')
-    with pytest.raises(DataError, match=r"tokenizer\.json is damaged"):
-        load_tokenizer(tmp_path / "t")
-    (tmp_path / "t" / "tokenizer.json").write_text('{"tokenizer": "pretrained"}')
-    (tmp_path / "t" / "pretrained" / "spiece.model").unlink()
-    with pytest.raises(DataError, match=r"has neither spiece\.model nor tokenizer\.json"):
-        load_tokenizer(tmp_path / "t")

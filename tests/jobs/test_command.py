@@ -25,7 +25,7 @@ from seqgen.jobs.folder import JOURNAL, JobFolder
 from seqgen.system.files import disk_errors, run_lock
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import Translator
-from tests.commands import Outcome, command
+from tests.commands import Outcome, command, refused
 from tests.job_decoders import Capitals, InlineWorkers
 from tests.job_models import COMPONENT, FAST, texts, train
 from tests.text_models import text_model
@@ -51,13 +51,6 @@ def place(tmp_path: Path) -> Path:
 
 def job(folder: Path, *arguments: str) -> Outcome:
     return command("generate", f"path={folder}/run", f"input={folder}/in.txt", *FAST, *arguments)
-
-
-def refused(outcome: Outcome, *words: str) -> None:
-    assert outcome.code == 2, (outcome.code, outcome.err)
-    assert "Traceback" not in outcome.err
-    message = outcome.err.strip().splitlines()[-1]
-    assert all(word in message for word in words), message
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import json
 import os
 import random
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,11 +20,10 @@ import pytest
 from seqgen.data.text import CHUNK_BYTES
 from seqgen.errors import CheckpointError, ConfigError, DataError, ResourceError, UserError
 from seqgen.jobs.folder import MAX_NOTES, Manifest, counted, merged_notes
-from seqgen.jobs.ray_workers import RayWorkers
 from seqgen.jobs.source import Source, cut, find_source, plan_parts, text_digest
 from seqgen.jobs.workers import LocalWorkers, Piece, answer, start_error
 from seqgen.system.progress import LineProgress, duration
-from tests.job_decoders import TOKENS, Bench, Capitals, CapitalsBuilder, InlineWorkers, expected, numbered
+from tests.job_decoders import TOKENS, Bench, Capitals, InlineWorkers, expected, numbered
 
 LINES = numbered(47)
 
@@ -447,34 +445,6 @@ def test_json_lines_without_text_are_refused(content: bytes, words: str, tmp_pat
     (tmp_path / "x.jsonl").write_bytes(content)
     with pytest.raises(DataError, match=words):
         plan_parts(Source((tmp_path / "x.jsonl",)), 10)
-
-
-class RayError(Exception):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("error", "address", "words"),
-    [
-        (
-            "The current node timed out during startup.",
-            "",
-            r"Ray does not start on this machine \(Exception: The current",
-        ),
-        ("", "", r"the Ray cluster does not answer \(RayError: gone\)"),
-    ],
-)
-def test_whatever_ray_raises_at_its_start_is_a_sentence(
-    error: str, address: str, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ray = mock.MagicMock()
-    ray.exceptions.RayError = RayError
-    ray.init.side_effect = Exception(error) if error else None
-    ray.nodes.side_effect = RayError("gone")
-    monkeypatch.setitem(sys.modules, "ray", ray)
-    with pytest.raises(UserError, match=words):
-        RayWorkers(CapitalsBuilder(), address, 1, 0, 0.0, 1.0)
-    ray.shutdown.assert_called_once()
 
 
 def test_input_that_does_not_exist(tmp_path: Path) -> None:

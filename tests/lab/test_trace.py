@@ -235,19 +235,8 @@ def test_a_reference_that_a_rule_forbids(tmp_path: Path) -> None:
     assert (fate.fate, fate.step, fate.by) == (Fate.FORBIDDEN, 0, "Forbid")
 
 
-def test_the_size_is_bounded(tmp_path: Path) -> None:
+def test_fewer_candidates(tmp_path: Path) -> None:
     models, path = translator(), tmp_path / "t.jsonl"
-    plain = models.translate(LINES, beam=4)
-    for options, count in (
-        (TraceConfig(sentences=3), 3),
-        (TraceConfig(max_megabytes=0.001), 1),
-        (TraceConfig(max_megabytes=1), len(LINES)),
-        (TraceConfig(), len(LINES)),
-    ):
-        assert_equal(traced(models, path, options=options, beam=4), plain)
-        trace = Trace(path)
-        assert len(trace) == count
-        assert trace.complete == (count == len(LINES))
     traced(models, path, options=TraceConfig(candidates=1), beam=4)
     trace = Trace(path)
     assert all(set(step.outcomes[1:]) <= set("CF") for sentence in trace for step in sentence.steps)

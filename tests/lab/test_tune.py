@@ -17,7 +17,16 @@ from seqgen.errors import ConfigError
 from seqgen.lab.tuning import Dimension, Setting, grid, search_coordinates
 from seqgen.metrics import score_with_interval, text_scores
 from seqgen.text.text_decoding import TextDecoding
-from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, Outcome, command, corpus, sentences, training_arguments
+from tests.commands import (
+    SMALL_FCONV,
+    SMALL_TRANSFORMER,
+    Outcome,
+    command,
+    corpus,
+    refused,
+    sentences,
+    training_arguments,
+)
 
 RERANKER = Path(__file__).parent.parent.parent / "examples" / "extending" / "reranker.py"
 PROCESSOR = RERANKER.with_name("logits_processor.py")
@@ -88,12 +97,6 @@ def exhaustive(place: Path, folder: Path, setting: list[str], *further: str, pat
     return float(sacrebleu.corpus_chrf(hypotheses.read_text().split("\n")[:-1], [references]).score)
 
 
-def refused(outcome: Outcome, *words: str) -> None:
-    assert outcome.code == 2, (outcome.code, outcome.err)
-    for word in words:
-        assert word in outcome.err.strip().splitlines()[-1], outcome.err
-
-
 class TestTheBestSetting:
     def test_is_that_of_exhaustive_decoding(self, place: Path, tmp_path: Path, decodes: list[int]) -> None:
         keys = ("tune.generation.no_repeat_ngram_size=0:2:2", "tune.combination.weights=simplex:2")
@@ -123,13 +126,6 @@ class TestTheBestSetting:
         references = (place / "val.de").read_text().splitlines()
         score = sacrebleu.corpus_chrf(outcome.out.split("\n")[:-1], [references]).score
         assert score == pytest.approx(found["trials"][0]["score"])
-
-    def test_that_is_the_given_one_is_printed_too(self, place: Path, tmp_path: Path) -> None:
-        outcome = tune(place, tmp_path / "out", "generation.max_len=9", "tune.generation.max_len=1,2")
-        assert result(outcome, tmp_path / "out")["trials"][0]["setting"] == {}
-        assert "best:   (no tuned key)" in outcome.out
-        (line,) = re.findall(r"^decode: (.*)$", outcome.out, re.MULTILINE)
-        assert "generation.max_len=9" in line.split()
 
     @pytest.mark.slow
     @pytest.mark.parametrize(

@@ -113,7 +113,6 @@ def test_embeddings_are_shared_as_asked() -> None:
     ("changes", "message"),
     [
         ({"share_all_embeddings": True}, "needs one vocabulary for source and target"),
-        ("share_encoder_decoder_embed needs one vocabulary for source and target",),
         ({"decoder_start_token_id": 23}, "decoder_start_token_id=23 is outside the vocabulary of 23 tokens"),
         ({"encoder_attention_heads": 3}, "model.encoder_embed_dim=512 is not a multiple of"),
     ],

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loaders
 from seqgen.checkpoints import run_checkpoints as checkpoints_module, serialization
-from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.model_weights import load_weights
 from seqgen.checkpoints.run_checkpoints import (
     Checkpoints,
@@ -283,22 +282,6 @@ def test_missing_checksums_are_refused(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "last" / "SHA256SUMS").unlink()
     with pytest.raises(CheckpointError, match="copied whole"):
         read_weights(resolve(tmp_path))
-
-
-def test_a_binary_model_of_marian_is_named(tmp_path: Path) -> None:
-    """As Firefox has them: the sentence says nothing of code, and no conversion that does not exist."""
-    names = ("model.ende.intgemm.alphas.bin", "vocab.ende.spm", "lex.50.50.ende.s2t.bin")
-    for name in names:
-        (tmp_path / name).write_bytes(bytes(20))
-    for path in (tmp_path, tmp_path / names[0]):
-        with pytest.raises(
-            CheckpointError, match="Marian's binary format, which seqgen cannot read; give the model"
-        ) as error:
-            resolve(path)
-        assert "code" not in str(error.value)
-    (tmp_path / "decoder.yml").write_text(f"models: [{names[0]}]\nvocabs: [{names[1]}, {names[1]}]\n")
-    with pytest.raises(CheckpointError, match=r"alphas\.bin: a model in Marian's binary format"):
-        load_model(tmp_path)
 
 
 class Bomb:

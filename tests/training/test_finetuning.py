@@ -16,10 +16,8 @@ from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import CheckpointError
-from seqgen.models.t5.layers import T5Config
-from seqgen.models.t5.model import T5Model
+from seqgen.models.t5 import T5Config, T5Model
 from seqgen.models.transformer import TransformerConfig, TransformerModel
-from seqgen.modules.inspection import freeze
 from tests import huggingface_bart, huggingface_t5
 from tests.commands import command, corpus
 from tests.fairseq_checkpoints import TRANSFORMER, dictionary, in_args, options_of, random_model, write
@@ -201,19 +199,6 @@ def test_positions_are_no_tokens(tmp_path: Path) -> None:
     model = TransformerModel.build_model(replace(config, max_source_positions=40), Words(extended("__de__")))
     with pytest.raises(CheckpointError, match=r"of another shape: encoder.embed_positions.weight \(.* here "):
         initialize(model, str(path), Words(extended("__de__")))
-
-
-def test_new_rows_that_are_frozen_are_reported(tmp_path: Path) -> None:
-    config = TransformerConfig(**{**vars(TRANSFORMER), "share_all_embeddings": True})
-    path = write(tmp_path, random_model(config), in_args(options_of(config)))
-    model = TransformerModel.build_model(config, Words(extended("__de__")))
-    freeze(model, ["encoder.embed_tokens.weight"])
-    messages = [one for one in initialize(model, str(path), Words(extended("__de__"))) if one.startswith("new tokens")]
-    assert messages == [
-        f"new tokens of the {side}, whose embeddings are initialized at random and stay so, because "
-        f"{part}.embed_tokens.weight is frozen: __de__"
-        for side, part in (("source", "encoder"), ("target", "decoder"))
-    ]
 
 
 @pytest.mark.parametrize(

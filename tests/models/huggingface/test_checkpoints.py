@@ -169,7 +169,7 @@ def test_activations_are_the_originals(projection: str, further: dict[str, Any])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["folder", "shards", "run"])
+@pytest.mark.parametrize("kind", ["folder", "run"])
 def test_loading_never_has_two_copies_of_the_weights(kind: str, tmp_path: Path) -> None:
     """Resident memory, mapped files included, in a process of its own: the weights and a small part of a file."""
     script = """
@@ -200,8 +200,7 @@ print((peak - before) / sum(parameter.nbytes for parameter in model.parameters()
     size = {"d_model": 512, "d_ff": 4096, "d_kv": 64, "num_heads": 8, "num_layers": 6}
     paths = []
     for name, values in (("large", size), ("small", {})):
-        shards = {"max_shard_size": "100MB"} if kind == "shards" else {}
-        path = tiny_folder(tmp_path / name, "t5_v1_1", **shards, **values)
+        path = tiny_folder(tmp_path / name, "t5_v1_1", **values)
         if kind == "run":
             outcome = command("convert", f"path={path}", f"output={tmp_path / f'{name}_run'}")
             assert outcome.code == 0, outcome.err
