@@ -28,33 +28,13 @@ from seqgen.text.results import Translation
 from seqgen.text.text_decoding import TextDecoding
 from tests.commands import (
     SMALL_FCONV,
-    SMALL_TRANSFORMER,
     command,
-    corpus,
     refused,
     sentences,
     training_arguments,
 )
 
 UPDATES = "optimization.max_update=30"
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return corpus(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(scope="module")
-def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two trained runs, ``fconv`` and ``transformer``, over one vocabulary."""
-    folder = tmp_path_factory.mktemp("runs")
-    for name, model in (("fconv", SMALL_FCONV), ("transformer", SMALL_TRANSFORMER)):
-        arguments = training_arguments(data, folder / name)
-        outcome = command(
-            "train", *arguments, *model, UPDATES, "optimization.lr=[5e-3]", "checkpoint.keep_last_epochs=3"
-        )
-        assert outcome.code == 0, outcome.err
-    return folder
 
 
 def test_a_run_folder_can_be_moved_and_has_no_path_to_itself(runs: Path, data: Path, tmp_path: Path) -> None:

@@ -14,23 +14,11 @@ import pytest
 import seqgen
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError
-from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, Outcome, command, corpus, refused, training_arguments
+from tests.commands import Outcome, command, refused
 from tests.huggingface_t5 import tiny_folder, tiny_model, tiny_tokenizer
 
 SOURCES = ["the dog sees a man", "the tree has a ball and the man finds a boat", "", "the man has a dog"]
 STDIN = "".join(line + "\n" for line in SOURCES).encode()
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two trained runs, ``fconv`` and ``transformer``, over one vocabulary."""
-    folder = tmp_path_factory.mktemp("runs")
-    data = corpus(folder / "data")
-    for name, model in (("fconv", SMALL_FCONV), ("transformer", SMALL_TRANSFORMER)):
-        arguments = (*training_arguments(data, folder / name), *model, "optimization.lr=[1e-2]")
-        outcome = command("train", *arguments, "optimization.max_update=30")
-        assert outcome.code == 0, outcome.err
-    return folder
 
 
 def generate(path: object, *arguments: str, stdin: bytes = STDIN) -> Outcome:

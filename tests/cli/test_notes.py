@@ -14,17 +14,9 @@ from seqgen.errors import ConfigError
 from tests.commands import SMALL_FCONV, Outcome, command, corpus, refused, training_arguments
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return corpus(tmp_path_factory.mktemp("corpus"))
-
-
-@pytest.fixture(scope="module")
-def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "fconv"
-    outcome = command("train", *training_arguments(data, folder), *SMALL_FCONV, "optimization.max_update=5")
-    assert outcome.code == 0, outcome.err
-    return folder
+@pytest.fixture
+def run(runs: Path) -> Path:
+    return runs / "fconv"
 
 
 def generate(run: Path, *arguments: str, stdin: bytes = b"the dog\nthe man\n") -> Outcome:

@@ -29,7 +29,6 @@ from seqgen.metrics import CORPUS_METRICS, Texts, TextScore, corpus_scores, regi
 from tests.commands import command, sentences
 
 COUNT = 40
-SYSTEMS = "[a.hyp,b.hyp,c.hyp]"
 
 
 def write(folder: Path) -> dict[str, Path]:

@@ -313,10 +313,8 @@ def _with_step(record: dict[str, Any], **values: Any) -> dict[str, Any]:
     return {**record, "steps": [{**record["steps"][0], **values}, *record["steps"][1:]]}
 
 
-def _with_output(record: dict[str, Any], without: str = "", **values: Any) -> dict[str, Any]:
-    first, *others = record["hypotheses"]
-    changed = {key: value for key, value in {**first, **values}.items() if key != without}
-    return {**record, "hypotheses": [changed, *others]}
+def _with_output(record: dict[str, Any], **values: Any) -> dict[str, Any]:
+    return {**record, "hypotheses": [{**record["hypotheses"][0], **values}, *record["hypotheses"][1:]]}
 
 
 def test_damaged_traces(tmp_path: Path) -> None:

@@ -91,17 +91,6 @@ def test_a_tied_model_has_one_embedding() -> None:
     assert not any(torch.equal(one, two) for one, two in zip(weights, [*weights[1:], weights[0]], strict=True))
 
 
-def test_an_output_projection_of_its_own(tmp_path: Path) -> None:
-    shutil.copytree(RECORDED / "tied", tmp_path / "folder")
-    file = tmp_path / "folder" / "model.safetensors"
-    weights = load_file(file)
-    own = torch.randn_like(weights["model.encoder.embed_tokens.weight"])
-    save_file({**weights, "lm_head.out_proj.weight": own}, file)
-    model = read(tmp_path / "folder").model
-    assert torch.equal(model.decoder.output_projection.weight, own)
-    assert not model.cfg.tie_word_embeddings
-
-
 @pytest.mark.parametrize("name", ["tied", "untied"])
 def test_names_with_the_model_of_the_text(name: str, tmp_path: Path) -> None:
     """transformers reads both names."""
