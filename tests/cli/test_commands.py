@@ -402,8 +402,8 @@ class TestRefused:
     ) -> None:
         """An older output stays until the first new one is there."""
 
-        def interrupted(*arguments: Any) -> Iterator[Translation]:
-            yield from itertools.islice(translate(*arguments), decoded)
+        def interrupted(*arguments: Any, **keywords: Any) -> Iterator[Translation]:
+            yield from itertools.islice(translate(*arguments, **keywords), decoded)
             raise KeyboardInterrupt
 
         keys = (f"path={runs}/fconv", f"input={data}/test.en", f"output={tmp_path}/out.de")

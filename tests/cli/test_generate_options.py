@@ -256,7 +256,7 @@ def test_what_needs_whole_lines_is_refused(runs: Path, arguments: list[str], wor
 def test_lines_that_are_inserted_into_a_template_are_not_split(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sentencex")
     split = "generation.input_split=sentences"
-    monkeypatch.setattr("seqgen.tasks.translation.TranslationTask.input_of", lambda self, text: f"en: {text}")
+    monkeypatch.setattr("seqgen.tasks.translation.TranslationTask.reads_plain_lines", False)
     refused(generate(runs / "fconv", "input=", split), "this task inserts lines into a template; give finished lines")
     assert generate(runs / "fconv", split).code == 0, "the lines are finished"
 
