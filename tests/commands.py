@@ -45,6 +45,15 @@ def command(name: str, *arguments: str, stdin: bytes = b"") -> Outcome:
         return Outcome(code, file.read().decode("utf-8"), err.getvalue())
 
 
+def refused(outcome: Outcome, *words: str) -> None:
+    """Check that a command has ended with exit code 2 and one sentence that has the words, without a traceback."""
+    assert outcome.code == 2, (outcome.code, outcome.err)
+    assert "Traceback" not in outcome.err
+    message = outcome.err.strip().splitlines()[-1]
+    for word in words:
+        assert word in message, message
+
+
 NOUNS = {"dog": "Hund", "man": "Mann", "tree": "Baum", "ball": "Ball", "boat": "Kahn"}
 VERBS = {"sees": "sieht", "has": "hat", "finds": "findet"}
 

@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 import examples.lstm
 import examples.ported  # noqa: F401  # both examples register their models
@@ -307,8 +306,3 @@ def subject_of(name: str, dtype: torch.dtype = torch.float64, seed: int = 0, *, 
     """A model of the zoo whose invariants are checked."""
     model = sharp(name, seed) if peaked else build(name, dtype, seed)
     return Subject(model, tiny_dictionary(), VOCAB, ZOO[name].build, tolerance=TOLERANCE[dtype])
-
-
-def parameters_of(module: nn.Module) -> Tensor:
-    """All parameters as one vector."""
-    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])

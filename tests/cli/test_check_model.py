@@ -9,17 +9,12 @@ import pytest
 from seqgen.lab.checks.checking import ERROR
 from seqgen.lab.checks.model_causes import NOT_REORDERED
 from seqgen.lab.checks.models import PASSES, SEARCH, STEPPING, WEIGHTS
-from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, Outcome, command, corpus, training_arguments
+from tests.cli.test_check_components import check
+from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.huggingface_t5 import tiny_folder
 
 LSTM = Path(__file__).parent.parent.parent / "examples" / "lstm.py"
 SMALL_LSTM = ("model.embed_dim=8", "model.hidden_size=6")
-
-
-def check(*arguments: str) -> Outcome:
-    outcome = command("check", *arguments, "common.threads=1")
-    assert "Traceback" not in outcome.err, outcome.err
-    return outcome
 
 
 def own_model(folder: Path, name: str, *changes: tuple[str, str]) -> str:
@@ -64,20 +59,6 @@ def test_a_model_that_raises(tmp_path: Path) -> None:
     assert outcome.out.splitlines()[-1] == f"probable cause: {ERROR}"
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("model=fconv_tiny", "model.max_source_positions=42", "model.max_target_positions=42"),
-        ("model=transformer_lm_tiny", "model.max_target_positions=40"),
-    ],
-    ids=str,
-)
-def test_the_shortest_models(arguments: tuple[str, ...]) -> None:
-    outcome = check(*arguments)
-    assert outcome.code == 0, outcome.out
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [SMALL_FCONV, SMALL_TRANSFORMER], ids=["fconv", "transformer"])
 def test_a_trained_model(model: tuple[str, ...], tmp_path: Path) -> None:
@@ -100,19 +81,13 @@ def test_a_folder_of_another_toolkit(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["common.threads=1"], "give model=NAME, path=RUN, criterion=NAME,"),
         (["model=fconv_tiny", "path=runs/a"], "give either model=NAME"),
-        (["model=fconv_tinny"], "did you mean 'fconv_tiny' or"),
         (["model=fconv_tiny", "model.dropuot=0"], "did you mean 'model.dropout'?"),
-        (["model=fconv_tiny", "tolerance=-1"], "tolerance"),
-        (["model=fconv_tiny", "input=x"], "input"),
-        (["model=fconv_tiny", "common.device=cuda"], "on the CPU"),
         (["model=fconv_tiny", "reading.dictionary=dict.txt"], "reading.KEY applies only to path"),
         (["model=fconv_tiny", "model.max_target_positions=12"], "the checks need 40"),
         (["model=fconv_tiny", "model.decoder_attention=[False] * 3"], "at least one decoder layer"),
         (["path=missing"], "missing"),
         (["+model=fconv_tiny"], "did you mean 'model'?"),
-        (["models"], "give model=NAME, path=RUN, criterion=NAME,"),
     ],
 )
 def test_wrong_input(arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,10 +115,3 @@ def test_a_model_without_a_hook(tmp_path: Path) -> None:
     assert len(outcome.err.splitlines()) == 1
     assert f"LSTMDecoder ({tmp_path}/unlimited.py:" in outcome.err
     assert ") does not define max_positions, which it needs" in outcome.err
-
-
-def test_help() -> None:
-    assert "\n  path=RUN          a trained model\n" in command("check", "--help").out
-    shown = command("check", "model=fconv_tiny", "--help", "all").out
-    assert "tolerance=" in shown
-    assert "Keys with model=fconv" in shown

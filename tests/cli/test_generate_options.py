@@ -10,28 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import seqgen
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError
-from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, Outcome, command, corpus, training_arguments
+from tests.commands import Outcome, command, refused
 from tests.huggingface_t5 import tiny_folder, tiny_model, tiny_tokenizer
 
 SOURCES = ["the dog sees a man", "the tree has a ball and the man finds a boat", "", "the man has a dog"]
 STDIN = "".join(line + "\n" for line in SOURCES).encode()
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two trained runs, ``fconv`` and ``transformer``, over one vocabulary."""
-    folder = tmp_path_factory.mktemp("runs")
-    data = corpus(folder / "data")
-    for name, model in (("fconv", SMALL_FCONV), ("transformer", SMALL_TRANSFORMER)):
-        arguments = (*training_arguments(data, folder / name), *model, "optimization.lr=[1e-2]")
-        outcome = command("train", *arguments, "optimization.max_update=30")
-        assert outcome.code == 0, outcome.err
-    return folder
 
 
 def generate(path: object, *arguments: str, stdin: bytes = STDIN) -> Outcome:
@@ -43,12 +30,6 @@ def generate(path: object, *arguments: str, stdin: bytes = STDIN) -> Outcome:
 def records(outcome: Outcome) -> list[dict[str, Any]]:
     assert outcome.code == 0, outcome.err
     return [json.loads(line) for line in outcome.out.splitlines()]
-
-
-def refused(outcome: Outcome, *words: str) -> None:
-    assert outcome.code == 2, (outcome.code, outcome.err)
-    for word in words:
-        assert word in outcome.err.strip().splitlines()[-1], outcome.err
 
 
 def test_prefixes(runs: Path, tmp_path: Path) -> None:
@@ -195,11 +176,6 @@ def test_what_a_run_cannot_be_decoded_by_is_not_saved(runs: Path, tmp_path: Path
     assert seqgen.load_model(run).generation == {"semantics": "fairseq"}
 
 
-def test_a_dtype_by_its_name(runs: Path) -> None:
-    parameters = seqgen.load_model(runs / "fconv", dtype="bfloat16").model.parameters()
-    assert {parameter.dtype for parameter in parameters} == {torch.bfloat16}
-
-
 def test_the_python_that_the_documentation_shows_runs(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -268,8 +244,6 @@ def test_paragraphs(runs: Path, how: str) -> None:
     [
         (["format=fairseq"], "format=fairseq cannot be used with generation.input_split=sentences"),
         (["stream=true"], "stream cannot be used with generation.input_split=sentences"),
-        (["trace=a.jsonl"], "trace cannot be used with generation.input_split=sentences"),
-        (["remove_bpe=subword_nmt"], "remove_bpe cannot be used with generation.input_split=sentences"),
         (["generation.beam=5", "generation.nbest=2"], "generation.input_split=sentences gives one output"),
         (["generation.input_split_lang=xx"], "generation.input_split=sentences has no rules for the language 'xx'"),
     ],

@@ -11,31 +11,17 @@ import pytest
 from seqgen.cli.generate import summary
 from seqgen.cli.output import check_output
 from seqgen.errors import ConfigError
-from tests.commands import SMALL_FCONV, Outcome, command, corpus, training_arguments
+from tests.commands import SMALL_FCONV, Outcome, command, corpus, refused, training_arguments
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return corpus(tmp_path_factory.mktemp("corpus"))
-
-
-@pytest.fixture(scope="module")
-def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "fconv"
-    outcome = command("train", *training_arguments(data, folder), *SMALL_FCONV, "optimization.max_update=5")
-    assert outcome.code == 0, outcome.err
-    return folder
+@pytest.fixture
+def run(runs: Path) -> Path:
+    return runs / "fconv"
 
 
 def generate(run: Path, *arguments: str, stdin: bytes = b"the dog\nthe man\n") -> Outcome:
     source = () if any(argument.startswith("input=") for argument in arguments) else ("input=-",)
     return command("generate", f"path={run}", *source, "generation.max_len_b=9", *arguments, stdin=stdin)
-
-
-def refused(outcome: Outcome, *words: str) -> None:
-    assert outcome.code == 2, (outcome.code, outcome.err)
-    for word in words:
-        assert word in outcome.err.strip().splitlines()[-1], outcome.err
 
 
 def test_notes_that_say_the_same_are_on_one_line() -> None:
@@ -104,18 +90,6 @@ def test_an_empty_input_has_an_empty_output(run: Path, tmp_path: Path, form: str
     outcome = generate(run, f"input={tmp_path}/none.en", f"output={tmp_path}/out", f"format={form}")
     assert outcome.code == 0
     assert (tmp_path / "out").read_bytes() == b""
-
-
-def test_references_and_prefixes_of_an_empty_input(run: Path, data: Path, tmp_path: Path) -> None:
-    none = tmp_path / "none"
-    none.write_bytes(b"")
-    for source, key in (("-", "prefix"), ("-", "reference"), (f"{none}", "reference")):
-        outcome = generate(run, f"input={source}", f"{key}={none}", stdin=b"")
-        assert (outcome.code, outcome.out) == (0, ""), outcome.err
-        assert EMPTY in outcome.err
-        assert "BLEU" not in outcome.out + outcome.err
-    refused(generate(run, f"input={none}", f"prefix={data}/test.de"), "0 lines", "has 20")
-    refused(generate(run, f"input={data}/test.en", f"reference={none}"), "20 lines", "has 0")
 
 
 def test_scoring_nothing(run: Path, data: Path, tmp_path: Path) -> None:

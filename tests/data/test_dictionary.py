@@ -30,11 +30,7 @@ def test_fairseq_ids(tmp_path: Path) -> None:
     [
         (b"", "is empty"),
         (b"a 1\nb\n", "line 2: 'b' is not a token, a space and a count"),
-        (b"a 1\nb x\n", "line 2: 'b x' is not"),
-        (b"a 1\nb -3\n", "line 2"),
-        (b"a 1\n\nb 1\n", "line 2: ''"),
         (b"a 1\nb 1\na 2\n", "line 3: the token 'a' occurs twice"),
-        (b"</s> 1\n", "line 1: the token '</s>' occurs twice"),
         (b"a 1\n\xff 1\n", "line 2: byte 1 .* is not valid UTF-8"),
     ],
 )
@@ -108,16 +104,6 @@ def test_dict_txt_round_trip(tmp_path_factory: pytest.TempPathFactory, tokens: d
 def test_dict_txt_cannot_have_other_special_ids(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"save as \.json"):
         Dictionary(["<pad>", "</s>", "<unk>"], pad=0, eos=1, unk=2, bos=None).save(tmp_path / "dict.txt")
-
-
-def test_equality_compares_ids_not_counts() -> None:
-    one, two = Dictionary.from_counts({"a": 2, "b": 1}), Dictionary.from_counts({"a": 9, "b": 8})
-    assert one == two
-    assert one.fingerprint() == two.fingerprint()
-    other = Dictionary.from_counts({"a": 1, "b": 2})
-    assert one != other
-    assert one.fingerprint() != other.fingerprint()
-    assert Dictionary(one.symbols) != Dictionary(one.symbols, pad=2, eos=1)
 
 
 def test_from_counts_orders_by_frequency_then_token() -> None:

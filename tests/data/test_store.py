@@ -23,7 +23,7 @@ from seqgen.data.token_store import (
     build_store,
 )
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.errors import DataError, UserError
+from seqgen.errors import DataError
 
 TOKENIZER = WhitespaceTokenizer(Dictionary.from_counts({"a": 3, "b": 2, "c": 1}))
 LINES = ["a b", "", "c x a y", "b", "x"]
@@ -223,18 +223,6 @@ class Killed(TokenEncoder):
 def test_killed_worker(tmp_path: Path, text: Path) -> None:
     with pytest.raises(DataError, match="a process that encodes text was killed"):
         build_store(tmp_path / "cache", "t", [text], Killed(TOKENIZER), workers=2, chunk_bytes=1)
-
-
-def test_full_disk(tmp_path: Path) -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("there is no /dev/full")
-    from seqgen.system.files import write_atomically
-
-    (tmp_path / "folder").touch()
-    with pytest.raises(UserError, match="cannot write"):
-        write_atomically(tmp_path / "folder" / "file", b"x")
-    with pytest.raises(UserError, match="cannot write"):
-        build_store(tmp_path / "folder", "t", [write(tmp_path / "t", LINES)], TokenEncoder(TOKENIZER))
 
 
 @pytest.mark.slow

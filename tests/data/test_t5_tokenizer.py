@@ -91,17 +91,6 @@ def test_sentinels_among_the_pieces() -> None:
     assert [tokenizer.sentinel(i) for i in range(tokenizer.num_sentinels)] == [4, 3], "as mT5's model has them"
 
 
-def test_a_sentinel_between_words(write: Callable[..., Path], model: bytes) -> None:
-    kinds = {name: load_pretrained_tokenizer(write(SETTINGS[name], name)) for name in ("t5", "new")}
-    text = "red <extra_id_0>."
-    got = {name: tokens(tokenizer, text)[len(tokenizer.encode("red")) :] for name, tokenizer in kinds.items()}
-    assert got["t5"] == ["<extra_id_0>", "▁", "."], "the text has no space before the full stop"
-    assert got["new"] == ["<extra_id_0>", "."]
-    own = make_tokenizer(t5_files(model))
-    red, cats = own.encode("red"), own.encode("cats")
-    assert own.encode("red <extra_id_0> cats") == [*red, own.sentinel(0), *cats], "the same ids as span corruption"
-
-
 def test_table_of_the_documentation(write: Callable[..., Path]) -> None:
     words = ["A", "dog", "on", "upon", "two"]
     text = [" ".join(order) + "." for order in itertools.permutations(words, 4)] + ["onon on d o g dg od"]
@@ -240,13 +229,10 @@ def test_bytes_and_pretrained_by_a_task(write: Callable[..., Path], tmp_path: Pa
     ("options", "message"),
     [
         ({"tokenizer": "pretrained"}, r"task\.pretrained_tokenizer is missing; give the folder"),
-        ({"tokenizer": "t5", "pretrained_tokenizer": "x"}, r"task\.pretrained_tokenizer needs task\.tokenizer=pre"),
         (
             {"tokenizer": "t5", "subword_sampling": True},
             r"task\.subword_sampling needs task\.tokenizer=sentencep",
         ),
-        ({"tokenizer": "bytes", "spm_model": "x"}, r"task\.spm_model needs task\.tokenizer=sentencepiece or t5"),
-        ({"tokenizer": "bytes", "srcdict": "x"}, r"task\.srcdict needs task\.tokenizer=sentencepiece or whitespace"),
     ],
 )
 def test_settings_that_contradict(tmp_path: Path, options: dict[str, Any], message: str) -> None:
@@ -274,13 +260,9 @@ def test_missing_files(write: Callable[..., Path], tmp_path: Path) -> None:
     ("config", "message"),
     [
         ({"tokenizer_class": "T5Tokeniser"}, r"names the class 'T5Tokeniser' \(did you mean 'T5Tokenizer'\?\)"),
-        ({"tokenizer_class": "BertTokenizer"}, r"'BertTokenizer'.*which seqgen cannot read; it reads T5Tokenizer, "),
         ({"pad_token": None}, r"has no pad_token; name it in its tokenizer_config\.json"),
-        ({"pad_token": 7}, r"tokenizer_config\.json: pad_token is '7', which is not a token"),
-        ({"additional_special_tokens": "<a>"}, "additional_special_tokens is not a list"),
         ({"additional_special_tokens": ["<extra_id_0>"]}, "extra_ids 100 but 1 sentinels among its additional"),
         ({"added_tokens_decoder": {"x": {"content": "<a>"}}}, "'x' is not the id of an added token"),
-        ({"sp_model_kwargs": {"enable_sampling": True}}, "has sp_model_kwargs, which seqgen does not support"),
     ],
 )
 def test_damaged_configuration(write: Callable[..., Path], config: dict[str, Any], message: str) -> None:
@@ -290,7 +272,7 @@ def test_damaged_configuration(write: Callable[..., Path], config: dict[str, Any
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", "[" * 100_000, '{"version": "1.0"}', '{"added_tokens": 3}'])
+@pytest.mark.parametrize("content", ["{", "[" * 100_000, '{"version": "1.0"}', '{"added_tokens": 3}'])
 def test_damaged_fast_file(write: Callable[..., Path], content: str) -> None:
     folder = write({"tokenizer_class": "T5TokenizerFast"}, tokenizer=content)
     with pytest.raises(DataError, match=r"tokenizer\.json"):
@@ -330,14 +312,3 @@ def test_pieces_are_those_of_sentencepiece(kind: str, byte_fallback: bool) -> No
         assert tokenizer.encode(text) == processor.encode(text)
         if byte_fallback:
             assert tokenizer.decode(tokenizer.encode(text)) == processor.decode(processor.encode(text))
-
-
-def test_damaged_run_folder(write: Callable[..., Path], tmp_path: Path) -> None:
-    save_tokenizer(load_pretrained_tokenizer(write(SETTINGS["t5"])), tmp_path / "t")
-    (tmp_path / "t" / "tokenizer.json").write_text('{"tokenizer": "pretrained", "vocab_size": "x"}')
-    with pytest.raises(DataError, match=r"tokenizer\.json is damaged"):
-        load_tokenizer(tmp_path / "t")
-    (tmp_path / "t" / "tokenizer.json").write_text('{"tokenizer": "pretrained"}')
-    (tmp_path / "t" / "pretrained" / "spiece.model").unlink()
-    with pytest.raises(DataError, match=r"has neither spiece\.model nor tokenizer\.json"):
-        load_tokenizer(tmp_path / "t")

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sacrebleu.metrics import CHRF
@@ -23,9 +22,7 @@ from seqgen.lab.compare.comparison import (
     agreements,
     by_frequency,
     by_length,
-    common_words,
     compare,
-    page,
     text_report,
 )
 from seqgen.lab.compare.significance import System, measure
@@ -33,7 +30,6 @@ from seqgen.metrics import CORPUS_METRICS, Texts, TextScore, corpus_scores, regi
 from tests.commands import command, sentences
 
 COUNT = 40
-SYSTEMS = "[a.hyp,b.hyp,c.hyp]"
 
 
 def write(folder: Path) -> dict[str, Path]:
@@ -233,13 +229,6 @@ def test_systems_have_the_shortest_different_names(files: list[str], names: list
             system_names(files, wrong)
 
 
-def test_common_words() -> None:
-    assert common_words("a b c", "a c d") == (
-        [("a", True), ("b", False), ("c", True)],
-        [("a", True), ("c", True), ("d", False)],
-    )
-
-
 def test_a_metric_of_the_user(tmp_path: Path) -> None:
     scored = []
 
@@ -298,23 +287,14 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     cases: list[tuple[list[str], str]] = [
         (files(paths, "one.de", "[a.hyp,a.hyp]"), "twice"),
         (files(paths, "one.de", "[a.hyp,short.hyp]"), "has 40 lines but"),
-        (files(paths, "[one.de,short.hyp]", "a.hyp"), "has 1; line n"),
-        ([*files(paths, "one.de", "a.hyp"), "compare.seed=3"], "compare.* needs several systems"),
         ([*two, "compare.frequencies=x"], "need source=FILE"),
-        ([*two, f"source={paths['source.en']}", "compare.frequencies=missing"], "missing"),
         ([*two, "page=-"], "page=-"),
         ([*two, "comet_model=x"], "comet_model has no effect on bleu, chrf, ter"),
-        ([*two, "metrics=chrf", "tokenize=char"], "tokenize has no effect on chrf"),
-        ([*files(paths, "one.de", "a.hyp"), "metrics=[ter,rouge1]", "lowercase=true"], "lowercase has no effect on"),
         ([*two, "compare.tests=none", "compare.seed=3"], "compare.seed has no effect with compare.tests=none"),
-        ([*files(paths, "one.de", "a.hyp"), "json=-", "compare.examples=3"], "compare.examples needs several systems"),
-        ([*files(paths, "one.de", "a.hyp"), f"source={paths['source.en']}"], "source has no effect: it is for metric"),
         ([f"hypothesis={tmp_path}/empty", f"reference={tmp_path}/empty", f"json={tmp_path}/e.json"], "have no lines"),
         ([*two, f"page={tmp_path}/no/p.html"], "does not exist"),
         ([*two, f"json={paths['b.hyp']}"], "would overwrite"),
         ([*two, "metrics=comet"], "reads the sources"),
-        ([*two, "metrics=blue"], "did you mean 'bleu'"),
-        ([*two, "compare.tests=t"], "is none of"),
         (["path=x", *files(paths, systems="")[1:]], "one text of references"),
     ]
     for arguments, words in cases:
@@ -327,30 +307,3 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(significance, "MAX_SENTENCES", 39)
     assert "give compare.tests=none" in command("score", *two).err
     assert command("score", *two, "compare.tests=none", "metrics=chrf").code == 0
-
-
-@pytest.mark.slow
-def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
-    paths = write(tmp_path)
-    systems = [System(name, lines(paths, f"{name}.hyp")) for name in "abc"]
-    texts = Texts([], lines(paths, "one.de"), lines(paths, "source.en"))
-    found = compare(systems, texts, Options(["bleu", "ter"], randomization=False, examples=3))
-    (tmp_path / "p.html").write_text(page(found, "a & <b>"), encoding="utf-8")
-    browser.get((tmp_path / "p.html").as_uri())
-    assert browser.find_element("css selector", "h1").text == "a & <b>"
-    rows = [
-        [cell.text.strip() for cell in row.find_elements("css selector", "td")]
-        for row in browser.find_elements("css selector", "table:first-of-type tbody tr")
-    ]
-    assert rows[1][:2] == ["a", f"{found.results['bleu'][0].score:.2f}"]
-    assert rows[2][4] == f"{found.results['bleu'][1].p_bootstrap:.4f}"
-    change = found.changed[0][0]
-    titles = [title.text for title in browser.find_elements("css selector", "h2")]
-    assert next(title for title in titles if title.startswith("line ")).startswith(f"line {change.sentence + 1}: ")
-    texts = [table.text for table in browser.find_elements("css selector", "table:has(mark)")]
-    assert len(texts) == 6
-    assert systems[1].hypotheses[change.sentence] in texts[0]
-    browser.set_window_size(400, 800)
-    width = "return document.documentElement.scrollWidth <= window.innerWidth"
-    assert browser.execute_script(width), "only tables scroll sideways"
-    assert browser.get_log("browser") == []

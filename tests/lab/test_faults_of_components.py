@@ -58,12 +58,6 @@ class Repeats(BeamSearch):
         self.counts = self.counts + (active.tokens % 3)
 
 
-@bug("a state does not follow the beams")
-class StateNotReordered(Repeats):
-    def advance(self, active: Candidates) -> None:
-        self.counts = self.counts + (active.tokens % 3)
-
-
 @bug("a state keeps the rows of sentences that have left the batch")
 class StateNotSelected(Repeats):
     def select_sentences(self, keep: Tensor) -> None:
@@ -103,14 +97,6 @@ class GlobalRandomNumbers(Search):
         tokens = torch.multinomial(lprobs.flatten(0, 1).softmax(-1), 1).view_as(scores)
         drawn = lprobs.gather(2, tokens.unsqueeze(2)).squeeze(2)
         return Candidates(scores + drawn, tokens, own_beams(tokens))
-
-
-@bug("additive or shift_invariant is true")
-class NotAdditive(BeamSearch):
-    additive = True
-
-    def step(self, context: Any, lprobs: Tensor, scores: Tensor) -> Candidates:
-        return super().step(context, lprobs.masked_fill(lprobs < -4, -torch.inf), scores)
 
 
 @bug("independent_rows is true")
@@ -216,19 +202,6 @@ class ComparesBeams(LogitsProcessor):
 class MultipliesForbiddenScores(LogitsProcessor):
     def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
         return lprobs * (torch.arange(lprobs.size(1)) > 1)
-
-
-@bug("the component writes into a tensor that it was given")
-class ChangesTheSource(LogitsProcessor):
-    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
-        context.sentences.src_tokens.clamp_(max=9)
-        return lprobs
-
-
-@bug(ERROR)
-class ComputesInFloat32(LogitsProcessor):
-    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
-        return lprobs.float()
 
 
 @bug("additive or shift_invariant is true")

@@ -20,9 +20,8 @@ from seqgen.lab.checks.subject import Subject, randomize_, tiny_dictionary
 from seqgen.model import EncoderDecoderModel
 from seqgen.models import fconv, t5, transformer
 from seqgen.modules.convolution import LinearizedConvolution
-from seqgen.modules.kv_cache.growing import StaticCache
 from seqgen.modules.multihead_attention import MultiheadAttention
-from seqgen.modules.positions import Positions, RelativePositionBias
+from seqgen.modules.positions import Positions
 from tests.model_zoo import _NARROW, _NARROW_T5, registered
 
 MODELS: dict[str, Callable[[], EncoderDecoderModel]] = {
@@ -80,17 +79,6 @@ def unchanged(self: Any, value: Any, *_: Any) -> Any:
 @bug("lstm", "a state is not reordered with the rows", "decoder")
 def lstm_state_not_reordered(patch: Patch) -> None:
     patch(lstm.LSTMDecoder, "reorder_state", unchanged)
-
-
-@bug("lstm", "a state is not reordered with the rows")
-def lstm_state_with_layers_first(patch: Patch) -> None:
-    get, put = lstm.LSTMDecoder.get_state, lstm.LSTMDecoder.set_state
-
-    def turned(module_state: Any) -> Any:
-        return module_state and {name: tensor.transpose(0, 1) for name, tensor in module_state.items()}
-
-    patch(lstm.LSTMDecoder, "get_state", lambda self, state: turned(get(self, state)))
-    patch(lstm.LSTMDecoder, "set_state", lambda self, state, module_state: put(self, state, turned(module_state)))
 
 
 @bug("lstm", "the encoder's output is not reordered with the rows")
@@ -151,26 +139,6 @@ def lstm_cell_not_stored(patch: Patch) -> None:
     patch(lstm.LSTMDecoder, "get_state", without_cell)
 
 
-@bug("lstm", "a step does not compute")
-def lstm_steps_of_one_position_only(patch: Patch) -> None:
-    features = lstm.LSTMDecoder.extract_features
-
-    def last_column(self: Any, tokens: Tensor, out: Any, state: Any = None, *rest: Any) -> Any:
-        start = self.positions_seen(state)
-        if state is None or tokens.size(1) == start + 1:
-            return features(self, tokens, out, state, *rest)
-        found, weights = features(self, tokens[:, [*range(start), -1]], out, state, *rest)
-        self.advance(state, tokens.size(1) - start - 1)
-        return found.expand(-1, tokens.size(1) - start, -1), weights
-
-    patch(lstm.LSTMDecoder, "extract_features", last_column)
-
-
-@bug("lstm", "a step does not compute")
-def lstm_says_that_beams_share_the_encoder_output(patch: Patch) -> None:
-    patch(lstm.LSTMDecoder, "shares_encoder_output", True)
-
-
 @bug("lstm", "something computed from a weight is used after the weight has changed")
 def lstm_keeps_a_transposed_weight(patch: Patch) -> None:
     def output_layer(self: Any, features: Tensor) -> Tensor:
@@ -216,12 +184,6 @@ def transformer_without_causal_mask(patch: Patch) -> None:
     patch(transformer.TransformerDecoder, "self_attention_mask", mask)
 
 
-@bug("transformer", "a step does not compute")
-def transformer_steps_at_position_zero(patch: Patch) -> None:
-    of_target = Positions.of_target
-    patch(Positions, "of_target", lambda self, seen, new, starts=None: of_target(self, 0, new, starts))
-
-
 @bug("transformer", "a state is not reordered with the rows", "decoder.layers.0.self_attn")
 def transformer_cache_not_reordered(patch: Patch) -> None:
     def stays(self: Any, module_state: Any, order: Tensor, *rest: Any) -> Any:
@@ -229,38 +191,6 @@ def transformer_cache_not_reordered(patch: Patch) -> None:
 
     for verb in ("reorder_state", "reorder_state_beams"):
         patch(MultiheadAttention, verb, stays)
-
-
-@bug("transformer", "the encoder's features depend on padding or on other sentences", "encoder.layers.0.self_attn")
-def transformer_encoder_attends_to_padding(patch: Patch) -> None:
-    forward = MultiheadAttention.forward
-
-    def unmasked(self: Any, query: Tensor, encoder_out: Any = None, *rest: Any, **options: Any) -> Any:
-        if encoder_out is None and options.get("incremental_state") is None:
-            options = {**options, "key_padding_mask": None}
-        return forward(self, query, encoder_out, *rest, **options)
-
-    patch(MultiheadAttention, "forward", unmasked)
-
-
-@bug("transformer", "a step does not compute")
-def transformer_hides_target_padding(patch: Patch) -> None:
-    seen = []
-
-    def mask(self: Any, queries: Any, layer: int) -> Tensor:
-        allowed = torch.ones(queries.new, queries.seen + queries.new, dtype=torch.bool).tril(queries.seen)
-        allowed = allowed.expand(len(seen[-1]), 1, -1, -1).clone()
-        allowed[:, :, :, queries.seen :] &= seen[-1].ne(1)[:, None, None] | torch.eye(queries.new, dtype=torch.bool)
-        return allowed
-
-    features = transformer.TransformerDecoder.extract_features
-
-    def noting(self: Any, tokens: Tensor, out: Any, state: Any = None, *rest: Any, **options: Any) -> Any:
-        seen.append(tokens[:, self.positions_seen(state) :])
-        return features(self, tokens, out, state, *rest, **options)
-
-    patch(transformer.TransformerDecoder, "self_attention_mask", mask)
-    patch(transformer.TransformerDecoder, "extract_features", noting)
 
 
 @bug("transformer", "a module does not roll back its state")
@@ -313,17 +243,6 @@ def t5_masks_its_start_token(patch: Patch) -> None:
         return bias
 
     patch(t5.T5Decoder, "self_attention_mask", hiding)
-
-
-@bug("t5", "a step does not compute", "decoder.position_biases.0")
-def t5_bias_of_the_first_step(patch: Patch) -> None:
-    forward = RelativePositionBias.forward
-    patch(RelativePositionBias, "forward", lambda self, seen, new, keys: forward(self, 0, new, keys))
-
-
-@bug("t5", "a state is not reordered with the rows", "decoder.layers.0.encoder_attn")
-def t5_keys_of_the_source_not_reordered(patch: Patch) -> None:
-    patch(StaticCache, "_take", lambda self, rows: self)
 
 
 @bug("t5", "the differences have the size of rounding")

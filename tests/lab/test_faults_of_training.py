@@ -96,12 +96,6 @@ class DetachedWeight(Plain):
         return super().of((1 - (-losses.detach()).exp()) * losses, batch)
 
 
-@bug("a part of the loss has no gradient or a wrong one")
-class NoGradient(Plain):
-    def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
-        return super().of(losses.detach(), batch)
-
-
 @bug("the loss of a sentence depends on the other sentences")
 class NormalizedByTheBatch(Plain):
     def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
@@ -135,12 +129,6 @@ class LeavesEvaluationMode(Plain):
     def __call__(self, model: Any, batch: Batch) -> CriterionOut:
         model.eval()
         return super().__call__(model, batch)
-
-
-@bug("the loss is random in evaluation")
-class RandomInEvaluation(Plain):
-    def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
-        return super().of(losses * torch.rand_like(losses), batch)
 
 
 @bug("the loss is random in evaluation")
@@ -251,13 +239,6 @@ def decode_loses_the_last_token(patch: Patch) -> None:
     patch(LetterTokenizer, "decode", lambda self, ids: decode(self, ids[:-1]))
 
 
-@task_bug("text survives")
-def decode_keeps_padding(patch: Patch) -> None:
-    patch(
-        DatesTask, "decode", lambda self, tokens: self.target_tokenizer.decode([t for t in tokens.tolist() if t != 2])
-    )
-
-
 @task_bug("batches have the examples")
 def target_not_shifted(patch: Patch) -> None:
     def change(batch: Batch) -> Batch:
@@ -265,26 +246,6 @@ def target_not_shifted(patch: Patch) -> None:
         previous = batch.target.clone()
         previous[:, 0] = 2
         return replace(batch, prev_output_tokens=previous)
-
-    changing_batches(patch, change)
-
-
-@task_bug("batches have the examples")
-def another_start_token(patch: Patch) -> None:
-    def change(batch: Batch) -> Batch:
-        assert batch.prev_output_tokens is not None
-        previous = batch.prev_output_tokens.clone()
-        previous[:, 0] = 0
-        return replace(batch, prev_output_tokens=previous)
-
-    changing_batches(patch, change)
-
-
-@task_bug("batches have the examples")
-def sources_padded_with_end_of_sentence(patch: Patch) -> None:
-    def change(batch: Batch) -> Batch:
-        tokens = batch.source.src_tokens
-        return replace(batch, source=replace(batch.source, src_tokens=tokens.masked_fill(tokens == 1, 2)))
 
     changing_batches(patch, change)
 
@@ -322,25 +283,16 @@ def lengths_without_end_of_sentence(patch: Patch) -> None:
 
 
 @task_bug("every example once")
-def the_last_example_is_lost(patch: Patch) -> None:
-    example = PairDataset.example
-
-    def repeated(self: PairDataset, position: int, *, epoch: int, seed: int) -> Any:
-        last = position == len(self) - 1 and seed == 1 and epoch == 1 and getattr(self, "batches", False)
-        return example(self, 0 if last else position, epoch=epoch, seed=seed)
+def the_last_example_of_a_batch_is_lost(patch: Patch) -> None:
+    iterate = Prepared.iterator
 
     def batches(self: Prepared, **options: Any) -> Any:
         iterator = iterate(self, **options)
-        iterator.dataset = repeated_dataset(iterator.dataset)
+        collate = iterator.collate
+        iterator.collate = lambda examples: collate(examples[:-1] or examples)
         return iterator
 
-    def repeated_dataset(dataset: Any) -> Any:
-        dataset.batches = True
-        return dataset
-
-    iterate = Prepared.iterator
     patch(Prepared, "iterator", batches)
-    patch(PairDataset, "example", repeated)
 
 
 @task_bug("validation changes nothing")
@@ -351,11 +303,6 @@ def validation_in_training_mode(patch: Patch) -> None:
             return criterion(model, batch)
 
     patch(DatesTask, "valid_step", valid_step)
-
-
-@task_bug("validation changes nothing")
-def validation_with_gradients(patch: Patch) -> None:
-    patch(DatesTask, "valid_step", lambda self, batch, model, criterion: criterion(model, batch))
 
 
 @task_bug("training step")

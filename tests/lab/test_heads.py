@@ -219,15 +219,7 @@ def test_a_pruned_model_is_saved_and_read(tmp_path: Path) -> None:
     [
         (lambda m: prune_heads(m, encoder={5: [0]}), "encoder: there is no layer 5; the layers are 0 to 1"),
         (lambda m: prune_heads(m, cross={0: [0, 9]}), "cross, layer 0: there is no head 9; the heads are 0 to 1"),
-        (
-            lambda m: entered(masked_heads(m, decoder=torch.ones(3))),
-            r"mask decoder has the shape \(3,\); give \(2, 2\)",
-        ),
         (lambda m: entered(masked_heads(build("fconv_tiny"), cross=torch.ones(1))), "has no heads of encoder-decoder"),
-        (
-            lambda m: prune_heads(build("transformer_lm_tiny"), encoder={0: [0]}),
-            "no heads of self-attention in the enc",
-        ),
     ],
 )
 def test_wrong_heads_are_refused(change: Callable[[EncoderDecoderModel], None], words: str) -> None:

@@ -231,12 +231,6 @@ def test_prompts_and_targets_that_are_too_long_to_score_are_refused_by_their_lin
         list(translator.score(["", "w1 w2 w3"], ["w1", "w1 " * 7]))
 
 
-def test_an_empty_line_of_a_translation_model_has_an_empty_output() -> None:
-    (translation,) = Translator(text_model()).translate([""])
-    assert translation.hypotheses == []
-    assert "the line is empty" in translation.notes[0]
-
-
 class Pieces:
     """Decodes ids as SentencePiece does: ``▁`` is a space, which is removed at the beginning."""
 

@@ -94,37 +94,6 @@ def test_published_t5() -> None:
     assert t5_parameters("umt5_small", 256384) == 300_176_768 + more
 
 
-def convolutional(dim: int, out_dim: int, encoder: list[tuple[int, int]], decoder: list[tuple[int, int]]) -> int:
-    """Weights of a convolutional model, worked out from the paper; each output channel has a bias and a length."""
-
-    def linear(inputs: int, outputs: int) -> int:
-        return inputs * outputs + 2 * outputs
-
-    def stack(layers: list[tuple[int, int]], last: int, attention: bool) -> int:
-        total = VOCABULARY * dim + 1024 * dim + linear(dim, layers[0][0]) + linear(layers[-1][0], last)
-        before = layers[0][0]
-        for channels, kernel_width in layers:
-            total += linear(kernel_width * before, 2 * channels)
-            total += linear(before, channels) if before != channels else 0
-            total += linear(channels, dim) + linear(dim, channels) if attention else 0
-            before = channels
-        return total
-
-    return stack(encoder, dim, False) + stack(decoder, out_dim, True) + linear(out_dim, VOCABULARY)
-
-
-def test_convolutional_models() -> None:
-    tiny = convolutional(128, 128, [(128, 3)] * 4, [(128, 3)] * 3)
-    assert parameters("fconv_tiny") == tiny
-    iwslt = convolutional(256, 256, [(256, 3)] * 4, [(256, 3)] * 3)
-    assert parameters("fconv_iwslt_de_en") == iwslt
-    english_german = [(512, 3)] * 9 + [(1024, 3)] * 4 + [(2048, 1)] * 2
-    assert parameters("fconv_wmt_en_de") == convolutional(768, 512, english_german, english_german)
-    english_french = [(512, 3)] * 6 + [(768, 3)] * 4 + [(1024, 3)] * 3 + [(2048, 1), (4096, 1)]
-    assert parameters("fconv_wmt_en_fr") == convolutional(768, 512, english_french, english_french)
-    assert parameters("fconv") == convolutional(512, 256, [(512, 3)] * 20, [(512, 3)] * 20)
-
-
 def test_embeddings_are_shared_as_asked() -> None:
     def kinds(**changes: Any) -> tuple[bool, bool]:
         model = registered("transformer_tiny", joint=True, **changes)()
@@ -144,13 +113,8 @@ def test_embeddings_are_shared_as_asked() -> None:
     ("changes", "message"),
     [
         ({"share_all_embeddings": True}, "needs one vocabulary for source and target"),
-        (
-            {"share_encoder_decoder_embed": True},
-            "share_encoder_decoder_embed needs one vocabulary for source and target",
-        ),
         ({"decoder_start_token_id": 23}, "decoder_start_token_id=23 is outside the vocabulary of 23 tokens"),
         ({"encoder_attention_heads": 3}, "model.encoder_embed_dim=512 is not a multiple of"),
-        ({"decoder_embed_dim": 100}, "model.decoder_embed_dim=100 is not a multiple of"),
     ],
 )
 def test_refused_transformers(changes: dict[str, object], message: str) -> None:

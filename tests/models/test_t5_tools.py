@@ -11,7 +11,6 @@ from torch import Tensor
 
 from seqgen.errors import ConfigError
 from seqgen.models.t5 import T5Config, T5Model
-from seqgen.modules.inspection import freeze, memory_footprint, num_parameters
 from seqgen.modules.positions import relative_position_bucket
 from seqgen.modules.rms_norm import RMSNorm
 from seqgen.structures import Batch, Source
@@ -75,51 +74,6 @@ def test_float16_autocast_holds_it_too(cfg: T5Config) -> None:
     assert bool(logits.isfinite().all())
     logits.float().square().mean().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
-
-
-@both_kinds
-@torch.no_grad()
-def test_bfloat16(cfg: T5Config) -> None:
-    model = model_of(cfg)
-    wanted = run(model)
-    got = run(model.bfloat16())
-    assert got.dtype == torch.bfloat16
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-    assert (got.float() - wanted).abs().mean() < 0.03 * wanted.abs().mean()
-
-
-def test_sizes_by_hand() -> None:
-    """d_model 16, 3 heads of 4 (dimension 12), d_ff 24, 2 + 2 layers, 50 tokens."""
-    attention, dense, norm, bias = 4 * 16 * 12, 2 * 16 * 24, 16, 32 * 3
-    encoder = 2 * (attention + dense + 2 * norm) + norm + bias
-    decoder = 2 * (2 * attention + dense + 3 * norm) + norm + bias
-    model = model_of(CFG)
-    assert num_parameters(model) == 50 * 16 + encoder + decoder
-    buckets = 2 * (2 * 128 + 1) * 8  # the buckets of -128 ... 128, in int64
-    assert memory_footprint(model) == 4 * num_parameters(model) + buckets
-    assert memory_footprint(model.bfloat16()) == 2 * num_parameters(model) + buckets
-    gated = 2 * (3 * 16 * 24) + 3 * 16 * 24 - 4 * dense + dense  # two layers of the encoder, one of the decoder
-    fewer = 2 * attention + norm * 3 + dense
-    assert num_parameters(model_of(GATED)) == num_parameters(model) + 50 * 16 + gated - fewer
-
-
-def test_freezing() -> None:
-    model = model_of(GATED)
-    frozen = freeze(model, ["encoder.layers.*", "*embed_tokens.weight"])
-    assert {name for name, p in model.named_parameters() if not p.requires_grad} == set(frozen) - {
-        "decoder.embed_tokens.weight"  # another name of the encoder's
-    }
-    assert all(name.startswith("encoder.layers.") or name.endswith("embed_tokens.weight") for name in frozen)
-    assert num_parameters(model, trainable_only=True) == sum(
-        p.numel() for name, p in model.named_parameters() if name not in frozen
-    )
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    run(model.train()).square().sum().backward()
-    torch.optim.SGD(model.parameters(), lr=0.1).step()
-    moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
-    assert moved == {name for name in before if name not in frozen}
-    with pytest.raises(ConfigError, match=r"no parameter 'encoder\.layer_norm\.wieght' .*did you mean 'encoder"):
-        freeze(model, ["encoder.layer_norm.wieght"])
 
 
 @pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 3, 4)])

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loaders
 from seqgen.checkpoints import run_checkpoints as checkpoints_module, serialization
-from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.model_weights import load_weights
 from seqgen.checkpoints.run_checkpoints import (
     Checkpoints,
@@ -126,14 +125,6 @@ def test_save_replaces_and_links(tmp_path: Path) -> None:
     assert found == {"best": 1, "last": 2, "update_2": 2}
     folder = tmp_path / "checkpoints"
     assert (folder / "last" / "model.safetensors").samefile(folder / "update_2" / "model.safetensors")
-
-
-def test_the_checksum_file_is_that_of_sha256sum(tmp_path: Path) -> None:
-    save(tmp_path, ["last"], 1)
-    tool = shutil.which("sha256sum")
-    if tool is None:
-        pytest.skip("sha256sum is not installed")
-    subprocess.run([tool, "-c", "SHA256SUMS"], cwd=tmp_path / "checkpoints" / "last", check=True, capture_output=True)
 
 
 def test_no_pickle_and_readable_by_others(tmp_path: Path) -> None:
@@ -293,33 +284,6 @@ def test_missing_checksums_are_refused(tmp_path: Path) -> None:
         read_weights(resolve(tmp_path))
 
 
-def test_a_folder_in_hugging_face_layout_is_no_checkpoint(tmp_path: Path) -> None:
-    for name, reason in [
-        ("model-00001-of-00002.safetensors", "a Hugging Face folder must also have a config.json"),
-        ("model.safetensors", "config.json is missing"),
-        ("config.json", "give the folder itself"),
-    ]:
-        (tmp_path / name).write_bytes(b"")
-        with pytest.raises(CheckpointError, match=reason):
-            resolve(tmp_path)
-
-
-def test_a_binary_model_of_marian_is_named(tmp_path: Path) -> None:
-    """As Firefox has them: the sentence says nothing of code, and no conversion that does not exist."""
-    names = ("model.ende.intgemm.alphas.bin", "vocab.ende.spm", "lex.50.50.ende.s2t.bin")
-    for name in names:
-        (tmp_path / name).write_bytes(bytes(20))
-    for path in (tmp_path, tmp_path / names[0]):
-        with pytest.raises(
-            CheckpointError, match="Marian's binary format, which seqgen cannot read; give the model"
-        ) as error:
-            resolve(path)
-        assert "code" not in str(error.value)
-    (tmp_path / "decoder.yml").write_text(f"models: [{names[0]}]\nvocabs: [{names[1]}, {names[1]}]\n")
-    with pytest.raises(CheckpointError, match=r"alphas\.bin: a model in Marian's binary format"):
-        load_model(tmp_path)
-
-
 class Bomb:
     """Creates a file if it is unpickled."""
 
@@ -392,13 +356,6 @@ def test_weights_that_do_not_fit(other: nn.Module, reason: str, tmp_path: Path) 
     with pytest.raises(CheckpointError, match=reason):
         load_weights(other, resolve(tmp_path))
     torch.testing.assert_close(dict(other.state_dict()), before, rtol=0, atol=0)
-
-
-def test_weights_come_back_bit_for_bit(tmp_path: Path) -> None:
-    model, other = Net(), Net()
-    Checkpoints(tmp_path).save(["last"], model.state_dict(), None)
-    load_weights(other, resolve(tmp_path))
-    torch.testing.assert_close(dict(other.state_dict()), dict(model.state_dict()), rtol=0, atol=0)
 
 
 def test_a_reader_copes_with_a_checkpoint_that_is_replaced_meanwhile(

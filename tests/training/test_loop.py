@@ -220,8 +220,6 @@ def test_it_learns(lab: Lab) -> None:
     [
         (["optimization.max_update=3"], "max_update=3 reached"),
         (["optimization.max_epoch=1"], "max_epoch=1 reached"),
-        (["optimization.stop_time_hours=1e-9"], "stop_time_hours=1e-09 reached"),
-        (["optimization.stop_min_lr=0.0029"], "stop_min_lr=0.0029 reached"),
         (["checkpoint.patience=2", "optimization.lr=[0.0]"], "no better score in patience=2 validations"),
     ],
 )

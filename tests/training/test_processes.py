@@ -120,9 +120,6 @@ class TestTheCauseOfAFailure:
         assert "process 1 of 3 did not answer" in str(cause)
         assert "distributed_training.timeout" in str(cause)
 
-    def test_a_connection_that_breaks(self) -> None:
-        assert _cause({0: self.lost, 1: self.lost, 2: self.lost}, 3) is self.lost
-
 
 def test_processes_that_do_not_come_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
@@ -340,7 +337,7 @@ def test_an_error_of_one_rank_is_shown_once_and_ends_all(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rank", "torchrun"), [(0, False), (1, True)])
+@pytest.mark.parametrize(("rank", "torchrun"), [(1, True)])
 def test_a_killed_rank_ends_all_within_ten_seconds(start: Callable[..., Run], rank: int, torchrun: bool) -> None:
     run = start(torchrun=torchrun)
     workers = run.wait_for_updates()

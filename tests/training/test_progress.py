@@ -13,16 +13,12 @@ from rich.console import Console
 
 from seqgen.system.devices import seed_everything, seed_of
 from seqgen.training.criteria import mean_scores
-from seqgen.training.progress import BarDisplay, Lines, Meter, ProgressDisplay, describe, describe_parts, make_display
+from seqgen.training.progress import BarDisplay, Lines, Meter, ProgressDisplay, make_display
 from seqgen.training.run_log import Records, ScoresFile, lower_is_better
 from seqgen.training.trainer import UpdateResult
-from seqgen.training.validation import Sample, pick
+from seqgen.training.validation import pick
 
 RECORD = {"tokens_per_second": 1234.5, "loss": 2.5, "nll_loss": 2.0, "own": 7.0, "lr": 0.001}
-
-
-def test_a_record_in_words() -> None:
-    assert describe(RECORD) == "loss 2.5 | nll_loss 2 | lr 0.001 | own 7 | 1,234 tokens/s"
 
 
 def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,11 +118,6 @@ def test_records_after_the_resumed_update_are_forgotten(tmp_path: Path) -> None:
     assert row["note"] == "größer"
 
 
-def test_samples_without_tensorboard(tmp_path: Path) -> None:
-    Records(tmp_path, 0, False, ScoresFile(tmp_path, "loss", {})).write_samples(1, [Sample("a", "b", "c")])
-    assert not (tmp_path / "tensorboard").exists()
-
-
 def test_randomness_is_a_function_of_its_place() -> None:
     import random
 
@@ -140,31 +131,3 @@ def test_randomness_is_a_function_of_its_place() -> None:
     assert draws[0] == draws[1]
     assert len({value for draw in draws[1:] for value in draw}) == 9
     assert 0 <= seed_of(0) < 2**63
-
-
-def test_scores_of_a_mixture_have_a_line_for_each_part() -> None:
-    scores = {
-        "loss": 2.0,
-        "nll_loss": 1.5,
-        "ppl": 4.5,
-        "de.loss": 1.0,
-        "de.nll_loss": 1.0,
-        "fr.loss": 3.0,
-        "fr.bleu": 9,
-    }
-    assert describe_parts(scores) == (
-        "loss 2 | nll_loss 1.5 | ppl 4.5",
-        ["  de: loss 1", "  fr: loss 3 | bleu 9"],
-    )
-
-
-def test_wide_messages_are_broken_between_values() -> None:
-    out = io.StringIO()
-    bar = BarDisplay(10, Console(file=out, width=40, force_terminal=True))
-    bar.message("valid at update 100 | epoch 3 | loss 1.234 | ppl 5.678 | accuracy 91.2\n  de: loss 1")
-    bar.close()
-    shown = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", out.getvalue()).splitlines()
-    lines = [line for line in shown if "loss" in line or "accuracy" in line]
-    assert all(len(line) <= 40 for line in lines)
-    assert lines == ["    loss 1.234 | ppl 5.678", "    accuracy 91.2", "  de: loss 1"]
-    assert "  de: loss 1" in lines

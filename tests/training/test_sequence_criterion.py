@@ -178,13 +178,6 @@ def test_training_resumes_bit_by_bit(lab: Lab) -> None:
     assert records(parts) == records(whole)
 
 
-def test_progress_shows_utility_and_the_time_of_decoding(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
-    lab.train("shown", *SAMPLES, "optimization.max_update=2", "common.log_format=lines")
-    said = capsys.readouterr().err
-    assert "| utility " in said
-    assert "| decoding " in said
-
-
 def test_bfloat16_trains(lab: Lab) -> None:
     run = lab.train("bf16", *SAMPLES, "optimization.max_update=2", "common.bf16=true")
     assert all(math.isfinite(row["loss"]) and row["utility"] > 0 for row in records(run))

@@ -107,15 +107,3 @@ def test_one_file_of_pairs_is_not_what_was_meant(data: Path, tmp_path: Path) -> 
     outcome = prepare(data, tmp_path / "run", f"task.train={data}/pairs.tsv")
     assert "pairs.tsv is one file" in outcome.err
     assert "did you mean" not in outcome.err
-
-
-def test_a_key_that_a_run_should_not_have_is_named_in_full(data: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    prepare(data, run)
-    config = (run / "config.yaml").read_text()
-    for line, name in (("dataset:\n", "dataset.old"), ("  source_lang:", "task.old")):
-        (run / "config.yaml").write_text(
-            config.replace(line, f"{line}  old: 1\n" if line[0] == "d" else f"  old: 1\n{line}")
-        )
-        outcome = prepare(data, run)
-        assert f"{run / 'config.yaml'}: unknown key '{name}'; correct or remove it" in outcome.err

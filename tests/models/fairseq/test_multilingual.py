@@ -16,9 +16,8 @@ from seqgen.config import ReadingConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.models.fairseq import read_languages
-from seqgen.models.transformer import TransformerConfig
 from tests.commands import command
-from tests.fairseq_checkpoints import COMMON, dictionary, fairseq_weights, in_args, in_dict, options_of, random_model
+from tests.fairseq_checkpoints import COMMON, dictionary, in_args
 from tests.huggingface_bart import tiny_model
 
 CODES = ["de", "en", "fr"]
@@ -153,7 +152,6 @@ def test_tokens_that_the_file_lacks(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"lang_tok_replacing_bos_eos": True}, "lang_tok_replacing_bos_eos"),
-        ({"langtoks": {"main": ("tgt", "tgt")}}, "encoder_langtok=tgt and decoder_langtok=True"),
         ({"langtoks": None, "decoder_langtok": False}, "encoder_langtok=src and decoder_langtok=False"),
         ({"lang_tok_style": "new"}, "lang_tok_style=new; there are: multilingual, mbart"),
     ],
@@ -177,21 +175,6 @@ def test_languages_that_are_nowhere(tmp_path: Path) -> None:
     (tmp_path / "langs.txt").write_text("fr de")
     with pytest.raises(DataError, match="and those of languages it has 13 tokens, but the encoder was trained with 29"):
         load_model(path)
-
-
-def test_learned_positions_and_norms_of_embeddings(tmp_path: Path) -> None:
-    config = TransformerConfig(
-        **{f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in (("embed_dim", 8),
-           ("ffn_embed_dim", 12), ("layers", 2), ("attention_heads", 2), ("learned_pos", True), ("layerdrop", 0.1))},
-        layernorm_embedding=True, share_all_embeddings=True, max_source_positions=40, max_target_positions=40,
-    )  # fmt: skip
-    model = random_model(config, words())
-    path = write(tmp_path, {**options_of(config), **TASK}, fairseq_weights(model), words())
-    assert in_dict({**options_of(config), **TASK})["cfg"]["task"]["_name"] == TASK["task"]
-    source, prefix = torch.tensor([[24, 9, 2]]), torch.tensor([[2, 25, 6]])
-    with torch.no_grad():
-        wanted, got = (one(source, torch.tensor([3]), prefix).logits for one in (model, load_model(path).model))
-    assert torch.equal(got, wanted)
 
 
 @pytest.mark.slow

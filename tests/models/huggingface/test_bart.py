@@ -198,33 +198,6 @@ def test_untied_embeddings(kind: str, tmp_path: Path) -> None:
     assert_near(logits(loaded.model, original.config), original_logits(original))
 
 
-def test_a_pegasus_with_three_embeddings(tmp_path: Path) -> None:
-    """Version 5 of transformers has such a model, version 4 does not, which a note says."""
-    folder = tiny_folder(tmp_path / "theirs", "pegasus_untied")
-    own = {f"model__{side}__embed_tokens__weight": torch.randn(VOCAB, 12) for side in ("encoder", "decoder")}
-    change_weights(folder, **own)
-    model = load_model(folder).model
-    assert not torch.equal(model.encoder.embed_tokens.weight, model.decoder.embed_tokens.weight)
-    (note,) = save_pretrained(model, tmp_path / "again")
-    assert "transformers 5 computes the same logits from this folder, transformers 4 does not" in note
-    for name, tensor in embeddings_in(tmp_path / "again").items():
-        assert torch.equal(tensor, embeddings_in(folder)[name])
-
-
-def embeddings_in(folder: Path) -> dict[str, Tensor]:
-    names = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
-    weights = safetensors.torch.load_file(folder / "model.safetensors")
-    return {name: weights[name] for name in names}
-
-
-def test_an_output_projection_that_the_config_denies(tmp_path: Path) -> None:
-    folder = tiny_folder(tmp_path / "theirs", "pegasus_untied")
-    change_config(folder, tie_word_embeddings=True)
-    loaded, original = load_model(folder), tiny_model("pegasus_untied")
-    assert_near(logits(loaded.model, original.config), original_logits(original))
-    assert "lm_head.weight differs from the embedding and is used as the output projection" in loaded.notes[0]
-
-
 def test_a_marian_with_two_vocabularies_is_converted_and_fine_tuned(tmp_path: Path) -> None:
     """Both sides have more rows than tokens; the run keeps the number of rows of each."""
     folder = write_folder(tmp_path / "theirs", "MarianTokenizer", {"separate_vocabs": True}, separate=True)
@@ -306,7 +279,7 @@ def test_what_a_config_does_not_say(kind: str, tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_new", "silu", "swish", "tanh", "gelu_pytorch_tanh"])
+@pytest.mark.parametrize("activation", ["relu", "gelu_new", "swish"])
 def test_activations_and_general_names(activation: str, tmp_path: Path) -> None:
     """Of two names for a size, transformers prefers the general one."""
     original = tiny_model("mbart", activation_function=activation, encoder_attention_heads=2, decoder_attention_heads=2)
@@ -342,28 +315,14 @@ def test_the_start_token_is_the_originals(kind: str, tmp_path: Path) -> None:
     assert compared >= 12
 
 
-def test_unknown_keys(tmp_path: Path) -> None:
-    folder = tiny_folder(tmp_path / "theirs", "bart")
-    change_config(folder, id2label={"0": "a"}, normalize_before=False, static_position_embeddings=False, num_beams=3)
-    change_config(folder, _anything=1, gradient_checkpointing=True, normalize_embedding=True, extra_pos_embeddings=2)
-    assert load_model(folder).notes == []
-    change_config(folder, normalize_before=True, normalise_after=True, add_bias_logits=None)
-    assert load_model(folder).notes == [
-        f"{folder}/config.json: normalise_after=True is unknown and is ignored",
-    ]
-    assert_near(logits(load_model(folder).model, reread(folder).config), original_logits(tiny_model("bart")))
-
-
 @pytest.mark.parametrize(
     ("values", "words"),
     [
         ({"is_decoder": True}, "is_decoder=True is not supported for a marian"),
         ({"activation_function": "quick_gelu"}, "activation_function='quick_gelu' is not supported; seqgen supports"),
         ({"encoder_attention_heads": 5}, "model.encoder_embed_dim=12 is not a multiple of"),
-        ({"encoder_layers": 10**9}, "the weights do not match its config.json, which describes"),
         ({"max_position_embeddings": 2**31 - 1}, "the model would need 191 GiB for buffers, more than 4 GiB"),
         ({"pad_token_id": 2**31 - 1}, "pad_token_id=2147483647 is outside the vocabulary of 33 tokens"),
-        ({"decoder_ffn_dim": 11}, "of another shape: model.decoder.layers.0.fc1.bias"),
     ],
 )
 def test_what_is_refused(values: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -101,18 +99,12 @@ def test_sizes_that_the_weights_do_not_have(tmp_path: Path) -> None:
     said = "the weights do not match its config.json, which describes"
     for values, words in (
         ({"num_layers": 10**9}, said),
-        ({"num_decoder_layers": 10**6}, said),
         ({"num_layers": 2**31 - 1, "d_model": 1, "d_kv": 1, "d_ff": 1, "num_heads": 1}, said),
-        ({"vocab_size": 10**9}, said),
         ({"d_model": 10**9}, said),
-        ({"d_kv": 10**9}, said),
         ({"relative_attention_num_buckets": 10**6, "relative_attention_max_distance": 10**6}, said),
         ({"relative_attention_max_distance": 10**9}, "is above its maximum, 1048576"),
         ({"vocab_size": 10**18}, "a whole number of at most 2147483647"),
         ({"num_heads": 10**400}, "a number of 401 digits"),
-        ({"decoder_start_token_id": 10**18}, "a whole number of at most 2147483647"),
-        ({"layer_norm_epsilon": 10**400}, "a number of 401 digits"),
-        ({"dropout_rate": float("inf")}, "dropout_rate is inf, not a number"),
         ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon is nan, not a number"),
     ):
         for path in (folder, bin_folder):
@@ -136,7 +128,6 @@ def test_sizes_that_the_weights_do_not_have(tmp_path: Path) -> None:
         ("exponential_decay_length_penalty", [10**30, 1.1]),
         ("exponential_decay_length_penalty", [1, 10**400]),
         ("eos_token_id", 10**400),
-        ("bos_token_id", 10**400),
     ):
         change_config(folder, "generation_config.json", **{key: value})
         with pytest.raises(CheckpointError):
@@ -168,15 +159,3 @@ def test_nothing_in_a_folder_is_run(tmp_path: Path) -> None:
     index = {"weight_map": {"shared.weight": "../outside.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert "names files outside its folder" in refusal(folder)
-
-
-@pytest.mark.slow
-def test_only_the_models_own_module_is_imported(tmp_path: Path) -> None:
-    folder = tiny_folder(tmp_path / "theirs", "t5")
-    script = """
-import sys, seqgen.models
-from seqgen.checkpoints.loading import load_model
-load_model(sys.argv[1])
-assert not {"seqgen.models.fconv", "seqgen.models.transformer", "transformers"} & set(sys.modules)
-"""
-    subprocess.run([sys.executable, "-c", script, str(folder)], check=True)

@@ -53,21 +53,8 @@ def original_logits(model: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize(
-    ("layout", "files"),
-    [
-        ({}, ["model.safetensors"]),
-        ({"max_shard_size": "20KB"}, ["model-00001-of-*.safetensors", "model.safetensors.index.json"]),
-        ({"safe_serialization": False}, ["pytorch_model.bin"]),
-        ({"safe_serialization": False, "max_shard_size": "20KB"}, ["pytorch_model-00002-of-*.bin"]),
-    ],
-    ids=["whole", "shards", "bin", "bin shards"],
-)
-def test_a_folder_is_read_whatever_its_files(
-    layout: dict[str, Any], files: list[str], tied: bool, tmp_path: Path
-) -> None:
-    folder = tiny_folder(tmp_path / "theirs", tie_word_embeddings=tied, **layout)
-    assert all(list(folder.glob(name)) for name in files)
+def test_logits_are_the_originals(tied: bool, tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "theirs", tie_word_embeddings=tied, max_shard_size="20KB")
     loaded = load_model(folder)
     assert isinstance(loaded.model, TransformerLanguageModel)
     assert loaded.notes == []
@@ -117,15 +104,6 @@ def test_names_of_the_published_files(tmp_path: Path) -> None:
     assert_near(logits(load_model(folder).model), original_logits(tiny_model()))
 
 
-def test_an_output_projection_that_the_config_denies(tmp_path: Path) -> None:
-    folder = tiny_folder(tmp_path / "theirs", tie_word_embeddings=False)
-    change_config(folder, tie_word_embeddings=True)
-    loaded = load_model(folder)
-    assert_near(logits(loaded.model), original_logits(tiny_model(tie_word_embeddings=False)))
-    assert "lm_head.weight differs from the embedding" in loaded.notes[0]
-    assert loaded.model.cfg.share_decoder_input_output_embed is False
-
-
 def test_defaults_and_general_names(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     cfg, original = ARCHITECTURE.read_config(JSONConfig(tmp_path, {"model_type": "gpt2"})), transformers.GPT2Config()
@@ -146,9 +124,6 @@ def test_defaults_and_general_names(tmp_path: Path) -> None:
         ({"add_cross_attention": True}, "add_cross_attention=True is not supported for a GPT-2"),
         ({"activation_function": "mish"}, "activation_function='mish' is not supported"),
         ({"n_head": 5}, "decoder_embed_dim=24 is not a multiple of"),
-        ({"n_layer": 10**9}, "the weights do not match its config.json, which describes"),
-        ({"n_layer": 3}, "missing: transformer.h.2."),
-        ({"n_inner": 40}, "of another shape: transformer.h.0.mlp.c_fc.bias ((96,), expected (40,))"),
     ],
     ids=str,
 )
@@ -316,20 +291,6 @@ def test_other_language_models_are_not_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=words):
         save_pretrained(build("transformer_lm_tiny"), tmp_path / "x")
     assert not (tmp_path / "x").exists()
-
-
-def test_a_folder_becomes_a_run(tmp_path: Path) -> None:
-    folder = tiny_folder(tmp_path / "theirs", generation={"max_length": 12, "num_beams": 2})
-    outcome = command("convert", f"path={folder}", f"output={tmp_path / 'run'}")
-    assert outcome.code == 0, outcome.err
-    assert "task=language_modeling" in outcome.out
-    assert f"checkpoint.finetune_from={tmp_path / 'run'}" in outcome.out
-    assert torch.equal(logits(load_model(tmp_path / "run").model), logits(load_model(folder).model))
-    prompts = b"the dog sees\n\na boat\n"
-    texts = [command("generate", f"path={path}", "input=-", stdin=prompts) for path in (folder, tmp_path / "run")]
-    assert texts[0].code == 0, texts[0].err
-    assert texts[0].out == texts[1].out
-    assert len(texts[0].out.splitlines()) == 3
 
 
 @pytest.mark.slow

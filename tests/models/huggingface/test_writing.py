@@ -17,11 +17,8 @@ from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.serialization import read_tensors
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError
-from seqgen.models.huggingface.architecture import JSONConfig
 from seqgen.models.huggingface.checkpoint import save_pretrained
-from seqgen.models.huggingface.t5 import ARCHITECTURE
 from seqgen.models.huggingface.weights import write_weights
-from seqgen.models.t5 import T5Config, T5Model
 from tests.commands import command, corpus
 from tests.huggingface_t5 import (
     VARIANTS,
@@ -147,32 +144,3 @@ def test_the_run_is_fine_tuned_by_the_command_that_is_printed(tmp_path: Path) ->
     assert 0 < moved < 0.1, "trained from elsewhere"
     decoded = command("generate", f"path={tmp_path / 'new'}", "input=-", "generation.max_len=5", stdin=b"the dog\n")
     assert decoded.code == 0, decoded.err
-
-
-def test_conversions_that_are_refused(tmp_path: Path) -> None:
-    folder, run = converted(tmp_path)
-    for arguments, words in (
-        ([f"path={folder}"], "output is missing: give output=FOLDER"),
-        (
-            [f"path={folder}", f"output={tmp_path}/a", "last=2"],
-            "last has no effect with format=run",
-        ),
-        ([f"path={folder}", "format=huggingface", f"output={run}"], "already exists; give the name of a new folder"),
-        ([f"path={run}", f"output={tmp_path}/a"], "runs of seqgen need no conversion"),
-    ):
-        outcome = command("convert", *arguments)
-        assert outcome.code == 2
-        assert words in outcome.err
-
-
-def test_a_config_is_written_and_read(tmp_path: Path) -> None:
-    """A config here says all that a file there says."""
-    cfg = T5Config(vocab_size=50, d_model=8, d_kv=2, d_ff=12, num_layers=3, num_decoder_layers=1, num_heads=2)
-    model = T5Model(cfg, padding_idx=0)
-    save_pretrained(model, tmp_path / "ours")
-    config = json.loads((tmp_path / "ours" / "config.json").read_text())
-    assert config["decoder_start_token_id"] == config["pad_token_id"] == 0
-    assert config["eos_token_id"] == 1
-    again = ARCHITECTURE.read_config(JSONConfig.read(tmp_path / "ours" / "config.json"))
-    again.decoder_start_token_id = -1
-    assert again == cfg
