@@ -219,7 +219,7 @@ class Ones(LogitsProcessor):
         ("transformer_tiny", {"search": "diverse_beam"}),
         ("lstm_tiny", {}),
     ],
-    ids=str,
+    ids=["processor", "ngrams", "bias", "sampling", "groups", "features"],
 )
 @pytest.mark.slow
 def test_what_needs_the_whole_vocabulary_gets_it(name: str, keys: dict[str, Any], made: list[bool]) -> None:

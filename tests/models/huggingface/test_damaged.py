@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +161,14 @@ def test_nothing_in_a_folder_is_run(tmp_path: Path) -> None:
     index = {"weight_map": {"shared.weight": "../outside.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert "names files outside its folder" in refusal(folder)
+
+
+def test_only_the_models_own_module_is_imported(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "theirs", "t5")
+    script = """
+import sys, seqgen.models
+from seqgen.checkpoints.loading import load_model
+load_model(sys.argv[1])
+assert not {"seqgen.models.fconv", "seqgen.models.transformer", "transformers"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", script, str(folder)], check=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.huggingface_decoding import EOS, WrappedModel, assert_same, decode, original, sharp_model
+from tests.huggingface_decoding import EOS, Pair, WrappedModel, assert_same, decode, original, sharp_model
 from tests.huggingface_t5 import VARIANTS, seqgen_model
 
 pytest.importorskip("transformers")
@@ -76,3 +76,14 @@ def test_batches_of_the_original(seed: int) -> None:
     wanted = original(model, SOURCES, num_beams=4, early_stopping=True)
     for got, theirs in zip(decode(seqgen_model(model), SOURCES, beam=4, early_stopping="true"), wanted, strict=True):
         assert_same(got, theirs)
+
+
+def test_the_models_are_worth_comparing() -> None:
+    """Some hypotheses end early and some do not, of many lengths; and the best does not always come first."""
+    found: list[list[Pair]] = []
+    for seed in range(4):
+        found += original(sharp("t5", seed), SOURCES, num_beams=4)
+    lengths = {len(tokens) for hypotheses in found for tokens, _ in hypotheses}
+    assert len(lengths) > 5, lengths
+    last = [tokens[-1] for hypotheses in found for tokens, _ in hypotheses]
+    assert 0.2 < last.count(EOS) / len(last) < 1.0

@@ -267,3 +267,12 @@ def test_a_prompt_beyond_the_limit_gets_one_token() -> None:
     assert limits.last_steps(torch.tensor([1, 3, 6])).tolist() == [2, 0, 0]
     ((tokens, _),) = decode(1, [PROMPTS[2]], max_len_a=-1.0, max_len_b=3, max_len=0)[0]
     assert len(tokens) == 1
+
+
+@pytest.mark.parametrize("name", [*KEYS, *WITH_PROMPT])
+def test_these_keys_have_an_effect(name: str) -> None:
+    """Otherwise the tests above would compare the same outputs again and again."""
+    ours, _ = (KEYS | WITH_PROMPT)[name]
+    plain = {key: value for key, value in ours.items() if key == "beam"}
+    if plain != ours:
+        assert any(decode(seed, PROMPTS, **ours) != decode(seed, PROMPTS, **plain) for seed in SEEDS)

@@ -147,6 +147,7 @@ ROPE = "decoder/rope_parameters"
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({"decoder/decoder_start_token_id": 7}, "decoder.decoder_start_token_id=7 is not supported, only 2"),
         ({"encoder": [1]}, "encoder is [1], not keys and values"),
         ({"encoder/text_config/hidden_size": "8"}, "encoder.hidden_size is '8', not a whole number of at least 1"),
         ({"decoder/vocab_size": 12}, "encoder.vocab_size=11 and decoder.vocab_size=12 differ"),
