@@ -16,7 +16,7 @@ MODELS.declare("transformer_ssru", "seqgen.models.transformer_ssru")
 for _prefix in ("t5", "mt5", "byt5", "umt5"):
     MODELS.declare(_prefix, "seqgen.models.t5")
 MODELS.declare("t5gemma", "seqgen.models.t5gemma")
-MODELS.declare("t5gemma2", "seqgen.models.t5gemma")
+MODELS.declare("t5gemma2", "seqgen.models.t5gemma2")
 
 declare_checkpoint_loader(
     "fairseq checkpoint", lambda path: path.suffix == ".pt" and path.is_file(), "seqgen.models.fairseq"

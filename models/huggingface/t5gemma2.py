@@ -12,7 +12,8 @@ from seqgen.errors import ConfigError
 from seqgen.models.huggingface.architecture import JSONConfig
 from seqgen.models.huggingface.t5gemma import OUTPUT, SIDES, T5GemmaArchitecture, projections, read_rope
 from seqgen.models.huggingface.weights import Layout, Piece
-from seqgen.models.t5gemma import FULL, PATTERN, SLIDING, T5Gemma2Config, T5Gemma2Model
+from seqgen.models.t5gemma import FULL, SLIDING
+from seqgen.models.t5gemma2 import PATTERN, T5Gemma2Config, T5Gemma2Model
 
 _VISION = ("model.encoder.vision_tower.", "model.encoder.multi_modal_projector.")
 """The prefixes of the names of weights that compute features of images."""

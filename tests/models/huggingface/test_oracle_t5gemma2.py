@@ -18,7 +18,7 @@ from seqgen.config import ReadingConfig
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.errors import UserError
 from seqgen.models.huggingface.checkpoint import save_pretrained
-from seqgen.models.t5gemma import T5Gemma2Model
+from seqgen.models.t5gemma2 import T5Gemma2Model
 from tests.huggingface_decoding import assert_same, decode
 from tests.models.huggingface.test_oracle_t5gemma import RECORDED as T5GEMMA, SOURCES, assert_near, logits
 
