@@ -207,7 +207,7 @@ class WideLinear(Linear):
         if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16:
             with torch.autocast(device, enabled=False):
                 return super().forward(input.to(self.weight.dtype))
-        return super().forward(input.to(self.weight.dtype))
+        return super().forward(input if input.dtype == self.weight.dtype else input.to(self.weight.dtype))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         def in_float32(tensor: Tensor) -> Tensor:
@@ -426,7 +426,7 @@ class T5Decoder(ProjectedOutput, IncrementalDecoder):
         queries = QueryPositions.of_target(tokens, seen, incremental_state, segments)
         encoder_mask = None if segments is None else segment_mask(segments.target, segments.source)
         x = self.dropout(_residual(self.embed_tokens(tokens)))
-        attention = None
+        attention, last = None, len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             x, attention = layer(
                 x,
@@ -434,7 +434,7 @@ class T5Decoder(ProjectedOutput, IncrementalDecoder):
                 encoder_out.encoder_out,
                 encoder_out.encoder_padding_mask,
                 incremental_state,
-                need_attention and index == len(self.layers) - 1,
+                need_attention and index == last,
                 encoder_mask,
             )
         self.advance(incremental_state, tokens.size(1))

@@ -157,7 +157,7 @@ def _written(memory: Tensor | None, step: int, values: Tensor) -> Tensor:
     if step >= capacity or memory is None:
         more = values.new_zeros(values.size(0), _BLOCK + capacity // 2, *values.shape[1:])
         memory = more if memory is None else torch.cat([memory.to(values.dtype), more], dim=1)
-    memory[:, step] = values
+    memory.select(1, step).copy_(values)
     return memory
 
 

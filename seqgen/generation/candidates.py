@@ -127,11 +127,12 @@ def normalized(scores: Tensor) -> Tensor:
     return scores.log_softmax(-1).masked_fill_(nothing, -torch.inf)
 
 
-def log_sum_exp(logits: Tensor) -> Tensor:
+def log_sum_exp(logits: Tensor, largest: Tensor | None = None) -> Tensor:
     """The logarithm of the sum of the exponentials of each row.
 
     Args:
         logits: ``(rows, V)``.
+        largest: ``(rows, 1)`` the largest logit of each row, if it is known.
 
     Returns:
         ``(rows, 1)``; NaN for a row that contains NaN or infinity, or only ``-inf``.
@@ -139,8 +140,10 @@ def log_sum_exp(logits: Tensor) -> Tensor:
     at_once = max(1, _CACHED // logits.size(1)) if logits.device.type == "cpu" else logits.size(0)
     # The largest logit minus its log-probability. PyTorch's log-softmax is faster than separate exponentials, sum and
     # logarithm, and many times faster than its logsumexp.
-    parts = [rows.amax(1, keepdim=True) - rows.log_softmax(1).amax(1, keepdim=True) for rows in logits.split(at_once)]
-    return torch.cat(parts)
+    parts = logits.split(at_once) if at_once < logits.size(0) else [logits]
+    lprobs = [rows.log_softmax(1).amax(1, keepdim=True) for rows in parts]
+    largest = logits.amax(1, keepdim=True) if largest is None else largest
+    return largest - (lprobs[0] if len(lprobs) == 1 else torch.cat(lprobs))
 
 
 def gather_beams(values: Tensor, beams: Tensor) -> Tensor:

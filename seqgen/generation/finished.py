@@ -207,7 +207,10 @@ class FirstFinished(FinishedHypotheses):
 
     def finalize(self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None) -> Candidates:
         """Finalize candidates that end among the first ``beam``, as long as places are free."""
-        scores, finished = self._ranked(candidates, step, bonus), self._finish(candidates, ends)
+        finished = self._finish(candidates, ends)
+        if _none(finished):
+            return self._first_active(candidates, ends)
+        scores = self._ranked(candidates, step, bonus)
         # 3 places of 5 filled, finished [1, 0, 1, 1]: places [3, -, 4, 5]; there is no place 5, so the last is dropped
         places = (self.lengths > 0).sum(1, keepdim=True) + finished.cumsum(1) - 1
         self._place(places, finished & (places < self.beam), candidates, scores, step)
@@ -238,8 +241,10 @@ class BestFinished(FinishedHypotheses):
 
     def finalize(self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None) -> Candidates:
         """Finalize candidates that end among the first ``beam`` and score above the worst hypothesis."""
-        scores, finished = self._ranked(candidates, step, bonus), self._finish(candidates, ends)
-        self._keep_best(candidates, scores.masked_fill(~finished, -torch.inf), step)
+        finished = self._finish(candidates, ends)
+        if not _none(finished):
+            scores = self._ranked(candidates, step, bonus)
+            self._keep_best(candidates, scores.masked_fill(~finished, -torch.inf), step)
         self._all_ended = (ends | (candidates.scores == -torch.inf)).all(1)
         running = candidates.without(ends)
         return running.gather(running.scores.argsort(dim=1, descending=True, stable=True)[:, : self.beam])
@@ -259,8 +264,10 @@ class EachRow(FinishedHypotheses):
 
     def finalize(self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None) -> Candidates:
         """Finalize candidate ``i``, which continues beam ``i``, in place ``i`` if it ends."""
-        places = torch.arange(self.beam, device=ends.device).expand_as(ends)
         finished = ends & (candidates.scores > -torch.inf)
+        if _none(finished):
+            return candidates.without(ends)
+        places = torch.arange(self.beam, device=ends.device).expand_as(ends)
         self._place(places, finished, candidates, self._ranked(candidates, step, bonus), step)
         return candidates.without(ends)
 

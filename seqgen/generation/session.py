@@ -31,7 +31,7 @@ from seqgen.generation.observers import Forbidden, StepRecord
 from seqgen.generation.processors.base import apply_all
 from seqgen.generation.processors.prefix_trie import defer_trie
 from seqgen.generation.search.base import chosen
-from seqgen.generation.setup import DecodingRequest, DecodingSetup
+from seqgen.generation.setup import DecodingRequest, DecodingSetup, Streamer
 from seqgen.generation.shortlist import OutputColumns
 from seqgen.generation.stopping import TimeLimit
 from seqgen.modules.kernel_choice import fastest_threads
@@ -243,7 +243,8 @@ class Session:
         logits, outputs = self._outputs()
         context = self.context(step, self.beam, outputs=outputs, scores=scores.flatten())
         attention = None if outputs.attention is None else context.by_sentence(outputs.attention)
-        if plan.renormalizes:  # a processor may forbid all tokens of a row; a model that does so is an error
+        forbids = bool(self.setup.processors)
+        if plan.renormalizes and forbids:  # a processor may forbid all tokens of a row; a model that does so is an error
             nothing = logits[0].amax(1) == -torch.inf
             scores = torch.where(nothing.view_as(scores), torch.nan, scores)
         if plan.processes_logits or plan.adds_logits:
@@ -255,8 +256,10 @@ class Session:
         context, lprobs = self._process(context, lprobs, log_sum)
         lprobs, tokens = (lprobs, None) if self.trie is None else self.trie.allowed(lprobs)
         if plan.renormalizes and plan.adds_logits:
-            nothing = lprobs.amax(1, keepdim=True) == -torch.inf  # everything is forbidden
-            log_sum = log_sum_exp(lprobs).masked_fill(nothing, 0.0)
+            largest = lprobs.amax(1, keepdim=True)
+            log_sum = log_sum_exp(lprobs, largest)
+            if forbids:
+                log_sum.masked_fill_(largest == -torch.inf, 0.0)  # everything is forbidden
         elif plan.renormalizes:
             lprobs = normalized(lprobs)
         if log_sum is not None:
@@ -280,7 +283,7 @@ class Session:
         outputs = self.member_outputs()
         logits = []
         for out in outputs:
-            wide = out.logits.to(torch.promote_types(out.logits.dtype, torch.float32))
+            wide = out.logits if out.logits.dtype == torch.float32 else _widened(out.logits)
             wide = wide / self.setup.temperature if self.setup.temperature != 1.0 else wide
             logits.append(wide if self.shortlist is None else self.shortlist.restrict(wide))
         attention = None
@@ -302,8 +305,7 @@ class Session:
         decoder: Any = self.setup.ensemble.members[0].model.decoder
 
         def early_exit(hidden: Tensor) -> Tensor:
-            logits: Tensor = decoder.early_exit(hidden)
-            return logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.setup.temperature
+            return _widened(decoder.early_exit(hidden)) / self.setup.temperature
 
         return LayerLogits(output.layers, early_exit)
 
@@ -371,7 +373,7 @@ class Session:
         ended = candidates.tokens == self.setup.end_tokens[0]
         for token in self.setup.end_tokens[1:]:
             ended |= candidates.tokens == token
-        if not self.setup.rules.forces_end:
+        if not self.setup.rules.forces_end and context.step >= self.first_end:
             ended |= (self.sentences.max_lengths <= context.step).unsqueeze(1)
         if self.stopping:
             parents = gather_beams(self.backpointers.matrix(), candidates.beams)
@@ -414,14 +416,12 @@ class Session:
             record = StepRecord(context, shown[0], *of_sentences, scored.lprobs, scored.scores, watch)
             for observer in self.observers:
                 observer.observe(record)
-        self.stream(candidates, done & ~was_done)
+        if self.request.streamer is not None:
+            self.stream(self.request.streamer, candidates, done & ~was_done)
         return active
 
-    def stream(self, candidates: Candidates, done: Tensor) -> None:
+    def stream(self, streamer: Streamer, candidates: Candidates, done: Tensor) -> None:
         """Pass the newest token of each sentence's first beam to the streamer, and which sentences have become done."""
-        streamer = self.request.streamer
-        if streamer is None:
-            return
         exists = (candidates.scores[:, 0] > -torch.inf).tolist()
         tokens, ids = candidates.tokens[:, 0].tolist(), self.sentences.ids.tolist()
         for sentence, token, exists_, done_ in zip(ids, tokens, exists, done.tolist(), strict=True):
@@ -495,3 +495,8 @@ class Session:
     def collect_all(self) -> None:
         """Read the hypotheses of all live sentences."""
         self.collect(torch.arange(len(self.live), device=self.live.device))
+
+
+def _widened(logits: Tensor) -> Tensor:
+    """Logits in float32 or wider."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -103,11 +104,7 @@ def _attend_plainly(
         scores = _scores(query, key)
     if soft_cap is not None:
         scores = soft_capped(scores, soft_cap)
-    if mask is not None and mask.dtype == torch.bool:
-        # The lowest finite number and not -inf: the softmax of a fully masked row must not be NaN.
-        scores.masked_fill_(~mask, torch.finfo(scores.dtype).min)
-    elif mask is not None:
-        scores = scores.add_(mask) if mask.dtype == scores.dtype else scores + mask
+    scores = scores if mask is None else _masked(scores, mask)
     weights = scores.softmax(-1)
     dropped = weights if dropout is None else dropout(weights)
     if grouped:
@@ -115,6 +112,75 @@ def _attend_plainly(
     else:
         out = torch.matmul(dropped, value)
     return out, weights if need_weights else None
+
+
+class StepMemory(NamedTuple):
+    """A memory of keys and values as a decoding step of one position reads it: a matrix for each head of each row.
+
+    Attributes:
+        rows: ``B``, rows of the memory; the beams of a sentence may share one.
+        keys: ``(B * H, D, K)``.
+        values: ``(B * H, K, D)``.
+        source: the keys ``(B, H, K, D)`` of which these are views.
+    """
+
+    rows: int
+    keys: Tensor
+    values: Tensor
+    source: Tensor
+
+    @classmethod
+    def of(cls, keys: Tensor, values: Tensor) -> Self:
+        """Views of a memory ``(B, H, K, D)``."""
+        return cls(keys.size(0), keys.flatten(0, 1).transpose(1, 2), values.flatten(0, 1), keys)
+
+    def write(self, start: int, keys: Tensor, values: Tensor) -> None:
+        """Write ``(B * H, T, D)`` keys and values from a position on."""
+        self.keys.narrow(2, start, keys.size(1)).copy_(keys.transpose(1, 2))
+        self.values.narrow(1, start, keys.size(1)).copy_(values)
+
+    def first(self, positions: int) -> StepMemory:
+        """The first positions."""
+        if positions == self.keys.size(2):
+            return self
+        keys, values = self.keys.narrow(2, 0, positions), self.values.narrow(1, 0, positions)
+        return StepMemory(self.rows, keys, values, self.source)
+
+    def attend(self, query: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+        """Attend without gradients, as ``attend`` does.
+
+        Args:
+            query: ``(B * H, Q, D)``.
+            mask: broadcastable to ``(B, H, Q, K)``; see ``attend``.
+            scale: factor of the scores.
+
+        Returns:
+            ``(B * H, Q, D)``.
+        """
+        heads = query.size(0) // self.rows
+        if mask is not None and _is_addend(mask, query):
+            scores = torch.baddbmm(mask.flatten(0, 1), query, self.keys, alpha=scale)
+        else:
+            query = query if scale == 1 else query * scale
+            in_bfloat16 = query.dtype == torch.bfloat16
+            scores = _scores(query, self.keys.transpose(1, 2)) if in_bfloat16 else torch.bmm(query, self.keys)
+            if mask is not None:
+                scores = _masked(scores.view(self.rows, heads, *scores.shape[1:]), mask).flatten(0, 1)
+        return torch.bmm(scores.softmax(-1), self.values)
+
+
+def _is_addend(mask: Tensor, query: Tensor) -> bool:
+    """True if a product with ``(B * H, Q, D)`` can add the mask: it has one matrix, or one for each row and head."""
+    few = (1, query.size(0))
+    return mask.dtype == query.dtype != torch.bfloat16 and mask.dim() == 4 and mask.size(0) * mask.size(1) in few
+
+
+def _masked(scores: Tensor, mask: Tensor) -> Tensor:
+    """Mask scores ``(B, H, Q, K)``, in place if possible; see ``attend``."""
+    if mask.dtype == torch.bool:
+        # The lowest finite number and not -inf: the softmax of a fully masked row must not be NaN.
+        return scores.masked_fill_(~mask, torch.finfo(scores.dtype).min)
+    return scores.add_(mask) if mask.dtype == scores.dtype else scores + mask
 
 
 def _as_groups(x: Tensor, groups: int) -> Tensor:
@@ -207,6 +273,8 @@ def fold_beams(x: Tensor, key_rows: int) -> Tensor:
         return x.transpose(1, 2)
     if key_rows == 0 or rows % key_rows:
         raise ValueError(f"{rows} rows of queries cannot share {key_rows} rows of keys: not a multiple")
+    if length == 1:  # without a copy
+        return x.view(key_rows, -1, heads, dim).transpose(1, 2)
     # (B * r, Q, H, D) -> (B, r, Q, H, D) -> (B, H, r, Q, D) -> (B, H, r * Q, D)
     grouped = x.view(key_rows, -1, length, heads, dim).permute(0, 3, 1, 2, 4)
     return grouped.reshape(key_rows, heads, -1, dim)
@@ -242,9 +310,9 @@ def unfold_beams(x: Tensor, rows: int) -> Tensor:
         ``(rows, Q, H * D)``.
     """
     key_rows, heads, queries, dim = x.shape
-    if rows == key_rows:
-        return x.transpose(1, 2).reshape(rows, queries, heads * dim)
     beams = rows // key_rows
+    if beams in (1, queries):  # the queries of a row, or one query of each beam
+        return x.transpose(1, 2).reshape(rows, queries // beams, heads * dim)
     # (B, H, r * Q, D) -> (B, H, r, Q, D) -> (B, r, Q, H, D) -> (B * r, Q, H * D)
     grouped = x.view(key_rows, heads, beams, -1, dim).permute(0, 2, 3, 1, 4)
     return grouped.reshape(rows, queries // beams, heads * dim)

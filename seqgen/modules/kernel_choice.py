@@ -14,6 +14,7 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from seqgen.modules.kernels import PLAIN, Kernel, Multiply, kernels_for
@@ -154,7 +155,18 @@ class MatrixProduct:
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Multiply ``(..., in_features)`` by the matrix and add a bias or ``None``: ``(..., out_features)``."""
-        # every linear layer comes here at every step, so a number of rows is looked up before anything is computed
+        multiply, layout = self._product(x)
+        return multiply(layout, x, bias)
+
+    def bound(self, x: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+        """The function that multiplies inputs of the size of ``x`` and adds the bias."""
+        multiply, layout = self._product(x)
+        if multiply is PLAIN.multiply:
+            return partial(F.linear, weight=layout, bias=bias)
+        return lambda x: multiply(layout, x, bias)
+
+    def _product(self, x: Tensor) -> tuple[Multiply, Any]:
+        """The function for the size of ``x``, and the layout that it reads."""
         measures = KERNEL_CHOICE.is_on()
         key = x.numel(), torch.get_num_threads(), measures
         found = self._products.get(key)
@@ -162,8 +174,7 @@ class MatrixProduct:
             if len(self._products) >= _REMEMBERED:
                 self._products.clear()
             found = self._products[key] = self._arranged(self.choose(x.numel() // x.size(-1) if measures else 0))
-        multiply, layout = found
-        return multiply(layout, x, bias)
+        return found
 
     def choose(self, rows: int) -> Kernel:
         """The kernel for a number of rows; 0 for the one that is used if nothing is measured."""

@@ -17,6 +17,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from seqgen.modules.cached_weight import CachedWeight
 from seqgen.modules.kernel_choice import ALIKE, MatrixProduct, times
 from seqgen.modules.kernels import PLAIN, Kernel, has_onednn, kernels_for, onednn_product
+from seqgen.modules.step_plan import active_plan
 from seqgen.system.switches import PREPACKED_WEIGHTS
 
 _LARGE_PRODUCT = 10_000_000
@@ -156,10 +157,24 @@ class Projection(CachedWeight):
         Returns:
             ``(..., out_features)``.
         """
+        plan = active_plan()
+        if plan is not None:
+            key = self, x.numel()
+            found = plan.get(key)
+            if found is None:
+                found = plan[key] = self._planned(x)
+            return found(x)
         if torch.is_grad_enabled() or not self._prepacks(x.device):
             return linear(x, self.matrix(), self.bias)
         product: MatrixProduct = self.kept("product", self.product)
-        return product(x, self._parameters["bias"])  # its attribute would be searched for in three dictionaries
+        return product(x, self.bias)
+
+    def _planned(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        """The function that projects inputs of the size of ``x`` while the weight does not change."""
+        if not self._prepacks(x.device):
+            return partial(F.linear, weight=self.matrix(), bias=self.bias)
+        product: MatrixProduct = self.kept("product", self.product)
+        return product.bound(x, self.bias)
 
     def columns(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
         """Prepare the computation of some outputs only, with the current weight.

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from seqgen.errors import ConfigError
 from seqgen.incremental_state import IncrementalState, ModuleState, StateDict, StatefulModule
-from seqgen.modules.attention import attend, fold_beams, unfold_beams, unfold_weights
+from seqgen.modules.attention import StepMemory, attend, fold_beams, unfold_beams, unfold_weights
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.kv_cache.growing import GrowingCache, StaticCache
 from seqgen.modules.kv_cache.indirection import IndirectionCache, IndirectionTable
@@ -18,7 +18,8 @@ from seqgen.modules.kv_cache.protocol import Attended, KeysAndValues, KeyValueCa
 from seqgen.modules.linear import Linear
 from seqgen.modules.masks import step_mask
 from seqgen.modules.positions import Rotation
-from seqgen.system.contract import returned
+from seqgen.modules.step_plan import active_plan
+from seqgen.system.contract import Flags, returned
 
 
 def choose_cache(incremental_state: StateDict, new: KeysAndValues) -> KeyValueCache:
@@ -82,6 +83,13 @@ class MultiheadAttention(StatefulModule):
             see ``seqgen.modules.inspection.recorded``.
     """
 
+    flags: ClassVar[Flags] = {"steps_by_head": ("forward", "own_heads", "encoder_keys")}
+
+    safe_values: ClassVar[Mapping[str, Any]] = {"steps_by_head": False}
+
+    steps_by_head: bool = True
+    """True if a decoding step of one position is computed for all heads and beams together, by ``StepMemory``."""
+
     def __init__(
         self,
         embed_dim: int,
@@ -116,6 +124,8 @@ class MultiheadAttention(StatefulModule):
             self.kv_proj = Linear(encoder_dim, 2 * kv_dim, bias=bias)
         self.out_proj = Linear(inner_dim, embed_dim, bias=bias)
         self.q_norm, self.k_norm = qk_norm(self.head_dim), qk_norm(self.head_dim)
+        if self.kv_heads != num_heads or soft_cap is not None or qk_norm is not nn.Identity:
+            self.steps_by_head = False
         self.dropout = Dropout(dropout)
         self.cache: Callable[[], KeyValueCache] | None = None
         self.on_weights: Callable[[Tensor], None] | None = None
@@ -172,8 +182,13 @@ class MultiheadAttention(StatefulModule):
         """
         if is_causal and attn_mask is not None:
             raise ValueError("give either attn_mask or is_causal: a mask must itself hide later positions")
-        rows, length = query.shape[:2]
+        rows, length, _ = query.shape
         is_causal = is_causal and length > 1
+        cache = self._cache_in(incremental_state)
+        if length == 1 and cache is not None and rotation is None and not need_weights:
+            memory = self._step_memory(cache)
+            if memory is not None:
+                return self._step(query, cache, memory, attn_mask, incremental_state), None
         if self.encoder_decoder:
             q = self.q_proj(query).view(rows, length, self.num_heads, self.head_dim)
             seen = self._encoder_keys(encoder_out, key_padding_mask, rows, incremental_state)
@@ -183,6 +198,38 @@ class MultiheadAttention(StatefulModule):
             seen = self._appended(new, rows, incremental_state)
         out, weights = self._attend(q, seen, attn_mask, is_causal, need_weights)
         return out, self._reported(weights, need_weights)
+
+    def _step_memory(self, cache: KeyValueCache) -> StepMemory | None:
+        """The memory of a step of one position, if the step is computed for all heads and beams together."""
+        steps = self.steps_by_head and self.on_weights is None and not self.training and active_plan() is not None
+        return cache.step_memory() if steps else None
+
+    def _step(
+        self,
+        query: Tensor,
+        cache: KeyValueCache,
+        memory: StepMemory,
+        attn_mask: Tensor | None,
+        incremental_state: Any,
+    ) -> Tensor:
+        """Attend from one position of each row, ``(N, 1, embed_dim)``; the beams of a sentence may share a memory."""
+        rows, heads, dim, shared = query.size(0), self.num_heads, self.head_dim, memory.rows
+        if self.encoder_decoder:
+            # (N, 1, H * D) -> (B, beam, H, D) -> (B, H, beam, D)
+            q = self.q_proj(query).view(shared, -1, heads, dim).transpose(1, 2).reshape(shared * heads, -1, dim)
+        else:
+            # (N, 1, 3 * H * D) -> (B, beam, 3, H, D) -> (3, B, H, beam, D)
+            by_head = self.in_proj(query).view(shared, -1, 3, heads, dim).permute(2, 0, 3, 1, 4)
+            q, k, v = by_head.reshape(3, shared * heads, -1, dim).unbind(0)
+            appended = cache.append_step(k, v)
+            if appended is not cache:  # with a memory for each row
+                incremental_state[self.state_key] = {"cache": appended}
+                q = q.view(shared, heads, -1, dim).transpose(1, 2).reshape(rows * heads, 1, dim)
+                cache, shared = appended, rows
+        memory, mask = cache.attended_step(attn_mask, q.dtype)
+        out = memory.attend(q, mask, dim**-0.5 if self.scale is None else self.scale)
+        # (B * H, beam, D) -> (B, beam, H, D) -> (N, 1, H * D)
+        return self.out_proj(out.view(shared, heads, -1, dim).transpose(1, 2).reshape(rows, 1, heads * dim))
 
     def own_heads(self, query: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
         """The heads of self-attention.

@@ -13,7 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqgen.modules.masks import QueryPositions, segment_positions
+from seqgen.modules.step_plan import active_plan
 from seqgen.system.switches import INPUT_CHOICES
+
+_BLOCK = 64
+"""Keys of which the bias of a decoding step is computed at a time."""
 
 
 class Positions(nn.Module):
@@ -231,10 +235,20 @@ class RelativePositionBias(nn.Module):
         if not INPUT_CHOICES.is_on():  # one lookup for each query and key: exports have no operator for windows
             queries = torch.arange(seen, seen + new, device=device)
             return self._of_distances(torch.arange(keys, device=device) - queries.unsqueeze(1)).unsqueeze(0)
+        plan = active_plan()
+        if plan is not None and new == 1 and keys == seen + 1:  # the last keys of a longer row, which is kept
+            longest = -(-keys // _BLOCK) * _BLOCK
+            row = plan.kept((self, longest), lambda: self._last_row(longest))
+            return row.narrow(3, longest - keys, keys)
         # (H, new + keys - 1)
         by_distance = self._of_distances(torch.arange(1 - seen - new, keys - seen, device=device))
         windows = by_distance.unfold(1, keys, 1)  # (H, new, keys), the last query first
         return (windows if new == 1 else windows.flip(1)).unsqueeze(0)
+
+    def _last_row(self, keys: int) -> Tensor:
+        """The bias of the last of some positions to all of them, ``(1, H, 1, keys)``."""
+        distances = torch.arange(1 - keys, 1, device=self.weight.device)
+        return self._of_distances(distances).unsqueeze(1).unsqueeze(0).contiguous()
 
     def _of_distances(self, distances: Tensor) -> Tensor:
         """The bias of each distance: ``(H, *distances.shape)``."""

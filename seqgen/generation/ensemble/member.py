@@ -18,6 +18,7 @@ from seqgen.errors import ConfigError
 from seqgen.generation.component import ATTENTION, FEATURES, LAYER_LOGITS
 from seqgen.incremental_state import IncrementalState, rows_of_sentences
 from seqgen.model import EncoderDecoderModel
+from seqgen.modules.step_plan import StepPlan
 from seqgen.registry import MEMBER_SOURCES
 from seqgen.structures import EncoderOut, Source, map_tensors
 
@@ -161,6 +162,7 @@ class Member:
         encoder_out: the encoder's output, with a row for each sentence or for each of its beams.
         shares_encoder_output: whether ``encoder_out`` has one row for each sentence.
         state: the incremental state of the decoder; ``None`` for decoding without a state.
+        plan: the functions of the decoder's modules, which are the same at every step.
         output_columns: if set, it takes the place of the decoder's output layer; see ``Decoder.output_columns``.
     """
 
@@ -185,6 +187,7 @@ class Member:
             self.encoder_out = model.encoder.reorder_encoder_out(self.encoder_out, rows)
         self.output_columns: Callable[[Tensor], Tensor] | None = None
         self.state: IncrementalState | None = None
+        self.plan = StepPlan()
         if use_cache and isinstance(decoder, IncrementalDecoder):
             decoder.set_beam_size(beam_size)
             self.state = decoder.new_incremental_state(sentences, beam_size, device)
@@ -201,7 +204,8 @@ class Member:
             tokens = tokens.clone()
             tokens[:, 0] = self.start_token
         state = {} if self.state is None else {"incremental_state": self.state}
-        out = decoded(self.model.decoder, tokens, self.encoder_out, needs, self.output_columns, **state).at(-1)
+        with self.plan.active():
+            out = decoded(self.model.decoder, tokens, self.encoder_out, needs, self.output_columns, **state).at(-1)
         logits = self.model.adjust_logits_during_generation(out.logits, tokens.size(1) - 1)
         return out if logits is out.logits else replace(out, logits=logits)
 

@@ -37,6 +37,10 @@ class MinimumLength(LogitsProcessor):
         """See ``LogitsProcessor``."""
         if not context.has_joined and context.step >= self.min_len:
             return lprobs
+        if not context.has_joined and context.step < context.first_end and not context.sentences.continues_source:
+            for token in (context.eos, *self.end_tokens):
+                lprobs[:, token].fill_(-torch.inf)  # all rows have the same length, and none is at its maximum
+            return lprobs
         short = context.steps + self._counted(context) < self.min_len
         if self.yields:
             short &= context.max_lengths > context.step

@@ -7,13 +7,14 @@ Each step appends to the cache of self-attention (``GrowingCache``). That of enc
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqgen.modules.attention import as_keys, rounded_keys, take_rows
+from seqgen.modules.attention import StepMemory, as_keys, rounded_keys, take_rows
 from seqgen.modules.kv_cache.protocol import Attended, KeysAndValues, KeyValueCache, join_rows
 from seqgen.system.contract import Flags
 
@@ -74,6 +75,7 @@ class GrowingCache(KeyValueCache):
         self.padding_mask: Tensor | None = None
         self._keys: _Memory | None = None
         self._values: _Memory | None = None
+        self._step_memory: StepMemory | None = None
 
     @classmethod
     def of(cls, seen: KeysAndValues) -> Self:
@@ -104,6 +106,32 @@ class GrowingCache(KeyValueCache):
         length = self.length
         return KeysAndValues(keys.filled.narrow(2, 0, length), values.filled.narrow(2, 0, length), self.padding_mask)
 
+    def step_memory(self) -> StepMemory | None:
+        """See ``KeyValueCache.step_memory``."""
+        keys, values = self._memories()
+        if self._step_memory is None or self._step_memory.source is not keys.filled:
+            self._step_memory = StepMemory.of(keys.filled, values.filled)
+        return None if self.padding_mask is not None else self._step_memory
+
+    def append_step(self, keys: Tensor, values: Tensor) -> Self:
+        """See ``KeyValueCache.append_step``."""
+        memory = self.step_memory()
+        assert memory is not None
+        if self.length + keys.size(1) > memory.keys.size(2):
+            by_row = (x.view(memory.rows, -1, *x.shape[1:]) for x in (keys, values))
+            return self.append(KeysAndValues(*by_row), memory.rows)
+        memory.write(self.length, keys, values)
+        self.length += keys.size(1)
+        return self
+
+    def attended_step(self, attn_mask: Tensor | None, dtype: torch.dtype) -> tuple[StepMemory, Tensor | None]:
+        """See ``KeyValueCache.attended_step``."""
+        memory = self.step_memory()
+        assert memory is not None
+        positions = rounded_keys(self.length, memory.source)
+        memory = memory.first(positions)
+        return memory, attn_mask if positions == self.length else _extended(attn_mask, self.length, memory.source, positions)
+
     def attended(self, attn_mask: Tensor | None, is_causal: bool, queries: int, dtype: torch.dtype) -> Attended:
         """All positions, and some that are not filled, but masked; see ``rounded_keys``."""
         filled = self.view().attended(attn_mask, is_causal, queries, dtype)
@@ -112,7 +140,7 @@ class GrowingCache(KeyValueCache):
         if positions == self.length or filled.is_causal:
             return filled
         keys, values = keys[:, :, :positions], values[:, :, :positions]
-        return Attended(keys, values, _extended(filled.mask, self.length, keys), False)
+        return Attended(keys, values, _extended(filled.mask, self.length, keys, positions), False)
 
     def reorder(self, new_order: Tensor) -> Self:
         """Move all keys and values of each row; see ``KeyValueCache``."""
@@ -150,9 +178,8 @@ class GrowingCache(KeyValueCache):
         return self._keys, self._values
 
 
-def _extended(mask: Tensor | None, length: int, keys: Tensor) -> Tensor:
-    """A mask over ``length`` positions, extended to those of ``keys``, which are masked: ``(..., positions)``."""
-    positions = keys.size(2)
+def _extended(mask: Tensor | None, length: int, keys: Tensor, positions: int) -> Tensor:
+    """A mask over ``length`` positions of ``keys``, extended by masked ones: ``(..., positions)``."""
     if mask is None:
         return (torch.arange(positions, device=keys.device) < length).unsqueeze(0)
     hidden = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
@@ -201,6 +228,19 @@ class StaticCache(KeyValueCache):
         if self.seen is None:
             raise ValueError("a key/value cache is empty until its first append")
         return self.seen
+
+    @cached_property
+    def _step(self) -> tuple[StepMemory, Tensor | None]:
+        keys, values, padding_mask = self.view()
+        return StepMemory.of(keys, values), None if padding_mask is None else ~padding_mask[:, None, None, :]
+
+    def step_memory(self) -> StepMemory | None:
+        """See ``KeyValueCache.step_memory``."""
+        return self._step[0]
+
+    def attended_step(self, attn_mask: Tensor | None, dtype: torch.dtype) -> tuple[StepMemory, Tensor | None]:
+        """See ``KeyValueCache.attended_step``; the padding is masked."""
+        return self._step if attn_mask is None else super().attended_step(attn_mask, dtype)
 
     def reorder(self, new_order: Tensor) -> Self:
         """Give each new row a copy of its keys, since a row may continue one of another sentence.

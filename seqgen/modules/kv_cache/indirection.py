@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqgen.modules.attention import as_keys, empty_keys, rounded_keys, take_rows
+from seqgen.modules.attention import StepMemory, as_keys, empty_keys, rounded_keys, take_rows
 from seqgen.modules.kv_cache.growing import GrowingCache
 from seqgen.modules.kv_cache.protocol import Attended, KeysAndValues, KeyValueCache
 from seqgen.modules.masks import step_mask
@@ -231,6 +231,7 @@ class IndirectionCache(KeyValueCache):
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
         self.clock = 0
+        self._step_memory: StepMemory | None = None
 
     def append(self, new: KeysAndValues, rows: int) -> KeyValueCache:
         """Write new keys and values into slots, in place; see ``KeyValueCache``.
@@ -240,21 +241,40 @@ class IndirectionCache(KeyValueCache):
         """
         if new.padding_mask is not None:
             return self.histories().append(new, rows)
-        self.clock = self.table.request(self.clock, self.table.append, new.keys.size(2))
-        self.keys = self._write(self.keys, new.keys, are_keys=True)
-        self.values = self._write(self.values, new.values, are_keys=False)
-        return self if self.stays or self.table.is_profitable else self.histories()
-
-    def _write(self, memory: Tensor | None, new: Tensor, are_keys: bool) -> Tensor:
-        table = self.table
+        positions = new.keys.size(2)
+        sentences, beam, _ = self.table.table.shape
         # (sentences * beam, H, T, D) -> (sentences, beam, H, T, D) -> (sentences, H, T, beam, D)
-        sentences, beam, _ = table.table.shape
-        added = new.view(sentences, beam, *new.shape[1:]).permute(0, 2, 3, 1, 4)
-        if memory is None or table.collected is not None:
-            memory = _with_room(memory, table, added, are_keys)
-        size = added.size(2) * added.size(3)
-        memory[:, :, table.used - size : table.used].view(added.shape).copy_(added)
-        return memory
+        by_slot = (x.view(sentences, beam, *x.shape[1:]).permute(0, 2, 3, 1, 4) for x in (new.keys, new.values))
+        # -> (sentences * H, T * beam, D)
+        return self._written(positions, *(x.reshape(-1, positions * beam, x.size(-1)) for x in by_slot))
+
+    def append_step(self, keys: Tensor, values: Tensor) -> KeyValueCache:
+        """See ``KeyValueCache.append_step``."""
+        return self._written(1, keys, values)
+
+    def _written(self, positions: int, keys: Tensor, values: Tensor) -> KeyValueCache:
+        """Write ``(sentences * H, slots, D)`` keys and values; returns the cache to use from now on."""
+        table = self.table
+        self.clock = table.request(self.clock, table.append, positions)
+        if self.keys is None or self.values is None or table.collected is not None:
+            heads = keys.size(0) // table.table.size(0)
+            self.keys = _with_room(self.keys, table, keys, heads, are_keys=True)
+            self.values = _with_room(self.values, table, values, heads, are_keys=False)
+        self.step_memory().write(table.used - keys.size(1), keys, values)
+        return self if self.stays or table.is_profitable else self.histories()
+
+    def step_memory(self) -> StepMemory:
+        """See ``KeyValueCache.step_memory``."""
+        keys, values = self._memories()
+        if self._step_memory is None or self._step_memory.source is not keys:
+            self._step_memory = StepMemory.of(keys, values)
+        return self._step_memory
+
+    def attended_step(self, attn_mask: Tensor | None, dtype: torch.dtype) -> tuple[StepMemory, Tensor | None]:
+        """See ``KeyValueCache.attended_step``."""
+        memory = self.step_memory()
+        slots = rounded_keys(self.table.used, memory.source)
+        return memory.first(slots), self.table.mask(attn_mask, 1, dtype, False, slots)
 
     def view(self) -> KeysAndValues:
         """The keys and values of each row, gathered from the slots; see ``KeyValueCache``."""
@@ -317,9 +337,9 @@ class IndirectionCache(KeyValueCache):
         return self.keys, self.values
 
 
-def _with_room(memory: Tensor | None, table: IndirectionTable, added: Tensor, are_keys: bool) -> Tensor:
+def _with_room(memory: Tensor | None, table: IndirectionTable, added: Tensor, heads: int, are_keys: bool) -> Tensor:
     """Memory with the capacity of the table, with the slots in use at their current numbers."""
-    shape = (added.size(0), added.size(1), table.capacity, added.size(-1))
+    shape = (table.table.size(0), heads, table.capacity, added.size(-1))
     larger = empty_keys(added, *shape) if are_keys else added.new_empty(shape)
     kept = 0
     if memory is not None and table.collected is not None:

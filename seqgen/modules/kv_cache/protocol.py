@@ -19,6 +19,7 @@ from torch import Tensor
 
 from seqgen.errors import DecodingError
 from seqgen.incremental_state import rows_of_parents, rows_of_sentences
+from seqgen.modules.attention import StepMemory
 from seqgen.modules.masks import step_mask
 from seqgen.system.contract import Flagged, Flags, returned
 
@@ -82,7 +83,10 @@ class KeyValueCache(Flagged, ABC):
     Letters: ``N`` rows of the batch, ``H`` heads, ``Q`` queries of a row, ``K`` keys, ``D`` the size of a head.
     """
 
-    flags: ClassVar[Flags] = {"can_merge": ("append", "view", "reorder", "crop", "merge")}
+    flags: ClassVar[Flags] = {
+        "can_merge": ("append", "view", "reorder", "crop", "merge"),
+        "step_memory": ("append", "view", "attended"),
+    }
 
     can_merge: bool = False
     """True if ``merge`` and ``crop`` work, which continuous batching needs."""
@@ -122,6 +126,18 @@ class KeyValueCache(Flagged, ABC):
         """
         view = returned(self, "view", self.view(), KeysAndValues)
         return view.attended(attn_mask, is_causal, queries, dtype)
+
+    def step_memory(self) -> StepMemory | None:
+        """The memory that a step of one position writes and reads; ``None`` if there is none, as in a user's cache."""
+        return None
+
+    def append_step(self, keys: Tensor, values: Tensor) -> KeyValueCache:
+        """Append ``(B * H, T, D)`` keys and values of one position of each row to the step memory."""
+        raise NotImplementedError
+
+    def attended_step(self, attn_mask: Tensor | None, dtype: torch.dtype) -> tuple[StepMemory, Tensor | None]:
+        """The keys, values and mask with which attention is computed in a step of one position; see ``attended``."""
+        raise NotImplementedError
 
     def reorder_beams(self, parents: Tensor) -> KeyValueCache:
         """Reorder within sentences; ``parents`` ``(sentences, beam)`` int64 is the beam that each new row continues."""
