@@ -8,7 +8,7 @@ its length; ``BackPointers`` reads the other tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -76,6 +76,8 @@ class FinishedHypotheses(Component):
 
     def __init__(self, batch: BatchInfo, ranking: Ranking):
         self.beam, self.ranking = batch.beam_size, ranking
+        self.may_have_any = False
+        """False if no sentence has a finished hypothesis."""
         self.lengths = torch.zeros(batch.num_sentences, self.beam, dtype=torch.int64, device=batch.device)
         """``(live, beam)`` int64 number of tokens of the hypothesis in each place; 0 if the place is free."""
         self.beams = torch.zeros_like(self.lengths)
@@ -139,6 +141,11 @@ class FinishedHypotheses(Component):
             results.append(sorted(found, key=lambda hypothesis: hypothesis.score, reverse=True))
         return results
 
+    def merge(self, other: Self) -> None:
+        """See ``Component.merge``."""
+        super().merge(other)
+        self.may_have_any |= other.may_have_any
+
     def _ranked(self, candidates: Candidates, step: int | Tensor, bonus: Tensor | None) -> Tensor:
         """The scores of candidates as hypotheses, ``(live, K)``; the stored ones get the same dtype."""
         dtype = candidates.scores.dtype
@@ -171,6 +178,7 @@ class FinishedHypotheses(Component):
         """Write the candidates that ``taken`` ``(live, K)`` bool marks into ``places``, ``(live, K)`` int64."""
         if _none(taken):
             return
+        self.may_have_any = True
         # the others are written to an extra place, which is cut off
         index = torch.where(taken, places, self.beam)
         for name, value in self._entries(candidates, taken, scores, step).items():
@@ -188,6 +196,7 @@ class FinishedHypotheses(Component):
         """
         if _none(scores > -torch.inf):
             return
+        self.may_have_any = True
         merged = {
             name: torch.cat([getattr(self, name).unflatten(1, (groups, -1)), value.unflatten(1, (groups, -1))], dim=-1)
             for name, value in self._entries(candidates, scores > -torch.inf, scores, step).items()
@@ -218,7 +227,8 @@ class FirstFinished(FinishedHypotheses):
 
     def done(self, active: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
         """All places are filled, the maximum length is reached, or no beam is active."""
-        return (self.lengths > 0).all(1) | super().done(active, step, max_lengths)
+        done = super().done(active, step, max_lengths)
+        return done | (self.lengths > 0).all(1) if self.may_have_any else done
 
 
 class BestFinished(FinishedHypotheses):
@@ -251,6 +261,8 @@ class BestFinished(FinishedHypotheses):
 
     def done(self, active: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
         """See ``early_stopping``; a sentence is also done when all of its candidates have ended."""
+        if not self.may_have_any:
+            return self._all_ended
         full = (self.lengths > 0).all(1)
         if self.early_stopping == "true":
             return full | self._all_ended

@@ -244,7 +244,9 @@ class Session:
         context = self.context(step, self.beam, outputs=outputs, scores=scores.flatten())
         attention = None if outputs.attention is None else context.by_sentence(outputs.attention)
         forbids = bool(self.setup.processors)
-        if plan.renormalizes and forbids:  # a processor may forbid all tokens of a row; a model that does so is an error
+        if (
+            plan.renormalizes and forbids
+        ):  # a processor may forbid all tokens of a row; a model that does so is an error
             nothing = logits[0].amax(1) == -torch.inf
             scores = torch.where(nothing.view_as(scores), torch.nan, scores)
         if plan.processes_logits or plan.adds_logits:

@@ -6,7 +6,7 @@ Letters: ``B`` rows of the keys, ``H`` heads, ``G`` heads of the keys, ``Q`` que
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Self
 
 import torch
@@ -120,23 +120,28 @@ class StepMemory(NamedTuple):
     Attributes:
         rows: ``B``, rows of the memory; the beams of a sentence may share one.
         keys: ``(B * H, D, K)``.
+        written_keys: the same keys, ``(B * H, K, D)``.
         values: ``(B * H, K, D)``.
+        zero: ``(1, 1, 1)``.
         source: the keys ``(B, H, K, D)`` of which these are views.
     """
 
     rows: int
     keys: Tensor
+    written_keys: Tensor
     values: Tensor
+    zero: Tensor
     source: Tensor
 
     @classmethod
     def of(cls, keys: Tensor, values: Tensor) -> Self:
         """Views of a memory ``(B, H, K, D)``."""
-        return cls(keys.size(0), keys.flatten(0, 1).transpose(1, 2), values.flatten(0, 1), keys)
+        by_head = keys.flatten(0, 1)
+        return cls(keys.size(0), by_head.transpose(1, 2), by_head, values.flatten(0, 1), keys.new_zeros(1, 1, 1), keys)
 
     def write(self, start: int, keys: Tensor, values: Tensor) -> None:
         """Write ``(B * H, T, D)`` keys and values from a position on."""
-        self.keys.narrow(2, start, keys.size(1)).copy_(keys.transpose(1, 2))
+        self.written_keys.narrow(1, start, keys.size(1)).copy_(keys)
         self.values.narrow(1, start, keys.size(1)).copy_(values)
 
     def first(self, positions: int) -> StepMemory:
@@ -144,7 +149,7 @@ class StepMemory(NamedTuple):
         if positions == self.keys.size(2):
             return self
         keys, values = self.keys.narrow(2, 0, positions), self.values.narrow(1, 0, positions)
-        return StepMemory(self.rows, keys, values, self.source)
+        return StepMemory(self.rows, keys, self.written_keys, values, self.zero, self.source)
 
     def attend(self, query: Tensor, mask: Tensor | None, scale: float) -> Tensor:
         """Attend without gradients, as ``attend`` does.
@@ -161,12 +166,17 @@ class StepMemory(NamedTuple):
         if mask is not None and _is_addend(mask, query):
             scores = torch.baddbmm(mask.flatten(0, 1), query, self.keys, alpha=scale)
         else:
-            query = query if scale == 1 else query * scale
-            in_bfloat16 = query.dtype == torch.bfloat16
-            scores = _scores(query, self.keys.transpose(1, 2)) if in_bfloat16 else torch.bmm(query, self.keys)
+            scores = self._scores(query, scale)
             if mask is not None:
                 scores = _masked(scores.view(self.rows, heads, *scores.shape[1:]), mask).flatten(0, 1)
         return torch.bmm(scores.softmax(-1), self.values)
+
+    def _scores(self, query: Tensor, scale: float) -> Tensor:
+        if query.dtype == torch.bfloat16:
+            return _scores(query if scale == 1 else query * scale, self.keys.transpose(1, 2))
+        if scale == 1:
+            return torch.bmm(query, self.keys)
+        return torch.baddbmm(self.zero, query, self.keys, beta=0, alpha=scale)
 
 
 def _is_addend(mask: Tensor, query: Tensor) -> bool:
@@ -278,6 +288,25 @@ def fold_beams(x: Tensor, key_rows: int) -> Tensor:
     # (B * r, Q, H, D) -> (B, r, Q, H, D) -> (B, H, r, Q, D) -> (B, H, r * Q, D)
     grouped = x.view(key_rows, -1, length, heads, dim).permute(0, 3, 1, 2, 4)
     return grouped.reshape(key_rows, heads, -1, dim)
+
+
+def split_heads(x: Tensor, rows: int, parts: int, heads: int) -> Sequence[Tensor]:
+    """Split projected features of one position into queries, keys and values with a matrix for each head.
+
+    Args:
+        x: ``(N, 1, parts * H * D)``.
+        rows: ``B``, rows of the keys; the ``N / B`` beams of a sentence become queries of one row.
+        parts: 3 for queries, keys and values; 1 for queries only.
+        heads: ``H``.
+
+    Returns:
+        ``parts`` times ``(B * H, beam, D)``.
+    """
+    if rows == 1:  # without a copy
+        split = x.view(-1, parts, heads, x.size(2) // (parts * heads)).permute(1, 2, 0, 3)
+        return split.unbind(0) if parts > 1 else (split.squeeze(0),)
+    split = x.view(rows, -1, parts, heads, x.size(2) // (parts * heads)).permute(2, 0, 3, 1, 4)
+    return split.reshape(parts, rows * heads, -1, split.size(4)).unbind(0)
 
 
 def unfold_weights(weights: Tensor, rows: int) -> Tensor:

@@ -88,6 +88,9 @@ PADDED = Kernel("padded", _prepacked, _padded_product, lambda rows, outputs: row
 WIDENED = Kernel("float32", lambda matrix: _prepacked(matrix.float()), _widened_product)
 
 
+_SMALLEST = 1e-30
+"""The smallest range that values are quantized by, so that nothing is divided by 0."""
+
 _AT_ONCE = 1024
 """Rows of a matrix that are quantized at a time, so that little memory is needed besides the result."""
 
@@ -109,8 +112,8 @@ def quantized(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def largest(rows: Tensor) -> Tensor:
-    """The largest absolute value of each row of ``(..., C)``, at least 1e-30: ``(..., 1)``."""
-    return rows.abs().amax(-1, keepdim=True).clamp_(min=1e-30)  # the norm of PyTorch is many times slower
+    """The largest absolute value of each row of ``(..., C)``, at least ``_SMALLEST``: ``(..., 1)``."""
+    return rows.abs().amax(-1, keepdim=True).clamp_(min=_SMALLEST)  # the norm of PyTorch is many times slower
 
 
 # The kernels below take unsigned inputs. Each row has a scale of its own, since one for the whole input would make each
@@ -159,10 +162,11 @@ def _fbgemm_integers(matrix: Tensor) -> Any:
 def _fbgemm_int8(packed: Any, x: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply by FBGEMM, whose operator quantizes its input by one scale: several rows are first divided by theirs."""
     multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
-    scale = largest(x)
-    if scale.numel() == 1:
-        out: Tensor = multiply(x, scale.item() / 127, _ZERO, packed)
+    if x.numel() == x.size(-1):
+        lowest, highest = torch.aminmax(x)
+        out: Tensor = multiply(x, max(-lowest.item(), highest.item(), _SMALLEST) / 127, _ZERO, packed)
         return out if bias is None else out.add_(bias)
+    scale = largest(x)
     out = multiply(x / scale, 1 / 127, _ZERO, packed)
     return out.mul_(scale) if bias is None else torch.addcmul(bias, out, scale)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from seqgen.errors import ConfigError
 from seqgen.incremental_state import IncrementalState, ModuleState, StateDict, StatefulModule
-from seqgen.modules.attention import StepMemory, attend, fold_beams, unfold_beams, unfold_weights
+from seqgen.modules.attention import StepMemory, attend, fold_beams, split_heads, unfold_beams, unfold_weights
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.kv_cache.growing import GrowingCache, StaticCache
 from seqgen.modules.kv_cache.indirection import IndirectionCache, IndirectionTable
@@ -215,12 +215,9 @@ class MultiheadAttention(StatefulModule):
         """Attend from one position of each row, ``(N, 1, embed_dim)``; the beams of a sentence may share a memory."""
         rows, heads, dim, shared = query.size(0), self.num_heads, self.head_dim, memory.rows
         if self.encoder_decoder:
-            # (N, 1, H * D) -> (B, beam, H, D) -> (B, H, beam, D)
-            q = self.q_proj(query).view(shared, -1, heads, dim).transpose(1, 2).reshape(shared * heads, -1, dim)
+            (q,) = split_heads(self.q_proj(query), shared, 1, heads)
         else:
-            # (N, 1, 3 * H * D) -> (B, beam, 3, H, D) -> (3, B, H, beam, D)
-            by_head = self.in_proj(query).view(shared, -1, 3, heads, dim).permute(2, 0, 3, 1, 4)
-            q, k, v = by_head.reshape(3, shared * heads, -1, dim).unbind(0)
+            q, k, v = split_heads(self.in_proj(query), shared, 3, heads)
             appended = cache.append_step(k, v)
             if appended is not cache:  # with a memory for each row
                 incremental_state[self.state_key] = {"cache": appended}
@@ -228,8 +225,9 @@ class MultiheadAttention(StatefulModule):
                 cache, shared = appended, rows
         memory, mask = cache.attended_step(attn_mask, q.dtype)
         out = memory.attend(q, mask, dim**-0.5 if self.scale is None else self.scale)
-        # (B * H, beam, D) -> (B, beam, H, D) -> (N, 1, H * D)
-        return self.out_proj(out.view(shared, heads, -1, dim).transpose(1, 2).reshape(rows, 1, heads * dim))
+        out = out if shared == 1 else out.view(shared, heads, -1, dim)
+        # (B, H, beam, D) -> (B, beam, H, D) -> (N, 1, H * D)
+        return self.out_proj(out.transpose(-3, -2).reshape(rows, 1, heads * dim))
 
     def own_heads(self, query: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
         """The heads of self-attention.

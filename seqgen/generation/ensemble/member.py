@@ -162,7 +162,7 @@ class Member:
         encoder_out: the encoder's output, with a row for each sentence or for each of its beams.
         shares_encoder_output: whether ``encoder_out`` has one row for each sentence.
         state: the incremental state of the decoder; ``None`` for decoding without a state.
-        plan: the functions of the decoder's modules, which are the same at every step.
+        plan: the functions of the modules, which are the same at every step.
         output_columns: if set, it takes the place of the decoder's output layer; see ``Decoder.output_columns``.
     """
 
@@ -179,7 +179,9 @@ class Member:
         self.start_token = start_token
         sentences, device = source.src_tokens.size(0), source.src_tokens.device
         decoder = model.decoder
-        self.encoder_out: Any = encode(model.encoder, source)  # a model may have a subclass of EncoderOut
+        self.plan = StepPlan()
+        with self.plan.active():
+            self.encoder_out: Any = encode(model.encoder, source)  # a model may have a subclass of EncoderOut
         use_cache, shares = debug.use_cache, getattr(decoder, "shares_encoder_output", False)
         self.shares_encoder_output = use_cache and debug.share_encoder_output and shares
         if not self.shares_encoder_output:
@@ -187,7 +189,6 @@ class Member:
             self.encoder_out = model.encoder.reorder_encoder_out(self.encoder_out, rows)
         self.output_columns: Callable[[Tensor], Tensor] | None = None
         self.state: IncrementalState | None = None
-        self.plan = StepPlan()
         if use_cache and isinstance(decoder, IncrementalDecoder):
             decoder.set_beam_size(beam_size)
             self.state = decoder.new_incremental_state(sentences, beam_size, device)

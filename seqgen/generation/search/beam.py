@@ -61,4 +61,6 @@ class Greedy(Search):
 
 def own_beams(values: Tensor) -> Tensor:
     """The parent beams of ``(sentences, beam)`` candidates if candidate ``i`` continues beam ``i``."""
+    if values.size(1) == 1:
+        return torch.zeros_like(values)
     return torch.arange(values.size(1), device=values.device).expand_as(values).contiguous()

@@ -112,7 +112,7 @@ class IndirectionTable:
             more = self.table.new_zeros(sentences, beam, positions + max(_BLOCK, room) // beam)
             self.table = torch.cat([self.table, more], dim=2)
         slots = torch.arange(self.used, self.used + new, device=self.table.device).view(positions, beam)
-        self.table[:, :, self.length : self.length + positions] = slots.t()
+        self.table.narrow(2, self.length, positions).copy_(slots.t())
         self.used += new
         self.length += positions
 
@@ -193,6 +193,9 @@ class IndirectionTable:
 
     def _build_mask(self, attn_mask: Tensor | None, queries: int, dtype: torch.dtype, count: int) -> Tensor:
         sentences, beam, _ = self.table.shape
+        if attn_mask is None and queries == 1:
+            mask = torch.full((sentences, 1, beam, count), -torch.inf, dtype=dtype, device=self.table.device)
+            return mask.scatter_(3, self.table.narrow(2, 0, self.length).unsqueeze(1), 0.0)
         added = torch.zeros(1, 1, queries, 1, dtype=dtype, device=self.table.device)
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             # Half of the lowest number and not -inf: with all positions masked, the softmax is uniform and not NaN.
