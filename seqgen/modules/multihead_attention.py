@@ -185,7 +185,8 @@ class MultiheadAttention(StatefulModule):
         rows, length, _ = query.shape
         is_causal = is_causal and length > 1
         cache = self._cache_in(incremental_state)
-        if length == 1 and cache is not None and rotation is None and not need_weights:
+        # a GPU has one kernel for all of attention
+        if length == 1 and query.is_cpu and cache is not None and rotation is None and not need_weights:
             memory = self._step_memory(cache)
             if memory is not None:
                 return self._step(query, cache, memory, attn_mask, incremental_state), None
