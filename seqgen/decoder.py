@@ -478,7 +478,7 @@ def _change(
     for key in list(incremental_state if keys is None else keys):
         owner = _owner(key)
         changed = getattr(owner, method)(incremental_state[key], *arguments)
-        incremental_state[key] = returned(owner, method, changed, dict)
+        incremental_state[key] = changed if type(changed) is dict else returned(owner, method, changed, dict)
 
 
 def _owner(key: Any) -> StatefulModule:

@@ -153,7 +153,7 @@ class StatefulModule(nn.Module, Flagged):
     def state_key(self) -> StateKey:
         """This module's key, made at first use."""
         key: StateKey | None = self.__dict__.get("_state_key")
-        if key is None or key.owner is not self:
+        if key is None or key._owner is None or key._owner() is not self:
             key = self.__dict__["_state_key"] = StateKey(self)
         return key
 

@@ -37,6 +37,7 @@ from seqgen.generation.stopping import TimeLimit
 from seqgen.modules.kernel_choice import fastest_threads
 from seqgen.structures import Hypothesis, Source, map_tensors
 from seqgen.system.contract import is_built_in, returned_tensor
+from seqgen.system.devices import prepare
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ class Session:
         self.beam = beam or setup.beam_size
         sources = setup.ensemble.sources(request.sample)
         device, count = sources[0].src_tokens.device, request.sample.num_sentences
+        prepare(device)
         start = self._begin_members(sources)
         self.reads_alike = setup.ensemble.read_alike(sources)
         self.sentences = batch = self._sentences(sources)

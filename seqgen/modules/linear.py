@@ -17,7 +17,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from seqgen.modules.cached_weight import CachedWeight
 from seqgen.modules.kernel_choice import ALIKE, MatrixProduct, times
 from seqgen.modules.kernels import PLAIN, Kernel, has_onednn, kernels_for, onednn_product
-from seqgen.modules.step_plan import active_plan
+from seqgen.modules.step_plan import active_plan, has_hooks
 from seqgen.system.switches import PREPACKED_WEIGHTS
 
 _LARGE_PRODUCT = 10_000_000
@@ -159,7 +159,7 @@ class Projection(CachedWeight):
         """
         plan = active_plan()
         if plan is not None:
-            key = self, x.numel()
+            key = "project", self, x.numel()
             found = plan.get(key)
             if found is None:
                 found = plan[key] = self._planned(x)
@@ -223,6 +223,20 @@ class Linear(Projection, nn.Linear):
 
     A parametrized weight, for example a weight-normalized one, is computed once per evaluation.
     """
+
+    def __call__(self, input: Tensor) -> Tensor:
+        """Map ``(..., in_features)`` to ``(..., out_features)``; in a decoding step, hooks are looked for only once."""
+        plan = active_plan()
+        if plan is None:
+            mapped: Tensor = super().__call__(input)
+            return mapped
+        key = self, input.numel()
+        found = plan.get(key)
+        if found is None:
+            is_plain = type(self).forward is Linear.forward and not has_hooks(self)
+            found = plan[key] = self._planned(input) if is_plain else super().__call__
+        planned: Tensor = found(input)
+        return planned
 
     def forward(self, input: Tensor) -> Tensor:
         """Map ``(..., in_features)`` to ``(..., out_features)``."""

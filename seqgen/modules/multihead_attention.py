@@ -187,7 +187,8 @@ class MultiheadAttention(StatefulModule):
         cache = self._cache_in(incremental_state)
         # a GPU has one kernel for all of attention
         if length == 1 and query.is_cpu and cache is not None and rotation is None and not need_weights:
-            memory = self._step_memory(cache)
+            steps = self.steps_by_head and self.on_weights is None and not self.training and active_plan() is not None
+            memory = cache.step_memory() if steps else None
             if memory is not None:
                 return self._step(query, cache, memory, attn_mask, incremental_state), None
         if self.encoder_decoder:
@@ -199,11 +200,6 @@ class MultiheadAttention(StatefulModule):
             seen = self._appended(new, rows, incremental_state)
         out, weights = self._attend(q, seen, attn_mask, is_causal, need_weights)
         return out, self._reported(weights, need_weights)
-
-    def _step_memory(self, cache: KeyValueCache) -> StepMemory | None:
-        """The memory of a step of one position, if the step is computed for all heads and beams together."""
-        steps = self.steps_by_head and self.on_weights is None and not self.training and active_plan() is not None
-        return cache.step_memory() if steps else None
 
     def _step(
         self,
@@ -327,7 +323,7 @@ class MultiheadAttention(StatefulModule):
         return StaticCache() if self.encoder_decoder else choose_cache(incremental_state, new)
 
     def _cache_in(self, incremental_state: StateDict | None) -> KeyValueCache | None:
-        module_state = self.get_state(incremental_state)
+        module_state = None if incremental_state is None else incremental_state.get(self.state_key)
         cache: KeyValueCache | None = None if module_state is None else module_state["cache"]
         return cache
 
@@ -359,8 +355,11 @@ class MultiheadAttention(StatefulModule):
 
 def _changed(module_state: ModuleState, method: str, *arguments: Any) -> ModuleState:
     """The caches that a method of each cache returns."""
-    calls = {name: getattr(cache, method)(*arguments) for name, cache in module_state.items()}
-    return {name: returned(module_state[name], method, cache, KeyValueCache) for name, cache in calls.items()}
+    changed = {}
+    for name, cache in module_state.items():
+        new = getattr(cache, method)(*arguments)
+        changed[name] = new if new is cache else returned(cache, method, new, KeyValueCache)
+    return changed
 
 
 class MergedAttention(MultiheadAttention):

@@ -236,8 +236,8 @@ class RelativePositionBias(nn.Module):
             queries = torch.arange(seen, seen + new, device=device)
             return self._of_distances(torch.arange(keys, device=device) - queries.unsqueeze(1)).unsqueeze(0)
         plan = active_plan()
-        # not on a GPU, whose attention kernels need aligned masks
-        if plan is not None and device.type == "cpu" and new == 1 and keys == seen + 1:  # the last keys of a longer row, which is kept
+        if plan is not None and device.type == "cpu" and new == 1 and keys == seen + 1:
+            # the last keys of a longer row, which is kept; not on a GPU, whose attention kernels need aligned masks
             longest = -(-keys // _BLOCK) * _BLOCK
             row = plan.kept((self, longest), lambda: self._last_row(longest))
             return row.narrow(3, longest - keys, keys)

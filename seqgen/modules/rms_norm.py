@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from seqgen.modules.step_plan import active_plan
+from seqgen.modules.step_plan import active_plan, has_hooks
 from seqgen.system.switches import INPUT_CHOICES
 
 
@@ -34,15 +34,18 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.zero_centered = zero_centered
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalize ``(..., C)`` over its last dimension."""
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalize ``(..., C)`` over its last dimension; in a decoding step, hooks are looked for only once."""
         plan = active_plan()
         if plan is None:
-            return self._normalized(x)
+            normalized: Tensor = super().__call__(x)
+            return normalized
         found = plan.get(self)
         if found is None:
-            found = plan[self] = self._planned(x)
-        return found(x)
+            is_plain = type(self).forward is RMSNorm.forward and not has_hooks(self)
+            found = plan[self] = self._planned(x) if is_plain else super().__call__
+        planned: Tensor = found(x)
+        return planned
 
     def _planned(self, x: Tensor) -> Callable[[Tensor], Tensor]:
         """The function for inputs such as ``x`` while the weight does not change: on a CPU, with fewer kernels.
@@ -52,12 +55,13 @@ class RMSNorm(nn.Module):
         """
         dim, dtype = x.size(-1), x.dtype
         if x.device.type != "cpu" or not INPUT_CHOICES.is_on() or {dtype, self.weight.dtype} - {torch.float32}:
-            return self._normalized
+            return self.forward
         factor = (1 + self.weight if self.zero_centered else self.weight) * math.sqrt(dim)
         smallest, norm = torch.tensor(math.sqrt(dim * self.eps)), torch.linalg.vector_norm
         return lambda x: x.div(torch.hypot(norm(x, dim=-1, keepdim=True), smallest)).mul_(factor)
 
-    def _normalized(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize ``(..., C)`` over its last dimension."""
         if x.dtype != self.weight.dtype or x.dtype in (torch.float16, torch.bfloat16):
             wide = x.to(torch.promote_types(x.dtype, torch.float32))
             if self.zero_centered:

@@ -8,6 +8,8 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
+from torch.nn.modules import module
 
 T = TypeVar("T")
 
@@ -48,3 +50,13 @@ _ACTIVE: ContextVar[StepPlan | None] = ContextVar("step_plan", default=None)
 
 active_plan: Callable[[], StepPlan | None] = _ACTIVE.get
 """The active plan; ``None`` outside a decoding step."""
+
+
+def has_hooks(layer: nn.Module) -> bool:
+    """True if something is called before or after the ``forward`` of a module."""
+    return bool(
+        layer._forward_hooks
+        or layer._forward_pre_hooks
+        or module._global_forward_hooks
+        or module._global_forward_pre_hooks
+    )

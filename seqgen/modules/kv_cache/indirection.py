@@ -268,9 +268,8 @@ class IndirectionCache(KeyValueCache):
 
     def step_memory(self) -> StepMemory:
         """See ``KeyValueCache.step_memory``."""
-        keys, values = self._memories()
-        if self._step_memory is None or self._step_memory.source is not keys:
-            self._step_memory = StepMemory.of(keys, values)
+        if self._step_memory is None or self._step_memory.source is not self.keys:
+            self._step_memory = StepMemory.of(*self._memories())
         return self._step_memory
 
     def attended_step(self, attn_mask: Tensor | None, dtype: torch.dtype) -> tuple[StepMemory, Tensor | None]:
