@@ -16,9 +16,8 @@ import torch
 from seqgen.checkpoints.hub import PREFIX, local_path
 from seqgen.checkpoints.loaders import LoadedModel, PromptDecodingConfig, checkpoint_loader_of
 from seqgen.checkpoints.loading import load_model
-from seqgen.checkpoints.run_checkpoints import Checkpoints, checkpoints_of, gather_run, resolve
+from seqgen.checkpoints.run_checkpoints import Checkpoints, resolve
 from seqgen.checkpoints.run_config import write_run_checksums
-from seqgen.checkpoints.sharded import is_sharded
 from seqgen.cli.command import log, run
 from seqgen.cli.output import check_output
 from seqgen.cli.run_folder import write_config
@@ -35,8 +34,8 @@ from seqgen.registry import TASKS
 from seqgen.system.files import new_folder
 from seqgen.training.averaging import average_runs
 
-DESCRIPTION = """writes a model in another form, which format chooses. run: a run folder, from a fairseq checkpoint,
-a Hugging Face folder, or a run with sharded checkpoints. huggingface: a Hugging Face folder, from a T5, transformer or
+DESCRIPTION = """writes a model in another form, which format chooses. run: a run folder, from a fairseq checkpoint
+or a Hugging Face folder. huggingface: a Hugging Face folder, from a T5, transformer or
 transformer_lm. export: the encoder and one step of the decoder, whose decoding state is an input and an output, as ONNX
 files and as files of torch.export, with export.json and the tokenizer. trie: the outputs allowed by
 generation.prefix_trie, encoded for a model, as a file that decoding maps into memory. average: the mean of the weights
@@ -114,11 +113,6 @@ def convert(cfg: ConvertConfig) -> None:
     (name,), folder = cfg.path, Path(cfg.output)
     path, to_run = local_path(name), cfg.format == "run"
     if to_run and path.exists() and checkpoint_loader_of(path) is None:
-        if any(map(is_sharded, checkpoints_of(path))):
-            names = gather_run(path, folder)
-            print(f"{folder}: a copy of {path} with plain checkpoints: {', '.join(names)}")
-            print(f"decode:    seqgen-generate path={folder} input=FILE")
-            return
         resolve(path)  # raises if it is no run either
         raise ConfigError(f"path={path} is a run; runs of seqgen need no conversion")
     loaded = load_model(path, dtype=torch.float32 if cfg.format == "export" else None, reading=cfg.reading)

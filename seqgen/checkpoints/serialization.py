@@ -171,32 +171,13 @@ def read_json(path: Path) -> Any:
         raise CheckpointError(f"{path}: cannot be read as JSON ({error}); it may be truncated") from None
 
 
-def write_checksums(folder: Path, known: Mapping[str, str] | None = None) -> None:
-    """Write the checksums of all files of a folder into its ``SHA256SUMS``, and sync the folder.
-
-    Args:
-        folder: the folder.
-        known: checksums, by the file's name, that need not be computed.
-    """
-    known = known or {}
+def write_checksums(folder: Path) -> None:
+    """Write the checksums of all files of a folder into its ``SHA256SUMS``, and sync the folder."""
     files = [path for path in sorted(folder.iterdir()) if path.name != CHECKSUMS]
-    lines = [f"{known.get(path.name) or digest(path)}  {path.name}\n" for path in files]
+    lines = [f"{digest(path)}  {path.name}\n" for path in files]
     (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
     sync(folder / CHECKSUMS)
     sync(folder)
-
-
-def recorded_checksums(folder: Path) -> dict[str, str]:
-    """The checksums in the ``SHA256SUMS`` of a folder, by the file's name.
-
-    Raises:
-        CheckpointError: the file is missing or unreadable.
-    """
-    try:
-        lines = read_bytes(folder / CHECKSUMS).decode().splitlines()
-    except (OSError, ValueError):
-        raise CheckpointError(f"{folder}: {CHECKSUMS} is missing or unreadable; was the folder copied whole?") from None
-    return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
 
 
 def verify_checksums(folder: Path, names: Sequence[str]) -> None:
@@ -209,7 +190,11 @@ def verify_checksums(folder: Path, names: Sequence[str]) -> None:
     Raises:
         CheckpointError: a file or the checksums are missing, or a checksum differs.
     """
-    expected = recorded_checksums(folder)
+    try:
+        lines = read_bytes(folder / CHECKSUMS).decode().splitlines()
+    except (OSError, ValueError):
+        raise CheckpointError(f"{folder}: {CHECKSUMS} is missing or unreadable; was the folder copied whole?") from None
+    expected = {name: recorded for recorded, _, name in (line.partition("  ") for line in lines)}
     for name in names:
         path = folder / name
         if not path.is_file():
