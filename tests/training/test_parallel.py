@@ -170,7 +170,8 @@ def tied(weights: dict[str, torch.Tensor]) -> set[tuple[str, str]]:
 
 @pytest.mark.slow
 def test_what_two_processes_with_shards_save_one_resumes(lab: Lab) -> None:
-    name, dtype, keys = runs(lab, 2, "fsdp", "float64", *SHORT)["transformer"]
+    _, dtype, keys = runs(lab, 2, "fsdp", "float64", *SHORT)["transformer"]
+    name = "shards"
     train_together(lab.root, 2, [(name, dtype, [*keys, "optimization.max_update=2"])], "fork")
     before = alone(lab, ("two-updates", dtype, [*keys, "optimization.max_update=2"]), 2)
     compare(before, lab.root / name, 1e-9)
