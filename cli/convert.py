@@ -16,9 +16,8 @@ import torch
 from seqgen.checkpoints.hub import PREFIX, local_path
 from seqgen.checkpoints.loaders import LoadedModel, PromptDecodingConfig, checkpoint_loader_of
 from seqgen.checkpoints.loading import load_model
-from seqgen.checkpoints.run_checkpoints import Checkpoints, checkpoints_of, gather_run, resolve
+from seqgen.checkpoints.run_checkpoints import Checkpoints, resolve
 from seqgen.checkpoints.run_config import write_run_checksums
-from seqgen.checkpoints.sharded import is_sharded
 from seqgen.cli.command import log, run
 from seqgen.cli.output import check_output
 from seqgen.cli.run_folder import write_config
@@ -28,17 +27,17 @@ from seqgen.config.user_files import recorded_files
 from seqgen.config.values import changed, from_dict
 from seqgen.data.tokenizers.base import load_tokenizer
 from seqgen.errors import ConfigError
-from seqgen.export import FORMATS, check_installed, write_export
+from seqgen.export import check_installed, write_export
 from seqgen.generation.component import Resources
 from seqgen.generation.processors.prefix_trie import TRIE_SUFFIX, trie_of_file
 from seqgen.registry import TASKS
 from seqgen.system.files import new_folder
 from seqgen.training.averaging import average_runs
 
-DESCRIPTION = """writes a model in another form, which format chooses. run: a run folder, from a fairseq checkpoint,
-a Hugging Face folder, or a run with sharded checkpoints. huggingface: a Hugging Face folder, from a T5, transformer or
-transformer_lm. export: the encoder and one step of the decoder, whose decoding state is an input and an output, as ONNX
-files and as files of torch.export, with export.json and the tokenizer. trie: the outputs allowed by
+DESCRIPTION = """writes a model in another form, which format chooses. run: a run folder, from a fairseq checkpoint
+or a Hugging Face folder. huggingface: a Hugging Face folder, from a T5 or
+transformer. export: the encoder and one step of the decoder, whose decoding state is an input and an output, as ONNX
+files, with export.json and the tokenizer. trie: the outputs allowed by
 generation.prefix_trie, encoded for a model, as a file that decoding maps into memory. average: the mean of the weights
 of checkpoints: of the newest five of a run with path=RUN last=5, or of those of path=[A,B,...], which may be runs of
 one architecture; it is written to checkpoints/average in the run folder (the first one, if there are several), or with
@@ -73,9 +72,6 @@ class ConvertConfig:
     )
     source_lang: str = option("", "with format=run: source language, if the checkpoint does not name it")
     target_lang: str = option("", "with format=run: target language, if the checkpoint does not name it")
-    formats: list[str] = option(
-        list(FORMATS), "with format=export: formats of the graphs: onnx, torch (files of torch.export), or both"
-    )
     opset: int = option(20, "with format=export: version of ONNX's operator set", minimum=18, maximum=23)
     last: int = option(0, "with format=average: number of newest checkpoints of the run to average", minimum=0)
     name: str = option("average", "with format=average: name of the checkpoint in the first run", role="output_path")
@@ -86,7 +82,7 @@ class ConvertConfig:
 KEYS = {
     "run": ("source_lang", "target_lang", "reading"),
     "huggingface": ("reading",),
-    "export": ("formats", "opset", "reading"),
+    "export": ("opset", "reading"),
     "average": ("last", "name"),
     "trie": ("input", "reading"),
 }
@@ -114,11 +110,6 @@ def convert(cfg: ConvertConfig) -> None:
     (name,), folder = cfg.path, Path(cfg.output)
     path, to_run = local_path(name), cfg.format == "run"
     if to_run and path.exists() and checkpoint_loader_of(path) is None:
-        if any(map(is_sharded, checkpoints_of(path))):
-            names = gather_run(path, folder)
-            print(f"{folder}: a copy of {path} with plain checkpoints: {', '.join(names)}")
-            print(f"decode:    seqgen-generate path={folder} input=FILE")
-            return
         resolve(path)  # raises if it is no run either
         raise ConfigError(f"path={path} is a run; runs of seqgen need no conversion")
     loaded = load_model(path, dtype=torch.float32 if cfg.format == "export" else None, reading=cfg.reading)
@@ -166,9 +157,7 @@ def _check_keys(cfg: ConvertConfig) -> None:
         raise ConfigError(f"output={cfg.output} already exists; give the name of a new folder")
     if cfg.format in ("huggingface", "export", "trie"):
         check_output("output", cfg.output, cfg.input)
-    if not cfg.formats or not set(cfg.formats) <= set(FORMATS):
-        raise ConfigError(f"formats=[{','.join(cfg.formats)}] must be one or more of: {', '.join(FORMATS)}")
-    if cfg.format == "export" and "onnx" in cfg.formats:
+    if cfg.format == "export":
         check_installed()
 
 
@@ -205,7 +194,7 @@ def _write_export(cfg: ConvertConfig, loaded: LoadedModel) -> None:
         UserError: see ``write_export``.
     """
     folder = Path(cfg.output)
-    difference = write_export(loaded, folder, cfg.formats, cfg.opset)
+    difference = write_export(loaded, folder, cfg.opset)
     print(f"{folder}: {type(loaded.model).__name__}, from {cfg.path[0]}")
     for file in sorted(folder.iterdir()):
         if file.is_file():

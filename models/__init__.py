@@ -13,8 +13,7 @@ MODELS.declare("fconv", "seqgen.models.fconv")
 MODELS.declare("transformer", "seqgen.models.transformer")
 MODELS.declare("transformer_lm", "seqgen.models.transformer_lm")
 MODELS.declare("transformer_ssru", "seqgen.models.transformer_ssru")
-for _prefix in ("t5", "mt5", "byt5", "umt5"):
-    MODELS.declare(_prefix, "seqgen.models.t5")
+MODELS.declare("t5", "seqgen.models.t5")
 MODELS.declare("t5gemma", "seqgen.models.t5gemma")
 MODELS.declare("t5gemma2", "seqgen.models.t5gemma2")
 

@@ -277,64 +277,21 @@ def _normalize_over_outputs(weights: dict[str, Tensor]) -> None:
         weights[name], weights[direction] = weight.norm(dim=(0, 1), keepdim=True), weight
 
 
-def _transformer(dim: int, ffn_dim: int, heads: int, **further: Any) -> dict[str, Any]:
-    both = {"embed_dim": dim, "ffn_embed_dim": ffn_dim, "attention_heads": heads}
-    return {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in both.items()} | further
-
-
-def _language_model(dim: int, ffn_dim: int, heads: int, layers: int, **further: Any) -> dict[str, Any]:
-    sizes = {"decoder_embed_dim": dim, "decoder_ffn_embed_dim": ffn_dim}
-    return {**sizes, "decoder_attention_heads": heads, "decoder_layers": layers, **further}
-
-
-_BART = {
-    **{f"{side}_learned_pos": True for side in ("encoder", "decoder")},
-    **{"share_all_embeddings": True, "share_decoder_input_output_embed": True, "layernorm_embedding": True},
-    "activation_fn": "gelu",
+_NAMES = {
+    "fconv": "fconv fconv_iwslt_de_en fconv_wmt_en_ro fconv_wmt_en_de fconv_wmt_en_fr",
+    "transformer": """
+        transformer transformer_tiny transformer_iwslt_de_en transformer_wmt_en_de transformer_vaswani_wmt_en_de_big
+        transformer_vaswani_wmt_en_fr_big transformer_wmt_en_de_big transformer_wmt_en_de_big_t2t bart_base bart_large
+        mbart_base mbart_base_wmt20 mbart_large
+        """,
+    "transformer_lm": """
+        transformer_lm transformer_lm_big transformer_lm_wiki103 transformer_lm_baevski_wiki103 transformer_lm_gbw
+        transformer_lm_baevski_gbw transformer_lm_gpt transformer_lm_gpt2_small transformer_lm_gpt2_medium
+        transformer_lm_gpt2_big
+        """,
 }
-_BART_BASE = _transformer(768, 3072, 12, **_BART)
-_BART_LARGE = _transformer(1024, 4096, 16, encoder_layers=12, decoder_layers=12, **_BART)
-_GPT = {"attention_dropout": 0.1, "activation_fn": "gelu"}
-_ADAPTIVE = {"adaptive_input": True, "no_decoder_final_norm": True}
-_PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
-
-ARCHITECTURES: dict[str, dict[str, dict[str, Any]]] = {
-    "fconv": {
-        "fconv": {},
-        "fconv_wmt_en_ro": {"decoder_out_embed_dim": 512},
-        **{name: vars(MODELS.config(name)) for name in ("fconv_iwslt_de_en", "fconv_wmt_en_de", "fconv_wmt_en_fr")},
-    },
-    "transformer": {
-        "transformer": {},
-        "transformer_tiny": _transformer(64, 64, 2, encoder_layers=2, decoder_layers=2),
-        "transformer_iwslt_de_en": _transformer(512, 1024, 4),
-        "transformer_wmt_en_de": {},
-        "transformer_vaswani_wmt_en_de_big": _transformer(1024, 4096, 16, dropout=0.3),
-        "transformer_vaswani_wmt_en_fr_big": _transformer(1024, 4096, 16, dropout=0.1),
-        "transformer_wmt_en_de_big": _transformer(1024, 4096, 16, dropout=0.3, attention_dropout=0.1),
-        "transformer_wmt_en_de_big_t2t": _transformer(
-            1024, 4096, 16, dropout=0.3, attention_dropout=0.1, activation_dropout=0.1, **_PRE_NORM
-        ),
-        "bart_base": {**_BART_BASE, "no_scale_embedding": True},
-        "bart_large": {**_BART_LARGE, "no_scale_embedding": True},
-        "mbart_base": _BART_BASE,
-        "mbart_base_wmt20": {**_BART_BASE, "layernorm_embedding": False},
-        "mbart_large": _BART_LARGE,
-    },
-    "transformer_lm": {
-        "transformer_lm": {},
-        "transformer_lm_big": _language_model(1024, 4096, 16, 12),
-        "transformer_lm_wiki103": _language_model(1024, 4096, 8, 16, **_ADAPTIVE),
-        "transformer_lm_baevski_wiki103": _language_model(1024, 4096, 8, 16, **_ADAPTIVE),
-        "transformer_lm_gbw": _language_model(512, 4096, 16, 12, no_decoder_final_norm=True),
-        "transformer_lm_baevski_gbw": _language_model(512, 4096, 16, 12, no_decoder_final_norm=True),
-        "transformer_lm_gpt": _language_model(768, 3072, 12, 12, **_GPT),
-        "transformer_lm_gpt2_small": _language_model(1024, 4096, 16, 24, **_GPT),
-        "transformer_lm_gpt2_medium": _language_model(1280, 5120, 20, 36, **_GPT),
-        "transformer_lm_gpt2_big": _language_model(1600, 6400, 25, 48, **_GPT),
-    },
-}
-"""For each model, its architectures with the values that differ from the model's defaults."""
+FAMILIES = {name: family for family, names in _NAMES.items() for name in names.split()}
+"""The model of each architecture. Checkpoints have all options; one that is missing has the model's default."""
 
 _SWITCHES = """
     adaptive_input add_bos_token char_inputs character_embeddings cross_self_attention decoder_add_adapters
@@ -583,7 +540,7 @@ def read_options(
         CheckpointError: it holds another architecture or task, or an option that is unknown or not supported.
     """
     model, task = _groups(checkpoint, path)
-    family, defaults = _architecture(architecture or str(model.get("arch") or model.get("_name")), path)
+    family = _family(architecture or str(model.get("arch") or model.get("_name")), path)
     wanted = "language_modeling" if family == "transformer_lm" else "translation"
     name = str(task.get("_name") or task.get("task") or wanted)
     languages = read_languages(task, path) if name == MULTILINGUAL and family == "transformer" else None
@@ -594,7 +551,7 @@ def read_options(
         )
     if family == "transformer_lm":
         model = {**{key: task[key] for key in _OF_THE_TASK if key in task}, **model}
-    config = _config(family, {**defaults, **{key: value for key, value in model.items() if key not in ignore}}, path)
+    config = _config(family, {key: value for key, value in model.items() if key not in ignore}, path)
     return FairseqOptions(config, str(task.get("source_lang") or ""), str(task.get("target_lang") or ""), languages)
 
 
@@ -633,15 +590,14 @@ def _resolve(value: Any, cfg: Mapping[str, Any]) -> Any:
     return value
 
 
-def _architecture(name: str, path: Path) -> tuple[str, dict[str, Any]]:
-    for family, architectures in ARCHITECTURES.items():
-        if name in architectures:
-            return family, architectures[name]
-    known = [name for architectures in ARCHITECTURES.values() for name in architectures]
-    raise CheckpointError(
-        f"{path} holds a model of the architecture {shown(name)}, which seqgen does not have{nearest(name, known)}; "
-        f"there are: {', '.join(known)}. If it is one of these with other sizes, set reading.architecture=NAME"
-    )
+def _family(name: str, path: Path) -> str:
+    if name not in FAMILIES:
+        raise CheckpointError(
+            f"{path} holds a model of the architecture {shown(name)}, which seqgen does not have"
+            f"{nearest(name, FAMILIES)}; there are: {', '.join(FAMILIES)}. If it is one of these with other sizes, set "
+            "reading.architecture=NAME"
+        )
+    return FAMILIES[name]
 
 
 def _config(family: str, options: dict[str, Any], path: Path) -> FConvConfig | TransformerConfig | TransformerLMConfig:

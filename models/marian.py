@@ -72,6 +72,7 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "transformer-ffn-depth": (2,),
     "transformer-decoder-ffn-depth": (0, 2),
     "transformer-decoder-autoreg": ("self-attention", "rnn"),
+    "transformer-ffn-activation": ("swish", "relu"),
     **{f"transformer-{name}": (False,) for name in ("no-projection", "no-bias", "no-affine", "rnn-projection", "pool")},
     **{f"transformer-{name}": (False,) for name in ("train-position-embeddings", "disable-position-embeddings")},
     **{"transformer-train-positions": (False,), "transformer-alibi-shift": (False,), "right-left": (False,)},
@@ -83,7 +84,6 @@ _FIXED: dict[str, tuple[Any, ...]] = {
 _NORMS = {("", "dan", ""): False, ("", "an", ""): False, ("n", "da", "n"): True, ("n", "a", "n"): True}
 """True for a pre-norm model, by ``transformer-preprocess``, ``-postprocess`` and ``-postprocess-top``."""
 
-_ACTIVATIONS = {"swish": "swish", "relu": "relu"}
 _LINE = re.compile(r"""(?:"((?:[^"\\]|\\.)*)"|'((?:[^']|'')*)'|(.*[^ ])) *: +([0-9]{1,9}) *""")
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)")
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "e": "\x1b"}
@@ -226,9 +226,6 @@ def _model_config(config: ForeignConfig, pad: int) -> TransformerConfig:
     if recurrent and (config.get("dec-cell", "gru") != "ssru" or config.get("layer-normalization", False)):
         cell, normed = (shown(config.value(key)) for key in ("dec-cell", "layer-normalization"))
         raise CheckpointError(f"{config.path}: dec-cell={cell} with layer-normalization={normed} is not supported")
-    activation = config.get("transformer-ffn-activation", "swish")
-    if activation not in _ACTIVATIONS:
-        raise CheckpointError(f"{config.path}: transformer-ffn-activation={shown(activation)} is not supported")
     tied, source = (config.get(f"tied-embeddings{suffix}", False) for suffix in ("-all", "-src"))
     output = config.get("tied-embeddings", False)
     hidden = config.get("transformer-dim-ffn", 2048, minimum=1)
@@ -241,7 +238,7 @@ def _model_config(config: ForeignConfig, pad: int) -> TransformerConfig:
         "decoder_layers": config.get("dec-depth", 6, minimum=1),
         "encoder_ffn_embed_dim": hidden,
         "decoder_ffn_embed_dim": config.get("transformer-decoder-dim-ffn", 0) or hidden,
-        "activation_fn": _ACTIVATIONS[activation],
+        "activation_fn": config.get("transformer-ffn-activation", "swish"),
         "layernorm_embedding": "n" in config.get("transformer-postprocess-emb", "d"),
         "share_all_embeddings": tied or (source and output),
         "share_encoder_decoder_embed": source and not tied and not output,

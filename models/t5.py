@@ -114,48 +114,21 @@ def _shape(d_model: int, d_ff: int, layers: int, heads: int, **further: Any) -> 
     return T5Config(d_model=d_model, d_ff=d_ff, num_layers=layers, num_heads=heads, **further)
 
 
-def _v1_1(d_model: int, d_ff: int, layers: int, heads: int, **further: Any) -> T5Config:
-    """A model of T5 1.1 or later: gated, with an untied output projection."""
-    return _shape(d_model, d_ff, layers, heads, feed_forward_proj="gated-gelu", tie_word_embeddings=False, **further)
+def _v1_1(d_model: int, d_ff: int, layers: int, heads: int) -> T5Config:
+    """A model of T5 1.1: gated, with an untied output projection."""
+    return _shape(d_model, d_ff, layers, heads, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
 
-
-def _umt5(d_model: int, d_ff: int, layers: int, heads: int) -> T5Config:
-    return _v1_1(d_model, d_ff, layers, heads, per_layer_bias=True)
-
-
-def _byt5(d_model: int, d_ff: int, layers: int, heads: int) -> T5Config:
-    """A model of ByT5, whose encoder is three times as deep as its decoder."""
-    return _v1_1(d_model, d_ff, layers, heads, num_decoder_layers=layers // 3)
-
-
-_V1_1_SIZES = {
-    "small": (512, 1024, 8, 6),
-    "base": (768, 2048, 12, 12),
-    "large": (1024, 2816, 24, 16),
-    "xl": (2048, 5120, 24, 32),
-    "xxl": (4096, 10240, 24, 64),
-}
-_BYT5_SIZES = {
-    "small": (1472, 3584, 12, 6),
-    "base": (1536, 3968, 18, 12),
-    "large": (1536, 3840, 36, 16),
-    "xl": (2560, 6720, 36, 32),
-    "xxl": (4672, 12352, 36, 64),
-}
 
 PRESETS: dict[str, T5Config] = {
     "t5_tiny": _shape(128, 256, 4, 4, d_kv=32),
     "t5_small": _shape(512, 2048, 6, 8),
     "t5_base": _shape(768, 3072, 12, 12),
     "t5_large": _shape(1024, 4096, 24, 16),
-    "t5_3b": _shape(1024, 16384, 24, 32, d_kv=128),
-    "t5_11b": _shape(1024, 65536, 24, 128, d_kv=128),
-    **{f"t5_v1_1_{size}": _v1_1(*shape) for size, shape in _V1_1_SIZES.items()},
-    **{f"mt5_{size}": _v1_1(*shape) for size, shape in _V1_1_SIZES.items()},
-    **{f"byt5_{size}": _byt5(*shape) for size, shape in _BYT5_SIZES.items()},
-    **{f"umt5_{size}": _umt5(*shape) for size, shape in _V1_1_SIZES.items() if size != "large"},
+    "t5_v1_1_small": _v1_1(512, 1024, 8, 6),
+    "t5_v1_1_base": _v1_1(768, 2048, 12, 12),
+    "t5_v1_1_large": _v1_1(1024, 2816, 24, 16),
 }
-"""Published models by name; Flan-T5 has the shapes of T5 1.1."""
+"""Published models by name; Flan-T5 and mT5 have the shapes of T5 1.1."""
 
 
 def t5_attention(cfg: T5Config, encoder_decoder: bool = False) -> MultiheadAttention:

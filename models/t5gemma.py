@@ -137,31 +137,13 @@ class T5GemmaConfig:
                 raise ConfigError(f"model.{side}_head_dim={dim} must be even, as rotary positions need it")
 
 
-_SIZES = """
-    hidden_size intermediate_size layers attention_heads key_value_heads head_dim query_pre_attn_scalar
-    """.split()  # noqa: SIM905
-
-
-def sizes_of(encoder: tuple[int, ...], decoder: tuple[int, ...]) -> dict[str, Any]:
-    """Values of a configuration: those of ``_SIZES`` for each side."""
-    sides = {"encoder": encoder, "decoder": decoder}
-    return {f"{side}_{key}": size for side, sizes in sides.items() for key, size in zip(_SIZES, sizes, strict=True)}
-
-
-TINY = (128, 256, 4, 4, 2, 32, 32)
-"""The sizes of an encoder or decoder for tests."""
-
-_2B, _9B = (2304, 9216, 26, 8, 4, 256, 256), (3584, 14336, 42, 16, 8, 256, 256)
-
-PRESETS: dict[str, T5GemmaConfig] = {
-    "t5gemma_tiny": T5GemmaConfig(
-        **sizes_of(TINY, TINY), encoder_sliding_window=16, decoder_sliding_window=16, dropout_rate=0.1
-    ),
-    "t5gemma_2b_2b": T5GemmaConfig(**sizes_of(_2B, _2B)),
-    "t5gemma_9b_2b": T5GemmaConfig(**sizes_of(_9B, _2B)),
-    "t5gemma_9b_9b": T5GemmaConfig(**sizes_of(_9B, _9B)),
+_TINY_SIDE = {
+    **{"hidden_size": 128, "intermediate_size": 256, "layers": 4, "attention_heads": 4, "key_value_heads": 2},
+    **{"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16},
 }
-"""Published models by name, and a small one for tests."""
+TINY: dict[str, Any] = {f"{side}_{key}": size for side in ("encoder", "decoder") for key, size in _TINY_SIDE.items()}
+TINY["dropout_rate"] = 0.1
+"""Values of a small model for tests; the defaults are those of 2B-2B."""
 
 
 class T5GemmaFeedForward(nn.Module):
@@ -468,7 +450,7 @@ class T5GemmaDecoder(ProjectedOutput, IncrementalDecoder):
         return self.cfg.max_target_positions
 
 
-@register_model("t5gemma", config=T5GemmaConfig, presets=PRESETS)
+@register_model("t5gemma", config=T5GemmaConfig, presets={"t5gemma_tiny": T5GemmaConfig(**TINY)})
 class T5GemmaModel(EncoderDecoderModel):
     """T5Gemma.
 

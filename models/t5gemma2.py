@@ -23,7 +23,6 @@ from seqgen.models.t5gemma import (
     T5GemmaDecoder,
     T5GemmaEncoderLayer,
     T5GemmaModel,
-    sizes_of,
 )
 from seqgen.modules.multihead_attention import MergedAttention
 from seqgen.modules.positions import RotaryPositions, Rotation
@@ -132,10 +131,7 @@ class T5Gemma2Decoder(T5GemmaDecoder):
     layer_class = T5Gemma2DecoderLayer
 
 
-_TINY = T5Gemma2Config(**sizes_of(TINY, TINY), encoder_sliding_window=16, decoder_sliding_window=16, dropout_rate=0.1)
-
-
-@register_model("t5gemma2", config=T5Gemma2Config, presets={"t5gemma2_tiny": _TINY})
+@register_model("t5gemma2", config=T5Gemma2Config, presets={"t5gemma2_tiny": T5Gemma2Config(**TINY)})
 class T5Gemma2Model(T5GemmaModel):
     """T5Gemma 2; source and target have one vocabulary. See ``T5GemmaModel``."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -126,30 +126,16 @@ class TransformerLMDecoder(ProjectedOutput, LanguageModelDecoder):
         return self.embed_positions.max_positions
 
 
-def _sized(dim: int, ffn_dim: int, heads: int, layers: int, **values: Any) -> TransformerLMConfig:
-    return TransformerLMConfig(
-        decoder_embed_dim=dim,
-        decoder_ffn_embed_dim=ffn_dim,
-        decoder_attention_heads=heads,
-        decoder_layers=layers,
-        **values,
-    )
-
-
-_GPT: dict[str, Any] = {"attention_dropout": 0.1, "activation_fn": "gelu", "share_decoder_input_output_embed": True}
-
-
-@register_model(
-    "transformer_lm",
-    config=TransformerLMConfig,
-    presets={
-        "transformer_lm_tiny": _sized(128, 256, 4, 4, share_decoder_input_output_embed=True),
-        "transformer_lm_gpt": _sized(768, 3072, 12, 12, **_GPT),
-        "transformer_lm_gpt2_small": _sized(1024, 4096, 16, 24, **_GPT),
-        "transformer_lm_gpt2_medium": _sized(1280, 5120, 20, 36, **_GPT),
-        "transformer_lm_gpt2_big": _sized(1600, 6400, 25, 48, **_GPT),
-    },
+_TINY = TransformerLMConfig(
+    decoder_embed_dim=128,
+    decoder_ffn_embed_dim=256,
+    decoder_attention_heads=4,
+    decoder_layers=4,
+    share_decoder_input_output_embed=True,
 )
+
+
+@register_model("transformer_lm", config=TransformerLMConfig, presets={"transformer_lm_tiny": _TINY})
 class TransformerLanguageModel(LanguageModel):
     """The transformer language model.
 

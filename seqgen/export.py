@@ -1,15 +1,13 @@
-"""An encoder-decoder model as two graphs of ``torch.export``, the encoder and one step of the decoder, in a folder.
+"""An encoder-decoder model as two graphs in ONNX, the encoder and one step of the decoder, in a folder.
 
 The step takes and returns the decoding state as named tensors::
 
     layers.0.self_attn.keys     (rows, H, seen, D)    keys of the positions that the state has seen
     layers.0.self_attn.values   (rows, H, seen, D)
-    convolutions.0.inputs       (rows, K - 1, C)      the last inputs of a convolution of width K
 
 The folder has these files::
 
-    encoder.onnx, step.onnx   the graphs for ONNX
-    encoder.pt2, step.pt2     the graphs for torch.export.load
+    encoder.onnx, step.onnx   the graphs
     export.json               names and shapes of their inputs and outputs, and the ids that decoding needs
     tokenizer/                the tokenizer; or source_tokenizer/ and target_tokenizer/
 
@@ -18,7 +16,6 @@ Before the folder is written, stepped decoding with its files is compared to the
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import warnings
@@ -31,15 +28,12 @@ from typing import Any, Self, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
-from torch.nn.utils import parametrize
-from torch.utils import _pytree as pytree
 
 from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.decoder import IncrementalDecoder
 from seqgen.errors import ConfigError
 from seqgen.incremental_state import StateDict, StatefulModule
 from seqgen.model import EncoderDecoderModel
-from seqgen.modules.convolution import LinearizedConvolution
 from seqgen.modules.kv_cache.growing import StaticCache
 from seqgen.modules.kv_cache.protocol import KeysAndValues
 from seqgen.modules.multihead_attention import MergedAttention, MultiheadAttention
@@ -50,7 +44,7 @@ from seqgen.system.switches import INPUT_CHOICES, PREPACKED_WEIGHTS
 ROWS, SOURCE, SEEN = "rows", "source", "seen"
 """Names of dimensions: rows of the batch, source positions, and target positions that the state has seen."""
 
-KEYS, VALUES, INPUTS = "keys", "values", "inputs"
+KEYS, VALUES = "keys", "values"
 
 
 @dataclass(frozen=True)
@@ -86,7 +80,7 @@ class FlatState:
     """Converts the decoding state of a decoder to named tensors and back.
 
     Args:
-        decoder: the decoder; the modules in it that have a state are attention and linearized convolutions.
+        decoder: the decoder; the modules in it that have a state are attention.
 
     Attributes:
         tensors: the tensors of the state before a step; in the state before the first step, they are zero, with no
@@ -102,7 +96,6 @@ class FlatState:
         self.tensors: list[NamedTensor] = []
         self.cross_attentions: dict[str, MultiheadAttention] = {}
         self._self_attentions: dict[str, MultiheadAttention] = {}
-        self._convolutions: dict[str, LinearizedConvolution] = {}
         for name, module in decoder.named_modules():
             is_attention = isinstance(module, MultiheadAttention) and not isinstance(module, MergedAttention)
             if is_attention and module.encoder_decoder:
@@ -112,16 +105,15 @@ class FlatState:
                 shape = (ROWS, module.kv_heads, SEEN, module.head_dim)
                 dtype = module.in_proj.weight.dtype
                 self.tensors += [NamedTensor(f"{name}.{kind}", shape, dtype) for kind in (KEYS, VALUES)]
-            elif isinstance(module, LinearizedConvolution):
-                if module.kernel_width > 1:
-                    self._convolutions[name] = module
-                    size = (ROWS, module.kernel_width - 1, module.in_channels)
-                    self.tensors.append(NamedTensor(f"{name}.{INPUTS}", size, module.bias.dtype))
             elif isinstance(module, StatefulModule) and module not in (decoder, decoder.position_counter):
                 raise ConfigError(
                     f"the decoding state of {type(decoder).__name__} contains that of a {type(module).__name__} "
-                    f"({name}), which cannot be exported; models with MultiheadAttention and LinearizedConvolution can"
+                    f"({name}), which cannot be exported; models with MultiheadAttention can"
                 )
+        if not self.cross_attentions:
+            raise ConfigError(
+                f"{type(decoder).__name__} cannot be exported, as it does not read the source by MultiheadAttention"
+            )
 
     def build(self, seen: int, tensors: dict[str, Tensor], source: dict[str, KeysAndValues]) -> StateDict:
         """Make a decoding state.
@@ -140,8 +132,6 @@ class FlatState:
         for name, attention in self._self_attentions.items():
             earlier = KeysAndValues(tensors[f"{name}.{KEYS}"], tensors[f"{name}.{VALUES}"])
             state[attention.state_key] = {"cache": ConcatenatingCache(earlier)}
-        for name, convolution in self._convolutions.items():
-            state[convolution.state_key] = {"input_buffer": tensors[f"{name}.{INPUTS}"]}
         return state
 
     def read(self, state: StateDict) -> dict[str, Tensor]:
@@ -154,8 +144,6 @@ class FlatState:
         for name, attention in self._self_attentions.items():
             keys, values, _ = state[attention.state_key]["cache"].view()
             found |= {f"{name}.{KEYS}": keys, f"{name}.{VALUES}": values}
-        for name, convolution in self._convolutions.items():
-            found[f"{name}.{INPUTS}"] = state[convolution.state_key]["input_buffer"]
         return found
 
 
@@ -214,12 +202,9 @@ class EncoderGraph(nn.Module):
 
         Returns:
             By name, the padding mask ``(N, S)`` and the keys and values ``(N, H, S, D)`` of each encoder-decoder
-            attention; the fields of ``EncoderOut`` if the decoder has no ``MultiheadAttention``.
+            attention.
         """
         encoder_out = self.encoder(src_tokens, src_tokens.ne(self.pad).sum(1))
-        if not self.names:
-            fields = {field.name: getattr(encoder_out, field.name) for field in dataclasses.fields(encoder_out)}
-            return {name: value for name, value in fields.items() if isinstance(value, Tensor)}
         found = {MASK: encoder_out.encoder_padding_mask}
         for name, attention in zip(self.names, self.attentions, strict=True):
             keys, values, _ = attention.encoder_keys(encoder_out.encoder_out, None)  # type: ignore[operator]
@@ -232,16 +217,14 @@ class StepGraph(nn.Module):
 
     Args:
         model: the model.
-        encoder_out_class: the class of the encoder's output.
     """
 
-    def __init__(self, model: EncoderDecoderModel, encoder_out_class: type[EncoderOut]):
+    def __init__(self, model: EncoderDecoderModel):
         super().__init__()
         # Not the whole model: the tracer would wrap modules that encoder and decoder share, and a wrapped module does
         # not find its state.
         self.decoder = model.decoder
         self.adjust = model.adjust_logits_during_generation
-        self.encoder_out_class = encoder_out_class
         self.flat = _flat_state(model)
 
     def forward(
@@ -259,18 +242,15 @@ class StepGraph(nn.Module):
             Logits ``(N, V)``, and the new state, whose tensors have the same names.
         """
         seen = prev_output_tokens.size(1) - 1
-        keys: dict[str, KeysAndValues] = {}
-        if self.flat.cross_attentions:
-            mask = source[MASK]
-            for name in self.flat.cross_attentions:
-                keys[name] = KeysAndValues(source[f"{name}.{KEYS}"], source[f"{name}.{VALUES}"], mask)
-            # Only keys and values are read. A decoder that also reads the features fails: they have no positions here.
-            features = source[f"{name}.{KEYS}"].new_zeros(mask.size(0), 0, 0)
-            encoder_out = self.encoder_out_class(features, mask)
-        else:
-            encoder_out = self.encoder_out_class(**source)
+        mask = source[MASK]
+        keys = {
+            name: KeysAndValues(source[f"{name}.{KEYS}"], source[f"{name}.{VALUES}"], mask)
+            for name in self.flat.cross_attentions
+        }
+        # Only keys and values are read. A decoder that also reads the features fails: they have no positions here.
+        features = next(iter(keys.values())).keys.new_zeros(mask.size(0), 0, 0)
         incremental_state = self.flat.build(seen, state, keys)
-        logits, _ = self.decoder(prev_output_tokens, encoder_out, incremental_state=incremental_state)
+        logits, _ = self.decoder(prev_output_tokens, EncoderOut(features, mask), incremental_state=incremental_state)
         return self.adjust(logits[:, -1], seen), self.flat.read(incremental_state)
 
 
@@ -278,8 +258,7 @@ def export_graphs(model: EncoderDecoderModel, pad: int) -> tuple[Graph, Graph]:
     """Export a model's encoder and one step of its decoder.
 
     Args:
-        model: the model, in evaluation mode. Parametrized weights, such as weight-normalized ones, are replaced by
-            their values.
+        model: the model, in evaluation mode.
         pad: id of padding in the source vocabulary.
 
     Returns:
@@ -288,19 +267,13 @@ def export_graphs(model: EncoderDecoderModel, pad: int) -> tuple[Graph, Graph]:
     Raises:
         ConfigError: the model cannot be exported.
     """
-    for module in model.modules():
-        if parametrize.is_parametrized(module):
-            for name in list(module.parametrizations):  # type: ignore[arg-type, union-attr]
-                parametrize.remove_parametrizations(module, name)
     dims = _dims(model)
     with torch.no_grad(), INPUT_CHOICES.off(), PREPACKED_WEIGHTS.off():
         encoder = EncoderGraph(model, pad)
         src_tokens = NamedTensor("src_tokens", (ROWS, SOURCE), torch.int64)
         source = [_of_source(name, tensor) for name, tensor in encoder(_example(src_tokens)).items()]
         encoder_program = _export(encoder, dims, src_tokens)
-
-        encoder_out = model.encoder(_example(src_tokens), torch.full((_EXAMPLE[ROWS],), _EXAMPLE[SOURCE]))
-        step = StepGraph(model, type(encoder_out))
+        step = StepGraph(model)
         tokens = NamedTensor("prev_output_tokens", (ROWS, _AFTER), torch.int64)
         state = step.flat.tensors
         step_program = _export(step, dims, tokens, source, state)
@@ -444,7 +417,7 @@ def check_installed() -> None:
     """
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
-        raise ConfigError(f"formats=[onnx] needs packages: pip install {' '.join(missing)}; or choose formats=[torch]")
+        raise ConfigError(f"format=export needs packages: pip install {' '.join(missing)}")
 
 
 def write_onnx(graph: Graph, path: Path, opset: int) -> None:
@@ -500,9 +473,6 @@ def load_onnx(path: Path, graph: Graph) -> Run:
 
 
 METADATA = "export.json"
-FORMATS = {"onnx": "onnx", "torch": "pt2"}
-"""The formats and the endings of their files."""
-
 TOLERANCE = 1e-4
 """The limit of ``largest_difference``, above which nothing is written."""
 
@@ -510,13 +480,12 @@ _LENGTHS, _STEPS = [6, 1, 4], 5
 """The sentences that are decoded to check the files: lengths of sources, and number of steps."""
 
 
-def write_export(loaded: LoadedModel, folder: Path, formats: Sequence[str], opset: int) -> float:
+def write_export(loaded: LoadedModel, folder: Path, opset: int) -> float:
     """Export a model, check the files against it, and write a folder; it is not written if an error occurs.
 
     Args:
-        loaded: the model, in float32 on the CPU; its parametrized weights are replaced by their values.
+        loaded: the model, in float32 on the CPU.
         folder: the folder, which must not exist yet.
-        formats: some of ``FORMATS``.
         opset: version of ONNX's operator set.
 
     Returns:
@@ -532,61 +501,31 @@ def write_export(loaded: LoadedModel, folder: Path, formats: Sequence[str], opse
     assert isinstance(vocab, int)
     sizes = {"source_size": len(task.source_dictionary), "target_size": min(vocab, len(task.target_dictionary))}
     sentences = Sentences.random(_LENGTHS, _STEPS, pad=pad, **sizes)
-    difference = 0.0
     with new_folder(folder) as temporary:
-        for kind in formats:
-            runs = {name: _write(graph, temporary / f"{name}.{FORMATS[kind]}", opset) for name, graph in graphs.items()}
-            found = largest_difference(model, runs["encoder"], runs["step"], graphs["step"], sentences)
-            if not found <= TOLERANCE:
-                raise ConfigError(
-                    f"{type(model).__name__} cannot be exported: the logits of the {kind} files differ from the "
-                    f"model's by {found:.1g}, more than {TOLERANCE:g}; its decoder may keep a state outside of "
-                    "MultiheadAttention and LinearizedConvolution"
-                )
-            difference = max(difference, found)
+        files = {name: temporary / f"{name}.onnx" for name in graphs}
+        for name, graph in graphs.items():
+            write_onnx(graph, files[name], opset)
+        encoder, step = (load_onnx(files[name], graph) for name, graph in graphs.items())
+        difference = largest_difference(model, encoder, step, graphs["step"], sentences)
+        if not difference <= TOLERANCE:
+            raise ConfigError(
+                f"{type(model).__name__} cannot be exported: the logits of the files differ from the model's by "
+                f"{difference:.1g}, more than {TOLERANCE:g}; its decoder may keep a state outside of "
+                "MultiheadAttention"
+            )
         loaded.save_tokenizers(temporary)
-        content = json.dumps(_metadata(loaded, graphs, formats, opset), indent=2)
+        content = json.dumps(_metadata(loaded, graphs, opset), indent=2)
         write_atomically(temporary / METADATA, content)
     return difference
 
 
-def _write(graph: Graph, path: Path, opset: int) -> Run:
-    """Write a file, and return a function that runs it."""
-    if path.suffix == ".onnx":
-        write_onnx(graph, path, opset)
-        return load_onnx(path, graph)
-    torch.export.save(graph.program, path)
-    return load_program(path)
-
-
-def load_program(path: Path) -> Run:
-    """Load a file of ``torch.export`` to run it.
-
-    Args:
-        path: the file.
-
-    Returns:
-        A function that runs it.
-    """
-    program = torch.export.load(path)
-    module, inputs_spec = program.module(), program.call_spec.in_spec
-
-    def run(inputs: Sequence[Tensor]) -> list[Tensor]:
-        args, kwargs = pytree.tree_unflatten(list(inputs), inputs_spec)
-        outputs: list[Tensor] = pytree.tree_leaves(module(*args, **kwargs))
-        return outputs
-
-    return run
-
-
-def _metadata(loaded: LoadedModel, graphs: Mapping[str, Graph], formats: Sequence[str], opset: int) -> dict[str, Any]:
+def _metadata(loaded: LoadedModel, graphs: Mapping[str, Graph], opset: int) -> dict[str, Any]:
     model, task = loaded.model, loaded.task
     words = task.target_dictionary
     source_max, target_max = model.max_positions()
     state = [tensor.name.removeprefix(NEXT) for tensor in graphs["step"].outputs[1:]]
     described = {
         name: {
-            "files": {kind: f"{name}.{FORMATS[kind]}" for kind in formats},
             "inputs": [_described(tensor) for tensor in graph.inputs],
             "outputs": [_described(tensor) for tensor in graph.outputs],
         }
@@ -594,7 +533,7 @@ def _metadata(loaded: LoadedModel, graphs: Mapping[str, Graph], formats: Sequenc
     }
     return {
         "model": type(model).__name__,
-        "opset": opset if "onnx" in formats else None,
+        "opset": opset,
         **described,
         "state": {name: f"{NEXT}{name}" for name in state},
         "source_pad": task.source_dictionary.pad(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from seqgen.config import option
-from seqgen.data.combined_datasets import JoinedDataset, MixtureDataset, mixing_rates
+from seqgen.data.combined_datasets import JoinedDataset, mixing_rates
 from seqgen.data.pair_dataset import PairDataset
 from seqgen.data.text import ParallelFiles, find_parallel, read_lines
 from seqgen.data.tokenizers.base import Tokenizer
@@ -121,12 +120,7 @@ class MultilingualTranslationTask(ParallelTextTask):
 
     def part(self, name: str) -> Self:
         """The task restricted to one pair; see ``Task.part``."""
-        names = [pair.name for pair in self.pairs]
-        if name not in names:
-            raise ConfigError(f"there is no pair {name!r}{nearest(name, names)}; choose one of: {', '.join(names)}")
-        part = copy.copy(self)
-        part.pairs, part.datasets = [self.pairs[names.index(name)]], {}
-        return part
+        return self.restricted("pairs", name)
 
     def decoding_settings(self) -> dict[str, str]:
         """The languages of the only pair; see ``Task.decoding_settings``."""
@@ -151,13 +145,7 @@ class MultilingualTranslationTask(ParallelTextTask):
     def load_dataset(self, split: str) -> JoinedDataset:
         """Load a split of all pairs, and encode it; see ``Task.load_dataset``."""
         parts = {pair.name: self._load_pair(pair, split) for pair in self.pairs}
-        if split != "train":
-            joined = self.datasets[split] = JoinedDataset(parts)
-            return joined
-        sizes = [len(part) for part in parts.values()]
-        rates = mixing_rates(sizes, "temperature", temperature=self.cfg.temperature)
-        mixture = self.datasets[split] = MixtureDataset(parts, rates, self.cfg.epoch_size)
-        return mixture
+        return self.combine(split, parts, lambda sizes: mixing_rates(sizes, self.cfg.temperature))
 
     def _load_pair(self, pair: Pair, split: str) -> PairDataset:
         files = _files(self.cfg, pair, split)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from seqgen.config import MOST_WORKERS, option
+from seqgen.data.combined_datasets import JoinedDataset, MixtureDataset
+from seqgen.data.pair_dataset import PairDataset
 from seqgen.data.text import find_files
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.setup import TokenizerConfig, prepare_tokenizer, without_languages
-from seqgen.errors import ConfigError
+from seqgen.errors import ConfigError, nearest
 from seqgen.system.files import CACHE
 from seqgen.task import Task
 
@@ -118,6 +121,41 @@ class TextTask(Task):
     def splits(self) -> list[str]:
         """The splits whose keys are set; those without a key, whose text the task makes itself, always exist."""
         return [split for split in SPLITS if getattr(self.cfg, split, True)]
+
+    def restricted(self, attribute: str, name: str) -> Self:
+        """A copy of a task of several parts that has only one of them.
+
+        Args:
+            attribute: the attribute with the list of parts, which have names: the plural of their noun.
+            name: the name of the part.
+
+        Raises:
+            ConfigError: there is no such part.
+        """
+        parts = {part.name: part for part in getattr(self, attribute)}
+        if name not in parts:
+            noun, known = attribute.removesuffix("s"), ", ".join(parts)
+            raise ConfigError(f"there is no {noun} {name!r}{nearest(name, parts)}; choose one of: {known}")
+        restricted = copy.copy(self)
+        restricted.datasets = {}
+        setattr(restricted, attribute, [parts[name]])
+        return restricted
+
+    def combine(
+        self, split: str, parts: Mapping[str, PairDataset], rates: Callable[[list[int]], Sequence[float]]
+    ) -> JoinedDataset:
+        """The dataset of a split of several parts: in training a mixture, else their concatenation.
+
+        Args:
+            split: its name.
+            parts: the dataset of each part by its name.
+            rates: returns the sampling rates of parts of given numbers of examples.
+        """
+        joined = JoinedDataset(parts)
+        if split == "train":
+            joined = MixtureDataset(parts, rates([len(part) for part in parts.values()]), self.cfg.epoch_size)
+        self.datasets[split] = joined
+        return joined
 
 
 def _one_sided(tokenizer: Tokenizer) -> Tokenizer:

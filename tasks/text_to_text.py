@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
@@ -12,7 +10,7 @@ from typing import Any, Self
 
 from seqgen.config import option
 from seqgen.config.values import from_dict
-from seqgen.data.combined_datasets import MIXINGS, JoinedDataset, MixtureDataset, mixing_rates
+from seqgen.data.combined_datasets import JoinedDataset, mixing_rates
 from seqgen.data.pair_dataset import PairDataset, Side
 from seqgen.data.record_lines import (
     JsonFormat,
@@ -30,7 +28,7 @@ from seqgen.data.text import find_files, find_parallel
 from seqgen.data.token_store import build_store
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.languages import AddedTokens
-from seqgen.errors import ConfigError, DataError, nearest
+from seqgen.errors import ConfigError, DataError
 from seqgen.registry import register_task
 from seqgen.system.files import is_frozen, write_atomically
 from seqgen.system.reading import parse_yaml, read_bytes
@@ -48,10 +46,11 @@ class SourceConfig:
     test: str | list[str] = option("", "test text, in the same form", role="input_path")
     source_lang: str = option("", "file name ending of parallel source files; their text is the field {source}")
     target_lang: str = option("", "file name ending of parallel target files; their text is the field {target}")
-    columns: list[str] = option([], "column names of TSV files; empty if the first line has them")
     input: str = option("{source}", "template of the input")
     target: str = option("{target}", "template of the target")
-    rate: float | None = option(None, "sampling rate relative to the other sources (task.mixing=rates)")
+    rate: float | None = option(
+        None, "sampling rate relative to the other sources; all of them have one, or none", minimum=1e-9
+    )
 
 
 @dataclass
@@ -79,12 +78,8 @@ class MixtureSource:
         if bool(cfg.source_lang) != bool(cfg.target_lang):
             raise ConfigError(f"{self.where}: parallel text needs both source_lang and target_lang")
         if self.is_parallel:
-            if cfg.columns:
-                raise ConfigError(f"{self.where}: columns are for TSV files, not for parallel text; remove them")
             self.input.check(["source"])
             self.target.check(["target"])
-        elif cfg.columns:
-            self._check_columns(cfg.columns, self.where)
 
     @property
     def is_parallel(self) -> bool:
@@ -145,7 +140,7 @@ class MixtureSource:
         json_files = [path for path in files if is_json(path)]
         if not json_files:
             return self._tsv_format(files)
-        if len(json_files) < len(files) or self.cfg.columns:
+        if len(json_files) < len(files):
             raise ConfigError(
                 f"{self.where}: {json_files[0]} contains JSON lines, the other files columns; give files of one kind"
             )
@@ -153,25 +148,22 @@ class MixtureSource:
             known = list(read_object(first_line(files[0])))
         except ValueError as error:
             raise DataError(f"{files[0]}, line 1: {error}") from None
-        for template in (self.input, self.target):
-            template.check(known)
+        self._check_fields(known)
         return JsonFormat(tuple(dict.fromkeys([*self.input.fields, *self.target.fields]))), 0
 
     def _tsv_format(self, files: list[Path]) -> tuple[RecordFormat, int]:
-        if self.cfg.columns:
-            return TsvFormat(tuple(self.cfg.columns)), 0
         columns = first_line(files[0]).removesuffix("\r").split("\t")
         for path in files[1:]:
             if first_line(path).removesuffix("\r").split("\t") != columns:
                 raise DataError(f"{path} has other columns in its first line than {files[0]}; give files of one kind")
-        self._check_columns(columns, str(files[0]))
+        if len(set(columns)) < len(columns):
+            raise ConfigError(f"{files[0]}: two columns have the same name: {', '.join(columns)}")
+        self._check_fields(columns)
         return TsvFormat(tuple(columns)), 1
 
-    def _check_columns(self, columns: list[str], where: str) -> None:
-        if len(set(columns)) < len(columns):
-            raise ConfigError(f"{where}: two columns have the same name: {', '.join(columns)}")
+    def _check_fields(self, known: list[str]) -> None:
         for template in (self.input, self.target):
-            template.check(columns)
+            template.check(known)
 
 
 def read_mixture(content: bytes, where: str) -> list[MixtureSource]:
@@ -208,34 +200,7 @@ def _read_source(name: Any, values: Any, where: str) -> tuple[str, SourceConfig,
         raise ConfigError(f"{where}: a source's name must be text without a dot")
     if not isinstance(values, dict):
         raise ConfigError(f"{where} must contain keys and values")
-    fields = [f.name for f in dataclasses.fields(SourceConfig)]
-    for key in values:
-        if key not in fields:
-            raise ConfigError(
-                f"{where}: unknown key {key!r}{nearest(str(key), fields)}; the keys are: {', '.join(fields)}"
-            )
     return name, from_dict(SourceConfig, values, where), where
-
-
-def differences(before: list[MixtureSource], now: list[MixtureSource]) -> Iterator[str]:
-    """The differences between two mixtures, for messages.
-
-    Args:
-        before: the sources of the first mixture.
-        now: the sources of the second one.
-
-    Yields:
-        A line for each key that differs, with both values.
-    """
-    old, new = ({source.name: source.cfg for source in sources} for sources in (before, now))
-    for name in dict.fromkeys([*old, *new]):
-        if name not in old or name not in new:
-            yield f"  sources.{name}: {'added' if name in new else 'removed'}"
-            continue
-        for f in dataclasses.fields(SourceConfig):
-            values = [getattr(cfgs[name], f.name) for cfgs in (old, new)]
-            if values[0] != values[1]:
-                yield f"  sources.{name}.{f.name}: {values[0]} -> {values[1]}"
 
 
 MIXTURE_FILE, CHECKPOINTS = "mixture.yaml", "checkpoints"
@@ -243,7 +208,7 @@ MIXTURE_FILE, CHECKPOINTS = "mixture.yaml", "checkpoints"
 
 @dataclass
 class TextToTextConfig(RawTextConfig):
-    """The mixture, and the computation of its sampling rates."""
+    """The mixture, and the computation of its sampling rates where its sources have none."""
 
     mixture: str = option(
         "",
@@ -251,12 +216,11 @@ class TextToTextConfig(RawTextConfig):
         role="input_path",
         other_names=("train", "valid", "test"),
     )
-    mixing: str = option("proportional", "how sampling rates of the sources are computed", choices=MIXINGS)
     size_limit: int = option(
         0, "limit on a source's number of examples when rates are computed; 0 for no limit", minimum=0
     )
     temperature: float = option(
-        2.0, "with mixing=temperature: 1 for proportional rates; higher values make rates more equal", minimum=0.01
+        1.0, "a source is sampled in proportion to its size to the power of 1 / temperature", minimum=0.01
     )
     epoch_size: int = option(0, "examples per epoch; 0 for the number of examples of all sources", minimum=0)
     max_source_positions: int = option(512, "maximum source length in tokens, end-of-sentence included", minimum=2)
@@ -294,7 +258,7 @@ class TextToTextTask(RawTextTask):
         """
         copy, current = folder / MIXTURE_FILE, _current(cfg, folder)
         if current != copy:
-            _check_rates(cfg, _read(current))
+            _check_rates(_read(current))
             write_atomically(copy, _content(current))
         return super().setup_task(cfg, folder)
 
@@ -319,12 +283,7 @@ class TextToTextTask(RawTextTask):
 
     def part(self, name: str) -> Self:
         """The task restricted to one source; see ``Task.part``."""
-        names = [source.name for source in self.sources]
-        if name not in names:
-            raise ConfigError(f"there is no source {name!r}{nearest(name, names)}; choose one of: {', '.join(names)}")
-        part = copy.copy(self)
-        part.sources, part.datasets = [self.sources[names.index(name)]], {}
-        return part
+        return self.restricted("sources", name)
 
     def input_of(self, text: str) -> str:
         """Insert a line into the template of the only source; unchanged if there are several or the line is blank."""
@@ -344,19 +303,12 @@ class TextToTextTask(RawTextTask):
         self._check_unchanged()
         sources = _with(self.sources, split)
         parts = {source.name: self._pairs(source, split) for source in sources}
-        if split != "train":
-            joined = self.datasets[split] = JoinedDataset(parts)
-            return joined
-        cfg = self.cfg
-        rates = mixing_rates(
-            [len(part) for part in parts.values()],
-            cfg.mixing,
-            size_limit=cfg.size_limit,
-            temperature=cfg.temperature,
-            rates=[source.cfg.rate or 0.0 for source in sources],
-        )
-        mixture = self.datasets[split] = MixtureDataset(parts, rates, cfg.epoch_size)
-        return mixture
+
+        def rates(sizes: list[int]) -> list[float]:
+            computed = mixing_rates(sizes, self.cfg.temperature, self.cfg.size_limit)
+            return [source.cfg.rate or rate for source, rate in zip(sources, computed, strict=True)]
+
+        return self.combine(split, parts, rates)
 
     def _pairs(self, source: MixtureSource, split: str) -> PairDataset:
         inputs, targets = source.records(split)
@@ -378,10 +330,14 @@ class TextToTextTask(RawTextTask):
 
     def _check_unchanged(self) -> None:
         given = Path(self.cfg.mixture)
-        if self.cfg.mixture and given.exists() and (lines := list(differences(self.sources, _read(given)))):
+        if not self.cfg.mixture or not given.exists():
+            return
+        before, now = ({source.name: source.cfg for source in sources} for sources in (self.sources, _read(given)))
+        if differing := [name for name in {**before, **now} if before.get(name) != now.get(name)]:
             raise ConfigError(
-                f"this run was started with another version of {given.name}; restore that version, choose another "
-                f"run_dir, or, if files were only moved, correct {self.folder / MIXTURE_FILE}:\n" + "\n".join(lines)
+                f"this run was started with another version of {given.name}, in which these sources differ: "
+                f"{', '.join(differing)}; restore that version, choose another run_dir, or, if files were only moved, "
+                f"correct {self.folder / MIXTURE_FILE}"
             )
 
     def source_lines(self, split: str) -> Iterator[str]:
@@ -436,19 +392,15 @@ def _with(sources: list[MixtureSource], split: str) -> list[MixtureSource]:
     return found
 
 
-def _check_rates(cfg: TextToTextConfig, sources: list[MixtureSource]) -> None:
-    """Check that each source has a rate with ``mixing=rates`` and none otherwise, and that rates are positive.
+def _check_rates(sources: list[MixtureSource]) -> None:
+    """Check that all sources of the training text have a rate, or none.
 
     Raises:
-        ConfigError: a rate is missing, not positive, or not used.
+        ConfigError: only some of them have one.
     """
-    for source in _with(sources, "train"):
-        rate = source.cfg.rate
-        if rate is None:
-            if cfg.mixing == "rates":
-                raise ConfigError(f"{source.where} has no rate; with task.mixing=rates every source needs one")
-            continue
-        if rate <= 0:
-            raise ConfigError(f"{source.where}.rate is {rate}; every rate must be above zero")
-        if cfg.mixing != "rates":
-            raise ConfigError(f"{source.where}.rate={rate} is for task.mixing=rates, but task.mixing={cfg.mixing}")
+    trained = _with(sources, "train")
+    without = [source for source in trained if source.cfg.rate is None]
+    if 0 < len(without) < len(trained):
+        raise ConfigError(
+            f"{without[0].where} has no rate, but other sources have one; give each source a rate, or none"
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,20 @@ class JSONConfig(ForeignConfig):
             part = JSONConfig(self.path, inner)
         return part.values
 
+    def check_kind(self, kind: str, off: Collection[str] = ("tie_encoder_decoder", "pruned_heads")) -> None:
+        """Refuse a model without an encoder, and keys that change the computation and are not supported.
+
+        Args:
+            kind: the type of the model, for the message.
+            off: the keys, which must be missing or off.
+
+        Raises:
+            CheckpointError: the model has no encoder, or a key is set.
+        """
+        self.refuse(off, kind)
+        if not self.get("is_encoder_decoder", True):
+            raise CheckpointError(f"{self.path}: a {kind} with is_encoder_decoder=false is not supported")
+
     def written_by(self, version: int) -> bool:
         """True if a version of transformers, such as 5, wrote the file."""
         return str(self.value("transformers_version")).startswith(f"{version}.")
@@ -124,8 +138,8 @@ ACTIVATIONS |= {"gelu_accurate": "gelu_accurate", "gelu_python": "gelu"}
 class Architecture(ABC):
     """Converts an architecture from and to Hugging Face's layout."""
 
-    model_class: type[EncoderDecoderModel]
-    """The class of the models."""
+    model_class: type[EncoderDecoderModel] | None = None
+    """The class of the models; ``None`` if folders are only read."""
 
     head, tying = HEAD, "share_decoder_input_output_embed"
     """The name of the output projection in a folder, and the key that ties it to the embedding."""
@@ -164,9 +178,8 @@ class Architecture(ABC):
             tokenizer: its tokenizer.
         """
 
-    @abstractmethod
     def write_config(self, model: Any) -> dict[str, Any]:
-        """The content of a model's ``config.json``, without its special ids.
+        """The content of a model's ``config.json``, without its special ids; only for architectures that are written.
 
         Args:
             model: the model.
@@ -177,15 +190,16 @@ class Architecture(ABC):
         Raises:
             ConfigError: the file cannot describe the model.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def special_ids(self, model: Any, tokenizer: Tokenizer | None) -> dict[str, int]:
-        """The special ids in ``config.json`` and ``generation_config.json``.
+        """The special ids in ``config.json`` and ``generation_config.json``; see ``write_config``.
 
         Args:
             model: the model.
             tokenizer: its tokenizer; without one, the ids are those that are usual for the architecture.
         """
+        raise NotImplementedError
 
     @abstractmethod
     def layout(self, cfg: Any) -> Layout:
@@ -195,7 +209,7 @@ class Architecture(ABC):
             cfg: its configuration.
         """
 
-    def first_decoder_input(self, path: Path, start: int, bos: int) -> int:
+    def first_decoder_input(self, path: Path, start: int, bos: int, usual: int) -> int:
         """The id of the first decoder input of a folder.
 
         It comes from ``generation_config.json``, or else from ``config.json``. In each file, ``bos_token_id`` is used
@@ -205,16 +219,18 @@ class Architecture(ABC):
             path: the folder.
             start: ``decoder_start_token_id`` of ``config.json``; -1 if there is none.
             bos: ``bos_token_id`` of ``config.json``; -1 if there is none.
+            usual: the id with which the model begins if its configuration has -1.
 
         Returns:
-            The id; -1 if no file has one.
+            The id; -1 for the usual one, or if no file has one.
         """
         starts = [start, bos]
         if (path / GENERATION_FILE).is_file():
             generation = JSONConfig.read(path / GENERATION_FILE)
             names = ("decoder_start_token_id", "bos_token_id")
             starts = [*(generation.get(name, -1, minimum=-1) for name in names), *starts]
-        return next((start for start in starts if start >= 0), -1)
+        found = next((start for start in starts if start >= 0), usual)
+        return -1 if found == usual else found
 
     def generation_defaults(self, config: JSONConfig) -> dict[str, Any]:
         """Decoding settings that hold if a folder has no ``generation_config.json`` and its ``config.json`` lacks them.

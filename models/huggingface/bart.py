@@ -133,9 +133,7 @@ class BartArchitecture(Architecture):
         """Turn a folder's ``config.json`` into a configuration."""
         name = config.get("model_type", "")
         kind = KINDS[name]
-        config.refuse(_OFF, name)
-        if not config.get("is_encoder_decoder", True):
-            raise CheckpointError(f"{config.path}: a {name} with is_encoder_decoder=false is not supported")
+        config.check_kind(name, _OFF)
         default = kind.defaults
         dim = config.read_table([("d_model", "dim", 1024)], minimum=1)["dim"]
         longest = config.get("max_position_embeddings", 1024, minimum=1)
@@ -175,8 +173,7 @@ class BartArchitecture(Architecture):
                 f"{path}: the target's tokenizer has {len(target.dictionary)} ids but the decoder's vocabulary {wanted}"
             )
         ids = (_id(config, kind, f"{name}_token_id") for name in ("decoder_start", "bos"))
-        start = self.first_decoder_input(path, *ids)
-        cfg.decoder_start_token_id = -1 if start == target.dictionary.eos() else start
+        cfg.decoder_start_token_id = self.first_decoder_input(path, *ids, target.dictionary.eos())
         return DecodingTask(DecodingConfig(translates=kind is KINDS["marian"]), tokenizer, target)
 
     def generation_defaults(self, config: JSONConfig) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import torch
 
 from seqgen.checkpoints.loaders import LoadedModel, Placement, register_checkpoint_loader
 from seqgen.checkpoints.model_weights import build_on_meta
-from seqgen.checkpoints.serialization import write_json
+from seqgen.checkpoints.serialization import write_json, write_tensors
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
 from seqgen.config.values import to_dict
 from seqgen.data.dictionary import Dictionary
@@ -29,7 +29,7 @@ from seqgen.errors import CheckpointError, ConfigError, shown
 from seqgen.model import EncoderDecoderModel
 from seqgen.models.huggingface.architecture import GENERATION_FILE, HEAD, Architecture, JSONConfig
 from seqgen.models.huggingface.generation import GENERATION_KEYS, read_generation, write_generation
-from seqgen.models.huggingface.weights import SHARD_BYTES, fill, weight_files, write_weights
+from seqgen.models.huggingface.weights import SAFETENSORS, fill, weight_files
 from seqgen.modules.inspection import num_parameters
 from seqgen.system.files import new_folder
 
@@ -46,15 +46,6 @@ MODULES = {
     **dict.fromkeys(("bart", "mbart", "pegasus", "marian", "m2m_100"), "seqgen.models.huggingface.bart"),
 }
 """For each ``model_type`` of a ``config.json`` the module with its ``ARCHITECTURE``."""
-
-_LONG = "a {} for long sources, whose encoder attends to parts of the source only, which seqgen does not support"
-_RELATIVES = {
-    "nllb-moe": "a mixture of experts; the dense NLLB models (model_type m2m_100) are supported",
-    "switch_transformers": "a mixture of experts; the dense T5 models (model_type t5) are supported",
-    **{"longt5": _LONG.format("T5"), "led": _LONG.format("BART")},
-    **dict.fromkeys(("bigbird_pegasus", "pegasus_x"), _LONG.format("Pegasus")),
-}
-"""Descriptions of model types that resemble supported ones."""
 
 
 @register_checkpoint_loader("Hugging Face folder")
@@ -163,17 +154,14 @@ def save_pretrained(
     folder: str | Path,
     tokenizer: Tokenizer | None = None,
     generation: GenerationConfig | None = None,
-    shard_bytes: int = SHARD_BYTES,
 ) -> list[str]:
     """Write a model in Hugging Face's layout; transformers computes the same logits from it.
 
     Args:
-        model: a T5, a T5Gemma, a transformer with the layers of BART or one of its relatives, or a transformer_lm with
-            those of GPT-2.
+        model: a T5, a T5Gemma, or a transformer with the layers of BART or one of its relatives.
         folder: the folder to write; it must not exist, and is not written if an error occurs.
         tokenizer: its tokenizer, to write as well.
         generation: the model's decoding settings.
-        shard_bytes: weights of more bytes are written in several files.
 
     Returns:
         Notes for the user about the folder.
@@ -188,14 +176,12 @@ def save_pretrained(
         raise ConfigError(f"{folder} already exists; give the name of a new folder")
     config = architecture.write_config(model)
     ids = architecture.special_ids(model, tokenizer)
-    decoding: Mapping[str, Any] = (
-        {} if generation is None else write_generation(generation, tokenizer, architecture.decoder_only)
-    )
+    decoding: Mapping[str, Any] = {} if generation is None else write_generation(generation, tokenizer)
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     with new_folder(folder) as temporary:
         write_json(temporary / "config.json", {**config, **ids, "torch_dtype": dtype})
         write_json(temporary / GENERATION_FILE, {**ids, **decoding})
-        write_weights(architecture.weights(model), temporary, shard_bytes)
+        write_tensors(temporary / SAFETENSORS, architecture.weights(model))
         if tokenizer is not None:
             save_pretrained_tokenizer(tokenizer, temporary)
     return architecture.notes(model)
@@ -224,8 +210,10 @@ def architecture_of(config: JSONConfig) -> Architecture:
     if kind not in MODULES:
         named = config.values.get("architectures")
         what = f"model_type={shown(kind)}" + (f" ({str(named[0])[:100]})" if isinstance(named, list) and named else "")
-        supported = f"which seqgen does not support; it supports the model types {', '.join(MODULES)}"
-        raise CheckpointError(f"{config.path}: {what} is {_RELATIVES.get(kind, f'an architecture {supported}')}")
+        raise CheckpointError(
+            f"{config.path}: {what} is an architecture which seqgen does not support; it supports the model types "
+            f"{', '.join(MODULES)}"
+        )
     return _imported(MODULES[kind])
 
 
@@ -244,8 +232,7 @@ def architecture_of_model(model: EncoderDecoderModel) -> Architecture:
             if architecture.model_class is kind:
                 return architecture
     raise ConfigError(
-        f"a {type(model).__name__} cannot be written in Hugging Face's layout; only t5, t5gemma, transformer and "
-        "transformer_lm can"
+        f"a {type(model).__name__} cannot be written in Hugging Face's layout; only t5, t5gemma and transformer can"
     )
 
 

@@ -293,28 +293,20 @@ class _Reader:
         return words.symbol(index)
 
 
-def write_generation(cfg: GenerationConfig, tokenizer: Tokenizer | None, decoder_only: bool = False) -> dict[str, Any]:
+def write_generation(cfg: GenerationConfig, tokenizer: Tokenizer | None) -> dict[str, Any]:
     """The content of a ``generation_config.json``.
 
     Args:
         cfg: the decoding settings; those without a counterpart in the file are left out.
         tokenizer: turns tokens and texts into ids; without one, settings with tokens or texts are left out.
-        decoder_only: see ``read_generation``.
 
     Returns:
         Values by key.
     """
     tables = (*_ALWAYS, *_SAMPLING) if cfg.sampling else _ALWAYS
     values = {foreign: getattr(cfg, local) for foreign, local, default in tables if getattr(cfg, local) != default}
-    if decoder_only and cfg.max_len_a == -1:
-        values["max_length"] = cfg.max_len_b + 1
-    else:
-        values["max_new_tokens"] = cfg.max_len or cfg.max_len_b + 1
-    if cfg.min_len and decoder_only:
-        values["min_new_tokens"] = cfg.min_len
-    elif cfg.min_total_len and decoder_only:
-        values["min_length"] = cfg.min_total_len
-    elif cfg.min_len:
+    values["max_new_tokens"] = cfg.max_len or cfg.max_len_b + 1
+    if cfg.min_len:
         values["min_length"] = cfg.min_len + 1  # in the file, this limit counts the start token
     if cfg.early_stopping != "false":
         values["early_stopping"] = True if cfg.early_stopping == "true" else cfg.early_stopping

@@ -1,4 +1,4 @@
-"""GPT-2 in Hugging Face's layout: its ``config.json`` and the names of its weights. It is a ``transformer_lm`` here."""
+"""GPT-2 in Hugging Face's layout, read as a ``transformer_lm``: its ``config.json`` and the names of its weights."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Any
 
 from seqgen.checkpoints.loaders import PromptDecodingTask
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.errors import ConfigError
-from seqgen.models.huggingface.architecture import HEAD, Architecture, JSONConfig, activation_name
+from seqgen.models.huggingface.architecture import HEAD, Architecture, JSONConfig
 from seqgen.models.huggingface.weights import Layout, Piece, with_bias
-from seqgen.models.transformer_lm import TransformerLanguageModel, TransformerLMConfig
+from seqgen.models.transformer_lm import TransformerLMConfig
 
 _PREFIX = "transformer."
 _EMBEDDING, _POSITIONS = f"{_PREFIX}wte.weight", f"{_PREFIX}wpe.weight"
@@ -51,7 +50,6 @@ _OFF = ("add_cross_attention", "is_encoder_decoder", "pruned_heads")
 class GPT2Architecture(Architecture):
     """GPT-2; see ``Architecture``."""
 
-    model_class = TransformerLanguageModel
     decoder_only = True
 
     def read_config(self, config: JSONConfig) -> TransformerLMConfig:
@@ -76,32 +74,6 @@ class GPT2Architecture(Architecture):
     def make_task(self, cfg: TransformerLMConfig, path: Path, tokenizer: Tokenizer) -> PromptDecodingTask:
         """The task that decodes: a prompt has the ids that transformers gives it; an empty one is end-of-sentence."""
         return PromptDecodingTask.of(tokenizer, getattr(tokenizer, "begins_with_eos", False))
-
-    def write_config(self, model: TransformerLanguageModel) -> dict[str, Any]:
-        """The content of a model's ``config.json``."""
-        cfg = model.cfg
-        if differing := [key for key, value in _FIXED.items() if getattr(cfg, key) != value]:
-            keys = ", ".join(f"model.{key}={str(getattr(cfg, key)).lower()}" for key in differing)
-            raise ConfigError(f"a transformer_lm with {keys} cannot be written in Hugging Face's layout of GPT-2")
-        return {
-            "architectures": ["GPT2LMHeadModel"],
-            "model_type": "gpt2",
-            "vocab_size": model.decoder.embed_tokens.num_embeddings,
-            **{name: getattr(cfg, local) for name, local, _ in _SIZES},
-            "n_inner": cfg.decoder_ffn_embed_dim,
-            "activation_function": activation_name(cfg.activation_fn),
-            **{name: getattr(cfg, local) for name, local, _ in _VALUES},
-            "embd_pdrop": cfg.dropout if cfg.embedding_dropout is None else cfg.embedding_dropout,
-            "use_cache": True,
-        }
-
-    def special_ids(self, model: TransformerLanguageModel, tokenizer: Tokenizer | None) -> dict[str, int]:
-        """The special ids of the files of a folder."""
-        if tokenizer is None:
-            last = model.decoder.embed_tokens.num_embeddings - 1
-            return {"bos_token_id": last, "eos_token_id": last}
-        words = tokenizer.dictionary
-        return {"bos_token_id": words.bos(), "eos_token_id": words.eos(), "pad_token_id": words.pad()}
 
     def layout(self, cfg: TransformerLMConfig) -> Layout:
         """The names of the weights; folders of the model without its output projection lack ``transformer.``."""

@@ -36,9 +36,6 @@ _VALUES: dict[str, Any] = {
 }
 """Defaults of keys that have the same name here, and one default for all model types."""
 
-_OFF = ("tie_encoder_decoder", "pruned_heads")
-"""Keys that change the computation and are not supported."""
-
 
 class T5Architecture(Architecture):
     """T5; see ``Architecture``."""
@@ -49,9 +46,7 @@ class T5Architecture(Architecture):
         """Turn a folder's ``config.json`` into a configuration."""
         kind = config.get("model_type", "")
         defaults: Mapping[str, Any] = _DEFAULTS.get(kind, _DEFAULTS["mt5"])
-        config.refuse(_OFF, kind)
-        if not config.get("is_encoder_decoder", True):
-            raise CheckpointError(f"{config.path}: a {kind} with is_encoder_decoder=false is not supported")
+        config.check_kind(kind)
         # only the encoder has the general name of the number of layers
         layers = config.get("num_layers", defaults["num_layers"])
         values = {
@@ -71,9 +66,8 @@ class T5Architecture(Architecture):
     def make_task(self, cfg: T5Config, path: Path, tokenizer: Tokenizer) -> DecodingTask:
         """The task that decodes; the configuration gets the first decoder input."""
         bos = JSONConfig.read(path / "config.json").get("bos_token_id", -1, minimum=-1)
-        cfg.decoder_start_token_id = self.first_decoder_input(path, cfg.decoder_start_token_id, bos)
-        if cfg.decoder_start_token_id == tokenizer.dictionary.pad():
-            cfg.decoder_start_token_id = -1
+        pad = tokenizer.dictionary.pad()
+        cfg.decoder_start_token_id = self.first_decoder_input(path, cfg.decoder_start_token_id, bos, pad)
         return DecodingTask(DecodingConfig(), tokenizer, tokenizer)
 
     def special_ids(self, model: T5Model, tokenizer: Tokenizer | None) -> dict[str, int]:

@@ -61,9 +61,7 @@ class T5GemmaArchitecture(Architecture):
     def read_config(self, config: JSONConfig) -> T5GemmaConfig:
         """Turn a folder's ``config.json`` into a configuration."""
         flat = self.flattened(config)
-        flat.refuse([*_OFF, *(f"{side}.{key}" for side in SIDES for key in _OFF)], self.name)
-        if not flat.get("is_encoder_decoder", True):
-            raise CheckpointError(f"{flat.path}: a {self.name} with is_encoder_decoder=false is not supported")
+        flat.check_kind(self.name, [*_OFF, *(f"{side}.{key}" for side in SIDES for key in _OFF)])
         values: dict[str, Any] = {"_name": self.name}
         for side in SIDES:
             sizes = flat.read_table([(f"{side}.{key}", f"{side}_{local}", size) for key, local, size in _SIZES], 1)
@@ -146,8 +144,8 @@ class T5GemmaArchitecture(Architecture):
         """The task that decodes; the configuration gets the first decoder input."""
         config = self.flattened(JSONConfig.read(path / "config.json"))
         bos = config.get("bos_token_id", config.get("decoder.bos_token_id", _IDS["bos_token_id"]))
-        start = self.first_decoder_input(path, cfg.decoder_start_token_id, bos)
-        cfg.decoder_start_token_id = -1 if start == tokenizer.dictionary.eos() else start
+        eos = tokenizer.dictionary.eos()
+        cfg.decoder_start_token_id = self.first_decoder_input(path, cfg.decoder_start_token_id, bos, eos)
         return DecodingTask(DecodingConfig(), tokenizer, tokenizer)
 
     def generation_defaults(self, config: JSONConfig) -> dict[str, Any]:

@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from seqgen.checkpoints.model_weights import materialize
-from seqgen.checkpoints.serialization import read_json, read_tensors, write_json, write_tensors
+from seqgen.checkpoints.serialization import read_json, read_tensors
 from seqgen.checkpoints.torch_file import read_torch_file
 from seqgen.errors import CheckpointError, listing
 from seqgen.system.mapped_weights import MappedFile, release_pages
@@ -26,8 +25,6 @@ from seqgen.system.switches import MAPPED_WEIGHTS
 
 SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"
-SHARD_BYTES = 5_000_000_000
-"""Weights of more bytes than this are written in several files."""
 
 
 @dataclass(frozen=True)
@@ -335,31 +332,3 @@ def weights_of(model: nn.Module, layout: Layout) -> dict[str, Tensor]:
     """
     parameters = _tensors(model)
     return {name: piece.of(parameters[piece.parameter]).detach().contiguous() for name, piece in layout.pieces.items()}
-
-
-def write_weights(weights: Mapping[str, Tensor], folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
-    """Write weights in the layout of a folder.
-
-    Args:
-        weights: the weights by their names in the folder.
-        folder: where to write.
-        shard_bytes: largest size of a file; a single tensor may be larger.
-    """
-    shards: list[dict[str, Tensor]] = [{}]
-    size = 0
-    for name, tensor in weights.items():
-        if shards[-1] and size + tensor.nbytes > shard_bytes:
-            shards.append({})
-            size = 0
-        shards[-1][name] = tensor
-        size += tensor.nbytes
-    if len(shards) == 1:
-        write_tensors(folder / SAFETENSORS, shards[0])
-        return
-    places: dict[str, Any] = {}
-    for number, shard in enumerate(shards, start=1):
-        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        write_tensors(folder / file, shard)
-        places.update(dict.fromkeys(shard, file))
-    total = sum(tensor.nbytes for tensor in weights.values())
-    write_json(folder / f"{SAFETENSORS}{INDEX}", {"metadata": {"total_size": total}, "weight_map": places})

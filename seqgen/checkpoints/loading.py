@@ -27,7 +27,7 @@ from seqgen.checkpoints.run_config import read_run_config, run_folder_of, verify
 from seqgen.config import ReadingConfig
 from seqgen.config.values import to_dict
 from seqgen.data.dictionary import Dictionary
-from seqgen.errors import CheckpointError, ConfigError, UserError, shown
+from seqgen.errors import CheckpointError, ConfigError, shown
 from seqgen.generation.resolution import settings_of_model
 from seqgen.model import EncoderDecoderModel, Vocabularies
 from seqgen.registry import MODELS, TASKS
@@ -60,21 +60,12 @@ def load_models(
     """
     separate = [str(local_path(part)) for path in paths for part in split_path(path)]
     given = [key for key, value in to_dict(reading or ReadingConfig()).items() if value]
-    toolkits = {checkpoint_loader_of(Path(path)) for path in separate} - {None}
-    if given and not toolkits:
+    if given and not any(checkpoint_loader_of(Path(path)) for path in separate):
         raise ConfigError(
             f"reading.{given[0]} applies only to checkpoints of other toolkits, but {', '.join(separate)} is a run of "
             "seqgen; remove the key"
         )
-    try:
-        return [load_model(path, device, dtype, reading) for path in separate]
-    except UserError as error:
-        if given and len(toolkits) > 1:
-            raise type(error)(
-                f"{error} (reading.{given[0]} applies to the models of all toolkits in path; in place of the key, put "
-                "the files of each model into its folder)"
-            ) from None
-        raise
+    return [load_model(path, device, dtype, reading) for path in separate]
 
 
 def split_path(path: str) -> list[str]:

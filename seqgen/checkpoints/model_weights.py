@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
-from seqgen.checkpoints.run_checkpoints import MODEL, read_weights, unchanged
+from seqgen.checkpoints.run_checkpoints import MODEL, unchanged
 from seqgen.checkpoints.serialization import read_tensors, verify_checksums
-from seqgen.checkpoints.sharded import is_sharded
 from seqgen.errors import CheckpointError, ConfigError, UserError, listing
 from seqgen.modules.cached_weight import CachedWeight
 from seqgen.modules.inspection import memory_footprint
@@ -33,7 +32,7 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
     """Read a checkpoint's weights into a model.
 
     Parameters of the file's device and dtype use its memory, see ``seqgen.system.mapped_weights``.
-    Of what is copied, a small part is in memory at a time; of a sharded checkpoint, all weights.
+    Of what is copied, a small part is in memory at a time.
 
     Args:
         model: a model of the architecture that the checkpoint was trained with.
@@ -42,11 +41,6 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
     Raises:
         CheckpointError: the file cannot be used, or names or shapes differ. In the latter case the model is unchanged.
     """
-    if is_sharded(checkpoint):
-        weights = read_weights(checkpoint)
-        fit(model, weights, str(checkpoint))
-        model.load_state_dict(weights)
-        return
 
     def stream() -> None:
         verify_checksums(checkpoint, [MODEL])

@@ -7,9 +7,6 @@
                     epoch_3/     training_state.json          ... and plain values
                     update_500/  SHA256SUMS                   a checksum of each file
 
-A run of several processes with ``distributed_training.sharding=fsdp`` writes sharded ones instead; see ``sharded``. All
-functions read both.
-
 A checkpoint is written under a hidden name, synced and renamed, so that after a kill at any time either the old or the
 new one is complete. Replacing a folder takes two renames. After a kill between them, the earlier checkpoint is
 named ``.NAME.old``; loading finds it there, and the next training run renames it back.
@@ -38,12 +35,12 @@ from seqgen.checkpoints.serialization import (
     write_json,
     write_tensors,
 )
-from seqgen.checkpoints.sharded import STATE, WEIGHTS, is_sharded, read_shards, shard_shapes
 from seqgen.errors import CheckpointError, UserError
 from seqgen.system.files import CACHE, disk_errors, new_folder, sync
 from seqgen.system.reading import open_regular, similar_path
 
 MODEL = "model.safetensors"
+STATE = "training_state.json"
 STATE_TENSORS = "training_state.safetensors"
 FOLDER = "checkpoints"
 _HUGGINGFACE = "config.json"  # every Hugging Face folder has this file
@@ -93,23 +90,11 @@ class Checkpoints:
         Raises:
             CheckpointError: it cannot be written, for example because the disk is full; earlier checkpoints are intact.
         """
-        self.write(names, lambda folder: _write(folder, weights, state))
-
-    def write(self, names: Sequence[str], fill: Callable[[Path], None]) -> None:
-        """Write one checkpoint by a function; see ``save``.
-
-        Args:
-            names: folder names; they are replaced in this order.
-            fill: writes the files and their checksums into the temporary folder that it is given; it makes the folder.
-
-        Raises:
-            CheckpointError: as in ``save``.
-        """
-        temporary = {name: temporary_folder(self.folder, name) for name in names}
+        temporary = {name: self.folder / f".{name}.tmp" for name in names}
         first, *others = temporary.values()
         try:
             with disk_errors(f"checkpoint {self.folder / names[0]}"):
-                fill(first)
+                _write(first, weights, state)
                 for other in others:
                     _link(first, other)
                 for name, path in temporary.items():
@@ -137,11 +122,6 @@ class Checkpoints:
         """The checkpoints to resume from: ``last``, then the others, those with more updates first."""
         found = [path for path in self.folder.iterdir() if (path / STATE).is_file() and not path.name.startswith(".")]
         return sorted(found, key=lambda path: (path.name == "last", _update_or_less(path), path.name), reverse=True)
-
-
-def temporary_folder(folder: Path, name: str) -> Path:
-    """The folder in which the checkpoint ``name`` of a ``checkpoints`` folder is written before it is renamed."""
-    return folder / f".{name}.tmp"
 
 
 def _update_or_less(checkpoint: Path) -> int:
@@ -202,8 +182,6 @@ def resolve(path: str | Path) -> Path:
         for place in (candidate, candidate.with_name(f".{candidate.name}.old")):  # left by a kill between two renames
             if (place / MODEL).is_file():
                 return _checked(place)
-            if is_sharded(place):
-                return place
     raise CheckpointError(f"{given}: {_why_none(given)}")
 
 
@@ -234,7 +212,7 @@ def _why_none(given: Path) -> str:
         names = ", ".join(sorted(path.name for path in (given / FOLDER).iterdir() if (path / MODEL).is_file()))
         found = f"it has: {names}" if names else "perhaps its training has not saved one yet"
         return f"a run folder without checkpoints best and last; {found}"
-    inside = sorted(path.name for path in given.iterdir() if is_checkpoint(path))
+    inside = sorted(path.name for path in given.iterdir() if (path / MODEL).is_file())
     if given.absolute().name == FOLDER and inside:
         return (
             f"this folder has the checkpoints of a run; give the run, {given.parent}, for its best "
@@ -249,11 +227,6 @@ def _why_none(given: Path) -> str:
     if any(given.glob("*.safetensors")):
         hint += f"; a Hugging Face folder must also have a {_HUGGINGFACE}"
     return f"neither a run folder nor a checkpoint: no {MODEL} in it{hint}"
-
-
-def is_checkpoint(folder: Path) -> bool:
-    """True if a folder is a checkpoint."""
-    return (folder / MODEL).is_file() or is_sharded(folder)
 
 
 def _checked(folder: Path) -> Path:
@@ -282,9 +255,6 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
     """
 
     def read() -> dict[str, Tensor]:
-        if is_sharded(checkpoint):
-            weights: dict[str, Tensor] = read_shards(checkpoint, only_weights=True)[WEIGHTS]
-            return weights
         verify_checksums(checkpoint, [MODEL])
         return read_tensors(checkpoint / MODEL)
 
@@ -331,7 +301,7 @@ def weight_shapes(checkpoint: Path) -> dict[str, Tensor]:
         CheckpointError: the file is missing, damaged or truncated.
     """
     try:
-        return shard_shapes(checkpoint) if is_sharded(checkpoint) else read_tensors(checkpoint / MODEL, values=False)
+        return read_tensors(checkpoint / MODEL, values=False)
     except CheckpointError:
         # reports what is wrong with the file, or reads the newer checkpoint that has replaced it
         return read_weights(checkpoint)
@@ -349,45 +319,13 @@ def read_training_state(checkpoint: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: a file is missing, damaged or truncated.
     """
-    if is_sharded(checkpoint):
-        state: dict[str, Any] = read_shards(checkpoint)
-        del state[WEIGHTS]
-        return state
     verify_checksums(checkpoint, [STATE, STATE_TENSORS])
     plain, tensors = read_json(checkpoint / STATE), read_tensors(checkpoint / STATE_TENSORS)
     try:
-        state = unpack(plain, tensors)
+        state: dict[str, Any] = unpack(plain, tensors)
     except (KeyError, TypeError):
         raise CheckpointError(f"{checkpoint / STATE} names tensors that {STATE_TENSORS} lacks") from None
     return state
-
-
-def checkpoints_of(path: Path) -> list[Path]:
-    """The checkpoints that a path refers to: all of a run folder, or the checkpoint that it is."""
-    places = sorted((path / FOLDER).iterdir()) if (path / FOLDER).is_dir() else [path]
-    return [place for place in places if not place.name.startswith(".") and is_checkpoint(place)]
-
-
-def gather_run(path: Path, folder: Path) -> list[str]:
-    """Write a copy of a run whose checkpoints are plain, atomically.
-
-    Args:
-        path: the run folder, or the folder of one of its checkpoints, for a copy that has only this one.
-        folder: the folder to write, which must not exist yet.
-
-    Returns:
-        The names of the checkpoints.
-
-    Raises:
-        CheckpointError: a checkpoint cannot be read.
-        UserError: the folder cannot be written.
-    """
-    checkpoints = checkpoints_of(path)
-    with copy_of_run(checkpoints[0].absolute().parent.parent, folder) as written:
-        for checkpoint in checkpoints:
-            state = read_training_state(checkpoint) if (checkpoint / STATE).is_file() else None
-            written.save([checkpoint.name], read_weights(checkpoint), state)
-    return [checkpoint.name for checkpoint in checkpoints]
 
 
 @contextmanager

@@ -21,13 +21,13 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from seqgen.errors import CheckpointError, shown
+from seqgen.errors import CheckpointError
 from seqgen.system.files import sync
 from seqgen.system.reading import open_regular, parse_json, read_bytes
 
 CHECKSUMS = "SHA256SUMS"
 _TENSOR = "$tensor"
-_ALIAS = "alias:"  # prefix of metadata keys, which list names of the state dict that share memory with another name
+_ALIASES = "aliases"  # the metadata key whose JSON has, by name, the other name of a tensor that is written once
 
 
 def pack(tree: Any, prefix: str = "") -> tuple[Any, dict[str, Tensor]]:
@@ -93,22 +93,23 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    metadata = {"format": "pt"}
+    aliases: dict[str, str] = {}
     unique: dict[str, Tensor] = {}
     names: dict[tuple[Any, ...], str] = {}
     storages: set[int] = set()
     for name, tensor in tensors.items():
         identity = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
         if tensor.numel() and identity in names:
-            metadata[_ALIAS + name] = names[identity]
+            aliases[name] = names[identity]
             continue
         names[identity] = name
         unique[name] = _storable(tensor.detach().cpu(), storages)
+    # one key, since the library writes several in an order that differs between processes; transformers needs "format"
+    metadata = {_ALIASES: json.dumps(aliases)} if aliases else {"format": "pt"}
     path.touch()
     mode = path.stat().st_mode
     try:
         safetensors.torch.save_file(unique, path, metadata)
-        _sort_metadata(path)
     except safetensors.SafetensorError as error:
         # the library gives the operating system's error only as text: "... (os error 28)" or "Os { code: 28, ..."
         number = re.search(r"(?:os error|code:) (\d+)", str(error))
@@ -142,15 +143,11 @@ def read_tensors(path: Path, values: bool = True) -> dict[str, Tensor]:
                 tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     except (safetensors.SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: not a readable safetensors file ({error}); it may be truncated") from None
-    for alias, name in metadata.items():
-        if not alias.startswith(_ALIAS):
-            continue
-        if name not in tensors:
-            raise CheckpointError(
-                f"{path} is damaged: its metadata has {shown(alias)} for tensor {shown(name)}, which is missing"
-            )
-        tensors[alias.removeprefix(_ALIAS)] = tensors[name]
-    return tensors
+    try:
+        aliases = parse_json(metadata.get(_ALIASES, "{}").encode())
+        return tensors | {alias: tensors[name] for alias, name in aliases.items()}
+    except (ValueError, AttributeError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{path} is damaged: the names of tied tensors in its metadata ({error})") from None
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -171,32 +168,13 @@ def read_json(path: Path) -> Any:
         raise CheckpointError(f"{path}: cannot be read as JSON ({error}); it may be truncated") from None
 
 
-def write_checksums(folder: Path, known: Mapping[str, str] | None = None) -> None:
-    """Write the checksums of all files of a folder into its ``SHA256SUMS``, and sync the folder.
-
-    Args:
-        folder: the folder.
-        known: checksums, by the file's name, that need not be computed.
-    """
-    known = known or {}
+def write_checksums(folder: Path) -> None:
+    """Write the checksums of all files of a folder into its ``SHA256SUMS``, and sync the folder."""
     files = [path for path in sorted(folder.iterdir()) if path.name != CHECKSUMS]
-    lines = [f"{known.get(path.name) or digest(path)}  {path.name}\n" for path in files]
+    lines = [f"{digest(path)}  {path.name}\n" for path in files]
     (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
     sync(folder / CHECKSUMS)
     sync(folder)
-
-
-def recorded_checksums(folder: Path) -> dict[str, str]:
-    """The checksums in the ``SHA256SUMS`` of a folder, by the file's name.
-
-    Raises:
-        CheckpointError: the file is missing or unreadable.
-    """
-    try:
-        lines = read_bytes(folder / CHECKSUMS).decode().splitlines()
-    except (OSError, ValueError):
-        raise CheckpointError(f"{folder}: {CHECKSUMS} is missing or unreadable; was the folder copied whole?") from None
-    return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
 
 
 def verify_checksums(folder: Path, names: Sequence[str]) -> None:
@@ -209,7 +187,11 @@ def verify_checksums(folder: Path, names: Sequence[str]) -> None:
     Raises:
         CheckpointError: a file or the checksums are missing, or a checksum differs.
     """
-    expected = recorded_checksums(folder)
+    try:
+        lines = read_bytes(folder / CHECKSUMS).decode().splitlines()
+    except (OSError, ValueError):
+        raise CheckpointError(f"{folder}: {CHECKSUMS} is missing or unreadable; was the folder copied whole?") from None
+    expected = {name: recorded for recorded, _, name in (line.partition("  ") for line in lines)}
     for name in names:
         path = folder / name
         if not path.is_file():
@@ -230,23 +212,6 @@ def digest(path: Path) -> str:
 def fingerprint(value: Any) -> str:
     """The SHA-256 checksum of a plain value, in hexadecimal; the order of keys does not matter."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def _sort_metadata(path: Path) -> None:
-    """Sort the metadata keys in the header of a ``safetensors`` file, so that equal tensors give equal files.
-
-    The library writes the keys in an order that differs between processes. The file begins with the length of the
-    header in eight bytes; the header is JSON and may be padded with spaces.
-    """
-    with open(path, "r+b") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-        if len(text) > size:
-            raise ValueError(f"{path}: the sorted header has {len(text)} bytes, but there is room for {size} only")
-        file.seek(8)
-        file.write(text.ljust(size))
 
 
 def _storable(tensor: Tensor, storages: set[int]) -> Tensor:

@@ -13,7 +13,7 @@ import functools
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.distributed import init_device_mesh
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Placement, Replicate, distribute_tensor, zeros
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from seqgen.config import DistributedConfig
@@ -372,6 +372,26 @@ def whole(value: Any) -> Any:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
+@torch.no_grad()
+def gathered(values: Mapping[str, Any], keep: bool) -> dict[str, Any]:
+    """Gather tensors of which each rank has a part, one after another, into the memory of the CPU; all ranks call this.
+
+    Args:
+        values: tensors and plain values by name. What is no ``DTensor`` is returned unchanged.
+        keep: whether this rank needs the gathered tensors.
+
+    Returns:
+        The values by name; a tensor with several names is one object. Without ``keep``, those of a ``DTensor`` are
+        ``None``.
+    """
+    made: dict[int, Any] = {}
+    for value in values.values():
+        if id(value) not in made:
+            complete = whole(value)
+            made[id(value)] = complete if complete is value else complete.cpu() if keep else None
+    return {name: made[id(value)] for name, value in values.items()}
+
+
 def like(value: Any, model: Tensor) -> Any:
     """The part of a tensor that this rank has of another one.
 
@@ -382,25 +402,8 @@ def like(value: Any, model: Tensor) -> Any:
     """
     if not isinstance(model, DTensor) or not isinstance(value, Tensor) or isinstance(value, DTensor) or not value.dim():
         return value
-    placements = _placements(value.shape, model)
+    placements = model.placements if value.shape == model.shape else [Replicate()]
     return distribute_tensor(value.to(model.device), model.device_mesh, placements, src_data_rank=None)
-
-
-def zeros_like_part(shape: Sequence[int], dtype: torch.dtype, model: Tensor | None) -> Tensor:
-    """A tensor of zeros, of which this rank has the part that it has of another one.
-
-    Args:
-        shape: the shape of the whole.
-        dtype: the dtype.
-        model: as in ``like``; a plain tensor or ``None`` gives a plain tensor on the CPU.
-    """
-    if not isinstance(model, DTensor) or not shape:
-        return torch.zeros(shape, dtype=dtype)
-    return zeros(shape, dtype=dtype, device_mesh=model.device_mesh, placements=_placements(shape, model))
-
-
-def _placements(shape: Sequence[int], model: DTensor) -> Sequence[Placement]:
-    return model.placements if tuple(shape) == tuple(model.shape) else [Replicate()]
 
 
 def load(model: nn.Module, weights: Mapping[str, Tensor]) -> None:

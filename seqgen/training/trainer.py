@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,7 @@ from seqgen.training.distributed import (
     PlainCopy,
     ProcessGroup,
     check_sharding,
+    gathered,
     like,
     load,
     local,
@@ -35,7 +36,6 @@ from seqgen.training.distributed import (
     resharded,
     synchronizing,
     whole,
-    zeros_like_part,
 )
 from seqgen.training.lr_schedulers import LRScheduler
 from seqgen.training.optimizers import EMA
@@ -329,27 +329,17 @@ class Trainer:
         result.skipped = reason
         return result
 
-    def weights(self, parts: bool = False) -> dict[str, Tensor]:
-        """The weights for decoding, by name; those of ``eval_model``. All ranks call this.
-
-        Args:
-            parts: whether sharded weights stay ``DTensor`` s, of which each rank has a part, or are gathered; a weight
-                with several names is then the same object under each.
-        """
-        return self._whole(self.eval_model.state_dict(keep_vars=parts), parts)
-
-    def _whole(self, values: Mapping[str, Any], parts: bool) -> dict[str, Any]:
+    def weights(self) -> dict[str, Tensor]:
+        """The weights for decoding, by name; those of ``eval_model``. All ranks call this; see ``gathered``."""
         with self.group.collective():
-            return {name: value if parts else whole(value) for name, value in values.items()}
+            return gathered(self.eval_model.state_dict(keep_vars=True), self.group.is_main)
 
-    def state_dict(self, parts: bool = False) -> dict[str, Any]:
-        """The training state without ``weights``: nested plain values and tensors. All ranks call this.
-
-        Args:
-            parts: as in ``weights``.
-        """
-        state = self.optimizer.state_dict()
-        values = {self.names[int(index)]: self._whole(value, parts) for index, value in state["state"].items()}
+    def state_dict(self) -> dict[str, Any]:
+        """The training state without ``weights``: nested plain values and tensors. All ranks call this."""
+        state, main = self.optimizer.state_dict(), self.group.is_main
+        with self.group.collective():
+            values = {self.names[int(index)]: gathered(value, main) for index, value in state["state"].items()}
+            trained = gathered(self.model.state_dict(keep_vars=True), main) if self.ema is not None else {}
         return {
             "update": self.update,
             "skips": self.skips,
@@ -361,7 +351,7 @@ class Trainer:
             },
             "lr_scheduler": self.scheduler.state_dict(),
             "scaler": self.scaler.state_dict() if self.scaler is not None else {},
-            "trained_weights": self._whole(self.model.state_dict(), parts) if self.ema is not None else {},
+            "trained_weights": trained,
         }
 
     def load_state_dict(self, weights: dict[str, Tensor], state: dict[str, Any], where: str) -> None:
@@ -392,18 +382,6 @@ class Trainer:
     def sharded(self) -> bool:
         """True if each rank has only a part of the weights."""
         return self._copy is not None
-
-    def part(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Make a tensor of zeros to read this rank's part of a sharded checkpoint's tensor into.
-
-        Args:
-            name: the tensor's path in the checkpoint: ``weights/PARAMETER``, ``trained_weights/PARAMETER`` or
-                ``optimizer/state/PARAMETER/KEY``.
-            shape: the shape of the whole tensor.
-            dtype: its dtype.
-        """
-        params = dict(self.model.named_parameters(remove_duplicate=False))
-        return zeros_like_part(shape, dtype, next((params[key] for key in name.split("/") if key in params), None))
 
     def load_initial(self, model: EncoderDecoderModel) -> None:
         """Begin with the weights of a model of the same architecture, also as the average of the weights."""

@@ -252,7 +252,7 @@ class TrainingRun:
             self._announce(resumed)
         try:
             # validation has fixed kernels, so that a resumed run gets the same scores
-            with self.saving.finishing(), KERNEL_CHOICE.off():
+            with KERNEL_CHOICE.off():
                 reason = self._catch_up() or self._limit(self.iterator.epoch - 1)
                 while not reason:
                     reason = self._epoch()
@@ -386,15 +386,15 @@ class TrainingRun:
 
     def _save(self, names: list[str]) -> None:
         self.meter.tick()
-        self.saving.save(names, self._state)
+        self.saving.save(names, self._state())
         if self.records is not None:
             self.records.flush()
             self.meter.tick()
 
-    def _state(self, parts: bool) -> dict[str, Any]:
+    def _state(self) -> dict[str, Any]:
         """The training state without the weights; see ``Trainer.state_dict``."""
         return {
-            **self.trainer.state_dict(parts),
+            **self.trainer.state_dict(),
             "iterator": self.iterator.state_dict(),
             "meter": self.meter.state_dict(),
             "best": self.best,

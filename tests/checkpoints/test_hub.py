@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -85,6 +86,18 @@ def load_weights(folder: Path) -> dict[str, torch.Tensor]:
     return safetensors.torch.load_file(folder / "model.safetensors")
 
 
+def write_shards(folder: Path) -> None:
+    """Write each weight of a folder into a file, as transformers does with large ones."""
+    import safetensors.torch
+
+    tensors = load_weights(folder)
+    names = {name: f"model-{n:05}-of-{len(tensors):05}.safetensors" for n, name in enumerate(tensors, start=1)}
+    for name, file in names.items():
+        safetensors.torch.save_file({name: tensors[name]}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    (folder / "model.safetensors").unlink()
+
+
 def test_shards_and_revisions(hub: Hub, folder: Path, tmp_path: Path) -> None:
     from seqgen.models.huggingface.checkpoint import save_pretrained
 
@@ -92,7 +105,8 @@ def test_shards_and_revisions(hub: Hub, folder: Path, tmp_path: Path) -> None:
     with torch.no_grad():
         for parameter in loaded.model.parameters():
             parameter.mul_(2)
-    save_pretrained(loaded.model, tmp_path / "new", loaded.task.target_tokenizer, shard_bytes=2_000)
+    save_pretrained(loaded.model, tmp_path / "new", loaded.task.target_tokenizer)
+    write_shards(tmp_path / "new")
     hub.add(REPOSITORY, tmp_path / "new", "v2")
     assert same_weights(load_model(f"{PATH}@v2").model, loaded.model)
     assert same_weights(load_model(f"{PATH}@{hub.commit(REPOSITORY, 'v2')}").model, loaded.model)

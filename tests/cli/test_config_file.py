@@ -22,7 +22,7 @@ from tests.cli.test_help import SCHEMAS
 from tests.commands import command
 
 ROOT = Path(__file__).parent.parent.parent
-NO_FILES = {"user_files", "column", "columns", "source_lang", "target_lang", "pairs", "languages", "ignore", "formats",
+NO_FILES = {"user_files", "column", "source_lang", "target_lang", "pairs", "languages", "ignore",
     "dictionary", "sentencepiece", "title", "file"}  # fmt: skip
 """Keys whose help speaks of files, but whose values name none that is written."""
 

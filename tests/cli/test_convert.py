@@ -119,7 +119,7 @@ def test_reading_keys_are_not_for_runs(checkpoint: Path, tmp_path: Path) -> None
     [
         (["output=y"], "path is missing: give path=MODEL, or path=[A,B] with format=average"),
         (["path=x"], "output is missing: give output=FOLDER, the run folder to write"),
-        (["path=x", "format=average", "formats=[onnx]"], "formats has no effect with format=average"),
+        (["path=x", "format=average", "opset=18"], "opset has no effect with format=average"),
         (["path=x", "format=export", "output=y", "name=z"], "name has no effect with format=export"),
         (["path=[a,b]", "output=y"], "path names 2 models, and only format=average takes several; give one"),
         (["path=[a,b]", "format=average", "last=2"], "last=2 needs one run folder, but path names 2"),

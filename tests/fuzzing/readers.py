@@ -180,7 +180,7 @@ def read_records(folder: Path) -> None:
 
 def make_mixture(folder: Path) -> None:
     first = {"train": "one.jsonl", "input": "x: {a}", "target": "{b}", "rate": 0.5}
-    second = {"train": ["two.tsv"], "columns": ["a", "b"], "input": "{a}{b}", "target": "{b}"}
+    second = {"train": ["two.tsv"], "input": "{a}{b}", "target": "{b}"}
     (folder / "mixture.yaml").write_text(yaml.safe_dump({"sources": {"first": first, "second": second}}))
 
 

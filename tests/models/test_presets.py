@@ -70,28 +70,11 @@ def test_published_t5() -> None:
         "t5_small": 60_506_624,
         "t5_base": 222_903_552,
         "t5_large": 737_668_096,
-        "t5_3b": 2_851_598_336,
-        "t5_11b": 11_307_321_344,
         "t5_v1_1_small": 76_961_152,
         "t5_v1_1_base": 247_577_856,
         "t5_v1_1_large": 783_150_080,
-        "t5_v1_1_xl": 2_849_757_184,
-        "t5_v1_1_xxl": 11_135_332_352,
     }
     assert {name: t5_parameters(name, 32128) for name in published} == published
-    # mT5 has the shapes of T5 1.1, and 250,112 rows: 300,176,768 parameters in mt5-small.
-    for size, dim in (("small", 512), ("base", 768), ("large", 1024), ("xl", 2048), ("xxl", 4096)):
-        assert MODELS.config(f"mt5_{size}") == MODELS.config(f"t5_v1_1_{size}")
-        assert MODELS.config(f"mt5_{size}").d_model == dim
-    assert t5_parameters("mt5_small", 250112) == published["t5_v1_1_small"] + 2 * (250112 - 32128) * 512 == 300_176_768
-    # Table 1 of the ByT5 paper (Xue et al. 2022) says 300M, 582M, 1.23B, 3.74B and 12.9B.
-    sizes = [t5_parameters(f"byt5_{size}", 384) for size in ("small", "base", "large", "xl", "xxl")]
-    assert [round(size / 1e6) for size in sizes] == [300, 582, 1228, 3738, 12907]
-    # umT5 is mT5 with a larger vocabulary and position biases of each layer's own.
-    for size in ("small", "base", "xl", "xxl"):
-        assert MODELS.config(f"umt5_{size}") == replace(MODELS.config(f"mt5_{size}"), per_layer_bias=True)
-    more = 2 * (8 - 1) * 32 * 6 + 2 * (256384 - 250112) * 512
-    assert t5_parameters("umt5_small", 256384) == 300_176_768 + more
 
 
 def test_embeddings_are_shared_as_asked() -> None:

@@ -441,7 +441,7 @@ def test_no_rank_resumes_from_a_checkpoint_that_one_cannot_read(rank: int, faili
     problems = ["cannot be read here", ""] if rank != failing else ["", ""]
     group.other = iter([[] if rank == 0 else paths, *problems])
     cfg: Any = SimpleNamespace(checkpoint=None)
-    saving = Saving(cfg, tmp_path, group, SimpleNamespace(sharded=False))  # type: ignore[arg-type]
+    saving = Saving(cfg, tmp_path, group, SimpleNamespace())  # type: ignore[arg-type]
     if rank == failing:
         damage_file(paths[0] / "model.safetensors", "truncate")
     found = saving.newest()

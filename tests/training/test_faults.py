@@ -1,9 +1,9 @@
 """Faults of disks, data and clocks during training. Tests of other faults:
 
 ==================================================  ================================================================
-a kill at any operation of saving                   ``test_training_checkpoints``, ``test_training_sharded``
+a kill at any operation of saving                   ``test_training_checkpoints``
 kills at random moments; kills of each rank         ``test_training_kill``; ``test_training_processes``
-a full disk at each operation of saving             ``test_training_checkpoints``, ``test_training_sharded``
+a full disk at each operation of saving             ``test_training_checkpoints``
 a full disk while text is encoded                   ``test_data_store``
 the newest checkpoint damaged                       ``test_training_loop``
 two jobs in one folder                              ``test_training_checkpoints``, ``test_training_processes``

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from itertools import combinations, product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
 
+from seqgen.checkpoints.run_checkpoints import read_weights
+from seqgen.config import DistributedConfig
 from seqgen.errors import ResourceError
-from seqgen.training.distributed import ProcessGroup
-from tests.parallel_training import MODELS, Job, train_in, train_together
+from seqgen.training.criteria import CriterionOut
+from seqgen.training.distributed import LossModule, ProcessGroup, _sharded, whole
+from tests.parallel_training import MODELS, Job, seen_examples, train_in, train_together
 from tests.training_runs import Lab, everything, flat, lab, records
 
 __all__ = ["lab"]
@@ -149,3 +157,83 @@ def test_what_has_no_effect_in_one_process_is_said(lab: Lab, capsys: pytest.Capt
     assert "sharding=fsdp and distributed_training.reduce_dtype=bfloat16 without effect: there is one process" in said
     lab.train("one-as-usual", *keys)
     assert "without effect" not in capsys.readouterr().err
+
+
+SHORT = ["dataset.validate_decode=0", "dataset.max_tokens=120", "optimization.max_epoch=1", "optimizer.momentum=0.5"]
+SHORT += ["optimizer=nag", "optimization.lr=[0.5]", "optimization.ema_decay=0.9"]
+
+
+def tied(weights: dict[str, torch.Tensor]) -> set[tuple[str, str]]:
+    """The pairs of names that have the same tensor."""
+    return {(one, two) for one, two in combinations(weights, 2) if weights[one] is weights[two]}
+
+
+@pytest.mark.slow
+def test_what_two_processes_with_shards_save_one_resumes(lab: Lab) -> None:
+    _, dtype, keys = runs(lab, 2, "fsdp", "float64", *SHORT)["transformer"]
+    name = "shards"
+    train_together(lab.root, 2, [(name, dtype, [*keys, "optimization.max_update=2"])], "fork")
+    before = alone(lab, ("two-updates", dtype, [*keys, "optimization.max_update=2"]), 2)
+    compare(before, lab.root / name, 1e-9)
+    of_two, of_one = (read_weights(run / "checkpoints" / "last") for run in (lab.root / name, before))
+    assert tied(of_two) == tied(of_one) != set()
+    wanted = alone(lab, ("whole-epoch", dtype, keys), 2)
+    freq = [key for key in keys if "update_freq" not in key and "sharding" not in key]
+    train_in(lab, (name, dtype, [*freq, "optimization.update_freq=[4]"]), ProcessGroup())
+    compare(wanted, lab.root / name, 1e-9)
+
+
+@pytest.mark.nightly
+def test_any_number_of_processes_resumes_what_any_number_has_saved(lab: Lab) -> None:
+    """Every example of the epoch is used exactly once, and the updates are those of one process."""
+
+    def job(before: int, after: int, now: int, *more: str) -> tuple[str, str, list[str]]:
+        keys = runs(lab, now, "fsdp", "float64", *SHORT)["transformer"][2]
+        keys = [key for key in keys if "update_freq" not in key]
+        return f"from-{before}-to-{after}", "float64", [*keys, f"optimization.update_freq=[{6 // now}]", *more]
+
+    wanted = alone(lab, ("six", "float64", job(1, 1, 1)[2]), 3)
+    examples = sorted(seen_examples(wanted))
+    assert examples == list(range(len(examples)))
+    assert len(examples) > 100
+    for before in (1, 2, 3):
+        train_together(
+            lab.root, before, [job(before, after, before, "optimization.max_update=2") for after in (1, 2, 3)]
+        )
+    for after in (1, 2, 3):
+        train_together(lab.root, after, [job(before, after, after) for before in (1, 2, 3)])
+    for before, after in product((1, 2, 3), (1, 2, 3)):
+        run = lab.root / f"from-{before}-to-{after}"
+        compare(wanted, run, 1e-9)
+        assert sorted(seen_examples(run)) == examples, run.name
+
+
+@pytest.fixture
+def group() -> Iterator[ProcessGroup]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield ProcessGroup()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("param", ["", "bfloat16", "float16"])
+@pytest.mark.parametrize("reduce", ["", "bfloat16", "float16"])
+def test_each_dtype_of_fsdp_is_used_for_its_purpose(group: ProcessGroup, param: str, reduce: str) -> None:
+    """Forward passes compute with ``param_dtype``, and gradients are exchanged in ``reduce_dtype``."""
+    model: Any = nn.Linear(8, 8)
+    computed: list[torch.dtype] = []
+
+    def loss(batch: Any, model: Any) -> CriterionOut:
+        out = model(batch)
+        computed.append(out.dtype)
+        return CriterionOut(out.float().square().sum(), 1)
+
+    cfg = DistributedConfig(sharding="fsdp", param_dtype=param, reduce_dtype=reduce)
+    module = _sharded(LossModule(model, loss), cfg, group, torch.device("cpu"))
+    module(torch.randn(3, 8))[0].backward()
+    assert computed == [getattr(torch, param or "float32")]
+    gradient = whole(model.weight.grad)
+    assert gradient.dtype == torch.float32
+    exchanged = reduce or param
+    rounded = [torch.equal(gradient, gradient.to(dtype).float()) for dtype in (torch.bfloat16, torch.float16)]
+    assert any(rounded) == bool(exchanged)
+    assert not exchanged or rounded[exchanged == "float16"]

@@ -21,7 +21,6 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.models.fairseq import read_options
 from seqgen.models.fconv import FConvConfig
 from seqgen.models.transformer import TransformerConfig
-from seqgen.registry import MODELS
 from tests.fairseq_checkpoints import (
     COMMON,
     FCONV,
@@ -172,28 +171,17 @@ def test_convolutions_normalized_over_time(tmp_path: Path) -> None:
     assert_same_model(load_model(write(tmp_path, model, in_args(options_of(FCONV)), weights)).model, model)
 
 
-def test_missing_options_take_the_defaults_of_the_architecture() -> None:
+def test_missing_options_take_the_defaults_of_the_model() -> None:
+    """As in fairseq, which fills in those of ``base_architecture`` when it loads a checkpoint."""
+
     def config(arch: str, **given: Any) -> FConvConfig | TransformerConfig:
         return read_options({"args": {"arch": arch, **given}}, Path("x.pt")).model
 
-    assert config("fconv") == FConvConfig()
-    assert config("transformer") == TransformerConfig()
-    assert config("fconv_iwslt_de_en") == MODELS.config("fconv_iwslt_de_en")
-    assert config("fconv_wmt_en_de") == replace(
-        MODELS.config("fconv_wmt_en_de"),
-        encoder_layers="[(512, 3)] * 9 + [(1024, 3)] * 4 + [(2048, 1)] * 2",
-        decoder_layers="[(512, 3)] * 9 + [(1024, 3)] * 4 + [(2048, 1)] * 2",
-    )
-    assert config("transformer_iwslt_de_en") == MODELS.config("transformer_iwslt_de_en")
-    big = config("transformer_wmt_en_de_big_t2t", dropout=0.2)
-    assert isinstance(big, TransformerConfig)
-    assert (big.encoder_normalize_before, big.decoder_ffn_embed_dim, big.attention_dropout) == (True, 4096, 0.1)
-    assert big.dropout == 0.2
-    options = {"_name": "transformer_wmt_en_de_big_t2t", "encoder_normalize_before": False, "dropout": 0.0}
+    assert config("fconv") == config("fconv_wmt_en_ro") == FConvConfig()
+    assert config("transformer") == config("transformer_wmt_en_de_big") == TransformerConfig()
+    options = {"_name": "transformer_wmt_en_de_big_t2t", "encoder_normalize_before": True, "dropout": 0.0}
     given = read_options({"cfg": {"model": {**options, "relu_dropout": "???"}}}, Path("x.pt")).model
-    assert isinstance(given, TransformerConfig)
-    assert (given.encoder_normalize_before, given.decoder_normalize_before, given.dropout) == (False, True, 0.0)
-    assert given.activation_dropout == 0.1
+    assert given == TransformerConfig(encoder_normalize_before=True, dropout=0.0)
     narrow = config("transformer", encoder_embed_dim=64, encoder_ffn_embed_dim=32, relu_dropout=0.3)
     assert isinstance(narrow, TransformerConfig)
     assert (narrow.decoder_embed_dim, narrow.decoder_ffn_embed_dim, narrow.activation_dropout) == (64, 32, 0.3)
@@ -387,7 +375,8 @@ def test_bart_and_mbart(kind: str, tmp_path: Path) -> None:
         **{f"{side}_layers": getattr(config, f"{side}_layers") for side in ("encoder", "decoder")},
         **{f"{side}_ffn_embed_dim": getattr(config, f"{side}_ffn_dim") for side in ("encoder", "decoder")},
         **{"max_source_positions": 26, "max_target_positions": 26, "pooler_activation_fn": "tanh", "relu_dropout": 0.0},
-        **{**LANGUAGES, "arch": f"{kind}_base"},
+        **{"share_all_embeddings": True, "share_decoder_input_output_embed": True, "layernorm_embedding": True},
+        **{"activation_fn": "gelu", "no_scale_embedding": kind == "bart", **LANGUAGES, "arch": f"{kind}_base"},
     }
     model = random_model(FCONV)
     loaded = load_model(write(tmp_path, model, in_args({**COMMON, **options}), weights))

@@ -44,17 +44,10 @@ def test_a_folder_with_half_of_the_shards(tmp_path: Path) -> None:
 
 def test_a_folder_of_another_architecture(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path / "theirs", "t5")
-    for kind, named, message in (
-        (
-            "prophetnet",
-            "ProphetNetForConditionalGeneration",
-            "an architecture which seqgen does not support; it supports",
-        ),
-        ("nllb-moe", "NllbMoeForConditionalGeneration", "a mixture of experts; the dense"),
-        ("longt5", "T5ForConditionalGeneration", "a T5 for long sources, whose encoder attends to parts"),
-    ):
-        change_config(folder, model_type=kind, architectures=[named])
-        assert f"config.json: model_type='{kind}' ({named}) is {message}" in refusal(folder)
+    change_config(folder, model_type="prophetnet", architectures=["ProphetNetForConditionalGeneration"])
+    said = refusal(folder)
+    assert "config.json: model_type='prophetnet' (ProphetNetForConditionalGeneration) is an architecture which" in said
+    assert "seqgen does not support; it supports the model types t5, mt5" in said
     change_config(folder, model_type="absent", architectures="absent")
     assert "model_type='' is an architecture which seqgen does not support" in refusal(folder)
     change_config(folder, model_type=["t5"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,9 @@ import yaml
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.checkpoints.loading import load_model
-from seqgen.checkpoints.serialization import read_tensors
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError
 from seqgen.models.huggingface.checkpoint import save_pretrained
-from seqgen.models.huggingface.weights import write_weights
 from tests.commands import command, corpus
 from tests.huggingface_t5 import (
     VARIANTS,
@@ -37,28 +34,15 @@ every_variant = pytest.mark.parametrize("variant", list(VARIANTS))
 
 
 @every_variant
-@pytest.mark.parametrize("shard_bytes", [1 << 30, 20_000], ids=["whole", "shards"])
-def test_transformers_reads_what_is_written(variant: str, shard_bytes: int, tmp_path: Path) -> None:
+def test_transformers_reads_what_is_written(variant: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     original = tiny_model(variant)
     folder = tmp_path / "ours"
-    save_pretrained(seqgen_model(original), folder, shard_bytes=shard_bytes)
-    assert (folder / "model.safetensors").exists() == (shard_bytes > 1_000_000)
+    save_pretrained(seqgen_model(original), folder)
     again, report = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, output_loading_info=True)
     assert not any(report.values())
     assert torch.equal(original_logits(again.eval()), original_logits(original))
     assert again.generation_config.decoder_start_token_id == 0
-
-
-def test_files_of_weights_are_as_large_as_they_may_be(tmp_path: Path) -> None:
-    """Of 40, 30, 30, 20 and 120 bytes at most 100 are together; a tensor that is larger has a file of its own."""
-    weights = {f"w{i}": torch.zeros(size // 2, dtype=torch.float16) for i, size in enumerate((40, 30, 30, 20, 120))}
-    write_weights(weights, tmp_path, 100)
-    files = sorted(tmp_path.glob("*.safetensors"))
-    assert [sorted(read_tensors(file)) for file in files] == [["w0", "w1", "w2"], ["w3"], ["w4"]]
-    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
-    assert index["metadata"]["total_size"] == 240
-    assert {index["weight_map"][name] for name in ("w0", "w1", "w2")} == {files[0].name}
 
 
 def test_the_tokenizer_is_written_as_well(tmp_path: Path) -> None:
