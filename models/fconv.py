@@ -224,6 +224,10 @@ class FConvDecoder(IncrementalDecoder):
         """Prepare the output layer for the tokens ``ids``; see ``Decoder.output_columns``."""
         return self.fc3.columns(ids)
 
+    def output_product(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The features, the weight and the bias of the output layer; see ``Decoder.output_product``."""
+        return features, self.fc3.matrix(), self.fc3.bias
+
     def max_positions(self) -> int:
         """The longest target, in tokens with end-of-sentence."""
         return self.embed_positions.max_positions

@@ -437,7 +437,7 @@ class T5GemmaDecoder(ProjectedOutput, IncrementalDecoder):
         columns = super().output_columns(ids)
         return lambda features: self._capped(columns(features))
 
-    def output_product(self, features: Tensor) -> tuple[Tensor, Tensor] | None:
+    def output_product(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor | None] | None:
         """``None`` if logits are soft-capped, as they are then not a product; see ``Decoder.output_product``."""
         return None if self.cfg.final_logit_softcapping else super().output_product(features)
 

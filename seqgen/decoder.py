@@ -95,7 +95,7 @@ class Decoder(nn.Module, Flagged):
         """
         raise NotImplementedError
 
-    def output_product(self, features: Tensor) -> tuple[Tensor, Tensor] | None:
+    def output_product(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor | None] | None:
         """The output layer as a matrix product, if it is one; training then computes the loss with less memory.
 
         An inherited ``output_product`` is not used if a subclass overrides ``output_layer``.
@@ -104,8 +104,8 @@ class Decoder(nn.Module, Flagged):
             features: ``(..., C)``.
 
         Returns:
-            Features ``(..., C)`` and weight ``(V, C)`` whose product is ``output_layer(features)``; ``None`` if the
-            output layer is not such a product.
+            Features ``(..., C)``, weight ``(V, C)`` and bias ``(V,)`` or ``None``, such that ``output_layer(features)``
+            is ``features @ weight.T + bias``; ``None`` if the output layer is not such a product.
         """
         return None
 
@@ -165,10 +165,9 @@ class ProjectedOutput(Decoder):
         """Logits ``(..., V)`` of the output ``(..., C)`` of any layer."""
         return self.output_layer(self.layer_norm(hidden))
 
-    def output_product(self, features: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The features and the weight of a projection without a bias; see ``Decoder.output_product``."""
-        projection = self.output_projection
-        return (self.projected_features(features), projection.matrix()) if projection.bias is None else None
+    def output_product(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor | None] | None:
+        """The features, the weight and the bias of the projection; see ``Decoder.output_product``."""
+        return self.projected_features(features), self.output_projection.matrix(), self.output_projection.bias
 
 
 _STEPPING = ("forward", "extract_features", "new_incremental_state", "positions_seen", "advance")

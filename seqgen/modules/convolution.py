@@ -63,10 +63,7 @@ class ConvTBC(Projection):
         Returns:
             ``(N, T - kernel_width + 1, out_channels)``.
         """
-        width = self.kernel_width
-        # (N, T, C) -> (N, T - k + 1, k, C) -> (N, T - k + 1, k * C)
-        windows = x if width == 1 else x.unfold(1, width, 1).transpose(2, 3).flatten(2)
-        return self.project(windows)
+        return self.project(x if self.kernel_width == 1 else _windows(x, self.kernel_width))
 
     def matrix(self) -> Tensor:
         """The weight as a matrix ``(out_channels, kernel_width * in_channels)``."""
@@ -75,6 +72,32 @@ class ConvTBC(Projection):
     def extra_repr(self) -> str:
         """The sizes, for ``print(model)``."""
         return f"{self.in_channels}, {self.out_channels}, kernel_width={self.kernel_width}, padding={self.padding}"
+
+
+def _windows(x: Tensor, width: int) -> Tensor:
+    """A view of ``(N, T, C)`` as overlapping windows ``(N, T - width + 1, width * C)``."""
+    if x.requires_grad and torch.is_grad_enabled():
+        view: Tensor = _Windows.apply(x, width)  # type: ignore[no-untyped-call]
+        return view
+    # (N, T, C) -> (N, T - k + 1, k, C) -> (N, T - k + 1, k * C)
+    return x.unfold(1, width, 1).transpose(2, 3).flatten(2)
+
+
+class _Windows(torch.autograd.Function):
+    """``_windows`` with a gradient that takes a quarter of the time of the gradient of ``unfold``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, width: int) -> Tensor:
+        ctx.width = width
+        return _windows(x, width)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        grad = grads[0].unflatten(2, (ctx.width, -1))
+        total = F.pad(grad[:, :, 0], (0, 0, 0, ctx.width - 1))
+        for place in range(1, ctx.width):
+            total[:, place : place + grad.size(1)] += grad[:, :, place]
+        return total, None
 
 
 def weight_norm_conv(conv: ConvTBC, dropout: float = 0.0) -> ConvTBC:

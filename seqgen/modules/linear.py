@@ -53,11 +53,11 @@ def _applies(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """Compute ``a @ b.T`` without gradients; both may have any strides."""
+def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute ``a @ b.T + bias`` without gradients; both matrices may have any strides."""
     if a.dtype == torch.float32 and a.device.type == "cpu" and TRAINING.uses_onednn():
-        return onednn_product(a, b)
-    return a @ b.t()
+        return onednn_product(a, b, bias)
+    return F.linear(a, b, bias)
 
 
 class TrainingKernel:
@@ -114,9 +114,16 @@ class _OneDNNLinear(torch.autograd.Function):
         wants = ctx.needs_input_grad
         return (
             onednn_product(grad, weight.t()) if wants[0] else None,
-            onednn_product(grad.t(), x.t()) if wants[1] else None,
+            _gradient_of_weight(grad, x) if wants[1] else None,
             grad.sum(0) if ctx.has_bias and wants[2] else None,
         )
+
+
+def _gradient_of_weight(grad: Tensor, x: Tensor) -> Tensor:
+    """Compute ``grad.T @ x``. oneDNN copies its first argument to transpose it, which is therefore the smaller one."""
+    if grad.size(1) <= x.size(1):
+        return onednn_product(grad.t(), x.t())
+    return onednn_product(x.t(), grad.t()).t()
 
 
 _LARGE_MATRIX = 256 * 256

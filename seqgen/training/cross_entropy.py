@@ -107,7 +107,7 @@ def _buffer(logits: Tensor) -> Tensor:
     return logits.detach() if owned else logits.detach().clone()
 
 
-def projection_of(decoder: Decoder, features: Tensor) -> tuple[Tensor, Tensor] | None:
+def projection_of(decoder: Decoder, features: Tensor) -> tuple[Tensor, Tensor, Tensor | None] | None:
     """A decoder's output layer as one matrix product, if it is one and fusing it with the loss is faster.
 
     Args:
@@ -115,8 +115,8 @@ def projection_of(decoder: Decoder, features: Tensor) -> tuple[Tensor, Tensor] |
         features: ``(M, C)`` the input of its output layer.
 
     Returns:
-        Features ``(M, C)`` and a weight ``(V, C)`` such that the logits are ``features @ weight.T``; ``None`` if the
-        logits should be computed by the output layer.
+        Features ``(M, C)``, weight ``(V, C)`` and bias ``(V,)`` or ``None``, such that the logits are ``features @
+        weight.T + bias``; ``None`` if the logits should be computed by the output layer.
     """
     # a subclass may override output_layer and inherit an output_product that describes another output layer
     if _owner(decoder, "output_layer") is not _owner(decoder, "output_product"):
@@ -124,7 +124,7 @@ def projection_of(decoder: Decoder, features: Tensor) -> tuple[Tensor, Tensor] |
     product = decoder.output_product(features)
     if product is None or torch.is_autocast_enabled(features.device.type):
         return None
-    features, weight = product
+    features, weight, _ = product
     fits = features.device.type == "cpu" and features.dtype == weight.dtype and features.dtype in _PRECISE
     return product if fits and features.size(0) * weight.size(0) >= _LARGE else None
 
@@ -137,13 +137,19 @@ def _owner(decoder: Decoder, name: str) -> type:
 
 
 def projected_cross_entropy(
-    features: Tensor, weight: Tensor, target: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute ``cross_entropy`` of the logits ``features @ weight.T``.
+    """Compute ``cross_entropy`` of the logits ``features @ weight.T + bias``.
 
     Args:
         features: ``(M, C)``.
         weight: ``(V, C)``.
+        bias: ``(V,)`` or ``None``.
         target: ``(M,)`` int64.
         label_smoothing: see ``cross_entropy``.
         z_loss: see ``cross_entropy``.
@@ -153,7 +159,7 @@ def projected_cross_entropy(
         predictions.
     """
     loss, nll, correct = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        features, weight, target, label_smoothing, z_loss
+        features, weight, bias, target, label_smoothing, z_loss
     )
     return loss, nll, correct
 
@@ -161,23 +167,32 @@ def projected_cross_entropy(
 class _ProjectedCrossEntropy(_Loss):
     @staticmethod
     def forward(
-        ctx: Any, features: Tensor, weight: Tensor, target: Tensor, label_smoothing: float, z_loss: float
+        ctx: Any,
+        features: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        label_smoothing: float,
+        z_loss: float,
     ) -> tuple[Tensor, ...]:
         rows, vocab = features.size(0), weight.size(0)
-        wants_features, wants_weight = ctx.needs_input_grad[:2]
+        wants_features, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         grad_features = torch.empty_like(features) if wants_features else None
         grad_weight = torch.zeros_like(weight) if wants_weight else None
+        grad_bias = features.new_zeros(vocab) if wants_bias else None
         sums = features.new_zeros(3)
         step = max(1, _CHUNK_ELEMENTS // vocab)
         for start in range(0, rows, step):
             part = slice(start, start + step)
-            logits = multiply(features[part], weight)
+            logits = multiply(features[part], weight, bias)
             sums += _losses(logits, target[part], label_smoothing, z_loss, gradient=True)
             if grad_features is not None:
                 grad_features[part] = multiply(logits, weight.t())
             if grad_weight is not None:
                 grad_weight.addmm_(logits.t(), features[part])
-        return _Loss.results(ctx, sums, features.dtype, grad_features, grad_weight)
+            if grad_bias is not None:
+                grad_bias += logits.sum(0)
+        return _Loss.results(ctx, sums, features.dtype, grad_features, grad_weight, grad_bias)
 
 
 def _losses(logits: Tensor, target: Tensor, label_smoothing: float, z_loss: float, gradient: bool) -> Tensor:

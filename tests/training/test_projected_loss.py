@@ -47,14 +47,15 @@ def test_equals_one_after_the_other(
     monkeypatch.setattr(module, "_CHUNK_ELEMENTS", chunks[0])
     monkeypatch.setattr(module, "_CACHED_ELEMENTS", chunks[1])
     features, weight, target = inputs()
+    bias = torch.randn(11, dtype=torch.float64, requires_grad=True)
     results = []
     for compute in (
-        lambda: projected_cross_entropy(features, weight, target, *options),
-        lambda: cross_entropy(features @ weight.t(), target, *options),
-        lambda: by_the_formula(features @ weight.t(), target, *options),
+        lambda: projected_cross_entropy(features, weight, bias, target, *options),
+        lambda: cross_entropy(features @ weight.t() + bias, target, *options),
+        lambda: by_the_formula(features @ weight.t() + bias, target, *options),
     ):
         loss, nll, correct = compute()
-        results.append([loss.detach(), nll, correct, *torch.autograd.grad(3 * loss, [features, weight])])
+        results.append([loss.detach(), nll, correct, *torch.autograd.grad(3 * loss, [features, weight, bias])])
     for fused, apart, wanted in zip(*results, strict=True):
         torch.testing.assert_close(fused, wanted, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(apart, wanted, rtol=1e-12, atol=1e-12)
@@ -62,11 +63,11 @@ def test_equals_one_after_the_other(
 
 def test_float32_and_extreme_logits() -> None:
     features, weight, target = inputs(torch.float32)
-    got = torch.autograd.grad(projected_cross_entropy(features, weight, target)[0], [features, weight])
+    got = torch.autograd.grad(projected_cross_entropy(features, weight, None, target)[0], [features, weight])
     wanted = torch.autograd.grad(cross_entropy(features @ weight.t(), target)[0], [features, weight])
     for one, other in zip(got, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
-    loss, _, _ = projected_cross_entropy(features * 1e18, weight * 1e18, target)
+    loss, _, _ = projected_cross_entropy(features * 1e18, weight * 1e18, None, target)
     assert torch.isfinite(loss)
     assert all(torch.isfinite(gradient).all() for gradient in torch.autograd.grad(loss, [features, weight]))
 
@@ -74,19 +75,19 @@ def test_float32_and_extreme_logits() -> None:
 def test_without_gradient() -> None:
     features, weight, target = inputs()
     with torch.no_grad():
-        loss, nll, _ = projected_cross_entropy(features, weight, target)
+        loss, nll, _ = projected_cross_entropy(features, weight, None, target)
     assert loss == nll
     assert not loss.requires_grad
-    frozen = projected_cross_entropy(features, weight.detach(), target)[0]
+    frozen = projected_cross_entropy(features, weight.detach(), None, target)[0]
     torch.testing.assert_close(
         torch.autograd.grad(frozen, [features])[0],
-        torch.autograd.grad(projected_cross_entropy(features, weight, target)[0], [features])[0],
+        torch.autograd.grad(projected_cross_entropy(features, weight, None, target)[0], [features])[0],
     )
 
 
 def test_a_second_backward_is_refused() -> None:
     features, weight, target = inputs()
-    loss, _, _ = projected_cross_entropy(features, weight, target)
+    loss, _, _ = projected_cross_entropy(features, weight, None, target)
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="overwrote its"):
         loss.backward()
@@ -115,7 +116,7 @@ def test_criteria_give_the_same_by_either_way(name: str, monkeypatch: pytest.Mon
 
 
 def test_there_are_models_with_such_an_output_layer() -> None:
-    assert {"t5_tiny", "transformer_tiny"} <= {*FUSED}
+    assert {"fconv_tiny", "t5_tiny", "transformer_tiny"} <= {*FUSED}
     assert len(FUSED) < len(ZOO)
 
 
@@ -140,7 +141,7 @@ def test_the_projection_may_be_normalized() -> None:
     """A parametrized weight is that of now."""
     layer = nn.utils.parametrizations.weight_norm(Linear(5, 11, bias=False))
     features, _, target = inputs(torch.float32)
-    loss, _, _ = projected_cross_entropy(features, layer.matrix(), target)
+    loss, _, _ = projected_cross_entropy(features, layer.matrix(), None, target)
     gradients = torch.autograd.grad(loss, list(layer.parameters()))
     wanted = torch.autograd.grad(cross_entropy(layer(features), target)[0], list(layer.parameters()))
     for one, other in zip(gradients, wanted, strict=True):
