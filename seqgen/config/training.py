@@ -153,7 +153,7 @@ class DistributedConfig:
 
     distributed_world_size: int = option(
         1,
-        "number of processes that train together on this machine",
+        "number of processes that train together; torchrun starts them, and the command sets it",
         minimum=1,
         maximum=MOST_WORKERS,
         other_names=("data_parallel_world_size",),

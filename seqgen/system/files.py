@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import portalocker
 
@@ -105,48 +105,16 @@ def open_own(path: Path) -> IO[str]:
 LOCK = ".lock"
 
 
-class RunLock:
-    """The held lock of a run folder.
-
-    It is held as long as any process has the file open: the process that took the lock, or a child process that got
-    this object as an argument. No other process can take the lock until all of them have ended.
-
-    Args:
-        descriptor: file descriptor of the open, locked file.
-    """
-
-    def __init__(self, descriptor: int):
-        self.descriptor = descriptor
-
-    def sign(self) -> None:
-        """Write the ID of this process into the file, for the message to other processes."""
-        os.ftruncate(self.descriptor, 0)
-        os.write(self.descriptor, f"process {os.getpid()}".encode())  # the file is open for appending
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pass the descriptor itself to a child process; a newly opened file would be another lock."""
-        from multiprocessing.reduction import DupFd  # does not exist on Windows
-
-        return _inherited, (DupFd(self.descriptor),)
-
-
-def _inherited(duplicate: Any) -> RunLock:
-    return RunLock(duplicate.detach())
-
-
 @contextlib.contextmanager
-def run_lock(folder: Path, key: str = "run_dir") -> Iterator[RunLock]:
-    """Lock a run folder, or the folder of a job, for this process, and for child processes that get the lock object.
+def run_lock(folder: Path, key: str = "run_dir") -> Iterator[None]:
+    """Lock a run folder, or the folder of a job, for this process.
 
-    The operating system releases the lock when the last process that holds it ends, so the lock file of a killed
-    process does not block a new one.
+    The operating system releases the lock when the process ends, so the lock file of a killed process does not block a
+    new one.
 
     Args:
         folder: the run folder; created if it does not exist.
         key: the configuration key that names the folder, for the message.
-
-    Yields:
-        The lock.
 
     Raises:
         CheckpointError: another process holds the lock.
@@ -165,10 +133,11 @@ def run_lock(folder: Path, key: str = "run_dir") -> Iterator[RunLock]:
                 f"{folder}: in use by another process{f' ({holder})' if holder else ''}; wait for it, or choose "
                 f"another {key}"
             ) from None
-        lock = RunLock(file.fileno())
-        lock.sign()
+        file.truncate(0)
+        file.write(f"process {os.getpid()}")
+        file.flush()
         try:
-            yield lock
+            yield
         finally:
             file.truncate(0)
 
