@@ -11,6 +11,6 @@
         Validator            loss of the validation split, and scores of its decoded text
         Checkpoints          saves and reads checkpoints (seqgen.checkpoints)
         ProgressDisplay      progress bar or lines
-        Records              log.jsonl, scores.json, TensorBoard events
+        Records              log.jsonl, TensorBoard events
       ProcessGroup           collective operations of several processes
 """

@@ -28,10 +28,10 @@ from seqgen.system.switches import KERNEL_CHOICE
 from seqgen.task import Task
 from seqgen.training.distributed import ProcessGroup, unused_keys
 from seqgen.training.progress import Meter, ProgressDisplay, describe_parts, make_display
-from seqgen.training.run_log import Records, ScoresFile, is_better, lower_is_better
+from seqgen.training.run_log import Records, is_better, lower_is_better
 from seqgen.training.saving import Resumable, Saving
 from seqgen.training.trainer import Trainer
-from seqgen.training.validation import Interrupted, ValidationResult, Validator, pick
+from seqgen.training.validation import Interrupted, Validator, pick
 
 
 class Triggers:
@@ -247,8 +247,7 @@ class TrainingRun:
         self.total = self.triggers.total_updates(self._updates_in_epoch())
         self.display = make_display(self.cfg.common.log_format if self.group.is_main else "none", self.total)
         if self.group.is_main:
-            scores = ScoresFile(self.folder, self.cfg.checkpoint.best_checkpoint_metric, self.task.metric_signatures())
-            self.records = Records(self.folder, self.trainer.update, self.cfg.common.tensorboard, scores)
+            self.records = Records(self.folder, self.trainer.update, self.cfg.common.tensorboard)
             self._announce(resumed)
         try:
             # validation has fixed kernels, so that a resumed run gets the same scores
@@ -365,24 +364,22 @@ class TrainingRun:
         """Validate; return whether the score is the best so far."""
         self.meter.tick()
         with memory_errors(self._smaller_validation):
-            result = self.validator.validate()
+            scores = self.validator.validate()
         metric = self.cfg.checkpoint.best_checkpoint_metric
-        score = pick(result.scores, metric)
+        score = pick(scores, metric)
         self.trainer.scheduler.on_validation(score if lower_is_better(metric) else -score)
         improved = is_better(score, self.best, metric)
         self.best, self.stale = (score, 0) if improved else (self.best, self.stale + 1)
-        self._log_validation(result, epoch, improved)
+        self._log_validation(scores, epoch, improved)
         return improved
 
-    def _log_validation(self, result: ValidationResult, epoch: int, improved: bool) -> None:
-        self._write("valid", epoch, result.scores)
-        if self.records is not None:
-            self.records.write_samples(self.trainer.update, result.samples)
+    def _log_validation(self, scores: dict[str, float], epoch: int, improved: bool) -> None:
+        self._write("valid", epoch, scores)
         best = " | best so far" if improved else ""
-        whole, parts = describe_parts(result.scores)
+        whole, parts = describe_parts(scores)
         line = f"valid at update {self.trainer.update} | epoch {epoch} | {whole}{best}"
         self.display.message("\n".join([line, *parts]))
-        self._note_divergence(result.scores)
+        self._note_divergence(scores)
 
     def _save(self, names: list[str]) -> None:
         self.meter.tick()
