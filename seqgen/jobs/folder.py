@@ -227,7 +227,7 @@ class JobFolder:
             (self.path / PARTS).mkdir(parents=True, exist_ok=True)
             self._identity = version_of(self.path / MANIFEST)
         for folder in (self.path, self.path / PARTS):
-            remove_leftovers(folder)
+            remove_leftovers(folder, seconds=0)
         self._read_journal()
         self.done = {index: known for index, known in self.done.items() if self._has_file(index, known)}
 

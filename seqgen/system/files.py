@@ -18,10 +18,8 @@ import portalocker
 
 from seqgen.errors import CheckpointError, UserError
 
-LEFTOVER_SECONDS = 24 * 3600
-"""Age from which a temporary file is removed where no lock can tell whether its process is still running."""
-GRACE_SECONDS = 1.0
-"""Age below which a temporary file is not removed, since its process may not have locked it yet."""
+LEFTOVER_SECONDS = 24 * 3600.0
+"""Age from which a temporary file is removed, since its process is no longer running."""
 _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}\.tmp")
 CACHE = "cache"
 """Subfolder of a run folder for files that can be computed again from the data at any time."""
@@ -194,8 +192,6 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
-        if os.name != "nt":
-            _lock(descriptor)
         with disk_errors(path):
             with os.fdopen(descriptor, "wb") as file:  # closing it writes too, and can fail
                 yield file
@@ -233,82 +229,43 @@ def new_folder(folder: Path) -> Iterator[Path]:
         remove_leftovers(folder.parent, folder.name)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
         try:
-            with _held(temporary):
-                yield temporary
-                os.chmod(temporary, 0o777 & ~_umask())
-                try:
-                    os.rename(temporary, folder)
-                except OSError:
-                    if not folder.is_dir():
-                        raise
+            yield temporary
+            os.chmod(temporary, 0o777 & ~_umask())
+            try:
+                os.rename(temporary, folder)
+            except OSError:
+                if not folder.is_dir():
+                    raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def remove_leftovers(folder: Path, name: str = "") -> None:
+def remove_leftovers(folder: Path, name: str = "", seconds: float = LEFTOVER_SECONDS) -> None:
     """Remove the temporary files and folders of processes that were killed.
 
-    These are the temporary files of ``write_atomically`` and ``new_folder``, which are recognized by their names. A
-    process locks the temporary file that it writes, so that those of running processes are kept.
+    These are the temporary files of ``write_atomically`` and ``new_folder``, which are recognized by their names.
 
     Args:
         folder: the folder to clean; its subfolders are not searched.
         name: final name of the file or folder; empty for all.
+        seconds: time since their last change; 0 if this process has locked the folder, so that no other writes there.
     """
     with contextlib.suppress(OSError):  # another process may be doing the same
         for path in list(folder.iterdir()):
             if _TEMPORARY.fullmatch(path.name) and (not name or path.name[1:-13] == name):
-                _remove_leftover(path)
+                _remove_leftover(path, seconds)
 
 
-def _remove_leftover(path: Path) -> None:
+def _remove_leftover(path: Path, seconds: float) -> None:
     with contextlib.suppress(OSError):
         if path.is_symlink() or not (path.is_dir() or path.is_file()):
             return
         files = [path, *(path.iterdir() if path.is_dir() else ())]
-        age = time.time() - max(file.stat().st_mtime for file in files)
-        if age > GRACE_SECONDS and _is_abandoned(path, age):
+        if time.time() - max(file.stat().st_mtime for file in files) >= seconds:
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink()
-
-
-@contextlib.contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Lock a temporary folder, so that other processes see that this process is still writing into it."""
-    if os.name == "nt":  # Windows cannot open folders
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        _lock(descriptor)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int) -> bool | None:
-    """Lock a file or folder; false if another process has locked it, ``None`` if the file system has no locks."""
-    try:
-        portalocker.lock(descriptor, portalocker.LockFlags.EXCLUSIVE | portalocker.LockFlags.NON_BLOCKING)
-    except portalocker.AlreadyLocked:
-        return False
-    except (OSError, portalocker.LockException):
-        return None
-    return True
-
-
-def _is_abandoned(path: Path, age: float) -> bool:
-    """True if the process that made a temporary file or folder has ended; without locks, its age decides."""
-    if os.name == "nt":
-        return age > LEFTOVER_SECONDS
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        locked = _lock(descriptor)
-    finally:
-        os.close(descriptor)
-    return age > LEFTOVER_SECONDS if locked is None else locked
 
 
 def _umask() -> int:

@@ -24,6 +24,7 @@ from seqgen.data.token_store import (
 )
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.errors import DataError
+from seqgen.system.files import LEFTOVER_SECONDS
 
 TOKENIZER = WhitespaceTokenizer(Dictionary.from_counts({"a": 3, "b": 2, "c": 1}))
 LINES = ["a b", "", "c x a y", "b", "x"]
@@ -184,7 +185,7 @@ def test_files_of_killed_processes_are_removed(tmp_path: Path, text: Path) -> No
         folder.mkdir(parents=True)
         (folder / VALUES).write_bytes(b"half")
     for path in (old / VALUES, old, young):
-        os.utime(path, (time.time() - 10,) * 2)
+        os.utime(path, (time.time() - 10 - LEFTOVER_SECONDS,) * 2)
     build_store(tmp_path / "cache", "t", [text], TokenEncoder(TOKENIZER))
     assert {path.name for path in (tmp_path / "cache").iterdir()} == {name, young.name}
 

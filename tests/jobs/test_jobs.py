@@ -320,8 +320,7 @@ def failing(limit: int, error: Callable[[], BaseException], after: bool = False)
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_kill_at_every_file_operation(after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seqgen.system.files.GRACE_SECONDS", -1.0)
+def test_a_kill_at_every_file_operation(after: bool, tmp_path: Path) -> None:
     lines = numbered(11)
     limit, killed, seen = 0, 0, [""]
     while limit <= len(seen):
