@@ -239,9 +239,7 @@ def _with_tokenizer(arguments: dict[str, str], folder: Path, of_run: Mapping[str
     differing = {key for key, value in arguments.items() if of_run.get(key) != value}
     if not isinstance(task, TokenizerConfig) or differing & {f"task.{key}" for key in TOKENIZER_KEYS}:
         return arguments
-    made = (
-        {f"task.{field.name}" for field in dataclasses.fields(TokenizerConfig)} - differing - {"task.subword_sampling"}
-    )
+    made = {f"task.{field.name}" for field in dataclasses.fields(TokenizerConfig)} - differing
     joined = {"task.joined_dictionary": "false"} if (folder / "source_tokenizer").is_dir() else {}
     chosen = {"task.tokenizer": "pretrained", "task.pretrained_tokenizer": str(folder), **joined}
     return {**chosen, **{key: value for key, value in arguments.items() if key not in made - differing}}

@@ -187,7 +187,7 @@ from seqgen.data.noising import (
     span_counts as span_counts,
     span_mask as span_mask,
 )
-from seqgen.data.pair_dataset import pad_rows as pad_rows
+from seqgen.data.pair_dataset import Example as Example, PairDataset as PairDataset, Side as Side, pad_rows as pad_rows
 from seqgen.data.text import ParallelFiles as ParallelFiles, find_parallel as find_parallel, read_lines as read_lines
 from seqgen.data.tokenizers.base import (
     Tokenizer as Tokenizer,

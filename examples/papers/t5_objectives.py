@@ -22,8 +22,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from seqgen.extend import (
     DenoisingConfig,
@@ -37,21 +39,24 @@ from seqgen.extend import (
     span_mask,
 )
 
+Tokens: TypeAlias = NDArray[np.int64]
+
 RANDOM_SHARE = 0.1
 """Fraction of the masks that ``bert`` replaces by a random word."""
 
 
-def iid_mask(length: int, density: float, most_spans: int, rng: np.random.Generator) -> np.ndarray:
+def iid_mask(length: int, density: float, most_spans: int, rng: np.random.Generator) -> NDArray[np.bool_]:
     """True where a token is hidden; tokens of more than ``most_spans`` spans remain visible."""
     mask = rng.random(length) < density
     starts = mask & ~np.concatenate([[False], mask[:-1]])
-    return mask & (np.cumsum(starts) <= most_spans)
+    within: NDArray[np.bool_] = np.cumsum(starts) <= most_spans
+    return mask & within
 
 
 class SpanDrop(Objective):
     """Spans of random length are left out of the input; the target is these spans."""
 
-    def corrupt(self, tokens: np.ndarray, noise: NoiseTokens, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    def corrupt(self, tokens: Tokens, noise: NoiseTokens, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
         """See ``Objective``."""
         mask = span_mask(len(tokens), self.density, self.mean_span, rng)
         return tokens[~mask], tokens[mask]
@@ -65,7 +70,7 @@ class SpanDrop(Objective):
 class IIDSpans(Objective):
     """Single tokens are hidden; adjacent hidden tokens share one sentinel."""
 
-    def corrupt(self, tokens: np.ndarray, noise: NoiseTokens, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    def corrupt(self, tokens: Tokens, noise: NoiseTokens, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
         """See ``Objective``."""
         mask = iid_mask(len(tokens), self.density, len(noise.sentinels) - 1, rng)
         return replace_spans(tokens, mask, noise.sentinels)
@@ -87,7 +92,7 @@ class IIDSpans(Objective):
 class IIDDrop(Objective):
     """Single tokens are left out of the input; the target is these tokens."""
 
-    def corrupt(self, tokens: np.ndarray, noise: NoiseTokens, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    def corrupt(self, tokens: Tokens, noise: NoiseTokens, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
         """See ``Objective``."""
         mask = iid_mask(len(tokens), self.density, len(tokens), rng)
         return tokens[~mask], tokens[mask]
@@ -96,10 +101,10 @@ class IIDDrop(Objective):
 class Mass(Objective):
     """Single tokens are masked in the input; the target is the whole text."""
 
-    words = np.empty(0, np.int64)
+    words: Tokens = np.empty(0, np.int64)
     """The ids of random words."""
 
-    def corrupt(self, tokens: np.ndarray, noise: NoiseTokens, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    def corrupt(self, tokens: Tokens, noise: NoiseTokens, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
         """See ``Objective``."""
         masked = iid_mask(len(tokens), self.density, len(tokens), rng)
         source = np.where(masked, noise.sentinels[0], tokens)
@@ -116,7 +121,7 @@ class Mass(Objective):
 class PrefixLM(Objective):
     """The input is the beginning of the text, the target its rest."""
 
-    def corrupt(self, tokens: np.ndarray, noise: NoiseTokens, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    def corrupt(self, tokens: Tokens, noise: NoiseTokens, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
         """See ``Objective``."""
         cut = int(rng.integers(1, len(tokens))) if len(tokens) > 1 else 0
         return tokens[:cut], tokens[cut:]
@@ -125,7 +130,7 @@ class PrefixLM(Objective):
 class Deshuffling(Objective):
     """The input is the tokens in random order, the target the text."""
 
-    def corrupt(self, tokens: np.ndarray, noise: NoiseTokens, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    def corrupt(self, tokens: Tokens, noise: NoiseTokens, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
         """See ``Objective``."""
         return rng.permutation(tokens), tokens
 
@@ -152,10 +157,12 @@ class T5ObjectivesConfig(DenoisingConfig):
 class T5ObjectivesTask(DenoisingTask):
     """Pretraining on raw text by one of ``OBJECTIVES``."""
 
+    cfg: T5ObjectivesConfig
+
     def objective(self) -> Objective:
         """The objective that the configuration names."""
         chosen = OBJECTIVES[self.cfg.objective](self.cfg.noise_density, self.cfg.mean_span_length)
-        if self.cfg.objective == "bert":
+        if isinstance(chosen, Mass) and self.cfg.objective == "bert":
             special = {*self.noise_tokens().sentinels, *self.source_dictionary.special_ids.values()}
             chosen.words = np.array([index for index in range(len(self.source_dictionary)) if index not in special])
         return chosen

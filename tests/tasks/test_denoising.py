@@ -211,7 +211,6 @@ def test_empty_documents_may_be_skipped(run: Path, tmp_path: Path) -> None:
         ({"train": ["a.txt", "b.jsonl"]}, r"b\.jsonl contains JSON lines and .*a\.txt plain text"),
         ({"train": ["nowhere.txt"]}, "there is no such file"),
         ({"joined_dictionary": False}, "joined_dictionary=true"),
-        ({"subword_sampling": True, "tokenizer": "sentencepiece"}, "subword_sampling"),
     ],
 )
 def test_bad_settings(run: Path, tmp_path: Path, settings: dict[str, Any], message: str, monkeypatch: Any) -> None:
