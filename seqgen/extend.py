@@ -205,7 +205,7 @@ from seqgen.data.tokenizers.sentencepiece_tokenizer import (
     SentencePieceTokenizer as SentencePieceTokenizer,
     read_model as read_model,
 )
-from seqgen.system.files import new_folder as new_folder
+from seqgen.system.files import new_file as new_file, new_folder as new_folder
 from seqgen.task import Task as Task
 from seqgen.tasks.denoising import DenoisingConfig as DenoisingConfig, DenoisingTask as DenoisingTask
 from seqgen.tasks.number_names import number_names as number_names, split_numbers as split_numbers

@@ -155,7 +155,7 @@ class MultilingualTranslationTask(ParallelTextTask):
             joined = self.datasets[split] = JoinedDataset(parts)
             return joined
         sizes = [len(part) for part in parts.values()]
-        rates = mixing_rates(sizes, "temperature", temperature=self.cfg.temperature)
+        rates = mixing_rates(sizes, self.cfg.temperature)
         mixture = self.datasets[split] = MixtureDataset(parts, rates, self.cfg.epoch_size)
         return mixture
 

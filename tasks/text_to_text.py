@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from seqgen.config import option
 from seqgen.config.values import from_dict
-from seqgen.data.combined_datasets import MIXINGS, JoinedDataset, MixtureDataset, mixing_rates
+from seqgen.data.combined_datasets import JoinedDataset, MixtureDataset, mixing_rates
 from seqgen.data.pair_dataset import PairDataset, Side
 from seqgen.data.record_lines import (
     JsonFormat,
@@ -51,7 +51,7 @@ class SourceConfig:
     columns: list[str] = option([], "column names of TSV files; empty if the first line has them")
     input: str = option("{source}", "template of the input")
     target: str = option("{target}", "template of the target")
-    rate: float | None = option(None, "sampling rate relative to the other sources (task.mixing=rates)")
+    rate: float | None = option(None, "sampling rate relative to the other sources, all of which need one then")
 
 
 @dataclass
@@ -251,12 +251,11 @@ class TextToTextConfig(RawTextConfig):
         role="input_path",
         other_names=("train", "valid", "test"),
     )
-    mixing: str = option("proportional", "how sampling rates of the sources are computed", choices=MIXINGS)
     size_limit: int = option(
         0, "limit on a source's number of examples when rates are computed; 0 for no limit", minimum=0
     )
     temperature: float = option(
-        2.0, "with mixing=temperature: 1 for proportional rates; higher values make rates more equal", minimum=0.01
+        1.0, "1 for sampling rates proportional to the sizes; higher values make them more equal", minimum=0.01
     )
     epoch_size: int = option(0, "examples per epoch; 0 for the number of examples of all sources", minimum=0)
     max_source_positions: int = option(512, "maximum source length in tokens, end-of-sentence included", minimum=2)
@@ -294,7 +293,7 @@ class TextToTextTask(RawTextTask):
         """
         copy, current = folder / MIXTURE_FILE, _current(cfg, folder)
         if current != copy:
-            _check_rates(cfg, _read(current))
+            _check_rates(_read(current))
             write_atomically(copy, _content(current))
         return super().setup_task(cfg, folder)
 
@@ -347,15 +346,10 @@ class TextToTextTask(RawTextTask):
         if split != "train":
             joined = self.datasets[split] = JoinedDataset(parts)
             return joined
-        cfg = self.cfg
-        rates = mixing_rates(
-            [len(part) for part in parts.values()],
-            cfg.mixing,
-            size_limit=cfg.size_limit,
-            temperature=cfg.temperature,
-            rates=[source.cfg.rate or 0.0 for source in sources],
-        )
-        mixture = self.datasets[split] = MixtureDataset(parts, rates, cfg.epoch_size)
+        given = [source.cfg.rate for source in sources if source.cfg.rate is not None]
+        sizes = [len(part) for part in parts.values()]
+        rates = given or mixing_rates(sizes, self.cfg.temperature, self.cfg.size_limit)
+        mixture = self.datasets[split] = MixtureDataset(parts, rates, self.cfg.epoch_size)
         return mixture
 
     def _pairs(self, source: MixtureSource, split: str) -> PairDataset:
@@ -436,19 +430,16 @@ def _with(sources: list[MixtureSource], split: str) -> list[MixtureSource]:
     return found
 
 
-def _check_rates(cfg: TextToTextConfig, sources: list[MixtureSource]) -> None:
-    """Check that each source has a rate with ``mixing=rates`` and none otherwise, and that rates are positive.
+def _check_rates(sources: list[MixtureSource]) -> None:
+    """Check that all sources of the training text have a positive rate, or none has one.
 
     Raises:
-        ConfigError: a rate is missing, not positive, or not used.
+        ConfigError: a rate is missing or not positive.
     """
-    for source in _with(sources, "train"):
-        rate = source.cfg.rate
-        if rate is None:
-            if cfg.mixing == "rates":
-                raise ConfigError(f"{source.where} has no rate; with task.mixing=rates every source needs one")
-            continue
-        if rate <= 0:
-            raise ConfigError(f"{source.where}.rate is {rate}; every rate must be above zero")
-        if cfg.mixing != "rates":
-            raise ConfigError(f"{source.where}.rate={rate} is for task.mixing=rates, but task.mixing={cfg.mixing}")
+    sources = _with(sources, "train")
+    given = [source for source in sources if source.cfg.rate is not None]
+    for source in sources if given else ():
+        if source.cfg.rate is None:
+            raise ConfigError(f"{source.where} has no rate, but {given[0].where} has one; give every source a rate")
+        if source.cfg.rate <= 0:
+            raise ConfigError(f"{source.where}.rate is {source.cfg.rate}; every rate must be above zero")

@@ -164,8 +164,8 @@ class DistributedConfig:
     sharding: str = option(
         "ddp",
         "how several processes share the model: ddp, each has all of it; fsdp, each stores a part of the weights, "
-        "gradients and optimizer state; none, for one process only",
-        choices=("none", "ddp", "fsdp"),
+        "gradients and optimizer state",
+        choices=("ddp", "fsdp"),
     )
     param_dtype: str = option(
         "",

@@ -20,19 +20,10 @@ from seqgen.data.pair_dataset import Dataset, Example, PairDataset, pad_rows
 from seqgen.errors import ConfigError
 from seqgen.structures import Batch, Segments, Source
 
-MIXINGS = ("proportional", "equal", "temperature", "rates")
-
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
-def mixing_rates(
-    sizes: Sequence[int],
-    mixing: str,
-    *,
-    size_limit: int = 0,
-    temperature: float = 1.0,
-    rates: Sequence[float] = (),
-) -> list[float]:
+def mixing_rates(sizes: Sequence[int], temperature: float = 1.0, size_limit: int = 0) -> list[float]:
     """The sampling rate of each dataset in a mixture.
 
     Sizes 100 and 900 with a limit of 300 give the rates 0.25 and 0.75. With a temperature of 2, rates are proportional
@@ -40,24 +31,14 @@ def mixing_rates(
 
     Args:
         sizes: number of examples of each dataset.
-        mixing: ``proportional`` to the sizes, ``equal``, ``temperature`` (sizes to the power of ``1 / temperature``),
-            or ``rates`` as they are given.
-        size_limit: upper limit of each size (``proportional`` and ``temperature``); 0 for no limit.
-        temperature: 1 for proportional rates; higher values make rates more equal.
-        rates: the rates for ``mixing="rates"``, relative to each other.
+        temperature: 1 for rates proportional to the sizes; higher values make rates more equal.
+        size_limit: upper limit of each size; 0 for no limit.
 
     Returns:
         Rates that sum to one.
     """
-    limited = [min(size, size_limit) if size_limit else size for size in sizes]
-    weights: dict[str, Sequence[float]] = {
-        "proportional": limited,
-        "equal": [1.0] * len(sizes),
-        "temperature": [size ** (1.0 / temperature) for size in limited],
-        "rates": rates,
-    }
-    total = sum(weights[mixing])
-    return [weight / total for weight in weights[mixing]]
+    weights = [(min(size, size_limit) if size_limit else size) ** (1.0 / temperature) for size in sizes]
+    return [weight / sum(weights) for weight in weights]
 
 
 def draws(rates: Sequence[float], size: int, epoch: int) -> NDArray[np.int64]:

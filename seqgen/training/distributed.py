@@ -194,16 +194,12 @@ class LossModule(nn.Module):
         return out.loss, out
 
 
-def check_sharding(cfg: DistributedConfig, group: ProcessGroup) -> None:
-    """Check that the keys of ``distributed_training`` fit together and the number of processes.
+def check_sharding(cfg: DistributedConfig) -> None:
+    """Check that the keys of ``distributed_training`` fit together.
 
     Raises:
         ConfigError: they do not.
     """
-    if cfg.sharding == "none" and group.world_size > 1:
-        raise ConfigError(
-            f"{_KEY}.sharding=none is for one process, and there are {group.world_size}; choose ddp or fsdp"
-        )
     if cfg.param_dtype and cfg.sharding != "fsdp":
         raise ConfigError(
             f"{_KEY}.param_dtype={cfg.param_dtype} needs {_KEY}.sharding=fsdp; otherwise use common.bf16 or common.fp16"

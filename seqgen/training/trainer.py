@@ -115,7 +115,7 @@ class Trainer:
     def _parallelize(self, model: EncoderDecoderModel) -> None:
         """Connect the model with the other ranks; see ``parallel``."""
         cfg, sharding = self.cfg, self.cfg.distributed_training
-        check_sharding(sharding, self.group)
+        check_sharding(sharding)
         sharded = sharding.sharding == "fsdp" and self.group.world_size > 1
         if sharded and cfg.common.fp16:
             raise ConfigError("common.fp16 is not possible with distributed_training.sharding=fsdp; use common.bf16")

@@ -41,14 +41,11 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PairDataset]:
 
 
 def test_rates_by_hand() -> None:
-    assert mixing_rates([100, 300], "proportional") == [0.25, 0.75]
-    assert mixing_rates([100, 900], "proportional", size_limit=300) == [0.25, 0.75]
-    assert mixing_rates([1, 1000, 7, 2], "equal") == [0.25] * 4
-    assert mixing_rates([100, 900], "temperature", temperature=2) == pytest.approx([0.25, 0.75])
-    assert mixing_rates([100, 900], "temperature", temperature=1) == mixing_rates([100, 900], "proportional")
-    assert mixing_rates([100, 900], "temperature", temperature=1e6) == pytest.approx([0.5, 0.5], abs=1e-5)
-    assert mixing_rates([100, 900], "temperature", temperature=2, size_limit=400) == pytest.approx([1 / 3, 2 / 3])
-    assert mixing_rates([5, 5], "rates", rates=[1, 4]) == [0.2, 0.8]
+    assert mixing_rates([100, 300]) == [0.25, 0.75]
+    assert mixing_rates([100, 900], size_limit=300) == [0.25, 0.75]
+    assert mixing_rates([100, 900], temperature=2) == pytest.approx([0.25, 0.75])
+    assert mixing_rates([100, 900], temperature=1e6) == pytest.approx([0.5, 0.5], abs=1e-5)
+    assert mixing_rates([100, 900], temperature=2, size_limit=400) == pytest.approx([1 / 3, 2 / 3])
 
 
 @settings(max_examples=100, deadline=None)

@@ -108,19 +108,22 @@ def test_columns_may_be_named_in_the_mixture(data: Path, tmp_path: Path) -> None
 
 
 def test_rates(data: Path, tmp_path: Path) -> None:
-    equal = task(data, tmp_path / "run", mixing="equal").load_dataset("train")
+    equal = task(data, tmp_path / "run", temperature=1e9).load_dataset("train")
     assert equal.rates == pytest.approx([1 / 3] * 3)
     assert len(equal) == 420
-    limited = task(data, tmp_path / "run", mixing="proportional", size_limit=120, epoch_size=50).load_dataset("train")
+    limited = task(data, tmp_path / "run", size_limit=120, epoch_size=50).load_dataset("train")
     assert limited.rates == pytest.approx([0.5, 0.25, 0.25])
     assert len(limited) == 50
     weights = [300**0.5, 60**0.5, 60**0.5]
-    warm = task(data, tmp_path / "run", mixing="temperature", temperature=2.0).load_dataset("train")
+    warm = task(data, tmp_path / "run", temperature=2.0).load_dataset("train")
     assert warm.rates == pytest.approx([weight / sum(weights) for weight in weights])
     given = {
         name: {**source, "rate": rate} for (name, source), rate in zip(sources(data).items(), (3, 1, 1), strict=True)
     }
-    assert task(data, tmp_path / "c" / "run", given, mixing="rates").load_dataset("train").rates == [0.6, 0.2, 0.2]
+    assert task(data, tmp_path / "c" / "run", given).load_dataset("train").rates == [0.6, 0.2, 0.2]
+    del given["de"]["rate"]
+    with pytest.raises(ConfigError, match=r"sources\.de has no rate, but .*sources\.\w+ has one"):
+        task(data, tmp_path / "d" / "run", given)
 
 
 def test_a_run_decodes_without_its_data(data: Path, tmp_path: Path) -> None:
@@ -179,7 +182,6 @@ def changed(data: Path, **values: Any) -> dict[str, Any]:
         ({"of": "count", "input": "{word}"}, r"sources\.count\.input: .*'word'.*the fields are: text, count"),
         ({"of": "pairs", "target": "{third}"}, r"sources\.pairs\.target: .*'third'.*are: first, second, long"),
         ({"input": "{source"}, r"sources\.de\.input: the template '\{source' cannot be read"),
-        ({"rate": 1.0}, r"sources\.de\.rate=1\.0 is for task\.mixing=rates"),
         ({"target_lang": ""}, r"sources\.de: parallel text needs both"),
         ({"train": "nowhere"}, r"sources\.de\.train=nowhere: there is neither nowhere\.en"),
         ({"of": "count", "train": "nowhere.tsv"}, r"sources\.count\.train=nowhere\.tsv: there is no such file"),
@@ -199,7 +201,7 @@ def test_mixtures_that_contradict_themselves(
 )
 def test_rates_of_zero_or_below(data: Path, tmp_path: Path, rate: float, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        task(data, tmp_path / "run", changed(data, rate=rate), mixing="rates")
+        task(data, tmp_path / "run", changed(data, rate=rate))
 
 
 def test_a_wrong_template_ends_the_training_of_a_tokenizer_in_one_sentence(data: Path, tmp_path: Path) -> None:
@@ -253,7 +255,6 @@ TRAINING = [
     "task.hard_vocab_limit=false",
     "task.extra_ids=2",
     "task.workers=1",
-    "task.mixing=equal",
     "model=t5_tiny",
     "model.d_model=16",
     "model.d_kv=8",
