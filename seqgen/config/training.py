@@ -102,7 +102,7 @@ class OptimizationConfig:
     )
     out_of_memory: str = option(
         "stop",
-        "what to do when memory runs out in an update: stop training, or skip the update in all processes",
+        "what to do when memory runs out in an update: stop training, or skip the update (one process)",
         choices=("stop", "skip"),
     )
     nonfinite_loss: str = option(

@@ -452,8 +452,7 @@ class TrainingRun:
 
     def _smaller_updates(self) -> str:
         again = f"start a new run in another run_dir, with checkpoint.finetune_from={self.folder} to keep the weights"
-        sharded = self.cfg.distributed_training.sharding == "fsdp" and self.group.world_size > 1
-        skip = "" if sharded else "optimization.out_of_memory=skip skips such updates, or "
+        skip = "" if self.group.world_size > 1 else "optimization.out_of_memory=skip skips such updates, or "
         return (
             f"in update {self.trainer.update + 1}; {skip}choose a smaller dataset.max_tokens, with a larger "
             "optimization.update_freq for as many tokens in an update"
