@@ -37,11 +37,9 @@ class StopSignals(NotedSignals):
             _leave_terminal()
         if self.received and not self.second_ends:
             return
-        note = _NOTE if self.second_ends else b""
-        if self.received:
-            note = b"\x1b[?25h" if os.isatty(2) else b""  # the bar hides the cursor
-        with contextlib.suppress(OSError):
-            os.write(2, note)
+        if self.second_ends and not self.received:
+            with contextlib.suppress(OSError):
+                os.write(2, _NOTE)
         super()._handle(number, frame)
 
 
