@@ -84,6 +84,11 @@ def score_with_interval(
     return score, float(resampled._ci)  # it has no public name
 
 
+def signatures() -> dict[str, str]:
+    """sacreBLEU's signatures of the scores of ``text_scores``, by name."""
+    return {name: score.signature for name, score in text_scores(["a"], ["a"]).items() if score.signature}
+
+
 @dataclass(frozen=True)
 class Texts:
     """The texts of one score.

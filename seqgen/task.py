@@ -21,7 +21,7 @@ from seqgen.generation.ensemble.member import MemberSpec
 from seqgen.generation.options import build_setup
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import Streamer
-from seqgen.metrics import text_scores
+from seqgen.metrics import signatures, text_scores
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MODELS
 from seqgen.structures import Batch, Hypothesis
@@ -33,7 +33,17 @@ def are_languages(*sides: str) -> bool:
     return all(re.fullmatch("[a-z]{2,3}([-_].*)?", side) for side in sides)
 
 
-class Task(Flagged):
+class _Scored(Flagged):
+    """Declares that a task with other ``metrics`` than those of sacreBLEU has no signatures of sacreBLEU."""
+
+    flags: ClassVar[Flags] = {"metric_signatures": ("metrics",)}
+
+    def metric_signatures(self) -> dict[str, str]:
+        """The signatures of the scores of ``metrics``, by name."""
+        return {}
+
+
+class Task(_Scored):
     """The data, tokenizers, batches and evaluation of a task.
 
     A subclass implements ``setup_task`` and ``load_dataset``; the other methods have defaults for parallel text.
@@ -363,6 +373,10 @@ class Task(Flagged):
             Scores by name; larger is better. By default sacreBLEU's BLEU and chrF, and exact match in percent.
         """
         return {name: score.value for name, score in text_scores(hypotheses, references).items()}
+
+    def metric_signatures(self) -> dict[str, str]:
+        """The signatures of sacreBLEU, by name; a subclass with other ``metrics`` has none unless it defines some."""
+        return signatures()
 
 
 class PromptTask(Task):

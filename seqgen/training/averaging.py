@@ -19,7 +19,7 @@ from seqgen.checkpoints.run_checkpoints import (
 from seqgen.checkpoints.run_config import CONFIG_FILE, flatten, read_yaml, run_folder_of, tokenizer_digests, verify_run
 from seqgen.errors import CheckpointError
 from seqgen.system.files import run_lock
-from seqgen.training.run_log import EVENTS, LOG
+from seqgen.training.run_log import EVENTS, LOG, SCORES
 
 
 def average_runs(
@@ -49,7 +49,7 @@ def average_runs(
             written = Checkpoints(folder)
             written.save([name], weights, None)
             return written.folder / name, checkpoints
-        with copy_of_run(folder, new_run, (EVENTS, LOG)) as copy:
+        with copy_of_run(folder, new_run, (EVENTS, LOG, SCORES)) as copy:
             copy.save(["best"], weights, None)
         return new_run, checkpoints
 

@@ -1,19 +1,21 @@
-"""Records of training in the run folder: ``log.jsonl`` and TensorBoard events."""
+"""Records of training in the run folder: ``log.jsonl``, ``scores.json`` and TensorBoard events."""
 
 from __future__ import annotations
 
 import json
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from seqgen.system.files import disk_errors, open_own, write_atomically
 from seqgen.system.reading import open_regular, parse_json
+from seqgen.training.validation import Sample, pick
 
 LOG = "log.jsonl"
+SCORES = "scores.json"
 EVENTS = "tensorboard"
 CURVES = ("train", "valid")
 """Events whose values are curves in TensorBoard; the others occur once."""
@@ -34,6 +36,50 @@ def is_better(score: Any, best: float | None, metric: str) -> bool:
     return best is None or (score < best if lower_is_better(metric) else score > best)
 
 
+_FIELDS = ("event", "time", "update", "epoch")
+
+
+class ScoresFile:
+    """Writes ``scores.json`` from the validation records of the log, so that both agree even after a kill.
+
+    The file has ``metric``, the name of the score that ranks checkpoints; ``best`` and ``last``, each with ``update``,
+    ``epoch``, ``time`` and ``scores`` by name; and ``signatures``, the sacreBLEU signatures by score name.
+
+    Args:
+        run: the run's folder.
+        metric: name of the score that ranks checkpoints.
+        signatures: sacreBLEU signatures by score name.
+    """
+
+    def __init__(self, run: Path, metric: str, signatures: Mapping[str, str]):
+        self.path, self.metric, self.signatures = run / SCORES, metric, signatures
+        self.best: dict[str, Any] | None = None
+        self.last: dict[str, Any] | None = None
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Add a validation record of the log, which becomes ``last``, and ``best`` if its score is better."""
+        scores = {name: value for name, value in record.items() if name not in _FIELDS}
+        self.last = {name: record.get(name) for name in _FIELDS[1:]} | {"scores": scores}
+        best = pick(self.best["scores"], self.metric) if self.best is not None else None
+        if is_better(pick(scores, self.metric), best, self.metric):
+            self.best = self.last
+
+    def write(self) -> None:
+        """Write the file; without validation records, remove it."""
+        if self.last is None:
+            self.path.unlink(missing_ok=True)
+            return
+        names = self.last["scores"]
+        kinds = {name: self.signatures.get(name.rpartition(".")[2]) for name in names}  # of "de.bleu": "bleu"
+        content = {
+            "metric": self.metric,
+            "best": self.best,
+            "last": self.last,
+            "signatures": {name: signature for name, signature in kinds.items() if signature},
+        }
+        write_atomically(self.path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+
+
 class Records:
     """Writes the records of a run.
 
@@ -46,11 +92,13 @@ class Records:
         run: the run's folder.
         update: the update from which training resumes; 0 for a new run.
         tensorboard: whether to write events for TensorBoard.
+        scores: the run's ``scores.json``.
     """
 
-    def __init__(self, run: Path, update: int, tensorboard: bool):
+    def __init__(self, run: Path, update: int, tensorboard: bool, scores: ScoresFile):
         self.path = run / LOG
-        self._forget_after(update)
+        self.scores = scores
+        self._restore(update)
         self._events: Any = None
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
@@ -60,8 +108,8 @@ class Records:
             with disk_errors(EVENTS):
                 self._events = SummaryWriter(folder, purge_step=update + 1, flush_secs=30)  # type: ignore[no-untyped-call]
 
-    def _forget_after(self, update: int) -> None:
-        """Forget what was logged after an update."""
+    def _restore(self, update: int) -> None:
+        """Forget what was logged after an update, and restore the scores from the rest."""
         if not self.path.exists():
             return
         with open_regular(self.path) as file:
@@ -69,6 +117,10 @@ class Records:
         kept = [line for line in lines if _update_of(line) <= update]
         if len(kept) < len(lines):
             write_atomically(self.path, "".join(kept))
+        for line in kept:
+            if '"valid"' in line and (record := parse_json(line)).get("event") == "valid":
+                self.scores.add(record)
+        self.scores.write()
 
     def write(self, event: str, update: int, epoch: int, values: Mapping[str, Any] | None = None) -> None:
         """Write a record.
@@ -85,6 +137,9 @@ class Records:
         record |= {name: _plain(value) for name, value in values.items()}
         with disk_errors(str(self.path)), open_own(self.path) as file:
             file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+        if event == "valid":
+            self.scores.add(record)
+            self.scores.write()
         for name, value in values.items() if event in CURVES else ():
             if isinstance(value, int | float):
                 self._event("add_scalar", f"{event}/{name}", value, update)
@@ -94,6 +149,18 @@ class Records:
         if self._events is not None:
             with disk_errors(EVENTS):
                 getattr(self._events, method)(*args)
+
+    def write_samples(self, update: int, samples: Sequence[Sample]) -> None:
+        """Write decoded sentences to TensorBoard, as a table.
+
+        Args:
+            update: number of updates made so far.
+            samples: the sentences.
+        """
+        if samples:
+            rows = [f"| {_cell(s.source)} | {_cell(s.hypothesis)} | {_cell(s.reference)} |" for s in samples]
+            table = "\n".join(["| source | hypothesis | reference |", "|---|---|---|", *rows])
+            self._event("add_text", "valid/samples", table, update)
 
     def flush(self) -> None:
         """Flush the TensorBoard events to their file."""
@@ -125,3 +192,7 @@ def _update_of(line: str) -> float:
 
 def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

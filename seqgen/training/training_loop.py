@@ -28,10 +28,10 @@ from seqgen.system.switches import KERNEL_CHOICE
 from seqgen.task import Task
 from seqgen.training.distributed import ProcessGroup, unused_keys
 from seqgen.training.progress import Meter, ProgressLines, describe_parts
-from seqgen.training.run_log import Records, is_better, lower_is_better
+from seqgen.training.run_log import Records, ScoresFile, is_better, lower_is_better
 from seqgen.training.saving import Resumable, Saving
 from seqgen.training.trainer import Trainer
-from seqgen.training.validation import Interrupted, Validator, pick
+from seqgen.training.validation import Interrupted, ValidationResult, Validator, pick
 
 
 class Triggers:
@@ -247,7 +247,8 @@ class TrainingRun:
         self.total = self.triggers.total_updates(self._updates_in_epoch())
         self.display = ProgressLines(self.total, self.group.is_main and self.cfg.common.log_format != "none")
         if self.group.is_main:
-            self.records = Records(self.folder, self.trainer.update, self.cfg.common.tensorboard)
+            scores = ScoresFile(self.folder, self.cfg.checkpoint.best_checkpoint_metric, self.task.metric_signatures())
+            self.records = Records(self.folder, self.trainer.update, self.cfg.common.tensorboard, scores)
             self._announce(resumed)
         try:
             # validation has fixed kernels, so that a resumed run gets the same scores
@@ -363,22 +364,24 @@ class TrainingRun:
         """Validate; return whether the score is the best so far."""
         self.meter.tick()
         with memory_errors(self._smaller_validation):
-            scores = self.validator.validate()
+            result = self.validator.validate()
         metric = self.cfg.checkpoint.best_checkpoint_metric
-        score = pick(scores, metric)
+        score = pick(result.scores, metric)
         self.trainer.scheduler.on_validation(score if lower_is_better(metric) else -score)
         improved = is_better(score, self.best, metric)
         self.best, self.stale = (score, 0) if improved else (self.best, self.stale + 1)
-        self._log_validation(scores, epoch, improved)
+        self._log_validation(result, epoch, improved)
         return improved
 
-    def _log_validation(self, scores: dict[str, float], epoch: int, improved: bool) -> None:
-        self._write("valid", epoch, scores)
+    def _log_validation(self, result: ValidationResult, epoch: int, improved: bool) -> None:
+        self._write("valid", epoch, result.scores)
+        if self.records is not None:
+            self.records.write_samples(self.trainer.update, result.samples)
         best = " | best so far" if improved else ""
-        whole, parts = describe_parts(scores)
+        whole, parts = describe_parts(result.scores)
         line = f"valid at update {self.trainer.update} | epoch {epoch} | {whole}{best}"
         self.display.message("\n".join([line, *parts]))
-        self._note_divergence(scores)
+        self._note_divergence(result.scores)
 
     def _save(self, names: list[str]) -> None:
         self.meter.tick()

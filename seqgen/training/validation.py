@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,9 +20,40 @@ if TYPE_CHECKING:
     from seqgen.task import Task
     from seqgen.training.trainer import Trainer
 
+SAMPLES = 5
+"""Number of decoded sentences that are logged as text, for each part of the dataset."""
+
 
 class Interrupted(Exception):
     """Training was asked to stop during validation."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A decoded sentence.
+
+    Attributes:
+        source: the input line.
+        hypothesis: the output.
+        reference: the reference; empty if there is none.
+    """
+
+    source: str
+    hypothesis: str
+    reference: str
+
+
+@dataclass
+class ValidationResult:
+    """Scores of a validation.
+
+    Attributes:
+        scores: the scores by name.
+        samples: some decoded sentences.
+    """
+
+    scores: dict[str, float]
+    samples: list[Sample] = field(default_factory=list)
 
 
 def pick(scores: Mapping[str, float], metric: str) -> float:
@@ -84,17 +116,20 @@ class Validator:
                 computed = self._loss(model, batches=1) | dict.fromkeys(decoded if self.decode_limit else (), 0.0)
             pick(computed, metric)
 
-    def validate(self) -> dict[str, float]:
+    def validate(self) -> ValidationResult:
         """Compute all scores.
 
         Returns:
-            The scores by name, the same in every rank.
+            The scores and some decoded sentences, the same in every rank.
 
         Raises:
             Interrupted: training was asked to stop.
         """
         with self.trainer.evaluation() as model:
-            return self._loss(model) | (self._decode(model) if self.decode_limit else {})
+            result = ValidationResult(self._loss(model))
+            if self.decode_limit:
+                self._decode(model, result)
+        return result
 
     def _loss(self, model: EncoderDecoderModel, batches: int | None = None) -> dict[str, float]:
         """The loss of the split, and of each part of a mixture, such as ``de.loss`` for the part ``de``.
@@ -127,24 +162,22 @@ class Validator:
             outs.append(checked(trainer.criterion, out))
         return sum_outs(outs)[0]
 
-    def _decode(self, model: EncoderDecoderModel) -> dict[str, float]:
-        """Decode the first sentences of each part and score them."""
-        scores: dict[str, float] = {}
+    def _decode(self, model: EncoderDecoderModel, result: ValidationResult) -> None:
+        """Decode the first sentences of each part and score them; add scores and samples to the result."""
         every: tuple[list[str], list[str]] = ([], [])
         for name in self.iterators:
-            hypotheses, references = self._decode_part(model, name)
+            samples = self._decode_part(model, name)
+            hypotheses, references = [s.hypothesis for s in samples], [s.reference for s in samples]
             if name and any(references):
-                scores |= _named(name, self.trainer.task.metrics(hypotheses, references))
+                result.scores |= _named(name, self.trainer.task.metrics(hypotheses, references))
+            result.samples += samples[:SAMPLES]
             every[0].extend(hypotheses)
             every[1].extend(references)
-        return scores | (self.trainer.task.metrics(*every) if any(every[1]) else {})
+        if any(every[1]):
+            result.scores |= self.trainer.task.metrics(*every)
 
-    def _decode_part(self, model: EncoderDecoderModel, part: str) -> tuple[list[str], list[str]]:
-        """Decode the first sentences with the code of ``seqgen-generate``; each rank decodes its share.
-
-        Returns:
-            The hypotheses, and the references, which are empty if there are none.
-        """
+    def _decode_part(self, model: EncoderDecoderModel, part: str) -> list[Sample]:
+        """Decode the first sentences with the code of ``seqgen-generate``; each rank decodes its share."""
         trainer, group = self.trainer, self.trainer.group
         task = self._task(part)
         limit = None if self.decode_limit < 0 else self.decode_limit
@@ -160,7 +193,8 @@ class Validator:
             hypotheses[share[translation.id]] = translation.text
         for rank, gathered in enumerate(group.gather([hypotheses[i] for i in share])):
             hypotheses[rank :: group.world_size] = gathered
-        return hypotheses, references or [""] * len(sources)
+        shown = zip(sources, hypotheses, references or [""] * len(sources), strict=True)
+        return [Sample(*row) for row in shown]
 
     def _check_stop(self) -> None:
         if self.trainer.group.world_size == 1 and self.should_stop():  # several ranks stop together, after validation

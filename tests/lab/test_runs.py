@@ -183,6 +183,7 @@ def test_sorting(tmp_path: Path) -> None:
     [
         ("log.jsonl", b"\xff\n[1]\n{\"event\": \"valid\", \"update\": \"x\", \"loss\": NaN}\n{"),
         ("log.jsonl", None),
+        ("scores.json", b"{\"best\": null, \"metric\": 3}"),
         ("config.yaml", b"a: [\n"),
         ("config.yaml", b"[1, 2]"),
         ("config.yaml", b"model: {_name: unheard}\n"),

@@ -70,7 +70,7 @@ def test_who_overrides_a_method_inherits_no_promise_about_it() -> None:
         *("reorder_state_beams", "select_state"),
         *("is_composed", "normalizes_by_softmax", "adjusts_logits", "moves_rows_by_modules", "samples_tokens"),
         "attended",
-        *("joins_batches", "reads_plain_lines", "encodes_by_tokenizer"),
+        *("joins_batches", "reads_plain_lines", "encodes_by_tokenizer", "metric_signatures"),
     }
     for cls, flag, method in found:
         assert hasattr(cls, method)

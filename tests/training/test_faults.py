@@ -80,14 +80,19 @@ def failing(*_: Any, **__: Any) -> Any:
     raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
-def test_a_log_that_cannot_be_written(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    lab.train("log", "optimization.max_update=2")
-    monkeypatch.setattr(records_module, "open_own", failing)
-    with pytest.raises(UserError, match=r"^cannot write .*log\.jsonl: Read-only file system"):
-        lab.train("log", "optimization.max_update=4")
+@pytest.mark.parametrize("target", ["open_own", "write_atomically"])
+def test_a_log_that_cannot_be_written(lab: Lab, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"log-{target}"
+    lab.train(name, "optimization.max_update=2")
+    if target == "open_own":
+        monkeypatch.setattr(records_module, target, failing)
+    else:
+        monkeypatch.setattr("tempfile.mkstemp", failing)  # of scores.json
+    with pytest.raises(UserError, match=r"^cannot write .*(log\.jsonl|scores\.json): Read-only file system"):
+        lab.train(name, "optimization.max_update=4")
     monkeypatch.undo()
-    lab.train("log", "optimization.max_update=4")
-    assert records(lab.root / "log", "stop")
+    lab.train(name, "optimization.max_update=4")
+    assert records(lab.root / name, "stop")
 
 
 @pytest.mark.parametrize("method", ["__init__", "write", "flush"])

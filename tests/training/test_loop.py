@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
@@ -16,12 +17,15 @@ from seqgen.cli.run_folder import write_config
 from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
 from seqgen.errors import CheckpointError, ConfigError
+from seqgen.metrics import text_scores
 from seqgen.modules.linear import TRAINING
 from seqgen.training import training_loop
 from seqgen.training.distributed import ProcessGroup
+from seqgen.training.run_log import Records, ScoresFile
 from seqgen.training.train import StopSignals
 from seqgen.training.trainer import NonFiniteError, Trainer, UpdateResult
 from seqgen.training.training_loop import TrainingRun, Triggers
+from seqgen.training.validation import ValidationResult
 from tests.training_runs import Lab, assert_identical, everything, lab, records
 
 __all__ = ["lab"]
@@ -99,13 +103,13 @@ def test_train_validate_train_again(lab: Lab, model: str, decay: float) -> None:
     for _ in range(4):
         for run in (one, other):
             run.trainer.train_update([next(iter(run.iterator))], epoch=1)
-        scores = one.validator.validate()
+        scores = one.validator.validate().scores
         losses.append(scores["loss"])
     assert len(set(losses[1:])) == 3  # the first update of a warm-up changes nothing
     assert_identical(one.trainer.weights(), other.trainer.weights())
     fresh = training_run(lab, f"{model}-3", *options)
     fresh.trainer.load_state_dict(one.trainer.weights(), one.trainer.state_dict(), "memory")
-    assert fresh.validator.validate() == scores
+    assert fresh.validator.validate().scores == scores
 
 
 def test_the_loss_of_a_mixture_is_that_of_all_parts(lab: Lab) -> None:
@@ -134,9 +138,9 @@ def test_each_rank_decodes_its_share_of_the_validation_sentences(lab: Lab) -> No
     """Random weights give outputs that differ in their length alone, which is that of the source."""
     short = ["generation.match_source_len=true", "generation.beam=1", "generation.max_len_b=200"]
     run = training_run(lab, "shares", "dataset.validate_decode=5", *short)
-    alone = run.validator._decode_part(run.trainer.model, "")[0]
+    alone = [sample.hypothesis for sample in run.validator._decode_part(run.trainer.model, "")]
     run.trainer.group = SecondOfTwo(1, 2)
-    shared = run.validator._decode_part(run.trainer.model, "")[0]
+    shared = [sample.hypothesis for sample in run.validator._decode_part(run.trainer.model, "")]
     assert alone[0] != alone[1] != alone[3]
     assert shared == ["?", alone[1], "?", alone[3], "?"]
 
@@ -270,7 +274,7 @@ def test_schedules_and_the_best_checkpoint_know_the_direction_of_a_metric(
     values, scores = iter([50.0, 40.0, 60.0, math.nan]), list[float]()
     monkeypatch.setattr(run.trainer.scheduler, "on_validation", scores.append)
     monkeypatch.setattr(run, "_log_validation", lambda *_: None)
-    monkeypatch.setattr(run.validator, "validate", lambda: {metric: next(values)})
+    monkeypatch.setattr(run.validator, "validate", lambda: ValidationResult({metric: next(values)}))
     assert [run._validate(1) for _ in range(4)] == best
     assert scores[:3] == told
 
@@ -308,6 +312,45 @@ def test_best_is_by_any_metric(lab: Lab) -> None:
     assert everything(run, "best")["state"]["best"] == best["chrf"]
 
 
+def test_scores_are_those_of_the_log(lab: Lab) -> None:
+    decoding = ("dataset.validate_decode=20", "checkpoint.best_checkpoint_metric=bleu", "optimization.lr=[2e-2]")
+    run = lab.train("scores", "optimization.max_epoch=3", *decoding)
+    clock = ("time", "update", "epoch", "event")
+
+    def check() -> None:
+        rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+        valid = [row for row in rows if row["event"] == "valid"]
+        content = json.loads((run / "scores.json").read_text())
+        for name, row in (("last", valid[-1]), ("best", max(valid, key=lambda row: row["bleu"]))):
+            entry = content[name]
+            assert entry["scores"] == {key: value for key, value in row.items() if key not in clock}
+            assert [entry[key] for key in clock[:3]] == [row[key] for key in clock[:3]]
+        assert everything(run, "best")["state"]["update"] == content["best"]["update"]
+        assert content["metric"] == "bleu"
+        scored = text_scores(["a"], ["a"])
+        assert content["signatures"] == {name: scored[name].signature for name in ("bleu", "chrf")}
+
+    check()
+    # a process was killed after it had validated and before it saved: its scores are forgotten with its updates
+    update = everything(run)["state"]["update"] + 1
+    killed = Records(run, update, False, ScoresFile(run, "bleu", {}))
+    killed.write("valid", update, 4, {"bleu": 100.0, "loss": math.nan})
+    assert json.loads((run / "scores.json").read_text())["best"]["scores"] == {"bleu": 100.0, "loss": None}
+    lab.train("scores", "optimization.max_epoch=4", *decoding)
+    check()
+
+
+def test_scores_of_a_task_with_other_metrics_have_no_signature(lab: Lab) -> None:
+    def metrics(self: Any, hypotheses: Any, references: Any) -> dict[str, float]:
+        return {"bleu": 7.0}
+
+    cfg = lab.config()
+    task = lab.task(cfg, lab.root / "own")
+    assert set(task.metric_signatures()) == {"bleu", "chrf"}
+    scored = type("Scored", (type(task),), {"metrics": metrics})
+    assert scored.metric_signatures(task) == {}
+
+
 def test_a_metric_that_is_not_computed_is_noticed_before_training(lab: Lab) -> None:
     with pytest.raises(ConfigError, match=r"set dataset\.validate_decode"):
         lab.train("metric", "checkpoint.best_checkpoint_metric=bleu")
@@ -316,7 +359,7 @@ def test_a_metric_that_is_not_computed_is_noticed_before_training(lab: Lab) -> N
             lab.train("metric", "checkpoint.best_checkpoint_metric=speed", f"dataset.validate_decode={decoded}")
     assert not (lab.root / "metric" / "log.jsonl").exists()
     run = lab.train("metric", "checkpoint.best_checkpoint_metric=accuracy", "optimization.max_update=1")
-    assert everything(run)["state"]["best"] >= 0
+    assert json.loads((run / "scores.json").read_text())["best"]["scores"]["accuracy"] >= 0
 
 
 def test_divergence_and_examples_longer_than_a_batch_are_said(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
@@ -350,7 +393,7 @@ def test_finetune_begins_anew_from_weights(lab: Lab, monkeypatch: pytest.MonkeyP
         lab.train("finetuned3", f"checkpoint.finetune_from={source}", "task.vocab_size=50")
 
 
-def test_tensorboard_has_scalars(lab: Lab) -> None:
+def test_tensorboard_has_scalars_and_samples(lab: Lab) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     overrides = ["common.tensorboard=true", "dataset.validate_decode=5"]
@@ -364,6 +407,7 @@ def test_tensorboard_has_scalars(lab: Lab) -> None:
     }
     assert {"valid/loss", "valid/bleu"} <= {*events.Tags()["scalars"]}
     assert [event.step for event in events.Scalars("train/loss")] == [2, 4, 6, 8]
+    assert "valid/samples/text_summary" in events.Tags()["tensors"]
     assert not [tag for tag in events.Tags()["scalars"] if tag.startswith(("start/", "resume/", "stop/"))]
 
 

@@ -12,7 +12,7 @@ import pytest
 from seqgen.system.devices import seed_everything, seed_of
 from seqgen.training.criteria import mean_scores
 from seqgen.training.progress import Meter, ProgressLines
-from seqgen.training.run_log import Records, lower_is_better
+from seqgen.training.run_log import Records, ScoresFile, lower_is_better
 from seqgen.training.trainer import UpdateResult
 from seqgen.training.validation import pick
 
@@ -87,12 +87,12 @@ def log(run: Path) -> list[tuple[str, int]]:
 
 
 def test_records_after_the_resumed_update_are_forgotten(tmp_path: Path) -> None:
-    first = Records(tmp_path, 0, False)
+    first = Records(tmp_path, 0, False, ScoresFile(tmp_path, "loss", {}))
     for update in (2, 4, 6):
         first.write("train", update, 1, {"loss": math.inf, "note": "größer"})
     with open(tmp_path / "log.jsonl", "a") as file:
         file.write('{"event": "train", "upd')  # what a killed process leaves
-    again = Records(tmp_path, 4, False)
+    again = Records(tmp_path, 4, False, ScoresFile(tmp_path, "loss", {}))
     again.write("resume", 4, 1)
     assert log(tmp_path) == [("train", 2), ("train", 4), ("resume", 4)]
     row = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[0])

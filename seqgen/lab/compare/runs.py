@@ -24,7 +24,7 @@ from seqgen.lab.compare.provenance import read_provenance, recorded_data, record
 from seqgen.registry import GROUPS
 from seqgen.system.progress import clock
 from seqgen.system.reading import open_regular, parse_json, parse_yaml, read_bytes, similar_path
-from seqgen.training.run_log import LOG, lower_is_better
+from seqgen.training.run_log import LOG, SCORES, lower_is_better
 
 DEPTH = 2
 """Depth of folders in which runs are looked for."""
@@ -217,17 +217,23 @@ def _summarize(run: Run, log: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _read_scores(run: Run, log: Sequence[Mapping[str, Any]]) -> None:
-    """Find the best scores in the log."""
-    scores: dict[int, dict[str, float]] = {}  # by update
-    for record in log:
-        if record.get("event") == "valid" and _is_number(record.get("update")):
-            found = {name: float(value) for name, value in record.items() if _is_number(value)}
-            scores.setdefault(int(found["update"]), {}).update(found)
-    by_update = {u: value for u, row in scores.items() for name, value in row.items() if name.lower() == run.metric}
-    if by_update:
-        choose = min if lower_is_better(run.metric) else max
-        run.best_update = choose(by_update, key=by_update.__getitem__)
-        run.best = {name: value for name, value in scores[run.best_update].items() if name not in _NOT_SCORES}
+    """Read the best scores from ``scores.json``; if it is missing or damaged, find them in the log."""
+    try:
+        content = parse_json(read_bytes(run.folder / SCORES))
+        best, metric = content["best"], content["metric"]
+        run.best = {str(name): float(value) for name, value in best["scores"].items() if _is_number(value)}
+        run.best_update, run.metric = int(best["update"]), str(metric)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        scores: dict[int, dict[str, float]] = {}  # by update
+        for record in log:
+            if record.get("event") == "valid" and _is_number(record.get("update")):
+                found = {name: float(value) for name, value in record.items() if _is_number(value)}
+                scores.setdefault(int(found["update"]), {}).update(found)
+        by_update = {u: value for u, row in scores.items() for name, value in row.items() if name.lower() == run.metric}
+        if by_update:
+            choose = min if lower_is_better(run.metric) else max
+            run.best_update = choose(by_update, key=by_update.__getitem__)
+            run.best = {name: value for name, value in scores[run.best_update].items() if name not in _NOT_SCORES}
 
 
 def _is_number(value: Any) -> bool:
