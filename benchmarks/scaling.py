@@ -179,9 +179,9 @@ MODEL = ["model=transformer_tiny", "dataset.max_tokens=1000", "dataset.validate_
 MODEL += [f"model.{side}_{key}" for side in ("encoder", "decoder") for key in ("embed_dim=256", "ffn_embed_dim=1024")]
 QUIET = ["common.tensorboard=false", "common.log_format=none"]
 TRAINING = {
-    "one process, 2 threads": ["optimization.update_freq=[2]"],
-    "DDP, 2 processes": ["distributed_training.distributed_world_size=2"],
-    "FSDP, 2 processes": ["distributed_training.distributed_world_size=2", "distributed_training.sharding=fsdp"],
+    "one process, 2 threads": ["optimization.update_freq=[2]", "common.threads=2"],
+    "DDP, 2 processes": ["distributed_training.sharding=ddp", "common.threads=1"],
+    "FSDP, 2 processes": ["distributed_training.sharding=fsdp", "common.threads=1"],
 }
 DECODING = {
     "one process, 2 threads": ["common.threads=2"],
@@ -199,10 +199,12 @@ class Cost:
     cpu_seconds: float
 
 
-def command(module: str, keys: list[str]) -> tuple[float, float]:
-    """Run a command; return its seconds, and the CPU seconds of its processes."""
+def command(module: str, keys: list[str], processes: int = 1) -> tuple[float, float]:
+    """Run a command, several processes by torchrun; return its seconds, and the CPU seconds of its processes."""
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m"]
+    program = [sys.executable, "-m", *(torchrun if processes > 1 else []), module]
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run([sys.executable, "-m", module, *keys], cwd=ROOT, check=True)
+    subprocess.run([*program, *keys], cwd=ROOT, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return time.perf_counter() - start, cpu
@@ -212,8 +214,9 @@ def train(keys: list[str], updates: int, examples: int, folder: Path) -> Cost:
     """Train; return target tokens per second, without the start, and CPU seconds, with it."""
     run = folder / "run"
     common = [*MODEL, *QUIET, *keys, f"task.train_size={examples}", f"task.cache_dir={folder / 'cache'}"]
-    common += ["common.threads=2", f"common.log_interval={min(5, updates)}", f"optimization.max_update={updates}"]
-    _, cpu = command("seqgen.cli.train", [f"run_dir={run}", *common])
+    common += [f"common.log_interval={min(5, updates)}", f"optimization.max_update={updates}"]
+    processes = 2 if any("sharding" in key for key in keys) else 1
+    _, cpu = command("seqgen.cli.train", [f"run_dir={run}", *common], processes)
     rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     speeds = [row["tokens_per_second"] for row in rows if row["event"] == "train"]
     run.rename(folder / f"run-{len(list(folder.iterdir()))}")

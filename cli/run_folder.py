@@ -59,8 +59,8 @@ def open_run(cfg: TrainConfig, folder: Path, arguments: Arguments | None = None)
         DataError: text is missing.
         CheckpointError: a file that training wrote into the folder is missing or damaged.
     """
-    for place in (folder, folder / CACHE):
-        remove_leftovers(place)
+    remove_leftovers(folder, seconds=0)
+    remove_leftovers(folder / CACHE)
     cfg.common.user_files = recorded_files(cfg, cfg.common.user_dir)
     begun = any((folder / FOLDER).glob("*/"))
     component: type[Task] = TASKS.of(cfg.task).component  # type: ignore[assignment]

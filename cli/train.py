@@ -97,10 +97,17 @@ def train_run(cfg: TrainConfig, folder: Path, arguments: Arguments | None = None
         return prepare(cfg, folder, arguments)
     device = set_up_device(cfg.common)
     group = group_from_environment()
+    asked = cfg.distributed_training.distributed_world_size
+    if asked not in (1, group.world_size):
+        raise ConfigError(
+            f"distributed_training.distributed_world_size={asked}, and the number of processes is {group.world_size}; "
+            f"start {asked} by torchrun --standalone --nproc-per-node {asked} -m seqgen.cli.train, without the key"
+        )
+    cfg.distributed_training.distributed_world_size = group.world_size  # for config.yaml
     if group.world_size > 1:
         return _train_as_rank(cfg, folder, arguments, device, group)
-    with run_lock(folder) as lock:
-        return train(cfg, open_run(cfg, folder, arguments), folder, device, lock)
+    with run_lock(folder):
+        return train(cfg, open_run(cfg, folder, arguments), folder, device)
 
 
 def prepare(cfg: TrainConfig, folder: Path, arguments: Arguments | None = None) -> int:
@@ -129,18 +136,11 @@ def prepare(cfg: TrainConfig, folder: Path, arguments: Arguments | None = None) 
 def _train_as_rank(
     cfg: TrainConfig, folder: Path, arguments: Arguments | None, device: torch.device, group: ProcessGroup
 ) -> int:
-    """Train as one rank of the process group that ``torchrun`` or ``srun`` started; rank 0 prepares the run folder."""
+    """Train as one rank of the process group that ``torchrun`` started; rank 0 prepares the run folder."""
     end_with(os.getppid())
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
         torch.cuda.set_device(device)
-    asked = cfg.distributed_training.distributed_world_size
-    if asked not in (1, group.world_size):
-        raise ConfigError(
-            f"distributed_training.distributed_world_size={asked}, but torchrun or srun has started {group.world_size} "
-            "processes; remove the key"
-        )
-    cfg.distributed_training.distributed_world_size = group.world_size  # for config.yaml
     join(group, cfg.distributed_training, device)
     with ExitStack() as held:
         task, problem = None, ""
@@ -239,9 +239,7 @@ def _with_tokenizer(arguments: dict[str, str], folder: Path, of_run: Mapping[str
     differing = {key for key, value in arguments.items() if of_run.get(key) != value}
     if not isinstance(task, TokenizerConfig) or differing & {f"task.{key}" for key in TOKENIZER_KEYS}:
         return arguments
-    made = (
-        {f"task.{field.name}" for field in dataclasses.fields(TokenizerConfig)} - differing - {"task.subword_sampling"}
-    )
+    made = {f"task.{field.name}" for field in dataclasses.fields(TokenizerConfig)} - differing
     joined = {"task.joined_dictionary": "false"} if (folder / "source_tokenizer").is_dir() else {}
     chosen = {"task.tokenizer": "pretrained", "task.pretrained_tokenizer": str(folder), **joined}
     return {**chosen, **{key: value for key, value in arguments.items() if key not in made - differing}}

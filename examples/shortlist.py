@@ -20,12 +20,14 @@ from seqgen.extend import (
     CommonConfig,
     ConfigError,
     DataError,
+    Dictionary,
     ReadingConfig,
     Task,
     VocabularyMap,
     check_output,
     load_model,
     log,
+    new_file,
     option,
     read_lines,
     run,
@@ -84,10 +86,39 @@ def shortlist(cfg: ShortlistConfig) -> int:
     everywhere = np.array(ranked[: cfg.frequent], dtype=np.int64)
     table = VocabularyMap({(): everywhere, **found.targets})
     output = Path(cfg.output)
-    if left_out := table.write(output, task.source_dictionary, task.target_dictionary):
+    if left_out := write_map(table, output, task.source_dictionary, task.target_dictionary):
         log(f"{left_out} tokens contain white space, which separates the tokens of the file, and are left out")
     print(f"{output}: {len(found.targets)} source tokens from {len(sources)} lines, {len(everywhere)} frequent tokens")
     return 0
+
+
+def write_map(table: VocabularyMap, path: Path, source: Dictionary, target: Dictionary) -> int:
+    """Write the file of a map.
+
+    Args:
+        table: the map.
+        path: the file.
+        source: the source vocabulary.
+        target: the target vocabulary.
+
+    Returns:
+        The number of tokens that are left out because they contain white space, which separates tokens.
+    """
+    left_out: set[tuple[str, str]] = set()
+
+    def tokens(ids: Sequence[int], words: Dictionary, side: str) -> list[str]:
+        symbols = [words.symbol(index) for index in ids]
+        kept = [symbol for symbol in symbols if symbol and not any(mark in symbol for mark in " \t\n")]
+        left_out.update((side, symbol) for symbol in symbols if symbol not in kept)
+        return kept
+
+    with new_file(path) as file:
+        for key, ids in table.targets.items():
+            left = tokens(key, source, "source")
+            right = tokens(ids.tolist(), target, "target")
+            if len(left) == len(key):
+                file.write(f"{' '.join(left)}\t{' '.join(right)}\n".encode())
+    return len(left_out)
 
 
 def _encoded(cfg: ShortlistConfig, task: Task) -> tuple[list[list[int]], list[list[int]]]:

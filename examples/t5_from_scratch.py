@@ -33,9 +33,10 @@ RECIPE = (
     "criterion=cross_entropy",
     "criterion.z_loss=1e-4",
     "optimizer=adafactor",
-    "lr_scheduler=t5_inverse_sqrt",
+    "lr_scheduler=inverse_sqrt",
     "lr_scheduler.warmup_updates=1000",
-    "optimization.lr=[1.0]",
+    "lr_scheduler.warmup_init_lr=0.0316",
+    "optimization.lr=[0.0316]",
     "common.log_interval=100",
 )
 """T5's settings, except for the number of updates with a constant learning rate."""

@@ -180,7 +180,14 @@ from seqgen.system.reading import read_bytes as read_bytes
 # isort: split
 # Data and training
 from seqgen.data.dictionary import Dictionary as Dictionary, VocabularyMap as VocabularyMap
-from seqgen.data.pair_dataset import pad_rows as pad_rows
+from seqgen.data.noising import (
+    NoiseTokens as NoiseTokens,
+    Objective as Objective,
+    replace_spans as replace_spans,
+    span_counts as span_counts,
+    span_mask as span_mask,
+)
+from seqgen.data.pair_dataset import Example as Example, PairDataset as PairDataset, Side as Side, pad_rows as pad_rows
 from seqgen.data.text import ParallelFiles as ParallelFiles, find_parallel as find_parallel, read_lines as read_lines
 from seqgen.data.tokenizers.base import (
     Tokenizer as Tokenizer,
@@ -198,8 +205,9 @@ from seqgen.data.tokenizers.sentencepiece_tokenizer import (
     SentencePieceTokenizer as SentencePieceTokenizer,
     read_model as read_model,
 )
-from seqgen.system.files import new_folder as new_folder
+from seqgen.system.files import new_file as new_file, new_folder as new_folder
 from seqgen.task import Task as Task
+from seqgen.tasks.denoising import DenoisingConfig as DenoisingConfig, DenoisingTask as DenoisingTask
 from seqgen.tasks.number_names import number_names as number_names, split_numbers as split_numbers
 from seqgen.tasks.raw_text import cache_folder as cache_folder, check_split as check_split
 from seqgen.tasks.translation import (

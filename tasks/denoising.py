@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from seqgen.config import option
-from seqgen.data.noising import OBJECTIVES, NoiseTokens, Objective
+from seqgen.data.noising import NoiseTokens, Objective, SpanCorruption
 from seqgen.data.record_lines import (
     DocumentEncoder,
     JsonFormat,
@@ -30,7 +30,7 @@ from seqgen.tasks.raw_text import RawTextConfig, RawTextTask, split_files
 
 @dataclass
 class DenoisingConfig(RawTextConfig):
-    """The raw text, the denoising objective and its parameters."""
+    """The raw text, and the parameters of span corruption."""
 
     train: list[str] = option(
         [],
@@ -48,11 +48,6 @@ class DenoisingConfig(RawTextConfig):
     concatenate: bool = option(
         True, "concatenate documents before cutting examples; if false, each document is cut separately"
     )
-    objective: str = option(
-        "span_corruption",
-        "denoising objective: what is hidden from the input, and what the target is",
-        choices=tuple(OBJECTIVES),
-    )
     noise_density: float = option(0.15, "fraction of tokens that are hidden", minimum=0.001, maximum=0.999)
     mean_span_length: float = option(3.0, "mean length of a hidden span, in tokens", minimum=1)
     input_length: int = option(512, "maximum input length in tokens, end-of-sentence included", minimum=4)
@@ -60,7 +55,7 @@ class DenoisingConfig(RawTextConfig):
 
 @register_task("denoising", config=DenoisingConfig)
 class DenoisingTask(RawTextTask):
-    """Pretraining on raw text with a denoising objective."""
+    """Pretraining on raw text by span corruption; a subclass with another ``objective`` has another one."""
 
     cfg: DenoisingConfig
 
@@ -86,8 +81,8 @@ class DenoisingTask(RawTextTask):
         return dataset
 
     def objective(self) -> Objective:
-        """The denoising objective that the configuration selects."""
-        return OBJECTIVES[self.cfg.objective](self.cfg.noise_density, self.cfg.mean_span_length)
+        """The denoising objective: span corruption."""
+        return SpanCorruption(self.cfg.noise_density, self.cfg.mean_span_length)
 
     def noise_tokens(self) -> NoiseTokens:
         """The ids of the tokens that the objective inserts.
@@ -95,16 +90,14 @@ class DenoisingTask(RawTextTask):
         Raises:
             DataError: the vocabulary has no sentinels.
         """
-        tokenizer, dictionary = self.source_tokenizer, self.source_dictionary
+        tokenizer = self.source_tokenizer
         sentinels = [tokenizer.sentinel(number) for number in range(tokenizer.num_sentinels)]
         if not sentinels:
             raise DataError(
                 f"the vocabulary has no {SENTINEL.format(0)}, the sentinel that replaces hidden text; train or give a "
                 "tokenizer with sentinels (task.tokenizer=t5 or bytes)"
             )
-        special = {*sentinels, dictionary.pad(), dictionary.bos(), dictionary.eos(), dictionary.unk()}
-        words = [index for index in range(len(dictionary)) if index not in special]
-        return NoiseTokens(dictionary.eos(), np.array(sentinels), np.array(words))
+        return NoiseTokens(self.source_dictionary.eos(), np.array(sentinels))
 
     def source_lines(self, split: str) -> Iterator[str]:
         """The inputs of a split as text, with sentinels; see ``Task.source_lines``."""

@@ -186,8 +186,6 @@ class RawTextTask(TextTask):
         """
         if not cfg.joined_dictionary:
             raise ConfigError("this task has one vocabulary for source and target; set task.joined_dictionary=true")
-        if cfg.subword_sampling:
-            raise ConfigError("task.subword_sampling is for tasks over parallel text; remove it")
         return cls(cfg, prepare_tokenizer(cfg, folder, lambda: cls.training_text(cfg, folder), _one_sided), folder)
 
     @classmethod

@@ -10,7 +10,7 @@ from typing import Any, Self
 from seqgen.config import option
 from seqgen.data.pair_dataset import Dataset, PairDataset, Side
 from seqgen.data.text import ParallelFiles, find_parallel, read_lines
-from seqgen.data.token_store import TextEncoder, TokenEncoder, build_store
+from seqgen.data.token_store import TokenEncoder, build_store
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.languages import AddedTokens
 from seqgen.data.tokenizers.setup import prepare_tokenizers
@@ -138,11 +138,10 @@ class ParallelTextTask(TextTask):
             sides: the names of source and target in those of the encoded files.
             name: name of the dataset, for messages; empty for the split.
         """
-        sample = self.cfg.subword_sampling and split == "train"
-        source = self._side(f"{split}.{sides[0]}", files.source, self.source_tokenizer, added[0], sample)
+        source = self._side(f"{split}.{sides[0]}", files.source, self.source_tokenizer, added[0])
         target = None
         if files.target is not None:
-            target = self._side(f"{split}.{sides[1]}", files.target, self.target_tokenizer, added[1], sample)
+            target = self._side(f"{split}.{sides[1]}", files.target, self.target_tokenizer, added[1])
             counts = [[lines for _, lines in side.store.meta.files] for side in (source, target)]
             files.compare(counts[0], counts[1])
         return PairDataset(
@@ -154,14 +153,8 @@ class ParallelTextTask(TextTask):
             on_overlong=self.cfg.on_overlong,
         )
 
-    def _side(self, label: str, files: list[Path], tokenizer: Tokenizer, added: AddedTokens, sample: bool) -> Side:
-        workers = self.cfg.workers
-        store = build_store(self.cache, label, files, TokenEncoder(tokenizer), workers=workers)
-        if not sample:
-            return Side(store, added)
-        return Side(
-            store, added, tokenizer, build_store(self.cache, f"{label}-text", files, TextEncoder(), workers=workers)
-        )
+    def _side(self, label: str, files: list[Path], tokenizer: Tokenizer, added: AddedTokens) -> Side:
+        return Side(build_store(self.cache, label, files, TokenEncoder(tokenizer), workers=self.cfg.workers), added)
 
 
 @register_task("translation", config=TranslationConfig)

@@ -19,9 +19,9 @@ from seqgen.task import Task
 from seqgen.training.criteria import CriterionOut, CrossEntropyConfig, CrossEntropyCriterion
 from seqgen.training.distributed import ProcessGroup, join, leave
 from seqgen.training.sequence_criterion import SequenceConfig, SequenceCriterion, decoding
-from seqgen.training.train import StopSignals, _free_port
+from seqgen.training.train import StopSignals
 from seqgen.training.training_loop import TrainingRun
-from tests.training_runs import Lab
+from tests.training_runs import Lab, free_port
 
 _T5 = ["model.d_model=16", "model.d_kv=8", "model.d_ff=32", "model.num_layers=2", "model.num_heads=2"]
 MODELS = {
@@ -164,5 +164,5 @@ def train_together(root: Path, world_size: int, jobs: Sequence[Job], method: str
         jobs: the runs.
         method: how processes are started; "fork" is faster.
     """
-    arguments = (world_size, _free_port(), root, jobs)
+    arguments = (world_size, free_port(), root, jobs)
     torch.multiprocessing.start_processes(_work, arguments, world_size, start_method=method)  # type: ignore[no-untyped-call]

@@ -6,6 +6,7 @@ import copy
 import functools
 import json
 import shutil
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,13 @@ class Lab:
         cfg = self.config(*overrides)
         self.exit_code = train(cfg, self.task(cfg, folder), folder)
         return folder
+
+
+def free_port() -> int:
+    """A free TCP port of this machine."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

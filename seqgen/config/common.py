@@ -103,10 +103,6 @@ class TrainCommonConfig(CommonConfig):
     bf16: bool = option(False, "compute in bfloat16 (autocast); weights stay in float32")
     fp16: bool = option(False, "compute in float16 (autocast) with loss scaling; weights stay in float32")
     log_interval: int = option(50, "number of updates between two progress lines and log records", minimum=1)
-    log_format: str = option(
-        "auto",
-        "how progress is shown; auto shows a bar on a terminal, else lines",
-        choices=("auto", "bar", "lines", "none"),
-    )
+    log_format: str = option("lines", "how the progress of training is shown", choices=("lines", "none"))
     tensorboard: bool = option(True, "write TensorBoard event files to the run folder")
     user_files: dict[str, str] = option({}, "file that registered each of your own components; recorded by training")

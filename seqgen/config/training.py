@@ -102,7 +102,7 @@ class OptimizationConfig:
     )
     out_of_memory: str = option(
         "stop",
-        "what to do when memory runs out in an update: stop training, or skip the update in all processes",
+        "what to do when memory runs out in an update: stop training, or skip the update (one process)",
         choices=("stop", "skip"),
     )
     nonfinite_loss: str = option(
@@ -153,7 +153,7 @@ class DistributedConfig:
 
     distributed_world_size: int = option(
         1,
-        "number of processes that train together on this machine",
+        "number of processes that train together; torchrun starts them, and the command sets it",
         minimum=1,
         maximum=MOST_WORKERS,
         other_names=("data_parallel_world_size",),
@@ -164,8 +164,8 @@ class DistributedConfig:
     sharding: str = option(
         "ddp",
         "how several processes share the model: ddp, each has all of it; fsdp, each stores a part of the weights, "
-        "gradients and optimizer state; none, for one process only",
-        choices=("none", "ddp", "fsdp"),
+        "gradients and optimizer state",
+        choices=("ddp", "fsdp"),
     )
     param_dtype: str = option(
         "",

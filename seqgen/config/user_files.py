@@ -116,27 +116,11 @@ def user_modules() -> list[tuple[str, str]]:
     return [(name, str(file)) for name, file in _USER_FILES.files.items() if name in sys.modules]
 
 
-def modules_of(components: Iterable[type]) -> list[tuple[str, str]]:
-    """Find the modules of classes, so that a new process can import them if their folder is not on its path.
-
-    Args:
-        components: the classes.
-
-    Returns:
-        Name and file of each module, a package before its submodules.
-    """
-    names: list[str] = []
-    for component in components:
-        parts = component.__module__.split(".")
-        names += [".".join(parts[: depth + 1]) for depth in range(len(parts))]
-    return [(name, _file_of(name)) for name in dict.fromkeys(names)]
-
-
 def import_modules(modules: Iterable[tuple[str, str]]) -> None:
     """Import the modules of another process.
 
     Args:
-        modules: results of ``user_modules`` and ``modules_of`` there. Each is imported by name, or else from its file.
+        modules: the result of ``user_modules`` there. Each is imported by name, or else from its file.
     """
     modules = list(modules)
     _USER_FILES.files.update((name, Path(file)) for name, file in modules if file)

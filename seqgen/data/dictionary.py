@@ -328,33 +328,6 @@ class VocabularyMap:
             raise DataError(f"{path} is empty; make the file with examples/shortlist.py")
         return cls(found)
 
-    def write(self, path: Path, source: Dictionary, target: Dictionary) -> int:
-        """Write a file.
-
-        Args:
-            path: the file.
-            source: the source vocabulary.
-            target: the target vocabulary.
-
-        Returns:
-            The number of tokens that are left out because they contain white space, which separates tokens.
-        """
-        left_out: set[tuple[str, str]] = set()
-
-        def tokens(ids: Sequence[int], words: Dictionary, side: str) -> list[str]:
-            symbols = [words.symbol(index) for index in ids]
-            left_out.update((side, symbol) for symbol in symbols if not _is_writable(symbol))
-            return [symbol for symbol in symbols if _is_writable(symbol)]
-
-        lines = []
-        for key, ids in self.targets.items():
-            left = tokens(key, source, "source")
-            right = tokens(ids.tolist(), target, "target")
-            if len(left) == len(key):
-                lines.append(f"{' '.join(left)}\t{' '.join(right)}\n")
-        write_atomically(path, "".join(lines))
-        return len(left_out)
-
 
 def _ids(text: str, words: Dictionary, side: str, where: str) -> list[int]:
     tokens = text.split(" ") if text else []
@@ -366,7 +339,3 @@ def _ids(text: str, words: Dictionary, side: str, where: str) -> list[int]:
     if "" in tokens:
         raise DataError(f"{where}: there must be exactly one space between two tokens; remove the others")
     return [words.index(token) for token in tokens]
-
-
-def _is_writable(symbol: str) -> bool:
-    return bool(symbol) and not any(mark in symbol for mark in " \t\n")

@@ -157,7 +157,7 @@ class EpochIterator:
         collate: combines examples into a batch.
         max_tokens: maximum tokens per batch, padding included; ``None`` for no limit.
         batch_size: maximum examples per batch; ``None`` for no limit.
-        seed: seed of the order and of random examples (noise, subword sampling).
+        seed: seed of the order and of random examples, such as noise.
         shuffle: whether batches are in random order; if false, they are sorted from short to long in each epoch.
         rank: this process, from 0.
         world_size: number of processes.

@@ -1,23 +1,13 @@
-"""Denoising objectives: how a text becomes an input with hidden tokens and a target (Raffel et al. 2020, section 3.3).
+"""Span corruption: how a text becomes an input with hidden tokens and a target (Raffel et al. 2020, section 3.1.4).
 
-For the text ``a b c d e`` with ``b c`` and ``e`` hidden, sentinels ``<0> <1>``, the mask ``<M>`` (sentinel 0) and
-end-of-sentence ``.``::
-
-    objective                          input            target
-    span_corruption, iid_spans         a <0> d <1> .    <0> b c <1> e .
-    span_drop, iid_drop                a d .            b c e .
-    mass                               a <M> <M> d <M>. a b c d e .
-    bert                               a <M> x d <M> .  a b c d e .        x: any word
-    prefix_lm                          a b .            c d e .
-    deshuffling                        d a e c b .      a b c d e .
-
-The results depend only on the tokens and the state of a random generator, so that each example can be reproduced.
+The text ``a b c d e`` with ``b c`` and ``e`` hidden, sentinels ``<0> <1>`` and end-of-sentence ``.`` gives the input
+``a <0> d <1> .`` and the target ``<0> b c <1> e .``. ``examples/papers/t5_objectives.py`` has the other objectives of
+the paper. The results depend only on the tokens and the state of a random generator, so that each example can be
+reproduced.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -29,9 +19,6 @@ from seqgen.errors import DataError
 Tokens: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]
 
-RANDOM_SHARE = 0.1
-"""Fraction of the hidden tokens that ``bert`` replaces by a random word instead of the mask."""
-
 
 @dataclass(frozen=True)
 class NoiseTokens:
@@ -40,12 +27,10 @@ class NoiseTokens:
     Attributes:
         eos: end-of-sentence, the last token of each input and target.
         sentinels: ``(n,)`` int64, the replacements of the first hidden span, the second one, and so on.
-        words: ``(w,)`` int64, the ids from which random words are drawn.
     """
 
     eos: int
     sentinels: Tokens
-    words: Tokens
 
 
 def span_counts(length: int, density: float, mean_span: float) -> tuple[int, int]:
@@ -101,23 +86,6 @@ def span_mask(length: int, density: float, mean_span: float, rng: np.random.Gene
     sizes = np.stack([visible, hidden], axis=1).ravel()
     mask: Mask = np.repeat(np.arange(2 * spans) % 2 == 1, sizes)[:length]
     return mask
-
-
-def iid_mask(length: int, density: float, most_spans: int, rng: np.random.Generator) -> Mask:
-    """Hide each token independently with the same probability.
-
-    Args:
-        length: number of tokens of the text.
-        density: the probability.
-        most_spans: maximum number of hidden spans; tokens of further spans remain visible.
-        rng: draws the tokens.
-
-    Returns:
-        ``(length,)`` bool, true where a token is hidden.
-    """
-    mask = rng.random(length) < density
-    within: Mask = np.cumsum(_starts(mask)) <= most_spans
-    return mask & within
 
 
 def _starts(mask: Mask) -> Mask:
@@ -189,7 +157,7 @@ class Objective:
 
         Args:
             tokens: ``(n,)`` int64 text, ``n >= 1``.
-            noise: ids of end-of-sentence, sentinels and words.
+            noise: ids of end-of-sentence and sentinels.
             rng: the source of randomness.
 
         Returns:
@@ -254,103 +222,3 @@ class SpanCorruption(Objective):
     def sentinels_needed(self, length: int) -> int:
         """One for each span."""
         return span_counts(length, self.density, self.mean_span)[1]
-
-
-class SpanDrop(Objective):
-    """Spans of random length are left out of the input; the target is these spans."""
-
-    def corrupt(self, tokens: Tokens, noise: NoiseTokens, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
-        """See ``Objective``."""
-        mask = span_mask(len(tokens), self.density, self.mean_span, rng)
-        return tokens[~mask], tokens[mask]
-
-    def lengths(self, length: int) -> tuple[int, int]:
-        """The exact lengths; see ``Objective``."""
-        noise, _ = span_counts(length, self.density, self.mean_span)
-        return (length - noise + 1, noise + 1) if length > 1 else (2, 1)
-
-
-class IIDSpans(Objective):
-    """Single tokens are hidden independently; adjacent hidden tokens share one sentinel."""
-
-    def corrupt(self, tokens: Tokens, noise: NoiseTokens, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
-        """See ``Objective``."""
-        mask = iid_mask(len(tokens), self.density, len(noise.sentinels) - 1, rng)
-        return replace_spans(tokens, mask, noise.sentinels)
-
-    def lengths(self, length: int) -> tuple[int, int]:
-        """See ``Objective``."""
-        return length + 1, length + 2
-
-    def sentinels_needed(self, length: int) -> int:
-        """An upper bound that holds for all but one text in 30,000: the mean plus four standard deviations.
-
-        A span begins where a hidden token follows a visible one, which has probability ``d (1 - d)`` at each position.
-        """
-        rate = self.density * (1 - self.density)
-        spans = length * rate + 4 * math.sqrt(length * rate * max(1 - 3 * rate, 0))
-        return min(math.ceil(spans), (length + 1) // 2) + 1
-
-
-class IIDDrop(Objective):
-    """Single tokens are left out of the input independently; the target is these tokens."""
-
-    def corrupt(self, tokens: Tokens, noise: NoiseTokens, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
-        """See ``Objective``."""
-        mask = iid_mask(len(tokens), self.density, len(tokens), rng)
-        return tokens[~mask], tokens[mask]
-
-
-class Mass(Objective):
-    """Single tokens are masked in the input; the target is the whole text (after Song et al. 2019)."""
-
-    random_share = 0.0
-
-    def corrupt(self, tokens: Tokens, noise: NoiseTokens, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
-        """See ``Objective``."""
-        masked = iid_mask(len(tokens), self.density, len(tokens), rng)
-        source = np.where(masked, noise.sentinels[0], tokens)
-        if self.random_share:
-            replaced = masked & (rng.random(len(tokens)) < self.random_share)
-            source[replaced] = rng.choice(noise.words, int(replaced.sum()))
-        return source, tokens
-
-    def sentinels_needed(self, length: int) -> int:
-        """One: the mask."""
-        return 1
-
-
-class Bert(Mass):
-    """As ``mass``, but some masked tokens are replaced by a random word (after Devlin et al. 2019)."""
-
-    random_share = RANDOM_SHARE
-
-
-class PrefixLM(Objective):
-    """The text is cut at a random position; the input is its first part, the target its second part."""
-
-    def corrupt(self, tokens: Tokens, noise: NoiseTokens, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
-        """See ``Objective``."""
-        cut = int(rng.integers(1, len(tokens))) if len(tokens) > 1 else 0
-        return tokens[:cut], tokens[cut:]
-
-
-class Deshuffling(Objective):
-    """The input is the tokens in random order, the target the original text (after Liu et al. 2019)."""
-
-    def corrupt(self, tokens: Tokens, noise: NoiseTokens, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
-        """See ``Objective``."""
-        return rng.permutation(tokens), tokens
-
-
-OBJECTIVES: dict[str, Callable[[float, float], Objective]] = {
-    "span_corruption": SpanCorruption,
-    "span_drop": SpanDrop,
-    "iid_spans": IIDSpans,
-    "iid_drop": IIDDrop,
-    "bert": Bert,
-    "mass": Mass,
-    "prefix_lm": PrefixLM,
-    "deshuffling": Deshuffling,
-}
-"""The objectives by the values of ``task.objective``; each is called with ``density`` and ``mean_span``."""

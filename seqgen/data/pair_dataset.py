@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from seqgen.data.token_store import TokenStore, listed
-from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.languages import AddedTokens
 from seqgen.errors import DataError
 from seqgen.structures import Batch, Source
@@ -94,7 +93,7 @@ MAX_EXAMPLES = 5
 
 
 class Dataset(Protocol):
-    """The interface that ``EpochIterator`` needs. Examples may depend on seed and epoch (noise, subword sampling)."""
+    """The interface that ``EpochIterator`` needs. Examples may depend on seed and epoch, such as noise."""
 
     def __len__(self) -> int:
         """Number of examples."""
@@ -140,14 +139,10 @@ class Side:
     Attributes:
         store: the ids of each line, without end-of-sentence.
         added: the tokens that are added to each line.
-        tokenizer: samples a segmentation each time a line is read; ``None`` to use the ids in the store.
-        text: the UTF-8 bytes of each line, which the tokenizer segments.
     """
 
     store: TokenStore
     added: AddedTokens
-    tokenizer: Tokenizer | None = None
-    text: TokenStore | None = None
 
     def lengths(self) -> NDArray[np.int32]:
         """``(n,)`` tokens of each line, end-of-sentence included."""
@@ -175,27 +170,6 @@ class Side:
         start, end = len(self.added.before), len(self.added.before) + len(ids)
         tokens[:start], tokens[start:end], tokens[end:] = self.added.before, ids, self.added.after
         return torch.from_numpy(tokens)
-
-    def sample(self, index: int, limit: int | None, seed: tuple[int, ...]) -> Tensor:
-        """Read a line with a sampled segmentation, or as ``tokens`` does if there is no subword sampling.
-
-        If the sample is longer than ``limit``, the stored ids are used.
-
-        Args:
-            index: the line's number, from 0.
-            limit: maximum tokens, end-of-sentence included.
-            seed: numbers that the sample depends on, besides ``index``.
-
-        Returns:
-            ``(length,)`` int64, end-of-sentence included.
-        """
-        if self.tokenizer is None or self.text is None:
-            return self.tokens(index, limit)
-        number = int(np.random.SeedSequence((*seed, index)).generate_state(1)[0])
-        ids = self.tokenizer.sample(self.text[index].tobytes().decode(), number)
-        if limit is not None and len(ids) + self.num_added > limit:
-            return self.tokens(index, limit)
-        return torch.tensor(self.added.around(ids))
 
 
 class PairDataset:
@@ -301,11 +275,11 @@ class PairDataset:
         return len(self.indices)
 
     def lengths(self, epoch: int = 0, seed: int = 0) -> NDArray[np.int32]:
-        """``(n, sides)`` tokens of each pair after truncation, end-of-sentence included, before subword sampling."""
+        """``(n, sides)`` tokens of each pair after truncation, end-of-sentence included."""
         return self._lengths
 
     def __getitem__(self, position: int) -> Example:
-        """The pair at a position, without subword sampling."""
+        """The pair at a position."""
         index = int(self.indices[position])
         target = None if self.target is None else self.target.tokens(index, self.limits[1])
         return Example(index, self.source.tokens(index, self.limits[0]), target)
@@ -313,15 +287,6 @@ class PairDataset:
     def __iter__(self) -> Iterator[Example]:
         return (self[position] for position in range(len(self)))
 
-    def example(self, position: int, *, epoch: int, seed: int) -> Example:
-        """The pair at a position, with the segmentation that is sampled for an epoch.
-
-        Args:
-            position: index of the pair.
-            epoch: number of the epoch.
-            seed: seed of the samples.
-        """
-        index = int(self.indices[position])
-        source = self.source.sample(index, self.limits[0], (seed, epoch, 0))
-        target = None if self.target is None else self.target.sample(index, self.limits[1], (seed, epoch, 1))
-        return Example(index, source, target)
+    def example(self, position: int, *, epoch: int = 0, seed: int = 0) -> Example:
+        """The pair at a position, the same in every epoch; see ``Dataset.example``."""
+        return self[position]

@@ -135,7 +135,7 @@ class NoisyTextDataset:
     Args:
         store: the ids of each document, without end-of-sentence.
         objective: makes the input and the target of a piece.
-        noise_tokens: ids of end-of-sentence, sentinels and words.
+        noise_tokens: ids of end-of-sentence and sentinels.
         input_length: maximum tokens of an input, end-of-sentence included.
         concatenate: whether documents are concatenated before they are cut.
         name: the split's name, for messages.

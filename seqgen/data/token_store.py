@@ -276,21 +276,6 @@ class TokenEncoder:
         return list(self.tokenizer.encode_lines(lines))
 
 
-class TextEncoder:
-    """Encodes lines as their UTF-8 bytes, for subword sampling, which segments a line each time it is read."""
-
-    dtype = np.dtype(np.uint8)
-    unknown = None
-
-    def fingerprint(self) -> str:
-        """A constant."""
-        return "utf-8"
-
-    def encode_lines(self, lines: Sequence[str]) -> list[Any]:
-        """The bytes of each line."""
-        return [line.encode() for line in lines]
-
-
 @dataclass
 class _Encoded:
     """The encoded lines of a chunk: flat values, the length of each line, and which lines have unknown tokens."""

@@ -26,7 +26,7 @@ from seqgen.errors import ConfigError, DataError, shown
 from seqgen.jobs.source import Part, Plan
 from seqgen.jobs.workers import Answers, Failure
 from seqgen.system.files import disk_errors, new_file, open_own, remove_leftovers, sync, write_atomically
-from seqgen.system.reading import parse_json, read_bytes, version_of
+from seqgen.system.reading import parse_json, read_bytes
 
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "seqgen-job", 1
@@ -171,18 +171,14 @@ class JobFolder:
     Attributes:
         parts: all parts of the job, when the folder is open.
         done: those that are done, by their number.
+        is_open: whether the journal was read, so that ``done`` has all parts that are done.
     """
 
     def __init__(self, path: Path, ending: str):
         self.path, self.ending = path, ending
         self.parts: Sequence[Part] = ()
         self.done: dict[int, Done] = {}
-        self._identity: tuple[int, ...] | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """True if the journal was read, so that ``done`` has all parts that are done."""
-        return self._identity is not None
+        self.is_open = False
 
     @property
     def lines(self) -> int:
@@ -225,10 +221,10 @@ class JobFolder:
         self.parts = manifest.plan.parts
         with disk_errors(self.path):
             (self.path / PARTS).mkdir(parents=True, exist_ok=True)
-            self._identity = version_of(self.path / MANIFEST)
         for folder in (self.path, self.path / PARTS):
-            remove_leftovers(folder)
+            remove_leftovers(folder, seconds=0)
         self._read_journal()
+        self.is_open = True
         self.done = {index: known for index, known in self.done.items() if self._has_file(index, known)}
 
     def _read_journal(self) -> None:
@@ -252,22 +248,6 @@ class JobFolder:
         except OSError:
             return False
 
-    def _check_there(self) -> None:
-        """Check that the folder is still the one that was opened, whose lock this process holds.
-
-        Raises:
-            DataError: the folder was deleted or replaced.
-        """
-        try:
-            same = version_of(self.path / MANIFEST) == self._identity
-        except OSError:
-            same = False
-        if not same:
-            raise DataError(
-                f"{self.path} was deleted or replaced while the job was running; run the same command again to begin "
-                "anew"
-            )
-
     def write(self, part: Part, answers: Answers, details: dict[str, Any]) -> None:
         """Write the outputs of a part, then its line of the journal.
 
@@ -278,9 +258,7 @@ class JobFolder:
 
         Raises:
             UserError: a file cannot be written; the part counts as not done.
-            DataError: the folder is gone.
         """
-        self._check_there()
         content = "".join(answers.outputs).encode("utf-8", "surrogatepass")
         write_atomically(self.file_of(part.index), content)
         record = {
@@ -335,9 +313,8 @@ class JobFolder:
             The number of these lines. Without any there is no file.
 
         Raises:
-            DataError: the folder is gone, or the journal was changed.
+            DataError: the journal was changed.
         """
-        self._check_there()
         ledger = self.path / ERRORS
         if not self.failed:
             with disk_errors(ledger):

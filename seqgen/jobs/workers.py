@@ -359,7 +359,7 @@ class _Process(Child):
     """
 
     def __init__(self, number: int, arguments: tuple[Any, ...]):
-        super().__init__(_work, (*arguments, number), daemon=True)
+        super().__init__(_work, (*arguments, number))
         self.number = number
         self.ready = False
         self.piece: Piece | None = None

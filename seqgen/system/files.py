@@ -12,16 +12,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import portalocker
 
 from seqgen.errors import CheckpointError, UserError
 
-LEFTOVER_SECONDS = 24 * 3600
-"""Age from which a temporary file is removed where no lock can tell whether its process is still running."""
-GRACE_SECONDS = 1.0
-"""Age below which a temporary file is not removed, since its process may not have locked it yet."""
+LEFTOVER_SECONDS = 24 * 3600.0
+"""Age from which a temporary file is removed, since its process is no longer running."""
 _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}\.tmp")
 CACHE = "cache"
 """Subfolder of a run folder for files that can be computed again from the data at any time."""
@@ -105,48 +103,16 @@ def open_own(path: Path) -> IO[str]:
 LOCK = ".lock"
 
 
-class RunLock:
-    """The held lock of a run folder.
-
-    It is held as long as any process has the file open: the process that took the lock, or a child process that got
-    this object as an argument. No other process can take the lock until all of them have ended.
-
-    Args:
-        descriptor: file descriptor of the open, locked file.
-    """
-
-    def __init__(self, descriptor: int):
-        self.descriptor = descriptor
-
-    def sign(self) -> None:
-        """Write the ID of this process into the file, for the message to other processes."""
-        os.ftruncate(self.descriptor, 0)
-        os.write(self.descriptor, f"process {os.getpid()}".encode())  # the file is open for appending
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pass the descriptor itself to a child process; a newly opened file would be another lock."""
-        from multiprocessing.reduction import DupFd  # does not exist on Windows
-
-        return _inherited, (DupFd(self.descriptor),)
-
-
-def _inherited(duplicate: Any) -> RunLock:
-    return RunLock(duplicate.detach())
-
-
 @contextlib.contextmanager
-def run_lock(folder: Path, key: str = "run_dir") -> Iterator[RunLock]:
-    """Lock a run folder, or the folder of a job, for this process, and for child processes that get the lock object.
+def run_lock(folder: Path, key: str = "run_dir") -> Iterator[None]:
+    """Lock a run folder, or the folder of a job, for this process.
 
-    The operating system releases the lock when the last process that holds it ends, so the lock file of a killed
-    process does not block a new one.
+    The operating system releases the lock when the process ends, so the lock file of a killed process does not block a
+    new one.
 
     Args:
         folder: the run folder; created if it does not exist.
         key: the configuration key that names the folder, for the message.
-
-    Yields:
-        The lock.
 
     Raises:
         CheckpointError: another process holds the lock.
@@ -165,10 +131,11 @@ def run_lock(folder: Path, key: str = "run_dir") -> Iterator[RunLock]:
                 f"{folder}: in use by another process{f' ({holder})' if holder else ''}; wait for it, or choose "
                 f"another {key}"
             ) from None
-        lock = RunLock(file.fileno())
-        lock.sign()
+        file.truncate(0)
+        file.write(f"process {os.getpid()}")
+        file.flush()
         try:
-            yield lock
+            yield
         finally:
             file.truncate(0)
 
@@ -225,8 +192,6 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
-        if os.name != "nt":
-            _lock(descriptor)
         with disk_errors(path):
             with os.fdopen(descriptor, "wb") as file:  # closing it writes too, and can fail
                 yield file
@@ -264,82 +229,43 @@ def new_folder(folder: Path) -> Iterator[Path]:
         remove_leftovers(folder.parent, folder.name)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
         try:
-            with _held(temporary):
-                yield temporary
-                os.chmod(temporary, 0o777 & ~_umask())
-                try:
-                    os.rename(temporary, folder)
-                except OSError:
-                    if not folder.is_dir():
-                        raise
+            yield temporary
+            os.chmod(temporary, 0o777 & ~_umask())
+            try:
+                os.rename(temporary, folder)
+            except OSError:
+                if not folder.is_dir():
+                    raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def remove_leftovers(folder: Path, name: str = "") -> None:
+def remove_leftovers(folder: Path, name: str = "", seconds: float = LEFTOVER_SECONDS) -> None:
     """Remove the temporary files and folders of processes that were killed.
 
-    These are the temporary files of ``write_atomically`` and ``new_folder``, which are recognized by their names. A
-    process locks the temporary file that it writes, so that those of running processes are kept.
+    These are the temporary files of ``write_atomically`` and ``new_folder``, which are recognized by their names.
 
     Args:
         folder: the folder to clean; its subfolders are not searched.
         name: final name of the file or folder; empty for all.
+        seconds: time since their last change; 0 if this process has locked the folder, so that no other writes there.
     """
     with contextlib.suppress(OSError):  # another process may be doing the same
         for path in list(folder.iterdir()):
             if _TEMPORARY.fullmatch(path.name) and (not name or path.name[1:-13] == name):
-                _remove_leftover(path)
+                _remove_leftover(path, seconds)
 
 
-def _remove_leftover(path: Path) -> None:
+def _remove_leftover(path: Path, seconds: float) -> None:
     with contextlib.suppress(OSError):
         if path.is_symlink() or not (path.is_dir() or path.is_file()):
             return
         files = [path, *(path.iterdir() if path.is_dir() else ())]
-        age = time.time() - max(file.stat().st_mtime for file in files)
-        if age > GRACE_SECONDS and _is_abandoned(path, age):
+        if time.time() - max(file.stat().st_mtime for file in files) >= seconds:
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink()
-
-
-@contextlib.contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Lock a temporary folder, so that other processes see that this process is still writing into it."""
-    if os.name == "nt":  # Windows cannot open folders
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        _lock(descriptor)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int) -> bool | None:
-    """Lock a file or folder; false if another process has locked it, ``None`` if the file system has no locks."""
-    try:
-        portalocker.lock(descriptor, portalocker.LockFlags.EXCLUSIVE | portalocker.LockFlags.NON_BLOCKING)
-    except portalocker.AlreadyLocked:
-        return False
-    except (OSError, portalocker.LockException):
-        return None
-    return True
-
-
-def _is_abandoned(path: Path, age: float) -> bool:
-    """True if the process that made a temporary file or folder has ended; without locks, its age decides."""
-    if os.name == "nt":
-        return age > LEFTOVER_SECONDS
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        locked = _lock(descriptor)
-    finally:
-        os.close(descriptor)
-    return age > LEFTOVER_SECONDS if locked is None else locked
 
 
 def _umask() -> int:

@@ -115,13 +115,12 @@ class Child:
     Args:
         work: its main function, which gets its end of the pipe and ``args``; it ends when this process ends.
         args: further arguments, which are pickled.
-        daemon: whether it is killed when this process exits; it cannot start processes then.
     """
 
-    def __init__(self, work: Callable[..., None], args: Sequence[Any], daemon: bool = False):
+    def __init__(self, work: Callable[..., None], args: Sequence[Any]):
         context = multiprocessing.get_context("spawn")
         self.pipe, other_end = context.Pipe()
-        self.process = context.Process(target=_run, args=(os.getpid(), work, other_end, args), daemon=daemon)
+        self.process = context.Process(target=_run, args=(os.getpid(), work, other_end, args), daemon=True)
         with signals_wait():
             self.process.start()
         other_end.close()  # only the process has this end now: if it dies, reading from the pipe raises EOFError

@@ -5,10 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
@@ -38,32 +34,20 @@ class Bar:
         before: the text before the bar.
         behind: the text behind the bar.
         done: number of steps that were made before.
-        width: width of the bar in characters.
-        console: where it is shown; standard error by default.
     """
 
-    def __init__(
-        self,
-        total: int | None,
-        before: str,
-        behind: str = "",
-        done: int = 0,
-        width: int = 24,
-        console: Console | None = None,
-    ):
+    def __init__(self, total: int | None, before: str, behind: str, done: int):
         from rich.console import Console  # not for commands whose output goes into a file or pipe
         from rich.progress import BarColumn, Progress, TextColumn
 
-        self.console: Console = console or Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(width), TextColumn("{task.fields[behind]}"))
-        self.bar = Progress(*columns, console=self.console, refresh_per_second=2, transient=True)
+        columns = (TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[behind]}"))
+        self.bar = Progress(*columns, console=Console(stderr=True), refresh_per_second=2, transient=True)
         self.bar.add_task(before, total=total, completed=done, behind=behind)
         self.bar.start()
 
-    def update(self, done: int, behind: str, before: str | None = None) -> None:
-        """Move the bar to a number of steps, and change the texts."""
-        texts: dict[str, Any] = {"behind": behind} if before is None else {"behind": behind, "description": before}
-        self.bar.update(self.bar.task_ids[0], completed=done, **texts)
+    def update(self, done: int, behind: str) -> None:
+        """Move the bar to a number of steps, and change the text behind it."""
+        self.bar.update(self.bar.task_ids[0], completed=done, behind=behind)
 
     def close(self) -> None:
         """Remove the bar."""

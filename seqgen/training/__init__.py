@@ -10,7 +10,7 @@
           Optimizer, LRScheduler, EMA
         Validator            loss of the validation split, and scores of its decoded text
         Checkpoints          saves and reads checkpoints (seqgen.checkpoints)
-        ProgressDisplay      progress bar or lines
-        Records              log.jsonl, scores.json, TensorBoard events
+         ProgressLines        lines of progress
+         Records              log.jsonl, scores.json, TensorBoard events
       ProcessGroup           collective operations of several processes
 """

@@ -11,7 +11,6 @@ import contextlib
 import copy
 import functools
 import os
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -44,7 +43,7 @@ LOST_CONNECTION = ("gloo", "Application timeout caused pair closure", "Connectio
 
 
 class LostRanksError(ResourceError):
-    """Another rank of the process group has ended or does not answer; the launcher reports which one."""
+    """Another rank of the process group has ended or does not answer; ``torchrun`` reports which one."""
 
 
 @dataclass(frozen=True)
@@ -128,28 +127,8 @@ class ProcessGroup:
 
 
 def group_from_environment() -> ProcessGroup:
-    """The rank and world size that ``torchrun`` or Slurm's ``srun`` set; a single process if neither started this one.
-
-    What ``torchrun`` would set is derived from Slurm's variables and added to the environment.
-    """
-    if "RANK" not in os.environ and int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-        for name, value in _from_slurm(os.environ).items():
-            os.environ.setdefault(name, value)
+    """The rank and world size that ``torchrun`` has set; a single process if it did not start this one."""
     return ProcessGroup(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
-
-
-def _from_slurm(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables of ``torchrun`` for a process that ``srun`` has started."""
-    # the first host of a list such as gpu[07-09,12],login: gpu07
-    first = re.match(r"([^,\[]+)(?:\[(\d+)[^]]*\])?([^,]*)", variables["SLURM_STEP_NODELIST"])
-    job, step = int(variables.get("SLURM_JOB_ID", "0")), int(variables.get("SLURM_STEP_ID", "0"))
-    return {
-        "RANK": variables["SLURM_PROCID"],
-        "LOCAL_RANK": variables["SLURM_LOCALID"],
-        "WORLD_SIZE": variables["SLURM_STEP_NUM_TASKS"],
-        "MASTER_ADDR": "".join(part or "" for part in first.groups()) if first else "",
-        "MASTER_PORT": str(20_000 + (job + step) % 10_000),  # the same in all processes, and another one for each job
-    }
 
 
 def join(group: ProcessGroup, cfg: DistributedConfig, device: torch.device) -> None:
@@ -215,16 +194,12 @@ class LossModule(nn.Module):
         return out.loss, out
 
 
-def check_sharding(cfg: DistributedConfig, group: ProcessGroup) -> None:
-    """Check that the keys of ``distributed_training`` fit together and the number of processes.
+def check_sharding(cfg: DistributedConfig) -> None:
+    """Check that the keys of ``distributed_training`` fit together.
 
     Raises:
         ConfigError: they do not.
     """
-    if cfg.sharding == "none" and group.world_size > 1:
-        raise ConfigError(
-            f"{_KEY}.sharding=none is for one process, and there are {group.world_size}; choose ddp or fsdp"
-        )
     if cfg.param_dtype and cfg.sharding != "fsdp":
         raise ConfigError(
             f"{_KEY}.param_dtype={cfg.param_dtype} needs {_KEY}.sharding=fsdp; otherwise use common.bf16 or common.fp16"
@@ -237,10 +212,7 @@ def unused_keys(cfg: DistributedConfig, group: ProcessGroup) -> list[str]:
     found = [f"{_KEY}.{key}={value}" for key, value in several.items() if value and getattr(cfg, key) == value]
     if group.world_size > 1 or not found:
         return []
-    return [
-        f"{' and '.join(found)} without effect: there is one process; start several by "
-        f"{_KEY}.distributed_world_size, torchrun or srun"
-    ]
+    return [f"{' and '.join(found)} without effect: there is one process; start several by torchrun"]
 
 
 def parallel(module: LossModule, cfg: DistributedConfig, group: ProcessGroup, device: torch.device) -> nn.Module:

@@ -1,7 +1,7 @@
 """Learning-rate schedules.
 
-A schedule is a function of the number of updates made and the epoch; only ``reduce_lr_on_plateau`` has a state. All but
-``t5_inverse_sqrt`` begin with a linear warm-up: after ``u < warmup_updates`` updates, the learning rate is
+A schedule is a function of the number of updates made and the epoch; only ``reduce_lr_on_plateau`` has a state. All
+begin with a linear warm-up: after ``u < warmup_updates`` updates, the learning rate is
 ``warmup_init_lr + (lr - warmup_init_lr) * u / warmup_updates``. As in fairseq, the first update uses the rate for
 ``u = 0``.
 """
@@ -89,32 +89,14 @@ class InverseSqrtConfig(WarmupConfig):
 
 @register_lr_scheduler("inverse_sqrt", config=InverseSqrtConfig)
 class InverseSqrtSchedule(LRScheduler):
-    """Decay by the inverse square root of the update (Vaswani et al. 2017, equation 3)."""
+    """Decay by the inverse square root of the update (Vaswani et al. 2017, equation 3).
+
+    With ``warmup_init_lr`` equal to ``lr`` it is the schedule of T5, which is constant before the decay.
+    """
 
     def after_warmup(self, update: int, epoch: int) -> float:
         """``lr * sqrt(warmup_updates / update)``; without a warm-up, ``lr / sqrt(update)``."""
         return self.peak(epoch) * math.sqrt(max(self.cfg.warmup_updates, 1) / max(update, 1))
-
-
-@dataclass
-class T5InverseSqrtConfig:
-    """Options of ``t5_inverse_sqrt``."""
-
-    warmup_updates: int = option(
-        10_000, "number of updates before the decay, in which the learning rate is constant", minimum=0
-    )
-
-
-@register_lr_scheduler("t5_inverse_sqrt", config=T5InverseSqrtConfig)
-class T5InverseSqrtSchedule(LRScheduler):
-    """A constant rate, then decay by the inverse square root of the update (Raffel et al. 2020, section 3.1.2).
-
-    With ``optimization.lr=[1.0]`` the rate is the paper's ``1 / sqrt(max(update, warmup_updates))``.
-    """
-
-    def lr_at(self, update: int, epoch: int) -> float:
-        """``lr / sqrt(max(update, warmup_updates))``; see ``LRScheduler``."""
-        return self.peak(epoch) / math.sqrt(max(update, self.cfg.warmup_updates, 1))
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Progress of training: statistics of the updates, shown on standard error as a bar on a terminal, else as lines."""
+"""Progress of training: statistics of the updates, shown as lines on standard error."""
 
 from __future__ import annotations
 
@@ -7,22 +7,30 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
-
 from seqgen.errors import printable
-from seqgen.system.progress import Bar, clock
+from seqgen.system.progress import clock
 from seqgen.training.criteria import mean_scores
 from seqgen.training.trainer import UpdateResult
 
-_BRIEF = ("loss", "tokens_per_second")  # shown next to the bar
 _SHOWN = ("loss", "ppl", "accuracy", "gnorm", "lr", "skipped")
 
+QUIET_SECONDS = 60.0
+"""Seconds without a line after which an update is shown although its record is not due."""
 
-class ProgressDisplay:
-    """Shows the progress of training; this base class shows nothing."""
+
+class ProgressLines:
+    """Shows a line for each record, and one now and then if updates are slow.
+
+    Args:
+        total: number of updates until training ends; ``None`` if unknown.
+        shown: whether anything is shown.
+    """
+
+    def __init__(self, total: int | None, shown: bool = True):
+        self.total, self.shown, self.last = total, shown, time.monotonic()
 
     def update(self, update: int, epoch: int, record: Mapping[str, float], due: bool, left: float | None) -> None:
-        """Show an update.
+        """Show an update, if its record is due or nothing has been shown for a while.
 
         Args:
             update: number of the update, from 1.
@@ -31,40 +39,6 @@ class ProgressDisplay:
             due: whether this record is due, by ``common.log_interval``.
             left: estimated seconds until training ends; ``None`` if unknown.
         """
-
-    def message(self, text: str) -> None:
-        """Show a line of text permanently."""
-
-    def close(self) -> None:
-        """Remove the bar and restore the terminal."""
-
-
-def make_display(log_format: str, total: int | None) -> ProgressDisplay:
-    """Choose a display.
-
-    Args:
-        log_format: ``"bar"``, ``"lines"``, ``"none"``, or ``"auto"``: a bar if standard error is a terminal.
-        total: number of updates until training ends; ``None`` if unknown.
-    """
-    if log_format == "none":
-        return ProgressDisplay()
-    if log_format == "bar" or (log_format == "auto" and sys.stderr.isatty()):
-        return BarDisplay(total)
-    return Lines(total)
-
-
-QUIET_SECONDS = 60.0
-"""Seconds without a line after which an update is shown although its record is not due."""
-
-
-class Lines(ProgressDisplay):
-    """A line for each record, and one now and then if updates are slow."""
-
-    def __init__(self, total: int | None):
-        self.total, self.last = total, time.monotonic()
-
-    def update(self, update: int, epoch: int, record: Mapping[str, float], due: bool, left: float | None) -> None:
-        """Show a record, if it is due or nothing has been shown for a while."""
         if due or time.monotonic() - self.last >= QUIET_SECONDS:
             of = f"/{self.total}" if self.total else ""
             remaining = f" | {clock(left)} left" if left is not None else ""
@@ -73,37 +47,8 @@ class Lines(ProgressDisplay):
     def message(self, text: str) -> None:
         """Show a line."""
         self.last = time.monotonic()
-        print(printable(text), file=sys.stderr, flush=True)
-
-
-class BarDisplay(ProgressDisplay):
-    """A progress bar, updated after every update, with loss, speed and remaining time, in 80 columns."""
-
-    def __init__(self, total: int | None, console: Console | None = None):
-        self.of = f"/{total}" if total else " updates"
-        self.bar = Bar(total, "epoch 1", f"0{self.of}", width=16, console=console)
-
-    def update(self, update: int, epoch: int, record: Mapping[str, float], due: bool, left: float | None) -> None:
-        """Move the bar."""
-        brief = describe({name: record[name] for name in _BRIEF if name in record})
-        remaining = f" {clock(left)} left" if left is not None else ""
-        self.bar.update(update, f"{update}{self.of} {brief}{remaining}", f"epoch {epoch}")
-
-    def message(self, text: str) -> None:
-        """Show lines above the bar; those wider than the terminal are broken between values."""
-        for line in printable(text).splitlines():
-            shown = ""
-            for part in line.split(" | "):
-                longer = f"{shown} | {part}" if shown else part
-                if shown and len(longer) > self.bar.console.width:
-                    self.bar.console.print(shown, markup=False, highlight=False, soft_wrap=True)
-                    longer = f"    {part}"
-                shown = longer
-            self.bar.console.print(shown, markup=False, highlight=False, soft_wrap=True)
-
-    def close(self) -> None:
-        """Remove the bar."""
-        self.bar.close()
+        if self.shown:
+            print(printable(text), file=sys.stderr, flush=True)
 
 
 def describe(record: Mapping[str, float]) -> str:

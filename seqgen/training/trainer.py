@@ -115,14 +115,14 @@ class Trainer:
     def _parallelize(self, model: EncoderDecoderModel) -> None:
         """Connect the model with the other ranks; see ``parallel``."""
         cfg, sharding = self.cfg, self.cfg.distributed_training
-        check_sharding(sharding, self.group)
+        check_sharding(sharding)
         sharded = sharding.sharding == "fsdp" and self.group.world_size > 1
         if sharded and cfg.common.fp16:
             raise ConfigError("common.fp16 is not possible with distributed_training.sharding=fsdp; use common.bf16")
-        if sharded and cfg.optimization.out_of_memory == "skip":
+        if self.group.world_size > 1 and cfg.optimization.out_of_memory == "skip":
             raise ConfigError(
-                "optimization.out_of_memory=skip is not possible with distributed_training.sharding=fsdp, in which the "
-                "processes exchange weights during each batch; use ddp, or out_of_memory=stop"
+                "optimization.out_of_memory=skip is for one process, since several exchange gradients during a batch; "
+                "leave it out"
             )
         self._copy = PlainCopy(model) if sharded else None
         if cfg.optimization.checkpoint_activations:
@@ -235,17 +235,12 @@ class Trainer:
     ) -> tuple[list[CriterionOut], str]:
         """Add the gradients of batches, those of all ranks with the last one.
 
-        A rank whose memory runs out cannot take part in the exchange of gradients. With ``out_of_memory=skip``, it is
-        therefore a separate pass of a spare batch, which begins when every rank has computed its gradients.
-
         Returns:
             The losses of this rank's batches, and the reason to skip the update, empty if there is none.
         """
         outs: list[CriterionOut] = []
-        skips = self.cfg.optimization.out_of_memory == "skip"
-        apart = skips and self.group.world_size > 1 and spare is not None
         for place, batch in enumerate(batches):
-            with synchronizing(self._loss_module, last=place == len(batches) - 1 and not apart):
+            with synchronizing(self._loss_module, last=place == len(batches) - 1):
                 try:
                     if batch is not None:
                         outs.append(self._backward(batch, place))
@@ -253,26 +248,14 @@ class Trainer:
                         self._backward(spare(), place, weight=0)
                     continue
                 except Exception as error:
-                    if not skips or not out_of_memory(error):
+                    if self.cfg.optimization.out_of_memory != "skip" or not out_of_memory(error):
                         raise
-            break  # outside of the handler, which keeps the tensors of the failed pass alive
-        failed = batches[len(outs)] if len(outs) < len(batches) else None
-        problem = self._shortage(failed.ids.tolist() if failed is not None else []) if skips else ""
-        if apart and spare is not None and not problem:
-            with synchronizing(self._loss_module, last=True):
-                self._backward(spare(), len(batches), weight=0)
-        return outs, problem
-
-    def _shortage(self, sentences: list[int]) -> str:
-        """Say which processes have no memory for which of their sentences; all ranks call this."""
-        found = {rank: ids for rank, ids in enumerate(self.group.gather(sentences)) if ids}
-        if found and self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        several = self.group.world_size > 1
-        return "; ".join(
-            f"memory ran out{f' in process {rank}' if several else ''} on a batch with the sentences {_some(ids)}"
-            for rank, ids in found.items()
-        )
+            # outside of the handler, which keeps the tensors of the failed pass alive
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            sentences = batch.ids.tolist() if batch is not None else []
+            return outs, f"memory ran out on a batch with the sentences {_some(sentences)}"
+        return outs, ""
 
     def _backward(self, batch: Batch, place: int, weight: int = 1) -> CriterionOut:
         """Add a batch's gradient. The random seed depends on the index of the batch in the update, over all ranks."""

@@ -27,7 +27,7 @@ from seqgen.system.processes import NotedSignals
 from seqgen.system.switches import KERNEL_CHOICE
 from seqgen.task import Task
 from seqgen.training.distributed import ProcessGroup, unused_keys
-from seqgen.training.progress import Meter, ProgressDisplay, describe_parts, make_display
+from seqgen.training.progress import Meter, ProgressLines, describe_parts
 from seqgen.training.run_log import Records, ScoresFile, is_better, lower_is_better
 from seqgen.training.saving import Resumable, Saving
 from seqgen.training.trainer import Trainer
@@ -187,7 +187,7 @@ class TrainingRun:
         self.stale = 0  # number of validations since the best one
         # if validation and saving after the last update were interrupted: whether that update ended its epoch
         self.pending: bool | None = None
-        self.display: ProgressDisplay
+        self.display: ProgressLines
         self.records: Records | None = None
 
     def _dataset(self, split: str, max_tokens: int | None) -> Dataset:
@@ -245,7 +245,7 @@ class TrainingRun:
         resumed = self._restore()
         TRAINING.choose()
         self.total = self.triggers.total_updates(self._updates_in_epoch())
-        self.display = make_display(self.cfg.common.log_format if self.group.is_main else "none", self.total)
+        self.display = ProgressLines(self.total, self.group.is_main and self.cfg.common.log_format != "none")
         if self.group.is_main:
             scores = ScoresFile(self.folder, self.cfg.checkpoint.best_checkpoint_metric, self.task.metric_signatures())
             self.records = Records(self.folder, self.trainer.update, self.cfg.common.tensorboard, scores)
@@ -258,7 +258,6 @@ class TrainingRun:
                     reason = self._epoch()
             self._log_stop(reason)
         finally:
-            self.display.close()
             if self.records is not None:
                 self.records.close()
         return self.signals.exit_code if reason == "interrupted" else 0
@@ -455,8 +454,7 @@ class TrainingRun:
 
     def _smaller_updates(self) -> str:
         again = f"start a new run in another run_dir, with checkpoint.finetune_from={self.folder} to keep the weights"
-        sharded = self.cfg.distributed_training.sharding == "fsdp" and self.group.world_size > 1
-        skip = "" if sharded else "optimization.out_of_memory=skip skips such updates, or "
+        skip = "" if self.group.world_size > 1 else "optimization.out_of_memory=skip skips such updates, or "
         return (
             f"in update {self.trainer.update + 1}; {skip}choose a smaller dataset.max_tokens, with a larger "
             "optimization.update_freq for as many tokens in an update"

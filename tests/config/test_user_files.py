@@ -273,11 +273,3 @@ def test_examples_work_alone_outside_the_checkout(tmp_path: Path) -> None:
         [sys.executable, "-P", "-c", code, *copies], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert ended.returncode == 0, ended.stderr
-
-
-@pytest.mark.slow
-def test_spawned_processes_import_the_same_files(trained: tuple[Path, Path], tmp_path: Path) -> None:
-    world = "distributed_training.distributed_world_size=2"
-    outcome = command("train", *arguments(tmp_path / "two", trained[1], COMPONENTS), world)
-    assert outcome.code == 0, outcome.err
-    assert common(tmp_path / "two")["user_files"] == common(trained[0])["user_files"]

@@ -8,10 +8,9 @@ import torch
 
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.pair_dataset import PairDataset, Side
-from seqgen.data.token_store import TextEncoder, TokenEncoder, build_store
+from seqgen.data.token_store import TokenEncoder, build_store
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.data.tokenizers.languages import AddedTokens
-from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, train_sentencepiece
 from seqgen.errors import DataError
 
 TOKENIZER = WhitespaceTokenizer(Dictionary.from_counts({"a": 3, "b": 2, "c": 1}))  # ids 4, 5, 6
@@ -19,14 +18,11 @@ SOURCE = ["a b", "", "a a a a", "b", "c c", "a"]
 TARGET = ["b", "a", "b b", "", "c c c c c", "x"]
 
 
-def side(folder: Path, name: str, lines: list[str], tokenizer: Tokenizer = TOKENIZER, sample: bool = False) -> Side:
+def side(folder: Path, name: str, lines: list[str], tokenizer: Tokenizer = TOKENIZER) -> Side:
     path = folder / name
     path.write_bytes("".join(f"{line}\n" for line in lines).encode())
     store = build_store(folder / "cache", name, [path], TokenEncoder(tokenizer))
-    if not sample:
-        return Side(store, tokenizer.target_tokens())
-    text = build_store(folder / "cache", name + "-text", [path], TextEncoder())
-    return Side(store, tokenizer.target_tokens(), tokenizer, text)
+    return Side(store, tokenizer.target_tokens())
 
 
 @pytest.fixture
@@ -113,30 +109,3 @@ def test_source_only(tmp_path: Path) -> None:
     dataset = PairDataset(side(tmp_path, "en", SOURCE))
     assert [e.target for e in dataset] == [None] * 5
     assert dataset.lengths().shape == (5, 1)
-
-
-def test_subword_sampling(tmp_path: Path) -> None:
-    text = [f"{a} {b}" for a in ("one", "two", "three") for b in ("green", "blue", "red")]
-    tokenizer = SentencePieceTokenizer(train_sentencepiece(text, vocab_size=20))
-    dataset = PairDataset(
-        side(tmp_path, "en", text, tokenizer, sample=True),
-        side(tmp_path, "de", text, tokenizer, sample=True),
-        max_target_positions=int(max(len(tokenizer.encode(line)) for line in text)) + 1,
-    )
-
-    def epoch(number: int, seed: int = 1) -> list[tuple[list[int], list[int]]]:
-        examples = [dataset.example(i, epoch=number, seed=seed) for i in range(len(dataset))]
-        return [(e.source.tolist(), e.target.tolist()) for e in examples if e.target is not None]
-
-    assert epoch(1) == epoch(1)
-    assert epoch(1) != epoch(2)
-    assert epoch(1) != epoch(1, seed=2)
-    free = PairDataset(dataset.source, dataset.target)
-    examples = [free.example(i, epoch=1, seed=1) for i in range(len(free))]
-    pairs = [[side.tolist() for side in (e.source, e.target) if side is not None] for e in examples]
-    assert any(source != target for source, target in pairs), "the sides are sampled apart"
-    for (source, target), line in zip(epoch(1), text, strict=True):
-        assert tokenizer.decode(source) == tokenizer.decode(target) == line
-        assert source[-1] == target[-1] == 2
-        assert len(target) <= (dataset.limits[1] or 0), "a sample that is too long is not used"
-    assert [e.source.tolist()[:-1] for e in dataset] == [tokenizer.encode(line) for line in text]

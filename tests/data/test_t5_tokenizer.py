@@ -230,8 +230,8 @@ def test_bytes_and_pretrained_by_a_task(write: Callable[..., Path], tmp_path: Pa
     [
         ({"tokenizer": "pretrained"}, r"task\.pretrained_tokenizer is missing; give the folder"),
         (
-            {"tokenizer": "t5", "subword_sampling": True},
-            r"task\.subword_sampling needs task\.tokenizer=sentencep",
+            {"tokenizer": "t5", "srcdict": "dict.txt"},
+            r"task\.srcdict needs task\.tokenizer=sentencepiece or whitespace",
         ),
     ],
 )

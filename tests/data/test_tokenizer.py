@@ -39,7 +39,6 @@ def test_trained_ids(tokenizer: SentencePieceTokenizer) -> None:
 def test_round_trip(tokenizer: SentencePieceTokenizer, words: list[str]) -> None:
     text = " ".join(words)
     assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert tokenizer.decode(tokenizer.sample(text, seed=len(words))) == text
     assert tokenizer.encode_lines([text, "", text]) == [tokenizer.encode(text), [], tokenizer.encode(text)]
 
 
@@ -66,27 +65,6 @@ def test_fingerprints_tell_models_and_vocabularies_apart(tokenizer: SentencePiec
 def test_unknown_characters(tokenizer: SentencePieceTokenizer) -> None:
     assert tokenizer.unknown("two 😀 dogs é") == ["😀", "é"]
     assert tokenizer.unknown("two dogs") == []
-
-
-def test_sampling_depends_on_the_seed_alone(tokenizer: SentencePieceTokenizer) -> None:
-    text = "one green dogs two blue cats"
-    samples = [tuple(tokenizer.sample(text, seed)) for seed in range(20)]
-    assert len(set(samples)) > 1
-    assert [tuple(tokenizer.sample(text, seed)) for seed in reversed(range(20))] == samples[::-1]
-
-
-def test_a_subclass_that_only_overrides_sample_does_not_claim_to_sample(tokenizer: SentencePieceTokenizer) -> None:
-    class Reversed(SentencePieceTokenizer):
-        def sample(self, text: str, seed: int) -> list[int]:
-            return self.encode(text)[::-1]
-
-    class Declared(Reversed):
-        samples = True
-
-    assert tokenizer.samples
-    assert not Reversed.samples
-    assert Declared.samples
-    assert not WhitespaceTokenizer.samples
 
 
 def test_training_is_reproducible_and_names_the_possible_size() -> None:
@@ -147,7 +125,7 @@ def test_given_dictionary_is_indexed_by_pieces(tokenizer: SentencePieceTokenizer
 @pytest.mark.parametrize("kind", ["native", "dictionary", "whitespace"])
 def test_saved_folder_can_be_moved(tmp_path: Path, kind: str) -> None:
     model = train_sentencepiece(TEXT, vocab_size=24)
-    own = SentencePieceTokenizer(model, alpha=0.3, nbest=4)
+    own = SentencePieceTokenizer(model)
     given = Dictionary.from_counts(dict.fromkeys(own.dictionary.symbols[4:], 1))
     tokenizer: Tokenizer = {
         "native": own,
@@ -162,7 +140,6 @@ def test_saved_folder_can_be_moved(tmp_path: Path, kind: str) -> None:
         assert other.dictionary == tokenizer.dictionary
         assert other.fingerprint() == tokenizer.fingerprint()
         assert other.encode("two green dogs") == tokenizer.encode("two green dogs")
-        assert other.sample("two green dogs", 5) == tokenizer.sample("two green dogs", 5)
     assert [path.name for path in (tmp_path / "b").iterdir()] == ["tokenizer"], "no temporary folder is left"
 
 

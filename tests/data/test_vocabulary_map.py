@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from examples import shortlist
-from examples.shortlist import ibm_model_1
+from examples.shortlist import ibm_model_1, write_map
 from seqgen.data.dictionary import Dictionary, VocabularyMap
 from seqgen.errors import DataError
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
@@ -61,7 +61,7 @@ def test_translations_are_told_apart() -> None:
 
 def test_files_are_written_and_read(tmp_path: Path) -> None:
     table = VocabularyMap({(): np.array([Y, X]), (A,): np.array([X]), (B,): np.array([], dtype=np.int64)})
-    assert table.write(tmp_path / "map", WORDS, WORDS) == 0
+    assert write_map(table, tmp_path / "map", WORDS, WORDS) == 0
     assert (tmp_path / "map").read_bytes() == b"\ty x\na\tx\nb\t\n"
     read = VocabularyMap.read(tmp_path / "map", WORDS, WORDS)
     assert {key: ids.tolist() for key, ids in read.targets.items()} == {(): [Y, X], (A,): [X], (B,): []}
@@ -78,7 +78,8 @@ def test_tokens_with_spaces_cannot_be_written(tmp_path: Path) -> None:
     words = Dictionary()
     for word in ("a b", "c"):
         words.add_symbol(word)
-    assert VocabularyMap({(4,): np.array([5]), (5,): np.array([4, 5])}).write(tmp_path / "map", words, words) == 2
+    table = VocabularyMap({(4,): np.array([5]), (5,): np.array([4, 5])})
+    assert write_map(table, tmp_path / "map", words, words) == 2
     assert (tmp_path / "map").read_bytes() == b"c\tc\n"
 
 

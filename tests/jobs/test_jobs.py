@@ -143,25 +143,6 @@ def test_a_folder_with_files_of_the_user_is_refused(name: str, bench: Bench) -> 
     assert mine.read_bytes() == b"mine, without an end of line"
 
 
-@pytest.mark.parametrize("also_made_again", [False, True])
-def test_a_folder_that_is_deleted_during_the_run(also_made_again: bool, bench: Bench) -> None:
-    bench.write([*LINES, *["nan"] * 5])  # with an entry of the error ledger
-
-    def delete(piece: Piece) -> bool:
-        if piece.part == 3:
-            shutil.rmtree(bench.root / "job", ignore_errors=True)
-            if also_made_again:
-                (bench.root / "job").mkdir()
-        return False
-
-    job, _ = bench.job()
-    with pytest.raises(DataError, match="was deleted or replaced while the job was running"):
-        bench.run(InlineWorkers(deaths=delete), job)
-    with pytest.raises(DataError, match="was deleted or replaced"):
-        job.folder.write_errors()
-    assert not also_made_again or list((bench.root / "job").iterdir()) == []
-
-
 def test_a_file_name_that_is_not_utf_8(tmp_path: Path) -> None:
     name = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
     name.write_bytes(b"one\ntwo\n")
@@ -320,8 +301,7 @@ def failing(limit: int, error: Callable[[], BaseException], after: bool = False)
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_kill_at_every_file_operation(after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seqgen.system.files.GRACE_SECONDS", -1.0)
+def test_a_kill_at_every_file_operation(after: bool, tmp_path: Path) -> None:
     lines = numbered(11)
     limit, killed, seen = 0, 0, [""]
     while limit <= len(seen):

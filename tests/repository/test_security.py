@@ -7,12 +7,10 @@ import json
 import os
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from rich.console import Console
 
 from seqgen.checkpoints.run_config import save_generation
 from seqgen.config import GenerationConfig
@@ -22,7 +20,7 @@ from seqgen.data.text import stream_lines
 from seqgen.errors import ConfigError, DataError, UserError, printable
 from seqgen.generation.resolution import resolve, settings_of_model
 from seqgen.system.reading import read_bytes
-from seqgen.training.progress import BarDisplay, Lines
+from seqgen.training.progress import ProgressLines
 from tests.commands import command
 from tests.config.test_user_files import forget
 from tests.fuzzing.readers import make_run
@@ -172,9 +170,8 @@ def test_reports_contain_no_commands_for_a_terminal(
         assert outcome.code < 2, outcome.err
         assert "\\x1b[2J" in outcome.out
         assert not {"\x1b", "\x9b"} & {*outcome.out, *outcome.err}
-    for display in (Lines(None), BarDisplay(None, Console(file=sys.stderr, color_system=None))):
-        display.message("valid \x1b[2J")
-    assert capsys.readouterr().err.count("valid \\x1b[2J") == 2
+    ProgressLines(None).message("valid \x1b[2J")
+    assert "valid \\x1b[2J" in capsys.readouterr().err
 
 
 def test_the_page_names_tests_that_exist() -> None:

@@ -1,18 +1,15 @@
-"""Temporary files: only those of killed processes are removed."""
+"""Writing files: temporary files of killed processes are removed, and nothing else."""
 
 from __future__ import annotations
 
 import os
 import resource
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from seqgen.errors import CheckpointError, UserError
-from seqgen.system import files
 from seqgen.system.files import (
     CACHE,
     LEFTOVER_SECONDS,
@@ -23,22 +20,6 @@ from seqgen.system.files import (
     write_atomically,
 )
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
-
-WRITER = """
-import os, sys, time
-from pathlib import Path
-from unittest import mock
-from seqgen.system.files import new_folder, write_atomically
-
-def wait(*_):
-    print("writing", flush=True)
-    time.sleep(60)
-
-with new_folder(Path(sys.argv[1]) / "tokenizer") as temporary:
-    (temporary / "half").write_bytes(b"half")
-    with mock.patch.object(os, "fsync", wait):
-        write_atomically(Path(sys.argv[1]) / "config.yaml", b"x: 1")
-"""
 
 
 def test_others_may_read_a_file_as_they_may_read_any_other(tmp_path: Path) -> None:
@@ -67,8 +48,8 @@ def test_a_disk_that_is_full_when_the_file_is_closed(tmp_path: Path) -> None:
         raise BrokenPipeError
 
 
-def age(folder: Path, seconds: float = 10) -> None:
-    """Set the times of all files in a folder back, as if a new process had started later."""
+def age(folder: Path, seconds: float) -> None:
+    """Set the times of all files in a folder back."""
     for path in sorted(folder.rglob("*"), reverse=True):
         os.utime(path, (time.time() - seconds,) * 2, follow_symlinks=False)
 
@@ -77,33 +58,22 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
-    """A process in the middle of writing a file and a folder."""
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE, text=True)
-    assert writer.stdout is not None
-    assert writer.stdout.readline() == "writing\n"
-    age(folder)
-    return writer
-
-
-def test_leftovers_are_removed_when_their_process_has_ended(tmp_path: Path) -> None:
-    writer = start(tmp_path)
-    try:
-        before = names(tmp_path)
-        assert len(before) == 2
-        remove_leftovers(tmp_path)
-        age(tmp_path, 2 * LEFTOVER_SECONDS)
-        remove_leftovers(tmp_path)
-        assert names(tmp_path) == before, "the process is still running"
-    finally:
-        writer.kill()
-        writer.communicate()
+def test_leftovers_are_removed_after_a_day(tmp_path: Path) -> None:
+    (tmp_path / ".config.yaml.abcdefgh.tmp").write_bytes(b"half")
+    (tmp_path / ".cache.abcdefgh.tmp").mkdir()
+    (tmp_path / ".cache.abcdefgh.tmp" / "half").write_bytes(b"half")
+    age(tmp_path, LEFTOVER_SECONDS - 100)
+    before = names(tmp_path)
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == before, "the process may still be running"
+    age(tmp_path, LEFTOVER_SECONDS + 100)
     remove_leftovers(tmp_path, "config")
     assert names(tmp_path) == before, "no temporary file has this name"
     remove_leftovers(tmp_path, "config.yaml")
-    assert len(names(tmp_path)) == 1
-    remove_leftovers(tmp_path)
-    assert names(tmp_path) == set()
+    assert names(tmp_path) == {".cache.abcdefgh.tmp"}
+    with new_folder(tmp_path / "cache"):
+        pass
+    assert names(tmp_path) == {"cache"}
 
 
 def test_only_the_cache_of_a_trained_run_may_be_made_again(tmp_path: Path) -> None:
@@ -125,29 +95,11 @@ def test_other_files_stay(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / ".fifo.abcdefgh.tmp")
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / ".a.abcdefgh.tmp").write_bytes(b"mine")
-    age(tmp_path)
     before = names(tmp_path)
-    remove_leftovers(tmp_path)
+    remove_leftovers(tmp_path, seconds=0)
     assert names(tmp_path) == before
     assert names(tmp_path / "below") == {".a.abcdefgh.tmp"}
     remove_leftovers(tmp_path / "nothere")
-
-
-def test_without_locks_age_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(*_: object) -> None:
-        raise OSError("no locks available")
-
-    monkeypatch.setattr(files.portalocker, "lock", none)
-    with new_folder(tmp_path / "a") as temporary:
-        write_atomically(temporary / "x", b"x")
-    assert names(tmp_path / "a") == {"x"}
-    (tmp_path / ".a.abcdefgh.tmp").write_bytes(b"half")
-    age(tmp_path, LEFTOVER_SECONDS - 100)
-    remove_leftovers(tmp_path)
-    assert names(tmp_path) == {"a", ".a.abcdefgh.tmp"}
-    age(tmp_path, LEFTOVER_SECONDS + 100)
-    remove_leftovers(tmp_path)
-    assert names(tmp_path) == {"a"}
 
 
 def test_a_run_is_cleaned_when_it_is_prepared_again(tmp_path: Path) -> None:
@@ -159,6 +111,6 @@ def test_a_run_is_cleaned_when_it_is_prepared_again(tmp_path: Path) -> None:
         (place / ".a.abcdefgh.tmp").mkdir()
         (place / ".a.abcdefgh.tmp" / "half").write_bytes(b"half")
         (place / ".b.abcdefgh.tmp").write_bytes(b"half")
-        age(place)
+    age(run / "cache", LEFTOVER_SECONDS + 100)
     assert command("train", "prepare_only=true", *arguments).code == 0
     assert sorted(path for path in run.rglob("*") if path.name != "checksums.json") == before

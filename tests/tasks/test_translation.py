@@ -112,21 +112,6 @@ def test_a_task_with_languages_translates(tmp_path: Path, data: Path) -> None:
         assert task.translates is translates
 
 
-@pytest.mark.parametrize("joined", [True, False])
-def test_subword_sampling_in_training_only(joined: bool, tmp_path: Path, data: Path) -> None:
-    """Also with the tokenizers of a run."""
-    keys = {"subword_sampling": True, "joined_dictionary": joined}
-    first = TranslationTask.setup_task(config(data, **keys), tmp_path / "run")
-    keys |= {"tokenizer": "pretrained", "pretrained_tokenizer": str(tmp_path / "run")}
-    task = TranslationTask.setup_task(config(data, **keys), tmp_path / "new")
-    for side in ("source_tokenizer", "target_tokenizer"):
-        assert getattr(task, side).fingerprint() == getattr(first, side).fingerprint()
-    for split, samples in (("train", True), ("valid", False)):
-        dataset = task.dataset(split)
-        epochs = {tuple(dataset.example(0, epoch=epoch, seed=1).source.tolist()) for epoch in range(20)}
-        assert (len(epochs) > 1) == samples
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -136,7 +121,6 @@ def test_subword_sampling_in_training_only(joined: bool, tmp_path: Path, data: P
         ({"train": "no/such"}, "task.train=no/such: there is neither no/such.en nor no/such.en.gz"),
         ({"spm_model": "no.model"}, "there is no SentencePiece model no.model"),
         ({"tgtdict": "no.txt"}, "task.tgtdict needs separate vocabularies"),
-        ({"tokenizer": "whitespace", "subword_sampling": True}, "task.subword_sampling needs"),
         ({"vocab_size": 5000, "hard_vocab_limit": True}, r"set task.vocab_size to at most \d+"),
         ({"vocab_size": 6}, r"set task.vocab_size to at least \d+"),
     ],

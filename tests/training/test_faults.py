@@ -47,13 +47,10 @@ main()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("together", [[], ["distributed_training.distributed_world_size=2"]])
-def test_a_quota_ends_training_by_a_sentence(tmp_path: Path, together: list[str]) -> None:
+def test_a_quota_ends_training_by_a_sentence(tmp_path: Path) -> None:
     """With larger and larger quotas, another file is the first that cannot be written; then the run is continued."""
     data = corpus(tmp_path / "data")
-    options = [*SMALL_FCONV, "common.tensorboard=true", "common.log_interval=1", "optimization.max_update=6", *together]
-    if together:
-        options.append("distributed_training.sharding=fsdp")
+    options = [*SMALL_FCONV, "common.tensorboard=true", "common.log_interval=1", "optimization.max_update=6"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
     def train(folder: Path, limit: int | None) -> tuple[int, str]:
@@ -66,7 +63,7 @@ def test_a_quota_ends_training_by_a_sentence(tmp_path: Path, together: list[str]
     whole = everything(tmp_path / "free")
     largest = max(path.stat().st_size for path in (tmp_path / "free").rglob("*") if path.is_file())
     said = set()
-    for limit in [100, 1000, 5000, 20_000, largest // 2, largest - 1][:: 2 if together else 1]:
+    for limit in [100, 1000, 5000, 20_000, largest // 2, largest - 1]:
         code, text = train(tmp_path / "full", limit)
         assert code == 2, text
         assert "Traceback" not in text

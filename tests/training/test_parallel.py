@@ -15,9 +15,10 @@ from torch import nn
 
 from seqgen.checkpoints.run_checkpoints import read_weights
 from seqgen.config import DistributedConfig
-from seqgen.errors import ResourceError
+from seqgen.errors import ConfigError, ResourceError
 from seqgen.training.criteria import CriterionOut
 from seqgen.training.distributed import LossModule, ProcessGroup, _sharded, whole
+from seqgen.training.trainer import Trainer
 from tests.parallel_training import MODELS, Job, seen_examples, train_in, train_together
 from tests.training_runs import Lab, everything, flat, lab, records
 
@@ -124,30 +125,23 @@ def test_options_work_as_in_one_process(lab: Lab, sharding: str) -> None:
         compare(wanted, lab.root / name, TOLERANCE[sharding])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("backward", ["false", "true"])
-def test_all_ranks_skip_an_update_for_which_one_has_no_memory(lab: Lab, backward: str) -> None:
-    """Of the second batch of an update; then training is that of one process that skips the same update."""
-    keys = ["criterion=short_of_memory", "criterion.sentence=5", f"criterion.backward={backward}"]
-    keys += ["common.log_format=lines", "optimization.max_epoch=1", "optimization.out_of_memory=skip"]
-    job = runs(lab, 2, "ddp", "float64", *keys)["transformer"]
-    job = (f"skipped-{backward}", job[1], job[2])
-    wanted = alone(lab, (f"{backward}-skips", job[1], job[2]), 2)
-    train_together(lab.root, 2, [job])
-    compare(wanted, lab.root / job[0], 1e-10)
-    updates = {name: everything(lab.root / name)["state"]["update"] for name in (wanted.name, job[0])}
-    batches = everything(wanted)["state"]["iterator"]["batches"]
-    assert set(updates.values()) == {-(-batches // 4) - 1}
-
-
-def test_skipping_is_said(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_update_without_memory_is_skipped(lab: Lab, backward: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Without the key, training stops, and the message names the key."""
     keys = ["criterion=short_of_memory", "criterion.sentence=5", "common.log_format=lines", "optimization.max_update=6"]
+    keys.append(f"criterion.backward={backward}")
     with pytest.raises(ResourceError, match=r"memory ran out in update \d+; optimization.out_of_memory=skip skips"):
-        lab.train("stopped", *keys)
-    lab.train("stopped", *keys, "optimization.out_of_memory=skip")
+        lab.train(f"stopped-{backward}", *keys)
+    lab.train(f"stopped-{backward}", *keys, "optimization.out_of_memory=skip")
     said = capsys.readouterr().err
     assert re.search(r"update \d+ was skipped: memory ran out on a batch with the sentences .*\b5\b.*numbered", said)
+
+
+def test_several_processes_do_not_skip(lab: Lab) -> None:
+    cfg = lab.config("optimization.out_of_memory=skip")
+    task = lab.task(cfg, lab.root / "several")
+    with pytest.raises(ConfigError, match=r"optimization\.out_of_memory=skip is for one process"):
+        Trainer(cfg, task, task.build_model(cfg.model), torch.device("cpu"), ProcessGroup(0, 2))
 
 
 def test_what_has_no_effect_in_one_process_is_said(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:

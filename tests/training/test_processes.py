@@ -14,31 +14,12 @@ from unittest import mock
 
 import pytest
 
-from seqgen.errors import CheckpointError, ResourceError, UserError
-from seqgen.system.files import run_lock
 from seqgen.training.distributed import LostRanksError, ProcessGroup, join
-from seqgen.training.train import StopSignals, _cause
+from seqgen.training.train import StopSignals
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
-from tests.training_runs import everything, records
+from tests.training_runs import everything, free_port, records
 
 ROOT = Path(__file__).parent.parent.parent
-
-HAND_OVER = """
-import multiprocessing, sys, time
-from pathlib import Path
-from seqgen.system.files import run_lock
-
-def hold(lock):
-    lock.sign()
-    print(multiprocessing.current_process().pid, flush=True)
-    time.sleep(60)
-
-if __name__ == "__main__":
-    with run_lock(Path(sys.argv[1])) as lock:
-        process = multiprocessing.get_context("spawn").Process(target=hold, args=(lock,))
-        process.start()
-        process.join()
-"""
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
@@ -46,32 +27,6 @@ def wait_until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
-
-
-def test_the_lock_lives_as_long_as_the_process_that_writes(tmp_path: Path) -> None:
-    """The launcher is killed; the process that it gave the lock to holds it on, and is the one that is named."""
-    script = tmp_path / "hand_over.py"
-    script.write_text(HAND_OVER)
-    run = tmp_path / "run"
-    launcher = subprocess.Popen([sys.executable, str(script), str(run)], stdout=subprocess.PIPE, text=True)
-    assert launcher.stdout is not None
-    writer = int(launcher.stdout.readline())
-    launcher.kill()
-    launcher.wait()
-    try:
-        with pytest.raises(CheckpointError, match=rf"in use by another process \(process {writer}\)"), run_lock(run):
-            pass
-    finally:
-        os.kill(writer, signal.SIGKILL)
-
-    def free() -> bool:
-        try:
-            with run_lock(run):
-                return True
-        except CheckpointError:
-            return False
-
-    wait_until(free, 10)
 
 
 END_WITH = """
@@ -107,28 +62,13 @@ def alive(pid: int) -> bool:
         return False
 
 
-class TestTheCauseOfAFailure:
-    lost = LostRanksError("lost")
-
-    def test_what_failed_first_rather_than_what_follows_from_it(self) -> None:
-        wrong = UserError("wrong")
-        assert _cause({0: self.lost, 2: wrong, 1: self.lost}, 3) is wrong
-
-    def test_a_process_that_does_not_answer(self) -> None:
-        cause = _cause({0: self.lost, 2: self.lost}, 3)
-        assert isinstance(cause, ResourceError)
-        assert "process 1 of 3 did not answer" in str(cause)
-        assert "distributed_training.timeout" in str(cause)
-
-
 def test_processes_that_do_not_come_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     from seqgen.config import DistributedConfig
-    from seqgen.training.train import _free_port
 
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(_free_port()))
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
     with pytest.raises(LostRanksError, match=r"process 0 of 2 cannot continue .* distributed_training\.timeout"):
         join(ProcessGroup(0, 2), DistributedConfig(timeout=1), torch.device("cpu"))
 
@@ -199,24 +139,22 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Run:
-    """``seqgen-train`` with two processes, in a process group of its own; ``torchrun`` starts them if it shall."""
+    """``seqgen-train`` in two processes that ``torchrun`` has started, in a process group of its own."""
 
-    def __init__(self, data: Path, folder: Path, *overrides: str, torchrun: bool = False, restarts: int = 0):
+    def __init__(self, data: Path, folder: Path, *overrides: str, restarts: int = 0):
         self.folder = folder
         self.arguments = [*training_arguments(data, folder), *SMALL_FCONV, "common.tensorboard=false"]
         self.arguments += ["common.log_interval=1", *overrides]
-        self.mark = b"spawn_main"
-        program = [sys.executable, "-m"]
-        if torchrun:
-            self.mark = b"seqgen.cli.train"
-            program += ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-            program += ["--max-restarts", str(restarts), "-m"]
-        else:
-            self.arguments += ["distributed_training.distributed_world_size=2"]
-        program += ["seqgen.cli.train", *self.arguments, "optimization.max_update=100000"]
+        program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        program += ["--max-restarts", str(restarts), "-m", "seqgen.cli.train", *self.arguments]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.launcher = subprocess.Popen(
-            program, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, process_group=0
+            [*program, "optimization.max_update=100000"],
+            cwd=ROOT,
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=0,
         )
 
     def workers(self) -> list[int]:
@@ -225,7 +163,7 @@ class Run:
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:
                 parent = int(stat.read_text().rpartition(")")[2].split()[1])
-                if parent == self.launcher.pid and self.mark in (stat.parent / "cmdline").read_bytes():
+                if parent == self.launcher.pid and b"seqgen.cli.train" in (stat.parent / "cmdline").read_bytes():
                     found.append(int(stat.parent.name))
             except OSError:
                 continue
@@ -235,14 +173,6 @@ class Run:
         log = self.folder / "log.jsonl"
         wait_until(lambda: log.exists() and len(records(self.folder)) > 3)
         return self.workers()
-
-    def end(self) -> tuple[int, str]:
-        """The exit code and what was said, once nothing of the run is left."""
-        workers = self.workers()
-        _, said = self.launcher.communicate(timeout=60)
-        assert not any(map(alive, workers))
-        assert "Traceback" not in said, said
-        return self.launcher.returncode, said
 
 
 @pytest.fixture
@@ -257,42 +187,6 @@ def start(data: Path, tmp_path: Path) -> Iterator[Callable[..., Run]]:
     for run in runs:
         if run.launcher.poll() is None:
             os.killpg(run.launcher.pid, signal.SIGKILL)
-
-
-@pytest.mark.slow
-def test_the_workers_of_a_killed_launcher_end(start: Callable[..., Run]) -> None:
-    run = start("checkpoint.save_interval_updates=2")
-    workers = run.wait_for_updates()
-    assert len(workers) == 2
-    run.launcher.kill()
-    run.launcher.wait()
-    wait_until(lambda: not any(map(alive, workers)), 10)
-    update = everything(run.folder)["state"]["update"]
-    again = command(
-        "train", *run.arguments, f"optimization.max_update={update + 2}", "checkpoint.save_interval_updates=2"
-    )
-    assert again.code == 0, again.err
-    assert everything(run.folder)["state"]["update"] == update + 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_worker_that_dies_ends_the_run_with_a_sentence(start: Callable[..., Run], rank: int) -> None:
-    run = start()
-    os.kill(run.wait_for_updates()[rank], signal.SIGKILL)
-    code, said = run.end()
-    assert code == 2
-    assert f"seqgen-train: training process {rank} of 2 was ended by SIGKILL" in said.splitlines()[-1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.nightly)])
-def test_a_worker_that_hangs_ends_the_run_with_a_sentence(start: Callable[..., Run], rank: int) -> None:
-    run = start("distributed_training.timeout=3")
-    os.kill(run.wait_for_updates()[rank], signal.SIGSTOP)
-    code, said = run.end()
-    assert code == 2
-    assert f"seqgen-train: training process {rank} of 2 did not answer" in said.splitlines()[-1]
 
 
 FAILING = """
@@ -321,12 +215,9 @@ class Failing(CrossEntropyCriterion):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("torchrun", [False, True])
-def test_an_error_of_one_rank_is_shown_once_and_ends_all(
-    start: Callable[..., Run], tmp_path: Path, torchrun: bool
-) -> None:
+def test_an_error_of_one_rank_is_shown_once_and_ends_all(start: Callable[..., Run], tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text(FAILING)
-    run = start(f"common.user_dir={tmp_path / 'failing.py'}", "criterion=failing", torchrun=torchrun)
+    run = start(f"common.user_dir={tmp_path / 'failing.py'}", "criterion=failing")
     wait_until((tmp_path / "failed").exists)
     begin = time.monotonic()
     _, said = run.launcher.communicate(timeout=60)
@@ -337,11 +228,10 @@ def test_an_error_of_one_rank_is_shown_once_and_ends_all(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rank", "torchrun"), [(1, True)])
-def test_a_killed_rank_ends_all_within_ten_seconds(start: Callable[..., Run], rank: int, torchrun: bool) -> None:
-    run = start(torchrun=torchrun)
+def test_a_killed_rank_ends_all_within_ten_seconds(start: Callable[..., Run]) -> None:
+    run = start()
     workers = run.wait_for_updates()
-    os.kill(workers[rank], signal.SIGKILL)
+    os.kill(workers[1], signal.SIGKILL)
     begin = time.monotonic()
     _, said = run.launcher.communicate(timeout=60)
     assert time.monotonic() - begin < 10
@@ -355,7 +245,7 @@ def test_a_killed_rank_ends_all_within_ten_seconds(start: Callable[..., Run], ra
 def test_torchrun_restarts_from_the_newest_checkpoint(start: Callable[..., Run], sharding: str) -> None:
     """Each rank is killed once; the run continues by itself."""
     saving = "checkpoint.save_interval_updates=2"
-    run = start(saving, f"distributed_training.sharding={sharding}", torchrun=True, restarts=2)
+    run = start(saving, f"distributed_training.sharding={sharding}", restarts=2)
     last = run.folder / "checkpoints" / "last"
     for kills in (1, 2):
         wait_until(last.exists)
@@ -372,47 +262,29 @@ def test_torchrun_restarts_from_the_newest_checkpoint(start: Callable[..., Run],
     assert everything(run.folder)["state"]["update"] == records(run.folder, "stop")[-1]["update"]
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_processes_of_a_killed_torchrun_end(start: Callable[..., Run]) -> None:
-    run = start(torchrun=True)
+    run = start("checkpoint.save_interval_updates=2")
     workers = run.wait_for_updates()
     assert len(workers) == 2
     run.launcher.kill()
+    run.launcher.wait()
     wait_until(lambda: not any(map(alive, workers)), 10)
+    update = everything(run.folder)["state"]["update"]
+    more = [f"optimization.max_update={update + 2}", "checkpoint.save_interval_updates=2"]
+    again = command("train", *run.arguments, *more, "optimization.update_freq=[2]")
+    assert again.code == 0, again.err
+    assert everything(run.folder)["state"]["update"] == update + 2
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
 def test_a_signal_to_torchrun_and_its_processes_saves(start: Callable[..., Run], number: signal.Signals) -> None:
     """torchrun sends its processes once more what the terminal has sent them."""
-    run = start(torchrun=True)
+    run = start()
     workers = run.wait_for_updates()
     os.killpg(run.launcher.pid, number)
     run.launcher.communicate(timeout=60)
     assert not any(map(alive, workers))
     assert records(run.folder, "stop")[-1]["reason"] == "interrupted"
     assert everything(run.folder)["state"]["update"] == records(run.folder, "stop")[-1]["update"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.nightly) for n in (signal.SIGINT, signal.SIGHUP))]
-)
-def test_a_signal_to_all_processes_of_a_run_saves(start: Callable[..., Run], number: signal.Signals) -> None:
-    """As a terminal sends Ctrl-C, and a job scheduler SIGTERM: to the launcher and to each process that it started."""
-    run = start()
-    run.wait_for_updates()
-    os.killpg(run.launcher.pid, number)
-    code, _ = run.end()
-    assert code == 128 + number
-    assert records(run.folder, "stop")[-1]["reason"] == "interrupted"
-    assert everything(run.folder)["state"]["update"] == records(run.folder, "stop")[-1]["update"]
-
-
-@pytest.mark.slow
-def test_a_signal_while_the_processes_start_ends_them_without_a_traceback(start: Callable[..., Run]) -> None:
-    run = start()
-    wait_until(run.workers)
-    os.killpg(run.launcher.pid, signal.SIGINT)
-    code, _ = run.end()
-    assert code == 130

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import re
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from seqgen.system.devices import seed_everything, seed_of
 from seqgen.training.criteria import mean_scores
-from seqgen.training.progress import BarDisplay, Lines, Meter, ProgressDisplay, make_display
+from seqgen.training.progress import Meter, ProgressLines
 from seqgen.training.run_log import Records, ScoresFile, lower_is_better
 from seqgen.training.trainer import UpdateResult
 from seqgen.training.validation import pick
@@ -22,7 +20,7 @@ RECORD = {"tokens_per_second": 1234.5, "loss": 2.5, "nll_loss": 2.0, "own": 7.0,
 
 
 def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = Lines(total=80)
+    lines = ProgressLines(total=80)
     lines.update(1, 1, RECORD, False, 9.0)
     lines.update(2, 1, RECORD, True, 3661.2)
     printed = capsys.readouterr()
@@ -36,7 +34,7 @@ def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
 def test_slow_updates_are_shown_now_and_then(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = Lines(total=None)
+    lines = ProgressLines(total=None)
     begun = lines.last
     for update, now in enumerate((30, 61, 80, 122), start=1):
         monkeypatch.setattr("seqgen.training.progress.time.monotonic", lambda now=now: begun + now)
@@ -44,27 +42,11 @@ def test_slow_updates_are_shown_now_and_then(
     assert re.findall("update ([0-9]+)", capsys.readouterr().err) == ["2", "4"]
 
 
-def test_bar() -> None:
-    screen = io.StringIO()
-    bar = BarDisplay(80, Console(file=screen, force_terminal=True, width=80))
-    bar.update(2, 1, RECORD, False, 61.0)
-    bar.bar.bar.refresh()
-    bar.message("valid [best]")
-    bar.close()
-    shown = screen.getvalue()
-    assert "2/80" in shown
-    assert "loss 2.5 | 1,234 tokens/s" in shown
-    assert "0:01:01 left" in shown
-    assert "valid [best]" in shown
-
-
-def test_choice_of_display(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert type(make_display("none", None)) is ProgressDisplay
-    assert isinstance(make_display("auto", None), Lines)  # a test's standard error is no terminal
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    bar = make_display("auto", None)
-    bar.close()
-    assert isinstance(bar, BarDisplay)
+def test_nothing_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ProgressLines(80, shown=False)
+    lines.update(2, 1, RECORD, True, None)
+    lines.message("x")
+    assert capsys.readouterr() == ("", "")
 
 
 def test_scores_from_sums() -> None:

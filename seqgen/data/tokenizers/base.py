@@ -11,13 +11,13 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from itertools import count, takewhile
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast
+from typing import Any, Self, cast
 
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.languages import AddedTokens, Languages
 from seqgen.errors import ConfigError, DataError, reading_errors, shown
 from seqgen.registry import Registry
-from seqgen.system.contract import Flagged, Flags
+from seqgen.system.contract import Flagged
 from seqgen.system.files import new_folder, write_atomically
 from seqgen.system.reading import parse_json, read_bytes
 
@@ -51,8 +51,6 @@ class Tokenizer(Flagged, ABC):
         dictionary: the vocabulary of the ids that ``encode`` returns.
     """
 
-    flags: ClassVar[Flags] = {"samples": ("sample",)}
-
     def __init__(self, dictionary: Dictionary):
         self.dictionary = dictionary
 
@@ -69,9 +67,6 @@ class Tokenizer(Flagged, ABC):
 
     whole_words: bool = False
     """True if each token is a word."""
-
-    samples: bool = False
-    """True if ``sample`` segments a text at random."""
 
     languages: Languages | None = None
     """The languages of a multilingual tokenizer, between which sources and targets choose; ``None`` for any other."""
@@ -160,18 +155,6 @@ class Tokenizer(Flagged, ABC):
             The ids of each line, in order, as ``encode`` returns them.
         """
         return [self.encode(line) for line in lines]
-
-    def sample(self, text: str, seed: int) -> list[int]:
-        """Segment text at random, for subword sampling (Kudo 2018); by default the same as ``encode``.
-
-        Args:
-            text: one line.
-            seed: of the random generator, below ``2 ** 32``; the same seed gives the same ids.
-
-        Returns:
-            The ids, without end-of-sentence.
-        """
-        return self.encode(text)
 
     def unknown(self, text: str) -> list[str]:
         """The parts of a text that ``encode`` maps to the unknown token; by default none.

@@ -6,7 +6,6 @@ import hashlib
 import io
 import logging
 import re
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,9 +21,6 @@ from seqgen.system.reading import read_bytes
 
 MIN_SHARED = 0.1
 """Minimum fraction of a model's pieces in a given vocabulary; with fewer, the vocabulary is that of another model."""
-
-# SentencePiece has a random generator for each thread, but one seed for all: no other thread may set it meanwhile.
-_SAMPLING = threading.Lock()
 
 
 def read_model(path: Path) -> bytes:
@@ -52,27 +48,13 @@ class SentencePieceTokenizer(Tokenizer):
         dictionary: a vocabulary such as fairseq's ``dict.txt``, in which the id of each piece is found by its string;
             ``None`` for the model's own ids.
         origin: the model's file, for messages.
-        alpha: smoothing of sampled segmentations (unigram) or probability of dropping a merge (BPE).
-        nbest: number of best segmentations to sample from; -1 for all (unigram only).
 
     Raises:
         DataError: ``model`` is not a SentencePiece model, or ``dictionary`` contains hardly any of its pieces.
     """
 
-    samples = True
-
-    def __init__(
-        self,
-        model: bytes,
-        dictionary: Dictionary | None = None,
-        *,
-        origin: str = "the SentencePiece model",
-        alpha: float = 0.1,
-        nbest: int = -1,
-    ):
+    def __init__(self, model: bytes, dictionary: Dictionary | None = None, *, origin: str = "the SentencePiece model"):
         self.model = model
-        self.alpha = alpha
-        self.nbest = nbest
         self.native = dictionary is None
         self._processor = load_processor(model, origin)
         native = native_dictionary(self._processor)
@@ -119,16 +101,6 @@ class SentencePieceTokenizer(Tokenizer):
             text = self._processor.decode([dictionary.symbol(i) for i in ids if i not in silent])
         return text
 
-    def sample(self, text: str, seed: int) -> list[int]:
-        """See ``Tokenizer.sample``."""
-        out_type = int if self.native else str
-        with _SAMPLING:
-            sentencepiece.set_random_generator_seed(seed)
-            pieces = self._processor.encode(
-                text, out_type=out_type, enable_sampling=True, alpha=self.alpha, nbest_size=self.nbest
-            )
-        return list(pieces) if self.native else [self.dictionary.word_index(piece) for piece in pieces]
-
     def unknown(self, text: str) -> list[str]:
         """See ``Tokenizer.unknown``."""
         pieces = self._processor.encode(text, out_type=str)
@@ -152,8 +124,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     def save(self, folder: Path) -> None:
         """See ``Tokenizer.save``."""
-        settings = {"tokenizer": "sentencepiece", "alpha": self.alpha, "nbest": self.nbest}
-        write_settings(folder, {**settings, "dictionary": not self.native})
+        write_settings(folder, {"tokenizer": "sentencepiece", "dictionary": not self.native})
         write_atomically(folder / "sentencepiece.model", self.model)
         if not self.native:
             self.dictionary.save(folder / "dictionary.json")
@@ -163,21 +134,10 @@ class SentencePieceTokenizer(Tokenizer):
         """See ``Tokenizer.load``."""
         path = folder / "sentencepiece.model"
         dictionary = Dictionary.load(folder / "dictionary.json") if settings.get("dictionary") else None
-        try:
-            alpha, nbest = float(settings["alpha"]), int(settings["nbest"])
-        except (KeyError, TypeError, ValueError):
-            raise DataError(
-                f"{folder / 'tokenizer.json'} is damaged; copy the folder again or train the tokenizer again"
-            ) from None
-        return cls(read_model(path), dictionary, origin=str(path), alpha=alpha, nbest=nbest)
+        return cls(read_model(path), dictionary, origin=str(path))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        dictionary = None if self.native else self.dictionary
-        return _restore, (self.model, dictionary, self.alpha, self.nbest)
-
-
-def _restore(model: bytes, dictionary: Dictionary | None, alpha: float, nbest: int) -> SentencePieceTokenizer:
-    return SentencePieceTokenizer(model, dictionary, alpha=alpha, nbest=nbest)
+        return SentencePieceTokenizer, (self.model, None if self.native else self.dictionary)
 
 
 def load_processor(model: bytes, origin: str) -> Any:

@@ -65,16 +65,6 @@ class TokenizerConfig:
         role="input_path",
     )
     tgtdict: str = option("", "dict.txt with the target ids (joined_dictionary=false)", role="input_path")
-    subword_sampling: bool = option(
-        False, "subword sampling: segment training text at random, differently in each epoch"
-    )
-    sampling_alpha: float = option(
-        0.1,
-        "smoothing of sampled segmentations (unigram), or dropout probability of merges (bpe)",
-        minimum=0,
-        maximum=1,
-    )
-    sampling_nbest: int = option(-1, "number of best segmentations to sample from; -1 for all (unigram)", minimum=-1)
 
 
 def prepare_tokenizers(
@@ -159,10 +149,10 @@ MODEL_KEYS = ("spm_model", "source_spm_model", "target_spm_model")
 DICTIONARY_KEYS = ("srcdict", "tgtdict")
 WRONG_KEYS = {
     "sentencepiece": ("pretrained_tokenizer",),
-    "t5": ("pretrained_tokenizer", "subword_sampling", *DICTIONARY_KEYS),
-    "bytes": ("pretrained_tokenizer", "subword_sampling", *MODEL_KEYS, *DICTIONARY_KEYS),
+    "t5": ("pretrained_tokenizer", *DICTIONARY_KEYS),
+    "bytes": ("pretrained_tokenizer", *MODEL_KEYS, *DICTIONARY_KEYS),
     "pretrained": (*MODEL_KEYS, *DICTIONARY_KEYS),
-    "whitespace": ("pretrained_tokenizer", "subword_sampling", *MODEL_KEYS),
+    "whitespace": ("pretrained_tokenizer", *MODEL_KEYS),
 }
 """The keys that each kind of tokenizer does not use."""
 
@@ -189,8 +179,6 @@ def _note_unused(cfg: TokenizerConfig) -> None:
         unused |= dict.fromkeys(("hard_vocab_limit", "spm_type", "character_coverage"), "task.tokenizer=whitespace")
     if cfg.tokenizer != "t5":
         unused["extra_ids"] = f"task.tokenizer={cfg.tokenizer}"
-    if not cfg.subword_sampling:
-        unused |= dict.fromkeys(("sampling_alpha", "sampling_nbest"), "task.subword_sampling=false")
     defaults = type(cfg)()
     for name, reason in unused.items():
         if (value := getattr(cfg, name)) != getattr(defaults, name):
@@ -208,8 +196,6 @@ def _check(cfg: TokenizerConfig) -> None:
                 raise ConfigError(f"task.{name} needs separate vocabularies; add task.joined_dictionary=false")
     if cfg.tokenizer == "pretrained" and not cfg.pretrained_tokenizer:
         raise ConfigError("task.pretrained_tokenizer is missing; give the folder of the tokenizer's files")
-    if cfg.sampling_nbest in (0, 1):
-        raise ConfigError(f"task.sampling_nbest={cfg.sampling_nbest}: give 2 or more segmentations, or -1 for all")
 
 
 def _text(files: ParallelFiles, sides: tuple[int, ...]) -> Iterable[str]:
@@ -235,10 +221,7 @@ def _make(
     if cfg.tokenizer == "pretrained":
         folder = Path(cfg.pretrained_tokenizer)
         of_run = [place for place in (folder / name, folder / "source_tokenizer") if place.is_dir()]
-        tokenizer = load_tokenizer(of_run[0]) if of_run else load_pretrained_tokenizer(folder)
-        if cfg.subword_sampling and not tokenizer.samples:
-            raise ConfigError(f"task.subword_sampling: the tokenizer of {folder} cannot sample; remove the key")
-        return tokenizer
+        return load_tokenizer(of_run[0]) if of_run else load_pretrained_tokenizer(folder)
     if cfg.tokenizer == "bytes":
         return make_tokenizer(byte_files())
     given = Dictionary.load(dictionary) if dictionary else None
@@ -252,7 +235,7 @@ def _make(
     if cfg.tokenizer == "t5":
         load_processor(content, origin)
         return make_tokenizer(t5_files(content, extra_ids=cfg.extra_ids))
-    return SentencePieceTokenizer(content, given, origin=origin, alpha=cfg.sampling_alpha, nbest=cfg.sampling_nbest)
+    return SentencePieceTokenizer(content, given, origin=origin)
 
 
 def _train(cfg: TokenizerConfig, lines: Iterable[str]) -> bytes:

@@ -150,8 +150,6 @@ def examples_are_fixed(subject: Prepared) -> None:
             raise Violation("an example differs when it is read again", sentence=one.id)
     lengths = dataset.lengths(1, 1)
     require(len(lengths) == len(dataset), f"lengths has {len(lengths)} rows for {len(dataset)} examples")
-    if getattr(subject.task.cfg, "subword_sampling", False):
-        return
     for example, row in zip(first, lengths.tolist(), strict=False):
         sizes = [len(example.source)] + ([] if example.target is None else [len(example.target)])
         require(

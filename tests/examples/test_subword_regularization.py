@@ -1,0 +1,70 @@
+"""Segmentations that are drawn in each epoch (examples/papers/subword_regularization.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from examples.papers.subword_regularization import Sampler, SubwordRegularizationConfig, SubwordRegularizationTask
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.tokenizers.base import WhitespaceTokenizer
+from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, train_sentencepiece
+from seqgen.errors import ConfigError
+from tests.commands import command, corpus
+
+FILE = Path(__file__).parent.parent.parent / "examples" / "papers" / "subword_regularization.py"
+TEXT = [f"{a} {b} {c}" for a in ("one", "two") for b in ("green", "red", "blue") for c in ("cats", "dogs")]
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_sampling_depends_on_the_seed_alone(kind: str) -> None:
+    tokenizer = SentencePieceTokenizer(train_sentencepiece(TEXT, vocab_size=20, model_type=kind))
+    sampler, text = Sampler(tokenizer, 0.1, -1), "one green dogs two blue cats"
+    samples = [tuple(sampler(text, seed)) for seed in range(20)]
+    assert len(set(samples)) > 1
+    assert {tokenizer.decode(ids) for ids in samples} == {text}
+    assert [tuple(sampler(text, seed)) for seed in reversed(range(20))] == samples[::-1]
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_training_pairs_are_sampled(tmp_path: Path, joined: bool) -> None:
+    for language in ("en", "de"):
+        (tmp_path / f"text.{language}").write_text("".join(f"{line}\n" for line in TEXT))
+    text = str(tmp_path / "text")
+    cfg = SubwordRegularizationConfig(
+        source_lang="en", target_lang="de", train=text, valid=text, vocab_size=20, joined_dictionary=joined
+    )
+    task = SubwordRegularizationTask.setup_task(cfg, tmp_path / "run")
+    longest = max(len(task.target_tokenizer.encode(line)) for line in TEXT) + 1
+    dataset = task.dataset("train").limited(None, longest)  # type: ignore[attr-defined]
+
+    def epoch(number: int, seed: int = 1) -> list[tuple[list[int], list[int]]]:
+        examples = [dataset.example(i, epoch=number, seed=seed) for i in range(len(dataset))]
+        return [(example.source.tolist(), example.target.tolist()) for example in examples]
+
+    assert epoch(1) == epoch(1)
+    assert epoch(1) != epoch(2)
+    assert epoch(1) != epoch(1, seed=2)
+    assert any(source != target for source, target in epoch(1)), "the sides are sampled apart"
+    for source, target in epoch(1):
+        assert task.source_tokenizer.decode(source) == task.target_tokenizer.decode(target)
+        assert source[-1] == target[-1] == 2
+        assert len(target) <= longest
+    valid = task.dataset("valid")
+    assert len({tuple(valid.example(0, epoch=number, seed=1).source.tolist()) for number in range(9)}) == 1
+
+
+def test_other_tokenizers_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"needs task\.tokenizer=sentencepiece"):
+        Sampler(WhitespaceTokenizer(Dictionary()), 0.1, -1)
+
+
+@pytest.mark.slow
+def test_a_run(tmp_path: Path) -> None:
+    data = corpus(tmp_path / "data")
+    arguments = [f"run_dir={tmp_path / 'run'}", f"common.user_dir={FILE}", "task=subword_regularization"]
+    arguments += ["task.source_lang=en", "task.target_lang=de", f"task.train={data}/train", f"task.valid={data}/train"]
+    arguments += ["task.vocab_size=60", "task.hard_vocab_limit=false", "model=transformer_tiny"]
+    outcome = command("train", *arguments, "optimization.max_update=2", "common.tensorboard=false")
+    assert outcome.code == 0, outcome.err
