@@ -244,7 +244,7 @@ def test_an_output_is_cut_off_where_a_member_is_full(members: list[Any]) -> None
     ("settings", "named"),
     [
         ({"sampling": True}, "generation.sampling=true"),
-        ({"search": "exact"}, "generation.search=exact"),
+        ({"search": "diverse_siblings"}, "generation.search=diverse_siblings"),
         ({"constraints": "ordered"}, "generation.constraints=ordered"),
         ({"suppress": ["x"]}, "generation.suppress"),
         ({"semantics": "huggingface"}, "generation.semantics=huggingface"),

@@ -26,12 +26,10 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "beam": {"beam": 3},
     "sampling": {"beam": 3, "sampling": True},
     "beam_sampling": {"beam": 3, "search": "beam_sampling"},
-    "stochastic_beam": {"beam": 3, "search": "stochastic_beam"},
     "diverse_beam": {"beam": 4, "search": "diverse_beam", "search.groups": 2},
     "diverse_siblings": {"beam": 3, "search": "diverse_siblings", "search.rate": 0.5},
     "contrastive": {"search": "contrastive"},
     "marian": {"beam": 3, "search": "marian"},
-    "exact": {"beam": 3, "search": "exact"},
     "prompt_lookup": {"beam": 1, "prompt_lookup": 2},
 }
 

@@ -21,7 +21,6 @@ from seqgen.generation.agreement.session import AgreementSearch
 from seqgen.generation.finished import Ranking
 from seqgen.generation.scorer import ScoredTarget
 from seqgen.generation.search.base import Search
-from seqgen.generation.search.exact import ExactSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.session import Session
 from seqgen.lab.traces.recorder import Tracer
@@ -240,9 +239,13 @@ def _check_traceable(generator: SequenceGenerator) -> None:
     search = generator.setup.search
     if isinstance(search, AgreementSearch):
         raise ConfigError(_no_steps("an ensemble of models with different vocabularies"))
-    session = search.session_class
-    if isinstance(search, ExactSearch) or getattr(session or Session, "step", None) is not Session.step:
+    if not has_steps(search):
         raise ConfigError(_no_steps(_called(search)))
+
+
+def has_steps(search: Search) -> bool:
+    """True if a strategy decodes by the steps of ``Session``."""
+    return getattr(search.session_class or Session, "step", None) is Session.step
 
 
 def _no_steps(name: str) -> str:
