@@ -136,7 +136,7 @@ from seqgen.text.reranking import (
     utility_from_config as utility_from_config,
 )
 from seqgen.text.results import TextHypothesis as TextHypothesis, Translation as Translation
-from seqgen.text.sources import EncodedSource as EncodedSource, MemberSource as MemberSource
+from seqgen.text.sources import MemberSource as MemberSource
 from seqgen.text.translator import ModelInMemory as ModelInMemory
 
 # isort: split

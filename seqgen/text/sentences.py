@@ -16,7 +16,6 @@ from seqgen.structures import Hypothesis
 from seqgen.text.input_line import InputEncoder, InputLine, check_text
 from seqgen.text.languages import LineLanguages, encode_source
 from seqgen.text.results import TextHypothesis, Translation
-from seqgen.text.sources import EncodedSource
 
 
 def _pairs(text: str) -> dict[str, str]:
@@ -171,7 +170,7 @@ class ParagraphReader:
 
     def translate(
         self,
-        lines: Sequence[tuple[int, tuple[str | EncodedSource, str]]],
+        lines: Sequence[tuple[int, tuple[str, str]]],
         decode: Callable[[list[InputLine]], Iterator[Translation]],
     ) -> Iterator[Translation]:
         """Split lines, decode all sentences together, and join the outputs.
@@ -184,7 +183,7 @@ class ParagraphReader:
             One translation for each line, in order.
 
         Raises:
-            DataError: a line is not text, is encoded already, or has too many sentences or a language without rules.
+            DataError: a line is not text, or has too many sentences or a language without rules.
         """
         read = [self._read(number, *pair) for number, pair in lines]
         decoded = decode([sentence for _, sentences in read for sentence in sentences])
@@ -222,11 +221,9 @@ class ParagraphReader:
         why = "with less than half of the usual attention; generation.input_split=sentences decodes each"
         return f"of {len(sentences)} sentences, {which} may be missing in the output, {why}" if faint else ""
 
-    def _read(self, number: int, line: str | EncodedSource, prefix: str) -> tuple[SplitText, list[InputLine]]:
+    def _read(self, number: int, line: str, prefix: str) -> tuple[SplitText, list[InputLine]]:
         """Split a line, and encode its sentences; a blank line is encoded as a whole. The prefix is the first one's."""
         where = f"line {number + 1}"
-        if isinstance(line, EncodedSource):
-            raise DataError(f"{where} is encoded already, and cannot be split into sentences; give text")
         check_text(line, where)
         check_text(prefix, f"the prefix of {where}")
         text, languages = self.encoder.languages.read(number, line) if line.strip() else (line, LineLanguages())

@@ -40,7 +40,6 @@ from seqgen.task import Task
 from seqgen.text.input_line import check_text
 from seqgen.text.languages import TextModel
 from seqgen.text.results import Details, Translation
-from seqgen.text.sources import EncodedSource
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.text_scoring import TextScoring, check_blocks
 from seqgen.text.vocabularies import DifferentVocabularies, vocabularies_of
@@ -178,7 +177,7 @@ class Translator:
 
     def translate(
         self,
-        texts: Iterable[str | EncodedSource],
+        texts: Iterable[str],
         *,
         prefixes: Iterable[str] | None = None,
         streamer: Streamer | None = None,
@@ -191,8 +190,7 @@ class Translator:
         """Decode texts.
 
         Args:
-            texts: one line each; the output of an empty line is empty. A line can also be an encoder output, see
-                ``encode``.
+            texts: one line each; the output of an empty line is empty.
             prefixes: the forced beginning of each output.
             streamer: receives tokens or words as they are generated; ``beam`` is then 1.
             return_attention: whether hypotheses have attention and alignment.
@@ -224,23 +222,6 @@ class Translator:
             files = _versions(self.resolve(keys).generation)  # before they are read
             self._prepared = last = _Prepared(key, details, files, self.prepare(details, **keys))
         return last.decoding
-
-    def encode(self, texts: Iterable[str], **settings: Any) -> list[EncodedSource]:
-        """Run the encoder of a model on texts; ``translate`` decodes the results in place of the texts.
-
-        Args:
-            texts: one line each.
-            settings: as for ``translate``; ``source_lang`` and ``target_lang`` can have an effect.
-
-        Returns:
-            One encoder output for each text.
-
-        Raises:
-            ConfigError: there are several models, or the model has no encoder.
-            DataError: a line is empty.
-        """
-        _check_lists(texts=texts)
-        return self.prepare(**settings).encode(texts)
 
     def stream(
         self, texts: Iterable[str], *, prefixes: Iterable[str] | None = None, **settings: Any

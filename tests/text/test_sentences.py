@@ -13,7 +13,7 @@ from hypothesis import example, given, settings, strategies as st
 
 from seqgen.config import GenerationConfig
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.errors import ConfigError, DataError
+from seqgen.errors import ConfigError
 from seqgen.structures import Hypothesis
 from seqgen.text.input_line import InputEncoder, InputLine
 from seqgen.text.results import Details, TextHypothesis, Translation
@@ -354,10 +354,6 @@ def test_what_cannot_be_split_is_refused(translator: Translator, values: dict[st
 def test_sources_and_streams_of_whole_lines_are_refused(translator: Translator) -> None:
     with pytest.raises(ConfigError, match="cannot be streamed"):
         translator.prepare(Details(), TextStreamer(), **SPLIT)
-    with pytest.raises(ConfigError, match="encode reads whole lines"):
-        translator.encode([TEXT], **SPLIT)
-    with pytest.raises(DataError, match="line 1 is encoded already"):
-        translator.translate(translator.encode(["w1"]), **SPLIT)
     with pytest.raises(ConfigError, match="continues the line"):
         Translator(language_model()).translate([TEXT], **SPLIT)
 

@@ -30,7 +30,6 @@ from seqgen.system.files import disk_errors
 from seqgen.text.input_line import InputLine
 from seqgen.text.languages import encode_target
 from seqgen.text.results import TextHypothesis, Translation, attend_to_source
-from seqgen.text.sources import EncodedSource
 from seqgen.text.text_decoding import RESCORED_TOKENS, TextDecoding
 
 _TOGETHER = 32
@@ -75,7 +74,7 @@ class TraceWriter:
         dtypes = [weight.dtype for weight in decoding.models[0].parameters() if weight.is_floating_point()]
         self.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
         self.pieces = dict(enumerate(decoding.task.target_dictionary.symbols))
-        self.texts: dict[int, str | EncodedSource] = {}
+        self.texts: dict[int, str] = {}
         self.waiting: list[Translation] = []
         self.read = self.written = self.characters = 0
         self._file: IO[str] | None = None
@@ -118,7 +117,7 @@ class TraceWriter:
             candidates=self.options.candidates,
         )
 
-    def lines(self, lines: Iterable[str | EncodedSource], first_number: int = 0) -> Iterator[str | EncodedSource]:
+    def lines(self, lines: Iterable[str], first_number: int = 0) -> Iterator[str]:
         """Pass lines through, and remember those that are traced until their translation is added."""
         self.tracer.first = first_number
         for number, line in enumerate(lines, start=first_number):
