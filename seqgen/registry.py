@@ -244,7 +244,6 @@ GROUPS: dict[str, Registry] = {
 DECODING_COMPONENTS: dict[str, tuple[Registry, str]] = {
     "search": (SEARCHES, "search"),
     "combination": (COMBINATIONS, "combination"),
-    "inner_combination": (COMBINATIONS, "inner_combination"),
     "utility": (UTILITIES, "mbr"),
     "reranker": (RERANKERS, "rerank"),
     "processor": (LOGITS_PROCESSORS, "processors"),

@@ -532,11 +532,6 @@ class GenerationConfig:
         "cross-vocabulary ensemble if the members have different target vocabularies",
         MODEL | ENSEMBLE | SCORES_TARGETS,
     )
-    inner_combination: str = decoding_key(
-        "",
-        "name of the combination whose result, renormalized, is the only member of generation.combination",
-        MODEL | ENSEMBLE,
-    )
     members: list[str] = decoding_key(
         [],
         "source of each model: input for the input line, empty for no tokens, fieldN for field N of a line with tabs, "
@@ -618,9 +613,8 @@ class GenerationConfig:
         """The values that the user set for the keys of one component.
 
         Only one search, combination, utility and reranker is in use at a time, so their keys are ``search.FIELD``,
-        ``combination.FIELD``, ``utility.FIELD`` and ``reranker.FIELD`` (``inner_combination.FIELD`` of a combination
-        that another one wraps). The keys of other components contain the component's name: ``processor.NAME.FIELD``,
-        ``stopping.NAME.FIELD`` and the like.
+        ``combination.FIELD``, ``utility.FIELD`` and ``reranker.FIELD``. The keys of other components contain the
+        component's name: ``processor.NAME.FIELD``, ``stopping.NAME.FIELD`` and the like.
 
         Args:
             group: the prefix of the keys, such as ``"processor"``.

@@ -18,7 +18,7 @@ FACTS = {
     "INPUT": "input_split input_split_lang",
     "FILES": "draft prefix_trie shortlist replace_unknown",
     "SPEED": "max_tokens batch_size buffer_size",
-    "ENSEMBLE": "guidance_scale combination inner_combination members",
+    "ENSEMBLE": "guidance_scale combination members",
     "STRATEGY": "constraints seed",
     "WARPER": "sampling_topk sampling_topp min_p typical_p epsilon_cutoff eta_cutoff",
     "KEEPS_SCORES": """

@@ -88,7 +88,6 @@ OWN_VALUES: dict[str, list[Any]] = {
     "members": [[], ["input"], ["input", "field2"], ["empty", "input"]],
     "search": _names(SEARCHES),
     "combination": _names(COMBINATIONS),
-    "inner_combination": _names(COMBINATIONS),
     "mbr": _names(UTILITIES),
     "source_lang": ["", "field2"],
     "target_lang": ["", "field2"],

@@ -105,7 +105,6 @@ ELSEWHERE = {
     "prompt_lookup": "changes the speed, not the outputs (test_speculative.py)",
     "observers": "names of the user's own classes; they never change an output",
     "combination": "names of registered classes (test_combinations.py)",
-    "inner_combination": "names of registered classes (test_combinations.py)",
     "members": "what each model of an ensemble reads (test_translator_members.py)",
     "components": "keys of components, each tested where it is defined",
     "rerank": "names of the user's own classes (test_rerank.py)",
