@@ -137,6 +137,7 @@ from seqgen.text.reranking import (
 from seqgen.text.results import TextHypothesis as TextHypothesis, Translation as Translation
 from seqgen.text.sources import MemberSource as MemberSource
 from seqgen.text.translator import ModelInMemory as ModelInMemory
+from seqgen.text.word_streaming import WordStreamer as WordStreamer
 
 # isort: split
 # Models

@@ -153,30 +153,21 @@ class GenerationConfig:
     # paragraphs
     input_split: str = decoding_key(
         "",
-        "split each line into sentences, decode these, and join their outputs with the white space of the line "
-        "(sentences); or decode it whole and note sentences without attention (note); needs the package sentencex",
+        "sentences: split each line into sentences, decode these, and join their outputs with the white space of the "
+        "line; needs the package sentencex",
         INPUT | KEEPS_SCORES | NOT_IN_TRAINING,
         Need(
-            lambda cfg: (
-                cfg.input_split == "note" or not (cfg.nbest > 1 or cfg.constraints or cfg.members or cfg.certificate)
-            ),
+            lambda cfg: not (cfg.nbest > 1 or cfg.constraints or cfg.members or cfg.certificate),
             "gives one output of the whole line, without generation.nbest, generation.constraints, "
             "generation.members and generation.certificate; leave one out",
         ),
-        choices=("", "sentences", "note"),
+        choices=("", "sentences"),
     )
     input_split_lang: str = decoding_key(
         "",
         "language whose rules split lines into sentences, such as en; empty for that of the source",
         INPUT | KEEPS_SCORES | NOT_IN_TRAINING,
         Need(lambda cfg: cfg.input_split, "has no effect without generation.input_split; give both or neither"),
-    )
-
-    usual_ratio: float = decoding_key(
-        1.0,
-        "usual number of output tokens for each source token, with which notes compare outputs",
-        MODEL | KEEPS_SCORES | NOT_IN_TRAINING,
-        minimum=1e-6,
     )
 
     # output length
@@ -511,13 +502,6 @@ class GenerationConfig:
             lambda cfg: not cfg.prefix_trie,
             "and generation.prefix_trie both limit the tokens, and together they may allow no output; choose one",
         ),
-        role="input_path",
-    )
-    replace_unknown: str = decoding_key(
-        "",
-        "replace unknown words by the source word with the highest attention (source), or by its translation in a FILE "
-        "with lines SOURCE<tab>TARGET",
-        FILES | KEEPS_SCORES | NOT_IN_TRAINING,
         role="input_path",
     )
 

@@ -78,7 +78,6 @@ VALUES: dict[str, Any] = {
     "eta_cutoff": 0.5,
     "seed": 3,
     "mbr": "chrf",
-    "replace_unknown": "source",
     "draft_tokens": 2,
     "dtype": "bfloat16",
 }
@@ -91,7 +90,6 @@ BESIDE: dict[str, dict[str, Any]] = {
     "min_total_len": {"sequence_bias": ["</s>=3.0"]},
     "renormalize": {"suppress": [COMMON]},
     "exponential_decay_start": {"exponential_decay_factor": 3.0},
-    "replace_unknown": {"unkpen": -9.0},
 }
 """Further keys that a key needs so that it can change an output here."""
 
@@ -113,7 +111,6 @@ ELSEWHERE = {
     "certificate": "changes no output (test_prefix_trie.py)",
     "input_split": "needs a language, and lines of several sentences (test_sentences.py)",
     "input_split_lang": "needs input_split (test_sentences.py)",
-    "usual_ratio": "changes notes, not outputs (test_sentences.py)",
     "shortlist": "needs a file (test_shortlist.py)",
     "source_lang": "needs a multilingual model (test_languages.py)",
     "target_lang": "needs a multilingual model (test_languages.py)",

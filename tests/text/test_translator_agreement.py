@@ -28,6 +28,7 @@ from seqgen.generation.agreement.vocabulary_trie import first_text, token_texts
 from seqgen.generation.ensemble.combinations import Product
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
+from seqgen.text.word_streaming import TextStreamer
 from tests.commands import command
 from tests.docs.test_pages import shown_commands
 from tests.pretrained_folders import write_folder
@@ -282,7 +283,7 @@ def test_a_member_begins_with_its_own_forced_token(members: list[Any], tmp_path:
 def test_calls_that_need_one_vocabulary_are_refused(members: list[Any]) -> None:
     translator = Translator(members[:2], beam=1, max_len_b=5)
     with pytest.raises(ConfigError, match="streaming"):
-        list(translator.stream(LINES))
+        translator.translate(LINES, streamer=TextStreamer())
     with pytest.raises(ConfigError, match="attention"):
         translator.translate(LINES, return_attention=True)
     with pytest.raises(ConfigError, match="forced beginning"):
