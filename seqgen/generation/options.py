@@ -102,7 +102,7 @@ def build_setup(
         rules=rules,
         search=search,
         processors=[*of_config, *processors],
-        stopping=[*stopping_from_config(cfg, tgt_dict, tokenizer, cfg.stopping_rules), *stopping],
+        stopping=[*stopping_from_config(cfg, tgt_dict, tokenizer), *stopping],
         observers=[*named, *observers, *bounds],
         ranking=Ranking(not cfg.unnormalized, cfg.lenpen, cfg.length_penalty, cfg.coverage_penalty),
         limits=Limits(cfg.max_len_a, cfg.effective_max_len_b, longest, cfg.match_source_len),

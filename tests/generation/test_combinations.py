@@ -29,7 +29,6 @@ FORMULAS: dict[str, tuple[dict[str, Any], Callable[[Tensor, Tensor, Tensor], Ten
         {"weights": [1.0, 2.0, 5.0]},
         lambda p, q, r: ((g := p ** (1 / 8) * q ** (1 / 4) * r ** (5 / 8)) / g.sum(-1, keepdim=True)).log(),
     ),
-    "product": ({}, lambda p, q, r: (p * q * r).log()),
     "fusion": ({"weight": -0.4}, lambda p, q, r: p.log() - 0.4 * (q.log() + r.log())),
 }
 names = pytest.mark.parametrize("name", list(FORMULAS))

@@ -11,7 +11,7 @@ from torch import Tensor
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import BatchInfo, Component
 from seqgen.generation.context import StepContext
-from seqgen.generation.ensemble.combinations import Combination, Product
+from seqgen.generation.ensemble.combinations import Combination
 from seqgen.generation.observers import Observer, StepRecord
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.stopping import StoppingRule
@@ -76,7 +76,7 @@ class CountingProduct(Counting, Combination):
         return sum(lprobs) - WEIGHT * self.counts.flatten(0, 1) + context.by_row(self.bias)
 
 
-class PlainProduct(Product):
+class PlainProduct(Combination):
     def __call__(self, lprobs: Any, context: StepContext | None) -> Tensor:
         assert context is not None
         return sum(lprobs) - WEIGHT * counts_of(context.tokens) + preferences(context.sentence_ids)

@@ -211,14 +211,6 @@ class Fusion(Combination):
         return fused
 
 
-@register_combination("product")
-class Product(Fusion):
-    """The product of the members' probabilities, not renormalized: ``sum_i log p_i``."""
-
-    def __init__(self) -> None:
-        super().__init__(1.0)
-
-
 class Guidance(Composite, Combination):
     """Classifier-free guidance: contrasts each model with itself on an empty source (Sanchez et al. 2023).
 
