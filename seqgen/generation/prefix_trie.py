@@ -70,11 +70,7 @@ class PrefixTrie:
         """
         levels = _Levels(flat, lengths, priors)
         while len(levels.active):
-            active = levels.active
-            if len(active) <= levels.width and len(np.unique(levels.nodes[active])) == len(active):  # nothing branches
-                levels.append_chains()
-            else:
-                levels.append()
+            levels.append()
         children = np.concatenate([*levels.children, np.zeros(levels.width, np.int32)])
         first = 1 + np.concatenate([np.zeros(1, np.int32), children.cumsum(dtype=np.int32)])
         tokens, best = np.concatenate(levels.tokens), np.concatenate(levels.priors)
@@ -238,6 +234,7 @@ class _Levels:
         priors: see there; zeros are used if it is ``None``.
 
     Attributes:
+        size: one more than the largest token.
         active: the sequences that are longer than the number of complete levels.
         nodes: the number of the node of each sequence within the last complete level.
         depth: number of complete levels, the root not counted.
@@ -249,6 +246,7 @@ class _Levels:
 
     def __init__(self, flat: NDArray[np.int32], lengths: NDArray[np.int64], priors: NDArray[np.float32] | None):
         self.flat, self.lengths, self.starts = flat, lengths, lengths.cumsum() - lengths
+        self.size = int(flat.max(initial=0)) + 1
         self.own_priors = np.zeros(len(lengths), np.float32) if priors is None else priors
         self.active, self.nodes = np.flatnonzero(lengths), np.zeros(len(lengths), np.int64)
         self.depth, self.width = 0, 1
@@ -258,32 +256,14 @@ class _Levels:
 
     def append(self) -> None:
         """Append the next level."""
-        size = int(self.flat.max(initial=0)) + 1
         # sorted by parent, then by token: the children of a node are consecutive
-        keys = self.nodes[self.active] * size + self.flat[self.starts[self.active] + self.depth]
+        keys = self.nodes[self.active] * self.size + self.flat[self.starts[self.active] + self.depth]
         distinct, node = np.unique(keys, return_inverse=True)
         best = np.full(len(distinct), -np.inf, np.float32)
         np.maximum.at(best, node, self.own_priors[self.active])
-        self.children.append(np.bincount(distinct // size, minlength=self.width).astype(np.int32))
-        self.tokens.append((distinct % size).astype(np.int32))
+        self.children.append(np.bincount(distinct // self.size, minlength=self.width).astype(np.int32))
+        self.tokens.append((distinct % self.size).astype(np.int32))
         self.priors.append(best)
         self.nodes[self.active] = node
         self.depth, self.width = self.depth + 1, len(distinct)
         self.active = self.active[self.lengths[self.active] > self.depth]
-
-    def append_chains(self) -> None:
-        """Append all further levels, in which no node has two children.
-
-        The remaining tokens ``a b`` and ``c d e`` give the levels ``a c``, ``b d`` and ``e``.
-        """
-        active = self.active[self.nodes[self.active].argsort()]
-        rest = self.lengths[active] - self.depth
-        row = np.repeat(np.arange(len(active)), rest)
-        level = np.arange(len(row)) - np.repeat(rest.cumsum() - rest, rest)
-        order = level.argsort(kind="stable")
-        row, level = row[order], level[order]
-        self.children.append(np.bincount(self.nodes[active], minlength=self.width).astype(np.int32))
-        self.children.append((level + 1 < rest[row]).astype(np.int32))
-        self.tokens.append(self.flat[self.starts[active][row] + self.depth + level])
-        self.priors.append(self.own_priors[active][row])
-        self.width, self.active = 0, self.active[:0]
