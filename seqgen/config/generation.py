@@ -479,7 +479,7 @@ class GenerationConfig:
     )
     prefix_trie: str = decoding_key(
         "",
-        "file with the allowed outputs, one per line, with a tab and a prior in nats if wanted; FILE.ids has ids "
+        "file with the allowed outputs, one per line; FILE.ids has ids "
         "in place of text, FILE.safetensors is a trie written by seqgen-convert",
         FILES,
         role="input_path",
