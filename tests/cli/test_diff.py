@@ -117,13 +117,8 @@ def test_other_models(runs: Path) -> None:
 
 @pytest.mark.slow
 def test_a_strategy_without_steps(runs: Path) -> None:
-    arguments = (
-        "generation.beam=1",
-        "generation.max_len=3",
-        f"common.user_dir={EXACT_SEARCH}",
-        "other.generation.search=exact",
-    )
-    outcome = diff(runs, *arguments, "other.generation.search=exact")
+    arguments = ("generation.beam=1", "generation.max_len=3", "other.generation.search=exact")
+    outcome = diff(runs, f"common.user_dir={EXACT_SEARCH}", *arguments)
     assert cause(outcome) == "generation.search"
     assert "n-best lists differ first at rank 1" in outcome.out
 
