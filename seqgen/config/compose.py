@@ -226,7 +226,7 @@ class UnparsedText(str):
     """A value as the user typed it, whose type is not known before the models are loaded: they name its component."""
 
 
-def component_config(registry: Registry, name: str, generation: GenerationConfig, group: str = "") -> Any:
+def component_config(registry: Registry, name: str, generation: GenerationConfig) -> Any:
     """Make the configuration of a decoding component.
 
     Its keys (``combination.weights``) override its preset or defaults.
@@ -235,7 +235,6 @@ def component_config(registry: Registry, name: str, generation: GenerationConfig
         registry: has the component.
         name: a registered name or a preset.
         generation: has the values of the component's keys.
-        group: the prefix of these keys, by default the registry's.
 
     Returns:
         An instance of the component's configuration class.
@@ -244,7 +243,7 @@ def component_config(registry: Registry, name: str, generation: GenerationConfig
         ConfigError: the name or a key is unknown, or a value has the wrong type or is out of its range.
     """
     config = registry.config(name)
-    values = {**to_dict(config), **generation.component_values(group or registry.group, name)}
+    values = {**to_dict(config), **generation.component_values(registry.group, name)}
     return from_dict(type(config), values, f"the keys of {registry.kind} {name}")
 
 

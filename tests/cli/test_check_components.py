@@ -41,7 +41,6 @@ PENALTY = f"common.user_dir={EXAMPLES}/extending/stateful_processor.py"
 """Registers the processor ``frequency_penalty``."""
 
 KEYS = {
-    "search=exact": ["beam=2"],
     "criterion=label_smoothed_cross_entropy": ["criterion.z_loss=0.1"],
 }
 """Keys that a component needs, or with which more happens."""

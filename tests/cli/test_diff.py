@@ -16,6 +16,8 @@ from seqgen.lab.traces.records import StepTrace
 from tests.commands import SMALL_TRANSFORMER, Outcome as Result, command, corpus, training_arguments
 from tests.step_traces import step_of
 
+EXACT_SEARCH = Path(__file__).parent.parent.parent / "examples" / "papers" / "exact_search"
+
 SOURCES = ["the dog sees a man\x1b", "the tree has a ball and the man finds a boat", "", "the man has a dog"]
 
 
@@ -116,7 +118,7 @@ def test_other_models(runs: Path) -> None:
 @pytest.mark.slow
 def test_a_strategy_without_steps(runs: Path) -> None:
     arguments = ("generation.beam=1", "generation.max_len=3", "other.generation.search=exact")
-    outcome = diff(runs, *arguments)
+    outcome = diff(runs, f"common.user_dir={EXACT_SEARCH}", *arguments)
     assert cause(outcome) == "generation.search"
     assert "n-best lists differ first at rank 1" in outcome.out
 

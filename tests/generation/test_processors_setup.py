@@ -17,11 +17,9 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.errors import ConfigError
 from seqgen.generation.component import Resources
 from seqgen.generation.context import StepContext
-from seqgen.generation.fairseq_arguments import fairseq_generator
 from seqgen.generation.options import build_setup, end_tokens_from_config, processors_from_config
 from seqgen.generation.processors.base import LogitsProcessor, apply_all
 from seqgen.generation.rules import FAIRSEQ, HUGGINGFACE, Rules, rules_named
-from seqgen.generation.search.diverse import DiverseBeamSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.registry import LOGITS_PROCESSORS, SEARCHES, register_logits_processor
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
@@ -241,29 +239,6 @@ def test_processors_are_added_to_those_of_the_configuration(semantics: str) -> N
             assert len(set(itertools.pairwise(tokens))) == len(tokens) - 1
 
 
-def test_the_arguments_of_fairseq_are_keys() -> None:
-    vocabulary, model, search = dictionary(5), ScriptedModel(random_rule(9, 3)), DiverseBeamSearch(2, 0.5)
-    found = fairseq_generator(
-        [model], vocabulary, 4, 0.5, 6, 5, 2, len_penalty=0.7, unk_penalty=1.5, temperature=1.3,
-        no_repeat_ngram_size=3, search_strategy=search, tokens_to_suppress=["w1"],
-    ).setup  # fmt: skip
-    cfg = GenerationConfig(
-        beam=4, max_len_a=0.5, max_len_b=6, max_len=5, min_len=2, lenpen=0.7, unkpen=1.5, temperature=1.3,
-        no_repeat_ngram_size=3, suppress=["w1"],
-    )  # fmt: skip
-    wanted = build_setup([model], vocabulary, cfg, search_strategy=search)
-    for name in ("search", "rules", "limits", "ranking", "beam_size", "temperature"):
-        assert getattr(found, name) == getattr(wanted, name), name
-    batch = batch_of([(4, 5, 2), (6, 2)])
-    for one, other in zip(*(SequenceGenerator(setup).generate(batch) for setup in (found, wanted)), strict=True):
-        assert [(h.tokens.tolist(), h.score) for h in one] == [(h.tokens.tolist(), h.score) for h in other]
-    plain = fairseq_generator([model], vocabulary, normalize_scores=False, match_source_len=True).setup
-    assert (plain.beam_size, plain.ranking.normalize, plain.limits.match_source_len) == (1, False, True)
-    assert plain.limits == fairseq_generator([model], vocabulary, match_source_len=True).setup.limits
-    with pytest.raises(ConfigError, match=r"beam=0 is below its minimum, 1"):
-        fairseq_generator([model], vocabulary, beam_size=0)
-
-
 REFUSED = [
     ({"sampling_topk": 5}, "generation.sampling_topk=5 truncates the distribution for sampling"),
     ({"sampling": True, "search": "diverse_beam"}, "generation.sampling=true draws at random, and the strategy"),
@@ -288,7 +263,6 @@ REFUSED = [
     ({"seed": 7, "search": "a_users_own", "sampling": True}, "generation.seed=7 has no effect"),
     ({"beam": 3, "search": "greedy"}, "generation.beam=3 has no effect, because greedy and contrastive search"),
     ({"early_stopping": "true", "semantics": "huggingface", "beam": 1}, "determines when enough competing"),
-    ({"early_stopping": "true", "semantics": "huggingface", "search": "exact"}, "determines when enough competing"),
     ({"input_split_lang": "de"}, "generation.input_split_lang=de has no effect without generation.input_split"),
     ({"input_split": "sentences", "nbest": 2}, "input_split=sentences"),
     ({"nbest": 6}, "generation.nbest=6 is more than generation.beam"),
@@ -306,7 +280,7 @@ def test_what_does_not_go_together(values: dict[str, Any], message: str) -> None
 def test_every_built_in_strategy_declares_whether_it_is_stochastic() -> None:
     built_in = [entry.name for entry in SEARCHES.entries() if not entry.is_user_own]
     declared = {name: GenerationConfig(search=name).declared("is_stochastic", None) for name in built_in}
-    assert {name for name, value in declared.items() if value} == {"sampling", "beam_sampling", "stochastic_beam"}
+    assert {name for name, value in declared.items() if value} == {"sampling", "beam_sampling"}
     assert None not in declared.values()
 
 
@@ -320,7 +294,7 @@ def test_every_need_is_tested() -> None:
     "values",
     [
         *({key: 0.5 if key != "sampling_topk" else 3, "sampling": True} for key in keys_with(WARPER)),
-        {"sampling_topk": 3, "search": "stochastic_beam"},
+        {"sampling_topk": 3, "search": "beam_sampling"},
         {"seed": 7, "search": "beam_sampling"},
         {"early_stopping": "true", "semantics": "huggingface", "beam": 2},
         {"min_len": 9, "max_len_a": 1.0, "max_len_b": 2},

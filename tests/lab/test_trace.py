@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from examples.papers.exact_search.exact import ExactSearch
 from seqgen.config import TraceConfig
 from seqgen.errors import ConfigError, DataError, UserError
 from seqgen.lab.traces import trace as trace_module
@@ -36,7 +37,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "diverse": {"search": "diverse_beam", "search.groups": 2, "beam": 4},
     "rules": {"no_repeat_ngram_size": 1, "repetition_penalty": 1.3, "suppress": ["w3"]},
     "prompt_lookup": {"prompt_lookup": 2, "beam": 1},
-    "stochastic": {"search": "stochastic_beam", "beam": 3},
     "mbr": {"mbr": "chrf", "beam": 3},
     "contrastive": {"search": "contrastive", "beam": 1},
 }
@@ -76,7 +76,7 @@ def assert_equal(one: Sequence[Translation], other: Sequence[Translation]) -> No
             assert torch.equal(a.positional_scores, b.positional_scores)
 
 
-QUICK = ("beam", "huggingface", "sampling", "stochastic")
+QUICK = ("beam", "huggingface", "sampling", "beam_sampling")
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_attention(tmp_path: Path) -> None:
 
 def test_strategies_without_steps_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"generation\.search=exact has a loop of its own"):
-        traced(translator(), tmp_path / "t.jsonl", search="exact", beam=1, max_len=3)
+        traced(translator(), tmp_path / "t.jsonl", search=ExactSearch(), beam=1, max_len=3)
 
 
 def _records(path: Path) -> list[Any]:

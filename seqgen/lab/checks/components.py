@@ -235,8 +235,8 @@ class CombinationProbe(Composite, Combination):
 def calls_change_no_scores(subject: Decoding) -> None:
     """A call does not change the members' scores."""
     probe = CombinationProbe(subject.generator().setup.ensemble.combination)
-    others = subject.keys_without("combination.", "inner_combination.")
-    options: dict[str, Any] = {"combination": "", "inner_combination": "", "components": others}
+    others = subject.keys_without("combination.")
+    options: dict[str, Any] = {"combination": "", "components": others}
     subject.decode(subject.batch(), objects={"combination": probe}, **options)
 
 

@@ -10,9 +10,9 @@ from seqgen.config.settings import ResolvedSettings
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import ConfigError, UserError
 from seqgen.generation.component import FORBIDDEN, MEMBER_LOGITS
-from seqgen.generation.search.exact import ExactSearch
 from seqgen.lab.traces.recorder import Recorder
 from seqgen.lab.traces.records import StepTrace, TracedSteps
+from seqgen.lab.traces.writer import has_steps
 from seqgen.text.languages import TextModel
 from seqgen.text.results import Details, TextHypothesis, Translation
 from seqgen.text.text_decoding import TextDecoding
@@ -125,7 +125,7 @@ class InspectedModels:
         translator = self.translator(values["generation.dtype"])
         setup = translator.prepare(**values).generator.setup
         whole = {**values, "generation.nbest": min(setup.beam_size, values["generation.beam"])}
-        if recorder is not None and not isinstance(setup.search, ExactSearch):  # exact search has no steps
+        if recorder is not None and has_steps(setup.search):
             whole["generation.observers"] = [*values["generation.observers"], recorder]
         return translator.prepare(Details(scores=scores), **whole)
 

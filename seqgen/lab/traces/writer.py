@@ -21,7 +21,6 @@ from seqgen.generation.agreement.session import AgreementSearch
 from seqgen.generation.finished import Ranking
 from seqgen.generation.scorer import ScoredTarget
 from seqgen.generation.search.base import Search
-from seqgen.generation.search.exact import ExactSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.session import Session
 from seqgen.lab.traces.recorder import Tracer
@@ -31,7 +30,6 @@ from seqgen.system.files import disk_errors
 from seqgen.text.input_line import InputLine
 from seqgen.text.languages import encode_target
 from seqgen.text.results import TextHypothesis, Translation, attend_to_source
-from seqgen.text.sources import EncodedSource
 from seqgen.text.text_decoding import RESCORED_TOKENS, TextDecoding
 
 _TOGETHER = 32
@@ -76,7 +74,7 @@ class TraceWriter:
         dtypes = [weight.dtype for weight in decoding.models[0].parameters() if weight.is_floating_point()]
         self.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
         self.pieces = dict(enumerate(decoding.task.target_dictionary.symbols))
-        self.texts: dict[int, str | EncodedSource] = {}
+        self.texts: dict[int, str] = {}
         self.waiting: list[Translation] = []
         self.read = self.written = self.characters = 0
         self._file: IO[str] | None = None
@@ -119,7 +117,7 @@ class TraceWriter:
             candidates=self.options.candidates,
         )
 
-    def lines(self, lines: Iterable[str | EncodedSource], first_number: int = 0) -> Iterator[str | EncodedSource]:
+    def lines(self, lines: Iterable[str], first_number: int = 0) -> Iterator[str]:
         """Pass lines through, and remember those that are traced until their translation is added."""
         self.tracer.first = first_number
         for number, line in enumerate(lines, start=first_number):
@@ -240,9 +238,13 @@ def _check_traceable(generator: SequenceGenerator) -> None:
     search = generator.setup.search
     if isinstance(search, AgreementSearch):
         raise ConfigError(_no_steps("an ensemble of models with different vocabularies"))
-    session = search.session_class
-    if isinstance(search, ExactSearch) or getattr(session or Session, "step", None) is not Session.step:
+    if not has_steps(search):
         raise ConfigError(_no_steps(_called(search)))
+
+
+def has_steps(search: Search) -> bool:
+    """True if a strategy decodes by the steps of ``Session``."""
+    return getattr(search.session_class or Session, "step", None) is Session.step
 
 
 def _no_steps(name: str) -> str:
