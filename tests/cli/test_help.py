@@ -14,13 +14,11 @@ import pytest
 
 import seqgen
 from seqgen.cli.convert import ConvertConfig
-from seqgen.cli.diff import DiffConfig
 from seqgen.cli.help import COMMON_KEYS, EXAMPLES
 from seqgen.cli.keys import every_key
 from seqgen.cli.score import ScoreConfig
 from seqgen.cli.show import ShowConfig
 from seqgen.cli.start import check_keys, in_red
-from seqgen.cli.tune import TuneConfig
 from seqgen.config import GenerateConfig, TrainConfig
 from seqgen.config.compose import compose, expand_sweep
 from seqgen.lab.checks.kinds import ModelCheckConfig
@@ -32,9 +30,7 @@ SCHEMAS: dict[str, type] = {
     "seqgen-generate": GenerateConfig,
     "seqgen-score": ScoreConfig,
     "seqgen-convert": ConvertConfig,
-    "seqgen-tune": TuneConfig,
     "seqgen-show": ShowConfig,
-    "seqgen-diff": DiffConfig,
     "seqgen-check": ModelCheckConfig,
 }
 
@@ -42,7 +38,7 @@ SCHEMAS: dict[str, type] = {
 @pytest.mark.parametrize(("program", "line"), [(name, line) for name in EXAMPLES for _, line in EXAMPLES[name]])
 def test_examples_have_keys_and_values_that_exist(program: str, line: str) -> None:
     words = shlex.split(line.replace("\\\n", ""))
-    arguments = [word for word in words[len(program.split()) :] if not word.startswith(("tune.", "config="))]
+    arguments = [word for word in words[len(program.split()) :] if not word.startswith("config=")]
     assert words[: len(program.split())] == program.split()
     if "-m" in arguments:
         arguments.remove("-m")

@@ -1,4 +1,4 @@
-"""Training runs: their configurations, logs and scores, as tables in text, JSON and a page, and what differs.
+"""Training runs: their configurations, logs and scores, as a table in text and as JSON, and what differs.
 
 Damaged and missing files are noted, not refused.
 """
@@ -19,7 +19,7 @@ from seqgen.checkpoints.run_config import CONFIG_FILE, flatten
 from seqgen.config import TrainConfig
 from seqgen.config.values import to_dict, value_text
 from seqgen.errors import ConfigError, DataError, nearest
-from seqgen.lab.compare.document import Table, page_of, text_of
+from seqgen.lab.compare.document import Table, text_of
 from seqgen.lab.compare.provenance import read_provenance, recorded_data, recorded_origin
 from seqgen.registry import GROUPS
 from seqgen.system.progress import clock
@@ -250,6 +250,7 @@ def _time(text: Any) -> datetime | None:
 MISSING = "-"
 """Stands for the value of a key that a run does not have, because its component has no such key."""
 _IGNORED = ("common.user_files.",)
+SPLITS = ("train", "valid", "test")
 
 
 def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
@@ -295,7 +296,7 @@ COLUMNS = ("name", "parameters", "updates", "epoch", "best_update", "tokens_per_
 HEADINGS = {"name": "run", "tokens_per_second": "tokens/s", "seconds": "time"}
 """The headings of columns that do not have the column's name."""
 _MOST_SCORES = 4
-"""Maximum number of scores in the text; the JSON and the page have all."""
+"""Maximum number of scores in the text; the JSON has all."""
 _FIRST = ("bleu", "chrf", "exact_match", "loss", "ppl", "accuracy")
 
 
@@ -358,7 +359,7 @@ def chosen_scores(runs: Sequence[Run], by: str) -> list[str]:
 
 
 def text_table(runs: Sequence[Run], by: str = "") -> str:
-    """The scores of runs, and the keys that differ, as text.
+    """The scores of runs, and what differs: keys with the origins of their values, versions and data.
 
     Args:
         runs: the runs, in their order.
@@ -367,30 +368,18 @@ def text_table(runs: Sequence[Run], by: str = "") -> str:
     Returns:
         Lines of at most 80 columns, unless a value is longer.
     """
-    return text_of(_tables(runs, chosen_scores(runs, by)))
-
-
-def page(runs: Sequence[Run], title: str = "Runs") -> str:
-    """The scores of runs, and the keys that differ, as an HTML page."""
-    return page_of(title, _tables(runs, score_names(runs)))
-
-
-def _tables(runs: Sequence[Run], scores: Sequence[str]) -> Iterable[Table | str]:
-    rows = [[str(n), *row] for n, row in enumerate(score_rows(runs, scores), start=1)]
-    yield Table(["", *score_head(scores)], rows, texts=(1,))
-    yield ""
-    if found := differences(runs):
-        yield Table(["differs", "value", "runs"], _grouped(found), texts=(0, 1, 2), whole=(0,))
+    scores = chosen_scores(runs, by)
+    head = ["", HEADINGS["name"], "updates", *scores, HEADINGS["tokens_per_second"], HEADINGS["seconds"]]
+    rows = [[str(n), *row] for n, row in enumerate(_score_rows(runs, scores), start=1)]
+    parts: list[Table | str] = [Table(head, rows, texts=(1,)), ""]
+    if found := [*_differing_keys(runs), *_differing_sessions(runs)]:
+        parts.append(Table(["differs", "value", "runs"], found, texts=(0, 1, 2), whole=(0,)))
     elif len(runs) > 1:
-        yield _equal(runs, "configurations")
+        parts.append(_equal(runs))
+    return text_of(parts)
 
 
-def score_head(scores: Sequence[str]) -> list[str]:
-    """The headings of ``score_rows``."""
-    return [HEADINGS["name"], "updates", *scores, HEADINGS["tokens_per_second"], HEADINGS["seconds"]]
-
-
-def score_rows(runs: Sequence[Run], scores: Sequence[str]) -> Iterable[list[str]]:
+def _score_rows(runs: Sequence[Run], scores: Sequence[str]) -> Iterable[list[str]]:
     """For each run its name, updates, scores, speed and time, as text."""
     for run in runs:
         values = [f"{run.best[name]:.4g}" if name in run.best else MISSING for name in scores]
@@ -399,14 +388,31 @@ def score_rows(runs: Sequence[Run], scores: Sequence[str]) -> Iterable[list[str]
         yield [run.name, MISSING if run.updates is None else str(run.updates), *values, speed, time]
 
 
-def _grouped(found: dict[str, list[Any]]) -> Iterable[list[str]]:
-    """For each key and each of its values, the numbers of the runs with this value."""
-    for key, values in found.items():
-        groups: dict[str, list[str]] = {}
-        for number, value in enumerate(values, start=1):
-            groups.setdefault(shown(value), []).append(str(number))
-        for place, (value, numbers) in enumerate(groups.items()):
-            yield ["" if place else key_name(key), value, " ".join(numbers)]
+def _differing_keys(runs: Sequence[Run]) -> Iterator[list[str]]:
+    """The keys that differ; behind each value where it comes from, if that is known."""
+    for key, values in differences(runs).items():
+        origins = [f" ({origin})" if (origin := run.origin(key)) else "" for run in runs]
+        cells = [shown(value) + origin for value, origin in zip(values, origins, strict=True)]
+        yield from _grouped(key_name(key), cells)
+
+
+def _differing_sessions(runs: Sequence[Run]) -> Iterator[list[str]]:
+    """The versions and the hashes of the data that differ, of the last session of each run."""
+    last = [run.provenance["sessions"][-1] if run.provenance.get("sessions") else {} for run in runs]
+    rows = {name: [str(one.get(name, MISSING)) for one in last] for name in ("seqgen", "torch", "python")}
+    rows |= {f"data of {split}": [run.data(split)[:12] or MISSING for run in runs] for split in SPLITS}
+    for name, cells in rows.items():
+        if len({*cells} - {MISSING}) > 1:
+            yield from _grouped(name, cells)
+
+
+def _grouped(name: str, cells: Sequence[str]) -> Iterator[list[str]]:
+    """A row for each different cell, with the numbers of the runs that have it."""
+    numbers: dict[str, list[str]] = {}
+    for number, cell in enumerate(cells, start=1):
+        numbers.setdefault(cell, []).append(str(number))
+    for place, (cell, found) in enumerate(numbers.items()):
+        yield ["" if place else name, cell, " ".join(found)]
 
 
 def key_name(key: str) -> str:
@@ -437,47 +443,9 @@ def as_dict(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def text_difference(runs: Sequence[Run]) -> str:
-    """The differences of two runs: keys with their origins, versions, data and scores.
-
-    Args:
-        runs: the two runs.
-    """
-    head, parts = ["", *(run.name for run in runs)], list[Table | str]()
-    for rows in filter(None, (_differing_keys(runs), _differing_sessions(runs), _differing_scores(runs))):
-        parts += [Table(head, rows, texts=(0, 1, 2), whole=(0,)), ""]
-    return text_of(parts) or _equal(runs, "runs")
-
-
-def _equal(runs: Sequence[Run], what: str) -> str:
+def _equal(runs: Sequence[Run]) -> str:
     """The sentence on runs without a known difference."""
     unread = ", ".join(run.name for run in runs if not run.config)
-    return (
-        f"what differs is not known: the configuration of {unread} cannot be read"
-        if unread
-        else f"the {what} are equal"
-    )
-
-
-def _differing_keys(runs: Sequence[Run]) -> list[list[str]]:
-    rows = []
-    for key, values in differences(runs).items():
-        origins = [f" ({origin})" if (origin := run.origin(key)) else "" for run in runs]
-        cells = [shown(value) + origin for value, origin in zip(values, origins, strict=True)]
-        rows.append([key_name(key), *cells])
-    return rows
-
-
-def _differing_sessions(runs: Sequence[Run]) -> list[list[str]]:
-    last = [run.provenance["sessions"][-1] if run.provenance.get("sessions") else {} for run in runs]
-    rows = [[name, *(str(one.get(name, MISSING)) for one in last)] for name in ("seqgen", "torch", "python")]
-    for split in ("train", "valid", "test"):
-        rows.append([f"data of {split}", *(run.data(split)[:12] or MISSING for run in runs)])
-    return [row for row in rows if len(set(row[1:])) > 1]
-
-
-def _differing_scores(runs: Sequence[Run]) -> list[list[str]]:
-    scores = score_names(runs)
-    names = score_head(scores)[1:]
-    columns = [row[1:] for row in score_rows(runs, scores)]
-    return [[name, *cells] for name, *cells in zip(names, *columns, strict=True) if set(cells) != {MISSING}]
+    if unread:
+        return f"what differs is not known: the configuration of {unread} cannot be read"
+    return "the configurations are equal"
