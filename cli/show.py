@@ -21,7 +21,7 @@ from seqgen.system.files import write_atomically
 
 DESCRIPTION = """shows what a file or folder contains: seqgen-show FILE|FOLDER... A trace, which seqgen-generate
 trace=FILE has written, becomes one HTML page that needs no network. Training runs, and folders with runs, become a
-table: scores, speed, and what differs: keys and where their values come from, versions, data. languages=true lists the
+table: scores, speed, and what differs: keys, versions, data. languages=true lists the
 language codes of a multilingual model."""
 
 

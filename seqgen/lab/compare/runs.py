@@ -20,7 +20,7 @@ from seqgen.config import TrainConfig
 from seqgen.config.values import to_dict, value_text
 from seqgen.errors import ConfigError, DataError, nearest
 from seqgen.lab.compare.document import Table, text_of
-from seqgen.lab.compare.provenance import read_provenance, recorded_data, recorded_origin
+from seqgen.lab.compare.provenance import read_sessions, recorded_data
 from seqgen.registry import GROUPS
 from seqgen.system.progress import clock
 from seqgen.system.reading import open_regular, parse_json, parse_yaml, read_bytes, similar_path
@@ -51,7 +51,7 @@ class Run:
         metric: the validation score that selects the best checkpoint.
         best: the validation scores at the best update, by name.
         best_update: that update.
-        provenance: where values come from; empty if not known.
+        sessions: the calls of ``seqgen-train``; empty if not known.
         problems: what could not be read.
     """
 
@@ -67,16 +67,8 @@ class Run:
     metric: str = "loss"
     best: dict[str, float] = field(default_factory=dict)
     best_update: int | None = None
-    provenance: dict[str, Any] = field(default_factory=dict)
+    sessions: list[dict[str, Any]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-
-    def origin(self, key: str) -> str:
-        """The origin of the value of a key; empty if not known."""
-        return recorded_origin(self.provenance, key, self.config.get(key))
-
-    def data(self, split: str) -> str:
-        """The hash of a split's files; see ``recorded_data``."""
-        return recorded_data(self.provenance, split)
 
 
 def find_runs(folders: Sequence[str]) -> list[Path]:
@@ -142,7 +134,7 @@ def read_run(folder: Path, name: str = "") -> Run:
     """
     run = Run(folder, name or folder.resolve().name)
     run.config = _config(run)
-    run.provenance = read_provenance(folder)
+    run.sessions = read_sessions(folder)
     run.metric = str(run.config.get("checkpoint.best_checkpoint_metric", "loss")).lower()
     log = _log(run)
     _summarize(run, log)
@@ -359,7 +351,7 @@ def chosen_scores(runs: Sequence[Run], by: str) -> list[str]:
 
 
 def text_table(runs: Sequence[Run], by: str = "") -> str:
-    """The scores of runs, and what differs: keys with the origins of their values, versions and data.
+    """The scores of runs, and what differs: keys, versions and data.
 
     Args:
         runs: the runs, in their order.
@@ -372,7 +364,8 @@ def text_table(runs: Sequence[Run], by: str = "") -> str:
     head = ["", HEADINGS["name"], "updates", *scores, HEADINGS["tokens_per_second"], HEADINGS["seconds"]]
     rows = [[str(n), *row] for n, row in enumerate(_score_rows(runs, scores), start=1)]
     parts: list[Table | str] = [Table(head, rows, texts=(1,)), ""]
-    if found := [*_differing_keys(runs), *_differing_sessions(runs)]:
+    differing = {key_name(key): list(map(shown, values)) for key, values in differences(runs).items()}
+    if found := _grouped(differing | _differing_sessions(runs)):
         parts.append(Table(["differs", "value", "runs"], found, texts=(0, 1, 2), whole=(0,)))
     elif len(runs) > 1:
         parts.append(_equal(runs))
@@ -388,31 +381,24 @@ def _score_rows(runs: Sequence[Run], scores: Sequence[str]) -> Iterable[list[str
         yield [run.name, MISSING if run.updates is None else str(run.updates), *values, speed, time]
 
 
-def _differing_keys(runs: Sequence[Run]) -> Iterator[list[str]]:
-    """The keys that differ; behind each value where it comes from, if that is known."""
-    for key, values in differences(runs).items():
-        origins = [f" ({origin})" if (origin := run.origin(key)) else "" for run in runs]
-        cells = [shown(value) + origin for value, origin in zip(values, origins, strict=True)]
-        yield from _grouped(key_name(key), cells)
-
-
-def _differing_sessions(runs: Sequence[Run]) -> Iterator[list[str]]:
+def _differing_sessions(runs: Sequence[Run]) -> dict[str, list[str]]:
     """The versions and the hashes of the data that differ, of the last session of each run."""
-    last = [run.provenance["sessions"][-1] if run.provenance.get("sessions") else {} for run in runs]
-    rows = {name: [str(one.get(name, MISSING)) for one in last] for name in ("seqgen", "torch", "python")}
-    rows |= {f"data of {split}": [run.data(split)[:12] or MISSING for run in runs] for split in SPLITS}
-    for name, cells in rows.items():
-        if len({*cells} - {MISSING}) > 1:
-            yield from _grouped(name, cells)
+    last = [run.sessions[-1] if run.sessions else {} for run in runs]
+    found = {name: [str(one.get(name, MISSING)) for one in last] for name in ("seqgen", "torch", "python")}
+    for split in SPLITS:
+        found[f"data of {split}"] = [recorded_data(run.sessions, split)[:12] or MISSING for run in runs]
+    return {name: values for name, values in found.items() if len({*values} - {MISSING}) > 1}
 
 
-def _grouped(name: str, cells: Sequence[str]) -> Iterator[list[str]]:
-    """A row for each different cell, with the numbers of the runs that have it."""
-    numbers: dict[str, list[str]] = {}
-    for number, cell in enumerate(cells, start=1):
-        numbers.setdefault(cell, []).append(str(number))
-    for place, (cell, found) in enumerate(numbers.items()):
-        yield ["" if place else name, cell, " ".join(found)]
+def _grouped(found: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """For each name and each of its values, the numbers of the runs with this value."""
+    rows = []
+    for name, values in found.items():
+        groups: dict[str, list[str]] = {}
+        for number, value in enumerate(values, start=1):
+            groups.setdefault(value, []).append(str(number))
+        rows += [["" if place else name, value, " ".join(groups[value])] for place, value in enumerate(groups)]
+    return rows
 
 
 def key_name(key: str) -> str:
@@ -435,8 +421,7 @@ def as_dict(runs: Sequence[Run]) -> dict[str, Any]:
                 "stopped": run.stopped or None,
                 "problems": run.problems,
                 "differs": {key_name(key): values[number] for key, values in found.items()},
-                "origins": {key_name(key): run.origin(key) for key in found},
-                "sessions": run.provenance.get("sessions", []),
+                "sessions": run.sessions,
             }
             for number, run in enumerate(runs)
         ],
