@@ -196,7 +196,7 @@ def test_shown_python_of_inspection_runs(
     blocks = [block for block in shown_python("inspection.md") if "import Trace" not in block]
     assert len(blocks) == 7
     exec(compile("".join(blocks), "docs/inspection.md", "exec"), {})
-    assert len(capsys.readouterr().out.splitlines()) == 13
+    assert len(capsys.readouterr().out.splitlines()) == 12
 
 
 def test_links_lead_somewhere() -> None:
