@@ -16,7 +16,6 @@ import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from seqgen.checkpoints.run_config import flatten
 from seqgen.cli.keys import keys_of
 from seqgen.cli.record import OUTPUTS, changes, model_digests
-from seqgen.cli.train import sweep_table
 from seqgen.config import GenerateConfig, TrainConfig
 from seqgen.config.compose import compose
 from seqgen.config.values import to_dict
@@ -102,17 +101,6 @@ def test_a_record_knows_the_files_that_have_changed(tmp_path: Path) -> None:
     ]
     (checkpoint / "model.safetensors").unlink()
     assert changes(record) == [f"{checkpoint}/model.safetensors does not exist any more"]
-
-
-def test_a_sweep_shows_the_best_run_first(tmp_path: Path) -> None:
-    """Also by a score that should be high; runs without scores come last."""
-    for metric, wanted in (("bleu", ["12.25 2 a", "3 2 b", "- 0 c"]), ("loss", ["2 2 b", "3 2 a", "- 0 c"])):
-        key, folder = f"checkpoint.best_checkpoint_metric={metric}", tmp_path / metric
-        names = (("c", "a"), ("a", "a"), ("b", "b"))
-        runs = [(name, make_run(folder / name, key, curve=curve)) for name, curve in names]
-        (folder / "c" / "log.jsonl").write_text("")
-        rows = [line.split() for line in sweep_table(runs, metric).splitlines()[1:]]
-        assert [f"{score} {update} {name}" for score, update, _, name in rows] == wanted
 
 
 def test_differences_leave_out_defaults_of_other_components(tmp_path: Path) -> None:
@@ -255,6 +243,16 @@ def test_sessions(trained: Path, tmp_path: Path) -> None:
         ("optimization.max_update", "1", "2"),
     ):
         assert re.search(rf"^{name} +{re.escape(one)} +1\n +{other} +2$", table, re.MULTILINE), table
+
+
+@pytest.mark.slow
+def test_a_sweep_ends_with_the_table_of_its_runs(data: Path, tmp_path: Path) -> None:
+    arguments = [*training_arguments(data, tmp_path / "sweep"), *SMALL_FCONV, "optimization.max_update=1"]
+    outcome = command("train", "-m", *arguments, "common.seed=1,2")
+    assert outcome.code == 0, outcome.err
+    table = command("show", f"{tmp_path}/sweep", "sort=loss").out
+    assert "common.seed" in table
+    assert outcome.out.endswith(table)
 
 
 def test_outputs_are_not_recorded() -> None:
