@@ -20,7 +20,7 @@ from seqgen.lab.traces.recorder import next_ranks
 from seqgen.lab.traces.records import SentenceTrace, TracedOutput
 from seqgen.lab.traces.trace import Trace
 from seqgen.lab.traces.writer import TraceWriter
-from seqgen.text.results import Translation
+from seqgen.text.results import Details, Translation
 from seqgen.text.translator import Translator
 from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.step_traces import step_of
@@ -263,7 +263,10 @@ def test_a_trace_that_was_cut_says_so(tmp_path: Path) -> None:
 
 def test_attention(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    traced(translator(), path, options=TraceConfig(attention=True))
+    decoding = translator().prepare(Details(attention=True))
+    with TraceWriter(path, decoding) as trace:
+        for translation in decoding.translate(trace.lines(LINES)):
+            trace.add(translation)
     for sentence in Trace(path):
         for item in sentence.hypotheses[:1]:
             assert item.attention is not None
