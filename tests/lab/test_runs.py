@@ -245,16 +245,6 @@ def test_sessions(trained: Path, tmp_path: Path) -> None:
         assert re.search(rf"^{name} +{re.escape(one)} +1\n +{other} +2$", table, re.MULTILINE), table
 
 
-@pytest.mark.slow
-def test_a_sweep_ends_with_the_table_of_its_runs(data: Path, tmp_path: Path) -> None:
-    arguments = [*training_arguments(data, tmp_path / "sweep"), *SMALL_FCONV, "optimization.max_update=1"]
-    outcome = command("train", "-m", *arguments, "common.seed=1,2")
-    assert outcome.code == 0, outcome.err
-    table = command("show", f"{tmp_path}/sweep", "sort=loss").out
-    assert "common.seed" in table
-    assert outcome.out.endswith(table)
-
-
 def test_outputs_are_not_recorded() -> None:
     """A decode that is repeated would overwrite them; a job has no record."""
     outputs = {key.name.partition(".")[0] for key in keys_of(GenerateConfig) if key.role == "output_path"}
