@@ -62,7 +62,6 @@ def run(
     complete: Callable[[list[str]], list[str]] = list,
     pass_arguments: bool = False,
     words: str = "",
-    prefixes: Sequence[str] = (),
 ) -> NoReturn:
     """Run a command and exit: with the command's exit code, or with code 2 after an error of the user.
 
@@ -76,15 +75,11 @@ def run(
         complete: adds arguments that follow from the user's.
         pass_arguments: whether ``work`` also takes the ``Arguments``.
         words: the key whose values can also be given as words without ``KEY=``, such as folders.
-        prefixes: the beginnings, without the dot, of arguments that are no keys of ``schema``; see ``Arguments``.
     """
     gc.freeze()  # the objects of modules live as long as the process, and need not be visited again
     gc.enable()
     typed = list(sys.argv[1:] if argv is None else argv)
-    prefixed = {
-        prefix: [a.removeprefix(f"{prefix}.") for a in typed if a.startswith(f"{prefix}.")] for prefix in prefixes
-    }
-    line = CommandLine([a for a in typed if a.partition(".")[0] not in prefixes], words)
+    line = CommandLine(typed, words)
     program = "seqgen-" + Path(sys.argv[0]).stem.removeprefix("seqgen-")
     log_progress()
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -102,7 +97,7 @@ def run(
             sys.exit(0)
         for message in [*repeated(line.pairs), *read.messages]:
             log(message)
-        read = dataclasses.replace(read, overrides=complete(overrides), typed=[program, *line.typed], prefixed=prefixed)
+        read = dataclasses.replace(read, overrides=complete(overrides), typed=[program, *line.typed])
         if sweep and {*SWEEP} & {*line.flags}:
             sys.exit(sweep(read) or 0)
         try:
@@ -220,24 +215,12 @@ class Arguments:
         messages: what the user should know about keys of a file that are not used.
         files: by each key that comes from a file, the file.
         typed: the program and its arguments, as typed; empty if only keys were given.
-        prefixed: by prefix, the arguments with a prefix of the command, without it.
     """
 
     overrides: list[str]
     messages: list[str] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
     typed: list[str] = field(default_factory=list)
-    prefixed: dict[str, list[str]] = field(default_factory=dict)
-
-    def origins(self) -> dict[str, str]:
-        """The origin of each key: the command line, a file, or, for all others, the checkpoint to fine-tune."""
-        typed = {text.partition("=")[0] for text in self.typed[1:]}
-        checkpoint = next(iter(text_values(self.overrides, "checkpoint.finetune_from", str)), "")
-        found = {}
-        for key in (split_argument(override)[0] for override in self.overrides):
-            file = f"{CONFIG_KEY}={self.files[key]}" if key in self.files else f"checkpoint {checkpoint}"
-            found[key] = "command line" if key in typed else file
-        return found
 
     def origin(self, message: str) -> str:
         """The file that has the key of an error message, as the end of the message; empty if no file has it."""

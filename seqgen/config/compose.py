@@ -149,9 +149,7 @@ def _advice(config: Any, key: str, value: str, annotation: Any) -> str:
         return ""
     if get_origin(annotation) is list:
         return f"; write {key}=[{value}]"
-    if isinstance(config, TrainConfig):
-        return "; seqgen-train -m trains with each of several values"
-    return f"; seqgen-tune tune.{key}={value} decodes with each value" if key.startswith("generation.") else ""
+    return "; seqgen-train -m trains with each of several values" if isinstance(config, TrainConfig) else ""
 
 
 def expand_sweep(schema: type, overrides: Sequence[str]) -> Iterator[tuple[list[str], str]]:
@@ -212,14 +210,11 @@ def _range(key: str, text: str) -> list[str]:
     first, last, step = numbers
     steps = (last - first) / step
     if steps >= MAX_VALUES:
-        raise too_many(key, text, int(steps) + 1)
+        raise ConfigError(
+            f"{key}={text} has {int(steps) + 1} values, but the maximum is {MAX_VALUES}; choose larger steps"
+        )
     found = (format(first + index * step, "f") for index in range(int(steps) + 1))
     return [number.rstrip("0").rstrip(".") if "." in number else number for number in found]
-
-
-def too_many(key: str, text: str, count: int) -> ConfigError:
-    """The error for values that stand for more than ``MAX_VALUES`` values."""
-    return ConfigError(f"{key}={text} has {count} values, but the maximum is {MAX_VALUES}; choose larger steps")
 
 
 class UnparsedText(str):
