@@ -80,7 +80,9 @@ setup(
             "seqgen-generate = seqgen.cli.start:main",
             "seqgen-score = seqgen.cli.start:main",
             "seqgen-convert = seqgen.cli.start:main",
+            "seqgen-tune = seqgen.cli.start:main",
             "seqgen-check = seqgen.cli.start:main",
+            "seqgen-diff = seqgen.cli.start:main",
             "seqgen-show = seqgen.cli.start:main",
         ]
     },

@@ -62,6 +62,7 @@ def run(
     complete: Callable[[list[str]], list[str]] = list,
     pass_arguments: bool = False,
     words: str = "",
+    prefixes: Sequence[str] = (),
 ) -> NoReturn:
     """Run a command and exit: with the command's exit code, or with code 2 after an error of the user.
 
@@ -75,11 +76,15 @@ def run(
         complete: adds arguments that follow from the user's.
         pass_arguments: whether ``work`` also takes the ``Arguments``.
         words: the key whose values can also be given as words without ``KEY=``, such as folders.
+        prefixes: the beginnings, without the dot, of arguments that are no keys of ``schema``; see ``Arguments``.
     """
     gc.freeze()  # the objects of modules live as long as the process, and need not be visited again
     gc.enable()
     typed = list(sys.argv[1:] if argv is None else argv)
-    line = CommandLine(typed, words)
+    prefixed = {
+        prefix: [a.removeprefix(f"{prefix}.") for a in typed if a.startswith(f"{prefix}.")] for prefix in prefixes
+    }
+    line = CommandLine([a for a in typed if a.partition(".")[0] not in prefixes], words)
     program = "seqgen-" + Path(sys.argv[0]).stem.removeprefix("seqgen-")
     log_progress()
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -97,7 +102,7 @@ def run(
             sys.exit(0)
         for message in [*repeated(line.pairs), *read.messages]:
             log(message)
-        read = dataclasses.replace(read, overrides=complete(overrides), typed=[program, *line.typed])
+        read = dataclasses.replace(read, overrides=complete(overrides), typed=[program, *line.typed], prefixed=prefixed)
         if sweep and {*SWEEP} & {*line.flags}:
             sys.exit(sweep(read) or 0)
         try:
@@ -215,12 +220,14 @@ class Arguments:
         messages: what the user should know about keys of a file that are not used.
         files: by each key that comes from a file, the file.
         typed: the program and its arguments, as typed; empty if only keys were given.
+        prefixed: by prefix, the arguments with a prefix of the command, without it.
     """
 
     overrides: list[str]
     messages: list[str] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
     typed: list[str] = field(default_factory=list)
+    prefixed: dict[str, list[str]] = field(default_factory=dict)
 
     def origin(self, message: str) -> str:
         """The file that has the key of an error message, as the end of the message; empty if no file has it."""

@@ -14,8 +14,10 @@ from string import Template
 from seqgen.cli.keys import CONFIG_KEY, choosers, every_key, is_switch
 from seqgen.errors import ConfigError
 
-RUNS = ("path", "run_dir", "checkpoint.finetune_from", "generation.draft")
+RUNS = ("path", "other", "runs", "run_dir", "checkpoint.finetune_from", "generation.draft")
 """Keys whose values are completed as run folders first."""
+WITH_WORDS = ("seqgen-diff", "seqgen-show")
+"""The commands that take run folders without ``KEY=``."""
 
 
 class _Script(Template):
@@ -59,7 +61,7 @@ def completion_script(schema: type, program: str, shell: str) -> str:
         function=function,
         topics=shlex.quote(" ".join(sorted({"all", *groups, *names}))),
         keys=shlex.quote(" ".join(f"{name}=" for name in names)),
-        others=f'$({function}_runs "$word"; compgen -f -- "$word")' if program == "seqgen-show" else "",
+        others=f'$({function}_runs "$word"; compgen -f -- "$word")' if program in WITH_WORDS else "",
         runs="|".join(name for name in paths if name in RUNS) or "''",
         files="|".join(name for name in paths if name not in RUNS),
         values="\n".join(f"        {key}) words={shlex.quote(' '.join(items))} ;;" for key, items in values.items()),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from seqgen.config import option
 from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.errors import ConfigError, printable
-from seqgen.lab.compare.runs import as_dict, find_runs, read_runs, sorted_runs, text_table
+from seqgen.lab.compare.runs import Run, as_dict, find_runs, read_runs, sorted_runs, text_table
 from seqgen.lab.traces.page import page_of
 from seqgen.lab.traces.trace import Trace
 from seqgen.system.files import write_atomically
@@ -98,14 +98,27 @@ def _show_runs(cfg: ShowConfig) -> None:
         raise ConfigError(
             "nothing is given to show: give a trace, run folders, or a folder with runs, as in seqgen-show runs"
         )
-    for name in cfg.path:
-        if name in vars(cfg) and not Path(name).exists():
+    runs = sorted_runs(runs_of(cfg.path, vars(cfg)), cfg.sort)
+    write_report(text_table(runs, cfg.sort), as_dict(runs), cfg.json)
+
+
+def runs_of(folders: Sequence[str], keys: Iterable[str]) -> list[Run]:
+    """Read the runs in folders, and print what is wrong with them.
+
+    Args:
+        folders: run folders, and folders that contain runs.
+        keys: the command's keys, one of which may have been typed without a value.
+
+    Raises:
+        UserError: a folder cannot be used.
+    """
+    for name in folders:
+        if name in keys and not Path(name).exists():
             raise ConfigError(f"{name} is a key, which needs a value; give {name}=VALUE")
-    runs = read_runs(find_runs(cfg.path))
+    runs = read_runs(find_runs(folders))
     for problem in (problem for item in runs for problem in item.problems):
         log(problem)
-    runs = sorted_runs(runs, cfg.sort)
-    write_report(text_table(runs, cfg.sort), as_dict(runs), cfg.json)
+    return runs
 
 
 def _show_languages(cfg: ShowConfig) -> None:

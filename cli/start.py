@@ -5,11 +5,17 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from seqgen import __version__
-from seqgen.errors import printable
+from seqgen.cli.keys import CONFIG_KEY
+from seqgen.config import GenerateConfig
+from seqgen.config.compose import is_component_key
+from seqgen.config.keys import locate
+from seqgen.config.values import split_argument
+from seqgen.errors import ConfigError, printable
 
 
 def main() -> None:
@@ -18,7 +24,28 @@ def main() -> None:
     if "--version" in sys.argv:
         print(f"{program} {__version__}")
         return
+    if program == "seqgen-generate":  # the keys of other commands are declared beside code that needs PyTorch
+        try:
+            check_keys(sys.argv[1:])
+        except ConfigError as error:
+            fail(program, str(error), 2)
     importlib.import_module(f"seqgen.cli.{program.removeprefix('seqgen-')}").main()
+
+
+def check_keys(typed: Sequence[str]) -> None:
+    """Check the keys of ``seqgen-generate``, except those of components, and those beside options such as ``--help``.
+
+    Args:
+        typed: its arguments.
+
+    Raises:
+        ConfigError: a key does not exist.
+    """
+    if any(text.startswith("-") for text in typed):
+        return
+    for key in (split_argument(text)[0] for text in typed):
+        if key != CONFIG_KEY and not is_component_key(GenerateConfig, key):
+            locate(GenerateConfig(), key)
 
 
 def fail(program: str, message: str, code: int) -> NoReturn:

@@ -69,6 +69,7 @@ from seqgen.generation.ensemble.combinations import (
     MeanConfig as MeanConfig,
     ProbabilityMean as ProbabilityMean,
 )
+from seqgen.generation.fairseq_arguments import fairseq_generator as fairseq_generator
 from seqgen.generation.observers import (
     Forbidden as Forbidden,
     Observer as Observer,

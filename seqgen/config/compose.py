@@ -149,7 +149,9 @@ def _advice(config: Any, key: str, value: str, annotation: Any) -> str:
         return ""
     if get_origin(annotation) is list:
         return f"; write {key}=[{value}]"
-    return "; seqgen-train -m trains with each of several values" if isinstance(config, TrainConfig) else ""
+    if isinstance(config, TrainConfig):
+        return "; seqgen-train -m trains with each of several values"
+    return f"; seqgen-tune tune.{key}={value} decodes with each value" if key.startswith("generation.") else ""
 
 
 def expand_sweep(schema: type, overrides: Sequence[str]) -> Iterator[tuple[list[str], str]]:

@@ -505,6 +505,14 @@ class GenerationConfig:
         role="input_path",
     )
 
+    replace_unknown: str = decoding_key(
+        "",
+        "replace unknown words by the source word with the highest attention (source), or by its translation in a FILE "
+        "with lines SOURCE<tab>TARGET",
+        FILES | KEEPS_SCORES | NOT_IN_TRAINING,
+        role="input_path",
+    )
+
     observers: list[str] = decoding_key(
         [], "names of observers, which are called at every decoding step", CALL | KEEPS_SCORES
     )

@@ -75,6 +75,10 @@ class Settings:
         """The value of a key; ``default`` if no layer sets it."""
         return self.values.get(_whole(key), default)
 
+    def origin(self, key: str) -> str:
+        """The name of the highest layer that sets a key; ``"default"`` if none does."""
+        return next((layer.name for layer in reversed(self.layers) if _whole(key) in layer.values), "default")
+
     @property
     def generation(self) -> dict[str, Any]:
         """The values of the ``generation`` group, by the names of the fields of ``GenerationConfig``."""

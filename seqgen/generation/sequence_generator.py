@@ -24,7 +24,8 @@ class SequenceGenerator:
     """Decodes batches of sentences.
 
     Args:
-        setup: the components and options of decoding; ``build_setup`` makes it from a configuration.
+        setup: the components and options of decoding; ``build_setup`` makes it from a configuration, and
+            ``fairseq_generator`` makes a generator from the arguments of fairseq's constructor.
     """
 
     def __init__(self, setup: DecodingSetup):

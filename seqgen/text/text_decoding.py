@@ -25,12 +25,13 @@ from seqgen.structures import Hypothesis
 from seqgen.system.devices import out_of_memory
 from seqgen.text.batching import Batcher
 from seqgen.text.input_line import InputEncoder, InputLine, with_prefixes
-from seqgen.text.languages import TextModel
+from seqgen.text.languages import TextModel, encode_source
 from seqgen.text.output_notes import OutputNotes
 from seqgen.text.reranking import Ranker
 from seqgen.text.results import Details, TextHypothesis, Translation, attend_to_source
 from seqgen.text.sentences import ParagraphReader
 from seqgen.text.sources import sources_from_config
+from seqgen.text.unknown_words import UnknownWords
 from seqgen.text.word_streaming import WordStreamer, continuation
 
 BUFFER_SIZE = 4096
@@ -83,6 +84,7 @@ class TextDecoding:
         in_order, size = streamer is not None, (cfg.batch_size, cfg.max_tokens)
         self.batcher = Batcher(readers, *size, setup.beam_size, setup.vocab_size, in_order, self.device)
         target = self.task.target_tokenizer
+        self.unknown_words = UnknownWords.from_setting(cfg.replace_unknown, target) if cfg.replace_unknown else None
         of_text = (target.dictionary, target.encode, target.decode)
         resources = Resources(*of_text, device=self.device, models=self.members, ensemble=settings.ensemble)
         sources = sources_from_config(cfg, resources)
@@ -222,19 +224,30 @@ class TextDecoding:
         found = []
         for hypothesis in hypotheses[: self.cfg.nbest] if self.ranker is None else hypotheses:
             aligned = attend_to_source(hypothesis, width, len(line.sources[0]), self.models[0].left_pad_source)
-            found.append(TextHypothesis(self._text(line, aligned), aligned))
+            replaces = self.unknown_words is not None and self.task.target_dictionary.unk() in aligned.tokens
+            if replaces and aligned.alignment is None:
+                notes.append("unknown words are not replaced: the model returns no attention weights")
+            found.append(TextHypothesis(self._text(line, aligned, replaces), aligned))
         best = found if self.ranker is None or not found else self.ranker.best(line.translation(), found)
         certificate = self.generator.setup.certificate
         bound, exact = (None, None) if certificate is None else certificate.found.pop(line.number)
         return line.translation(best, [*notes, *self.output_notes.on_outputs(line, best)], bound, exact)
 
-    def _text(self, line: InputLine, hypothesis: Hypothesis) -> str:
+    def _text(self, line: InputLine, hypothesis: Hypothesis, replaces: bool) -> str:
         """The text of a hypothesis, after a prompt the text that it adds to the prompt's.
 
         Args:
             line: the line.
             hypothesis: the hypothesis.
+            replaces: whether unknown words are replaced, if it has an alignment.
         """
+        if replaces and self.unknown_words is not None and hypothesis.alignment is not None:
+            tail = len(self.task.source_tokenizer.source_tokens().after)
+
+            def position_of(text: str) -> int:
+                return len(encode_source(self.task, text, line.languages)) - tail
+
+            return self.unknown_words.text(hypothesis, line.text, position_of)
         prompt = self.task.prompt(line.sources[0])
         if len(prompt) == 0:
             return self.task.decode(hypothesis.tokens)

@@ -249,7 +249,7 @@ class Translator:
         self._check_shared_vocabulary(cfg)
         notes += self._vocabularies.language_notes(cfg)
         draft = self._draft(cfg.draft) if cfg.draft else None
-        generator = self._build(resolved, details.attention, draft)
+        generator = self._build(resolved, details.attention or bool(cfg.replace_unknown), draft)
         writable = generator.setup.limits.max_len
         notes += [
             f"generation.{name}={given.get(name)} is more than the {writable} tokens that can be generated"
@@ -433,4 +433,9 @@ def _check_streamable(cfg: GenerationConfig) -> None:
         raise ConfigError(
             f"generation.beam={cfg.beam} cannot be streamed, because the best beam may still change; leave the key "
             "out, or do not stream"
+        )
+    if cfg.replace_unknown:
+        raise ConfigError(
+            f"generation.replace_unknown={cfg.replace_unknown} cannot be streamed, because unknown words are "
+            "replaced when the output is complete; leave the key out, or do not stream"
         )

@@ -132,6 +132,12 @@ def test_alignments(runs: Path) -> None:
     assert all(0 <= int(pair.split("-")[0]) < len(pieces) for pair in aligned.split())
 
 
+def test_unknown_words(runs: Path) -> None:
+    outcome = generate(runs / "fconv", "generation.replace_unknown=source")
+    assert outcome.code == 0, outcome.err
+    refused(generate(runs / "fconv", "generation.replace_unknown=nothere.tsv"), "nothere.tsv")
+
+
 def test_a_run_says_how_it_is_decoded(runs: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs / "fconv", run)

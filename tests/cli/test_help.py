@@ -14,10 +14,13 @@ import pytest
 
 import seqgen
 from seqgen.cli.convert import ConvertConfig
+from seqgen.cli.diff import DiffConfig
 from seqgen.cli.help import COMMON_KEYS, EXAMPLES
+from seqgen.cli.keys import every_key
 from seqgen.cli.score import ScoreConfig
 from seqgen.cli.show import ShowConfig
-from seqgen.cli.start import in_red
+from seqgen.cli.start import check_keys, in_red
+from seqgen.cli.tune import TuneConfig
 from seqgen.config import GenerateConfig, TrainConfig
 from seqgen.config.compose import compose, expand_sweep
 from seqgen.lab.checks.kinds import ModelCheckConfig
@@ -29,7 +32,9 @@ SCHEMAS: dict[str, type] = {
     "seqgen-generate": GenerateConfig,
     "seqgen-score": ScoreConfig,
     "seqgen-convert": ConvertConfig,
+    "seqgen-tune": TuneConfig,
     "seqgen-show": ShowConfig,
+    "seqgen-diff": DiffConfig,
     "seqgen-check": ModelCheckConfig,
 }
 
@@ -37,7 +42,7 @@ SCHEMAS: dict[str, type] = {
 @pytest.mark.parametrize(("program", "line"), [(name, line) for name in EXAMPLES for _, line in EXAMPLES[name]])
 def test_examples_have_keys_and_values_that_exist(program: str, line: str) -> None:
     words = shlex.split(line.replace("\\\n", ""))
-    arguments = [word for word in words[len(program.split()) :] if not word.startswith("config=")]
+    arguments = [word for word in words[len(program.split()) :] if not word.startswith(("tune.", "config="))]
     assert words[: len(program.split())] == program.split()
     if "-m" in arguments:
         arguments.remove("-m")
@@ -52,16 +57,30 @@ def test_every_command_has_examples() -> None:
     assert "Examples\n  # decode a file" in command("generate", "--help", "all").out
 
 
-def test_the_version_needs_no_pytorch() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["seqgen-train", "--version"], f"seqgen-train {seqgen.__version__}"),
+        (["seqgen-generate", "path=x", "beem=3"], "unknown key 'beem' (did you mean 'generation.beam'?)"),
+    ],
+)
+def test_some_answers_need_no_pytorch(arguments: list[str], said: str) -> None:
     code = """
 import atexit, sys
 from seqgen.cli.start import main
-sys.argv = ["seqgen-train", "--version"]
+sys.argv = sys.argv[1:]
 atexit.register(lambda: print([name for name in ("torch", "numpy", "rich") if name in sys.modules]))
 main()
 """
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
-    assert done.stdout == f"seqgen-train {seqgen.__version__}\n[]\n"
+    words = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(words, check=False, capture_output=True, text=True, cwd=ROOT)
+    assert said in done.stdout + done.stderr
+    assert done.stdout.endswith("[]\n")
+
+
+def test_the_first_check_of_keys_refuses_no_key_that_exists() -> None:
+    check_keys([f"{key.name}=x" for key in every_key(GenerateConfig)] + ["config=x", "search.nothing=x"])
+    check_keys(["--help", "nothing"])
 
 
 def test_the_package_names_its_commands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from seqgen.config.keys import OTHER_NAMES, similar_keys
 FACTS = {
     "CALL": "max_time observers members dtype",
     "INPUT": "input_split input_split_lang",
-    "FILES": "draft prefix_trie shortlist",
+    "FILES": "draft prefix_trie shortlist replace_unknown",
     "SPEED": "max_tokens batch_size buffer_size",
     "ENSEMBLE": "guidance_scale combination members",
     "STRATEGY": "constraints seed",
@@ -24,7 +24,7 @@ FACTS = {
     "KEEPS_SCORES": """
         semantics beam nbest source_lang input_split input_split_lang max_len_a max_len_b max_len
         early_stopping end_symbols stop_strings max_time unnormalized lenpen length_penalty seed draft draft_tokens
-        prompt_lookup mbr rerank observers members max_tokens batch_size buffer_size dtype
+        prompt_lookup mbr rerank replace_unknown observers members max_tokens batch_size buffer_size dtype
     """,
     "ACROSS_VOCABULARIES": """
         semantics beam nbest max_len_a max_len_b max_len min_len unnormalized lenpen length_penalty temperature mbr
@@ -32,7 +32,7 @@ FACTS = {
     """,
     "NOT_IN_TRAINING": """
         nbest source_lang target_lang input_split input_split_lang max_time constraints draft rerank
-        members max_tokens batch_size buffer_size dtype
+        replace_unknown members max_tokens batch_size buffer_size dtype
     """,
     "SCORES_TARGETS": "source_lang target_lang unnormalized combination batch_size bit_exact",
 }

@@ -22,6 +22,9 @@ def test_a_layer_overrides_those_below_it() -> None:
     call = user.with_layer("call", {"generation.beam": 4}).over("model", {"nbest": 2, "lenpen": 2.0})
     assert call.generation == {"nbest": 2, "lenpen": 0.5, "beam": 4}
     assert call.debug == {"use_cache": False}
+    assert [call.origin(key) for key in ("beam", "lenpen", "nbest", "debug.use_cache", "min_len")] == [
+        "call", "user", "model", "user", "default"
+    ]  # fmt: skip
     assert user.get("beam") == 3, "layers do not change"
     assert user.with_layer("call", {}) is user
     assert call.get("min_len", 7) == 7

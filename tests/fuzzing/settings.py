@@ -92,6 +92,7 @@ OWN_VALUES: dict[str, list[Any]] = {
     "source_lang": ["", "field2"],
     "target_lang": ["", "field2"],
     "input_split_lang": ["", "en"],
+    "replace_unknown": ["", "source"],
     "forced_first": ["", "w4", "</s>"],
     "forced_last": ["", "w4", "</s>"],
     "max_time": [0.0, 1e-9, 100.0],

@@ -78,6 +78,7 @@ VALUES: dict[str, Any] = {
     "eta_cutoff": 0.5,
     "seed": 3,
     "mbr": "chrf",
+    "replace_unknown": "source",
     "draft_tokens": 2,
     "dtype": "bfloat16",
 }
@@ -90,6 +91,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "min_total_len": {"sequence_bias": ["</s>=3.0"]},
     "renormalize": {"suppress": [COMMON]},
     "exponential_decay_start": {"exponential_decay_factor": 3.0},
+    "replace_unknown": {"unkpen": -9.0},
 }
 """Further keys that a key needs so that it can change an output here."""
 

@@ -17,9 +17,11 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.errors import ConfigError
 from seqgen.generation.component import Resources
 from seqgen.generation.context import StepContext
+from seqgen.generation.fairseq_arguments import fairseq_generator
 from seqgen.generation.options import build_setup, end_tokens_from_config, processors_from_config
 from seqgen.generation.processors.base import LogitsProcessor, apply_all
 from seqgen.generation.rules import FAIRSEQ, HUGGINGFACE, Rules, rules_named
+from seqgen.generation.search.diverse import DiverseBeamSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.registry import LOGITS_PROCESSORS, SEARCHES, register_logits_processor
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
@@ -237,6 +239,29 @@ def test_processors_are_added_to_those_of_the_configuration(semantics: str) -> N
             assert tokens[0] == first
             assert vocabulary.index("w1") not in tokens[1:]
             assert len(set(itertools.pairwise(tokens))) == len(tokens) - 1
+
+
+def test_the_arguments_of_fairseq_are_keys() -> None:
+    vocabulary, model, search = dictionary(5), ScriptedModel(random_rule(9, 3)), DiverseBeamSearch(2, 0.5)
+    found = fairseq_generator(
+        [model], vocabulary, 4, 0.5, 6, 5, 2, len_penalty=0.7, unk_penalty=1.5, temperature=1.3,
+        no_repeat_ngram_size=3, search_strategy=search, tokens_to_suppress=["w1"],
+    ).setup  # fmt: skip
+    cfg = GenerationConfig(
+        beam=4, max_len_a=0.5, max_len_b=6, max_len=5, min_len=2, lenpen=0.7, unkpen=1.5, temperature=1.3,
+        no_repeat_ngram_size=3, suppress=["w1"],
+    )  # fmt: skip
+    wanted = build_setup([model], vocabulary, cfg, search_strategy=search)
+    for name in ("search", "rules", "limits", "ranking", "beam_size", "temperature"):
+        assert getattr(found, name) == getattr(wanted, name), name
+    batch = batch_of([(4, 5, 2), (6, 2)])
+    for one, other in zip(*(SequenceGenerator(setup).generate(batch) for setup in (found, wanted)), strict=True):
+        assert [(h.tokens.tolist(), h.score) for h in one] == [(h.tokens.tolist(), h.score) for h in other]
+    plain = fairseq_generator([model], vocabulary, normalize_scores=False, match_source_len=True).setup
+    assert (plain.beam_size, plain.ranking.normalize, plain.limits.match_source_len) == (1, False, True)
+    assert plain.limits == fairseq_generator([model], vocabulary, match_source_len=True).setup.limits
+    with pytest.raises(ConfigError, match=r"beam=0 is below its minimum, 1"):
+        fairseq_generator([model], vocabulary, beam_size=0)
 
 
 REFUSED = [

@@ -262,6 +262,14 @@ def test_a_tiny_model_learns_both_directions(side: str, data: Path, tmp_path: Pa
     assert command("show", f"path={tmp_path}/run", "languages=true").out.split() == (
         ["de", "en"] if side == "source" else ["en", "de"]
     )
+    unknown = Translator(str(tmp_path / "run")).translate(
+        ["the dog sees a yak"], target_lang="de", replace_unknown="source", unkpen=-9, max_len_b=6
+    )
+    hypothesis = unknown[0].hypotheses[0]
+    assert hypothesis.alignment is not None
+    read = [f"__{'de' if side == 'source' else 'en'}__", *["the", "dog", "sees", "a", "yak", "yak"]]
+    wanted = [read[max(1, int(position))] for position in hypothesis.alignment[:-1]]
+    assert hypothesis.text.split() == wanted[side == "target" :], "each unknown word is the one it is aligned with"
     (tmp_path / "text").write_text("the dog sees a man\n")
     one = command("generate", f"path={tmp_path}/run", f"input={tmp_path}/text", "dataset.gen_source=en-de")
     assert one.out == "der Hund sieht einen Mann\n"

@@ -153,9 +153,12 @@ def test_a_users_own_streamer_gets_tokens() -> None:
     assert sorted(streamer.ended) == list(range(len(TEXTS)))
 
 
-def test_what_may_change_yet_is_not_streamed() -> None:
-    with pytest.raises(ConfigError, match=r"generation.beam=3.*cannot be streamed"):
-        Translator(text_model()).translate(["w1"], streamer=TextStreamer(io.StringIO()), beam=3)
+@pytest.mark.parametrize(
+    ("settings_", "word"), [({"beam": 3}, "beam=3"), ({"replace_unknown": "source"}, "replace_unk")]
+)
+def test_what_may_change_yet_is_not_streamed(settings_: dict[str, object], word: str) -> None:
+    with pytest.raises(ConfigError, match=f"generation.{word}.*cannot be streamed"):
+        Translator(text_model()).translate(["w1"], streamer=TextStreamer(io.StringIO()), **settings_)
 
 
 def test_words_of_an_unfinished_line_are_written_before_an_error() -> None:

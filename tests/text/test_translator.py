@@ -293,13 +293,16 @@ def test_files_that_have_changed_are_read_again(tmp_path: Path) -> None:
     files = {
         "prefix_trie": (tmp_path / "trie", "{} w3\n"),
         "shortlist": (tmp_path / "shortlist", "\t{}\n"),
+        "replace_unknown": (tmp_path / "words", "w5\t{}\n"),
     }
     for key, (path, content) in files.items():
+        suppress = [word for word in translator.task.target_dictionary if word not in ("</s>", "<unk>")]
+        further = {"suppress": suppress} if key == "replace_unknown" else {}
         built = []
         for word in ("w1", "w2", "w2"):
             if not path.exists() or word not in path.read_text():
                 path.write_text(content.format(word))
-            (found,) = translator.translate(["w5"], **{key: str(path)})
+            (found,) = translator.translate(["w5"], **{key: str(path)}, **further)
             built.append(translator._generator)
             assert word in found.text.split(), key
         assert built[1] is built[2], "a file that has not changed is not read again"

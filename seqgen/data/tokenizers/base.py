@@ -67,6 +67,9 @@ class Tokenizer(Flagged, ABC):
             The ids; an empty list for a text without tokens.
         """
 
+    whole_words: bool = False
+    """True if each token is a word."""
+
     samples: bool = False
     """True if ``sample`` segments a text at random."""
 
@@ -262,6 +265,7 @@ class Tokenizer(Flagged, ABC):
 class WhitespaceTokenizer(Tokenizer):
     """A tokenizer for text that is already tokenized: words are separated by white space."""
 
+    whole_words = True
     name = "whitespace"
     """The name under which the class is registered."""
 

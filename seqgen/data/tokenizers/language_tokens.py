@@ -52,7 +52,7 @@ class LanguageTokenizer(Tokenizer):
         words = Dictionary(text.dictionary.symbols, text.dictionary.counts, **text.dictionary.special_ids)  # type: ignore[arg-type]
         added = {code: words.add_symbol(convention.token_format.format(code), 0) for code in codes}
         super().__init__(words)
-        self.text, self.codes, self.samples = text, list(codes), text.samples
+        self.text, self.codes, self.whole_words, self.samples = text, list(codes), text.whole_words, text.samples
         self.languages = replace(convention, ids={**convention.ids, **added})
         self._language_ids = frozenset(self.languages.ids.values())
 

@@ -285,6 +285,31 @@ class StepTrace:
             _check(exist, f"{where} continues a beam that does not exist")
 
 
+class TracedSteps:
+    """The way of candidates through the steps of a sentence.
+
+    Attributes:
+        steps: from the first step to the one that finished the sentence.
+    """
+
+    steps: Sequence[StepTrace]
+
+    def path(self, step: int, rank: int) -> list[tuple[int, int]]:
+        """The candidates that lead to a candidate, itself included: pairs of step and rank, the oldest first."""
+        found = [(step, rank)]
+        while step:
+            rank = self.steps[step - 1].next[self.steps[step].beams[rank]]
+            if rank < 0:
+                break
+            step -= 1
+            found.append((step, rank))
+        return found[::-1]
+
+    def tokens(self, step: int, rank: int) -> list[int]:
+        """The tokens of a candidate, the newest included."""
+        return [self.steps[s].tokens[r] for s, r in self.path(step, rank)]
+
+
 @dataclass(frozen=True)
 class TracedOutput:
     """A hypothesis or a reference.
@@ -324,7 +349,7 @@ class TracedOutput:
 
 
 @dataclass(frozen=True)
-class SentenceTrace:
+class SentenceTrace(TracedSteps):
     """The decode of one line.
 
     Attributes:
@@ -346,21 +371,6 @@ class SentenceTrace:
     pieces: Mapping[int, str]
     reference: TracedOutput | None = None
     notes: Sequence[str] = ()
-
-    def path(self, step: int, rank: int) -> list[tuple[int, int]]:
-        """The candidates that lead to a candidate, itself included: pairs of step and rank, the oldest first."""
-        found = [(step, rank)]
-        while step:
-            rank = self.steps[step - 1].next[self.steps[step].beams[rank]]
-            if rank < 0:
-                break
-            step -= 1
-            found.append((step, rank))
-        return found[::-1]
-
-    def tokens(self, step: int, rank: int) -> list[int]:
-        """The tokens of a candidate, the newest included."""
-        return [self.steps[s].tokens[r] for s, r in self.path(step, rank)]
 
     def piece(self, token: int) -> str:
         """The text of a token; its id in brackets if the trace does not have it."""

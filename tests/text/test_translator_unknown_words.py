@@ -1,0 +1,172 @@
+"""Unknown words and alignments, with attention that is written down."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+import sentencepiece
+import torch
+
+from seqgen.data.tokenizers.base import WhitespaceTokenizer
+from seqgen.data.tokenizers.pretrained import byte_files, make_tokenizer
+from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
+from seqgen.errors import ConfigError, DataError
+from seqgen.incremental_state import StateDict
+from seqgen.structures import DecoderOut, EncoderOut, Hypothesis
+from seqgen.text.results import alignment_pairs, attend_to_source
+from seqgen.text.translator import ModelInMemory, Translator
+from seqgen.text.unknown_words import UnknownWords, read_translations, source_word
+from tests.commands import sentences
+from tests.scripted_model import Rule, ScriptedDecoder, ScriptedModel, dictionary
+from tests.text_models import WORDS, task_of
+
+EOS, UNK = 2, 3
+
+
+class Backwards(ScriptedDecoder):
+    """Token ``t`` attends to the source's word ``t`` from the end, and half as much to end-of-sentence and padding."""
+
+    def forward(
+        self,
+        prev_output_tokens: torch.Tensor,
+        encoder_out: EncoderOut,
+        incremental_state: StateDict | None = None,
+        need_attention: bool = False,
+    ) -> DecoderOut:
+        out = super().forward(prev_output_tokens, encoder_out, incremental_state, need_attention)
+        if not need_attention:
+            return out
+        assert out.attention is not None
+        assert encoder_out.encoder_padding_mask is not None
+        steps = torch.arange(prev_output_tokens.size(1))[-out.attention.size(1) :]
+        words = (~encoder_out.encoder_padding_mask).sum(1) - 1
+        attention = torch.full_like(out.attention, 0.1)
+        for row, count in enumerate(words.tolist()):
+            attention[row, :, count:] = 2.0  # more than any word has
+            for column, step in enumerate(steps.tolist()):
+                attention[row, column, max(0, count - 1 - step)] = 1.0
+        return DecoderOut(out.logits, attention)
+
+
+def copying(unknown: set[int]) -> Rule:
+    """Generates the source in reverse order, with the unknown token for some words."""
+
+    def rule(source: tuple[int, ...], history: tuple[int, ...]) -> torch.Tensor:
+        words = source[-2::-1]
+        token = words[len(history)] if len(history) < len(words) else EOS
+        logits = torch.full((WORDS + 4,), -9.0, dtype=torch.float64)
+        logits[UNK if token in unknown else token] = 9.0
+        return logits
+
+    return rule
+
+
+def translator(unknown: set[int], **settings: object) -> Translator:
+    model = ScriptedModel(copying(unknown))
+    model.decoder = Backwards(copying(unknown), 50)
+    model.register_parameter("weight", torch.nn.Parameter(torch.zeros(1)))
+    return Translator(ModelInMemory(task_of(), model), beam=2, **settings)
+
+
+def test_unknown_words_are_replaced_by_those_attended_to(tmp_path: Path) -> None:
+    texts = ["w1 w5 w8", "w5", "w2 w3 w5 w4 w6"]
+    plain = translator({9}).translate(texts)
+    assert [t.text for t in plain] == ["w8 <unk> w1", "<unk>", "w6 w4 <unk> w3 w2"]
+    copied = translator({9}, replace_unknown="source").translate(texts)
+    assert [t.text for t in copied] == ["w8 w5 w1", "w5", "w6 w4 w5 w3 w2"]
+    assert copied[0].hypotheses[0].tokens.tolist() == [12, UNK, 5, EOS], "the tokens stay"
+    words = tmp_path / "words.tsv"
+    words.write_text("w5\tfünf\nw7\tsieben\nw5\tcinq\n", encoding="utf-8")
+    found = translator({9}, replace_unknown=str(words)).translate(texts)
+    assert [t.text for t in found] == ["w8 fünf w1", "fünf", "w6 w4 fünf w3 w2"]
+    # a source word that is unknown itself is copied as it is written
+    (found_,) = translator({UNK}, replace_unknown="source").translate(["w1 Straße w2"])
+    assert found_.text == "w2 Straße w1"
+
+
+def test_alignment_leaves_out_the_end_and_padding() -> None:
+    found = translator(set()).translate(["w1 w5 w8", "w5"], return_attention=True)
+    assert found[0].hypotheses[0].alignment is not None
+    assert found[0].hypotheses[0].alignment.tolist() == [2, 1, 0, 0]
+    assert found[0].hypotheses[0].attention is not None
+    assert found[0].hypotheses[0].attention[:, -1].tolist() == [2.0] * 4, "the weight itself is still there"
+    assert found[1].hypotheses[0].alignment is not None
+    assert found[1].hypotheses[0].alignment.tolist() == [0, 0]
+    assert found[1].hypotheses[0].attention is not None
+    assert found[1].hypotheses[0].attention.shape == (2, 2)
+
+
+def test_attention_beside_padding() -> None:
+    attention = torch.tensor([[9.0, 9.0, 0.2, 0.1, 0.4]])
+    left = Hypothesis(torch.tensor([4]), 0.0, torch.zeros(1), attention.clone())
+    left = attend_to_source(left, width=5, length=3, left_pad=True)
+    assert left.attention is not None
+    assert left.attention.tolist() == attention[:, 2:].tolist()
+    assert left.alignment is not None
+    assert left.alignment.tolist() == [0]
+    other = Hypothesis(torch.tensor([4]), 0.0, torch.zeros(1), attention.clone(), torch.tensor([1]))
+    other = attend_to_source(other, width=4, length=3, left_pad=False)
+    assert (other.attention, other.alignment) == (None, None), "it is over another member's source"
+    assert alignment_pairs(torch.tensor([4, 9, 2]), torch.tensor([1, 0, 0]), EOS) == [(1, 0), (0, 1)]
+
+
+def test_words_of_sentencepiece_are_replaced_whole() -> None:
+    content = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([text for pair in sentences(0, 60) for text in pair]),
+        model_writer=content,
+        vocab_size=40,
+        minloglevel=2,
+    )
+    tokenizer = SentencePieceTokenizer(content.getvalue())
+    unk = tokenizer.dictionary.unk()
+    source = "the dog sees Čapek, and a man"
+    pieces = [tokenizer.dictionary.symbol(i) for i in tokenizer.encode(source)]
+    assert "<unk>" in pieces
+
+    def position_of(text: str) -> int:
+        return len(tokenizer.encode(text))
+
+    unknown_at = pieces.index("<unk>")
+    assert source_word(source, unknown_at, position_of) == "Čapek,"
+    assert source_word(source, 0, position_of) == "the"
+    assert source_word(source, len(pieces) - 1, position_of) == "man"
+    # the target's word for it has an unknown piece in the middle, and known words stand around it
+    tokens = tokenizer.encode("der Hund sieht") + tokenizer.encode("a") + [unk] + tokenizer.encode("der Mann")
+    alignment = torch.zeros(len(tokens) + 1, dtype=torch.int64)
+    alignment[tokens.index(unk)] = unknown_at
+    ids = torch.tensor([*tokens, tokenizer.dictionary.eos()])
+    hypothesis = Hypothesis(ids, 0.0, torch.zeros(1), alignment=alignment)
+    words = UnknownWords.from_setting("source", tokenizer)
+    assert words.text(hypothesis, source, position_of) == "der Hund sieht Čapek, der Mann"
+
+
+def test_translations_keep_the_punctuation(tmp_path: Path) -> None:
+    words = UnknownWords(WhitespaceTokenizer(dictionary(3)), {"egg": "Ei", "U.S.": "USA"})
+    assert [words.translate(word) for word in ("egg", "(egg),", "U.S.", "eggs", "...")] == [
+        "Ei", "(Ei),", "USA", "eggs", "..."
+    ]  # fmt: skip
+    (tmp_path / "bad.tsv").write_text("egg\tEi\nham Schinken\n")
+    with pytest.raises(DataError, match="line 2 is not SOURCE<tab>TARGET"):
+        read_translations(tmp_path / "bad.tsv")
+    with pytest.raises(DataError, match="there is no file"):
+        translator(set(), replace_unknown=str(tmp_path / "nothere")).translate(["w1"])
+
+
+def test_what_has_no_words_cannot_have_them_replaced() -> None:
+    with pytest.raises(ConfigError, match="are not words"):
+        UnknownWords.from_setting("source", make_tokenizer(byte_files(4)))
+
+
+def test_a_model_without_attention_says_so() -> None:
+    class Silent(Backwards):
+        def forward(self, *args: object, **kwargs: object) -> DecoderOut:
+            return DecoderOut(super().forward(*args, **kwargs).logits)  # type: ignore[arg-type]
+
+    made = translator({9}, replace_unknown="source")
+    made.models[0].decoder = Silent(copying({9}), 50)
+    (found,) = made.translate(["w1 w5"])
+    assert found.text == "<unk> w1"
+    assert "the model returns no attention weights" in found.notes[0]
