@@ -7,7 +7,6 @@ import itertools
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 from seqgen.cli.command import Arguments, log, run, set_up_device
@@ -105,11 +104,12 @@ def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> None:
     references = references if cfg.input else split_references(cfg, task)
     if not lines or references is None or len(references) != len(lines):
         count = "no" if references is None else len(references)
-        raise DataError(f"{cfg.input or cfg.dataset.gen_subset} has {len(lines)} lines and {count} references")
+        named = cfg.input or f"split {cfg.dataset.gen_subset}"
+        raise DataError(f"{named} has {len(lines)} lines and {count} references; give a text with one for each line")
     space = [arguments_of(*pair, len(loaded)) for pair in pairs]
     # the last one is the setting to compare the others with
     settings: list[Setting] = [*itertools.product(*space), ()]
-    log(f"{prod(map(len, space))} settings, and the one without tuned keys")
+    log(f"{len(settings) - 1} settings, and the one without tuned keys")
 
     def metric(outputs: Sequence[str]) -> TextScore:
         return corpus_scores([cfg.metric], Texts(outputs, references or []))[cfg.metric]
@@ -118,8 +118,6 @@ def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> None:
     translator = Translator(loaded, settings=part, dtype=cfg.generation.dtype)
     merged = ((one, {**given, **{k: v for each in one for k, v in values[each].items()}}) for one in settings)
     trials = score_settings(translator, merged, lines, None if prefixes is None else list(prefixes), metric)
-    if not any(trial.setting for trial in trials):
-        raise ConfigError("none of the settings can be decoded, for the reasons above; give other values")
     _report(cfg, shared, trials)
 
 

@@ -92,8 +92,11 @@ def score_settings(
 
     Returns:
         The settings, best first.
+
+    Raises:
+        UserError: only the setting without tuned keys can be decoded, or memory runs out.
     """
-    trials = dict[ResolvedSettings, Trial]()
+    trials, refusal = dict[ResolvedSettings, Trial](), ""
     for setting, values in settings:
         name = Trial(setting, TextScore(0.0)).name
         try:
@@ -103,8 +106,11 @@ def score_settings(
             with memory_errors(lambda: "choose a smaller generation.batch_size"):
                 outputs = [found.text for found in translator.prepare(**values).translate(lines, prefixes)]
         except ConfigError as error:
-            logger.info(f"left out: {name}: {error}")
+            refusal = str(error)
+            logger.info(f"left out: {name}: {refusal}")
             continue
         trials[key] = Trial(setting, metric(outputs))
         logger.info(f"[{len(trials)}] {name}: {trials[key].score.value:.2f}")
+    if refusal and not any(trial.setting for trial in trials.values()):
+        raise ConfigError(f"none of the settings can be decoded: {refusal}")
     return sorted(trials.values(), key=lambda trial: -trial.score.value)

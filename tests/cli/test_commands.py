@@ -256,7 +256,7 @@ def test_no_folder_but_the_run_appears(data: Path, tmp_path: Path, monkeypatch: 
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
 
 
-@pytest.mark.parametrize("name", ["train", "generate", "score", "convert"])
+@pytest.mark.parametrize("name", ["train", "generate", "score", "convert", "tune"])
 def test_help_lists_every_key(name: str) -> None:
     outcome = command(name, "--help", "all")
     assert outcome.code == 0
@@ -385,8 +385,12 @@ class TestRefused:
         pair = (f"input={data}/test.en", f"reference={data}/val.de.gz")
         refused(command("generate", *common, *pair), "20 lines", "30")
         assert not (tmp_path / "out.de").exists()
-        keys = ("path=nowhere", f"input={tmp_path}/bad.en", f"output={tmp_path}/out.de")
-        refused(command("generate", *keys), "bad.en", "line 2", "UTF-8")  # and before the models are loaded
+        for name, *others in (
+            ("generate", f"output={tmp_path}/out.de"),
+            ("tune", f"reference={data}/test.de", "tune.generation.beam=1,2"),
+            ("diff", "other=nowhere"),
+        ):  # and before the models are loaded
+            refused(command(name, "path=nowhere", f"input={tmp_path}/bad.en", *others), "bad.en", "line 2", "UTF-8")
 
     @pytest.mark.parametrize("decoded", [0, 2])
     def test_an_interrupted_decode_keeps_what_is_written(

@@ -83,6 +83,7 @@ def test_a_list_of_runs_is_completed_item_by_item(folder: Path) -> None:
 
 WORDS = [
     ("show ru", ["runs", "runs/a", "runs/b"]),
+    ("diff oth", ["other="]),
     ("show sort=tok", ["tokens_per_second", "tokens/s"]),
     ("score metrics=[bleu,te", ["ter"]),
     ("show scr", ["script.bash"]),

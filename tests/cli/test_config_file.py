@@ -116,7 +116,7 @@ def test_a_message_names_the_file(content: str, tmp_path: Path) -> None:
     ("name", "key"),
     [
         ("generate", "output"), ("generate", "trace"), ("generate", "record"), ("generate", "job.folder"),
-        ("train", "run_dir"), ("train", "task.cache_dir"), ("score", "json"), ("show", "page"),
+        ("train", "run_dir"), ("train", "task.cache_dir"), ("tune", "json"), ("score", "json"), ("show", "page"),
         ("convert", "output"), ("convert", "path"), ("show", "path"),
     ],
 )  # fmt: skip

@@ -105,7 +105,7 @@ def test_the_place_is_that_of_the_shown_lists(runs: Path) -> None:
 @pytest.mark.slow
 def test_other_models(runs: Path) -> None:
     outcome = diff(runs, f"other={runs}/b")
-    assert cause(outcome) == "the models; with all keys of the other decode, the first models still differ from its models"
+    assert cause(outcome).startswith("the models; with all keys of the other decode")
     assert place(outcome)[:3] == (1, 0, 1)
     outcome = diff(runs, f"other={runs}/c")
     assert cause(outcome) == "generation.lenpen"

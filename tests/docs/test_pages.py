@@ -66,7 +66,8 @@ def run(line: str) -> None:
         if not any(argument.startswith(("task=", "config=", "checkpoint.", "--")) for argument in arguments):
             arguments.append("task.train_size=200")
     outcome = command(name, *arguments, stdin=stdin)
-    assert outcome.code == 0, f"{line}\n{outcome.err}"
+    allowed = (0, 1) if name == "diff" else (0,)  # 1 if it finds a difference
+    assert outcome.code in allowed, f"{line}\n{outcome.err}"
 
 
 @pytest.fixture(scope="module")
@@ -175,10 +176,9 @@ def test_shown_python_runs(
 ) -> None:
     monkeypatch.chdir(workplace)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    for page, lines in (("decoding.md", 2), ("comparing.md", 9)):
-        (code,) = shown_python(page)
-        exec(compile(code, f"docs/{page}", "exec"), {})
-        assert len(capsys.readouterr().out.splitlines()) == lines
+    (code,) = shown_python("decoding.md")
+    exec(compile(code, "docs/decoding.md", "exec"), {})
+    assert len(capsys.readouterr().out.splitlines()) == 2
 
 
 def test_shown_python_of_languages_runs(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,19 +264,12 @@ def test_the_targets_of_make_that_are_named_exist() -> None:
 
 
 @pytest.mark.slow
-def test_shown_python_of_traces_runs(
-    workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_shown_python_of_traces_runs(workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     of_files = (f"path={workplace}/runs/a", f"input={workplace}/test.en")
-    for name, beam in (("trace", 4), ("a", 2), ("b", 3)):
-        keys = (f"generation.beam={beam}", f"trace={name}.jsonl.gz", "output=o.txt")
-        assert command("generate", *of_files, *keys).code == 0
-    first, difference = (block for block in shown_python("inspection.md") if "import Trace" in block)
-    exec(compile(first, "docs/inspection.md", "exec"), {})
-    capsys.readouterr()
-    exec(compile(difference, "docs/inspection.md", "exec"), {})
-    assert len(capsys.readouterr().out.splitlines()) == 20, "each line differs"
+    assert command("generate", *of_files, "trace=trace.jsonl.gz", "output=o.txt").code == 0
+    (code,) = [block for block in shown_python("inspection.md") if "import Trace" in block]
+    exec(compile(code, "docs/inspection.md", "exec"), {})
 
 
 def test_lines_of_text_have_at_most_120_characters() -> None:

@@ -205,6 +205,10 @@ def test_the_command(tmp_path: Path) -> None:
     assert command("show", f"{tmp_path}/runs/x/1", f"{tmp_path}/runs/x/../x/1").out.count("1:01:01") == 1
     assert table[1].split() == ["1", "1", "3", "12.25", "3", "200", "1:01:01"]
     assert [line.split() for line in table[-2:]] == [["common.seed", "1", "1"], ["5", "2"]]
+    both = (f"{tmp_path}/runs/x/1", f"{tmp_path}/runs/x/2")
+    assert command("diff", *both).out == command("show", *both).out
+    command("diff", *both, f"json={tmp_path}/d.json")
+    assert len(json.loads((tmp_path / "d.json").read_text())["runs"]) == 2
 
 
 @pytest.mark.slow
@@ -221,6 +225,8 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         wrong = command("show", *arguments)
         assert (wrong.code, wrong.err.count("\n")) == (2, 1), wrong.err
         assert words in wrong.err
+    for given in ([f"{tmp_path}/runs/x/1"], ["runs/x/1", f"{tmp_path}/runs/x/1"]):
+        assert "two different runs are needed, but these were given: 1;" in command("diff", *given).err
 
 
 @pytest.mark.slow

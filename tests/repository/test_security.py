@@ -165,6 +165,7 @@ def test_reports_contain_no_commands_for_a_terminal(
     systems = f"hypothesis=[{tmp_path}/a,{tmp_path}/b]"
     for name, *arguments in (
         ("show", f"{run}", f"{other}"),
+        ("diff", f"{run}", f"{other}"),
         ("score", systems, f"reference={tmp_path}/b", "compare.tests=none", "metrics=[exact_match]"),
     ):
         outcome = command(name, *arguments)
