@@ -7,8 +7,8 @@ import itertools
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from seqgen.checkpoints.loading import split_path
 from seqgen.cli.command import Arguments, log, run, set_up_device
 from seqgen.cli.generate import checked_input, input_lines, prefix_lines, split_references
 from seqgen.cli.line_decoding import check_path_and_split, load_noted, settings_of_part
@@ -93,10 +93,10 @@ def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> None:
     """
     pairs = list(map(split_argument, tuned))
     _check_keys(cfg, [key for key, _ in pairs])
-    given, values = given_settings(cfg, shared), dict[str, dict[str, Any]]()
+    models = sum(len(split_path(path)) for path in cfg.path)
+    space = [arguments_of(*pair, models) for pair in pairs]
     # wrong types and ranges are refused before models are loaded
-    for argument in itertools.chain.from_iterable(arguments_of(*pair, len(cfg.path)) for pair in pairs):
-        values[argument] = given_settings(compose(TuneConfig, [*shared, argument]), [argument])
+    values = {each: given_settings(compose(TuneConfig, [*shared, each]), [each]) for each in itertools.chain(*space)}
     references, _ = checked_input(cfg)
     loaded = load_noted(cfg, set_up_device(cfg.common))
     task = loaded[0].task
@@ -106,7 +106,6 @@ def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> None:
         count = "no" if references is None else len(references)
         named = cfg.input or f"split {cfg.dataset.gen_subset}"
         raise DataError(f"{named} has {len(lines)} lines and {count} references; give a text with one for each line")
-    space = [arguments_of(*pair, len(loaded)) for pair in pairs]
     # the last one is the setting to compare the others with
     settings: list[Setting] = [*itertools.product(*space), ()]
     log(f"{len(settings) - 1} settings, and the one without tuned keys")
@@ -116,7 +115,8 @@ def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> None:
 
     part = Settings().with_layer("part", settings_of_part(cfg.dataset, task))
     translator = Translator(loaded, settings=part, dtype=cfg.generation.dtype)
-    merged = ((one, {**given, **{k: v for each in one for k, v in values[each].items()}}) for one in settings)
+    given = given_settings(cfg, shared)
+    merged = ((one, given | {k: v for each in one for k, v in values[each].items()}) for one in settings)
     trials = score_settings(translator, merged, lines, None if prefixes is None else list(prefixes), metric)
     _report(cfg, shared, trials)
 

@@ -14,7 +14,6 @@ from seqgen.config.compose import MAX_VALUES, sweep_values
 from seqgen.config.settings import ResolvedSettings
 from seqgen.errors import ConfigError
 from seqgen.metrics import TextScore
-from seqgen.system.devices import memory_errors
 from seqgen.text.translator import Translator
 
 logger = logging.getLogger(__name__)
@@ -94,7 +93,7 @@ def score_settings(
         The settings, best first.
 
     Raises:
-        UserError: only the setting without tuned keys can be decoded, or memory runs out.
+        UserError: only the setting without tuned keys can be decoded, or a line cannot be decoded.
     """
     trials, refusal = dict[ResolvedSettings, Trial](), ""
     for setting, values in settings:
@@ -103,8 +102,7 @@ def score_settings(
             key = translator.resolve(values)
             if key in trials:
                 continue
-            with memory_errors(lambda: "choose a smaller generation.batch_size"):
-                outputs = [found.text for found in translator.prepare(**values).translate(lines, prefixes)]
+            outputs = [found.text for found in translator.prepare(**values).translate(lines, prefixes)]
         except ConfigError as error:
             refusal = str(error)
             logger.info(f"left out: {name}: {refusal}")
