@@ -22,12 +22,10 @@ from seqgen.config.values import split_argument, text_list, text_values
 from seqgen.errors import ConfigError, nearest, printable
 from seqgen.lab.checks import kinds
 from seqgen.lab.checks.checking import Advice, Outcome, Raised, S, causes, check_all, failed
-from seqgen.lab.checks.components import COMPONENT_ADVICE, changes_nothing
+from seqgen.lab.checks.components import COMPONENT_ADVICE
 from seqgen.lab.checks.criteria import CRITERION_ADVICE, check_criterion
 from seqgen.lab.checks.kinds import KINDS
-from seqgen.lab.checks.model_causes import MODEL_ADVICE
-from seqgen.lab.checks.models import check as check_model
-from seqgen.lab.checks.subject import Decoding
+from seqgen.lab.checks.models import MODEL_ADVICE, check as check_model
 from seqgen.lab.checks.tasks import TASK, TASK_ADVICE
 from seqgen.registry import DECODING_COMPONENTS
 
@@ -188,11 +186,7 @@ def check_component(check: Check, cfg: Any) -> int:
     set_up_device(cfg.common)
     with tempfile.TemporaryDirectory() as folder:
         subject = check.subject(cfg, Path(folder))
-        code = report(check.outcomes(subject), check.advice, subject)
-    if code == 0 and isinstance(subject, Decoding) and changes_nothing(subject):
-        kind = DECODING_COMPONENTS[subject.group][0].kind
-        print(f"the {kind} changes nothing: all decodes are those without it")
-    return code
+        return report(check.outcomes(subject), check.advice, subject)
 
 
 def report(outcomes: Iterable[Outcome], advice: Advice[S], subject: S) -> int:
@@ -215,10 +209,8 @@ def report(outcomes: Iterable[Outcome], advice: Advice[S], subject: S) -> int:
     wrong = failed(found)
     checked = len([outcome for outcome in found if not outcome.reason])
     print(f"{checked - len(wrong)} of {checked} invariants hold")
-    for diagnosis in causes(found, advice, subject) if wrong else []:
-        print(f"probable cause: {diagnosis.cause}")
-        if diagnosis.module:
-            print(f"first layer that differs: {diagnosis.module}")
+    for cause in causes(found, advice, subject) if wrong else []:
+        print(f"probable cause: {cause}")
     return 1 if wrong else 0
 
 

@@ -229,16 +229,6 @@ class Arguments:
     typed: list[str] = field(default_factory=list)
     prefixed: dict[str, list[str]] = field(default_factory=dict)
 
-    def origins(self) -> dict[str, str]:
-        """The origin of each key: the command line, a file, or, for all others, the checkpoint to fine-tune."""
-        typed = {text.partition("=")[0] for text in self.typed[1:]}
-        checkpoint = next(iter(text_values(self.overrides, "checkpoint.finetune_from", str)), "")
-        found = {}
-        for key in (split_argument(override)[0] for override in self.overrides):
-            file = f"{CONFIG_KEY}={self.files[key]}" if key in self.files else f"checkpoint {checkpoint}"
-            found[key] = "command line" if key in typed else file
-        return found
-
     def origin(self, message: str) -> str:
         """The file that has the key of an error message, as the end of the message; empty if no file has it."""
         found = [file for key, file in self.files.items() if repr(key) in message or f"{key}=" in message]

@@ -30,7 +30,6 @@ from seqgen.system.progress import LineProgress
 from seqgen.task import Task
 from seqgen.text.output_formats import FORMATS
 from seqgen.text.results import Translation
-from seqgen.text.sources import EncodedSource
 from seqgen.text.text_decoding import BUFFER_SIZE, TextDecoding
 from seqgen.text.word_streaming import TextStreamer
 
@@ -353,7 +352,7 @@ class NoTrace(nullcontext[None]):
 
     notes: Sequence[str] = ()
 
-    def lines(self, lines: Iterable[str | EncodedSource]) -> Iterable[str | EncodedSource]:
+    def lines(self, lines: Iterable[str]) -> Iterable[str]:
         """The lines, unchanged."""
         return lines
 

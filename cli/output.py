@@ -117,25 +117,6 @@ def open_output(path: str) -> Iterator[IO[str]]:
         file.write("")
 
 
-def check_report(json_file: str, page: str, *inputs: str) -> None:
-    """Check before the work starts that a report can be written.
-
-    Args:
-        json_file: file for its JSON form; ``-`` for standard output; empty for none.
-        page: file for its page; empty for none.
-        inputs: input files, which must not be overwritten.
-
-    Raises:
-        ConfigError: it cannot.
-    """
-    if json_file:
-        check_output("json", json_file, *inputs)
-    if page == "-":
-        raise ConfigError("page=-: a page is not written to standard output; give page=FILE.html")
-    if page:
-        check_output("page", page, *inputs, other_outputs=[json_file])
-
-
 def write_report(text: str, values: Mapping[str, Any], json_file: str) -> None:
     """Print a report as text, and write its JSON form.
 

@@ -1,4 +1,4 @@
-"""Preparation of a run folder before training, with a record of the command and of where each key comes from."""
+"""Preparation of a run folder before training, with a record of the command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from seqgen.checkpoints.run_checkpoints import FOLDER
 from seqgen.checkpoints.run_config import (
     CONFIG_FILE,
     check_resumable,
-    flatten,
     read_run_config,
     tokenizer_digests,
     verify_run,
@@ -24,20 +23,12 @@ from seqgen.checkpoints.run_config import (
 )
 from seqgen.cli.command import Arguments, log
 from seqgen.config import TrainConfig
-from seqgen.config.compose import chosen_components
 from seqgen.config.user_files import recorded_files
 from seqgen.config.values import to_dict
 from seqgen.data.text import digest
 from seqgen.data.tokenizers.setup import TokenizerConfig, given_vocabulary
 from seqgen.errors import ConfigError
-from seqgen.lab.compare.provenance import (
-    origins_of,
-    read_provenance,
-    recorded_data,
-    recorded_origin,
-    with_origins,
-    write_provenance,
-)
+from seqgen.lab.compare.provenance import add_session, read_sessions, recorded_data
 from seqgen.registry import TASKS
 from seqgen.system.files import CACHE, frozen, remove_leftovers, write_atomically
 from seqgen.task import Task
@@ -49,7 +40,7 @@ def open_run(cfg: TrainConfig, folder: Path, arguments: Arguments | None = None)
     Args:
         cfg: the whole configuration.
         folder: the run folder; its lock is held.
-        arguments: what was given, for the record of where values come from; ``None`` for no record.
+        arguments: what was given, for the record of the run; ``None`` for no record.
 
     Returns:
         The task.
@@ -78,33 +69,25 @@ def open_run(cfg: TrainConfig, folder: Path, arguments: Arguments | None = None)
         task = component.setup_task(cfg.task, folder)
     if begun:
         verify_task(folder, task)
-    values = dict(flatten(_plain(cfg)))
-    if arguments is None:  # also on the other ranks under torchrun
-        recorded = read_provenance(folder)
-        origins = {key: recorded_origin(recorded, key, value) for key, value in values.items()} if recorded else {}
-    else:
-        found = origins_of(values, arguments.origins(), chosen_components(TrainConfig, arguments.overrides))
+    if arguments is not None:  # under torchrun, the other ranks have none
         command = [text for text in arguments.typed if not text.startswith("run_dir=")]  # the folder can be moved
-        origins = write_provenance(folder, values, found, command, data)
-    write_config(folder, cfg, origins)
+        add_session(folder, command, data)
+    write_config(folder, cfg)
     write_run_checksums(folder, cfg, task)
     return task
 
 
-def write_config(folder: Path, cfg: TrainConfig, origins: Mapping[str, str] | None = None) -> None:
+def write_config(folder: Path, cfg: TrainConfig) -> None:
     """Write the ``config.yaml`` of a run.
 
     Args:
         folder: the run folder.
         cfg: the whole configuration.
-        origins: where the values come from, by key, for comments.
 
     Raises:
         UserError: the file cannot be written.
     """
-    content = yaml.safe_dump(_plain(cfg), sort_keys=False, allow_unicode=True)
-    content = with_origins(content, origins) if origins else content
-    write_atomically(folder / CONFIG_FILE, content)
+    write_atomically(folder / CONFIG_FILE, yaml.safe_dump(_plain(cfg), sort_keys=False, allow_unicode=True))
 
 
 def _check_new(folder: Path, files: Mapping[str, Sequence[Path]]) -> None:
@@ -143,7 +126,7 @@ def _check_continuation(cfg: TrainConfig, folder: Path, begun: bool, data: Mappi
     """
     old, new = _plain(read_run_config(folder)), _plain(cfg)
     subset = cfg.dataset.train_subset
-    other_text = bool(data) and recorded_data(read_provenance(folder), subset) not in ("", data.get(subset))
+    other_text = bool(data) and recorded_data(read_sessions(folder), subset) not in ("", data.get(subset))
     if begun:
         verify_run(folder, old)
         check_resumable(old, new)

@@ -12,17 +12,16 @@ from typing import Any
 
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.line_decoding import load_noted
-from seqgen.cli.output import check_output, check_report, open_output, score_lines, write_report
+from seqgen.cli.output import check_output, open_output, score_lines, write_report
 from seqgen.config import DecodingCommonConfig, GenerationConfig, ReadingConfig, like, option
 from seqgen.config.values import changed, text_list
 from seqgen.data.text import read_lines
 from seqgen.errors import ConfigError, DataError
-from seqgen.lab.compare.comparison import Options, compare, page as page_of_comparison, text_report
+from seqgen.lab.compare.comparison import Options, compare, text_report
 from seqgen.lab.compare.significance import System, seed_of
 from seqgen.language_model import LanguageModel
 from seqgen.metrics import CORPUS_METRICS, METRICS, Texts, corpus_metric, corpus_scores
 from seqgen.structures import Hypothesis
-from seqgen.system.files import write_atomically
 from seqgen.text.output_formats import json_text
 from seqgen.text.translator import Translator
 
@@ -31,7 +30,7 @@ systems: scores with confidence intervals, and paired tests against the first on
 reference=FILE it writes the log-probability of each reference line under the model or ensemble; a language model
 needs no source."""
 
-OF_TEXT = ("lowercase", "tokenize", "metrics", "comet_model", "json", "page", "compare")
+OF_TEXT = ("lowercase", "tokenize", "metrics", "comet_model", "json", "compare")
 """Keys that have an effect only when text is scored."""
 
 OF_COMPARISONS = ["bleu", "chrf", "ter"]
@@ -69,11 +68,6 @@ class CompareConfig:
     )
     seed: int = option(0, "seed of the tests; 0 for that of SACREBLEU_SEED, or else 12345", minimum=0)
     examples: int = option(10, "number of sentences to show that changed most", minimum=0)
-    frequencies: str = option(
-        "",
-        "with source: training text in the references' language, to count words in; empty for the references",
-        role="input_path",
-    )
 
 
 @dataclass
@@ -103,8 +97,8 @@ class ScoreConfig:
     )
     source: str = option(
         "",
-        "text file with the sources of the references, for models that score them, for comet, and for the breakdowns "
-        "of comparisons; empty for the text of a language model",
+        "text file with the sources of the references, for models that score them, for comet, and to show with the "
+        "sentences that changed most; empty for the text of a language model",
         role="input_path",
     )
     tokens_per_sample: int = option(
@@ -123,7 +117,6 @@ class ScoreConfig:
     json: str = option(
         "", "file for the comparison as JSON; - for standard output, in place of the table", role="output_path"
     )
-    page: str = option("", "file for the comparison as an HTML page", role="output_path")
     compare: CompareConfig = dataclasses.field(default_factory=CompareConfig)
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
     common: DecodingCommonConfig = dataclasses.field(default_factory=DecodingCommonConfig)
@@ -237,10 +230,8 @@ def compare_systems(cfg: ScoreConfig) -> int:
         UserError: a key or file cannot be used.
     """
     keys = cfg.compare
-    if keys.frequencies and not cfg.source:
-        raise ConfigError("compare.frequencies is for the breakdowns, which need source=FILE; give both, or remove it")
-    inputs = [*cfg.hypothesis, *cfg.reference, cfg.source, keys.frequencies]
-    check_report(cfg.json, cfg.page, *inputs)
+    if cfg.json:
+        check_output("json", cfg.json, *cfg.hypothesis, *cfg.reference, cfg.source)
     names = system_names(cfg.hypothesis, keys.names)
     metrics = cfg.metrics or OF_COMPARISONS
     for name in metrics:
@@ -250,19 +241,16 @@ def compare_systems(cfg: ScoreConfig) -> int:
     texts, others = read_texts(cfg)
     if not texts.references:
         return 2  # the user was told that there is nothing to score, so that nothing is written
-    training = list(read_lines(Path(keys.frequencies), pipes=True)) if keys.frequencies else None
     tests, systems = keys.tests, [System(*pair) for pair in zip(names, [list(texts.hypotheses), *others], strict=True)]
-    options = Options(metrics, tests != "none", tests == "both", seed, keys.examples, training)
+    options = Options(metrics, tests != "none", tests == "both", seed, keys.examples)
     comparison = compare(systems, texts, options)
     write_report(text_report(comparison), comparison.as_dict(), cfg.json)
-    if cfg.page:
-        write_atomically(Path(cfg.page), page_of_comparison(comparison, f"Comparison of {', '.join(names)}"))
     return 0
 
 
 def _compares(cfg: ScoreConfig) -> bool:
-    """True if text is compared; one system with ``json`` or ``page`` gets intervals and breakdowns too."""
-    return len(cfg.hypothesis) > 1 or bool(cfg.json or cfg.page)
+    """True if text is compared; one system with ``json`` gets intervals too."""
+    return len(cfg.hypothesis) > 1 or bool(cfg.json)
 
 
 def _score_by_model(cfg: ScoreConfig) -> int:
@@ -348,22 +336,21 @@ def _check_keys(cfg: ScoreConfig) -> None:
 def _check_keys_of_text(cfg: ScoreConfig, given: Sequence[str]) -> None:
     compares, tests = _compares(cfg), cfg.compare.tests != "none"
     if "compare" in given and not compares:
-        raise ConfigError("compare.* needs several systems, hypothesis=[A,B], or json=FILE or page=FILE; remove it")
+        raise ConfigError("compare.* needs several systems, hypothesis=[A,B], or json=FILE; remove it")
     if cfg.compare.seed and not tests:
         raise ConfigError("compare.seed has no effect with compare.tests=none; remove one of them")
     if cfg.compare.examples != CompareConfig().examples and len(cfg.hypothesis) < 2:
         raise ConfigError("compare.examples needs several systems, hypothesis=[A,B]; remove it")
     names = cfg.metrics or (OF_COMPARISONS if compares else METRICS)
     metrics = [corpus_metric(name) for name in names]
-    if cfg.source and not compares and not any(metric.needs_sources for metric in metrics):
+    shows_examples = len(cfg.hypothesis) > 1 and cfg.compare.examples > 0
+    if cfg.source and not shows_examples and not any(metric.needs_sources for metric in metrics):
         raise ConfigError(
-            "source has no effect: it is for metric comet, for comparisons (hypothesis=[A,B], json=FILE or page=FILE) "
-            "and for path=RUN; remove it"
+            "source has no effect: it is for metric comet, for the sentences that changed most (hypothesis=[A,B]) and "
+            "for path=RUN; remove it"
         )
     used = {setting for metric in metrics for setting in metric.settings}
-    if compares and cfg.source:
-        used |= {"lowercase", "tokenize"}  # of words in breakdowns
-    if len(cfg.hypothesis) > 1 and cfg.compare.examples:
+    if shows_examples:
         used.add("lowercase")  # of the chrF that chooses examples
     for key, setting in (("lowercase", "lowercase"), ("tokenize", "tokenize"), ("comet_model", "model")):
         if key in given and setting not in used:

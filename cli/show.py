@@ -1,4 +1,4 @@
-"""``seqgen-show``: a trace as a page, training runs as a table and as a page, the languages of a model."""
+"""``seqgen-show``: a trace as a page, training runs as a table, the languages of a model."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pathlib import Path
 from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.run_config import run_folder
 from seqgen.cli.command import log, run
-from seqgen.cli.output import check_report, write_report
+from seqgen.cli.output import check_output, write_report
 from seqgen.config import option
 from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.errors import ConfigError, printable
-from seqgen.lab.compare.runs import Run, as_dict, find_runs, page as page_of_runs, read_runs, sorted_runs, text_table
+from seqgen.lab.compare.runs import Run, as_dict, find_runs, read_runs, sorted_runs, text_table
 from seqgen.lab.traces.page import page_of
 from seqgen.lab.traces.trace import Trace
 from seqgen.system.files import write_atomically
 
 DESCRIPTION = """shows what a file or folder contains: seqgen-show FILE|FOLDER... A trace, which seqgen-generate
 trace=FILE has written, becomes one HTML page that needs no network. Training runs, and folders with runs, become a
-table: scores, speed, what differs in their configurations; page=FILE.html writes it as a page. languages=true lists the
+table: scores, speed, and what differs: keys, versions, data. languages=true lists the
 language codes of a multilingual model."""
 
 
@@ -32,9 +32,7 @@ class ShowConfig:
     path: list[str] = option(
         [], "a trace, or run folders and folders with runs; path= may be left out", role="output_path"
     )
-    page: str = option(
-        "", "the HTML page; empty for the trace's name with .html, or for no page of runs", role="output_path"
-    )
+    page: str = option("", "of a trace: the HTML page; empty for the trace's name with .html", role="output_path")
     sort: str = option("", "of runs: score (the best run first), column or key to sort by; empty for the order given")
     json: str = option("", "of runs: file for the JSON form; - for standard output, not the table", role="output_path")
     languages: bool = option(
@@ -66,7 +64,7 @@ def show(cfg: ShowConfig) -> int:
         _refuse_others(cfg, "a trace", ("page",))
         _show_trace(cfg)
     else:
-        _refuse_others(cfg, "runs", ("page", "sort", "json"))
+        _refuse_others(cfg, "runs", ("sort", "json"))
         _show_runs(cfg)
     return 0
 
@@ -82,7 +80,9 @@ def _show_trace(cfg: ShowConfig) -> None:
         raise ConfigError(f"a page shows one trace, but {' and '.join(cfg.path)} were given; give one")
     (file,) = cfg.path
     output = cfg.page or str(Path(file.removesuffix(".gz").removesuffix(".jsonl") + ".html"))
-    check_report("", output, file)
+    if output == "-":
+        raise ConfigError("page=-: a page is not written to standard output; give page=FILE.html")
+    check_output("page", output, file)
     trace = Trace(file)
     if not trace.complete:
         log(f"{file} has only the first {len(trace)} lines of the decode")
@@ -92,14 +92,13 @@ def _show_trace(cfg: ShowConfig) -> None:
 
 
 def _show_runs(cfg: ShowConfig) -> None:
-    check_report(cfg.json, cfg.page)
+    if cfg.json:
+        check_output("json", cfg.json)
     if not cfg.path:
         raise ConfigError(
             "nothing is given to show: give a trace, run folders, or a folder with runs, as in seqgen-show runs"
         )
     runs = sorted_runs(runs_of(cfg.path, vars(cfg)), cfg.sort)
-    if cfg.page:
-        write_atomically(Path(cfg.page), page_of_runs(runs))
     write_report(text_table(runs, cfg.sort), as_dict(runs), cfg.json)
 
 

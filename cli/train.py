@@ -31,12 +31,11 @@ from seqgen.config.values import split_argument, text_values, value_text
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.data.tokenizers.setup import TokenizerConfig
 from seqgen.errors import CheckpointError, ConfigError, UserError
-from seqgen.lab.compare.runs import read_run
+from seqgen.lab.compare.runs import read_runs, score_names, sorted_runs, text_table
 from seqgen.registry import GROUPS, TASKS
 from seqgen.system.files import run_lock
 from seqgen.system.processes import end_with
 from seqgen.training.distributed import ProcessGroup, group_from_environment, join, leave
-from seqgen.training.run_log import lower_is_better
 from seqgen.training.train import train
 
 PREPARATION = timedelta(days=1)
@@ -78,7 +77,9 @@ def train_sweep(arguments: Arguments) -> int:
         code = train_run(cfg, base / name, replace(arguments, overrides=job))
         if code:
             return code
-    print(sweep_table([(name, base / name) for _, name in jobs], metric))
+    runs = read_runs([base / name for _, name in jobs])
+    by = metric if metric.lower() in map(str.lower, score_names(runs)) else ""
+    print(text_table(sorted_runs(runs, by), by))
     return 0
 
 
@@ -157,29 +158,6 @@ def _train_as_rank(
                 return 2  # rank 0 shows it
             raise UserError(problem)
         return train(cfg, task or open_run(cfg, folder), folder, device)
-
-
-def sweep_table(runs: Sequence[tuple[str, Path]], metric: str) -> str:
-    """The table that ends a sweep: what each run scored, the best first.
-
-    Args:
-        runs: the name and the folder of each run.
-        metric: the validation score that ranks checkpoints.
-
-    Returns:
-        Lines with the best score of each run, its update, the run's training time, and its name.
-    """
-    sign = 1 if lower_is_better(metric) else -1
-    rows = []
-    for name, folder in runs:
-        trained = read_run(folder)
-        score = {key.lower(): value for key, value in trained.best.items()}.get(metric.lower())
-        rows.append((name, score, trained.best_update or 0, trained.seconds or 0.0))
-    rows.sort(key=lambda row: float("inf") if row[1] is None else sign * row[1])
-    lines = [f"{'best ' + metric:>12} {'update':>8} {'seconds':>9}  run"]
-    for name, score, update, seconds in rows:
-        lines.append(f"{'-' if score is None else f'{score:.4g}':>12} {update:>8} {seconds:>9.1f}  {name}")
-    return "\n".join(lines)
 
 
 TOKENIZER_KEYS = ("tokenizer", "pretrained_tokenizer", "spm_model", "srcdict")

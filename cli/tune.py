@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import itertools
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
-from pathlib import Path
-from typing import Any
 
+from seqgen.checkpoints.loading import split_path
 from seqgen.cli.command import Arguments, log, run, set_up_device
 from seqgen.cli.generate import checked_input, input_lines, prefix_lines, split_references
 from seqgen.cli.line_decoding import check_path_and_split, load_noted, settings_of_part
-from seqgen.cli.output import check_output
+from seqgen.cli.output import check_output, write_report
 from seqgen.config import (
     DebugConfig,
     DecodingCommonConfig,
@@ -30,16 +28,15 @@ from seqgen.config.keys import did_you_mean, known_keys
 from seqgen.config.settings import Settings, given_settings
 from seqgen.config.values import split_argument
 from seqgen.errors import ConfigError, DataError, nearest
-from seqgen.lab.tuning import Dimension, Setting, Trials, grid, search_coordinates
-from seqgen.metrics import METRICS, TextScore, score_with_interval
+from seqgen.lab.tuning import Setting, Trial, arguments_of, score_settings
+from seqgen.metrics import METRICS, Texts, TextScore, corpus_scores
 from seqgen.registry import DECODING_COMPONENTS
-from seqgen.system.files import write_atomically
 from seqgen.text.translator import Translator
 
 DESCRIPTION = """decodes a validation set with several values of decoding keys, and prints which ones score best.
-tune.KEY=VALUES gives the values of a key; it may be given for several keys, and KEY=VALUE sets any other key for all
-decodes. VALUES is A,B,C or FIRST:LAST:STEP; for a list (combination.weights) [A,B],[C,D], or simplex:N for all lists of
-multiples of 1/N that sum to 1, with an element for each model."""
+tune.KEY=VALUES gives the values of a key; it may be given for several keys, whose combinations are all decoded, and
+KEY=VALUE sets any other key for all decodes. VALUES is A,B,C or FIRST:LAST:STEP; for a list (combination.weights)
+[A,B],[C,D], or simplex:N for all lists of multiples of 1/N that sum to 1, with an element for each model."""
 
 PREFIX = "tune"
 TUNABLE = ("generation", *DECODING_COMPONENTS)
@@ -63,18 +60,10 @@ class TuneConfig:
     )
     reference: str = option("", "text file with the reference outputs of input", role="input_path")
     prefix: str = like(GenerateConfig, "prefix")
-    output: str = option("tuning.json", "file for the scores of all settings", role="output_path")
-    method: str = option(
-        "grid",
-        "try all combinations of the values (grid), or tune one key after the other, in rounds (coordinate)",
-        choices=("grid", "coordinate"),
-    )
-    rounds: int = option(
-        0, "method=coordinate: maximum number of rounds; 0 to stop when a round improves nothing", minimum=0
+    json: str = option(
+        "", "file for the scores of all settings; - for standard output, not the table", role="output_path"
     )
     metric: str = option("bleu", "score to maximize", choices=METRICS)
-    lowercase: bool = option(False, "whether BLEU and chrF ignore case")
-    tokenize: str = option("13a", "sacreBLEU's tokenizer for BLEU", choices=("13a", "intl", "char", "none", "zh"))
     dataset: TuneDatasetConfig = dataclasses.field(default_factory=TuneDatasetConfig)
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
     common: DecodingCommonConfig = dataclasses.field(default_factory=DecodingCommonConfig)
@@ -92,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> None:
-    """Decode the validation set with all settings of the search, and print and write the best one.
+    """Decode the validation set with all combinations of the values, and print the scores and the best setting.
 
     Args:
         cfg: the configuration that all decodes share.
@@ -104,32 +93,31 @@ def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> None:
     """
     pairs = list(map(split_argument, tuned))
     _check_keys(cfg, [key for key, _ in pairs])
-    given, values = given_settings(cfg, shared), dict[str, dict[str, Any]]()
-    for argument in (each for dimension in _space(pairs, len(cfg.path)) for each in dimension.arguments()):
-        # wrong types and ranges are refused before models are loaded
-        values[argument] = given_settings(compose(TuneConfig, [*shared, argument]), [argument])
+    models = sum(len(split_path(path)) for path in cfg.path)
+    space = [arguments_of(*pair, models) for pair in pairs]
+    # wrong types and ranges are refused before models are loaded
+    values = {each: given_settings(compose(TuneConfig, [*shared, each]), [each]) for each in itertools.chain(*space)}
     references, _ = checked_input(cfg)
     loaded = load_noted(cfg, set_up_device(cfg.common))
     task = loaded[0].task
-    lines = list(input_lines(cfg, task))
+    lines, prefixes = list(input_lines(cfg, task)), prefix_lines(cfg)
     references = references if cfg.input else split_references(cfg, task)
-    _check_lines(cfg, lines, references)
+    if not lines or references is None or len(references) != len(lines):
+        count = "no" if references is None else len(references)
+        named = cfg.input or f"split {cfg.dataset.gen_subset}"
+        raise DataError(f"{named} has {len(lines)} lines and {count} references; give a text with one for each line")
+    # the last one is the setting to compare the others with
+    settings: list[Setting] = [*itertools.product(*space), ()]
+    log(f"{len(settings) - 1} settings, and the one without tuned keys")
 
-    def settings(setting: Setting) -> dict[str, Any]:
-        return {**given, **{key: value for argument in setting for key, value in values[argument].items()}}
+    def metric(outputs: Sequence[str]) -> TextScore:
+        return corpus_scores([cfg.metric], Texts(outputs, references or []))[cfg.metric]
 
-    def metric(outputs: Sequence[str]) -> tuple[TextScore, float | None]:
-        return score_with_interval(cfg.metric, outputs, references or [], cfg.lowercase, cfg.tokenize)
-
-    prefixes = None if (found := prefix_lines(cfg)) is None else list(found)
     part = Settings().with_layer("part", settings_of_part(cfg.dataset, task))
     translator = Translator(loaded, settings=part, dtype=cfg.generation.dtype)
-    trials = Trials(translator, settings, lines, prefixes, cfg.metric, metric)
-    try:
-        _search(cfg, _space(pairs, len(loaded)), trials)
-    except KeyboardInterrupt:
-        log(f"{len(trials.trials)} settings are decoded; {cfg.output} has their scores")
-        raise
+    given = given_settings(cfg, shared)
+    merged = ((one, given | {k: v for each in one for k, v in values[each].items()}) for one in settings)
+    trials = score_settings(translator, merged, lines, None if prefixes is None else list(prefixes), metric)
     _report(cfg, shared, trials)
 
 
@@ -138,17 +126,10 @@ def _check_keys(cfg: TuneConfig, keys: Sequence[str]) -> None:
     check_path_and_split(cfg.path, cfg.input, cfg.dataset)
     if not keys:
         raise ConfigError("there is nothing to tune: give tune.KEY=VALUES, such as tune.generation.lenpen=0.6,1,1.4")
-    if cfg.input and not cfg.reference:
-        raise ConfigError("reference is missing: give reference=FILE, the correct outputs of input")
-    if cfg.reference and not cfg.input:
-        raise ConfigError(f"reference={cfg.reference} needs input=FILE; a split of the task has its own references")
-    if cfg.rounds and cfg.method != "coordinate":
-        raise ConfigError(f"rounds={cfg.rounds} has no effect with method={cfg.method}; set method=coordinate")
-    if cfg.metric != "bleu" and cfg.tokenize != TuneConfig.tokenize:
-        raise ConfigError(f"tokenize={cfg.tokenize} has no effect on metric={cfg.metric}; remove it")
-    if cfg.metric == "exact_match" and cfg.lowercase:
-        raise ConfigError("lowercase=true has no effect on metric=exact_match; remove it")
-    check_output("output", cfg.output, cfg.input, cfg.reference, cfg.prefix)
+    if bool(cfg.input) != bool(cfg.reference):
+        raise ConfigError("give both input=FILE and reference=FILE, its correct outputs; or neither, for a split")
+    if cfg.json:
+        check_output("json", cfg.json, cfg.input, cfg.reference, cfg.prefix)
     for index, key in enumerate(keys):
         group = key.partition(".")[0]
         if key in keys[:index]:
@@ -161,70 +142,18 @@ def _check_keys(cfg: TuneConfig, keys: Sequence[str]) -> None:
             )
 
 
-def _space(pairs: Sequence[tuple[str, str]], models: int) -> list[Dimension]:
-    return [Dimension.of(key, text, models) for key, text in pairs]
-
-
-def _check_lines(cfg: TuneConfig, lines: Sequence[str], references: Sequence[str] | None) -> None:
-    if not lines:
-        raise DataError(f"{cfg.input or cfg.dataset.gen_subset} has no lines; there is nothing to decode")
-    if references is None:
-        raise DataError(f"split {cfg.dataset.gen_subset} has no references; give input=FILE and reference=FILE")
-    if len(references) != len(lines):
-        raise DataError(
-            f"input={cfg.input} has {len(lines)} lines but reference={cfg.reference} has {len(references)}; line n of "
-            "the reference must belong to line n of the input"
-        )
-    if not cfg.input and cfg.dataset.gen_subset == "test":
-        log("the split test is tuned on: its score is then no estimate of the quality on new text")
-
-
-def _search(cfg: TuneConfig, space: Sequence[Dimension], trials: Trials) -> None:
-    """Score settings; the scores so far are written after each."""
-    total = prod(len(dimension.values) for dimension in space)
-
-    def score(setting: Setting) -> float:
-        found = trials.score(setting)
-        _write(cfg, trials)
-        return found
-
-    if cfg.method == "grid":
-        log(f"{total} settings, and the one to compare them with")
-        for setting in grid(space):
-            score(setting)
-    else:
-        log(f"coordinate search over {len(space)} keys, whose grid has {total} settings")
-        search_coordinates(space, score, cfg.rounds)
-
-
-def _write(cfg: TuneConfig, trials: Trials) -> None:
-    """Write the settings that were scored, best first."""
-    ranked = trials.ranked()
-    result = {
-        "metric": cfg.metric,
-        "trials": [{**vars(trial), "setting": dict(map(split_argument, trial.setting))} for trial in ranked],
-        "refused": [{"setting": setting, "reason": reason} for setting, reason in trials.refused.items()],
-    }
-    write_atomically(Path(cfg.output), json.dumps(result, ensure_ascii=False, indent=1) + "\n")
-
-
-def _report(cfg: TuneConfig, shared: Sequence[str], trials: Trials) -> None:
-    """Print the table and the best setting.
-
-    Raises:
-        ConfigError: so many settings were refused that there is nothing to compare.
-    """
-    if trials.refused and len(trials.trials) < 2:
-        raise ConfigError(f"fewer than two settings can be decoded: {list(trials.refused.values())[-1]}")
-    best = trials.ranked()[0]
+def _report(cfg: TuneConfig, shared: Sequence[str], trials: Sequence[Trial]) -> None:
+    """Print the table and the best setting, and write the JSON form."""
+    best = trials[0]
     left_out = {"dataset.gen_subset", *(split_argument(argument)[0] for argument in best.setting)}
     given = [(split_argument(item)[0], item) for item in shared]
     kept = [item for key, item in given if "." in key and key not in left_out]  # the keys of groups are about decoding
     models = f"path=[{','.join(cfg.path)}]" if len(cfg.path) > 1 else f"path={cfg.path[0]}"
-    print(trials.table())
-    print(f"best:   {best.name}" + (f"  ({best.signature})" if best.signature else ""))
-    print(f"decode: {shlex.join(['seqgen-generate', models, 'input=FILE', *kept, *best.setting])}")
-    print(f"{cfg.output} has all settings")
+    text = [f"{cfg.metric:>12}  setting", *(f"{trial.score.value:>12.2f}  {trial.name}" for trial in trials)]
+    text.append(f"best:   {best.name}" + (f"  ({best.score.signature})" if best.score.signature else ""))
+    text.append(f"decode: {shlex.join(['seqgen-generate', models, 'input=FILE', *kept, *best.setting])}")
+    scored = [{"setting": dict(map(split_argument, one.setting)), "score": one.score.value} for one in trials]
+    write_report("\n".join(text), {"metric": cfg.metric, "trials": scored}, cfg.json)
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from seqgen.checkpoints.run_config import save_generation
     from seqgen.config import GenerationConfig
     from seqgen.text.translator import Translator
-    from seqgen.text.word_streaming import IteratorStreamer, TextStreamer
+    from seqgen.text.word_streaming import TextStreamer
 
-__all__ = ["GenerationConfig", "IteratorStreamer", "LoadedModel", "TextStreamer", "Translator"]
+__all__ = ["GenerationConfig", "LoadedModel", "TextStreamer", "Translator"]
 __all__ += ["load_model", "load_models", "save_generation"]
 
 _HOMES = {
@@ -31,7 +31,7 @@ _HOMES = {
     "save_generation": "seqgen.checkpoints.run_config",
     "GenerationConfig": "seqgen.config",
     "Translator": "seqgen.text.translator",
-    **dict.fromkeys(("IteratorStreamer", "TextStreamer"), "seqgen.text.word_streaming"),
+    "TextStreamer": "seqgen.text.word_streaming",
 }
 
 

@@ -84,11 +84,18 @@ from seqgen.generation.processors.tokens import Forbid as Forbid, ForcePrefix as
 from seqgen.generation.search.base import Search as Search
 from seqgen.generation.search.beam import BeamSearch as BeamSearch, Greedy as Greedy, own_beams as own_beams
 from seqgen.generation.search.diverse import DiverseBeamSearch as DiverseBeamSearch
-from seqgen.generation.search.sampling import RandomSearch as RandomSearch, Sampling as Sampling, uniform as uniform
+from seqgen.generation.search.sampling import (
+    TOKEN as TOKEN,
+    RandomSearch as RandomSearch,
+    Sampling as Sampling,
+    draw as draw,
+    drawn_scores as drawn_scores,
+    uniform as uniform,
+)
 from seqgen.generation.sequence_generator import SequenceGenerator as SequenceGenerator
 from seqgen.generation.setup import Streamer as Streamer
 from seqgen.generation.stopping import StoppingRule as StoppingRule
-from seqgen.structures import Hypothesis as Hypothesis
+from seqgen.structures import Hypothesis as Hypothesis, map_tensors as map_tensors
 
 # isort: split
 # Decoding loops and members
@@ -104,7 +111,6 @@ from seqgen.generation.finished import (
     Ranking as Ranking,
 )
 from seqgen.generation.scorer import SequenceScorer as SequenceScorer
-from seqgen.generation.search.exact import Branch as Branch, ExactSearch as ExactSearch, ExactSession as ExactSession
 from seqgen.generation.session import Session as Session, StepScores as StepScores
 from seqgen.generation.setup import DecodingRequest as DecodingRequest, DecodingSetup as DecodingSetup
 from seqgen.generation.speculative.verification import (
@@ -130,8 +136,9 @@ from seqgen.text.reranking import (
     utility_from_config as utility_from_config,
 )
 from seqgen.text.results import TextHypothesis as TextHypothesis, Translation as Translation
-from seqgen.text.sources import EncodedSource as EncodedSource, MemberSource as MemberSource
+from seqgen.text.sources import MemberSource as MemberSource
 from seqgen.text.translator import ModelInMemory as ModelInMemory
+from seqgen.text.word_streaming import WordStreamer as WordStreamer
 
 # isort: split
 # Models

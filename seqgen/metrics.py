@@ -31,11 +31,6 @@ class TextScore:
 METRICS = ("bleu", "chrf", "exact_match")
 """The names of the scores that ``text_scores`` returns."""
 
-RESAMPLES = 1000
-"""Number of bootstrap resamples of ``score_with_interval``; sacreBLEU's default."""
-RESAMPLED = 5000
-"""Maximum number of sentences that are resampled; sacreBLEU holds the counts of all resamples, here 360 MB, at once."""
-
 
 def text_scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, TextScore]:
     """Score text (Post 2018, "A Call for Clarity in Reporting BLEU Scores").
@@ -51,37 +46,6 @@ def text_scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[st
         ValueError: the numbers of hypotheses and references differ, or there are none.
     """
     return corpus_scores(METRICS, Texts(hypotheses, references))
-
-
-def score_with_interval(
-    name: str,
-    hypotheses: Sequence[str],
-    references: Sequence[str],
-    lowercase: bool = False,
-    tokenize: str | None = None,
-) -> tuple[TextScore, float | None]:
-    """Score text by one metric, with sacreBLEU's bootstrap confidence interval (Koehn 2004).
-
-    Args:
-        name: one of ``METRICS``.
-        hypotheses: one detokenized output for each sentence.
-        references: one reference for each sentence, in the same order.
-        lowercase: whether BLEU and chrF ignore case.
-        tokenize: sacreBLEU's tokenizer for BLEU; ``None`` for its default, ``13a``.
-
-    Returns:
-        The score, and half the width of its 95% confidence interval, from ``RESAMPLES`` resamples of the sentences;
-        ``None`` for ``exact_match`` and for more than ``RESAMPLED`` sentences.
-
-    Raises:
-        ValueError: the numbers of hypotheses and references differ, or there are none.
-    """
-    texts = Texts(hypotheses, references, lowercase=lowercase, tokenize=tokenize)
-    score, make = corpus_scores([name], texts)[name], corpus_metric(name).sacrebleu
-    if make is None or len(references) > RESAMPLED:
-        return score, None
-    resampled = make(texts).corpus_score(list(hypotheses), None, n_bootstrap=RESAMPLES)
-    return score, float(resampled._ci)  # it has no public name
 
 
 def signatures() -> dict[str, str]:

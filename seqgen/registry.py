@@ -244,7 +244,6 @@ GROUPS: dict[str, Registry] = {
 DECODING_COMPONENTS: dict[str, tuple[Registry, str]] = {
     "search": (SEARCHES, "search"),
     "combination": (COMBINATIONS, "combination"),
-    "inner_combination": (COMBINATIONS, "inner_combination"),
     "utility": (UTILITIES, "mbr"),
     "reranker": (RERANKERS, "rerank"),
     "processor": (LOGITS_PROCESSORS, "processors"),
@@ -277,9 +276,7 @@ SEARCHES.declare("diverse", "seqgen.generation.search.diverse")
 SEARCHES.declare("constrained", "seqgen.generation.search.constrained")
 SEARCHES.declare("sampling", "seqgen.generation.search.sampling")
 SEARCHES.declare("beam_sampling", "seqgen.generation.search.sampling")
-SEARCHES.declare("stochastic", "seqgen.generation.search.stochastic_beam")
 SEARCHES.declare("contrastive", "seqgen.generation.search.contrastive")
 SEARCHES.declare("marian", "seqgen.generation.search.marian")
-SEARCHES.declare("exact", "seqgen.generation.search.exact")
 COMBINATIONS.declare("", "seqgen.generation.ensemble.combinations")
 UTILITIES.declare("", "seqgen.text.reranking")

@@ -37,8 +37,7 @@ from seqgen.generation.processors.warpers import (
     TopP,
     Typical,
 )
-from seqgen.generation.stopping import StoppingRule, TimeLimit
-from seqgen.registry import register_logits_processor, register_stopping_rule
+from seqgen.registry import register_logits_processor
 
 ALLOWED = ["w1 w2", "w1 w3 w4", "w5", "w2 w2 w2"]
 
@@ -88,10 +87,3 @@ def register(name: str, make: Callable[[Resources], LogitsProcessor]) -> None:
 
 for _name, _make in PROCESSORS.items():
     register(_name, _make)
-
-
-@register_stopping_rule("checked_never")
-class Never(TimeLimit):
-    @classmethod
-    def build(cls, cfg: object, resources: Resources) -> StoppingRule:  # type: ignore[override]
-        return cls(1e9)

@@ -34,7 +34,6 @@ class Strategy:
         reads_features: whether it reads hidden features; it then refuses ensembles.
         scores_are_the_models: whether scores are those of the model, with neutral settings.
         differ: whether the hypotheses of a sentence are distinct.
-        longest: maximum length of its outputs, in tokens.
         renormalized_by: names of the rules by which scores are renormalized after the processors.
     """
 
@@ -43,7 +42,6 @@ class Strategy:
     reads_features: bool = False
     scores_are_the_models: bool = True
     differ: bool = True
-    longest: int = 7
     renormalized_by: tuple[str, ...] = ()
 
 
@@ -52,13 +50,11 @@ STRATEGIES = {
     "greedy": Strategy({}, renormalized_by=("huggingface",)),
     "sampling": Strategy({"seed": 3}, differ=False, renormalized_by=("fairseq", "huggingface")),
     "beam_sampling": Strategy({"seed": 3}),
-    "stochastic_beam": Strategy({"seed": 3}),
     "diverse_beam": Strategy({"groups": 2, "strength": 0.7}, scores_are_the_models=False, differ=False),
     "diverse_siblings": Strategy({"rate": 0.4}, scores_are_the_models=False),
     "constrained": Strategy({}, phrases=True),
     "contrastive": Strategy({}, reads_features=True, renormalized_by=("fairseq", "huggingface")),
     "marian": Strategy({}),
-    "exact": Strategy({"at_once": 40}, longest=3),
 }
 
 
@@ -92,7 +88,7 @@ def decode(
     if STRATEGIES[name].phrases:
         phrases = phrases or [[]] * batch.num_sentences
     prefix = options.pop("prefix_tokens", None)
-    values = {"beam_size": 4, "max_len": STRATEGIES[name].longest, "min_len": 0, **options}
+    values = {"beam_size": 4, "max_len": 7, "min_len": 0, **options}
     generator = make_generator(models, dictionary(words), search_strategy=strategy(name), **values)
     return generator.generate(batch, prefix, phrases)
 

@@ -46,11 +46,6 @@ class MinimumRiskConfig(SequenceConfig):
 class MinimumRisk(SequenceCriterion):
     """The expected risk over the candidates, in place of the likelihood of the reference."""
 
-    @property
-    def is_expected_risk(self) -> bool:
-        """See ``SequenceCriterion.is_expected_risk``."""
-        return self.cfg.alpha == 1 and not self.cfg.length_normalized and not self.cfg.add_reference
-
     def sequence_loss(self, model: EncoderDecoderModel, batch: Batch) -> tuple[Tensor, dict[str, Tensor | float]]:
         """See ``SequenceCriterion.sequence_loss``."""
         candidates = self.decode(model, batch)

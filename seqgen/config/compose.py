@@ -212,21 +212,18 @@ def _range(key: str, text: str) -> list[str]:
     first, last, step = numbers
     steps = (last - first) / step
     if steps >= MAX_VALUES:
-        raise too_many(key, text, int(steps) + 1)
+        raise ConfigError(
+            f"{key}={text} has {int(steps) + 1} values, but the maximum is {MAX_VALUES}; choose larger steps"
+        )
     found = (format(first + index * step, "f") for index in range(int(steps) + 1))
     return [number.rstrip("0").rstrip(".") if "." in number else number for number in found]
-
-
-def too_many(key: str, text: str, count: int) -> ConfigError:
-    """The error for values that stand for more than ``MAX_VALUES`` values."""
-    return ConfigError(f"{key}={text} has {count} values, but the maximum is {MAX_VALUES}; choose larger steps")
 
 
 class UnparsedText(str):
     """A value as the user typed it, whose type is not known before the models are loaded: they name its component."""
 
 
-def component_config(registry: Registry, name: str, generation: GenerationConfig, group: str = "") -> Any:
+def component_config(registry: Registry, name: str, generation: GenerationConfig) -> Any:
     """Make the configuration of a decoding component.
 
     Its keys (``combination.weights``) override its preset or defaults.
@@ -235,7 +232,6 @@ def component_config(registry: Registry, name: str, generation: GenerationConfig
         registry: has the component.
         name: a registered name or a preset.
         generation: has the values of the component's keys.
-        group: the prefix of these keys, by default the registry's.
 
     Returns:
         An instance of the component's configuration class.
@@ -244,7 +240,7 @@ def component_config(registry: Registry, name: str, generation: GenerationConfig
         ConfigError: the name or a key is unknown, or a value has the wrong type or is out of its range.
     """
     config = registry.config(name)
-    values = {**to_dict(config), **generation.component_values(group or registry.group, name)}
+    values = {**to_dict(config), **generation.component_values(registry.group, name)}
     return from_dict(type(config), values, f"the keys of {registry.kind} {name}")
 
 

@@ -71,7 +71,6 @@ class TraceConfig:
     )
     members: bool = option(True, "with trace: the members' scores of each candidate")
     forbidden: bool = option(True, "with trace: which processor forbids a token that would otherwise survive")
-    attention: bool = option(False, "with trace: the attention of the best output, by another pass of the models")
     reference_scores: bool = option(
         False, "with trace and reference: the models' scores of the whole references, by another pass of the models"
     )

@@ -153,30 +153,21 @@ class GenerationConfig:
     # paragraphs
     input_split: str = decoding_key(
         "",
-        "split each line into sentences, decode these, and join their outputs with the white space of the line "
-        "(sentences); or decode it whole and note sentences without attention (note); needs the package sentencex",
+        "sentences: split each line into sentences, decode these, and join their outputs with the white space of the "
+        "line; needs the package sentencex",
         INPUT | KEEPS_SCORES | NOT_IN_TRAINING,
         Need(
-            lambda cfg: (
-                cfg.input_split == "note" or not (cfg.nbest > 1 or cfg.constraints or cfg.members or cfg.certificate)
-            ),
+            lambda cfg: not (cfg.nbest > 1 or cfg.constraints or cfg.members or cfg.certificate),
             "gives one output of the whole line, without generation.nbest, generation.constraints, "
             "generation.members and generation.certificate; leave one out",
         ),
-        choices=("", "sentences", "note"),
+        choices=("", "sentences"),
     )
     input_split_lang: str = decoding_key(
         "",
         "language whose rules split lines into sentences, such as en; empty for that of the source",
         INPUT | KEEPS_SCORES | NOT_IN_TRAINING,
         Need(lambda cfg: cfg.input_split, "has no effect without generation.input_split; give both or neither"),
-    )
-
-    usual_ratio: float = decoding_key(
-        1.0,
-        "usual number of output tokens for each source token, with which notes compare outputs",
-        MODEL | KEEPS_SCORES | NOT_IN_TRAINING,
-        minimum=1e-6,
     )
 
     # output length
@@ -488,7 +479,7 @@ class GenerationConfig:
     )
     prefix_trie: str = decoding_key(
         "",
-        "file with the allowed outputs, one per line, with a tab and a prior in nats if wanted; FILE.ids has ids "
+        "file with the allowed outputs, one per line; FILE.ids has ids "
         "in place of text, FILE.safetensors is a trie written by seqgen-convert",
         FILES,
         role="input_path",
@@ -513,6 +504,7 @@ class GenerationConfig:
         ),
         role="input_path",
     )
+
     replace_unknown: str = decoding_key(
         "",
         "replace unknown words by the source word with the highest attention (source), or by its translation in a FILE "
@@ -531,11 +523,6 @@ class GenerationConfig:
         f"name of a registered combination of the members' scores; empty for {DEFAULT_COMBINATION}, and for a "
         "cross-vocabulary ensemble if the members have different target vocabularies",
         MODEL | ENSEMBLE | SCORES_TARGETS,
-    )
-    inner_combination: str = decoding_key(
-        "",
-        "name of the combination whose result, renormalized, is the only member of generation.combination",
-        MODEL | ENSEMBLE,
     )
     members: list[str] = decoding_key(
         [],
@@ -618,9 +605,8 @@ class GenerationConfig:
         """The values that the user set for the keys of one component.
 
         Only one search, combination, utility and reranker is in use at a time, so their keys are ``search.FIELD``,
-        ``combination.FIELD``, ``utility.FIELD`` and ``reranker.FIELD`` (``inner_combination.FIELD`` of a combination
-        that another one wraps). The keys of other components contain the component's name: ``processor.NAME.FIELD``,
-        ``stopping.NAME.FIELD`` and the like.
+        ``combination.FIELD``, ``utility.FIELD`` and ``reranker.FIELD``. The keys of other components contain the
+        component's name: ``processor.NAME.FIELD``, ``stopping.NAME.FIELD`` and the like.
 
         Args:
             group: the prefix of the keys, such as ``"processor"``.

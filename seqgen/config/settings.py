@@ -141,7 +141,7 @@ class ResolvedSettings:
     def ensemble(self) -> dict[str, Any]:
         """The settings with which ``Translator`` makes the same ensemble of the same models."""
         cfg = self.generation
-        prefixes = ("combination.", "inner_combination.", "source.")
+        prefixes = ("combination.", "source.")
         of_components = {key: value for key, value in cfg.components.items() if key.startswith(prefixes)}
         found = {key: getattr(cfg, key) for key in keys_with(ENSEMBLE)} | of_components
         if "combination" in self.objects:

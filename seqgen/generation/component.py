@@ -358,7 +358,6 @@ def build(
     base: type[C],
     cfg: GenerationConfig,
     resources: Resources,
-    group: str = "",
 ) -> C:
     """Make a registered component.
 
@@ -368,7 +367,6 @@ def build(
         base: the class that it must be a subclass of.
         cfg: has the values that the user gave for it (``cfg.components``).
         resources: what it may use.
-        group: the prefix of its keys, by default the registry's.
 
     Raises:
         ConfigError: the name is not registered or is of another kind of component, or a value cannot be used.
@@ -377,7 +375,7 @@ def build(
     if not issubclass(entry.component, base):
         raise ConfigError(f"{registry.kind} {name!r} ({entry.origin}) does not subclass {base.__name__}")
     return returned(
-        entry.component, "build", entry.component.build(component_config(registry, name, cfg, group), resources), base
+        entry.component, "build", entry.component.build(component_config(registry, name, cfg), resources), base
     )
 
 

@@ -17,7 +17,7 @@ from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError
 from seqgen.generation.certificate import Certificate, check_certifiable
 from seqgen.generation.component import Resources, build, naming
-from seqgen.generation.ensemble.combinations import Combination, Guidance, Nested
+from seqgen.generation.ensemble.combinations import Combination, Guidance
 from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.ensemble.member import EMPTY, MemberSpec, ModelOrMember, field_of, input_of
 from seqgen.generation.finished import Ranking
@@ -102,7 +102,7 @@ def build_setup(
         rules=rules,
         search=search,
         processors=[*of_config, *processors],
-        stopping=[*stopping_from_config(cfg, tgt_dict, tokenizer, cfg.stopping_rules), *stopping],
+        stopping=[*stopping_from_config(cfg, tgt_dict, tokenizer), *stopping],
         observers=[*named, *observers, *bounds],
         ranking=Ranking(not cfg.unnormalized, cfg.lenpen, cfg.length_penalty, cfg.coverage_penalty),
         limits=Limits(cfg.max_len_a, cfg.effective_max_len_b, longest, cfg.match_source_len),
@@ -282,7 +282,7 @@ def search_from_config(cfg: GenerationConfig, resources: Resources) -> Search:
 def combination_from_config(
     cfg: GenerationConfig, resources: Resources, given: Combination | None = None
 ) -> Combination:
-    """Make the combination that a configuration names, around the inner one if it names one.
+    """Make the combination that a configuration names.
 
     Args:
         cfg: the configuration.
@@ -290,13 +290,9 @@ def combination_from_config(
         given: the combination as an object, in place of the name.
 
     Raises:
-        ConfigError: it is not registered, or an inner combination is named and the outer one does nothing.
+        ConfigError: it is not registered.
     """
-    outer = given or build(COMBINATIONS, cfg.combination or DEFAULT_COMBINATION, Combination, cfg, resources)
-    if not cfg.inner_combination:
-        return outer
-    inner = build(COMBINATIONS, cfg.inner_combination, Combination, cfg, resources, "inner_combination")
-    return Nested(outer, inner)
+    return given or build(COMBINATIONS, cfg.combination or DEFAULT_COMBINATION, Combination, cfg, resources)
 
 
 def members_from_config(models: Sequence[ModelOrMember], cfg: GenerationConfig) -> list[ModelOrMember]:

@@ -15,7 +15,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from seqgen.config.values import LARGEST_FLOAT
 from seqgen.errors import DataError
 from seqgen.system.files import new_file
 from seqgen.system.reading import open_regular
@@ -41,52 +40,39 @@ class PrefixTrie:
     Attributes:
         tokens: ``(nodes,)`` int32; -1 for the root.
         first: ``(nodes + 1,)`` int32, the first child of each node, or where it would be.
-        priors: ``(nodes,)`` float32, the largest prior of the sequences below each node, in nats; ``None`` without
-            priors.
     """
 
     tokens: Tensor
     first: Tensor
-    priors: Tensor | None = None
 
     @classmethod
-    def of(cls, sequences: Iterable[Sequence[int]], priors: Sequence[float] | None = None) -> PrefixTrie:
+    def of(cls, sequences: Iterable[Sequence[int]]) -> PrefixTrie:
         """Build the trie of some sequences; see ``of_arrays``."""
         arrays = [np.asarray(sequence, np.int32) for sequence in sequences]
         lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
         flat = np.concatenate([np.empty(0, np.int32), *arrays])
-        return cls.of_arrays(flat, lengths, None if priors is None else np.asarray(priors, np.float32))
+        return cls.of_arrays(flat, lengths)
 
     @classmethod
-    def of_arrays(
-        cls, flat: NDArray[np.int32], lengths: NDArray[np.int64], priors: NDArray[np.float32] | None = None
-    ) -> PrefixTrie:
+    def of_arrays(cls, flat: NDArray[np.int32], lengths: NDArray[np.int64]) -> PrefixTrie:
         """Build the trie of some sequences.
 
         Args:
             flat: the tokens of all sequences, one sequence after the other.
             lengths: ``(N,)`` number of tokens of each sequence.
-            priors: ``(N,)`` what is added to the score of each sequence, in nats; of equal sequences, the largest.
         """
-        levels = _Levels(flat, lengths, priors)
+        levels = _Levels(flat, lengths)
         while len(levels.active):
-            active = levels.active
-            if len(active) <= levels.width and len(np.unique(levels.nodes[active])) == len(active):  # nothing branches
-                levels.append_chains()
-            else:
-                levels.append()
+            levels.append()
         children = np.concatenate([*levels.children, np.zeros(levels.width, np.int32)])
         first = 1 + np.concatenate([np.zeros(1, np.int32), children.cumsum(dtype=np.int32)])
-        tokens, best = np.concatenate(levels.tokens), np.concatenate(levels.priors)
-        arrays = torch.from_numpy(tokens), torch.from_numpy(first)
-        return cls(*arrays, None if priors is None else torch.from_numpy(best))
+        return cls(torch.from_numpy(np.concatenate(levels.tokens)), torch.from_numpy(first))
 
     def to(self, device: torch.device) -> PrefixTrie:
         """This trie on a device."""
         if self.tokens.device == device:
             return self
-        priors = None if self.priors is None else self.priors.to(device)
-        return PrefixTrie(self.tokens.to(device), self.first.to(device), priors)
+        return PrefixTrie(self.tokens.to(device), self.first.to(device))
 
     @cached_property
     def longest(self) -> int:
@@ -137,20 +123,6 @@ class PrefixTrie:
         shift = first - (counts.cumsum(0) - counts)
         return rows, torch.arange(len(rows), device=nodes.device) + shift[rows]
 
-    def gains(self, nodes: Tensor, children: Tensor) -> Tensor:
-        """The priors that are added to the scores of edges: the largest one below the child minus that below the node.
-
-        Args:
-            nodes: int64, where each edge begins; the first edge adds the prior below the root, too.
-            children: int64 of the same shape, or of one that it broadcasts to.
-
-        Returns:
-            float32 of the shape of ``children``; zeros without priors.
-        """
-        if self.priors is None:
-            return torch.zeros_like(children, dtype=torch.float32)
-        return self.priors[children] - self.priors[nodes.clamp(min=0)].masked_fill(nodes == 0, 0.0)
-
     def following(self, tokens: Sequence[int]) -> list[int]:
         """The tokens that may follow a prefix, ascending; none if no sequence begins with it."""
         node = torch.zeros(1, dtype=torch.int64)
@@ -161,10 +133,9 @@ class PrefixTrie:
 
     def save(self, path: Path) -> None:
         """Write the arrays to a file, atomically."""
-        parts = {"tokens": self.tokens, "first": self.first, "priors": self.priors}
         with new_file(path) as file:
             metadata = {"format": _FORMAT, "crc32": self._checksum()}
-            file.write(save({name: part for name, part in parts.items() if part is not None}, metadata))
+            file.write(save({"tokens": self.tokens, "first": self.first}, metadata))
 
     @classmethod
     def load(cls, path: Path, vocab_size: int) -> PrefixTrie:
@@ -195,20 +166,16 @@ class PrefixTrie:
 
     def _checksum(self) -> str:
         """The CRC-32 of the arrays, one after the other."""
-        checksum = 0
-        for part in (self.tokens, self.first, self.priors):
-            checksum = checksum if part is None else zlib.crc32(part.cpu().numpy().data, checksum)
+        checksum = zlib.crc32(self.first.cpu().numpy().data, zlib.crc32(self.tokens.cpu().numpy().data))
         return f"{checksum:08x}"
 
     def _problem(self, vocab_size: int) -> str:
         """The reason why these arrays are no trie over a vocabulary; empty if they are one."""
-        tokens, first, priors = self.tokens, self.first, self.priors
+        tokens, first = self.tokens, self.first
         nodes = len(tokens)
         kinds = tokens.dtype == first.dtype == torch.int32 and tokens.dim() == first.dim() == 1
         if not kinds or nodes < 1 or len(first) != nodes + 1 or int(first[0]) != 1 or int(first[-1]) != nodes:
             return "is damaged: its arrays do not fit each other"
-        if priors is not None and (priors.dtype != torch.float32 or priors.shape != tokens.shape):
-            return "is damaged: its priors do not fit its nodes"
         # children come after their parent, so that no walk returns to a node
         if bool((first[1:] < first[:-1]).any()) or bool((first[:-1] <= torch.arange(nodes, dtype=torch.int32)).any()):
             return "is damaged: a node has a child twice"
@@ -220,12 +187,6 @@ class PrefixTrie:
         descends[begins - 1] = False
         if bool(descends.any()):
             return "is damaged: the children of a node are not in ascending order"
-        if priors is not None and not bool((priors.abs() <= LARGEST_FLOAT).all()):
-            return "is damaged: a prior is not a finite number"
-        if priors is not None and nodes > 1:
-            best = torch.from_numpy(np.maximum.reduceat(priors[1:].numpy(), begins.numpy() - 1))
-            if bool((best > priors[parents]).any()):
-                return "is damaged: a prior is larger than that of the node before it"
         return ""
 
 
@@ -235,55 +196,32 @@ class _Levels:
     Args:
         flat: see ``PrefixTrie.of_arrays``.
         lengths: see there.
-        priors: see there; zeros are used if it is ``None``.
 
     Attributes:
+        size: one more than the largest token.
         active: the sequences that are longer than the number of complete levels.
         nodes: the number of the node of each sequence within the last complete level.
         depth: number of complete levels, the root not counted.
         width: nodes of the last complete level.
         tokens: the tokens that lead to the nodes of each level.
         children: the numbers of children of the nodes of each level but the last.
-        priors: the largest priors below the nodes of each level.
     """
 
-    def __init__(self, flat: NDArray[np.int32], lengths: NDArray[np.int64], priors: NDArray[np.float32] | None):
+    def __init__(self, flat: NDArray[np.int32], lengths: NDArray[np.int64]):
         self.flat, self.lengths, self.starts = flat, lengths, lengths.cumsum() - lengths
-        self.own_priors = np.zeros(len(lengths), np.float32) if priors is None else priors
+        self.size = int(flat.max(initial=0)) + 1
         self.active, self.nodes = np.flatnonzero(lengths), np.zeros(len(lengths), np.int64)
         self.depth, self.width = 0, 1
         self.tokens = [np.full(1, -1, np.int32)]
         self.children: list[NDArray[np.int32]] = []
-        self.priors = [self.own_priors.max(initial=-np.inf, keepdims=True)]
 
     def append(self) -> None:
         """Append the next level."""
-        size = int(self.flat.max(initial=0)) + 1
         # sorted by parent, then by token: the children of a node are consecutive
-        keys = self.nodes[self.active] * size + self.flat[self.starts[self.active] + self.depth]
+        keys = self.nodes[self.active] * self.size + self.flat[self.starts[self.active] + self.depth]
         distinct, node = np.unique(keys, return_inverse=True)
-        best = np.full(len(distinct), -np.inf, np.float32)
-        np.maximum.at(best, node, self.own_priors[self.active])
-        self.children.append(np.bincount(distinct // size, minlength=self.width).astype(np.int32))
-        self.tokens.append((distinct % size).astype(np.int32))
-        self.priors.append(best)
+        self.children.append(np.bincount(distinct // self.size, minlength=self.width).astype(np.int32))
+        self.tokens.append((distinct % self.size).astype(np.int32))
         self.nodes[self.active] = node
         self.depth, self.width = self.depth + 1, len(distinct)
         self.active = self.active[self.lengths[self.active] > self.depth]
-
-    def append_chains(self) -> None:
-        """Append all further levels, in which no node has two children.
-
-        The remaining tokens ``a b`` and ``c d e`` give the levels ``a c``, ``b d`` and ``e``.
-        """
-        active = self.active[self.nodes[self.active].argsort()]
-        rest = self.lengths[active] - self.depth
-        row = np.repeat(np.arange(len(active)), rest)
-        level = np.arange(len(row)) - np.repeat(rest.cumsum() - rest, rest)
-        order = level.argsort(kind="stable")
-        row, level = row[order], level[order]
-        self.children.append(np.bincount(self.nodes[active], minlength=self.width).astype(np.int32))
-        self.children.append((level + 1 < rest[row]).astype(np.int32))
-        self.tokens.append(self.flat[self.starts[active][row] + self.depth + level])
-        self.priors.append(self.own_priors[active][row])
-        self.width, self.active = 0, self.active[:0]

@@ -6,7 +6,7 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import Self, TypeAlias
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from seqgen.errors import ConfigError
 from seqgen.generation.component import BatchInfo, Component, Resources, build
 from seqgen.generation.context import StepContext
 from seqgen.registry import STOPPING_RULES
-from seqgen.system.contract import returned_tensor
 
 
 class StoppingRule(Component):
@@ -40,10 +39,6 @@ class StoppingRule(Component):
             ``(rows,)`` bool.
         """
         raise NotImplementedError
-
-
-Rule: TypeAlias = StoppingRule | Callable[[Tensor, StepContext], Tensor] | str
-"""A rule, a function with the same signature, or the name of a registered rule."""
 
 
 class TimeLimit(StoppingRule):
@@ -141,32 +136,15 @@ class StopStrings(StoppingRule):
         )
 
 
-class Custom(StoppingRule):
-    """A stopping rule made of a function.
-
-    Args:
-        function: takes tokens and context and returns ``(rows,)`` bool, like ``StoppingRule.__call__``.
-    """
-
-    def __init__(self, function: Callable[[Tensor, StepContext], Tensor]):
-        self.function = function
-
-    def __call__(self, tokens: Tensor, context: StepContext) -> Tensor:
-        """See ``StoppingRule``."""
-        ended = self.function(tokens, context)
-        return returned_tensor(self.function, "__call__", ended, tokens.shape[:1], torch.bool, tokens.device)
-
-
 def stopping_from_config(
-    cfg: GenerationConfig, dictionary: Dictionary, tokenizer: Tokenizer | None = None, rules: Sequence[Rule] = ()
+    cfg: GenerationConfig, dictionary: Dictionary, tokenizer: Tokenizer | None = None
 ) -> list[StoppingRule]:
-    """The stopping rules that a configuration asks for, followed by those in ``rules``.
+    """The stopping rules that a configuration asks for.
 
     Args:
         cfg: the configuration; its ``end_symbols`` are not read here, see ``end_tokens_from_config``.
         dictionary: the target vocabulary.
         tokenizer: that of the target language; needed for ``stop_strings``.
-        rules: rules, functions, or names of registered rules.
 
     Raises:
         ConfigError: a name is not registered, a stop string is empty, or there is no tokenizer for them.
@@ -182,13 +160,7 @@ def stopping_from_config(
     if cfg.max_time:
         found.append(TimeLimit(cfg.max_time))
     resources = Resources(dictionary, None if tokenizer is None else tokenizer.encode)
-    return found + [_made(rule, cfg, resources) for rule in rules]
-
-
-def _made(rule: Rule, cfg: GenerationConfig, resources: Resources) -> StoppingRule:
-    if isinstance(rule, str):
-        return build(STOPPING_RULES, rule, StoppingRule, cfg, resources)
-    return rule if isinstance(rule, StoppingRule) else Custom(rule)
+    return found + [build(STOPPING_RULES, name, StoppingRule, cfg, resources) for name in cfg.stopping_rules]
 
 
 def _overlaps(piece: str, text: str) -> bool:

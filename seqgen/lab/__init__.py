@@ -4,7 +4,7 @@
 of decoding keys.
 """
 
-from seqgen.lab.inspection import StepLogits, given_embeddings, masked_heads, prune_heads
+from seqgen.lab.inspection import StepLogits, given_embeddings, masked_heads
 from seqgen.lab.traces.trace import Trace
 
-__all__ = ["StepLogits", "Trace", "given_embeddings", "masked_heads", "prune_heads"]
+__all__ = ["StepLogits", "Trace", "given_embeddings", "masked_heads"]

@@ -1,9 +1,9 @@
-"""Examines a model: embeddings in place of tokens, logits of chosen steps, attention heads masked or pruned."""
+"""Examines a model: embeddings in place of tokens, logits of chosen steps, attention heads masked."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 
@@ -111,10 +111,6 @@ class StepLogits(Observer):
                 self.found[sentence][context.step] = [logits[row].clone() for logits in members]
 
 
-Heads = Mapping[int, Iterable[int]]
-"""Numbers of heads by the number of their layer, both from 0."""
-
-
 @contextmanager
 def masked_heads(
     model: EncoderDecoderModel,
@@ -148,47 +144,6 @@ def masked_heads(
         yield
 
 
-@torch.no_grad()
-def prune_heads(
-    model: EncoderDecoderModel,
-    *,
-    encoder: Heads | None = None,
-    decoder: Heads | None = None,
-    cross: Heads | None = None,
-) -> None:
-    """Remove the effect of attention heads for good, by setting weights of the model to zero.
-
-    These are the weights of the heads' values and the columns of the output projection that read them. Their gradients
-    are then zero as well, so that the heads stay pruned in further training. The shapes of the weights stay as they
-    are: the model is saved and read like any other, and is not faster.
-
-    Args:
-        model: the model, changed in place.
-        encoder: heads of self-attention in the encoder, by layer: ``{0: [1, 3]}``.
-        decoder: heads of self-attention in the decoder.
-        cross: heads of encoder-decoder attention.
-
-    Raises:
-        ConfigError: there is no such layer or head, or heads share their keys and values.
-    """
-    chosen = [
-        (attention, head)
-        for name, heads in (("encoder", encoder), ("decoder", decoder), ("cross", cross))
-        for attention, head in _chosen(model, name, heads or {})
-    ]
-    if any(attention.kv_heads != attention.num_heads for attention, _ in chosen):
-        raise ConfigError("heads that share keys and values (grouped-query attention) cannot be pruned one by one")
-    for attention, head in chosen:  # nothing is changed if one of the heads does not exist
-        inner, dim = attention.num_heads * attention.head_dim, attention.head_dim
-        projection = attention.kv_proj if attention.encoder_decoder else attention.in_proj
-        # the last third (self-attention: queries, keys, values) or half (keys, values) of the rows are the values'
-        values = slice(-inner + head * dim, (-inner + (head + 1) * dim) or None)
-        projection.weight[values] = 0
-        if projection.bias is not None:
-            projection.bias[values] = 0
-        attention.out_proj.weight[:, head * dim : (head + 1) * dim] = 0
-
-
 def _attention_of(model: EncoderDecoderModel, name: str) -> list[MultiheadAttention]:
     """The attention modules that ``encoder``, ``decoder`` or ``cross`` names, one for each layer."""
     self_attention, cross = attention_modules(model.encoder if name == "encoder" else model.decoder)
@@ -220,16 +175,3 @@ def _scaling(head_dim: int, factors: Tensor) -> Any:
         return (heads * factors.to(heads).repeat_interleave(head_dim),)
 
     return hook
-
-
-def _chosen(model: EncoderDecoderModel, name: str, heads: Heads) -> Iterator[tuple[MultiheadAttention, int]]:
-    modules = _attention_of(model, name) if heads else []
-    for layer, numbers in heads.items():
-        if not 0 <= layer < len(modules):
-            raise ConfigError(f"{name}: there is no layer {layer}; the layers are 0 to {len(modules) - 1}")
-        for head in numbers:
-            if not 0 <= head < modules[layer].num_heads:
-                raise ConfigError(
-                    f"{name}, layer {layer}: there is no head {head}; the heads are 0 to {modules[layer].num_heads - 1}"
-                )
-            yield modules[layer], head

@@ -11,7 +11,6 @@ from torch import Tensor
 from seqgen.structures import Batch
 from seqgen.text.input_line import InputLine
 from seqgen.text.languages import TextModel, tokens_of
-from seqgen.text.sources import merged_encodings
 
 SENTENCE_SCORES = 2**20
 """Scores of a decoding step (beam times vocabulary) up to which a sentence counts as one sentence of a batch.
@@ -109,7 +108,4 @@ class Batcher:
             first_tokens=tokens_of([line.first_token for line, _ in rows]),
             start_tokens=tokens_of([line.start_token for line, _ in rows]),
         )
-        if any(line.encoder_out is not None for line, _ in rows):
-            merged = merged_encodings(self.models[0].model.encoder, [line.encoder_out for line, _ in rows])
-            batch = replace(batch, source=replace(batch.source, encoder_out=merged))
         return batch.to(self.device)

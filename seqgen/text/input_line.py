@@ -14,10 +14,9 @@ from seqgen.config import GenerationConfig
 from seqgen.data.tokenizers.languages import TargetLanguage
 from seqgen.errors import DataError
 from seqgen.generation.component import Phrase
-from seqgen.structures import EncoderOut
 from seqgen.text.languages import LanguageReader, LineLanguages, TextModel, encode_source
 from seqgen.text.results import TextHypothesis, Translation
-from seqgen.text.sources import EncodedSource, MemberSource, check_encodable, source_text
+from seqgen.text.sources import MemberSource, source_text
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -37,7 +36,6 @@ class InputLine:
         prefix_tokens: its target ids.
         first_token: the token of the target language, if the output begins with it.
         start_token: the token of the target language, if it is the start token of the decoder.
-        encoder_out: the encoder's output ``(1, S, C)``, if it was given in place of the text.
         languages: the languages of the line.
         notes: messages for the user about the input.
         ends_line: false for a sentence of a line that is not its last one.
@@ -53,7 +51,6 @@ class InputLine:
     prefix_tokens: Sequence[int] = ()
     first_token: int | None = None
     start_token: int | None = None
-    encoder_out: EncoderOut | None = None
     languages: LineLanguages = LineLanguages()
     notes: Sequence[str] = ()
     ends_line: bool = True
@@ -120,15 +117,13 @@ class InputEncoder:
         self.languages = LanguageReader(models, cfg)
         self._longest: dict[tuple[int, ...], int] = {}
 
-    def encode(
-        self, number: int, line: str | EncodedSource, prefix: str = "", languages: LineLanguages | None = None
-    ) -> InputLine:
+    def encode(self, number: int, line: str, prefix: str = "", languages: LineLanguages | None = None) -> InputLine:
         """Encode a line; sources are truncated to the length that each model can read.
 
         Args:
             number: number of the line, from 0.
             line: the line. With ``cfg.constraints``, phrases follow the source, separated by tabs. Fields with the
-                line's languages are removed first. If the source is encoded already, its ids are not computed again.
+                line's languages are removed first.
             prefix: the forced beginning of the output.
             languages: the languages of the line; ``None`` to find them.
 
@@ -137,43 +132,25 @@ class InputEncoder:
 
         Raises:
             DataError: the line or its prefix is not text, the line has too few fields for ``cfg.members`` or the
-                languages, a field is not a language, or the line is encoded already with other languages.
-            ConfigError: the line is encoded already, and the models cannot decode such a source.
+                languages, or a field is not a language.
         """
-        encoded = line if isinstance(line, EncodedSource) else None
-        text = line.text if isinstance(line, EncodedSource) else line
-        check_text(text, f"line {number + 1}")
+        check_text(line, f"line {number + 1}")
         check_text(prefix, f"the prefix of line {number + 1}")
         if languages is None:
-            text, languages = self.languages.read(number, text) if text.strip() else (text, LineLanguages())
-        text, *phrases = text.split("\t") if self.cfg.constraints else [text]
+            line, languages = self.languages.read(number, line) if line.strip() else (line, LineLanguages())
+        text, *phrases = line.split("\t") if self.cfg.constraints else [line]
         read = InputLine(number, text, prefix=prefix, languages=languages)
-        if encoded is None and not text.strip() and not self.task.reads_empty_lines:
+        if not text.strip() and not self.task.reads_empty_lines:
             unused = " and ".join(name for name, given in (("prefix", prefix), ("phrases", phrases)) if given)
             further = f"; its {unused} had no effect" if unused else ""
             return replace(read, notes=[f"the line is empty, and so is its output{further}"])
-        if encoded is None:
-            read = self._with_sources(read)
-        else:
-            check_encodable(self.models)
-            self._check_languages(number, encoded.languages, languages)
-            ids, out = [encoded.tokens], encoded.encoder_out
-            read = replace(read, sources=ids, member_sources=[text], encoder_out=out, notes=encoded.notes)
+        read = self._with_sources(read)
         if not read.sources:
             return read
         roles = (TargetLanguage.FIRST, TargetLanguage.START)
         first, start = (self.languages.target_token(languages, role) for role in roles)
         read = replace(read, first_token=first, start_token=start)
         return self._with_prefix(self._with_phrases(read, phrases) if phrases else read)
-
-    def _check_languages(self, number: int, encoded: LineLanguages, given: LineLanguages) -> None:
-        """Refuse languages that an encoded source would need to have been encoded with."""
-        both = LineLanguages(given.source_lang or encoded.source_lang, given.target_lang or encoded.target_lang)
-        if both != encoded and not torch.equal(*(encode_source(self.task, "", one) for one in (encoded, both))):
-            raise DataError(
-                f"line {number + 1} was encoded with other languages than source_lang={both.source_lang!r}, "
-                f"target_lang={both.target_lang!r}, and this model reads them in the source; give encode the same ones"
-            )
 
     def longest_output(self, sources: Sequence[Tensor]) -> int:
         """The longest output of a line in tokens, end-of-sentence not counted.
@@ -286,9 +263,7 @@ def alternatives(phrase: str) -> list[str]:
     return [text for text in texts if text]
 
 
-def with_prefixes(
-    lines: Iterable[str | EncodedSource], prefixes: Iterable[str] | None
-) -> Iterator[tuple[str | EncodedSource, str]]:
+def with_prefixes(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:
     """Pair each line with the prefix of its output.
 
     Args:

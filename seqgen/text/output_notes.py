@@ -14,10 +14,9 @@ from seqgen.structures import Hypothesis
 from seqgen.task import Task
 from seqgen.text.input_line import InputLine
 from seqgen.text.results import TextHypothesis
-from seqgen.text.sentences import ParagraphReader
 
 MIN_SOURCE_TOKENS, SHORT_OUTPUT_DIVISOR = 40, 3
-"""An output is noted if its source has at least 40 tokens, and it has less than a third of its usual length."""
+"""An output is noted if its source has at least 40 tokens, and it has less than a third as many."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +28,12 @@ class OutputNotes:
         setup: how outputs are decoded.
         task: the task of the first model.
         longest_output: maps the sources of a line to the tokens of its longest output, end-of-sentence not counted.
-        paragraphs: finds sentences that may be missing; ``None`` without ``generation.input_split``.
     """
 
     cfg: GenerationConfig
     setup: DecodingSetup
     task: Task
     longest_output: Callable[[Sequence[Tensor]], int]
-    paragraphs: ParagraphReader | None
 
     def on_search(self, line: InputLine, hypotheses: Sequence[Hypothesis]) -> list[str]:
         """Notes on a search that found no hypothesis, or fewer than ``nbest``."""
@@ -66,14 +63,10 @@ class OutputNotes:
         source, output = len(line.sources[0]), len(item.tokens)
         if self.task.translates and not item.text.strip():
             return "the output is empty, which generation.min_len or lenpen can prevent"
-        if self.paragraphs is not None:
-            return self.paragraphs.note(line, item)
-        short = output < self.cfg.usual_ratio * source / SHORT_OUTPUT_DIVISOR
-        if self.task.translates and source >= MIN_SOURCE_TOKENS and short:
-            return (
-                f"the output has {output} tokens for {source} of the source and may lack a part; decode paragraphs "
-                "with generation.input_split=sentences"
-            )
+        short = source >= MIN_SOURCE_TOKENS and output < source / SHORT_OUTPUT_DIVISOR
+        if self.task.translates and short:
+            advice = "" if self.cfg.input_split else "; decode paragraphs with generation.input_split=sentences"
+            return f"the output has {output} tokens for {source} of the source and may lack a part{advice}"
         return ""
 
     def _cut(self, item: TextHypothesis, longest: int) -> str:

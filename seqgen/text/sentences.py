@@ -7,16 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError, DataError, library_errors
 from seqgen.generation.finished import Ranking
 from seqgen.structures import Hypothesis
 from seqgen.text.input_line import InputEncoder, InputLine, check_text
-from seqgen.text.languages import LineLanguages, encode_source
+from seqgen.text.languages import LineLanguages
 from seqgen.text.results import TextHypothesis, Translation
-from seqgen.text.sources import EncodedSource
 
 
 def _pairs(text: str) -> dict[str, str]:
@@ -35,10 +33,6 @@ MOST = 1 << 24
 WINDOW = 1 << 13
 """Characters of a line that the rules read at a time, because the package takes quadratic time for unclosed quotation
 marks: 120 s for a line of 1 MB that is read as a whole."""
-
-MIN_ATTENTION_SHARE, MIN_LENGTH_RATIO = 0.5, 0.4
-"""A sentence is noted if it receives less than half of the usual attention for each of its tokens, or if its output
-has less than 0.4 of the usual length; docs/paragraphs.md shows how these limits were measured."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +120,6 @@ def _segments(line: str, language: str, notes: dict[str, None]) -> Iterator[str]
 class ParagraphReader:
     """Splits lines into sentences, which are decoded like separate lines, and joins their outputs.
 
-    With ``generation.input_split=note``, lines are decoded whole, and ``note`` finds sentences that may be missing.
-
     Args:
         encoder: encodes the sentences.
 
@@ -142,7 +134,6 @@ class ParagraphReader:
         except ImportError:
             raise ConfigError(f"{_key(encoder.cfg)} needs a package: pip install sentencex") from None
         self.encoder, self.cfg = encoder, encoder.cfg
-        self.splits = encoder.cfg.input_split == "sentences"
         self.ranking = Ranking(not self.cfg.unnormalized, self.cfg.lenpen, self.cfg.length_penalty)
         tokenizer = encoder.task.source_tokenizer
         known = tokenizer.languages.source_lang if tokenizer.languages else ""
@@ -171,7 +162,7 @@ class ParagraphReader:
 
     def translate(
         self,
-        lines: Sequence[tuple[int, tuple[str | EncodedSource, str]]],
+        lines: Sequence[tuple[int, tuple[str, str]]],
         decode: Callable[[list[InputLine]], Iterator[Translation]],
     ) -> Iterator[Translation]:
         """Split lines, decode all sentences together, and join the outputs.
@@ -184,49 +175,16 @@ class ParagraphReader:
             One translation for each line, in order.
 
         Raises:
-            DataError: a line is not text, is encoded already, or has too many sentences or a language without rules.
+            DataError: a line is not text, or has too many sentences or a language without rules.
         """
         read = [self._read(number, *pair) for number, pair in lines]
         decoded = decode([sentence for _, sentences in read for sentence in sentences])
         for (number, _), (split, sentences) in zip(lines, read, strict=True):
             yield self._joined(number, split, [next(decoded) for _ in sentences])
 
-    def note(self, line: InputLine, item: TextHypothesis) -> str:
-        """Describe what an output may lack; empty if nothing was found.
-
-        Args:
-            line: a line, or a sentence of one.
-            item: its best hypothesis.
-        """
-        best, usual = item.hypothesis, self.cfg.usual_ratio
-        if not self.splits and best.attention is not None:
-            return self._faint(line, best.attention.sum(0) / usual)
-        source = len(line.sources[0])
-        unchecked = "" if self.splits else "the model returns no attention weights, by which sentences are checked"
-        if self.encoder.task.translates and len(best.tokens) < MIN_LENGTH_RATIO * usual * source:
-            return f"the output has {len(best.tokens)} tokens for {source} of the source and may lack a part"
-        return unchecked
-
-    def _faint(self, line: InputLine, attention: Tensor) -> str:
-        """A note on sentences with little ``attention`` ``(S,)``, summed over the output."""
-        task, languages, text = self.encoder.task, line.languages, line.text
-        sentences = split_text(text, self.language(languages)).sentences
-        alone = len(encode_source(task, "", languages))
-        end, faint = alone - len(task.source_tokenizer.source_tokens().after), []
-        for number, sentence in enumerate(sentences, start=1):
-            start, size = end, len(encode_source(task, sentence, languages)) - alone
-            end += size
-            if float(attention[start:end].sum()) < MIN_ATTENTION_SHARE * size:
-                faint.append(str(number))
-        which = f"sentence{'s' * (len(faint) > 1)} {', '.join(faint[:8])}{' ...' * (len(faint) > 8)}"
-        why = "with less than half of the usual attention; generation.input_split=sentences decodes each"
-        return f"of {len(sentences)} sentences, {which} may be missing in the output, {why}" if faint else ""
-
-    def _read(self, number: int, line: str | EncodedSource, prefix: str) -> tuple[SplitText, list[InputLine]]:
+    def _read(self, number: int, line: str, prefix: str) -> tuple[SplitText, list[InputLine]]:
         """Split a line, and encode its sentences; a blank line is encoded as a whole. The prefix is the first one's."""
         where = f"line {number + 1}"
-        if isinstance(line, EncodedSource):
-            raise DataError(f"{where} is encoded already, and cannot be split into sentences; give text")
         check_text(line, where)
         check_text(prefix, f"the prefix of {where}")
         text, languages = self.encoder.languages.read(number, line) if line.strip() else (line, LineLanguages())

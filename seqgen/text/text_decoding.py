@@ -15,9 +15,8 @@ from typing import Any
 import torch
 
 from seqgen.config.settings import ResolvedSettings
-from seqgen.errors import ConfigError, DataError
+from seqgen.errors import ConfigError
 from seqgen.generation.component import Resources
-from seqgen.generation.ensemble.member import encode
 from seqgen.generation.finished import Ranking
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
@@ -31,7 +30,7 @@ from seqgen.text.output_notes import OutputNotes
 from seqgen.text.reranking import Ranker
 from seqgen.text.results import Details, TextHypothesis, Translation, attend_to_source
 from seqgen.text.sentences import ParagraphReader
-from seqgen.text.sources import EncodedSource, check_encodable, check_fits, sources_from_config
+from seqgen.text.sources import sources_from_config
 from seqgen.text.unknown_words import UnknownWords
 from seqgen.text.word_streaming import WordStreamer, continuation
 
@@ -90,13 +89,12 @@ class TextDecoding:
         resources = Resources(*of_text, device=self.device, models=self.members, ensemble=settings.ensemble)
         sources = sources_from_config(cfg, resources)
         self.input_encoder = InputEncoder(readers, cfg, setup.limits.last_steps, sources, len(self.members))
-        paragraphs = ParagraphReader(self.input_encoder) if cfg.input_split else None
-        self.splitter = paragraphs if paragraphs is not None and paragraphs.splits else None
+        self.splitter = ParagraphReader(self.input_encoder) if cfg.input_split else None
         if self.splitter is not None and streamer is not None:
             raise ConfigError("generation.input_split=sentences cannot be streamed; leave it out, or do not stream")
         ranks = cfg.mbr or cfg.rerank or {"mbr", "rerank"} & settings.objects.keys()
         self.ranker = Ranker(cfg, settings.objects, setup.beam_size, resources) if ranks else None
-        self.output_notes = OutputNotes(cfg, setup, self.task, self.input_encoder.longest_output, paragraphs)
+        self.output_notes = OutputNotes(cfg, setup, self.task, self.input_encoder.longest_output)
 
     @cached_property
     def scorer(self) -> SequenceScorer:
@@ -109,7 +107,7 @@ class TextDecoding:
 
     def translate(
         self,
-        lines: Iterable[str | EncodedSource],
+        lines: Iterable[str],
         prefixes: Iterable[str] | None = None,
         buffer_size: int = 0,
         first_number: int = 0,
@@ -118,7 +116,7 @@ class TextDecoding:
         """Decode lines.
 
         Args:
-            lines: the lines, or what ``encode`` returned for them; ``buffer_size`` of them are read at a time.
+            lines: the lines; ``buffer_size`` of them are read at a time.
             prefixes: the forced beginning of each output, read together with the lines; ``None`` for none.
             buffer_size: number of lines that are read, batched by length and decoded together; 0 for
                 ``cfg.buffer_size``, and for ``BUFFER_SIZE`` if that is 0, too.
@@ -146,42 +144,9 @@ class TextDecoding:
                     yield from self.splitter.translate(buffer, decode)
                 else:
                     yield from decode([self.input_encoder.encode(number, *pair) for number, pair in buffer])
-        except BaseException as error:
+        finally:
             if streamer is not None:
-                streamer.close(error)
-            raise
-        if streamer is not None:
-            streamer.close()
-
-    @torch.inference_mode()
-    def encode(self, lines: Iterable[str]) -> list[EncodedSource]:
-        """Run the encoder on lines, each alone, so that the outputs have no padding.
-
-        Args:
-            lines: the lines.
-
-        Returns:
-            For each line what ``translate`` can decode in its place.
-
-        Raises:
-            ConfigError: there are several models, or the model has no encoder.
-            DataError: a line is empty, or encoded already.
-        """
-        check_encodable(self.batcher.models)
-        if self.splitter is not None:
-            raise ConfigError("encode reads whole lines; leave out generation.input_split")
-        encoded = []
-        with self.generator.setup.ensemble.evaluating():
-            for number, text in enumerate(lines):
-                if isinstance(text, EncodedSource):
-                    raise DataError(f"line {number + 1} is encoded already; give text")
-                line = self.input_encoder.encode(number, text)
-                if not line.sources:
-                    raise DataError(f"line {number + 1} is empty and has no encoder output")
-                source = self.batcher.collate([(line, None)]).source
-                encoder_out = encode(self.models[0].encoder, source)
-                encoded.append(EncodedSource(text, line.sources[0], encoder_out, line.notes, line.languages))
-        return encoded
+                streamer.close()
 
     def _translate_buffer(
         self, lines: Sequence[InputLine], on_line: Callable[[], None] | None
@@ -202,18 +167,8 @@ class TextDecoding:
             if out_of_memory(error) and not self.details.rescores:
                 finished = itertools.takewhile(lambda line: line.number in found, lines)
                 yield from (found[line.number] for line in finished)
-            self._check_encodings(lines)
             raise
         yield from (found[line.number] for line in lines)
-
-    @torch.inference_mode()
-    def _check_encodings(self, lines: Sequence[InputLine]) -> None:
-        """After an error in decoding, refuse encoder outputs that are not those of the model."""
-        with self.generator.setup.ensemble.evaluating():
-            for line in lines:
-                if line.encoder_out is not None:
-                    of_model = self.models[0].encoder, self.task.source_dictionary.eos()
-                    check_fits(*of_model, line.text, line.encoder_out)
 
     def _begin(self, lines: Sequence[InputLine]) -> None:
         """Tell the streamer and the reranker which lines follow."""

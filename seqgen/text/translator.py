@@ -10,9 +10,7 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -40,11 +38,9 @@ from seqgen.task import Task
 from seqgen.text.input_line import check_text
 from seqgen.text.languages import TextModel
 from seqgen.text.results import Details, Translation
-from seqgen.text.sources import EncodedSource
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.text_scoring import TextScoring, check_blocks
 from seqgen.text.vocabularies import DifferentVocabularies, vocabularies_of
-from seqgen.text.word_streaming import IteratorStreamer, StreamedText
 
 
 @dataclass(frozen=True)
@@ -178,7 +174,7 @@ class Translator:
 
     def translate(
         self,
-        texts: Iterable[str | EncodedSource],
+        texts: Iterable[str],
         *,
         prefixes: Iterable[str] | None = None,
         streamer: Streamer | None = None,
@@ -191,8 +187,7 @@ class Translator:
         """Decode texts.
 
         Args:
-            texts: one line each; the output of an empty line is empty. A line can also be an encoder output, see
-                ``encode``.
+            texts: one line each; the output of an empty line is empty.
             prefixes: the forced beginning of each output.
             streamer: receives tokens or words as they are generated; ``beam`` is then 1.
             return_attention: whether hypotheses have attention and alignment.
@@ -225,44 +220,6 @@ class Translator:
             self._prepared = last = _Prepared(key, details, files, self.prepare(details, **keys))
         return last.decoding
 
-    def encode(self, texts: Iterable[str], **settings: Any) -> list[EncodedSource]:
-        """Run the encoder of a model on texts; ``translate`` decodes the results in place of the texts.
-
-        Args:
-            texts: one line each.
-            settings: as for ``translate``; ``source_lang`` and ``target_lang`` can have an effect.
-
-        Returns:
-            One encoder output for each text.
-
-        Raises:
-            ConfigError: there are several models, or the model has no encoder.
-            DataError: a line is empty.
-        """
-        _check_lists(texts=texts)
-        return self.prepare(**settings).encode(texts)
-
-    def stream(
-        self, texts: Iterable[str], *, prefixes: Iterable[str] | None = None, **settings: Any
-    ) -> Iterator[StreamedText]:
-        """Decode texts in another thread, and yield words as they are generated.
-
-        Args:
-            texts: one line each.
-            prefixes: the forced beginning of each output.
-            settings: as for ``translate``; ``beam`` is 1.
-
-        Returns:
-            An iterator over the words of all texts; the words of one text come in order. Closing the iterator ends the
-            decoding.
-
-        Raises:
-            ConfigError: a key is unknown, a value has the wrong type or range, or settings exclude each other.
-        """
-        _check_lists(texts=texts, prefixes=() if prefixes is None else prefixes)
-        streamer = IteratorStreamer()
-        return _listen(streamer, self.prepare(Details(), streamer, **settings).translate(texts, prefixes))
-
     def prepare(
         self, details: Details | None = None, streamer: Streamer | None = None, **settings: Any
     ) -> TextDecoding:
@@ -292,8 +249,7 @@ class Translator:
         self._check_shared_vocabulary(cfg)
         notes += self._vocabularies.language_notes(cfg)
         draft = self._draft(cfg.draft) if cfg.draft else None
-        need_attention = details.attention or bool(cfg.replace_unknown) or cfg.input_split == "note"
-        generator = self._build(resolved, need_attention, draft)
+        generator = self._build(resolved, details.attention or bool(cfg.replace_unknown), draft)
         writable = generator.setup.limits.max_len
         notes += [
             f"generation.{name}={given.get(name)} is more than the {writable} tokens that can be generated"
@@ -469,23 +425,6 @@ def _checked(what: str, texts: Iterable[str]) -> list[str]:
     for number, line in enumerate(lines, start=1):
         check_text(line, f"{what}, line {number}")
     return lines
-
-
-def _listen(streamer: IteratorStreamer, translations: Iterator[Translation]) -> Iterator[StreamedText]:
-    """Decode in another thread, and yield the words that it generates."""
-
-    def work() -> None:
-        with suppress(BaseException):  # the streamer raises it in the thread that iterates
-            for _ in translations:
-                pass
-
-    thread = threading.Thread(target=work, name="seqgen-stream", daemon=True)
-    thread.start()
-    try:
-        yield from streamer
-    finally:
-        streamer.cancel()
-        thread.join()
 
 
 def _check_streamable(cfg: GenerationConfig) -> None:

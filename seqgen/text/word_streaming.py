@@ -7,11 +7,9 @@ until then. The words that are passed on for a sentence, joined, are its final t
 
 from __future__ import annotations
 
-import queue
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import IO, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import IO
 
 
 def continuation(decode: Callable[[Sequence[int]], str], prompt: Sequence[int], tokens: Sequence[int]) -> str:
@@ -32,10 +30,6 @@ def continuation(decode: Callable[[Sequence[int]], str], prompt: Sequence[int], 
         return decode(tokens)
     before, whole = decode(prompt), decode([*prompt, *tokens])
     return whole.removeprefix(before) if whole.startswith(before) else decode(tokens)
-
-
-class Cancelled(Exception):
-    """Raised in the decoding thread after ``IteratorStreamer.cancel``, to end the decoding."""
 
 
 class WordStreamer:
@@ -88,12 +82,8 @@ class WordStreamer:
         self._shown.pop(sentence, None)
         self._prompts.pop(sentence, None)
 
-    def close(self, error: BaseException | None = None) -> None:
-        """Receive the end of decoding; does nothing by default.
-
-        Args:
-            error: the error that ended the decoding; ``None`` if it is complete.
-        """
+    def close(self) -> None:
+        """Receive the end of decoding; does nothing by default."""
 
     def on_text(self, sentence: int, text: str, last: bool) -> None:
         """Receive the next words of a sentence.
@@ -159,7 +149,7 @@ class TextStreamer(WordStreamer):
                 break
             self._end_line()
 
-    def close(self, error: BaseException | None = None) -> None:
+    def close(self) -> None:
         """Write all buffered lines, for example if line numbers do not begin at 0; see ``WordStreamer.close``."""
         for line in sorted(self._waiting):
             self._line = line
@@ -176,63 +166,3 @@ class TextStreamer(WordStreamer):
         file = self.file or sys.stdout
         file.write(text if is_end else text.replace("\n", " "))
         file.flush()
-
-
-class StreamedText(NamedTuple):
-    """Some words of the output for a line.
-
-    Attributes:
-        line: number of the line, from 0.
-        text: the words, with the white space before them.
-        last: whether these are the last words of the line.
-    """
-
-    line: int
-    text: str
-    last: bool
-
-
-class IteratorStreamer(WordStreamer):
-    """An iterator over ``StreamedText`` for a thread other than the decoding one; it raises the errors of decoding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._queue: queue.SimpleQueue[StreamedText | BaseException | None] = queue.SimpleQueue()
-        self._over = False
-        self._cancelled = threading.Event()
-
-    def on_text(self, sentence: int, text: str, last: bool) -> None:
-        """See ``WordStreamer.on_text``."""
-        self._queue.put(StreamedText(sentence, text, last))
-
-    def put(self, sentence: int, tokens: Sequence[int]) -> None:
-        """See ``WordStreamer.put``.
-
-        Raises:
-            Cancelled: ``cancel`` was called.
-        """
-        if self._cancelled.is_set():
-            raise Cancelled
-        super().put(sentence, tokens)
-
-    def close(self, error: BaseException | None = None) -> None:
-        """See ``WordStreamer.close``."""
-        self._queue.put(error)
-
-    def cancel(self) -> None:
-        """End the decoding at its next token; called from the thread that iterates."""
-        self._cancelled.set()
-
-    def __iter__(self) -> Iterator[StreamedText]:
-        return self
-
-    def __next__(self) -> StreamedText:
-        if self._over:
-            raise StopIteration
-        item = self._queue.get()
-        if isinstance(item, StreamedText):
-            return item
-        self._over = True
-        if item is None:
-            raise StopIteration
-        raise item

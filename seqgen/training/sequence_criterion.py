@@ -110,15 +110,6 @@ class SequenceCriterion(Criterion):
         with named_in_training():
             self.utility: Utility = utility_from_config(cfg.decode, resources)
 
-    @property
-    def is_expected_risk(self) -> bool:
-        """True if the sequence loss is the expected risk of the candidates, if all outputs are candidates.
-
-        That is the mean of ``1 - utility / 100``, weighted by their probabilities divided by the sum of these. The
-        check compares its gradient with that of all outputs. By default it is not.
-        """
-        return False
-
     def sequence_loss(self, model: EncoderDecoderModel, batch: Batch) -> tuple[Tensor, dict[str, Tensor | float]]:
         """Compute the loss of a batch by decoding.
 

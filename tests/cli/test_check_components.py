@@ -20,7 +20,6 @@ from seqgen.lab.checks.checking import check_all
 from seqgen.lab.checks.components import (
     SHARED,
     alone_equals_batched,
-    changes_nothing,
 )
 from seqgen.lab.checks.kinds import KINDS, DecodingCheckConfig, component_subject
 from seqgen.lab.checks.strategies import (
@@ -41,7 +40,6 @@ PENALTY = f"common.user_dir={EXAMPLES}/extending/stateful_processor.py"
 """Registers the processor ``frequency_penalty``."""
 
 KEYS = {
-    "search=exact": ["beam=2"],
     "criterion=label_smoothed_cross_entropy": ["criterion.z_loss=0.1"],
 }
 """Keys that a component needs, or with which more happens."""
@@ -122,7 +120,6 @@ def test_components_with_a_run_and_other_components(tmp_path: Path, monkeypatch:
         *("semantics=fairseq", "generation.search=diverse_beam", "search.groups=2"),
     )
     assert "not run: a trained model has one vocabulary" in outcome.out
-    assert "changes nothing" not in outcome.out
     (tmp_path / "own.py").write_text(
         "from seqgen.extend import MEMBER_LPROBS, Observer, register_observer\n\n"
         "@register_observer('of_ensembles')\n"
@@ -198,27 +195,6 @@ def test_a_component_that_cannot_be_built(body: str, tmp_path: Path) -> None:
     outcome = check(f"common.user_dir={tmp_path}/own.py", f"processor={name}")
     assert outcome.code == 2
     assert re.match(r"seqgen-check: the processor cannot be built from its keys: \w+: .* \(.*own.py:6\); ", outcome.err)
-
-
-@pytest.mark.parametrize(
-    ("group", "values", "nothing"),
-    [
-        ("search", {"search": "beam"}, False),  # there is nothing that it could change
-        ("search", {"search": "diverse_beam", "components": {"search.strength": 0.0, "search.groups": 1}}, True),
-        ("processor", {"processors": ["checked_whole_vocabulary"]}, True),
-        ("processor", {"processors": ["checked_minimum_length", "checked_top_k"]}, False),
-        ("combination", {"combination": "fusion", "components": {"combination.weight": 0.0}}, False),
-        ("stopping", {"stopping_rules": ["checked_never"]}, True),
-    ],
-)
-def test_a_component_that_changes_nothing(group: str, values: dict[str, Any], nothing: bool) -> None:
-    subject = component_subject(group, DecodingCheckConfig(generation=GenerationConfig(**values)))
-    assert changes_nothing(subject) == nothing
-
-
-def test_the_check_says_that_a_component_changes_nothing() -> None:
-    outcome = assert_passes("stopping=checked_never", "semantics=fairseq", "beam=2")
-    assert outcome.out.endswith("\nthe stopping rule changes nothing: all decodes are those without it\n")
 
 
 @pytest.mark.nightly

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from seqgen.lab.checks.checking import ERROR
-from seqgen.lab.checks.model_causes import NOT_REORDERED
-from seqgen.lab.checks.models import PASSES, SEARCH, STEPPING, WEIGHTS
+from seqgen.lab.checks.models import NOT_REORDERED, PASSES, SEARCH, STEPPING, WEIGHTS
 from tests.cli.test_check_components import check
 from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.huggingface_t5 import tiny_folder
@@ -43,7 +42,7 @@ def test_a_model_that_fails(tmp_path: Path) -> None:
     place = lines.index(next(line for line in lines if line.startswith("steps after reordering beams")))
     assert " failed " in lines[place]
     assert lines[place + 1].startswith("    step 2, sentence 0, beam 1: the logits differ")
-    assert f"probable cause: {NOT_REORDERED}\nfirst layer that differs: decoder\n" in outcome.out
+    assert outcome.out.endswith(f"probable cause: {NOT_REORDERED}\n")
 
 
 def test_a_model_that_raises(tmp_path: Path) -> None:

@@ -218,17 +218,13 @@ def test_a_hugging_face_folder(tmp_path: Path) -> None:
 PARAGRAPHS = "The dog sees a man.  The tree has a ball.\n\nThe man has a dog\n  The dog! A man? \n"
 
 
-@pytest.mark.parametrize("how", ["sentences", "note"])
-def test_paragraphs(runs: Path, how: str) -> None:
+def test_paragraphs(runs: Path) -> None:
     pytest.importorskip("sentencex")
-    arguments = (f"generation.input_split={how}", "generation.input_split_lang=en")
+    arguments = ("generation.input_split=sentences", "generation.input_split_lang=en")
     outcome = generate(runs / "fconv", *arguments, stdin=PARAGRAPHS.encode())
     found = records(generate(runs / "fconv", *arguments, "format=json", stdin=PARAGRAPHS.encode()))
     assert outcome.out.splitlines() == [line["hypotheses"][0]["text"] if line["hypotheses"] else "" for line in found]
     assert [line["source"] for line in found] == PARAGRAPHS.splitlines()
-    if how == "note":
-        assert not any("sentences" in line for line in found)
-        return
     assert [len(line.get("sentences", [])) for line in found] == [2, 0, 0, 2]
     first, last = found[0], found[3]
     assert [part["source"] for part in last["sentences"]] == ["The dog!", "A man?"]

@@ -18,11 +18,11 @@ FACTS = {
     "INPUT": "input_split input_split_lang",
     "FILES": "draft prefix_trie shortlist replace_unknown",
     "SPEED": "max_tokens batch_size buffer_size",
-    "ENSEMBLE": "guidance_scale combination inner_combination members",
+    "ENSEMBLE": "guidance_scale combination members",
     "STRATEGY": "constraints seed",
     "WARPER": "sampling_topk sampling_topp min_p typical_p epsilon_cutoff eta_cutoff",
     "KEEPS_SCORES": """
-        semantics beam nbest source_lang input_split input_split_lang usual_ratio max_len_a max_len_b max_len
+        semantics beam nbest source_lang input_split input_split_lang max_len_a max_len_b max_len
         early_stopping end_symbols stop_strings max_time unnormalized lenpen length_penalty seed draft draft_tokens
         prompt_lookup mbr rerank replace_unknown observers members max_tokens batch_size buffer_size dtype
     """,
@@ -31,7 +31,7 @@ FACTS = {
         rerank members max_tokens batch_size buffer_size dtype components
     """,
     "NOT_IN_TRAINING": """
-        nbest source_lang target_lang input_split input_split_lang usual_ratio max_time constraints draft rerank
+        nbest source_lang target_lang input_split input_split_lang max_time constraints draft rerank
         replace_unknown members max_tokens batch_size buffer_size dtype
     """,
     "SCORES_TARGETS": "source_lang target_lang unnormalized combination batch_size bit_exact",

@@ -84,7 +84,6 @@ def test_the_ensemble_has_its_keys_and_those_of_its_components_alone() -> None:
         "members": ["field1", "empty"],
         "guidance_scale": 1.0,
         **{"combination": "fusion", "combination.weight": 0.3},
-        **{"inner_combination": "fusion", "inner_combination.weight": 0.4},
     }
     others = {"beam": 4, "search": "diverse_beam", "search.groups": 2, "lenpen": 0.5}
     assert resolve(Settings().with_layer("user", {**ensemble, **others})).ensemble == ensemble

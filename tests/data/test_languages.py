@@ -16,7 +16,7 @@ from seqgen import Translator
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import GenerationConfig
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
-from seqgen.errors import ConfigError, DataError
+from seqgen.errors import ConfigError
 from seqgen.text.languages import LanguageReader, LineLanguages
 from tests.commands import Outcome, command
 from tests.huggingface_t5 import tiny_folder
@@ -202,26 +202,6 @@ def test_list_of_languages(folders: dict[str, Path], tmp_path: Path) -> None:
         outcome = command("show", *arguments, "languages=true")
         assert outcome.code == 2
         assert outcome.err.count("\n") == 1
-
-
-@pytest.mark.parametrize("name", ["NllbTokenizer", "MBartTokenizer", "MarianTokenizer"])
-def test_encoded_lines_keep_their_languages(folders: dict[str, Path], name: str) -> None:
-    translator = Translator(str(folders[name]), beam=2)
-    source, targets = KINDS[name]
-    lines = [f"{text}\t{language}" for text, language in zip(LINES, targets, strict=True)]
-    keys = {"target_lang": "field2", **({"source_lang": source} if source else {})}
-    wanted, encoded = translator.translate(lines, **keys, return_internals=True), translator.encode(lines, **keys)
-    for mine, theirs in zip(translator.translate(encoded, **keys, return_internals=True), wanted, strict=True):
-        assert mine.hypotheses[0].tokens.tolist() == theirs.hypotheses[0].tokens.tolist()
-        ((one,), (other,)) = (found.hypotheses[0].internals or [] for found in (mine, theirs))
-        torch.testing.assert_close(one.decoder.hidden_states, other.decoder.hidden_states)
-    again = translator.translate(encoded[:1], target_lang=targets[0])  # the language of the source is known
-    assert again[0].hypotheses[0].tokens.tolist() == wanted[0].hypotheses[0].tokens.tolist()
-    other = (
-        {"source_lang": "fr_XX" if name == "MBartTokenizer" else "fra_Latn"} if source else {"target_lang": targets[1]}
-    )
-    with pytest.raises(DataError, match="line 1 was encoded with other languages than"):
-        translator.translate(encoded[:1], **{"target_lang": targets[0], **other})
 
 
 def test_a_shortlist_has_no_tokens_of_languages(folders: dict[str, Path], tmp_path: Path) -> None:

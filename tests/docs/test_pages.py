@@ -194,9 +194,9 @@ def test_shown_python_of_inspection_runs(
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     blocks = [block for block in shown_python("inspection.md") if "import Trace" not in block]
-    assert len(blocks) == 7
+    assert len(blocks) == 6
     exec(compile("".join(blocks), "docs/inspection.md", "exec"), {})
-    assert len(capsys.readouterr().out.splitlines()) == 13
+    assert len(capsys.readouterr().out.splitlines()) == 9
 
 
 def test_links_lead_somewhere() -> None:

@@ -100,13 +100,10 @@ def hypotheses(translator: Translator, **settings: Any) -> list[list[Hypothesis]
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("inner", [{}, {"inner_combination": "fusion", "inner_combination.weight": 0.4}], ids=str)
-def test_forced_decoding_has_the_scores_of_the_search(
-    model: ModelInMemory, datastore: Path, inner: dict[str, Any]
-) -> None:
+def test_forced_decoding_has_the_scores_of_the_search(model: ModelInMemory, datastore: Path) -> None:
     """``model_score`` and ``Translator.score`` of an output are its score in beam search, neighbors included."""
     keys = {"combination": "knn_mt", "combination.datastore": str(datastore), "combination.interpolation": 0.5}
-    translator = Translator([model, model], **keys, **inner)
+    translator = Translator(model, **keys)
     plain = Translator(model)
     for translation in translator.translate(TEXTS, return_scores=True, **OPTIONS):
         texts = [hypothesis.text for hypothesis in translation.hypotheses]

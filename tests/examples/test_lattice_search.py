@@ -1,4 +1,4 @@
-"""examples/papers/lattice_search.py against the enumeration of all outputs."""
+"""examples/papers/exact_search/lattice.py against the enumeration of all outputs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from examples.papers.lattice_search import LatticeSearch
+from examples.papers.exact_search.lattice import LatticeSearch
 from seqgen.errors import ConfigError
 from seqgen.text.translator import Translator
 from tests.generators import scripted_generator

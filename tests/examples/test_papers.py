@@ -30,6 +30,7 @@ READS_PREFIXES = ("align_att", "simultaneous")
         "dola processor=dola processor.dola.layers=[1]",
         "dynamic_beams search=threshold_pruning",
         "simultaneous search=wait_k",
+        "stochastic_beam search=stochastic_beam",
         "watermark processor=watermark",
     ],
 )

@@ -88,7 +88,6 @@ OWN_VALUES: dict[str, list[Any]] = {
     "members": [[], ["input"], ["input", "field2"], ["empty", "input"]],
     "search": _names(SEARCHES),
     "combination": _names(COMBINATIONS),
-    "inner_combination": _names(COMBINATIONS),
     "mbr": _names(UTILITIES),
     "source_lang": ["", "field2"],
     "target_lang": ["", "field2"],
@@ -148,8 +147,6 @@ def damage_settings(folder: Path, canary: Path, rng: random.Random) -> None:
         while refused := {key for key, _ in incompatible(from_dict(GenerationConfig, settings, ""))} & set(settings):
             settings = {key: value for key, value in settings.items() if key not in refused}
         settings = {key: value for key, value in settings.items() if value != "nothing"}
-    if settings.get("search") == "exact":  # which is as slow as its limit allows
-        settings["search.expansions"] = rng.choice([1, 100, 1000])
     for group, (registry, chooser) in DECODING_COMPONENTS.items():
         name = settings.get(chooser)
         if isinstance(name, str) and registry.find(name) is not None and rng.random() < 0.6:

@@ -11,20 +11,17 @@ from torch import Tensor
 
 from seqgen.config import GenerateConfig
 from seqgen.config.compose import compose
-from seqgen.errors import ConfigError
-from seqgen.generation.ensemble.combinations import Combination, Fusion, Nested, ProbabilityMean
+from seqgen.generation.ensemble.combinations import Combination, Fusion, ProbabilityMean
 from seqgen.generation.options import build_setup
 from seqgen.generation.search.diverse import DiverseBeamSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.registry import COMBINATIONS
-from seqgen.text.translator import Translator
 from tests.covering import covering
 from tests.generators import make_generator, resources
 from tests.hypotheses import as_pairs, assert_same, assert_same_pairs
 from tests.model_zoo import VOCAB, sharp
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
 from tests.strategy_zoo import SOURCES, STRATEGIES, Readable, decode, lines
-from tests.text_models import text_model
 
 FORMULAS: dict[str, tuple[dict[str, Any], Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
     "probability": ({"weights": [1.0, 2.0, 5.0]}, lambda p, q, r: (p / 8 + q / 4 + 5 * r / 8).log()),
@@ -32,7 +29,6 @@ FORMULAS: dict[str, tuple[dict[str, Any], Callable[[Tensor, Tensor, Tensor], Ten
         {"weights": [1.0, 2.0, 5.0]},
         lambda p, q, r: ((g := p ** (1 / 8) * q ** (1 / 4) * r ** (5 / 8)) / g.sum(-1, keepdim=True)).log(),
     ),
-    "product": ({}, lambda p, q, r: (p * q * r).log()),
     "fusion": ({"weight": -0.4}, lambda p, q, r: p.log() - 0.4 * (q.log() + r.log())),
 }
 names = pytest.mark.parametrize("name", list(FORMULAS))
@@ -69,27 +65,6 @@ class Sharper(Combination):
         return (3.0 * lprobs[0]).log_softmax(-1)
 
 
-def test_a_combination_of_the_result_of_another_one() -> None:
-    lprobs = distributions(2)
-    wanted = (lprobs[0].exp() * lprobs[1].exp() ** 0.4) ** 3
-    found = Nested(Sharper(), Fusion(0.4))(lprobs, None)
-    torch.testing.assert_close(found, (wanted / wanted.sum(-1, keepdim=True)).log())
-    models = [text_model(seed=seed) for seed in (1, 2)]
-    keys: dict[str, Any] = {"beam": 3, "max_len_b": 5, "guidance_scale": 1.2}
-    named, given = (
-        [line.hypotheses[0].score for line in Translator(models).translate(["w1 w5 w8", "w2"], **keys, **own)]
-        for own in (
-            {"combination": Sharper(), "inner_combination": "fusion", "inner_combination.weight": 0.4},
-            {"combination": Nested(Sharper(), Fusion(0.4))},
-        )
-    )
-    assert named == given
-    with pytest.raises(ConfigError, match="=fusion: probability returns the scores of a single member"):
-        Translator(models, inner_combination="fusion").translate(["w1"])
-    with pytest.raises(ConfigError, match=r"set generation\.inner_combination=NAME"):
-        Translator(models, **{"inner_combination.weight": 0.4}).translate(["w1"])
-
-
 SEARCHES = [name for name, strategy in STRATEGIES.items() if not strategy.reads_features]
 
 
@@ -99,9 +74,6 @@ SEARCHES = [name for name, strategy in STRATEGIES.items() if not strategy.reads_
 def test_with_every_search(search: str, semantics: str, name: str) -> None:
     """An ensemble decodes as one model does whose logits are what the combination gives."""
     values, _ = FORMULAS[name]
-    values = {
-        key: 0.4 if key == "weight" else value for key, value in values.items()
-    }  # exact search wants falling sums
     rules = [random_rule(9, seed) for seed in (1, 2, 3)]
     own = combination(name, **values)
 
@@ -112,7 +84,7 @@ def test_with_every_search(search: str, semantics: str, name: str) -> None:
     def rule(source: tuple[int, ...], history: tuple[int, ...]) -> Tensor:
         return own([one(source, history).log_softmax(-1) for one in rules], None)
 
-    options: dict[str, Any] = {"semantics": semantics, "max_len": 3 if search == "exact" else 5}
+    options: dict[str, Any] = {"semantics": semantics, "max_len": 5}
     both = decode(search, [Readable(one) for one in rules], lines(), 5, combination=own, **options)
     assert_same(both, decode(search, [Combined(rule)], lines(), 5, **options))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import BatchInfo, Component
 from seqgen.generation.context import StepContext
-from seqgen.generation.ensemble.combinations import Combination, Product
+from seqgen.generation.ensemble.combinations import Combination
 from seqgen.generation.observers import Observer, StepRecord
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.stopping import StoppingRule
@@ -76,7 +76,7 @@ class CountingProduct(Counting, Combination):
         return sum(lprobs) - WEIGHT * self.counts.flatten(0, 1) + context.by_row(self.bias)
 
 
-class PlainProduct(Product):
+class PlainProduct(Combination):
     def __call__(self, lprobs: Any, context: StepContext | None) -> Tensor:
         assert context is not None
         return sum(lprobs) - WEIGHT * counts_of(context.tokens) + preferences(context.sentence_ids)
@@ -109,15 +109,15 @@ class CountingObserver(Counting, Observer):
         self.crossed.append(bool((beams != torch.arange(beams.size(1))).any()))
 
 
-def settings(name: str, semantics: str) -> dict[str, Any]:
-    return {"semantics": semantics, "end_tokens": ENDS, "beam_size": 2 if name == "exact" else 4}
+def settings(semantics: str) -> dict[str, Any]:
+    return {"semantics": semantics, "end_tokens": ENDS, "beam_size": 4}
 
 
 def assert_state_follows(name: str, stateful: dict[str, Any], plain: dict[str, Any], members: int = 1) -> None:
     """What a component computes from its state is what one computes from the tokens of each row."""
     models = [sharp("transformer_tiny", factor=1.6), sharp("fconv_tiny", factor=1.6)][:members]
     for semantics in ("fairseq", "huggingface"):
-        common = settings(name, semantics)
+        common = settings(semantics)
         wanted = decode(name, models, lines(), VOCAB - 4, **common, **plain)
         if name == "beam":
             assert len({len(h.tokens) for hypotheses in wanted for h in hypotheses}) > 1
@@ -129,25 +129,16 @@ def assert_state_follows(name: str, stateful: dict[str, Any], plain: dict[str, A
             assert_same(alone, wanted[row : row + 1])
 
 
-class Falling(LogitsProcessor):
-    """Lowers all scores, so that exact search has bounds in spite of the biases."""
-
-    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
-        return lprobs - 2.0
-
-
 @pytest.mark.parametrize("name", list(STRATEGIES))
 def test_processors(name: str) -> None:
-    further = [Falling()] if name == "exact" else []
-    stateful, plain = ({"processors": [own, *further]} for own in (CountingPenalty(), PlainPenalty()))
+    stateful, plain = ({"processors": [own]} for own in (CountingPenalty(), PlainPenalty()))
     assert_state_follows(name, stateful, plain)
 
 
 @pytest.mark.parametrize("members", [1, 2])
-@pytest.mark.parametrize("name", ["beam", "greedy", "sampling", "diverse_beam", "exact"])
+@pytest.mark.parametrize("name", ["beam", "greedy", "sampling", "diverse_beam"])
 def test_combinations(name: str, members: int) -> None:
-    further = {"processors": [Falling()]} if name == "exact" else {}
-    stateful, plain = ({"combination": own, **further} for own in (CountingProduct(), PlainProduct()))
+    stateful, plain = ({"combination": own} for own in (CountingProduct(), PlainProduct()))
     assert_state_follows(name, stateful, plain, members)
 
 
@@ -156,17 +147,17 @@ def test_combinations_inside_guidance() -> None:
     assert_state_follows("beam", stateful, plain)
 
 
-@pytest.mark.parametrize("name", ["beam", "sampling", "diverse_siblings", "contrastive", "exact"])
+@pytest.mark.parametrize("name", ["beam", "sampling", "diverse_siblings", "contrastive"])
 def test_stopping_rules(name: str) -> None:
     assert_state_follows(name, {"stopping": [CountingStop()]}, {"stopping": [PlainStop()]})
 
 
-@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "exact"])
+@pytest.mark.parametrize("name", list(STRATEGIES))
 @pytest.mark.parametrize("lazy", [True, False])
 def test_observers(name: str, lazy: bool) -> None:
     observer = CountingObserver()
     models = [sharp("transformer_tiny", factor=1.6)]
-    decode(name, models, lines(), VOCAB - 4, **settings(name, "fairseq"), observers=[observer], lazy_compaction=lazy)
+    decode(name, models, lines(), VOCAB - 4, **settings("fairseq"), observers=[observer], lazy_compaction=lazy)
     assert any(observer.crossed) == (name not in ("greedy", "sampling", "contrastive"))
 
 

@@ -25,13 +25,11 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "greedy": {"search": "greedy"},
     "sampling": {"sampling": True, "beam": 4, "nbest": 4},
     "beam_sampling": {"search": "beam_sampling", "beam": 4, "nbest": 4},
-    "stochastic_beam": {"search": "stochastic_beam", "beam": 4, "nbest": 4},
     "diverse_beam": {"search": "diverse_beam", "beam": 4, "nbest": 4},
     "diverse_siblings": {"search": "diverse_siblings", "beam": 4, "nbest": 4},
     "constrained": {"constraints": "unordered", "beam": 4, "nbest": 4},
     "contrastive": {"search": "contrastive"},
     "marian": {"search": "marian", "beam": 4, "nbest": 4},
-    "exact": {"search": "exact", "beam": 3, "nbest": 3, "max_len_b": 2},
 }
 
 COMMON = "w10"
@@ -86,9 +84,6 @@ VALUES: dict[str, Any] = {
 }
 """For each key a value that should change the outputs above."""
 
-OF_EXACT: dict[str, Any] = {"max_len_a": 0.3, "beam": 4}
-"""Such values for exact search, whose time grows with the length as nothing else's does."""
-
 BESIDE: dict[str, dict[str, Any]] = {
     "encoder_no_repeat_ngram_size": {"sequence_bias": ["w1=4.0", "w2=4.0", "w3=4.0"]},
     "early_stopping": {"lenpen": 5.0, "max_len_b": 12},
@@ -110,7 +105,6 @@ ELSEWHERE = {
     "prompt_lookup": "changes the speed, not the outputs (test_speculative.py)",
     "observers": "names of the user's own classes; they never change an output",
     "combination": "names of registered classes (test_combinations.py)",
-    "inner_combination": "names of registered classes (test_combinations.py)",
     "members": "what each model of an ensemble reads (test_translator_members.py)",
     "components": "keys of components, each tested where it is defined",
     "rerank": "names of the user's own classes (test_rerank.py)",
@@ -119,7 +113,6 @@ ELSEWHERE = {
     "certificate": "changes no output (test_prefix_trie.py)",
     "input_split": "needs a language, and lines of several sentences (test_sentences.py)",
     "input_split_lang": "needs input_split (test_sentences.py)",
-    "usual_ratio": "changes notes, not outputs (test_sentences.py)",
     "shortlist": "needs a file (test_shortlist.py)",
     "source_lang": "needs a multilingual model (test_languages.py)",
     "target_lang": "needs a multilingual model (test_languages.py)",
@@ -127,9 +120,9 @@ ELSEWHERE = {
 """Keys that are not tried here, and why."""
 
 HARMLESS: dict[str, tuple[str, ...]] = {
-    "beam": ("beam 1", "diverse_siblings", "exact"),  # a wider search may find the same
+    "beam": ("beam 1", "diverse_siblings"),  # a wider search may find the same
     "renormalize": ("sampling", "greedy", "beam 1", "contrastive"),  # their probabilities sum to one without it
-    "sampling": ("beam_sampling", "stochastic_beam"),  # says once more that something is drawn
+    "sampling": ("beam_sampling",),  # says once more that something is drawn
 }
 """For each key, the strategies whose outputs it may leave unchanged."""
 
@@ -153,7 +146,7 @@ def test_no_key_is_ignored(name: str, semantics: str) -> None:
     base = {"semantics": semantics, "max_len_b": 6, "min_len": 0, **STRATEGIES[name]}
     plain: dict[str, list[Any]] = {}
     ignored = []
-    for key, value in {**VALUES, **(OF_EXACT if name == "exact" else {})}.items():
+    for key, value in VALUES.items():
         if key in STRATEGIES[name] and key not in ("beam", "nbest", "max_len_b"):
             continue  # it makes the strategy what it is
         beside = {k: v for k, v in BESIDE.get(key, {}).items() if k not in STRATEGIES[name]}

@@ -1,11 +1,10 @@
-"""Search among allowed outputs: the trie and its file, the scores of allowed tokens alone, priors, and certificates."""
+"""Search among allowed outputs: the trie and its file, the scores of allowed tokens alone, and certificates."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import random
-import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from seqgen.config.settings import Settings
 from seqgen.errors import ConfigError, DataError
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.context import StepContext
-from seqgen.generation.ensemble.combinations import Combination, Guidance, Nested, ProbabilityMean
+from seqgen.generation.ensemble.combinations import Guidance, ProbabilityMean
 from seqgen.generation.finished import Ranking
 from seqgen.generation.options import build_setup
 from seqgen.generation.prefix_trie import NOWHERE, PrefixTrie
@@ -80,33 +79,11 @@ class TestTheTrie:
             assert paths(trie) == (sorted(set(ended)) or [()])
             assert trie.longest == max(map(len, ended), default=0)
 
-    def test_priors_are_the_largest_below_each_node(self) -> None:
-        draw = random.Random(3)
-        lines = [(*draw.choices(range(3), k=draw.randint(1, 6)), 9) for _ in range(60)]
-        priors = [draw.gauss(0, 1) for _ in lines]
-        trie = PrefixTrie.of(lines, priors)
-        assert trie.priors is not None
-        for prefix in {line[:length] for line in lines for length in range(len(line) + 1)}:
-            node = torch.zeros(1, dtype=torch.int64)
-            for token in prefix:
-                node = trie.child(node, torch.tensor([token]))
-            wanted = max(prior for line, prior in zip(lines, priors, strict=True) if line[: len(prefix)] == prefix)
-            assert trie.priors[node].item() == pytest.approx(wanted, abs=1e-6)
-
-    def test_one_long_sequence_needs_little_memory(self) -> None:
-        line = [3 + i % 7 for i in range(100_000)]
-        tracemalloc.start()
-        trie = PrefixTrie.of([line])
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert trie.following(line[:50]) == [line[50]]
-        assert peak < 200 * len(line)
-
     def test_a_file_has_the_same_arrays(self, tmp_path: Path) -> None:
-        trie = PrefixTrie.of(SEQUENCES, [0.5, 0, 0, 1, 2])
+        trie = PrefixTrie.of(SEQUENCES)
         trie.save(tmp_path / "a.safetensors")
         again = PrefixTrie.load(tmp_path / "a.safetensors", 7)
-        for name in ("tokens", "first", "priors"):
+        for name in ("tokens", "first"):
             assert torch.equal(getattr(trie, name), getattr(again, name))
 
     @pytest.mark.parametrize(
@@ -114,14 +91,11 @@ class TestTheTrie:
         [
             ({"first": torch.tensor([1, 3, 3, 5, 5, 5], dtype=torch.int32)}, "do not fit"),
             ({"tokens": torch.tensor([-1, 3, 4, 2, 2, 5, 7, 2, 2])}, "do not fit"),
-            ({"priors": torch.zeros(3)}, "priors do not fit"),
             ({"first": torch.tensor([1, 3, 2, 6, 6, 6, 8, 9, 9, 9], dtype=torch.int32)}, "a node has a child twice"),
             ({"tokens": torch.tensor([-1, 3, 4, 2, 2, 5, 2, 8, 2], dtype=torch.int32)}, "not in the target vocabulary"),
             ({"more": torch.zeros(3)}, "is damaged"),
             ({"tokens": torch.tensor([-1, 4, 3, 2, 2, 5, 2, 6, 2], dtype=torch.int32)}, "not in ascending order"),
-            ({"priors": torch.tensor([1.0, 1, 0, 1, 0, 0, math.nan, 0, 0])}, "a prior is not a finite number"),
-            ({"priors": torch.tensor([1.0, 1, 0, 1, 0, 0.5, 0, 0, 0])}, "larger than that of the node before"),
-            ({"priors": torch.tensor([1.0, 1, 0, 1, 0, 0, 0, 0, -1])}, "checksum"),
+            ({"tokens": torch.tensor([-1, 3, 4, 2, 2, 5, 2, 7, 2], dtype=torch.int32)}, "checksum"),
         ],
     )
     def test_a_damaged_file_is_refused(self, change: dict[str, Tensor], words: str, tmp_path: Path) -> None:
@@ -136,10 +110,9 @@ class TestTheTrie:
             PrefixTrie.load(path, 8)
 
     def test_a_flipped_bit_is_refused(self, tmp_path: Path) -> None:
-        path, trie = tmp_path / "a.safetensors", PrefixTrie.of(SEQUENCES, [0.5, 0, 0, 1, 2])
+        path, trie = tmp_path / "a.safetensors", PrefixTrie.of(SEQUENCES)
         trie.save(path)
         content = path.read_bytes()
-        assert PrefixTrie.load(path, VOCAB).priors is not None
         for place in range(8 + int.from_bytes(content[:8], "little"), len(content)):
             damaged = bytearray(content)
             damaged[place] ^= 1 << place % 8
@@ -162,15 +135,11 @@ class TestFiles:
         (tmp_path / name).write_text(content, encoding="utf-8")
         return trie_of_file(tmp_path / name, resources(WORDS))
 
-    def test_text_ids_and_priors(self, tmp_path: Path) -> None:
+    def test_text_and_ids(self, tmp_path: Path) -> None:
         word = [WORDS.symbol(token) for token in range(VOCAB)]
         text = self.read(tmp_path, f"{word[4]} {word[5]}\n{word[6]}\n\n")
         assert paths(text) == [(EOS,), (4, 5, EOS), (6, EOS)]
         assert paths(self.read(tmp_path, "4 5\n6\n\n", "outputs.ids")) == paths(text)
-        weighted = self.read(tmp_path, "6 5\t-0.5\n4\t2\n", "outputs.ids")
-        assert paths(weighted) == [(4, EOS), (6, 5, EOS)]
-        assert weighted.priors is not None
-        assert weighted.priors.tolist() == [2.0, 2.0, -0.5, 2.0, -0.5, -0.5]
 
     @pytest.mark.parametrize(
         ("content", "words"),
@@ -178,9 +147,7 @@ class TestFiles:
             ("", "is empty"),
             (f"4\n{len(WORDS)}\n", f"line 2: each word must be the id of a token, from 0 to {len(WORDS) - 1}"),
             ("4\n5 x\n", "line 2: each word must be"),
-            ("4\t1\n5\n", "line 2 has (a|no) tab, unlike line 1"),
-            ("4\t1\n5\tnan\n", r"line 2: the prior 'nan' .* at most 1e.30"),
-            ("4\t1\n5\t-1e300\n", r"line 2: the prior '-1e300' .* at most 1e.30"),
+            ("4\n5\t1\n", "line 2 has a tab"),
         ],
     )
     def test_mistakes_are_named_by_their_line(self, content: str, words: str, tmp_path: Path) -> None:
@@ -194,7 +161,7 @@ class TestFiles:
 
 class TestTheConstraint:
     @pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
-    @pytest.mark.parametrize("search", ["beam", "greedy", "sampling", "stochastic_beam", "diverse_beam", "exact"])
+    @pytest.mark.parametrize("search", ["beam", "greedy", "sampling", "diverse_beam"])
     def test_equals_a_function_and_all_scores(
         self, search: str, semantics: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -244,12 +211,12 @@ def test_a_function_gets_prompts_of_unequal_length_without_padding(semantics: st
         assert (number, (*prompts[number], *translation.hypotheses[0].tokens[:-1].tolist())) in seen
 
 
-def best(scores: Rule, lines: Sequence[tuple[int, ...]], priors: Sequence[float], source: Any, ranking: Ranking) -> Any:
+def best(scores: Rule, lines: Sequence[tuple[int, ...]], source: Any, ranking: Ranking) -> Any:
     """All allowed outputs with their scores by enumeration, best first."""
     found = []
-    for line, prior in zip(lines, priors, strict=True):
+    for line in lines:
         steps = [scores(source, line[:step])[token] for step, token in enumerate(line)]
-        found.append((line, float(ranking.score(torch.stack(steps).sum() + prior, len(line)))))
+        found.append((line, float(ranking.score(torch.stack(steps).sum(), len(line)))))
     return sorted(found, key=lambda pair: -pair[1])
 
 
@@ -258,22 +225,17 @@ def lprobs_of(rule: Rule) -> Rule:
 
 
 @pytest.mark.parametrize("lenpen", [0.0, 1.0])
-@pytest.mark.parametrize("has_priors", [False, True])
-@pytest.mark.parametrize("search", ["beam", "exact"])
-def test_a_wide_beam_equals_enumeration(
-    search: str, has_priors: bool, lenpen: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wide_beam_equals_enumeration(lenpen: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FEW, 2)
     draw = random.Random(7)
     for seed in range(4):
         lines = outputs(draw, 25)
-        priors = [draw.gauss(-2, 1) - (5 if search == "exact" else 0) if has_priors else 0.0 for _ in lines]
         rule, count = random_rule(VOCAB, seed), len(lines)
-        cfg = GenerationConfig(beam=count, nbest=count, max_len_b=7, search=search, lenpen=lenpen)
-        trie = TrieConstraint(PrefixTrie.of(lines, priors if has_priors else None))
+        cfg = GenerationConfig(beam=count, nbest=count, max_len_b=7, search="beam", lenpen=lenpen)
+        trie = TrieConstraint(PrefixTrie.of(lines))
         generator = SequenceGenerator(build_setup([ScriptedModel(rule)], WORDS, cfg, processors=[trie]))
         for source, got in zip([(4, EOS), (EOS,)], generator.generate(batch_of([[4, EOS], [EOS]])), strict=True):
-            wanted = best(lprobs_of(rule), lines, priors, source, Ranking(len_penalty=lenpen))
+            wanted = best(lprobs_of(rule), lines, source, Ranking(len_penalty=lenpen))
             assert [tuple(one.tokens.tolist()) for one in got] == [line for line, _ in wanted]
             assert [one.score for one in got] == pytest.approx([score for _, score in wanted], abs=1e-5)
 
@@ -297,20 +259,16 @@ def random_ensemble(draw: random.Random, rules: Sequence[Rule]) -> tuple[Rule, d
     return scores, keys
 
 
-def possible(outputs: dict[tuple[int, ...], float], limit: int, semantics: str) -> dict[tuple[int, ...], float]:
-    """The outputs of at most ``limit`` tokens, and by Hugging Face's rules the others, which are cut; their priors."""
-    found: dict[tuple[int, ...], float] = {}
-    for line, prior in outputs.items():
-        if len(line) <= limit or semantics == "huggingface":
-            found[line[:limit]] = max(prior, found.get(line[:limit], -math.inf))
-    return found
+def possible(outputs: Sequence[tuple[int, ...]], limit: int, semantics: str) -> list[tuple[int, ...]]:
+    """The outputs of at most ``limit`` tokens, and by Hugging Face's rules the others, which are cut."""
+    kept = (line[:limit] for line in outputs if len(line) <= limit or semantics == "huggingface")
+    return list(dict.fromkeys(kept))
 
 
 def certified(seed: int) -> list[bool]:
     """A random search; raises if a certificate is wrong. Returns for each n-best list whether it is certified."""
     draw = random.Random(seed)
     lines = outputs(draw, draw.choice([1, 4, 40]))
-    priors = [draw.gauss(-1, 1) for _ in lines] if draw.random() < 0.3 else None
     sharpness = draw.choice([0.3, 1.5, 4.0])
     rules = [random_rule(VOCAB, seed, sharpness), random_rule(VOCAB, -seed, sharpness)][: draw.choice([1, 1, 2])]
     scores, keys = (lprobs_of(rules[0]), {}) if len(rules) == 1 else random_ensemble(draw, rules)
@@ -327,17 +285,15 @@ def certified(seed: int) -> list[bool]:
     )
     if cfg.semantics == "huggingface":
         cfg.early_stopping = draw.choice(["true", "false", "never"])
-    trie = TrieConstraint(PrefixTrie.of(lines, priors))
+    trie = TrieConstraint(PrefixTrie.of(lines))
     generator = SequenceGenerator(build_setup(list(map(ScriptedModel, rules)), WORDS, cfg, processors=[trie]))
     certificate = generator.setup.certificate
     assert certificate is not None
     results = []
     for number, got in enumerate(generator.generate(batch_of([[4, EOS], [EOS]]))):
-        allowed = possible(
-            dict(zip(lines, priors or [0.0] * len(lines), strict=True)), cfg.max_len_b + 1, cfg.semantics
-        )
+        allowed = possible(lines, cfg.max_len_b + 1, cfg.semantics)
         ranking = Ranking(len_penalty=lenpen)
-        wanted = best(scores, list(allowed), list(allowed.values()), [(4, EOS), (EOS,)][number], ranking)
+        wanted = best(scores, allowed, [(4, EOS), (EOS,)][number], ranking)
         wanted = [(line, score) for line, score in wanted if score > -torch.inf]
         bound, exact = certificate.found[number]
         found = [tuple(one.tokens.tolist()) for one in got]
@@ -417,7 +373,7 @@ def test_what_a_certificate_cannot_cover_is_refused(keys: dict[str, Any], words:
     [
         {"unkpen": 1.0, "sequence_bias": ["w4=-1"], "bad_words": ["w5 w6"], "suppress": ["w7"]},
         {"combination": "log", "guidance_scale": 0.5},
-        {"combination": "product"},
+        {"combination": "fusion"},
     ],
 )
 def test_what_declares_that_no_score_rises_is_certifiable(keys: dict[str, Any]) -> None:
@@ -426,21 +382,7 @@ def test_what_declares_that_no_score_rises_is_certifiable(keys: dict[str, Any]) 
     assert build_setup(models, WORDS, cfg).certificate is not None
 
 
-class Lowered(Combination):
-    """Takes a nat from the scores of its only member."""
-
-    certifiable = True
-
-    def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
-        return lprobs[0] - 1
-
-
-@pytest.mark.parametrize(
-    "made",
-    [Guidance(ProbabilityMean(), 0.5), Nested(Lowered(), ProbabilityMean())],
-    ids=lambda made: type(made).__name__,
-)
-def test_a_composite_with_a_call_of_its_own_is_not_certifiable(made: Guidance | Nested) -> None:
-    own = type("Own", (type(made),), {"__call__": type(made).__call__})
-    made_by_user = own(*made.parts) if isinstance(made, Nested) else own(made.inner, made.scale)
+def test_a_composite_with_a_call_of_its_own_is_not_certifiable() -> None:
+    made = Guidance(ProbabilityMean(), 0.5)
+    made_by_user = type("Own", (Guidance,), {"__call__": Guidance.__call__})(made.inner, made.scale)
     assert (made.certifiable, made_by_user.certifiable) == (True, False)

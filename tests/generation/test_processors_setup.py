@@ -288,7 +288,6 @@ REFUSED = [
     ({"seed": 7, "search": "a_users_own", "sampling": True}, "generation.seed=7 has no effect"),
     ({"beam": 3, "search": "greedy"}, "generation.beam=3 has no effect, because greedy and contrastive search"),
     ({"early_stopping": "true", "semantics": "huggingface", "beam": 1}, "determines when enough competing"),
-    ({"early_stopping": "true", "semantics": "huggingface", "search": "exact"}, "determines when enough competing"),
     ({"input_split_lang": "de"}, "generation.input_split_lang=de has no effect without generation.input_split"),
     ({"input_split": "sentences", "nbest": 2}, "input_split=sentences"),
     ({"nbest": 6}, "generation.nbest=6 is more than generation.beam"),
@@ -306,7 +305,7 @@ def test_what_does_not_go_together(values: dict[str, Any], message: str) -> None
 def test_every_built_in_strategy_declares_whether_it_is_stochastic() -> None:
     built_in = [entry.name for entry in SEARCHES.entries() if not entry.is_user_own]
     declared = {name: GenerationConfig(search=name).declared("is_stochastic", None) for name in built_in}
-    assert {name for name, value in declared.items() if value} == {"sampling", "beam_sampling", "stochastic_beam"}
+    assert {name for name, value in declared.items() if value} == {"sampling", "beam_sampling"}
     assert None not in declared.values()
 
 
@@ -320,7 +319,7 @@ def test_every_need_is_tested() -> None:
     "values",
     [
         *({key: 0.5 if key != "sampling_topk" else 3, "sampling": True} for key in keys_with(WARPER)),
-        {"sampling_topk": 3, "search": "stochastic_beam"},
+        {"sampling_topk": 3, "search": "beam_sampling"},
         {"seed": 7, "search": "beam_sampling"},
         {"early_stopping": "true", "semantics": "huggingface", "beam": 2},
         {"min_len": 9, "max_len_a": 1.0, "max_len_b": 2},

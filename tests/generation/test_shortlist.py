@@ -267,7 +267,6 @@ def test_tokens_of_a_prefix_and_of_constraints_are_added(made: list[bool]) -> No
             {"search": "contrastive", "beam": 1},
             "shortlist=FILE is not supported by ContrastiveSearch, which has its own",
         ),
-        ({"search": "exact"}, "not supported by ExactSearch"),
         ({"prompt_lookup": 2, "beam": 1}, "not supported by SpeculativeSearch"),
     ],
 )

@@ -18,7 +18,7 @@ from seqgen.generation.context import StepContext
 from seqgen.generation.options import build_setup
 from seqgen.generation.processors.tokens import RepetitionPenalty
 from seqgen.generation.search.beam import Greedy
-from seqgen.generation.search.exact import ExactSearch
+from seqgen.generation.search.contrastive import ContrastiveSearch
 from seqgen.generation.search.sampling import Sampling
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.speculative.drafters import ModelDrafter, NgramDraft, PromptLookup
@@ -332,7 +332,7 @@ def test_damaged_weights_are_an_error() -> None:
 def test_what_cannot_be_done_is_refused_with_the_reason() -> None:
     model, batch = sharp("transformer_tiny"), batch_of(SOURCES)
     procedure = SpeculativeSearch(ModelDrafter(model))
-    for options in ({"beam_size": 2}, {"search_strategy": ExactSearch()}):
+    for options in ({"beam_size": 2}, {"search_strategy": ContrastiveSearch()}):
         with pytest.raises(ConfigError, match="verified token by token"):
             decode([model], batch, procedure, **options)
     narrow = ScriptedModel(random_rule(VOCAB - 1, 1))

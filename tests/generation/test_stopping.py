@@ -14,10 +14,9 @@ from torch import Tensor
 from seqgen.config import GenerationConfig
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
-from seqgen.errors import ConfigError, DecodingError
+from seqgen.errors import ConfigError
 from seqgen.generation.context import StepContext
 from seqgen.generation.stopping import (
-    Custom,
     StoppingRule,
     StopStrings,
     TimeLimit,
@@ -122,15 +121,6 @@ def test_time_limit_counts_from_the_batch() -> None:
     assert rule(tokens, context()).tolist() == [True] * 3
 
 
-@pytest.mark.parametrize("verdict", [None, torch.tensor([1, 0]), torch.tensor([True])], ids=str)
-def test_a_function_must_answer_for_every_row(verdict: Any) -> None:
-    def mine(tokens: Tensor, context: StepContext) -> Any:
-        return verdict
-
-    with pytest.raises(DecodingError, match=r"mine \(.*test_stopping.py:\d+\) must return"):
-        Custom(mine)(torch.zeros(2, 1, dtype=torch.int64), context())
-
-
 @pytest.fixture
 def registered() -> Any:
     @register_stopping_rule("twice")
@@ -143,19 +133,17 @@ def registered() -> Any:
 
 
 def test_rules_from_the_configuration(registered: type) -> None:
-    cfg = GenerationConfig(stop_strings=["w1"], max_time=3.0)
+    cfg = GenerationConfig(stop_strings=["w1"], max_time=3.0, stopping_rules=["twice"])
     words = dictionary(4)
-    rules = stopping_from_config(
-        cfg, words, WhitespaceTokenizer(words), ["twice", TimeLimit(5.0), lambda t, c: t[:, 0] > 4]
-    )
-    assert [type(rule).__name__ for rule in rules] == ["StopStrings", "TimeLimit", "Twice", "TimeLimit", "Custom"]
+    rules = stopping_from_config(cfg, words, WhitespaceTokenizer(words))
+    assert [type(rule).__name__ for rule in rules] == ["StopStrings", "TimeLimit", "Twice"]
     assert rules[0](torch.tensor([[4, 5], [5, 4]]), context()).tolist() == [True, False]
 
 
 def test_what_cannot_be_a_rule() -> None:
     words = dictionary(4)
     with pytest.raises(ConfigError, match="there is no stopping rule 'twise'"):
-        stopping_from_config(GenerationConfig(), words, rules=["twise"])
+        stopping_from_config(GenerationConfig(stopping_rules=["twise"]), words)
     with pytest.raises(ConfigError, match="an empty text would end every output"):
         stopping_from_config(GenerationConfig(stop_strings=["a", ""]), words)
     with pytest.raises(ConfigError, match="needs the target tokenizer"):

@@ -270,6 +270,6 @@ def test_bugs_are_found_and_named(name: str, monkeypatch: pytest.MonkeyPatch) ->
     outcomes = list(check_all(KINDS[group].invariants, subject))
     violations = [f"{outcome.name}: {outcome.violation.what}" for outcome in outcomes if outcome.violation]
     assert violations, [(o.name, o.reason) for o in outcomes if o.reason]
-    found = [diagnosis.cause for diagnosis in causes(outcomes, COMPONENT_ADVICE, subject)]
+    found = causes(outcomes, COMPONENT_ADVICE, subject)
     assert found[-1].startswith(cause), "\n".join(violations)
     assert len(found) == 1 or found[0] == ERROR

@@ -29,8 +29,6 @@ from seqgen.task import Task
 from seqgen.training.criteria import (
     Criterion,
     CriterionOut,
-    CrossEntropyConfig,
-    CrossEntropyCriterion,
     target_logits,
 )
 
@@ -183,18 +181,9 @@ class RescoresWithoutTheSource(Risk):
         return super().rescore(model, other if len(batch.ids) == len(LENGTHS) else batch, hypotheses)
 
 
-@bug("expected risk = enumeration")
-class WeightsOfEqualSize(Risk):
-    def sequence_loss(self, model: Any, batch: Batch) -> Any:
-        hypotheses = self.decode(model, batch)
-        utilities, scored = self.utilities(batch, hypotheses), self.rescore(model, batch, hypotheses)
-        weights = (0.5 * scored.lprobs).masked_fill(~scored.present, -torch.inf).softmax(1)
-        return (1 - (weights * utilities).sum(1) / 100).sum(), {}
-
-
 def assert_found(outcomes: list[Outcome], advice: Advice[Any], subject: Any, cause: str) -> None:
     failed = {outcome.name: outcome.violation.what for outcome in outcomes if outcome.violation}
-    assert next(iter(failed)) == cause or diagnose(outcomes, advice, subject).cause.startswith(cause), failed
+    assert next(iter(failed)) == cause or diagnose(outcomes, advice, subject).startswith(cause), failed
 
 
 def with_nightly(names: Iterable[str], fast: str) -> list[Any]:
@@ -282,34 +271,6 @@ def lengths_without_end_of_sentence(patch: Patch) -> None:
     patch(PairDataset, "lengths", lambda self, epoch=0, seed=0: lengths(self, epoch, seed) - 1)
 
 
-@task_bug("every example once")
-def the_last_example_of_a_batch_is_lost(patch: Patch) -> None:
-    iterate = Prepared.iterator
-
-    def batches(self: Prepared, **options: Any) -> Any:
-        iterator = iterate(self, **options)
-        collate = iterator.collate
-        iterator.collate = lambda examples: collate(examples[:-1] or examples)
-        return iterator
-
-    patch(Prepared, "iterator", batches)
-
-
-@task_bug("validation changes nothing")
-def validation_in_training_mode(patch: Patch) -> None:
-    def valid_step(self: Task, batch: Batch, model: Any, criterion: Any) -> Any:
-        model.train()
-        with torch.no_grad():
-            return criterion(model, batch)
-
-    patch(DatesTask, "valid_step", valid_step)
-
-
-@task_bug("training step")
-def training_without_gradients(patch: Patch) -> None:
-    patch(DatesTask, "train_step", torch.no_grad()(lambda self, batch, model, criterion: criterion(model, batch)))
-
-
 @task_bug("setup_task makes another vocabulary when a run is resumed")
 def another_vocabulary_on_resuming(patch: Patch) -> None:
     setup = DatesTask.setup_task.__func__  # type: ignore[attr-defined]
@@ -323,14 +284,6 @@ def another_vocabulary_on_resuming(patch: Patch) -> None:
         return task
 
     patch(DatesTask, "setup_task", classmethod(setup_task))
-
-
-@task_bug("references score best")
-def metrics_of_errors(patch: Patch) -> None:
-    def metrics(self: Task, hypotheses: Any, references: Any) -> dict[str, float]:
-        return {"errors": sum(one != two for one, two in zip(hypotheses, references, strict=True))}
-
-    patch(DatesTask, "metrics", metrics)
 
 
 @pytest.fixture(scope="module")
@@ -348,7 +301,6 @@ def test_bugs_of_tasks(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch)
 
     task = make()
     model = randomize_(task.build_model(small_transformer()).double())
-    criterion = CrossEntropyCriterion(CrossEntropyConfig(), task)
-    subject = Prepared(task, make, model, criterion, "valid", tolerance=1e-9)
+    subject = Prepared(task, make, model, "valid")
     outcomes = list(check_all(TASK, subject))
     assert_found(outcomes, TASK_ADVICE, subject, cause)

@@ -1,9 +1,7 @@
-"""Head masks and pruned heads: those of transformers, in forward passes and in decoding."""
+"""Head masks: those of transformers, in forward passes and in decoding."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +12,10 @@ from torch import Tensor
 
 from seqgen.checkpoints.loading import load_model
 from seqgen.errors import ConfigError
-from seqgen.lab.inspection import masked_heads, prune_heads
-from seqgen.model import EncoderDecoderModel
-from seqgen.models.huggingface.checkpoint import save_pretrained
+from seqgen.lab.inspection import masked_heads
 from seqgen.modules.inspection import recorded
 from seqgen.structures import Source
-from tests import huggingface_bart, huggingface_gpt2
+from tests import huggingface_gpt2
 from tests.generators import make_generator
 from tests.huggingface_internals import assert_near, every_kind, pair_of
 from tests.model_zoo import build, inputs, sharp
@@ -98,10 +94,6 @@ def test_masked_heads_of_gpt2_are_those_of_transformers(tmp_path: Path) -> None:
     with masked_heads(model, decoder=mask):
         got = model(tokens[:, :4], torch.tensor([4]), torch.cat([tokens[:, :1], tokens[:, 4:]], dim=1)).logits
     assert_near(got, wanted)
-    original.prune_heads({0: [1], 1: [0, 2]})
-    prune_heads(model, decoder={0: [1], 1: [0, 2]})
-    got = model(tokens[:, :4], torch.tensor([4]), torch.cat([tokens[:, :1], tokens[:, 4:]], dim=1)).logits
-    assert_near(got, original(tokens).logits[:, 3:])
 
 
 @every_model
@@ -139,97 +131,9 @@ def test_factors_have_gradients() -> None:
     assert torch.autograd.gradcheck(loss, (mask,))
 
 
-# --- pruning
-
-PRUNED = {"encoder": {0: [1], 1: [0, 2]}, "decoder": {0: [2]}, "cross": {0: [0, 1]}}
-
-
-def logits(model: EncoderDecoderModel, name: str) -> Tensor:
-    given = inputs(name, [5, 2, 3], 4)
-    out: Tensor = model(given.src_tokens, given.src_lengths, given.prev_output_tokens).logits
-    return out
-
-
-@torch.no_grad()
-def test_pruning_is_masking() -> None:
-    name = "t5_gated_untied"
-    model = build(name).double()
-    masks = {"encoder": torch.ones(2, 3), "decoder": torch.ones(1, 3), "cross": torch.ones(1, 3)}
-    for kind, heads in PRUNED.items():
-        for layer, numbers in heads.items():
-            masks[kind][layer, numbers] = 0
-    with masked_heads(model, **masks):
-        wanted = logits(model, name)
-    plain = logits(model, name)  # prepacks the weights
-    prune_heads(model, **PRUNED)
-    torch.testing.assert_close(logits(model, name), wanted, rtol=0, atol=1e-12)
-    assert (plain - wanted).abs().max() > 1e-3
-
-
-@torch.no_grad()
-def test_pruned_heads_of_t5_are_those_of_transformers() -> None:
-    """In the encoder; encoder-decoder attention with pruned heads raises an error in version 4.53.3."""
-    pair = pair_of("byt5")
-    for layer, heads in PRUNED["encoder"].items():
-        pair.original.encoder.block[layer].layer[0].SelfAttention.prune_heads(heads)
-    prune_heads(pair.model, encoder=PRUNED["encoder"])
-    assert_near(pair.pass_(), pair.original_pass().logits)
-
-
-@pytest.mark.parametrize(
-    "make", [torch.optim.Adam, torch.optim.SGD, lambda p, lr: torch.optim.AdamW(p, lr, weight_decay=0.1)]
-)
-def test_pruned_heads_stay_pruned_in_training(make: Callable[..., torch.optim.Optimizer]) -> None:
-    name = "transformer_prenorm_gelu_learned"
-    model = build(name)
-    pruned: dict[str, Any] = {"encoder": {1: [0]}, "decoder": {0: [1]}, "cross": {1: [1]}}
-    prune_heads(model, **pruned)
-    optimizer = make(model.parameters(), lr=0.01)
-    before = logits(model, name).detach()
-    for _ in range(3):
-        optimizer.zero_grad()
-        logits(model.train(), name).log_softmax(-1)[..., 7].sum().neg().backward()
-        optimizer.step()
-    with torch.no_grad():
-        after = logits(model.eval(), name)
-        assert (after - before).abs().max() > 1e-3
-        prune_heads(model, **pruned)
-        assert torch.equal(logits(model, name), after)
-
-
-@torch.no_grad()
-def test_a_pruned_model_is_saved_and_read(tmp_path: Path) -> None:
-    """In Hugging Face's layout, by transformers and here."""
-    pair = pair_of("bart")
-    huggingface_bart.tiny_folder(tmp_path / "whole", "bart", model=pair.original)
-    loaded = load_model(tmp_path / "whole")
-    prune_heads(loaded.model, encoder={1: [2]}, decoder={0: [0]}, cross={0: [1]})
-    save_pretrained(loaded.model, tmp_path / "pruned", loaded.task.target_tokenizer)
-    again = replace(pair, model=load_model(tmp_path / "pruned").model.eval())
-    masks = {"encoder": torch.ones(2, 3), "decoder": torch.ones(1, 2), "cross": torch.ones(1, 2)}
-    masks["encoder"][1, 2] = masks["decoder"][0, 0] = masks["cross"][0, 1] = 0
-    wanted = pair.original_pass(**{THEIRS[name]: mask for name, mask in masks.items()}).logits
-    assert_near(again.pass_(), wanted)
-    original = type(pair.original).from_pretrained(tmp_path / "pruned").eval()
-    assert_near(replace(pair, original=original).original_pass().logits, wanted)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda m: prune_heads(m, encoder={5: [0]}), "encoder: there is no layer 5; the layers are 0 to 1"),
-        (lambda m: prune_heads(m, cross={0: [0, 9]}), "cross, layer 0: there is no head 9; the heads are 0 to 1"),
-        (lambda m: entered(masked_heads(build("fconv_tiny"), cross=torch.ones(1))), "has no heads of encoder-decoder"),
-    ],
-)
-def test_wrong_heads_are_refused(change: Callable[[EncoderDecoderModel], None], words: str) -> None:
-    model = build("transformer_prenorm_gelu_learned")
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(ConfigError, match=words):
-        change(model)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-def entered(context: Any) -> None:
-    with ExitStack() as stack:
-        stack.enter_context(context)
+def test_a_model_without_heads_is_refused() -> None:
+    with (
+        pytest.raises(ConfigError, match="has no heads of encoder-decoder"),
+        masked_heads(build("fconv_tiny"), cross=torch.ones(1)),
+    ):
+        pass

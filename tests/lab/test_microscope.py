@@ -13,6 +13,7 @@ from seqgen.config import TraceConfig
 from seqgen.lab.traces.page import SCRIPTS, Fate, page_of, reference_path
 from seqgen.lab.traces.trace import Trace
 from seqgen.lab.traces.writer import TraceWriter
+from seqgen.text.results import Details
 from seqgen.text.translator import Translator
 from tests.text_models import TEXTS, text_model
 
@@ -27,8 +28,8 @@ def make_trace(path: Path) -> Trace:
     wide = models.translate(lines, beam=8, nbest=8, no_repeat_ngram_size=1)
     references = [item.hypotheses[min(n, len(item.hypotheses) - 1)].text for n, item in enumerate(wide)]
     settings = {"beam": 3, "nbest": 3, "no_repeat_ngram_size": 1}
-    decoding = models.prepare(**settings)
-    options = TraceConfig(attention=True, reference_scores=True)
+    decoding = models.prepare(Details(attention=True), **settings)
+    options = TraceConfig(reference_scores=True)
     with TraceWriter(path, decoding, options, references, ["runs/a", "runs/b"]) as writer:
         for translation in decoding.translate(writer.lines(lines)):
             writer.add(translation)
@@ -183,10 +184,10 @@ def test_a_selected_hypothesis_and_the_orders_of_the_list(browser: Any, tmp_path
         assert f"({nats(output.scores[1])} nats)" in line
         assert line.endswith(nats(sum(output.scores[:2])))
         assert name in text(browser, "section[aria-label=Members] h2 small")[0]
-    assert "the reference" in text(browser, "section[aria-label=Attention] h2 small")[0]
-    assert len(browser.find_elements("css selector", "#attention tbody tr")) == len(reference.tokens)
+    assert text(browser, "section[aria-label=Attention] .empty") == ["The trace has no attention of the reference."]
     press(browser, "2")
-    assert text(browser, "section[aria-label=Attention] .empty") == ["The trace has no attention of hypothesis 2."]
+    assert "hypothesis 2" in text(browser, "section[aria-label=Attention] h2 small")[0]
+    assert len(browser.find_elements("css selector", "#attention tbody tr")) == len(sentence.hypotheses[1].tokens)
     assert browser.find_elements("css selector", "#tree .edge.marked")
 
     def choose(name: str, value: str) -> list[int]:

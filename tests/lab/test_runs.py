@@ -1,8 +1,9 @@
-"""``seqgen-show``, where the values of a run come from, and records of decodes."""
+"""``seqgen-show``, the sessions of a run, and records of decodes."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,29 +16,17 @@ import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from seqgen.checkpoints.run_config import flatten
 from seqgen.cli.keys import keys_of
 from seqgen.cli.record import OUTPUTS, changes, model_digests
-from seqgen.cli.train import sweep_table
 from seqgen.config import GenerateConfig, TrainConfig
 from seqgen.config.compose import compose
 from seqgen.config.values import to_dict
-from seqgen.lab.compare.provenance import (
-    EDITED,
-    PROVENANCE,
-    origins_of,
-    read_provenance,
-    recorded_origin,
-    versions,
-    with_origins,
-    write_provenance,
-)
+from seqgen.lab.compare.provenance import PROVENANCE, read_sessions, versions
 from seqgen.lab.compare.runs import (
     MISSING,
     as_dict,
     differences,
-    page,
     read_run,
     read_runs,
     sorted_runs,
-    text_difference,
     text_table,
 )
 from seqgen.registry import MODELS
@@ -47,7 +36,7 @@ CURVES = {"a": [(1, 5.0, 0.5), (2, 3.0, 12.25), (3, 4.0, 9.0)], "b": [(1, 6.0, 1
 
 
 def make_run(folder: Path, *keys: str, curve: str = "a") -> Path:
-    """A run folder as an older version wrote it: no record of where values come from."""
+    """A run folder as an older version wrote it: no record of its sessions."""
     folder.mkdir(parents=True)
     plain = to_dict(compose(TrainConfig, ["checkpoint.best_checkpoint_metric=loss", *keys]))
     del plain["run_dir"]
@@ -70,7 +59,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose values come from a file, the command line, and defaults."""
+    """A run of one update."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "keys.yaml").write_text("optimization.lr: 0.002\ngeneration: {beam: 2}\n")
     arguments = [*training_arguments(data, folder / "run"), *SMALL_FCONV, "optimization.max_update=1"]
@@ -96,17 +85,6 @@ def test_the_best_checkpoint_by_a_score_that_should_be_high(tmp_path: Path) -> N
     assert read_run(run.folder).seconds == 3 * 24 * 3600, "of a training that was killed"
 
 
-def test_origins_outlive_a_continuation(tmp_path: Path) -> None:
-    write_provenance(tmp_path, {"a": 1, "b": 2}, {"a": "command line", "b": "config=x"}, ["seqgen-train"], {})
-    found = write_provenance(tmp_path, {"a": 1, "b": 3}, {"a": "default", "b": "command line"}, ["seqgen-train"], {})
-    assert found == {"a": "command line", "b": "command line"}
-    record = read_provenance(tmp_path)
-    assert [recorded_origin(record, key, value) for key, value in (("a", 1), ("a", 2), ("b", 3), ("c", 1))] == [
-        *("command line", EDITED, "command line", ""),
-    ]
-    assert len(record["sessions"]) == 2
-
-
 def test_a_record_knows_the_files_that_have_changed(tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoints" / "last"
     checkpoint.mkdir(parents=True)
@@ -123,17 +101,6 @@ def test_a_record_knows_the_files_that_have_changed(tmp_path: Path) -> None:
     ]
     (checkpoint / "model.safetensors").unlink()
     assert changes(record) == [f"{checkpoint}/model.safetensors does not exist any more"]
-
-
-def test_a_sweep_shows_the_best_run_first(tmp_path: Path) -> None:
-    """Also by a score that should be high; runs without scores come last."""
-    for metric, wanted in (("bleu", ["12.25 2 a", "3 2 b", "- 0 c"]), ("loss", ["2 2 b", "3 2 a", "- 0 c"])):
-        key, folder = f"checkpoint.best_checkpoint_metric={metric}", tmp_path / metric
-        names = (("c", "a"), ("a", "a"), ("b", "b"))
-        runs = [(name, make_run(folder / name, key, curve=curve)) for name, curve in names]
-        (folder / "c" / "log.jsonl").write_text("")
-        rows = [line.split() for line in sweep_table(runs, metric).splitlines()[1:]]
-        assert [f"{score} {update} {name}" for score, update, _, name in rows] == wanted
 
 
 def test_differences_leave_out_defaults_of_other_components(tmp_path: Path) -> None:
@@ -187,7 +154,7 @@ def test_sorting(tmp_path: Path) -> None:
         ("config.yaml", b"a: [\n"),
         ("config.yaml", b"[1, 2]"),
         ("config.yaml", b"model: {_name: unheard}\n"),
-        (PROVENANCE, b'{"format": "seqgen-provenance", "version": 1, "values": {"a": 1}, "sessions": [1, {}]}'),
+        (PROVENANCE, b'{"format": "seqgen-provenance", "version": 1, "sessions": [1, {}]}'),
         (PROVENANCE, b"[]"),
     ],
 )  # fmt: skip
@@ -198,10 +165,8 @@ def test_damaged_runs_are_shown(tmp_path: Path, file: str, content: bytes | None
         (folders[0] / file).write_bytes(content)
     runs = read_runs(folders)
     assert text_table(runs).count("a ") >= 1
-    assert text_difference(runs)
     if not runs[0].config:
         assert text_table(runs).endswith("what differs is not known: the configuration of a cannot be read")
-    assert "<td>b</td>" in page(runs)
     assert json.loads(json.dumps(as_dict(runs), allow_nan=False))["runs"][1]["updates"] == 3
 
 
@@ -225,13 +190,12 @@ def test_the_command(tmp_path: Path) -> None:
     (converted / "checkpoints").mkdir()
     for folder in (converted, failed):
         (folder / "log.jsonl").unlink()
-    outcome = command("show", f"{tmp_path}/runs", "sort=loss", "json=-", f"page={tmp_path}/p.html")
+    outcome = command("show", f"{tmp_path}/runs", "sort=loss", "json=-")
     assert (outcome.code, outcome.err) == (0, "")
     found = json.loads(outcome.out)["runs"]
     assert [run["name"] for run in found] == ["2", "1", "converted"]
     assert "training did not begin in it" in command("show", f"{failed}").err
     assert found[0]["differs"] == {"common.seed": 5}
-    assert (tmp_path / "p.html").read_text().count('class="number">1:01:01</td>') == 2
     twice = command("show", f"path={tmp_path}/runs", "sort=loss", "sort=bleu")
     assert "sort=loss is not used, because sort=bleu comes later" in twice.err
     table = command("show", f"{tmp_path}/runs/x/1", f"{tmp_path}/runs/x/2", "sort=bleu").out.splitlines()
@@ -240,10 +204,11 @@ def test_the_command(tmp_path: Path) -> None:
     assert mixed.out.splitlines() == table
     assert command("show", f"{tmp_path}/runs/x/1", f"{tmp_path}/runs/x/../x/1").out.count("1:01:01") == 1
     assert table[1].split() == ["1", "1", "3", "12.25", "3", "200", "1:01:01"]
-    shown = command("diff", f"{tmp_path}/runs/x/1", f"{tmp_path}/runs/x/2").out
-    command("diff", f"{tmp_path}/runs/x/1", f"{tmp_path}/runs/x/2", f"json={tmp_path}/d.json")
+    assert [line.split() for line in table[-2:]] == [["common.seed", "1", "1"], ["5", "2"]]
+    both = (f"{tmp_path}/runs/x/1", f"{tmp_path}/runs/x/2")
+    assert command("diff", *both).out == command("show", *both).out
+    command("diff", *both, f"json={tmp_path}/d.json")
     assert len(json.loads((tmp_path / "d.json").read_text())["runs"]) == 2
-    assert ["common.seed", "1", "5"] in [line.split() for line in shown.splitlines()]
 
 
 @pytest.mark.slow
@@ -253,7 +218,7 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     for arguments, words in (
         ([], "nothing is given to show"),
         ([f"{tmp_path}/no"], "there is no such folder"),
-        ([f"{tmp_path}/runs", "page=-"], "page=-: a page is not written"),
+        ([f"{tmp_path}/runs", "page=x"], "page=x has no effect on runs"),
         (["runs", "languages=true", "sort=loss"], "sort=loss has no effect on languages"),
         (["runs", "json"], "json is a key, which needs a value; give json=VALUE"),
     ):
@@ -265,57 +230,25 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.slow
-def test_where_values_come_from(trained: Path) -> None:
-    run = trained / "run"
-    record = read_provenance(run)
-    values = dict(flatten(yaml.safe_load((run / "config.yaml").read_text())))
-    found = {key: recorded_origin(record, key, value) for key, value in values.items()}
-    assert found["optimization.lr"] == found["generation.beam"] == f"config={trained}/keys.yaml"
-    assert found["model.encoder_embed_dim"] == found["model._name"] == "command line"
-    assert found["optimization.clip_norm"] == "command line", "also if it is the default"
-    assert found["criterion.label_smoothing"] == "default"
-    assert "" not in found.values()
-    session = record["sessions"][0]
-    assert set(session["data"]) == {"train", "valid"}
-    assert all(session[name] for name in ("seqgen", "torch", "python", "time"))
-    text = (run / "config.yaml").read_text()
-    assert f"lr:  # config={trained}/keys.yaml\n" in text
-    assert "clip_norm: 1.0  # command line\n" in text
-    assert "label_smoothing: 0.1\n" in text
-
-
-def test_presets_and_checkpoints() -> None:
-    values = {"model._name": "fconv", "model.encoder_embed_dim": 128, "model.dropout": 0.1, "common.seed": 3}
-    values["generation.components.search.groups"] = 2
-    found = origins_of(
-        values, {"common.seed": "checkpoint x", "search.groups": "command line"}, {"model": "fconv_tiny"}
-    )
-    assert list(found.values()) == ["default", "preset fconv_tiny", "default", "checkpoint x", "command line"]
-
-
-@pytest.mark.slow
-def test_resuming_keeps_origins_and_edits_are_seen(trained: Path, data: Path, tmp_path: Path) -> None:
+def test_sessions(trained: Path, tmp_path: Path) -> None:
+    """A continued run has another session, and a changed version or text is among the differences."""
     run = tmp_path / "run"
     shutil.copytree(trained / "run", run)
-    edited = (run / "config.yaml").read_text().replace("beam: 2", "beam: 3")
-    (run / "config.yaml").write_text(edited)
-    assert recorded_origin(read_provenance(run), "generation.beam", 3) == EDITED
-    arguments = [f"run_dir={run}", f"config={run}/config.yaml", "optimization.max_update=2"]
-    fixed = [x for x in arguments if not x.startswith("optimization.max")]
-    assert command("train", *fixed).code == 0
-    record = read_provenance(run)
-    assert len(record["sessions"]) == 2
-    assert record["values"]["optimization.lr"]["from"] == f"config={trained}/keys.yaml"
-    assert record["values"]["generation.beam"]["from"] == f"config={run}/config.yaml"
-
-
-def test_comments_never_change_values() -> None:
-    plain = {"a": {"b": "two\nlines: x", "c": [1, 2], "d": "x # y", "e": ""}, "f": "long " * 60, "key: odd": 1}
-    content = yaml.safe_dump(plain, sort_keys=False)
-    origins = {"a.b": "p", "a.c": "command\nline", "a.d": "q", "a.e": "r", "f": "s", "b": "t"}
-    assert yaml.safe_load(with_origins(content, origins)) == plain
-    simple = yaml.safe_dump({"a": {"c": [1, 2], "d": "x # y"}})
-    assert "c:  # command line\n" in with_origins(simple, origins)
+    assert command("train", f"run_dir={run}", f"config={run}/config.yaml", "optimization.max_update=2").code == 0
+    first, second = read_sessions(run)
+    assert read_sessions(trained / "run") == [first]
+    assert {*first["data"]} == {"train", "valid"}
+    assert second["command"] == [first["command"][0], f"config={run}/config.yaml", "optimization.max_update=2"]
+    record = json.loads((run / PROVENANCE).read_text())
+    record["sessions"][-1] |= {"torch": "0.1", "data": {**second["data"], "train": "0" * 64}}
+    (run / PROVENANCE).write_text(json.dumps(record))
+    table = text_table(read_runs([trained / "run", run]))
+    for name, one, other in (
+        ("torch", versions()["torch"], "0.1"),
+        ("data of train", first["data"]["train"][:12], "0" * 12),
+        ("optimization.max_update", "1", "2"),
+    ):
+        assert re.search(rf"^{name} +{re.escape(one)} +1\n +{other} +2$", table, re.MULTILINE), table
 
 
 def test_outputs_are_not_recorded() -> None:

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import torch
 
+from examples.papers.exact_search.exact import ExactSearch
 from seqgen.config import TraceConfig
 from seqgen.errors import ConfigError, DataError, UserError
-from seqgen.lab.traces import trace as trace_module
 from seqgen.lab.traces.page import Fate, page_of, reference_path
 from seqgen.lab.traces.recorder import next_ranks
 from seqgen.lab.traces.records import SentenceTrace, TracedOutput
-from seqgen.lab.traces.trace import TABLES, Trace
+from seqgen.lab.traces.trace import Trace
 from seqgen.lab.traces.writer import TraceWriter
-from seqgen.text.results import Translation
+from seqgen.text.results import Details, Translation
 from seqgen.text.translator import Translator
 from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.step_traces import step_of
@@ -36,7 +36,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "diverse": {"search": "diverse_beam", "search.groups": 2, "beam": 4},
     "rules": {"no_repeat_ngram_size": 1, "repetition_penalty": 1.3, "suppress": ["w3"]},
     "prompt_lookup": {"prompt_lookup": 2, "beam": 1},
-    "stochastic": {"search": "stochastic_beam", "beam": 3},
     "mbr": {"mbr": "chrf", "beam": 3},
     "contrastive": {"search": "contrastive", "beam": 1},
 }
@@ -76,7 +75,7 @@ def assert_equal(one: Sequence[Translation], other: Sequence[Translation]) -> No
             assert torch.equal(a.positional_scores, b.positional_scores)
 
 
-QUICK = ("beam", "huggingface", "sampling", "stochastic")
+QUICK = ("beam", "huggingface", "sampling", "beam_sampling")
 
 
 @pytest.mark.parametrize(
@@ -117,12 +116,15 @@ def test_ensembles(combination: str, switches: dict[str, bool], tmp_path: Path) 
     plain = models.translate(LINES, **settings)
     assert_equal(traced(models, path, **settings), plain)
     trace = Trace(path)
-    for row in trace.table("candidates"):
-        both = [row["member_0"], row["member_1"]]
-        if combination == "probability":  # a forbidden end of sentence has no candidates, so that nothing else differs
-            assert row["token_score"] == pytest.approx(math.log(sum(map(math.exp, both)) / 2), abs=1e-3)
-        if combination == "product":
-            assert row["token_score"] == pytest.approx(sum(both), abs=1e-3)
+    for sentence in trace:
+        for number, step in enumerate(sentence.steps):
+            for rank in (rank for rank, letter in enumerate(step.outcomes) if letter != "I"):
+                token_score = step.scores[rank] - sentence.before(number, step.beams[rank])
+                both = [member[rank] for member in step.members]
+                if combination == "probability":  # a forbidden end of sentence has no candidates
+                    assert token_score == pytest.approx(math.log(sum(map(math.exp, both)) / 2), abs=1e-3)
+                if combination == "product":
+                    assert token_score == pytest.approx(sum(both), abs=1e-3)
 
 
 def test_candidates_are_those_of_the_output(tmp_path: Path) -> None:
@@ -130,27 +132,22 @@ def test_candidates_are_those_of_the_output(tmp_path: Path) -> None:
     models, path = translator(), tmp_path / "t.jsonl"
     found = traced(models, path, beam=3, nbest=3)
     trace = Trace(path)
-    rows = {(r["line"], r["step"], r["text"]): r for r in trace.table("candidates")}
     for translation in found:
+        sentence = trace[translation.id]
+        places = {
+            tuple(sentence.tokens(number, rank)): (step, rank)
+            for number, step in enumerate(sentence.steps)
+            for rank, letter in enumerate(step.outcomes)
+            if letter != "I"
+        }
         for item in translation.hypotheses:
-            pieces = [models.task.target_dictionary.symbol(token) for token in item.tokens.tolist()]
-            for length, total in enumerate(item.positional_scores.cumsum(0).tolist()):
-                row = rows[translation.id, length, "".join(pieces[: length + 1])]
-                assert row["score"] == pytest.approx(total, abs=1e-12)
-                assert row["outcome"] == ("finished" if length + 1 == len(pieces) else "continues")
-            assert row["final_score"] == pytest.approx(item.score, abs=1e-12)
-    assert {r["outcome"] for r in rows.values()} >= {"continues", "finished", "below_beam"}
-    for name in TABLES:
-        trace.table(name)
-    with pytest.raises(ConfigError, match=r"'candidate' .*did you mean 'candidates'.*the tables are cand"):
-        trace.table("candidate")
-
-
-def test_a_table_with_too_many_characters_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    traced(translator(), tmp_path / "t.jsonl", beam=3)
-    monkeypatch.setattr(trace_module, "_MOST_CHARACTERS", 100)
-    with pytest.raises(DataError, match=r"the texts in table 'candidates' of .* have more than 100 characters"):
-        Trace(tmp_path / "t.jsonl").table("candidates")
+            tokens = item.tokens.tolist()
+            for length, total in enumerate(item.positional_scores.cumsum(0).tolist(), start=1):
+                step, rank = places[tuple(tokens[:length])]
+                assert step.scores[rank] == pytest.approx(total, abs=1e-12)
+                assert step.outcomes[rank] == ("F" if length == len(tokens) else "C")
+            assert step.finished[rank] == pytest.approx(item.score, abs=1e-12)
+    assert {*"".join(step.outcomes for sentence in trace for step in sentence.steps)} >= {*"CFB"}
 
 
 def test_each_beam_continues_a_candidate_of_its_own() -> None:
@@ -184,9 +181,14 @@ def test_how_far_a_reference_was_below_the_beam() -> None:
 def test_forbidden_tokens(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     traced(translator(), path, no_repeat_ngram_size=1, suppress=["w3"])
-    rows = Trace(path).table("forbidden")
-    assert {row["by"] for row in rows} >= {"NoRepeatNgram", "Forbid"}, {row["by"] for row in rows}
-    assert {row["token"] for row in rows if row["by"] == "Forbid"} <= {"w3", "<pad>", "<s>"}
+    found = {
+        (item.by, sentence.piece(item.token))
+        for sentence in Trace(path)
+        for step in sentence.steps
+        for item in step.forbidden
+    }
+    assert {by for by, _ in found} >= {"NoRepeatNgram", "Forbid"}, found
+    assert {piece for by, piece in found if by == "Forbid"} <= {"w3", "<pad>", "<s>"}
 
 
 @pytest.mark.slow
@@ -261,7 +263,10 @@ def test_a_trace_that_was_cut_says_so(tmp_path: Path) -> None:
 
 def test_attention(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    traced(translator(), path, options=TraceConfig(attention=True))
+    decoding = translator().prepare(Details(attention=True))
+    with TraceWriter(path, decoding) as trace:
+        for translation in decoding.translate(trace.lines(LINES)):
+            trace.add(translation)
     for sentence in Trace(path):
         for item in sentence.hypotheses[:1]:
             assert item.attention is not None
@@ -271,7 +276,7 @@ def test_attention(tmp_path: Path) -> None:
 
 def test_strategies_without_steps_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"generation\.search=exact has a loop of its own"):
-        traced(translator(), tmp_path / "t.jsonl", search="exact", beam=1, max_len=3)
+        traced(translator(), tmp_path / "t.jsonl", search=ExactSearch(), beam=1, max_len=3)
 
 
 def _records(path: Path) -> list[Any]:
@@ -353,8 +358,6 @@ def test_random_damage_raises_nothing_else(tmp_path: Path) -> None:
         try:
             trace = Trace(other)
             page_of(trace)
-            for name in TABLES:
-                trace.table(name)
         except UserError as error:
             messages.append(str(error))
     assert len(messages) > 50

@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 import sacrebleu
-from hypothesis import given, strategies as st
 
 from seqgen.errors import ConfigError
-from seqgen.lab.tuning import Dimension, Setting, grid, search_coordinates
-from seqgen.metrics import score_with_interval, text_scores
+from seqgen.lab.tuning import arguments_of
 from seqgen.text.text_decoding import TextDecoding
 from tests.commands import (
     SMALL_FCONV,
@@ -67,9 +65,7 @@ def tune(place: Path, output: Path, *arguments: str, path: str = "a") -> Outcome
     runs = ",".join(str(place / name) for name in path.split(","))
     texts = () if any(item.startswith("input=") for item in arguments) else (f"input={place}/val.en",)
     reference = () if any(item.startswith("reference=") for item in arguments) else (f"reference={place}/val.de",)
-    outcome = command(
-        "tune", f"path=[{runs}]", *texts, *reference, f"output={output}", "metric=chrf", *SHORT, *arguments
-    )
+    outcome = command("tune", f"path=[{runs}]", *texts, *reference, f"json={output}", "metric=chrf", *SHORT, *arguments)
     assert "Traceback" not in outcome.err, outcome.err
     return outcome
 
@@ -145,73 +141,24 @@ class TestTheBestSetting:
 
     def test_of_a_split_of_the_task(self, place: Path, tmp_path: Path) -> None:
         keys = (f"path={place}/a", "tune.generation.beam=1,2", "dataset.gen_subset=valid", *SHORT)
-        outcome = command("tune", f"output={tmp_path}/out", *keys)
+        outcome = command("tune", f"json={tmp_path}/out", *keys)
         assert outcome.code == 0, outcome.err
         (line,) = re.findall(r"^decode: seqgen-generate (.*)$", outcome.out, re.MULTILINE)
         decoded = command("generate", *line.replace("input=FILE", f"input={place}/val.en").split())
         assert decoded.code == 0, "the printed command decodes a file, and not the split"
         assert json.loads((tmp_path / "out").read_text())["metric"] == "bleu"
-        split = "dataset.gen_subset=test"
-        outcome = command("tune", f"path={place}/a", f"output={tmp_path}/o", "tune.generation.beam=1", *SHORT, split)
-        assert "the split test is tuned on" in outcome.err
 
 
 def test_equal_settings_are_decoded_once(place: Path, tmp_path: Path, decodes: list[int]) -> None:
     keys = ("tune.generation.lenpen=1,1.0,1e0,0.5", "tune.generation.unkpen=0,0.0")
-    outcome = tune(place, tmp_path / "out", *keys, "method=coordinate")
+    outcome = tune(place, tmp_path / "out", *keys)
     assert len(result(outcome, tmp_path / "out")["trials"]) == len(decodes) == 2
-
-
-def test_the_scores_so_far_are_kept(
-    place: Path, tmp_path: Path, decodes: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counted = TextDecoding.translate
-
-    def interrupted(self: TextDecoding, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        if len(decodes) == 2:
-            raise KeyboardInterrupt
-        return counted(self, *args, **kwargs)
-
-    monkeypatch.setattr(TextDecoding, "translate", interrupted)
-    outcome = tune(place, tmp_path / "out", "tune.generation.lenpen=0,0.5,1,2")
-    assert outcome.code == 130
-    assert f"2 settings are decoded; {tmp_path}/out has their scores" in outcome.err
-    assert len(json.loads((tmp_path / "out").read_text())["trials"]) == 2
-
-
-class TestCoordinateSearch:
-    @given(st.lists(st.lists(st.integers(-9, 9), min_size=1, max_size=5), min_size=1, max_size=4), st.data())
-    def test_finds_the_optimum_of_a_separable_function(self, tables: list[list[int]], data: st.DataObject) -> None:
-        space = [Dimension(f"k{i}", tuple(map(str, range(len(table))))) for i, table in enumerate(tables)]
-        own = [data.draw(st.integers(0, len(table) - 1)) for table in tables]
-
-        def score(setting: Setting) -> float:
-            values = {int(key[1:]): int(value) for key, value in (item.split("=") for item in setting)}
-            return sum(table[values.get(i, start)] for i, (table, start) in enumerate(zip(tables, own, strict=True)))
-
-        assert score(search_coordinates(space, score)) == max(map(score, grid(space)))
-        assert score(search_coordinates(space, score, rounds=1)) == max(map(score, grid(space)))
-
-    def test_ends_where_no_single_change_improves(self) -> None:
-        ridge = {(): 1.0, ("x=1", "y=1"): 2.0}
-        assert search_coordinates(SQUARE, lambda setting: ridge.get(setting, 0.0)) == ()
-
-    def test_goes_on_from_the_best_setting(self) -> None:
-        scores = {("x=1",): 1.0, ("x=1", "y=1"): 2.0, ("x=0", "y=1"): 3.0}
-        assert search_coordinates(SQUARE, lambda setting: scores.get(setting, 0.0)) == ("x=0", "y=1")
-        assert search_coordinates(SQUARE, lambda setting: scores.get(setting, 0.0), rounds=1) == ("x=1", "y=1")
-
-    def test_needs_fewer_decodes_than_the_grid(self, place: Path, tmp_path: Path, decodes: list[int]) -> None:
-        keys = ("tune.generation.lenpen=0,0.5,1,2", "tune.combination.weights=simplex:3", "method=coordinate")
-        found = result(tune(place, tmp_path / "out", *keys, "rounds=1", path="a,b"), tmp_path / "out")
-        assert len(decodes) == len(found["trials"]) <= 1 + 4 + 4 < 4 * 4
-        assert exhaustive(place, tmp_path, list(typed(found["trials"][0])), path="a,b") == found["trials"][0]["score"]
 
 
 class TestValues:
     def test_forms(self) -> None:
         def values(text: str) -> tuple[str, ...]:
-            return Dimension.of("key", text, 3).values
+            return tuple(argument.removeprefix("key=") for argument in arguments_of("key", text, 3))
 
         assert values("0.6,1,1.4,1") == ("0.6", "1", "1.4")
         assert values("0:1:0.25") == ("0", "0.25", "0.5", "0.75", "1")
@@ -222,9 +169,8 @@ class TestValues:
 
     @pytest.mark.parametrize(("size", "steps"), list(itertools.product((1, 2, 3), (1, 3, 4))))
     def test_a_simplex_has_all_lists_that_sum_to_one(self, size: int, steps: int) -> None:
-        lists = [
-            tuple(round(steps * x) for x in json.loads(t)) for t in Dimension.of("k", f"simplex:{steps}", size).values
-        ]
+        found = [json.loads(argument[2:]) for argument in arguments_of("k", f"simplex:{steps}", size)]
+        lists = [tuple(round(steps * x) for x in shares) for shares in found]
         expected = [x for x in itertools.product(range(steps + 1), repeat=size) if sum(x) == steps]
         assert sorted(lists) == expected
 
@@ -233,10 +179,7 @@ class TestValues:
     )
     def test_that_cannot_be_read(self, text: str) -> None:
         with pytest.raises(ConfigError, match=r"tune\.key"):
-            Dimension.of("key", text, 3)
-
-
-SQUARE = [Dimension("x", ("0", "1")), Dimension("y", ("0", "1"))]
+            arguments_of("key", text, 3)
 
 
 class TestRefused:
@@ -249,12 +192,13 @@ class TestRefused:
             (("generation.lenpen=0.6,1",), ["a number; seqgen-tune tune.generation.lenpen=0.6,1 decodes with each"]),
             (("tune.generation.lenpen=high",), ["'generation.lenpen=high' cannot be used", "a number"]),
             (("tune.generation.beam=0,1",), ["generation.beam=0", "minimum"]),
-            (("tune.combination.weights=-1,-2",), ["fewer than two settings", "combination.weights=-2", "minimum"]),
+            (
+                ("tune.combination.weights=-1,-2",),
+                ["none of the settings can be decoded", "combination.weights=-2", "minimum"],
+            ),
             (("tune.search.delta=1",), ["search.delta", "no effect"]),
             (("tune.generation.lenpen=1", "tune.generation.lenpen=2"), ["given twice"]),
-            (("tune.generation.lenpen=1", "rounds=2"), ["rounds=2", "method=coordinate"]),
-            (("tune.generation.lenpen=1", "tokenize=char"), ["tokenize=char", "no effect on metric=chrf"]),
-            (("tune.generation.lenpen=1", "reference="), ["reference is missing"]),
+            (("tune.generation.lenpen=1", "reference="), ["give both input=FILE and reference=FILE"]),
         ],
     )
     def test_keys(self, place: Path, tmp_path: Path, arguments: tuple[str, ...], words: list[str]) -> None:
@@ -267,24 +211,11 @@ class TestRefused:
         (tmp_path / "empty").write_text("")
         refused(tune(place, tmp_path / "out", key, f"input={tmp_path}/empty"), "has 0 lines")
         refused(tune(place, tmp_path / "out", key, f"input={tmp_path}/none"), "none")
-        refused(tune(place, tmp_path, key), f"output={tmp_path} is a folder")
+        refused(tune(place, tmp_path, key), f"json={tmp_path} is a folder")
         refused(tune(place, place / "val.de", key), "would overwrite the input")
 
     def test_values_that_exclude_each_other_are_left_out(self, place: Path, tmp_path: Path) -> None:
         outcome = tune(place, tmp_path / "out", "tune.generation.beam=1,2,4", "generation.nbest=2")
         found = result(outcome, tmp_path / "out")
         assert "left out: generation.beam=1: " in outcome.err
-        assert [item["setting"] for item in found["refused"]] == [["generation.beam=1"]]
         assert len(found["trials"]) == 3, "beam 3 is given"
-
-
-def test_intervals_are_those_of_sacrebleu() -> None:
-    hypotheses = ["der Hund sieht einen Mann", "der Mann hat einen Ball und einen Kahn", "ein Baum"]
-    references = ["der Hund sieht den Mann", "der Mann hat einen Ball und einen Hund", "der Baum"]
-    for name, metric in (("bleu", sacrebleu.BLEU()), ("chrf", sacrebleu.CHRF())):
-        expected = metric.corpus_score(hypotheses, [references], n_bootstrap=1000)
-        score, interval = score_with_interval(name, hypotheses, references)
-        assert score.value == text_scores(hypotheses, references)[name].value
-        assert interval == pytest.approx(float(re.findall(r"± ([\d.]+)", expected.format(width=6))[0]), abs=1e-6)
-        assert interval > 0
-    assert score_with_interval("exact_match", hypotheses, references)[1] is None

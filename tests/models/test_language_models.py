@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from seqgen.structures import Source
 from seqgen.text.results import Translation
 from seqgen.text.text_scoring import blocks
 from seqgen.text.translator import Translator
-from seqgen.text.word_streaming import IteratorStreamer, continuation
+from seqgen.text.word_streaming import WordStreamer, continuation
 from tests.commands import sentences
 from tests.language_models import PROMPTS, language_model
 from tests.text_models import text_model
@@ -273,14 +274,23 @@ def test_prompt_and_continuation_together_are_the_whole_text(name: str) -> None:
     assert name == "bytes" or 0 < spaces < 36  # some begin a new word, and some do not
 
 
+class Words(WordStreamer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: dict[int, list[str]] = defaultdict(list)
+
+    def on_text(self, sentence: int, text: str, last: bool) -> None:
+        self.pieces[sentence].append(text)
+
+
 def test_streamed_words_are_the_final_text() -> None:
     translator = Translator(language_model(), max_len_b=9)
-    written = ["" for _ in PROMPTS]
-    for item in translator.stream(PROMPTS):
-        written[item.line] += item.text
+    streamer = Words()
+    translator.translate(PROMPTS, streamer=streamer)
+    written = ["".join(streamer.pieces[line]) for line in range(len(PROMPTS))]
     assert written == [translation.text for translation in translator.translate(PROMPTS, beam=1)]
     assert [text[:1] for text in written] == [" ", "w", " ", " ", " "]
-    assert IteratorStreamer()._prompts == {}
+    assert streamer._prompts == {}
 
 
 # ---- running text

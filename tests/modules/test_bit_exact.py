@@ -103,7 +103,6 @@ def test_without_it_bits_differ() -> None:
 STRATEGIES = {
     "greedy": {"search": "greedy", "beam": 1},
     "sampling": {"sampling": True, "sampling_topp": 0.9},
-    "stochastic": {"search": "stochastic_beam"},
     "diverse": {"search": "diverse_beam", "components": {"search.groups": 2}},
     "siblings": {"search": "diverse_siblings", "components": {"search.rate": 0.3}},
     "contrastive": {"search": "contrastive", "beam": 1},

@@ -39,9 +39,9 @@ COMMANDS = (
     f"seqgen-train run_dir=run task.train_size=100 optimization.max_update=1 {' '.join(SMALL_TRANSFORMER)}",
     "seqgen-generate path=run input=numbers output=outputs trace=trace.jsonl generation.max_len_b=5",
     "seqgen-check path=run",
-    "seqgen-score hypothesis=[outputs,numbers] reference=numbers page=comparison.html compare.tests=none",
+    "seqgen-score hypothesis=[outputs,numbers] reference=numbers json=comparison.json compare.tests=none",
     "seqgen-show trace.jsonl page=trace.html",
-    "seqgen-show run page=runs.html",
+    "seqgen-show run",
 )
 
 

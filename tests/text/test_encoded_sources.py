@@ -1,4 +1,4 @@
-"""Encoder outputs in place of sources: decoded as the sources, edited, and mixed."""
+"""Encoder outputs in place of sources: decoded as the sources, and mixed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from examples.papers.align_att import AlignAtt
 from examples.papers.simultaneous import WaitK
-from seqgen.errors import ConfigError, DataError
+from seqgen.errors import ConfigError
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.search.base import Search
 from seqgen.generation.speculative.drafters import ModelDrafter
@@ -19,13 +19,10 @@ from seqgen.generation.speculative.verification import SpeculativeSearch
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.inspection import recorded
 from seqgen.structures import Batch, EncoderOut, Hypothesis, Source
-from seqgen.text.sources import EncodedSource
-from seqgen.text.translator import Translator
 from tests.generators import make_generator
 from tests.huggingface_internals import assert_near, every_kind, pair_of
 from tests.model_zoo import EOS, ZOO, inputs, sharp
 from tests.scripted_model import batch_of, dictionary
-from tests.text_models import TEXTS, text_model
 
 FAST = ("fconv_uneven", "transformer_marian", "lstm_tiny", "t5_gated_untied")
 ENCODERS = [
@@ -33,8 +30,6 @@ ENCODERS = [
     for name, specimen in ZOO.items()
     if not specimen.is_language_model
 ]
-ARCHITECTURES = [pytest.param("transformer_tiny", marks=pytest.mark.slow), "fconv_tiny", "t5_tiny"]
-SHORT: dict[str, Any] = {"beam": 3, "nbest": 2, "max_len_b": 7}
 
 
 def assert_same(found: list[list[Hypothesis]], wanted: list[list[Hypothesis]]) -> None:
@@ -50,9 +45,6 @@ def encoder_is_not_run(model: EncoderDecoderModel) -> Any:
         raise AssertionError("the encoder was run")
 
     return model.encoder.register_forward_hook(fail)
-
-
-# --- the generator
 
 
 @pytest.mark.parametrize("name", ENCODERS)
@@ -131,49 +123,6 @@ def test_targets_are_scored_under_an_encoding() -> None:
     handle.remove()
 
 
-# --- the translator
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-@pytest.mark.slow
-def test_encoded_lines_are_translated_as_the_lines(name: str) -> None:
-    one = text_model(name)
-    translator = Translator(one, **SHORT)
-    everything: dict[str, Any] = {"return_scores": True, "return_hidden": True, "return_attention": True}
-    wanted = translator.translate(TEXTS, **everything)
-    encoded = translator.encode(TEXTS)
-    assert [source.encoder_out.encoder_padding_mask for source in encoded] == [None] * len(TEXTS)
-    handle = encoder_is_not_run(one.model)
-    for settings in ({}, {"debug.continuous_batching": False}, {"batch_size": 2}):
-        for mine, theirs in zip(translator.translate(encoded, **everything, **settings), wanted, strict=True):
-            assert (mine.id, mine.source, mine.text) == (theirs.id, theirs.source, theirs.text)
-            assert_same([[h.hypothesis for h in mine.hypotheses]], [[h.hypothesis for h in theirs.hypotheses]])
-            for one_, other in zip(mine.hypotheses, theirs.hypotheses, strict=True):
-                assert one_.model_score == pytest.approx(other.model_score, abs=1e-10)
-                torch.testing.assert_close(one_.hidden, other.hidden, rtol=0, atol=1e-10)
-                torch.testing.assert_close(one_.attention, other.attention, rtol=0, atol=1e-10)
-                torch.testing.assert_close(one_.alignment, other.alignment)
-    with_notes = [replace(source, notes=["cut"]) for source in encoded[:1]]
-    assert "cut" in translator.translate(with_notes)[0].notes
-    (internals,) = translator.translate(encoded[:1], return_internals=True)[0].hypotheses[0].internals or []
-    assert internals.encoder is None
-    handle.remove()
-
-
-def test_the_mean_of_two_encodings_is_decoded() -> None:
-    one = text_model("transformer_tiny")
-    translator = Translator(one, **SHORT)
-    first, second = translator.encode(["w1 w5 w8", "w4 w5 w6"])
-    features = (first.encoder_out.encoder_out + second.encoder_out.encoder_out) / 2
-    mean = replace(first, encoder_out=EncoderOut(features))
-    (found,) = translator.translate([mean])
-    generator = make_generator([one.model], dictionary(19), beam_size=3, max_len_b=7)
-    ((wanted, *_),) = generator.generate(Batch(torch.arange(1), Source.of_encoding(EncoderOut(features), 2)))
-    assert found.hypotheses[0].tokens.tolist() == wanted.tokens.tolist()
-    assert found.score == pytest.approx(wanted.score, abs=1e-10)
-    assert found.score != pytest.approx(translator.translate(["w1 w5 w8"])[0].score, abs=1e-6)
-
-
 @torch.no_grad()
 def test_a_draft_model_encodes_the_source_itself() -> None:
     """The encoding of the model that it drafts for has another size."""
@@ -186,64 +135,14 @@ def test_a_draft_model_encodes_the_source_itself() -> None:
     assert_same(generator.generate(replace(batch, source=encoded)), generator.generate(batch))
 
 
-@pytest.mark.parametrize(
-    ("models", "words"),
-    [
-        (["transformer_tiny", "t5_tiny"], "an encoded source is that of one model, and 2 read the source"),
-        (["transformer_lm_tiny"], "a decoder-only model has none"),
-    ],
-)
-def test_models_that_cannot_decode_an_encoding_are_refused(models: list[str], words: str) -> None:
-    translator = Translator([text_model(name) for name in models], **SHORT)
-    encoded = Translator(text_model("transformer_tiny")).encode(TEXTS[:1])
-    for attempt in (lambda: translator.encode(TEXTS[:1]), lambda: translator.translate(encoded)):
-        with pytest.raises(ConfigError, match=words):
-            attempt()
-
-
 @pytest.mark.parametrize("search", [AlignAtt(), WaitK()])
+@torch.no_grad()
 def test_strategies_that_encode_the_source_themselves_refuse_an_encoding(search: Search) -> None:
-    translator = Translator(text_model("transformer_tiny"))
+    model, given = sharp("transformer_shared", 1), inputs("transformer_shared", [6], 1)
+    source = Source.of_encoding(model.encoder(given.src_tokens, given.src_lengths), EOS)
+    generator = make_generator([model], dictionary(19), search_strategy=search)
     with pytest.raises(ConfigError, match="encodes parts of the source, not known encoder outputs; give the text"):
-        translator.translate(translator.encode(TEXTS[:1]), search=search)
-
-
-def test_wrong_encoded_lines_are_refused() -> None:
-    translator = Translator(text_model("transformer_tiny"), **SHORT)
-    (encoded,) = translator.encode(TEXTS[:1])
-    with pytest.raises(DataError, match=r"has the shape \(1, 4, 64\), but the source has 2 tokens"):
-        EncodedSource("w1", encoded.tokens[:2], encoded.encoder_out)
-    with pytest.raises(DataError, match="some lines are encoded and some are not"):
-        translator.translate([encoded, "w1 w2"])
-    with pytest.raises(DataError, match="line 2 is empty and has no encoder output"):
-        translator.encode(["w1", " "])
-    (long,) = translator.encode([" ".join(["w1"] * 1100)])
-    assert "of 1101 source tokens only the first 1023 were read" in translator.translate([long])[0].notes
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"tokens": torch.ones(4)}, r"are \(4,\) torch.float32; give at least one id"),
-        ({"encoder_out": torch.ones(1, 4, 64)}, "is of type Tensor; give the EncoderOut"),
-        ({"encoder_out": EncoderOut(torch.ones(1, 4, 5))}, r"has \(5\) of torch.float32 .* this model reads \(64\)"),
-        ({"encoder_out": EncoderOut(torch.ones(1, 4, 64).half())}, "float16 for each position in encoder_out"),
-    ],
-)
-def test_encodings_that_do_not_fit_are_refused(changes: dict[str, Any], words: str) -> None:
-    translator = Translator(text_model("transformer_tiny"), dtype="float32", **SHORT)
-    (encoded,) = translator.encode(["w1 w5 w8"])
-    with pytest.raises(DataError, match=words):
-        translator.translate([replace(encoded, **changes)])
-
-
-def test_encodings_of_another_architecture_are_refused() -> None:
-    encoded = Translator(text_model("transformer_tiny"), **SHORT).encode(TEXTS[:1])
-    translator = Translator(text_model("fconv_tiny"), **SHORT)
-    with pytest.raises(DataError, match="lacks values, which this model reads"):
-        translator.translate(encoded)
-    with pytest.raises(DataError, match="source, line 1 is of type EncodedSource"):
-        next(translator.score(encoded, TEXTS[:1]))  # type: ignore[arg-type]
+        generator.generate(Batch(torch.arange(1), source))
 
 
 @torch.no_grad()

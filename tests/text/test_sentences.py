@@ -13,7 +13,7 @@ from hypothesis import example, given, settings, strategies as st
 
 from seqgen.config import GenerationConfig
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.errors import ConfigError, DataError
+from seqgen.errors import ConfigError
 from seqgen.structures import Hypothesis
 from seqgen.text.input_line import InputEncoder, InputLine
 from seqgen.text.results import Details, TextHypothesis, Translation
@@ -169,80 +169,6 @@ def echo(lines: list[InputLine]) -> Iterator[Translation]:
         yield line.translation([item] if line.sources else [])
 
 
-def decoded(text: str, attention: list[float] | None, tokens: int = 9) -> tuple[InputLine, TextHypothesis]:
-    """A line, and an output with this attention on each source token, summed over its tokens, in the mode ``note``."""
-    line = InputEncoder([text_model()], GenerationConfig(), lambda lengths: lengths + 9).encode(0, text)
-    weights = None if attention is None else torch.tensor(attention).expand(tokens, -1) / tokens
-    output = Hypothesis(torch.full((tokens,), 4), -0.5, torch.zeros(tokens), weights)
-    return line, TextHypothesis("", output)
-
-
-MAY_LACK = (
-    "of 3 sentences, sentence{} may be missing in the output, with less than half of the usual attention; "
-    "generation.input_split=sentences decodes each"
-)
-
-
-@pytest.mark.parametrize(
-    ("attention", "usual", "note"),
-    [
-        ([1.0] * 7, 1.0, ""),
-        ([0.6] * 7, 1.0, ""),
-        ([0.6] * 7, 1.3, MAY_LACK.format("s 1, 2, 3")),
-        ([0.3] * 7, 0.5, ""),
-        ([1.0, 1.0, 0.1, 0.8, 1.0, 1.0, 0.0], 1.0, MAY_LACK.format(" 2")),
-        ([0.9, 0.2, 1.0, 0.1, 0.9, 0.0, 4.0], 1.0, MAY_LACK.format(" 3")),
-        ([0.9, 0.9, 1.0, 0.1], 1.0, MAY_LACK.format(" 3")),  # the model could not read the rest
-    ],
-)
-def test_sentences_with_little_attention_are_noted(attention: list[float], usual: float, note: str) -> None:
-    found = decoded("W1 w5. W2 w3! W4 w6?", attention)
-    assert reader(input_split="note", usual_ratio=usual).note(*found) == note
-
-
-class LanguageFirst(WhitespaceTokenizer):
-    """Its sources begin with two tokens, as those of a multilingual model with the language first."""
-
-    def encode_source(self, text: str, source_lang: str = "", target_lang: str = "") -> list[int]:
-        return [5, 6, *self.encode(text), self.dictionary.eos()]
-
-
-@pytest.mark.parametrize(
-    ("attention", "which"),
-    [([0.0, 0.0, 1.0, 1.0, 0.9, 1.0, 1.0, 1.0, 0.0], ""), ([4.0, 4.0, 1.0, 1.0, 0.1, 0.8, 1.0, 1.0, 4.0], " 2")],
-)
-def test_the_attention_on_tokens_before_the_text_counts_for_no_sentence(attention: list[float], which: str) -> None:
-    found = decoded("W1 w5. W2 w3! W4 w6?", attention)
-    noting = reader(input_split="note")
-    words = noting.encoder.task.source_dictionary
-    noting.encoder = InputEncoder([text_model(task=task_of(LanguageFirst(words)))], noting.cfg, lambda lengths: lengths)
-    assert noting.note(*found) == (MAY_LACK.format(which) if which else "")
-
-
-def test_short_outputs_are_noted() -> None:
-    task = text_model().task
-    assert not task.translates, "a summary may be short"
-    found, noting = decoded("W1 w5 w2 w2 w2 w2 w2 w2 w2. W2 w3!", None, 4), reader(input_split="note")
-    unchecked = "the model returns no attention weights, by which sentences are checked"
-    assert noting.note(*found) == unchecked
-    noting.encoder.task.translates = True
-    short = "the output has 4 tokens for 12 of the source and may lack a part"
-    assert noting.note(*found) == short
-    for usual, note in ((1.0, short), (0.8, ""), (3.0, short)):
-        splitting = reader(usual_ratio=usual)
-        splitting.encoder.task.translates = True
-        assert splitting.note(*found) == note
-
-
-def test_the_mode_note_changes_no_output(translator: Translator) -> None:
-    texts = ["W1 w5 w8.  W2 w3! \tW4 w4 w6.", "", "W2"]
-    plain, noted = translator.translate(texts), translator.translate(texts, **{**SPLIT, "input_split": "note"})
-    assert [line.text for line in noted] == [line.text for line in plain]
-    assert not any(line.sentences for line in noted)
-    several = translator.translate(texts, **{**SPLIT, "input_split": "note", "nbest": 2})
-    assert len(several[0].hypotheses) == 2
-
-
 def reader(**values: Any) -> ParagraphReader:
     cfg = GenerationConfig(**{**SPLIT, **values})
     return ParagraphReader(InputEncoder([text_model()], cfg, lambda lengths: lengths + 9))
@@ -342,7 +268,6 @@ def test_finished_lines_are_yielded_if_memory_runs_out(translator: Translator) -
         ({"nbest": 2}, "gives one output of the whole line"),
         ({"constraints": "ordered"}, "generation.constraints"),
         ({"certificate": True}, "generation.certificate"),
-        ({"input_split": "note", "input_split_lang": "tlh"}, "has no rules for the language 'tlh'"),
     ],
 )
 def test_what_cannot_be_split_is_refused(translator: Translator, values: dict[str, Any], words: str) -> None:
@@ -354,10 +279,6 @@ def test_what_cannot_be_split_is_refused(translator: Translator, values: dict[st
 def test_sources_and_streams_of_whole_lines_are_refused(translator: Translator) -> None:
     with pytest.raises(ConfigError, match="cannot be streamed"):
         translator.prepare(Details(), TextStreamer(), **SPLIT)
-    with pytest.raises(ConfigError, match="encode reads whole lines"):
-        translator.encode([TEXT], **SPLIT)
-    with pytest.raises(DataError, match="line 1 is encoded already"):
-        translator.translate(translator.encode(["w1"]), **SPLIT)
     with pytest.raises(ConfigError, match="continues the line"):
         Translator(language_model()).translate([TEXT], **SPLIT)
 

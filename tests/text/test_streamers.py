@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import io
-import threading
-import time
 from collections.abc import Sequence
 
 import pytest
@@ -17,7 +15,7 @@ from seqgen.data.tokenizers.pretrained import byte_files, make_tokenizer, t5_fil
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
 from seqgen.errors import ConfigError, DataError
 from seqgen.text.translator import Translator
-from seqgen.text.word_streaming import StreamedText, TextStreamer
+from seqgen.text.word_streaming import TextStreamer
 from tests.commands import sentences
 from tests.scripted_model import dictionary
 from tests.text_models import TEXTS, text_model
@@ -120,15 +118,13 @@ def test_a_stream_is_what_is_translated(case: dict[str, object]) -> None:
     streamer = Recorder()
     found = translator.translate(texts, streamer=streamer)
     assert streamer.written == "".join(translation.text + "\n" for translation in found)
-    pieces = list(translator.stream(texts))
-    assert all(isinstance(piece, StreamedText) for piece in pieces)
     for translation in found:
-        assert "".join(piece.text for piece in pieces if piece.line == translation.id) == translation.text
-    assert sum(piece.last for piece in pieces) == len(texts)
+        assert "".join(text for line, text, _ in streamer.pieces if line == translation.id) == translation.text
+    assert sum(last for _, _, last in streamer.pieces) == len(texts)
     plain = translator.translate(texts, beam=1)
     assert [translation.text for translation in found] == [translation.text for translation in plain]
     if case["batch_size"] == 2:
-        assert len([piece for piece in pieces if not piece.last]) > len(texts), "words must come one by one"
+        assert len([last for _, _, last in streamer.pieces if not last]) > len(texts), "words must come one by one"
 
 
 def test_prefixes_are_streamed_too() -> None:
@@ -165,17 +161,8 @@ def test_what_may_change_yet_is_not_streamed(settings_: dict[str, object], word:
         Translator(text_model()).translate(["w1"], streamer=TextStreamer(io.StringIO()), **settings_)
 
 
-def test_an_error_of_the_decoding_thread_reaches_the_listener() -> None:
-    stream = Translator(text_model(), max_len_b=5).stream(["w1", "w2"], prefixes=["w1"])
+def test_words_of_an_unfinished_line_are_written_before_an_error() -> None:
+    streamer = Recorder()
     with pytest.raises(DataError, match="one prefix for each line"):
-        list(stream)
-
-
-def test_who_stops_listening_ends_the_decoding() -> None:
-    before = threading.active_count()
-    stream = Translator(text_model(), max_len_b=400, min_len=400, batch_size=1).stream(["w1 w2"] * 50)
-    next(stream)
-    start = time.monotonic()
-    stream.close()
-    assert time.monotonic() - start < 5, "not all 50 lines"
-    assert threading.active_count() == before
+        Translator(text_model(), max_len_b=5).translate(["w1", "w2"], prefixes=["w1"], streamer=streamer)
+    assert streamer._waiting == {}

@@ -152,8 +152,6 @@ def test_misuse_is_said_in_a_sentence() -> None:
     translator = Translator(text_model())
     with pytest.raises(DataError, match="must be a list of texts"):
         translator.translate("w1 w2")
-    with pytest.raises(DataError, match="must be a list of texts"):
-        translator.stream("w1 w2")
     with pytest.raises(DataError, match="line 2 is of type int"):
         translator.translate(["w1", 7])
     with pytest.raises(DataError, match=r"^line 2 contains half of a surrogate pair, '\\ud800'"):

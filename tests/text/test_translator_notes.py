@@ -26,12 +26,10 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "beam": {"beam": 3},
     "sampling": {"beam": 3, "sampling": True},
     "beam_sampling": {"beam": 3, "search": "beam_sampling"},
-    "stochastic_beam": {"beam": 3, "search": "stochastic_beam"},
     "diverse_beam": {"beam": 4, "search": "diverse_beam", "search.groups": 2},
     "diverse_siblings": {"beam": 3, "search": "diverse_siblings", "search.rate": 0.5},
     "contrastive": {"search": "contrastive"},
     "marian": {"beam": 3, "search": "marian"},
-    "exact": {"beam": 3, "search": "exact"},
     "prompt_lookup": {"beam": 1, "prompt_lookup": 2},
 }
 
@@ -107,7 +105,7 @@ def test_every_strategy_says_that_the_longest_length_cuts_off(name: str, semanti
         assert size == 6 - (name == "marian" and semantics == "fairseq")
 
 
-@pytest.mark.parametrize("split", ["", "note", "sentences"])
+@pytest.mark.parametrize("split", ["", "sentences"])
 def test_an_empty_translation_is_noted(split: str) -> None:
     model, said = text_model(), "the output is empty, which generation.min_len or lenpen can prevent"
     model.task.translates = True
@@ -123,9 +121,7 @@ def test_an_empty_translation_is_noted(split: str) -> None:
 
 
 @SEMANTICS
-@pytest.mark.parametrize(
-    "further", [{"max_len": 1}, {"max_len": 3}, {"input_split": "note", "input_split_lang": "en"}], ids=str
-)
+@pytest.mark.parametrize("further", [{"max_len": 1}, {"max_len": 3}], ids=str)
 def test_an_empty_translation_is_noted_at_every_length(semantics: str, further: dict[str, Any]) -> None:
     """Without the token ``<unk>``, only end-of-sentence and tokens without text are left."""
     model = text_model()

@@ -39,7 +39,7 @@ WORDS = tiny_dictionary()
 SOURCES, TARGETS = [5, 2, 8, 1], [3, 6, 1, 4]
 SAMPLES = ["criterion=with_baseline", "optimization.lr=[0.01]", "dataset.validate_interval=0"]
 
-STOCHASTIC = {"search": "stochastic_beam"}
+BEAM_SAMPLING = {"search": "beam_sampling"}
 
 
 def criterion(**decode: Any) -> MinimumRisk:
@@ -116,7 +116,7 @@ def test_nothing_to_rescore() -> None:
     assert not found.mask.any()
 
 
-@pytest.mark.parametrize("keys", [{}, STOCHASTIC])
+@pytest.mark.parametrize("keys", [{}, BEAM_SAMPLING])
 def test_decoding_gives_the_log_probabilities_of_rescoring(keys: dict[str, Any]) -> None:
     model = new_model(small_transformer(), WORDS).train()
     own, batch = criterion(**keys), pairs(model)
@@ -130,7 +130,7 @@ def test_decoding_gives_the_log_probabilities_of_rescoring(keys: dict[str, Any])
             torch.testing.assert_close(got.detach(), one.positional_scores, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("keys", [{"sampling": True}, {"sampling": True, "semantics": "huggingface"}, STOCHASTIC])
+@pytest.mark.parametrize("keys", [{"sampling": True}, {"sampling": True, "semantics": "huggingface"}, BEAM_SAMPLING])
 def test_samples_depend_on_the_update_and_the_sentence_alone(keys: dict[str, Any]) -> None:
     model = new_model(small_transformer(), WORDS)
     own, batch = criterion(**keys), pairs(model)

@@ -35,7 +35,6 @@ class AgreementMember(Member):
         lprobs: ``(rows, T)``, the log-probability of each generated token.
         lengths: ``(rows,)`` int64 number of generated tokens.
         last_steps: ``(sentences,)`` int64, the number of tokens after which only end-of-sentence is generated.
-        calls: how often the decoder was called.
     """
 
     def __init__(self, spec: MemberSpec, source: Source, setup: DecodingSetup, eos: int, max_len: int):
@@ -49,7 +48,6 @@ class AgreementMember(Member):
         self.tokens = torch.full((rows, 1), spec.model.start_token(eos), device=device)
         self.lprobs = torch.zeros(rows, 0, device=device)
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.calls = 0
         longest = spec.model.max_positions()[1]
         limits = replace(setup.limits, max_len=min(max_len or longest, longest))
         self.last_steps = limits.last_steps(source.src_lengths)
@@ -74,7 +72,6 @@ class AgreementMember(Member):
                 seen -= excess
             self.state.max_roll_back = columns - seen
             arguments["incremental_state"] = self.state
-        self.calls += 1
         # a waiting row may be shorter or longer than the columns; its result is not used
         newest = (self.lengths.clamp(max=columns - 1) - seen).clamp(min=0)
         rows = torch.arange(len(newest), device=newest.device)

@@ -86,9 +86,6 @@ class AgreementSession:
         """
         while self.live:
             self.step()
-            self.search.steps += 1
-        for number, member in enumerate(self.members):
-            self.search.calls[number] += member.calls
         return [sorted(found, key=lambda hypothesis: hypothesis.score, reverse=True) for found in self.results]
 
     def step(self) -> None:
@@ -287,8 +284,6 @@ class AgreementSearch(Search):
         trie: the texts of all members' tokens.
         first_texts: for each member the text before its first token.
         ends: for each member the id of end-of-sentence.
-        steps: number of steps of all batches so far.
-        calls: number of calls of each member's decoder so far.
 
     Raises:
         ConfigError: a tokenizer does not return the bytes of its tokens.
@@ -309,13 +304,6 @@ class AgreementSearch(Search):
         self.ends = [tokenizer.dictionary.eos() for tokenizer in tokenizers]
         self.first_tokens = first_tokens or [None] * len(texts)
         self.min_len, self.max_len = min_len, max_len
-        self.steps, self.calls = 0, [0] * len(texts)
-
-    def summary(self) -> str:
-        """See ``Search.summary``."""
-        calls = " and ".join(map(str, self.calls))
-        steps = f"{self.steps} steps, in which the members' decoders were called {calls} times"
-        return f"cross-vocabulary ensemble: {steps}"
 
 
 def _after_common(texts: Sequence[str]) -> PendingText:

@@ -14,7 +14,7 @@ from seqgen.config import option
 from seqgen.errors import ConfigError
 from seqgen.generation.component import Component, Composite
 from seqgen.generation.context import StepContext
-from seqgen.registry import COMBINATIONS, register_combination
+from seqgen.registry import register_combination
 from seqgen.system.contract import Flags, returned_tensor
 
 
@@ -211,14 +211,6 @@ class Fusion(Combination):
         return fused
 
 
-@register_combination("product")
-class Product(Fusion):
-    """The product of the members' probabilities, not renormalized: ``sum_i log p_i``."""
-
-    def __init__(self) -> None:
-        super().__init__(1.0)
-
-
 class Guidance(Composite, Combination):
     """Classifier-free guidance: contrasts each model with itself on an empty source (Sanchez et al. 2023).
 
@@ -256,49 +248,3 @@ class Guidance(Composite, Combination):
         """The weights of the conditional half; those of the other half are 0."""
         half = members // 2
         return [*self.inner.attention_weights(half), *[0.0] * half]
-
-
-class Nested(Composite, Combination):
-    """A combination of the result of another combination, which it reads as the scores of its only member.
-
-    The scores of the inner combination are renormalized, because a member's scores are log-probabilities.
-
-    Args:
-        outer: gets the result of ``inner``.
-        inner: combines the members' scores.
-
-    Raises:
-        ConfigError: ``outer`` does not change the scores of a single member.
-    """
-
-    def __init__(self, outer: Combination, inner: Combination):
-        if outer.keeps_single:
-            raise ConfigError(
-                f"generation.inner_combination={_name(inner)}: {_name(outer)} returns the scores of a single member "
-                "unchanged, so that it would do nothing with the result; leave generation.inner_combination out, or "
-                "exchange the two"
-            )
-        self.parts = [outer, inner]
-        self.ignores_context = outer.ignores_context and inner.ignores_context
-        self.can_merge = outer.can_merge and inner.can_merge
-
-    @property
-    def certifiable(self) -> bool:  # type: ignore[override]
-        """True if the outer combination is certifiable; the inner one only chooses its log-probabilities."""
-        return bool(self.parts[0].certifiable)
-
-    def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
-        """See ``Combination``."""
-        outer, inner = self.parts
-        return combine(outer, [combine(inner, lprobs, context).log_softmax(-1)], context)
-
-    def attention_weights(self, members: int) -> list[float]:
-        """The weights of the inner combination, which has the members."""
-        weights: list[float] = self.parts[1].attention_weights(members)
-        return weights
-
-
-def _name(combination: Combination) -> str:
-    """The name that a combination is registered with, for messages; of an object its class."""
-    names = (entry.name for entry in COMBINATIONS.entries() if entry.component is type(combination))
-    return next(names, type(combination).__name__)

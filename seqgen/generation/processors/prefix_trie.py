@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seqgen.config.values import LARGEST_FLOAT
 from seqgen.data.text import read_lines
 from seqgen.data.tokenizers.base import read_ids
 from seqgen.errors import DataError
@@ -57,10 +55,9 @@ _FEW = 8
 
 
 class TrieConstraint(LogitsProcessor):
-    """Allows only outputs that are sequences of a trie, and adds their priors to the scores.
+    """Allows only outputs that are sequences of a trie.
 
-    Each beam has its node of the trie, so that a step reads only the edges of these nodes. A prior is added as soon as
-    it is known to be an upper bound: each token adds the largest prior below its node minus that of the node before.
+    Each beam has its node of the trie, so that a step reads only the edges of these nodes.
 
     Args:
         trie: the trie.
@@ -72,7 +69,7 @@ class TrieConstraint(LogitsProcessor):
 
     shift_invariant = True
     can_merge = True
-    certifiable = True  # after the first token, a prior can only fall: it is the largest one below a node
+    certifiable = True
     beam_state = ("nodes",)
 
     def __init__(self, trie: PrefixTrie):
@@ -110,17 +107,14 @@ class TrieConstraint(LogitsProcessor):
         places = torch.arange(width, device=nodes.device)
         children = (first.unsqueeze(1) + places).clamp(max=len(self.trie.tokens) - 1)
         tokens = self.trie.tokens[children].long().clamp(min=0)
-        scores = lprobs.gather(1, tokens)
-        if self.trie.priors is not None:
-            scores = scores + self.trie.gains(nodes.unsqueeze(1), children)
-        return scores.masked_fill(places >= counts.unsqueeze(1), -torch.inf), tokens
+        return lprobs.gather(1, tokens).masked_fill(places >= counts.unsqueeze(1), -torch.inf), tokens
 
     def _all_scores(self, lprobs: Tensor) -> Tensor:
         """The scores ``(rows, V)``, ``-inf`` where a token is not allowed."""
         nodes, of_row = self.nodes.flatten().unique(return_inverse=True)  # at the first step all rows are at the root
         rows, children = self.trie.edges(nodes)
         added = lprobs.new_full((len(nodes), lprobs.size(1)), -torch.inf)
-        added[rows, self.trie.tokens[children].long()] = self.trie.gains(nodes[rows], children).to(added.dtype)
+        added[rows, self.trie.tokens[children].long()] = 0.0
         return lprobs + (added if len(nodes) == 1 else added[of_row])
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
@@ -150,8 +144,8 @@ def trie_of_file(path: Path, resources: Resources) -> PrefixTrie:
     """Read the allowed outputs of a file.
 
     Args:
-        path: text, one output per line, optionally with a tab and a prior in nats; ids of tokens in the same form if
-            the name ends in ``.ids``; or a trie that ``PrefixTrie.save`` wrote if it ends in ``TRIE_SUFFIX``.
+        path: text, one output per line; ids of tokens if the name ends in ``.ids``; or a trie that ``PrefixTrie.save``
+            wrote if it ends in ``TRIE_SUFFIX``.
         resources: the target vocabulary and its tokenizer.
 
     Raises:
@@ -159,10 +153,11 @@ def trie_of_file(path: Path, resources: Resources) -> PrefixTrie:
     """
     if path.suffix == TRIE_SUFFIX:
         return PrefixTrie.load(path, len(resources.dictionary))
-    flat, lengths, priors = array("i"), array("q"), array("f")
-    for number, line in enumerate(read_lines(path), start=1):
+    flat, lengths = array("i"), array("q")
+    for number, text in enumerate(read_lines(path), start=1):
         where = f"{path}, line {number}"
-        text, tab, prior = line.partition("\t")
+        if "\t" in text:
+            raise DataError(f"{where} has a tab; each line must be an allowed output alone")
         words = resources.dictionary
         ids = read_ids(text, len(words), where) if path.suffix == ".ids" else resources.ids(text)
         if words.eos() in ids:
@@ -171,26 +166,9 @@ def trie_of_file(path: Path, resources: Resources) -> PrefixTrie:
             raise DataError(
                 f"{where} has words or characters that are not in the target vocabulary; remove or correct it"
             )
-        if number > 1 and bool(tab) != bool(priors):
-            raise DataError(f"{where} has {'a' if tab else 'no'} tab, unlike line 1; give all lines a prior, or none")
-        if tab:
-            priors.append(_prior(prior, where))
         flat.extend(ids)
         flat.append(words.eos())
         lengths.append(len(ids) + 1)
     if not lengths:
         raise DataError(f"{path} is empty; each of its lines must be an allowed output")
-    of_lines = np.frombuffer(flat, np.int32), np.frombuffer(lengths, np.int64)
-    return PrefixTrie.of_arrays(*of_lines, np.frombuffer(priors, np.float32) if priors else None)
-
-
-def _prior(text: str, where: str) -> float:
-    """The prior after the tab of a line."""
-    try:
-        prior = float(text)
-    except ValueError:
-        prior = math.nan
-    if not abs(prior) <= LARGEST_FLOAT:
-        limit = f"{LARGEST_FLOAT:g}"
-        raise DataError(f"{where}: the prior {text!r} must be a number in nats, such as -2.5, and at most {limit}")
-    return prior
+    return PrefixTrie.of_arrays(np.frombuffer(flat, np.int32), np.frombuffer(lengths, np.int64))

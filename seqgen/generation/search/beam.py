@@ -62,5 +62,5 @@ class Greedy(Search):
 def own_beams(values: Tensor) -> Tensor:
     """The parent beams of ``(sentences, beam)`` candidates if candidate ``i`` continues beam ``i``."""
     if values.size(1) == 1:
-        return torch.zeros_like(values)
+        return torch.zeros_like(values, dtype=torch.int64)
     return torch.arange(values.size(1), device=values.device).expand_as(values).contiguous()

@@ -20,8 +20,8 @@ from seqgen.generation.search.base import Search
 from seqgen.generation.search.beam import own_beams
 from seqgen.registry import register_search
 
-TOKEN, PERTURBATION = 1, 2
-"""Counters of the purpose of a number: the draw of a token, or the noise of a perturbed log-probability."""
+TOKEN = 1
+"""Counter of the purpose of a number: the draw of a token."""
 
 _BITS = 52
 """Bits of a uniform; half a unit is added, so that neither 0 nor 1 occurs."""
@@ -157,7 +157,7 @@ class RandomSearch(Search):
         """Uniform random numbers between 0 and 1 for each sentence.
 
         Args:
-            purpose: which draw they are for; ``TOKEN`` or ``PERTURBATION``.
+            purpose: which draw they are for, such as ``TOKEN``.
             step: number of tokens of each hypothesis.
             counters: further counters that they depend on, such as the beam: ``(n,)`` int64 each.
 

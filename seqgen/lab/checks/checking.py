@@ -233,20 +233,6 @@ class Outcome:
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """The cause of violations.
-
-    Attributes:
-        cause: what is probably wrong, and what to do.
-        module: the first module of a model with equal inputs and different outputs; empty if that is not known, or if
-            no model is checked.
-    """
-
-    cause: str
-    module: str = ""
-
-
 def holds(invariant: Callable[[], object]) -> bool:
     """True if an invariant raises nothing."""
     try:
@@ -291,12 +277,12 @@ def failed(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 Wrong: TypeAlias = Mapping[str, Violation]
 """Violations by the name of the invariant."""
-Advice: TypeAlias = Mapping[str, str | Callable[[S, Wrong], Diagnosis | None]]
+Advice: TypeAlias = Mapping[str, str | Callable[[S, Wrong], str | None]]
 """Causes, or experiments that may find the cause, by invariant or by ``INVARIANT | PART OF THE VIOLATION'S TEXT``. The
 first that applies decides; an empty key applies to all violations."""
 
 
-def causes(outcomes: Sequence[Outcome], advice: Advice[S], subject: S) -> list[Diagnosis]:
+def causes(outcomes: Sequence[Outcome], advice: Advice[S], subject: S) -> list[str]:
     """Find the causes of what failed. An error of the component is a cause by itself, and comes first.
 
     Errors are among the violations that ``advice`` explains only if the first invariant holds, the simplest use of the
@@ -311,11 +297,11 @@ def causes(outcomes: Sequence[Outcome], advice: Advice[S], subject: S) -> list[D
     raised = [outcome.violation for outcome in wrong if isinstance(outcome.violation, Raised)]
     if outcomes[0].violation in raised:
         wrong = [outcome for outcome in wrong if outcome.violation not in raised]
-    found = [Diagnosis(ERROR)] if not wrong or any(error.by_user for error in raised) else []
+    found = [ERROR] if not wrong or any(error.by_user for error in raised) else []
     return [*found, diagnose(wrong, advice, subject)] if wrong else found
 
 
-def diagnose(outcomes: Sequence[Outcome], advice: Advice[S], subject: S) -> Diagnosis:
+def diagnose(outcomes: Sequence[Outcome], advice: Advice[S], subject: S) -> str:
     """Find the usual cause that explains violations.
 
     Args:
@@ -329,8 +315,8 @@ def diagnose(outcomes: Sequence[Outcome], advice: Advice[S], subject: S) -> Diag
         if name and (name not in wrong or part not in wrong[name].what):
             continue
         if isinstance(cause, str):
-            return Diagnosis(cause)
+            return cause
         with suppress(Exception), torch.no_grad():  # the component may raise anything; the next one may still work
             if (found := cause(replace(subject), wrong)) is not None:
                 return found
-    return Diagnosis(UNKNOWN)
+    return UNKNOWN

@@ -18,7 +18,7 @@ from torch.nn.functional import pad as pad_columns
 
 from seqgen.config import DebugConfig
 from seqgen.data.pair_dataset import pad_rows
-from seqgen.errors import DecodingError, UserError
+from seqgen.errors import DecodingError
 from seqgen.generation.candidates import Candidates, gather_beams
 from seqgen.generation.component import Component, Composite
 from seqgen.generation.context import StepContext
@@ -165,34 +165,6 @@ def _same_tensors(subject: Decoding, part: Component, wanted: Mapping[str, Tenso
             subject.same(ours, theirs, what=f"{what} {type(part).__name__}.{name}")
 
 
-def changes_nothing(subject: Decoding) -> bool:
-    """True if decodes with the component, some with a wide beam, equal those without it.
-
-    An observer, which never changes anything, does not count, nor does beam search itself or another default.
-    """
-    if subject.group == "observer":
-        return False
-    beam = subject.generation.beam
-    cases: list[tuple[Batch, dict[str, Any]]] = [
-        (subject.batch(), {}),
-        (subject.batch(lengths=[3, 6, 4], seed=2), {"min_len": 5, "end_symbols": []}),
-        (subject.batch(), {"beam": beam if subject.group == "search" else 3 * beam}),
-    ]
-    for rules in subject.all_rules:
-        subject.rules = rules
-        try:
-            with_it, plain = (subject.generator(**options).setup for options in ({}, subject.without))
-            parts = [(type(setup.search), type(setup.ensemble.combination)) for setup in (with_it, plain)]
-            if subject.group in ("search", "combination") and parts[0] == parts[1]:
-                return False
-            for batch, options in cases:
-                got, wanted = subject.decode(batch, **options), subject.decode(batch, **options, **subject.without)
-                same_hypotheses(subject, got, wanted, "the component changes the result")
-        except (Violation, NotApplicableError, UserError):
-            return False
-    return True
-
-
 SHARED: Invariants[Decoding] = {
     "decodes are repeatable": decodes_are_repeatable,
     "alone = in a batch": alone_equals_batched,
@@ -235,8 +207,8 @@ class CombinationProbe(Composite, Combination):
 def calls_change_no_scores(subject: Decoding) -> None:
     """A call does not change the members' scores."""
     probe = CombinationProbe(subject.generator().setup.ensemble.combination)
-    others = subject.keys_without("combination.", "inner_combination.")
-    options: dict[str, Any] = {"combination": "", "inner_combination": "", "components": others}
+    others = subject.keys_without("combination.")
+    options: dict[str, Any] = {"combination": "", "components": others}
     subject.decode(subject.batch(), objects={"combination": probe}, **options)
 
 

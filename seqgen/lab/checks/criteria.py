@@ -1,6 +1,6 @@
 """Invariants of training criteria: the gradient, padding, and sums over parts of a batch.
 
-Of criteria that decode also: the model of decoding is the model of training, and expectations are exact.
+Of criteria that decode also: the model of decoding is the model of training.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from seqgen.config.generation import KEEPS_SCORES, keys_with
 from seqgen.lab.checks.checking import (
     Advice,
     Compared,
-    Diagnosis,
     Invariants,
     Outcome,
     Violation,
@@ -27,13 +26,12 @@ from seqgen.lab.checks.checking import (
     at,
     check_all,
     hooked,
-    needs,
     require,
 )
 from seqgen.lab.checks.search import same_hypotheses
 from seqgen.lab.checks.subject import Ids
 from seqgen.model import EncoderDecoderModel
-from seqgen.structures import Batch, Hypothesis, tensors_in
+from seqgen.structures import Batch, tensors_in
 from seqgen.training.sequence_criterion import SequenceCriterion
 
 LENGTHS, TARGETS = [5, 2, 8, 1], [3, 6, 1, 4]
@@ -253,27 +251,17 @@ CRITERION: Invariants[Training] = {
 """The invariants of a criterion."""
 
 
-_LONGEST = 2
-"""Tokens of the longest output where all outputs are enumerated."""
-
-
 def _decoding(subject: Training) -> SequenceCriterion:
     assert isinstance(subject.criterion, SequenceCriterion)
     return subject.criterion
-
-
-def _with_decoding(criterion: SequenceCriterion, decode: GenerationConfig) -> SequenceCriterion:
-    """The criterion with other decoding keys, and without the cross-entropy with the references."""
-    changed = copy.copy(criterion)
-    changed.cfg = replace(criterion.cfg, decode=decode, token_loss=0.0)
-    return changed
 
 
 def decoding_equals_rescoring(subject: Training) -> None:
     """In evaluation and beam search, the log-probability of each token is the same in ``decode`` and in ``rescore``."""
     criterion, batch, kept = _decoding(subject), subject.batch(), set(keys_with(KEEPS_SCORES)) - {"seed"}
     plain = {name: getattr(criterion.cfg.decode, name) for name in kept}  # others change the scores of decoding
-    beam_search = _with_decoding(criterion, GenerationConfig(**plain))
+    beam_search = copy.copy(criterion)
+    beam_search.cfg = replace(criterion.cfg, decode=GenerationConfig(**plain), token_loss=0.0)
     subject.model.eval()
     found = beam_search.decode(subject.model, batch)
     scores = criterion.rescore(subject.model, batch, found).token_lprobs
@@ -324,44 +312,10 @@ def decoding_is_not_training(subject: Training) -> None:
     same_hypotheses(subject, found, wanted, "decode in training differs from decode in evaluation")
 
 
-def expected_risk_is_exact(subject: Training) -> None:
-    """With all outputs as candidates, the gradient is that of the expected risk, computed by enumeration."""
-    criterion = _decoding(subject)
-    needs(criterion.is_expected_risk, "the criterion does not say that it is the expected risk of its candidates")
-    batch, words = subject.batch(), criterion.task.target_dictionary
-    outputs = [[words.eos()]]
-    outputs += [[word, words.eos()] for word in range(len(words)) if word not in (words.eos(), words.pad())]
-    decode = GenerationConfig(mbr=criterion.cfg.decode.mbr, beam=len(outputs), min_len=0, max_len=_LONGEST)
-    every = _with_decoding(criterion, decode)
-    got = replace(subject, criterion=every).gradient(batch)
-    subject.model.zero_grad(set_to_none=True)
-    with torch.enable_grad():
-        _enumerated_risk(subject, criterion, batch, outputs).backward()  # type: ignore[no-untyped-call]
-    wanted = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in subject.model.named_parameters()}
-    subject.same_gradient(got, wanted, "the gradient is not that of the expected risk over all outputs")
-
-
-def _enumerated_risk(subject: Training, criterion: SequenceCriterion, batch: Batch, outputs: list[list[int]]) -> Tensor:
-    """The expected risk, summed over sentences, without ``decode`` and ``rescore``."""
-    model, risks = subject.model, []
-    hypotheses = [Hypothesis(torch.tensor(tokens), 0.0, torch.zeros(len(tokens))) for tokens in outputs]
-    utilities = criterion.utilities(batch, [hypotheses] * batch.num_sentences)
-    source, start = batch.source, torch.tensor([[subject.ids.start]])
-    for row in range(batch.num_sentences):
-        lprobs = []
-        for one in hypotheses:
-            previous = torch.cat([start, one.tokens[None, :-1]], dim=1)
-            logits = model(source.src_tokens[row, None], source.src_lengths[row, None], previous).logits
-            lprobs.append(logits.log_softmax(-1)[0].gather(1, one.tokens.unsqueeze(1)).sum())
-        risks.append((torch.stack(lprobs).softmax(0) * (1 - utilities[row] / 100)).sum())
-    return torch.stack(risks).sum()
-
-
 DECODING_CRITERION: Invariants[Training] = {
     "decoding = rescoring": decoding_equals_rescoring,
     "decoding reads current weights": decoding_reads_the_current_weights,
     "decoding is not training": decoding_is_not_training,
-    "expected risk = enumeration": expected_risk_is_exact,
 }
 """The further invariants of a criterion that decodes."""
 
@@ -378,14 +332,14 @@ _GRADIENT = (
 )
 
 
-def _of_the_sum(subject: Training, wrong: Wrong) -> Diagnosis:
+def _of_the_sum(subject: Training, wrong: Wrong) -> str:
     """Distinguish a mean, which does not change if each sentence occurs twice, from a loss that mixes sentences."""
     once, twice = (float(subject.compute(subject.batch(rows)).loss) for rows in ([0, 1], [0, 1, 0, 1]))
     if abs(twice - once) < 1e-8:
-        return Diagnosis(
+        return (
             "the loss is a mean; return the sum over target tokens, since the trainer divides by the sum of sample_size"
         )
-    return Diagnosis("the loss of a sentence depends on the other sentences; do not normalize over the batch")
+    return "the loss of a sentence depends on the other sentences; do not normalize over the batch"
 
 
 CRITERION_ADVICE: Advice[Training] = {

@@ -1,10 +1,9 @@
-"""Invariants of tasks: text and ids, datasets, batches, and what a validation step may change."""
+"""Invariants of tasks: text and ids, datasets, and batches."""
 
 from __future__ import annotations
 
-import copy
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad as pad_columns
 
-from seqgen.data.iterator import EpochIterator
 from seqgen.data.pair_dataset import Dataset, Example, PairDataset
 from seqgen.errors import ConfigError
 from seqgen.lab.checks.checking import Advice, Compared, Invariants, Violation, needs, require
 from seqgen.model import EncoderDecoderModel
-from seqgen.structures import Batch
 from seqgen.task import Task
 
 MOST = 40
@@ -32,52 +29,27 @@ class Prepared(Compared):
         task: the task.
         again: makes the task once more from its run folder, as a resumed run or decoding does.
         model: a small model in float64 that the task has built.
-        criterion: a criterion of the task, called as ``criterion(model, batch)``.
         split: the split whose examples are looked at; another one than the training data, if there is one.
     """
 
     task: Task
     again: Callable[[], Task]
     model: EncoderDecoderModel
-    criterion: Any
     split: str
-
-    def restore(self) -> None:
-        """Put the model into evaluation mode, without gradients."""
-        self.model.eval()
-        self.model.zero_grad(set_to_none=True)
 
     @property
     def dataset(self) -> Dataset:
         """The dataset of the split."""
         return self.task.dataset(self.split)
 
-    def examples(self, epoch: int = 1) -> list[Example]:
+    def examples(self) -> list[Example]:
         """The first examples."""
-        return [self.dataset.example(i, epoch=epoch, seed=1) for i in range(min(MOST, len(self.dataset)))]
+        return [self.dataset.example(i, epoch=1, seed=1) for i in range(min(MOST, len(self.dataset)))]
 
     def uneven(self) -> list[Example]:
         """A few examples whose lengths differ as much as possible."""
         ordered = sorted(self.examples(), key=lambda example: (len(example.source), len(_target(example))))
         return ordered[:: max(1, len(ordered) // 4)][:5]
-
-    def iterator(self, **options: Any) -> EpochIterator:
-        """The batches of the split, as in training."""
-        size = max(1, min(8, len(self.dataset) // 3))
-        return EpochIterator(self.dataset, self._collate, max_tokens=None, batch_size=size, num_workers=0, **options)
-
-    def _collate(self, examples: Sequence[Any]) -> Batch:
-        return self.task.collate(examples, self.model)
-
-    def pairs(self, examples: Sequence[Example]) -> Batch:
-        """A batch with targets.
-
-        Raises:
-            NotApplicableError: the split has no targets.
-        """
-        batch = self._collate(examples)
-        needs(batch.target is not None, "the split has no targets")
-        return batch
 
 
 def _target(example: Example) -> Tensor:
@@ -182,37 +154,6 @@ def _same_ids(got: Tensor, wanted: Tensor, side: str, sentence: int) -> None:
     raise Violation(what, step=step, sentence=sentence)
 
 
-def every_example_once(subject: Prepared) -> None:
-    """The batches of an epoch have each example once, on one rank or distributed over two."""
-    dataset = subject.dataset
-    expected = sorted(dataset.example(i, epoch=1, seed=1).id for i in range(len(dataset)))
-    for ranks in (1, 2):
-        found: list[int] = []
-        for rank in range(ranks):
-            batches = subject.iterator(rank=rank, world_size=ranks)
-            found += [index for batch in batches for index in batch.ids.tolist()]
-        missing = sorted({*expected} - {*found})
-        counts = f"{len(found)} examples, {len({*found})} of them different, in place of {len(expected)}"
-        what = f"an epoch on {ranks} ranks has {counts}"
-        require(sorted(found) == expected, what, sentence=missing[0] if missing else None)
-
-
-def resuming_continues(subject: Prepared) -> None:
-    """An iterator that is restored in the middle of an epoch returns the remaining batches."""
-    whole = subject.iterator()
-    batches = list(whole)
-    needs(len(batches) >= 2, "the split has only one batch")
-    interrupted = subject.iterator()
-    taken = list(itertools.islice(iter(interrupted), len(batches) // 2))
-    restored = subject.iterator()
-    restored.load_state_dict(copy.deepcopy(interrupted.state_dict()))
-    rest = [*taken, *restored]
-    require(len(rest) == len(batches), f"a resumed epoch has {len(rest)} batches in place of {len(batches)}")
-    for number, (one, two) in enumerate(zip(rest, batches, strict=True)):
-        if not torch.equal(one.ids, two.ids) or not torch.equal(one.source.src_tokens, two.source.src_tokens):
-            raise Violation(f"batch {number} of a resumed epoch differs", sentence=int(two.ids[0]))
-
-
 def batches_have_the_examples(subject: Prepared) -> None:
     """A batch is that of ``Task.collate``, and perhaps more padding; first target tokens may be the decoder's start."""
     task, model, examples = subject.task, subject.model, subject.uneven()
@@ -245,54 +186,6 @@ def batches_have_the_examples(subject: Prepared) -> None:
         require(batch.ntokens == plain.ntokens, counted)
 
 
-def alone_equals_batched(subject: Prepared) -> None:
-    """The losses of examples alone sum to the loss of their batch."""
-    examples = subject.uneven()
-    together, *alone = (_valid_step(subject, subject.pairs(some)) for some in (examples, *([one] for one in examples)))
-    for name in ("loss", "sample_size"):
-        wanted = sum(float(getattr(out, name)) for out in alone)
-        what = f"the {name.replace('_', ' ')} of a batch is not the sum over its examples"
-        subject.same_value(float(getattr(together, name)), wanted, what)
-
-
-def _valid_step(subject: Prepared, batch: Batch) -> Any:
-    subject.model.eval()
-    return subject.task.valid_step(batch, subject.model, subject.criterion)
-
-
-def validation_changes_nothing(subject: Prepared) -> None:
-    """A validation step changes neither weights, gradients and modes nor random numbers and the next examples."""
-    subject.model.eval()
-    batch = subject.pairs(subject.uneven())
-    before = {name: value.clone() for name, value in subject.model.state_dict().items()}
-    torch.manual_seed(11)
-    random = torch.get_rng_state()
-    with torch.enable_grad():
-        out = _valid_step(subject, batch)
-    if not torch.equal(random, torch.get_rng_state()):
-        raise Violation("a validation step draws random numbers, so that training depends on when it is validated")
-    for name, value in subject.model.state_dict().items():
-        require(torch.equal(value, before[name]), f"a validation step changes {name}")
-    for name, parameter in subject.model.named_parameters():
-        require(parameter.grad is None, f"a validation step computes the gradient of {name}")
-    if any(module.training for module in subject.model.modules()):
-        raise Violation("a validation step puts the model into training mode")
-    if isinstance(out.loss, Tensor) and out.loss.requires_grad:
-        raise Violation("the loss of a validation step has a gradient: compute it in torch.no_grad()")
-
-
-def training_step_trains(subject: Prepared) -> None:
-    """The loss of a training step has a gradient, and in evaluation mode it is that of a validation step."""
-    batch = subject.pairs(subject.uneven())
-    subject.model.train()
-    with torch.enable_grad():
-        out = subject.task.train_step(batch, subject.model, subject.criterion)
-        require(isinstance(out.loss, Tensor) and out.loss.requires_grad, "the loss of a training step has no gradient")
-        out.loss.backward()
-    if not any(p.grad is not None and p.grad.any() for p in subject.model.parameters()):
-        raise Violation("no weight gets a gradient in a training step")
-
-
 def task_is_restored(subject: Prepared) -> None:
     """The task that is made again from its run folder has the same vocabularies and examples."""
     again = subject.again()
@@ -307,51 +200,27 @@ def task_is_restored(subject: Prepared) -> None:
             raise Violation("an example differs when the task is made again from the run folder", sentence=example.id)
 
 
-def references_score_best(subject: Prepared) -> None:
-    """Of the references and other texts, the references have the best scores."""
-    references = _references(subject)
-    needs(len(set(references)) >= 2, "the split has no two different references")
-    others = [*references[1:], references[0]]
-    best, worse = (subject.task.metrics(texts, references) for texts in (references, others))
-    for name, value in best.items():
-        if worse[name] > value:
-            raise Violation(f"{name} is {value:g} for the references and {worse[name]:g} for other texts")
-
-
 TASK: Invariants[Prepared] = {
     "text survives": text_survives,
     "ids are in the vocabulary": ids_are_in_the_vocabulary,
     "examples are fixed": examples_are_fixed,
     "training and decoding encode alike": training_and_decoding_encode_alike,
-    "every example once": every_example_once,
-    "resuming continues": resuming_continues,
     "batches have the examples": batches_have_the_examples,
-    "alone = in a batch": alone_equals_batched,
-    "training step": training_step_trains,
-    "validation changes nothing": validation_changes_nothing,
     "restored task = task": task_is_restored,
-    "references score best": references_score_best,
 }
 """The invariants of a task."""
 
-
-_RANDOM_EXAMPLES = (
-    "examples depend on the order in which they are read; draw random numbers from the seed, epoch and position that "
-    "example gets"
-)
-
 TASK_ADVICE: Advice[Prepared] = {
-    "examples are fixed | differs when it is read again": _RANDOM_EXAMPLES,
+    "examples are fixed | differs when it is read again": (
+        "examples depend on the order in which they are read; draw random numbers from the seed, epoch and position "
+        "that example gets"
+    ),
     "restored task = task": (
         "setup_task makes another vocabulary when a run is resumed; if the run folder has a tokenizer, load it"
     ),
-    "resuming continues": _RANDOM_EXAMPLES,
     "training and decoding encode alike": (
         "training data are encoded in another way than the input of decoding; let load_dataset and encode_source add "
         "the same tokens, end-of-sentence included"
-    ),
-    "alone = in a batch": (
-        "the loss of an example depends on the other examples of its batch; see the masks, or valid_step"
     ),
 }
 """Causes of violations of a task; the other violations say themselves what is wrong."""

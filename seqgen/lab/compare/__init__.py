@@ -1,1 +1,1 @@
-"""Compares systems and runs: intervals, paired tests, breakdowns, tables and pages."""
+"""Compares systems and runs: intervals, paired tests, tables."""

@@ -1,168 +1,17 @@
-"""The comparison of systems: scores, tests, scores of parts of the text, and the sentences that changed most.
-
-It is written as text of at most 80 columns, as JSON and as a page.
-"""
+"""The comparison of systems: scores, tests, and the sentences that changed most, as text of 80 columns and as JSON."""
 
 from __future__ import annotations
 
-import functools
-import html
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations, pairwise
 from typing import Any
 
-from seqgen.lab.compare.document import Html, Table, page_of, text_of
+from seqgen.lab.compare.document import Table, text_of
 from seqgen.lab.compare.significance import LEVEL, Measure, System, Tested, measure, paired_tests, untested
 from seqgen.metrics import Texts
 
 VERSION = 1
 """Version of the JSON form."""
-
-
-Words = Callable[[str], list[str]]
-
-LENGTHS = (1, 10, 20, 30, 40, 50, 60)
-"""The first length of each part, in words of the source."""
-COUNTS = (0, 1, 2, 5, 10, 100, 1000)
-"""The first number of occurrences of each part."""
-AGREEMENTS = (0, 25, 50, 75, 100)
-"""The lowest agreement of each part; 100 means that all outputs are equal."""
-WORDS = "F1 of words"
-
-
-@dataclass(frozen=True)
-class Part:
-    """Some sentences or words.
-
-    Attributes:
-        label: what they have in common, such as ``10-19``.
-        count: how many there are.
-        scores: for each metric, the score of each system.
-    """
-
-    label: str
-    count: int
-    scores: dict[str, list[float]]
-
-
-@dataclass(frozen=True)
-class Breakdown:
-    """The scores of the parts of a text.
-
-    Attributes:
-        name: a short name, for JSON.
-        title: what the parts are.
-        unit: what ``Part.count`` counts.
-        parts: the parts that occur.
-    """
-
-    name: str
-    title: str
-    unit: str
-    parts: list[Part]
-
-
-def by_length(
-    systems: Sequence[System], measures: Mapping[str, Measure], sources: Sequence[str], words: Words
-) -> Breakdown:
-    """Scores by the length of the source.
-
-    Args:
-        systems: the systems.
-        measures: the metrics by name.
-        sources: the sources.
-        words: splits a line into words.
-    """
-    groups = _groups([max(1, len(words(line))) for line in sources], LENGTHS)
-    parts = [_scored(_label(LENGTHS, place), rows, systems, measures) for place, rows in groups]
-    return Breakdown("length", "by length of the source, in words", "sentences", parts)
-
-
-def by_agreement(systems: Sequence[System], measures: Mapping[str, Measure]) -> Breakdown:
-    """Scores by the agreement of the systems: the mean chrF1 between their outputs, which is symmetric.
-
-    Args:
-        systems: at least two systems.
-        measures: the metrics by name.
-    """
-    groups = _groups(agreements([system.hypotheses for system in systems]), AGREEMENTS)
-    labels = [*(f"{low}-{high}" for low, high in pairwise(AGREEMENTS)), "equal"]
-    parts = [_scored(labels[place], rows, systems, measures) for place, rows in groups]
-    return Breakdown("agreement", "by agreement of the systems, in chrF between their outputs", "sentences", parts)
-
-
-def agreements(texts: Sequence[Sequence[str]]) -> list[float]:
-    """For each sentence, the mean chrF1 between the outputs of each two texts; below 100 unless all are equal."""
-    from sacrebleu.metrics import CHRF  # slow to import
-
-    chrf, found = CHRF(beta=1), []
-    for outputs in zip(*texts, strict=True):
-        values = [chrf.sentence_score(one, [other]).score for one, other in combinations(outputs, 2) if one != other]
-        pairs = len(outputs) * (len(outputs) - 1) // 2
-        mean = (sum(values) + 100 * (pairs - len(values))) / pairs
-        found.append(min(mean, 99.999) if values else 100.0)
-    return found
-
-
-def by_frequency(
-    systems: Sequence[System], references: Sequence[str], words: Words, training: Iterable[str] | None = None
-) -> Breakdown:
-    """The F1 of words by their frequency: a word of an output is correct as often as the reference has it.
-
-    Args:
-        systems: the systems.
-        references: one reference for each sentence.
-        words: splits a line into words.
-        training: the text in which words are counted; ``None`` for the references.
-    """
-    wanted = [Counter(words(line)) for line in references]
-    counted = wanted if training is None else map(Counter, map(words, training))
-    frequency: Counter[str] = Counter()
-    for counts in counted:
-        frequency.update(counts)
-    place = functools.cache(lambda word: _place(frequency[word], COUNTS))
-
-    def by_part(lines: Iterable[Counter[str]]) -> Counter[int]:
-        return Counter(place(word) for line in lines for word in line.elements())
-
-    of_reference = by_part(wanted)
-    f1: dict[int, list[float]] = {part: [] for part in sorted(of_reference)}  # other words can be correct nowhere
-    for system in systems:
-        outputs = [Counter(words(line)) for line in system.hypotheses]
-        written = by_part(outputs)
-        correct = by_part(output & reference for output, reference in zip(outputs, wanted, strict=True))
-        for part, scores in f1.items():
-            scores.append(200 * correct[part] / (written[part] + of_reference[part]))
-    parts = [Part(_label(COUNTS, part), of_reference[part], {WORDS: scores}) for part, scores in f1.items()]
-    where = "the references" if training is None else "the training text"
-    return Breakdown("frequency", f"of words, by how often they occur in {where}", "words of the reference", parts)
-
-
-def _groups(values: Sequence[float], starts: Sequence[int]) -> list[tuple[int, list[int]]]:
-    """The sentences of each part that occurs."""
-    groups: dict[int, list[int]] = {}
-    for number, value in enumerate(values):
-        groups.setdefault(_place(value, starts), []).append(number)
-    return sorted(groups.items())
-
-
-def _place(value: float, starts: Sequence[int]) -> int:
-    """The last part that begins at or below a value: 12 is in part 1 of (1, 10, 20)."""
-    return max(0, sum(start <= value for start in starts) - 1)
-
-
-def _label(starts: Sequence[int], place: int) -> str:
-    if place + 1 == len(starts):
-        return f"{starts[place]}+"
-    last = starts[place + 1] - 1
-    return str(last) if last == starts[place] else f"{starts[place]}-{last}"
-
-
-def _scored(label: str, rows: list[int], systems: Sequence[System], measures: Mapping[str, Measure]) -> Part:
-    scores = {name: [item.score(system.hypotheses, rows) for system in systems] for name, item in measures.items()}
-    return Part(label, len(rows), scores)
 
 
 @dataclass(frozen=True)
@@ -206,17 +55,6 @@ def changes(first: System, other: System, chrf: Measure, count: int) -> list[Cha
     return sorted(found, key=lambda change: -abs(change.difference))[:count]
 
 
-def common_words(first: str, other: str) -> tuple[list[tuple[str, bool]], list[tuple[str, bool]]]:
-    """The words of two lines, and whether each also occurs, in the same order, in the other line."""
-    from difflib import SequenceMatcher
-
-    words, others = first.split(), other.split()
-    same = [False] * len(words), [False] * len(others)
-    for start, place, size in SequenceMatcher(None, words, others, autojunk=False).get_matching_blocks():
-        same[0][start : start + size] = same[1][place : place + size] = [True] * size
-    return list(zip(words, same[0], strict=True)), list(zip(others, same[1], strict=True))
-
-
 @dataclass(frozen=True)
 class Options:
     """The options of a comparison.
@@ -227,7 +65,6 @@ class Options:
         randomization: whether to make the approximate randomization test too.
         seed: a positive seed.
         examples: number of changed sentences for each system.
-        training: a text in which the words are counted; ``None`` for the references.
     """
 
     metrics: Sequence[str]
@@ -235,7 +72,6 @@ class Options:
     randomization: bool = True
     seed: int = 1
     examples: int = 10
-    training: Sequence[str] | None = None
 
 
 @dataclass
@@ -249,7 +85,6 @@ class Comparison:
         results: for each metric, the result of each system.
         signatures: sacreBLEU's signatures by metric.
         lower_is_better: the metrics that are error rates.
-        breakdowns: scores of parts of the text.
         changed: for each system after the first, the sentences that changed most.
     """
 
@@ -259,7 +94,6 @@ class Comparison:
     results: dict[str, list[Tested]]
     signatures: dict[str, str]
     lower_is_better: list[str]
-    breakdowns: list[Breakdown] = field(default_factory=list)
     changed: list[list[Change]] = field(default_factory=list)
 
     def verdict(self, metric: str, number: int) -> str:
@@ -306,10 +140,6 @@ class Comparison:
                 }
                 for metric, results in self.results.items()
             },
-            "breakdowns": {
-                item.name: {"title": item.title, "unit": item.unit, "parts": [vars(part) for part in item.parts]}
-                for item in self.breakdowns
-            },
             "changed": [
                 {"system": names[number], "sentences": [self._changed(number, change) for change in found]}
                 for number, found in enumerate(self.changed, start=1)
@@ -336,7 +166,7 @@ def compare(systems: Sequence[System], texts: Texts, options: Options) -> Compar
         options: what to compute.
 
     Returns:
-        The comparison. It has breakdowns if there are sources.
+        The comparison.
 
     Raises:
         ConfigError: a metric does not exist or cannot be computed, or there are too many sentences.
@@ -351,34 +181,14 @@ def compare(systems: Sequence[System], texts: Texts, options: Options) -> Compar
     signatures = {name: item.signature for name, item in every.items()}
     lower = [name for name, item in every.items() if item.lower_is_better]
     found = Comparison(systems, texts, options, results, signatures, lower)
-    if texts.sources:
-        words = _words(texts)
-        found.breakdowns.append(by_length(systems, measures, texts.sources, words))
-        found.breakdowns.append(by_frequency(systems, texts.references, words, options.training))
-        if len(systems) > 1:
-            found.breakdowns.append(by_agreement(systems, measures))
     chrf = measures.get("chrf") or measure("chrf", texts)
     if isinstance(chrf, Measure) and options.examples:
         found.changed = [changes(systems[0], other, chrf, options.examples) for other in systems[1:]]
     return found
 
 
-def _words(texts: Texts) -> Callable[[str], list[str]]:
-    """Splits a line into words, with the tokenizer of BLEU."""
-    from sacrebleu.metrics import BLEU  # slow to import
-
-    tokenizer = BLEU(tokenize=texts.tokenize, lowercase=texts.lowercase)
-
-    def words(line: str) -> list[str]:
-        text: str = tokenizer._preprocess_segment(line)
-        return text.split()
-
-    return words
-
-
 SCORES = ("", "score", "95% interval", "difference", "p boot.", "p rand.")
 """The columns of scores."""
-_table = functools.partial(Table, gap=1, whole=range(1, 1000))
 _SIGNS = {"better": "▲", "worse": "▼", "same": "=", "unclear": "", "": ""}
 
 
@@ -391,7 +201,10 @@ def text_report(comparison: Comparison) -> str:
     Returns:
         Lines of at most 80 columns, except for sentences.
     """
-    parts = _parts(comparison)
+    rows = list(_score_rows(comparison))
+    parts: list[Table | str] = [Table(_columns(comparison), rows, whole=range(1, len(SCORES)), gap=1), ""]
+    parts += [f"{name}: {signature}" for name, signature in comparison.signatures.items() if signature]
+    parts += filter(None, [explanation(comparison)])
     for number, found in enumerate(comparison.changed, start=1):
         parts += ["", _title(comparison, number, found)]
         for change in found:
@@ -399,35 +212,6 @@ def text_report(comparison: Comparison) -> str:
             width = max(len(name) for name, _ in texts)
             parts += [_head(change), *(f"  {name:<{width}}  {text}" for name, text in texts)]
     return text_of(parts)
-
-
-def page(comparison: Comparison, title: str = "Comparison") -> str:
-    """The comparison as an HTML page, which marks the words that differ.
-
-    Args:
-        comparison: what ``compare`` returned.
-        title: the title.
-    """
-    count, references = len(comparison.texts.references), len(comparison.texts.every_reference)
-    parts = [f"{count} sentences, {references} reference(s)", *_parts(comparison)]
-    for number, found in enumerate(comparison.changed, start=1):
-        parts.append(_title(comparison, number, found))
-        for change in found:
-            *texts, (first, before), (other, after) = _texts(comparison, number, change)
-            words = common_words(before, after)
-            marked = [(first, _marked(words[0], "before")), (other, _marked(words[1], "after"))]
-            parts.append(Table(["", ""], [*texts, *marked], _head(change), texts=(0, 1)))
-    return page_of(title, parts)
-
-
-def _parts(comparison: Comparison) -> list[Table | str]:
-    """The scores, their breakdowns, and what they mean."""
-    parts: list[Table | str] = [_table(_columns(comparison), list(_score_rows(comparison)))]
-    for item in comparison.breakdowns:
-        heads = ["", *(part.label for part in item.parts)]
-        parts.append(_table(heads, list(_part_rows(comparison, item)), f"Scores {item.title}"))
-    signatures = [f"{name}: {signature}" for name, signature in comparison.signatures.items() if signature]
-    return [*parts, "", *signatures, *filter(None, [explanation(comparison)])]
 
 
 def explanation(comparison: Comparison) -> str:
@@ -475,14 +259,6 @@ def _p_values(tested: Tested) -> list[str]:
     return ["" if value is None else f"{value:.4f}" for value in (tested.p_bootstrap, tested.p_randomization)]
 
 
-def _part_rows(comparison: Comparison, item: Breakdown) -> Iterable[Sequence[str]]:
-    yield f"{item.unit}", *(str(part.count) for part in item.parts)
-    for metric in item.parts[0].scores if item.parts else ():
-        yield metric, *[""] * len(item.parts)
-        for number, system in enumerate(comparison.systems):
-            yield f"  {system.name}", *(f"{part.scores[metric][number]:.2f}" for part in item.parts)
-
-
 def _title(comparison: Comparison, number: int, found: Sequence[Change]) -> str:
     first, other = comparison.systems[0].name, comparison.systems[number].name
     if not found:
@@ -501,9 +277,3 @@ def _texts(comparison: Comparison, number: int, change: Change) -> list[tuple[st
     found += [("reference", column[line]) for column in texts.every_reference]
     systems = comparison.systems[0], comparison.systems[number]
     return found + [(system.name, system.hypotheses[line]) for system in systems]
-
-
-def _marked(words: Sequence[tuple[str, bool]], kind: str) -> Html:
-    marks = [("", "") if same else (f'<mark class="{kind}">', "</mark>") for _, same in words]
-    pairs = zip(words, marks, strict=True)
-    return Html(" ".join(f"{start}{html.escape(word)}{end}" for (word, _), (start, end) in pairs))

@@ -1,4 +1,4 @@
-"""Training runs: their configurations, logs and scores, as tables in text, JSON and a page, and what differs.
+"""Training runs: their configurations, logs and scores, as a table in text and as JSON, and what differs.
 
 Damaged and missing files are noted, not refused.
 """
@@ -19,8 +19,8 @@ from seqgen.checkpoints.run_config import CONFIG_FILE, flatten
 from seqgen.config import TrainConfig
 from seqgen.config.values import to_dict, value_text
 from seqgen.errors import ConfigError, DataError, nearest
-from seqgen.lab.compare.document import Table, page_of, text_of
-from seqgen.lab.compare.provenance import read_provenance, recorded_data, recorded_origin
+from seqgen.lab.compare.document import Table, text_of
+from seqgen.lab.compare.provenance import read_sessions, recorded_data
 from seqgen.registry import GROUPS
 from seqgen.system.progress import clock
 from seqgen.system.reading import open_regular, parse_json, parse_yaml, read_bytes, similar_path
@@ -51,7 +51,7 @@ class Run:
         metric: the validation score that selects the best checkpoint.
         best: the validation scores at the best update, by name.
         best_update: that update.
-        provenance: where values come from; empty if not known.
+        sessions: the calls of ``seqgen-train``; empty if not known.
         problems: what could not be read.
     """
 
@@ -67,16 +67,8 @@ class Run:
     metric: str = "loss"
     best: dict[str, float] = field(default_factory=dict)
     best_update: int | None = None
-    provenance: dict[str, Any] = field(default_factory=dict)
+    sessions: list[dict[str, Any]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-
-    def origin(self, key: str) -> str:
-        """The origin of the value of a key; empty if not known."""
-        return recorded_origin(self.provenance, key, self.config.get(key))
-
-    def data(self, split: str) -> str:
-        """The hash of a split's files; see ``recorded_data``."""
-        return recorded_data(self.provenance, split)
 
 
 def find_runs(folders: Sequence[str]) -> list[Path]:
@@ -142,7 +134,7 @@ def read_run(folder: Path, name: str = "") -> Run:
     """
     run = Run(folder, name or folder.resolve().name)
     run.config = _config(run)
-    run.provenance = read_provenance(folder)
+    run.sessions = read_sessions(folder)
     run.metric = str(run.config.get("checkpoint.best_checkpoint_metric", "loss")).lower()
     log = _log(run)
     _summarize(run, log)
@@ -250,6 +242,7 @@ def _time(text: Any) -> datetime | None:
 MISSING = "-"
 """Stands for the value of a key that a run does not have, because its component has no such key."""
 _IGNORED = ("common.user_files.",)
+SPLITS = ("train", "valid", "test")
 
 
 def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
@@ -295,7 +288,7 @@ COLUMNS = ("name", "parameters", "updates", "epoch", "best_update", "tokens_per_
 HEADINGS = {"name": "run", "tokens_per_second": "tokens/s", "seconds": "time"}
 """The headings of columns that do not have the column's name."""
 _MOST_SCORES = 4
-"""Maximum number of scores in the text; the JSON and the page have all."""
+"""Maximum number of scores in the text; the JSON has all."""
 _FIRST = ("bleu", "chrf", "exact_match", "loss", "ppl", "accuracy")
 
 
@@ -358,7 +351,7 @@ def chosen_scores(runs: Sequence[Run], by: str) -> list[str]:
 
 
 def text_table(runs: Sequence[Run], by: str = "") -> str:
-    """The scores of runs, and the keys that differ, as text.
+    """The scores of runs, and what differs: keys, versions and data.
 
     Args:
         runs: the runs, in their order.
@@ -367,30 +360,19 @@ def text_table(runs: Sequence[Run], by: str = "") -> str:
     Returns:
         Lines of at most 80 columns, unless a value is longer.
     """
-    return text_of(_tables(runs, chosen_scores(runs, by)))
-
-
-def page(runs: Sequence[Run], title: str = "Runs") -> str:
-    """The scores of runs, and the keys that differ, as an HTML page."""
-    return page_of(title, _tables(runs, score_names(runs)))
-
-
-def _tables(runs: Sequence[Run], scores: Sequence[str]) -> Iterable[Table | str]:
-    rows = [[str(n), *row] for n, row in enumerate(score_rows(runs, scores), start=1)]
-    yield Table(["", *score_head(scores)], rows, texts=(1,))
-    yield ""
-    if found := differences(runs):
-        yield Table(["differs", "value", "runs"], _grouped(found), texts=(0, 1, 2), whole=(0,))
+    scores = chosen_scores(runs, by)
+    head = ["", HEADINGS["name"], "updates", *scores, HEADINGS["tokens_per_second"], HEADINGS["seconds"]]
+    rows = [[str(n), *row] for n, row in enumerate(_score_rows(runs, scores), start=1)]
+    parts: list[Table | str] = [Table(head, rows, texts=(1,)), ""]
+    differing = {key_name(key): list(map(shown, values)) for key, values in differences(runs).items()}
+    if found := _grouped(differing | _differing_sessions(runs)):
+        parts.append(Table(["differs", "value", "runs"], found, texts=(0, 1, 2), whole=(0,)))
     elif len(runs) > 1:
-        yield _equal(runs, "configurations")
+        parts.append(_equal(runs))
+    return text_of(parts)
 
 
-def score_head(scores: Sequence[str]) -> list[str]:
-    """The headings of ``score_rows``."""
-    return [HEADINGS["name"], "updates", *scores, HEADINGS["tokens_per_second"], HEADINGS["seconds"]]
-
-
-def score_rows(runs: Sequence[Run], scores: Sequence[str]) -> Iterable[list[str]]:
+def _score_rows(runs: Sequence[Run], scores: Sequence[str]) -> Iterable[list[str]]:
     """For each run its name, updates, scores, speed and time, as text."""
     for run in runs:
         values = [f"{run.best[name]:.4g}" if name in run.best else MISSING for name in scores]
@@ -399,14 +381,24 @@ def score_rows(runs: Sequence[Run], scores: Sequence[str]) -> Iterable[list[str]
         yield [run.name, MISSING if run.updates is None else str(run.updates), *values, speed, time]
 
 
-def _grouped(found: dict[str, list[Any]]) -> Iterable[list[str]]:
-    """For each key and each of its values, the numbers of the runs with this value."""
-    for key, values in found.items():
+def _differing_sessions(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """The versions and the hashes of the data that differ, of the last session of each run."""
+    last = [run.sessions[-1] if run.sessions else {} for run in runs]
+    found = {name: [str(one.get(name, MISSING)) for one in last] for name in ("seqgen", "torch", "python")}
+    for split in SPLITS:
+        found[f"data of {split}"] = [recorded_data(run.sessions, split)[:12] or MISSING for run in runs]
+    return {name: values for name, values in found.items() if len({*values} - {MISSING}) > 1}
+
+
+def _grouped(found: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """For each name and each of its values, the numbers of the runs with this value."""
+    rows = []
+    for name, values in found.items():
         groups: dict[str, list[str]] = {}
         for number, value in enumerate(values, start=1):
-            groups.setdefault(shown(value), []).append(str(number))
-        for place, (value, numbers) in enumerate(groups.items()):
-            yield ["" if place else key_name(key), value, " ".join(numbers)]
+            groups.setdefault(value, []).append(str(number))
+        rows += [["" if place else name, value, " ".join(groups[value])] for place, value in enumerate(groups)]
+    return rows
 
 
 def key_name(key: str) -> str:
@@ -429,55 +421,16 @@ def as_dict(runs: Sequence[Run]) -> dict[str, Any]:
                 "stopped": run.stopped or None,
                 "problems": run.problems,
                 "differs": {key_name(key): values[number] for key, values in found.items()},
-                "origins": {key_name(key): run.origin(key) for key in found},
-                "sessions": run.provenance.get("sessions", []),
+                "sessions": run.sessions,
             }
             for number, run in enumerate(runs)
         ],
     }
 
 
-def text_difference(runs: Sequence[Run]) -> str:
-    """The differences of two runs: keys with their origins, versions, data and scores.
-
-    Args:
-        runs: the two runs.
-    """
-    head, parts = ["", *(run.name for run in runs)], list[Table | str]()
-    for rows in filter(None, (_differing_keys(runs), _differing_sessions(runs), _differing_scores(runs))):
-        parts += [Table(head, rows, texts=(0, 1, 2), whole=(0,)), ""]
-    return text_of(parts) or _equal(runs, "runs")
-
-
-def _equal(runs: Sequence[Run], what: str) -> str:
+def _equal(runs: Sequence[Run]) -> str:
     """The sentence on runs without a known difference."""
     unread = ", ".join(run.name for run in runs if not run.config)
-    return (
-        f"what differs is not known: the configuration of {unread} cannot be read"
-        if unread
-        else f"the {what} are equal"
-    )
-
-
-def _differing_keys(runs: Sequence[Run]) -> list[list[str]]:
-    rows = []
-    for key, values in differences(runs).items():
-        origins = [f" ({origin})" if (origin := run.origin(key)) else "" for run in runs]
-        cells = [shown(value) + origin for value, origin in zip(values, origins, strict=True)]
-        rows.append([key_name(key), *cells])
-    return rows
-
-
-def _differing_sessions(runs: Sequence[Run]) -> list[list[str]]:
-    last = [run.provenance["sessions"][-1] if run.provenance.get("sessions") else {} for run in runs]
-    rows = [[name, *(str(one.get(name, MISSING)) for one in last)] for name in ("seqgen", "torch", "python")]
-    for split in ("train", "valid", "test"):
-        rows.append([f"data of {split}", *(run.data(split)[:12] or MISSING for run in runs)])
-    return [row for row in rows if len(set(row[1:])) > 1]
-
-
-def _differing_scores(runs: Sequence[Run]) -> list[list[str]]:
-    scores = score_names(runs)
-    names = score_head(scores)[1:]
-    columns = [row[1:] for row in score_rows(runs, scores)]
-    return [[name, *cells] for name, *cells in zip(names, *columns, strict=True) if set(cells) != {MISSING}]
+    if unread:
+        return f"what differs is not known: the configuration of {unread} cannot be read"
+    return "the configurations are equal"

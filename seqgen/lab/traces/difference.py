@@ -6,16 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from seqgen.config import TraceConfig
 from seqgen.config.settings import ResolvedSettings
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import ConfigError, UserError
-from seqgen.generation.component import FORBIDDEN, MEMBER_LOGITS
-from seqgen.generation.search.exact import ExactSearch
-from seqgen.lab.traces.recorder import Recorder
+from seqgen.lab.traces.recorder import Tracer
 from seqgen.lab.traces.records import StepTrace, TracedSteps
+from seqgen.lab.traces.writer import has_steps
 from seqgen.text.languages import TextModel
-from seqgen.text.results import Details, TextHypothesis, Translation
-from seqgen.text.text_decoding import TextDecoding
+from seqgen.text.results import TextHypothesis
 from seqgen.text.translator import Translator
 
 
@@ -25,13 +24,11 @@ class Lines:
 
     Attributes:
         first: number of the first line, from 0.
-        texts: the lines.
-        prefixes: the forced beginning of each output; ``None`` for no forced beginnings.
+        pairs: each line, with the forced beginning of its output.
     """
 
     first: int
-    texts: Sequence[str]
-    prefixes: Sequence[str] | None = None
+    pairs: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -42,29 +39,10 @@ class LineTrace(TracedSteps):
         steps: from the first step to the one that finished the sentence. Empty for an empty line, and for a strategy
             whose own loop does not call observers.
         hypotheses: the n-best list.
-        joined: the n-best list with continuous batching, for which observers are not called; ``None`` if continuous
-            batching is not used.
     """
 
     steps: Sequence[StepTrace]
     hypotheses: Sequence[TextHypothesis]
-    joined: Sequence[TextHypothesis] | None = None
-
-    def history(self, step: int, beam: int) -> list[int]:
-        """The tokens of a beam before a step.
-
-        Args:
-            step: number of the step.
-            beam: number of the beam.
-
-        Returns:
-            The generated tokens, oldest first.
-        """
-        return self.tokens(step - 1, self.steps[step - 1].next[beam]) if step else []
-
-    def possible(self, step: int) -> list[int]:
-        """The ranks of the candidates of a step that are not forbidden and continue a beam that exists."""
-        return [rank for rank, letter in enumerate(self.steps[step].outcomes) if letter != "I"]
 
 
 class InspectedModels:
@@ -108,34 +86,12 @@ class InspectedModels:
         dtype = "" if dtype == "float32" else dtype
         return self.translator(dtype).resolve({**given, "generation.dtype": dtype})
 
-    def prepare(self, values: Mapping[str, Any], recorder: Recorder | None, scores: bool = False) -> TextDecoding:
-        """Prepare to decode whole n-best lists.
-
-        Args:
-            values: the values of all keys, by whole key.
-            recorder: an observer that is added to those of the settings; ``None`` for no additional one.
-            scores: whether hypotheses get a ``model_score``.
-
-        Returns:
-            The prepared decoding.
-
-        Raises:
-            ConfigError: settings exclude each other.
-        """
-        translator = self.translator(values["generation.dtype"])
-        setup = translator.prepare(**values).generator.setup
-        whole = {**values, "generation.nbest": min(setup.beam_size, values["generation.beam"])}
-        if recorder is not None and not isinstance(setup.search, ExactSearch):  # exact search has no steps
-            whole["generation.observers"] = [*values["generation.observers"], recorder]
-        return translator.prepare(Details(scores=scores), **whole)
-
-    def decode(self, values: Mapping[str, Any], lines: Lines, detailed: bool = False) -> dict[int, LineTrace]:
-        """Decode lines together, and record every step.
+    def decode(self, values: Mapping[str, Any], lines: Lines) -> dict[int, LineTrace]:
+        """Decode lines together to whole n-best lists, and record every step.
 
         Args:
             values: the values of all keys, by whole key.
             lines: the lines.
-            detailed: whether members' scores and forbidden tokens are recorded, and hypotheses get a ``model_score``.
 
         Returns:
             The trace of each line, by its number.
@@ -143,27 +99,20 @@ class InspectedModels:
         Raises:
             ConfigError: settings exclude each other.
         """
-        recorder = Recorder((MEMBER_LOGITS, FORBIDDEN) if detailed else ())
-        found = _translate(self.prepare(values, recorder, scores=detailed), lines)
-        plain = self.prepare(values, None)
-        joined = _translate(plain, lines) if plain.generator.can_merge else None
-        return {
-            item.id: LineTrace(
-                recorder.steps(item.id),
-                item.hypotheses,
-                None if joined is None else joined[item.id - lines.first].hypotheses,
-            )
-            for item in found
-        }
+        translator = self.translator(values["generation.dtype"])
+        setup = translator.prepare(**values).generator.setup
+        whole = {**values, "generation.nbest": min(setup.beam_size, values["generation.beam"])}
+        tracer = Tracer(TraceConfig(sentences=0, members=False, forbidden=False), setup, lambda number: ())
+        if has_steps(setup.search):
+            whole["generation.observers"] = [*values["generation.observers"], tracer]
+        texts, prefixes = zip(*lines.pairs, strict=True)
+        found = translator.prepare(**whole).translate(texts, prefixes, len(texts), lines.first)
+        return {item.id: LineTrace(tracer.steps(item.id), item.hypotheses) for item in found}
 
 
 def differing_keys(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The keys whose values differ; a key that only one of the two has is among them."""
     return [key for key in dict.fromkeys((*one, *other)) if one.get(key) != other.get(key)]
-
-
-def _translate(decoding: TextDecoding, lines: Lines) -> list[Translation]:
-    return list(decoding.translate(lines.texts, lines.prefixes, len(lines.texts), lines.first))
 
 
 TOKEN = "token"
@@ -315,29 +264,6 @@ def nbest_difference(
     return None
 
 
-def model_difference(one: LineTrace, other: LineTrace, step: int) -> float | None:
-    """Compare the members' log-probabilities of the candidates that both decodes have at a step.
-
-    Args:
-        one: the trace of one decode, with members' scores.
-        other: that of the other.
-        step: the step.
-
-    Returns:
-        The largest difference in nats; infinite if the decodes have different numbers of members, ``None`` if they have
-        no candidate in common.
-    """
-    if step >= min(len(one.steps), len(other.steps)):
-        return None
-    members = [trace.steps[step].members for trace in (one, other)]
-    if len(members[0]) != len(members[1]):
-        return float("inf")
-    places = [{tuple(trace.tokens(step, rank)): rank for rank in trace.possible(step)} for trace in (one, other)]
-    common = [(rank, places[1][tokens]) for tokens, rank in places[0].items() if tokens in places[1]]
-    pairs = zip(*members, strict=True)
-    return max((_gap(a[rank], b[place]) for a, b in pairs for rank, place in common), default=None)
-
-
 def _gap(one: float, other: float) -> float:
     return 0.0 if one == other else abs(one - other)  # -inf - -inf is NaN
 
@@ -360,32 +286,10 @@ class Decode:
         return self.models.translator(self.settings.generation.dtype).task.target_dictionary
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """The cause of a difference between two decodes of a line.
-
-    Attributes:
-        traces: the detailed traces of both decodes.
-        model_gap: see ``model_difference``; ``None`` also if all steps agree, or if a strategy has no steps.
-        keys: the smallest set found of keys that cause the difference: with the other decode's values for them, the
-            first decode agrees with it up to and including the step. Empty if the models cause the difference, or if no
-            cause was found.
-    """
-
-    traces: tuple[LineTrace, LineTrace]
-    model_gap: float | None
-    keys: Sequence[str]
-
-
-def explain(
+def keys_of_difference(
     first: Decode, other: Decode, lines: Lines, line: int, difference: Difference, tolerance: float
-) -> Explanation:
-    """Find the cause of a difference.
-
-    First the members' log-probabilities at the step are compared, for candidates with the same tokens. If the models
-    are different and their log-probabilities differ, the models are the cause. Otherwise the first decode is repeated
-    with values of the other decode: first with one key at a time, then with all of them, from which keys are removed as
-    long as the two decodes agree.
+) -> list[str]:
+    """Find the keys that cause a difference, by decoding with the first models and values of the other decode.
 
     Args:
         first: the first decode.
@@ -396,20 +300,10 @@ def explain(
         tolerance: scores that differ by at most this value count as equal, in nats.
 
     Returns:
-        The explanation.
+        The first key with whose value from the other decode the first one agrees with it up to and including the step,
+        or a set of keys from which none can be left out. Empty if the decodes differ with all values of the other
+        decode, so that the models cause the difference.
     """
-    one, two = (decode.models.decode(decode.settings.values, lines, detailed=True)[line] for decode in (first, other))
-    gap = None if difference.step is None else model_difference(one, two, difference.step)
-    keys: Sequence[str] = []
-    if first.models is other.models or gap is None or gap <= tolerance:
-        keys = _smallest_set(first, other, lines, line, difference, tolerance)
-    return Explanation((one, two), gap, keys)
-
-
-def _smallest_set(
-    first: Decode, other: Decode, lines: Lines, line: int, difference: Difference, tolerance: float
-) -> list[str]:
-    """A set of keys, minimal under removal, with whose values from the other decode the first one agrees with it."""
     one, two = first.settings.values, other.settings.values
     wanted = other.models.decode(two, lines)[line]
 
@@ -423,14 +317,12 @@ def _smallest_set(
         return difference.precedes(first_difference(changed, wanted, tolerance))
 
     # use_cache=false makes the other switches of the cache ineffective, so it is tried after these narrower ones
-    differing = sorted(differing_keys(one, two), key=lambda key: key == "debug.use_cache")
-    for key in differing:
-        if agrees([key]):
-            return [key]
-    if not agrees(differing):
+    keys = sorted(differing_keys(one, two), key=lambda key: key == "debug.use_cache")
+    if not keys or not agrees(keys):
         return []
-    keys = list(differing)
-    for key in differing:
+    if alone := next((key for key in keys if agrees([key])), ""):
+        return [alone]
+    for key in list(keys):
         if len(keys) > 1 and agrees(rest := [item for item in keys if item != key]):
             keys = rest
     return keys

@@ -1,9 +1,9 @@
-"""Observers that record the candidates of each sentence at every step, and their outcomes."""
+"""The observer that records the candidates of each sentence at every step, and their outcomes."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,51 +13,6 @@ from seqgen.generation.component import FORBIDDEN, MEMBER_LPROBS
 from seqgen.generation.observers import Observer, Outcome, StepRecord
 from seqgen.generation.setup import DecodingSetup
 from seqgen.lab.traces.records import LETTERS, ForbiddenToken, StepTrace
-
-
-class Recorder(Observer):
-    """Records the steps of each sentence, on the CPU.
-
-    Args:
-        needs: ``FORBIDDEN`` to record forbidden tokens, ``MEMBER_LPROBS`` to record members' scores, or
-            ``MEMBER_LOGITS``, with which optimizations that do not compute log-probabilities stay on.
-    """
-
-    def __init__(self, needs: Iterable[str] = ()) -> None:
-        self.needs = frozenset(needs)  # type: ignore[misc]
-        self._steps: dict[int, list[StepTrace]] = defaultdict(list)
-
-    def observe(self, record: StepRecord) -> None:
-        """See ``Observer.observe``."""
-        c, live, done = record.candidates, record.context.sentences.ids.tolist(), record.now_done.tolist()
-        columns = c.scores.double(), c.tokens, c.beams, record.outcomes, _hypothesis_scores(record)
-        scores, tokens, beams, outcomes, final = (column.tolist() for column in columns)
-        active = list(zip(record.active.beams.tolist(), record.active.tokens.tolist(), strict=True))
-        members, forbidden, over = _member_scores(record), _forbidden(record), record.was_done.tolist()
-        for row, sentence in enumerate(live):
-            if over[row]:
-                continue
-            letters = "".join(LETTERS[outcome] for outcome in outcomes[row])
-            step = StepTrace(
-                scores=scores[row],
-                tokens=tokens[row],
-                beams=beams[row],
-                outcomes=letters,
-                next=next_ranks(letters, beams[row], tokens[row], *active[row]),
-                done=done[row],
-                finished={rank: score for rank, score in enumerate(final[row]) if score > -torch.inf},
-                members=[member[row] for member in members],
-                forbidden=forbidden.get(row, ()),
-            )
-            self._steps[sentence].append(step)
-
-    def steps(self, sentence: int) -> list[StepTrace]:
-        """The steps of the sentence of a line, by the number of the line; none if no step was observed."""
-        return self._steps.get(sentence, [])
-
-    def forget(self, sentence: int) -> None:
-        """Drop the steps of a sentence."""
-        self._steps.pop(sentence, None)
 
 
 class FollowedReference:
@@ -87,8 +42,8 @@ class FollowedReference:
         self.beam = found[0] if found else -1
 
 
-class Tracer(Recorder):
-    """The observer that records what a trace contains.
+class Tracer(Observer):
+    """The observer that records what a trace contains: the steps of each sentence, on the CPU.
 
     Args:
         options: what is recorded.
@@ -102,7 +57,7 @@ class Tracer(Recorder):
         members = options.members and len(setup.ensemble.members) > 1
         needs = [need for need, wanted in ((MEMBER_LPROBS, members), (FORBIDDEN, options.forbidden)) if wanted]
         # with a shortlist, components see only the scores of its tokens
-        super().__init__(needs if setup.shortlist is None else ())
+        self.needs = frozenset(needs if setup.shortlist is None else ())  # type: ignore[misc]
         self.reference_of, self.vocab_size = reference_of, setup.vocab_size
         self.references: dict[int, FollowedReference] = {}
         self.limit = options.sentences or None
@@ -110,6 +65,7 @@ class Tracer(Recorder):
         """Number of the first line that is recorded."""
         self.full = False
         """True if no further line is recorded."""
+        self._steps: dict[int, list[StepTrace]] = defaultdict(list)
 
     def wants(self, sentence: int) -> bool:
         """True if a line is recorded."""
@@ -119,9 +75,33 @@ class Tracer(Recorder):
         """See ``Observer.observe``."""
         ids = record.context.sentences.ids.tolist()
         if any(self.wants(sentence) for sentence in ids):
-            super().observe(record)
+            self._record(record, ids)
             if record.lprobs.size(-1) == self.vocab_size:  # with a shortlist, columns are not tokens
                 self._follow(record, ids)
+
+    def _record(self, record: StepRecord, ids: Sequence[int]) -> None:
+        """Record a step of each sentence."""
+        c, now_done = record.candidates, record.now_done.tolist()
+        columns = c.scores.double(), c.tokens, c.beams, record.outcomes, _hypothesis_scores(record)
+        scores, tokens, beams, outcomes, final = (column.tolist() for column in columns)
+        active = list(zip(record.active.beams.tolist(), record.active.tokens.tolist(), strict=True))
+        members, forbidden, over = _member_scores(record), _forbidden(record), record.was_done.tolist()
+        for row, sentence in enumerate(ids):
+            if over[row]:
+                continue
+            letters = "".join(LETTERS[outcome] for outcome in outcomes[row])
+            step = StepTrace(
+                scores=scores[row],
+                tokens=tokens[row],
+                beams=beams[row],
+                outcomes=letters,
+                next=next_ranks(letters, beams[row], tokens[row], *active[row]),
+                done=now_done[row],
+                finished={rank: score for rank, score in enumerate(final[row]) if score > -torch.inf},
+                members=[member[row] for member in members],
+                forbidden=forbidden.get(row, ()),
+            )
+            self._steps[sentence].append(step)
 
     def _follow(self, record: StepRecord, ids: Sequence[int]) -> None:
         """Record the scores of the references that are still in the beam."""
@@ -133,9 +113,13 @@ class Tracer(Recorder):
                 self.references[sentence] = FollowedReference(self.reference_of(sentence))
             self.references[sentence].follow(record, row)
 
+    def steps(self, sentence: int) -> list[StepTrace]:
+        """The steps of the sentence of a line, by the number of the line; none if no step was observed."""
+        return self._steps.get(sentence, [])
+
     def forget(self, sentence: int) -> None:
-        """See ``Recorder.forget``."""
-        super().forget(sentence)
+        """Drop the steps of a sentence."""
+        self._steps.pop(sentence, None)
         self.references.pop(sentence, None)
 
 
@@ -181,8 +165,7 @@ def _member_scores(record: StepRecord) -> list[list[list[float]]]:
     context, c = record.context, record.candidates
     # (rows, V) -> (live, beam, V) -> the score of each candidate's beam and token
     sentences = torch.arange(len(c.beams), device=c.beams.device).unsqueeze(1)
-    logits = context.outputs.member_logits or ()
-    members = context.outputs.member_lprobs or [member.double().log_softmax(-1) for member in logits]
+    members = context.outputs.member_lprobs or ()
     return [context.by_sentence(lprobs)[sentences, c.beams, c.tokens].tolist() for lprobs in members]
 
 

@@ -13,17 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from seqgen.errors import ConfigError, DataError, nearest
-from seqgen.lab.traces.records import FORMAT, OUTCOMES, VERSION, SentenceTrace, TraceHeader, read
+from seqgen.errors import ConfigError, DataError
+from seqgen.lab.traces.records import FORMAT, VERSION, SentenceTrace, TraceHeader, read
 from seqgen.system.reading import MAX_BYTES, open_regular, parse_json
-
-Row = dict[str, Any]
 
 _RATIO, _SMALL = 100, 1 << 22
 """Maximum ratio of the unpacked to the packed size of a ``.gz`` trace larger than the second number of bytes; real
 ones have ratios of 5 to 20."""
-_MOST_CHARACTERS = 1 << 29
-"""Most characters of the texts of a table."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +35,6 @@ class Trace:
 
         trace = seqgen.Trace("trace.jsonl.gz")
         trace[0].hypotheses[0].text
-        trace.table("candidates")   # a list of dicts, for pandas.DataFrame
 
     Args:
         path: the file.
@@ -96,31 +91,6 @@ class Trace:
         """
         return self._by_id[line]
 
-    def table(self, name: str) -> list[Row]:
-        """A table of the whole trace.
-
-        Args:
-            name: ``candidates``, or ``forbidden`` for the forbidden continuations.
-
-        Raises:
-            ConfigError: there is no such table.
-            DataError: the texts of its rows have too many characters.
-        """
-        if name not in TABLES:
-            hint = nearest(name, TABLES)
-            raise ConfigError(f"a trace has no table {name!r}{hint}; the tables are {', '.join(TABLES)}")
-        rows, found, size = TABLES[name], list[Row](), 0
-        for sentence in self.sentences:
-            for row in rows(sentence):
-                size += len(row.get("text", ""))  # each candidate has the text of its whole beam
-                if size > _MOST_CHARACTERS:
-                    raise DataError(
-                        f"the texts in table {name!r} of {self.path} have more than {_MOST_CHARACTERS} characters; "
-                        "read the sentences one by one"
-                    )
-                found.append({"line": sentence.id, **row})
-        return found
-
     def _records(self) -> Iterator[Any]:
         """The JSON value of each line."""
         number = -1
@@ -171,30 +141,3 @@ class Trace:
         if number <= 0:
             return DataError(f"{self.path} is not a trace of seqgen-generate: {why}; write one with trace=FILE")
         return DataError(f"the trace {self.path} is damaged in line {number + 1}: {why}; write it again")
-
-
-def _candidates(sentence: SentenceTrace) -> Iterator[Row]:
-    before = [""]  # the text of each beam before the step
-    for number, step in enumerate(sentence.steps):
-        columns, texts = zip(step.scores, step.tokens, step.beams, step.outcomes, strict=True), list[str]()
-        for rank, (score, token, beam, letter) in enumerate(columns):
-            texts.append((before[beam] if beam < len(before) else "") + sentence.piece(token))
-            if letter == "I":
-                continue
-            row: Row = {"step": number, "rank": rank, "beam": beam, "token": sentence.piece(token), "token_id": token}
-            row |= {"score": score, "token_score": score - sentence.before(number, beam)}
-            row |= {"outcome": OUTCOMES[letter].name.lower(), "final_score": step.finished.get(rank)}
-            row["text"] = texts[rank]
-            yield row | {f"member_{place}": member[rank] for place, member in enumerate(step.members)}
-        before = [texts[rank] if rank >= 0 else "" for rank in step.next]
-
-
-def _forbidden(sentence: SentenceTrace) -> Iterator[Row]:
-    for number, step in enumerate(sentence.steps):
-        for item in step.forbidden:
-            row: Row = {"step": number, "beam": item.beam, "token": sentence.piece(item.token), "token_id": item.token}
-            yield row | {"lprob": item.lprob, "score": sentence.before(number, item.beam) + item.lprob, "by": item.by}
-
-
-TABLES: dict[str, Callable[[SentenceTrace], Iterator[Row]]] = {"candidates": _candidates, "forbidden": _forbidden}
-"""The tables by name: functions from a sentence to its rows."""

@@ -21,7 +21,6 @@ from seqgen.generation.agreement.session import AgreementSearch
 from seqgen.generation.finished import Ranking
 from seqgen.generation.scorer import ScoredTarget
 from seqgen.generation.search.base import Search
-from seqgen.generation.search.exact import ExactSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.session import Session
 from seqgen.lab.traces.recorder import Tracer
@@ -30,12 +29,11 @@ from seqgen.registry import SEARCHES
 from seqgen.system.files import disk_errors
 from seqgen.text.input_line import InputLine
 from seqgen.text.languages import encode_target
-from seqgen.text.results import TextHypothesis, Translation, attend_to_source
-from seqgen.text.sources import EncodedSource
+from seqgen.text.results import TextHypothesis, Translation
 from seqgen.text.text_decoding import RESCORED_TOKENS, TextDecoding
 
 _TOGETHER = 32
-"""Lines whose references and best outputs are scored together."""
+"""Lines whose references are scored together."""
 
 
 class TraceWriter:
@@ -76,7 +74,7 @@ class TraceWriter:
         dtypes = [weight.dtype for weight in decoding.models[0].parameters() if weight.is_floating_point()]
         self.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
         self.pieces = dict(enumerate(decoding.task.target_dictionary.symbols))
-        self.texts: dict[int, str | EncodedSource] = {}
+        self.texts: dict[int, str] = {}
         self.waiting: list[Translation] = []
         self.read = self.written = self.characters = 0
         self._file: IO[str] | None = None
@@ -119,7 +117,7 @@ class TraceWriter:
             candidates=self.options.candidates,
         )
 
-    def lines(self, lines: Iterable[str | EncodedSource], first_number: int = 0) -> Iterator[str | EncodedSource]:
+    def lines(self, lines: Iterable[str], first_number: int = 0) -> Iterator[str]:
         """Pass lines through, and remember those that are traced until their translation is added."""
         self.tracer.first = first_number
         for number, line in enumerate(lines, start=first_number):
@@ -150,27 +148,24 @@ class TraceWriter:
 
     def _flush(self) -> None:
         """Write the lines that wait."""
-        forced = self._forced()
+        references = self._scored_references()
         limit = self.options.max_megabytes * 1e6
         for translation in self.waiting:
             if not self.tracer.full:
-                outputs = {kind: output for (number, kind), output in forced.items() if number == translation.id}
-                self._write(self._sentence(translation, outputs).record(self.digits, self.options.candidates))
+                sentence = self._sentence(translation, references.get(translation.id))
+                self._write(sentence.record(self.digits, self.options.candidates))
                 self.written += 1
                 self.tracer.full = bool(limit) and self.characters > limit
             self.tracer.forget(translation.id)
             self.texts.pop(translation.id, None)
         self.waiting = []
 
-    def _sentence(self, translation: Translation, outputs: dict[str, ScoredTarget]) -> SentenceTrace:
+    def _sentence(self, translation: Translation, reference: ScoredTarget | None) -> SentenceTrace:
         steps = self.tracer.steps(translation.id)
         if translation.hypotheses and not steps:
             raise ConfigError(_no_steps(_called(self.decoding.generator.setup.search)))
         width = len(translation.source_tokens)
         hypotheses = [_hypothesis(item, width) for item in translation.hypotheses]
-        if "best" in outputs:
-            attention = _rows(outputs["best"].hypothesis.attention, width)
-            hypotheses[0] = dataclasses.replace(hypotheses[0], attention=attention)
         source = self.decoding.task.source_dictionary
         return SentenceTrace(
             id=translation.id,
@@ -179,23 +174,22 @@ class TraceWriter:
             steps=steps,
             hypotheses=hypotheses,
             pieces=self.pieces,
-            reference=self._reference(translation.id, outputs.get("reference"), width),
+            reference=self._reference(translation.id, reference),
             notes=translation.notes,
         )
 
-    def _reference(self, number: int, forced: ScoredTarget | None, width: int) -> TracedOutput | None:
+    def _reference(self, number: int, scored: ScoredTarget | None) -> TracedOutput | None:
         followed = self.tracer.references.get(number)
         if self.references is None or followed is None or not followed.tokens:
             return None
         output = TracedOutput(
             self.references[number], followed.tokens, float("-inf"), (), search_scores=followed.scores
         )
-        if forced is None:
+        if scored is None:
             return output
-        hypothesis = forced.hypothesis
-        members = [scores.tolist() for scores in forced.member_scores] if len(forced.member_scores) > 1 else ()
-        scores, attention = hypothesis.positional_scores.tolist(), _rows(hypothesis.attention, width)
-        return dataclasses.replace(output, score=hypothesis.score, scores=scores, members=members, attention=attention)
+        scores = scored.hypothesis.positional_scores.tolist()
+        members = [scores.tolist() for scores in scored.member_scores] if len(scored.member_scores) > 1 else ()
+        return dataclasses.replace(output, score=scored.hypothesis.score, scores=scores, members=members)
 
     def _reference_tokens(self, number: int) -> Sequence[int]:
         """The ids of the reference of a line; empty without one."""
@@ -205,21 +199,18 @@ class TraceWriter:
         tokens: list[int] = encode_target(self.decoding.task, self.references[number], line.languages).tolist()
         return tokens
 
-    def _forced(self) -> dict[tuple[int, str], ScoredTarget]:
-        """The references and best outputs of the lines that wait, scored by teacher forcing."""
-        wanted: dict[tuple[int, str], Wanted] = {}
-        if not self.options.attention and not self.options.reference_scores:
-            return {}
-        for translation in self.waiting:
-            number, hypotheses = translation.id, translation.hypotheses
+    def _scored_references(self) -> dict[int, ScoredTarget]:
+        """The scores of the references of the lines that wait, by the number of the line, if they are asked for."""
+        wanted: dict[int, Wanted] = {}
+        for translation in self.waiting if self.options.reference_scores else ():
+            number, followed = translation.id, self.tracer.references.get(translation.id)
             line = self.decoding.input_encoder.encode(number, self.texts[number], translation.prefix)
-            if self.options.attention and hypotheses and hypotheses[0].attention is None:
-                wanted[number, "best"] = line, hypotheses[0].tokens
-            if self.options.reference_scores and (followed := self.tracer.references.get(number)) and line.sources:
-                wanted[number, "reference"] = line, torch.tensor(followed.tokens, dtype=torch.int64)
-        wanted = {key: pair for key, pair in wanted.items() if can_score(self.decoding, pair)}
-        found = score_outputs(self.decoding, list(wanted.values()), self.options.attention)
-        return dict(zip(wanted, found, strict=True))
+            if followed is None or not line.sources:
+                continue
+            pair = line, torch.tensor(followed.tokens, dtype=torch.int64)
+            if can_score(self.decoding, pair):
+                wanted[number] = pair
+        return dict(zip(wanted, score_outputs(self.decoding, list(wanted.values())), strict=True))
 
     def _write(self, record: dict[str, Any]) -> None:
         assert self._file is not None
@@ -240,9 +231,13 @@ def _check_traceable(generator: SequenceGenerator) -> None:
     search = generator.setup.search
     if isinstance(search, AgreementSearch):
         raise ConfigError(_no_steps("an ensemble of models with different vocabularies"))
-    session = search.session_class
-    if isinstance(search, ExactSearch) or getattr(session or Session, "step", None) is not Session.step:
+    if not has_steps(search):
         raise ConfigError(_no_steps(_called(search)))
+
+
+def has_steps(search: Search) -> bool:
+    """True if a strategy decodes by the steps of ``Session``."""
+    return getattr(search.session_class or Session, "step", None) is Session.step
 
 
 def _no_steps(name: str) -> str:
@@ -280,30 +275,25 @@ def can_score(decoding: TextDecoding, wanted: Wanted) -> bool:
 
 
 @torch.inference_mode()
-def score_outputs(decoding: TextDecoding, outputs: Sequence[Wanted], attention: bool = False) -> list[ScoredTarget]:
+def score_outputs(decoding: TextDecoding, outputs: Sequence[Wanted]) -> list[ScoredTarget]:
     """Score given outputs, without temperature, processors and penalties.
 
     Args:
         decoding: the prepared decoding.
         outputs: pairs of an encoded line and an output.
-        attention: whether attention is computed.
 
     Returns:
         The scores of each output. Its ``score`` is the one by which it would rank as a hypothesis, without processors.
     """
-    scorer = copy.copy(decoding.scorer)
-    scorer.need_attention = attention
-    cfg, first = decoding.cfg, decoding.models[0]
+    cfg = decoding.cfg
     ranking = Ranking(not cfg.unnormalized, cfg.lenpen, cfg.length_penalty)
     lengths, found = [len(tokens) for _, tokens in outputs], list[ScoredTarget]()
     rows = max(1, RESCORED_TOKENS // max(lengths, default=1))
     for start in range(0, len(outputs), rows):
         some = slice(start, start + rows)
         batch = decoding.batcher.collate(outputs[some], decoding.members)
-        scored = scorer.score(batch, lengths[some])
-        for (line, _), length, target in zip(outputs[some], lengths[some], scored, strict=True):
-            width, read = batch.source.src_tokens.size(1), len(line.sources[0])
-            hypothesis = attend_to_source(target.hypothesis, width, read, first.left_pad_source)
-            score = float(ranking.score(hypothesis.positional_scores.sum(), length))
-            found.append(ScoredTarget(dataclasses.replace(hypothesis, score=score), target.member_scores))
+        scored = decoding.scorer.score(batch, lengths[some])
+        for length, target in zip(lengths[some], scored, strict=True):
+            score = float(ranking.score(target.hypothesis.positional_scores.sum(), length))
+            found.append(ScoredTarget(dataclasses.replace(target.hypothesis, score=score), target.member_scores))
     return found

@@ -60,4 +60,3 @@ def test_the_loss_is_the_formula(keys: dict[str, Any]) -> None:
         risks = [1 - tiny.utility(criterion, batch, row, tokens) / 100 for tokens in outputs]
         wanted += sum(weight * risk for weight, risk in zip(weights, risks, strict=True))
     assert float(criterion.sequence_loss(model, batch)[0].detach()) == pytest.approx(wanted, abs=1e-10)
-    assert not criterion.is_expected_risk

@@ -1,29 +1,54 @@
-"""Stochastic beam search: sequences sampled without replacement."""
+"""Stochastic beam search: sequences sampled without replacement.
+
+Kool, van Hoof and Welling 2019, "Stochastic Beams and Where to Find Them". The outputs are those with the ``beam``
+largest perturbed log-probabilities ``G(y) = log p(y) + Gumbel noise``, as if different sequences had been drawn one
+after the other. That of a prefix is the maximum over all sequences that begin with it; given this maximum, those of its
+continuations are drawn in descending order, so that noise is needed only for the largest few ::
+
+    G_1 = G(prefix),    G_i = -log(exp(-G_{i-1}) - log(u) / Z_i),    u uniform, Z_i the mass that is left
+
+    seqgen-generate common.user_dir=examples/papers/stochastic_beam.py path=runs/a input=test.en \
+        generation.search=stochastic_beam generation.nbest=5 format=json
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from seqgen.generation.candidates import Candidates
-from seqgen.generation.component import BatchInfo
-from seqgen.generation.context import StepContext
-from seqgen.generation.finished import FinishedHypotheses, Ranking
-from seqgen.generation.search.sampling import PERTURBATION, TOKEN, RandomSearch, draw, drawn_scores
-from seqgen.registry import register_search
+from seqgen.extend import (
+    TOKEN,
+    BatchInfo,
+    Candidates,
+    FinishedHypotheses,
+    RandomSearch,
+    Ranking,
+    StepContext,
+    draw,
+    drawn_scores,
+    option,
+    register_search,
+)
+
+PERTURBATION = 2
+"""Counter of the purpose of a random number: the noise of a perturbed log-probability."""
 
 
-@register_search("stochastic_beam")
+@dataclass
+class StochasticBeamConfig:
+    """Configuration of stochastic beam search; its fields are the keys ``search.FIELD``."""
+
+    seed: int = option(1, "seed of the random numbers", minimum=0)
+
+
+@register_search("stochastic_beam", config=StochasticBeamConfig)
 class StochasticBeam(RandomSearch):
-    """Samples ``beam`` different sequences without replacement (Kool, van Hoof and Welling 2019).
+    """Samples ``beam`` different sequences without replacement.
 
-    Every beam has a log-probability and a perturbed log-probability: the maximum, over all sequences that begin with
-    the beam, of the log-probability plus Gumbel noise. The perturbed log-probabilities of its continuations are
-    sampled under the condition that their maximum is that of the beam (section 4), in descending order, so that noise
-    is needed only for the largest few. The ``beam`` largest of each sentence are kept: those among them that have
+    The ``beam`` largest perturbed log-probabilities of each sentence are kept: the hypotheses among them that have
     ended stay, and the others continue.
 
     Args:
@@ -32,7 +57,6 @@ class StochasticBeam(RandomSearch):
 
     additive = True
     sentence_state = ("ids", "lprobs", "perturbed", "ended", "candidate_lprobs", "candidate_perturbed")
-    stops_early = False
 
     def __init__(self, seed: int = 1):
         super().__init__(seed)

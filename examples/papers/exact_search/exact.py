@@ -1,28 +1,40 @@
-"""Exact search: the outputs with the best scores, found by branch and bound."""
+"""Exact search: the outputs with the best scores of all outputs, found by branch and bound.
+
+Stahlberg and Byrne 2019, "On NMT Search Errors and Model Errors: Cat Got Your Tongue?", algorithm 2. A prefix is pruned
+when none of its continuations can score better than the worst kept output: log-probabilities are not positive, so that
+cumulative scores only fall, and a cumulative score divided by the length penalty is largest at the maximum length, or
+at the minimum length if ``lenpen`` is negative. The time is exponential in the worst case. The results show the search
+errors of beam search, and that the most probable output of real models is often empty or very short. ::
+
+    seqgen-generate common.user_dir=examples/papers/exact_search path=runs/a input=test.en \
+        generation.search=exact generation.max_len=3 generation.beam=1
+"""
 
 from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from seqgen.config import option
-from seqgen.config.generation import WIDEST
-from seqgen.errors import ConfigError, DecodingError
-from seqgen.generation.backpointers import BackPointers
-from seqgen.generation.candidates import Candidates
-from seqgen.generation.ensemble.combinations import Combination
-from seqgen.generation.finished import Coverage, EachRow
-from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.generation.search.base import Search
-from seqgen.generation.session import Session, StepScores
-from seqgen.generation.setup import DecodingRequest, DecodingSetup
-from seqgen.generation.stopping import StoppingRule
-from seqgen.incremental_state import IncrementalState
-from seqgen.registry import register_search
-from seqgen.structures import Batch, Hypothesis, map_tensors
+from seqgen.extend import (
+    Batch,
+    Candidates,
+    ConfigError,
+    DecodingError,
+    DecodingRequest,
+    DecodingSetup,
+    EachRow,
+    Hypothesis,
+    Search,
+    Session,
+    StepScores,
+    map_tensors,
+    option,
+    register_search,
+)
 
 _ROUNDING = 1e-4
 """A log-probability may exceed zero by this much, by rounding, before it is an error."""
@@ -46,12 +58,12 @@ class Branch:
 
     candidates: Candidates
     bounds: Tensor
-    backpointers: BackPointers
-    states: list[IncrementalState | None]
-    processors: list[LogitsProcessor]
-    stopping: list[StoppingRule]
-    combination: Combination
-    coverage: Coverage
+    backpointers: Any
+    states: list[Any]
+    processors: list[Any]
+    stopping: list[Any]
+    combination: Any
+    coverage: Any
     tried: int = 0
 
     def take(self, count: int, least: float) -> Candidates | None:
@@ -119,18 +131,25 @@ class ExactSession(Session):
     def _search(self) -> list[Hypothesis]:
         """The hypotheses of the sentence."""
         self.expand()
-        while self.branches and self.timed_out is None:
-            branch = self.branches[-1]
-            active = branch.take(self.beam, self.least())
-            if active is None:
-                self.branches.pop()
-            else:
-                self.resume(branch)
-                self.advance(active)
-                self.expand()
+        while self.step():
+            pass
         if self.timed_out is not None:
             self.found = [replace(hypothesis, timed_out=True) for hypothesis in self.found]
         return self.found
+
+    def step(self) -> bool:
+        """Expand the best of the newest continuations; false if no prefix is left or the time is over."""
+        if not self.branches or self.timed_out is not None:
+            return False
+        branch = self.branches[-1]
+        active = branch.take(self.beam, self.least())
+        if active is None:
+            self.branches.pop()
+        else:
+            self.resume(branch)
+            self.advance(active)
+            self.expand()
+        return True
 
     def least(self) -> float:
         """The score that an output must exceed to be kept."""
@@ -216,17 +235,12 @@ class ExactSearchConfig:
     """Configuration of exact search."""
 
     expansions: int = option(100_000, "maximum number of prefixes of a sentence that are scored", minimum=1)
-    at_once: int = option(16, "number of prefixes that are scored in one batch", minimum=1, maximum=WIDEST)
+    at_once: int = option(16, "number of prefixes that are scored in one batch", minimum=1, maximum=65536)
 
 
 @register_search("exact", config=ExactSearchConfig)
 class ExactSearch(Search):
-    """Finds the ``beam`` outputs with the best scores of all outputs (Stahlberg and Byrne 2019, algorithm 2).
-
-    A prefix is pruned when none of its continuations can score better than the worst kept output: log-probabilities are
-    not positive, so that cumulative scores only fall, and a cumulative score divided by the length penalty is largest
-    at the maximum length, or at the minimum length if ``lenpen`` is negative. The time is exponential in the worst
-    case; exact search is meant for small problems and for measuring the search errors of other strategies.
+    """Finds the ``beam`` outputs with the best scores of all outputs.
 
     It has no steps in which beams continue or finish together, so that it refuses observers and streamers.
 

@@ -1,4 +1,4 @@
-"""Exact search against the enumeration of all outputs, beam search, and itself."""
+"""examples/papers/exact_search/exact.py against the enumeration of all outputs, beam search, and itself."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import math
 import pytest
 import torch
 
+from examples.papers.exact_search.exact import ExactSearch
 from seqgen.errors import ConfigError, DecodingError
 from seqgen.generation.finished import Ranking
 from seqgen.generation.observers import Observer
 from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.generation.search.exact import ExactSearch
 from tests.generators import make_generator
 from tests.hypotheses import Pairs, as_pairs, assert_same_pairs
 from tests.reference_search import EOS, Settings, next_scores
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule, table_rule
+
+pytestmark = pytest.mark.slow
 
 SOURCES = [(4, 5, 2), (6, 2), (4, 4, 4, 4, 6, 2), (2,)]
 
