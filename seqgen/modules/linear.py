@@ -194,9 +194,10 @@ class Projection(CachedWeight):
         Returns:
             Maps ``(..., in_features)`` to ``(..., U)``, the columns ``ids`` of what ``project`` returns.
         """
-        matrix = self.matrix().detach().index_select(0, ids)
+        whole = self.matrix().detach()
+        matrix = whole.index_select(0, ids)
         bias = None if self.bias is None else self.bias.detach().index_select(0, ids)
-        kernels = self._kernels(matrix) if self._prepacks(matrix.device) else (PLAIN,)
+        kernels = self._kernels(whole) if self._prepacks(matrix.device) else (PLAIN,)
         product = MatrixProduct(lambda: matrix, kernels)
         return lambda x: product(x, bias)
 

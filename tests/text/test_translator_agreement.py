@@ -379,4 +379,4 @@ def test_commands_that_need_one_vocabulary_are_refused() -> None:
     assert "different target vocabularies cannot be recorded" in outcome.err
     refused = command("generate", path, "input=test.en", "reading.dictionary=fairseq/dict.txt")
     assert refused.code == 2, "which is no vocabulary of Marian"
-    assert "in place of the key, put the files of each model into its folder" in refused.err
+    assert "fairseq/dict.txt: line 1 has no token with its id" in refused.err
