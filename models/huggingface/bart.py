@@ -172,8 +172,8 @@ class BartArchitecture(Architecture):
             raise DataError(
                 f"{path}: the target's tokenizer has {len(target.dictionary)} ids but the decoder's vocabulary {wanted}"
             )
-        ids = (_id(config, kind, f"{name}_token_id") for name in ("decoder_start", "bos"))
-        cfg.decoder_start_token_id = self.first_decoder_input(path, *ids, target.dictionary.eos())
+        start, bos = (_id(config, kind, f"{name}_token_id") for name in ("decoder_start", "bos"))
+        cfg.decoder_start_token_id = self.first_decoder_input(path, start, bos, target.dictionary.eos())
         return DecodingTask(DecodingConfig(translates=kind is KINDS["marian"]), tokenizer, target)
 
     def generation_defaults(self, config: JSONConfig) -> dict[str, Any]:
