@@ -185,10 +185,8 @@ class MultiheadAttention(StatefulModule):
         rows, length, _ = query.shape
         is_causal = is_causal and length > 1
         cache = self._cache_in(incremental_state)
-        # a GPU has one kernel for all of attention
-        if length == 1 and query.is_cpu and cache is not None and rotation is None and not need_weights:
-            steps = self.steps_by_head and self.on_weights is None and not self.training and active_plan() is not None
-            memory = cache.step_memory() if steps else None
+        if length == 1 and cache is not None and self._steps(query, rotation, need_weights):
+            memory = cache.step_memory() if (attn_mask if self.encoder_decoder else key_padding_mask) is None else None
             if memory is not None:
                 return self._step(query, cache, memory, attn_mask, incremental_state), None
         if self.encoder_decoder:
@@ -200,6 +198,16 @@ class MultiheadAttention(StatefulModule):
             seen = self._appended(new, rows, incremental_state)
         out, weights = self._attend(q, seen, attn_mask, is_causal, need_weights)
         return out, self._reported(weights, need_weights)
+
+    def _steps(self, query: Tensor, rotation: Rotation | None, need_weights: bool) -> bool:
+        """True if a step of one position may be computed by ``_step``; a GPU has one kernel for all of attention."""
+        return (
+            self.steps_by_head
+            and query.is_cpu
+            and rotation is None
+            and not (need_weights or self.training or self.on_weights is not None)
+            and active_plan() is not None
+        )
 
     def _step(
         self,

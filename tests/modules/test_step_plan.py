@@ -79,6 +79,30 @@ def test_attention_of_a_subclass_and_a_hook() -> None:
     torch.testing.assert_close(decode(layer, True, 2, StepPlan(), False), 3 * plain)
 
 
+@pytest.mark.parametrize("encoder_decoder", [False, True])
+def test_masks_of_a_step(encoder_decoder: bool) -> None:
+    """A step masks the source by ``attn_mask``, and its new positions by ``key_padding_mask``."""
+    layer = attention(encoder_dim=DIM if encoder_decoder else None)
+    random = torch.Generator().manual_seed(1)
+    source = torch.rand(2, 5, DIM, generator=random, dtype=torch.float64)
+
+    def outputs(plan: StepPlan | None) -> Tensor:
+        random = torch.Generator().manual_seed(2)
+        state, found = IncrementalState(2), []
+        with torch.inference_mode(), plan.active() if plan is not None else nullcontext():
+            for _ in range(6):
+                x = torch.rand(2, 1, DIM, generator=random, dtype=torch.float64)
+                padding = torch.rand(2, 1, generator=random) < 0.5
+                allowed = torch.rand(2, 1, 1, 5, generator=random) < 0.7
+                masks = (
+                    {"encoder_out": source, "attn_mask": allowed} if encoder_decoder else {"key_padding_mask": padding}
+                )
+                found.append(layer(x, **masks, incremental_state=state)[0])
+        return torch.cat(found)
+
+    torch.testing.assert_close(outputs(StepPlan()), outputs(None), rtol=0, atol=1e-12)
+
+
 class Shifted(Linear):
     """A linear layer with another ``forward``."""
 
