@@ -37,7 +37,7 @@ from seqgen.generation.stopping import TimeLimit
 from seqgen.modules.kernel_choice import fastest_threads
 from seqgen.structures import Hypothesis, Source, map_tensors
 from seqgen.system.contract import is_built_in, returned_tensor
-from seqgen.system.devices import prepare
+from seqgen.system.devices import turn_off_cudnn_attention
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,8 @@ class Session:
         self.beam = beam or setup.beam_size
         sources = setup.ensemble.sources(request.sample)
         device, count = sources[0].src_tokens.device, request.sample.num_sentences
-        prepare(device)
+        if device.type == "cuda":
+            turn_off_cudnn_attention()
         start = self._begin_members(sources)
         self.reads_alike = setup.ensemble.read_alike(sources)
         self.sentences = batch = self._sentences(sources)
@@ -246,9 +247,7 @@ class Session:
         context = self.context(step, self.beam, outputs=outputs, scores=scores.flatten())
         attention = None if outputs.attention is None else context.by_sentence(outputs.attention)
         forbids = bool(self.setup.processors)
-        if (
-            plan.renormalizes and forbids
-        ):  # a processor may forbid all tokens of a row; a model that does so is an error
+        if plan.renormalizes and forbids:  # a processor may forbid all tokens of a row; a model may not
             nothing = logits[0].amax(1) == -torch.inf
             scores = torch.where(nothing.view_as(scores), torch.nan, scores)
         if plan.processes_logits or plan.adds_logits:

@@ -40,18 +40,18 @@ def find_device(device: torch.device | str, key: str = "device") -> torch.device
         raise ConfigError(
             f"{key}={device} is not available; available devices: {', '.join(present_devices())}"
         ) from None
-    prepare(found)
+    if found.type == "cuda":
+        turn_off_cudnn_attention()
     return found
 
 
-def prepare(device: torch.device) -> None:
-    """Turn cuDNN's attention off on a GPU.
+def turn_off_cudnn_attention() -> None:
+    """Let other kernels of a GPU compute attention.
 
-    It compiles attention in bfloat16 for each number of keys, which decoding changes at every step: on an H200 the
+    cuDNN compiles attention in bfloat16 for each number of keys, which decoding changes at every step: on an H200 the
     first sentences took 95 ms a step instead of 8, and later ones were no faster.
     """
-    if device.type == "cuda":
-        torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 _PHRASES = (

@@ -129,10 +129,9 @@ class GrowingCache(KeyValueCache):
         memory = self.step_memory()
         assert memory is not None
         positions = rounded_keys(self.length, memory.source)
-        memory = memory.first(positions)
-        return memory, attn_mask if positions == self.length else _extended(
-            attn_mask, self.length, memory.source, positions
-        )
+        if positions != self.length:
+            attn_mask = _extended(attn_mask, self.length, memory.source, positions)
+        return memory.first(positions), attn_mask
 
     def attended(self, attn_mask: Tensor | None, is_causal: bool, queries: int, dtype: torch.dtype) -> Attended:
         """All positions, and some that are not filled, but masked; see ``rounded_keys``."""
