@@ -133,7 +133,7 @@ def test_columns_with_other_keys(options: str, made: list[bool]) -> None:
         {},
         {"combination": "log", "components": {"combination.weights": [1.0, 3.0]}},
         {"combination": "fusion", "components": {"combination.weight": -0.2}},
-        {"combination": "product"},
+        {"combination": "fusion", "components": {"combination.weight": 1.0}},
         {"guidance_scale": 1.5},
     ],
     ids=str,

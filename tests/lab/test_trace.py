@@ -107,12 +107,13 @@ def test_a_trace_changes_nothing(name: str, tmp_path: Path) -> None:
     "switches", [{}, {"continuous_batching": False}, {"lazy_compaction": False, "continuous_batching": False}]
 )
 @pytest.mark.parametrize(
-    "combination", ["probability", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("log", "product"))]
+    "combination", ["probability", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("log", "fusion"))]
 )
 def test_ensembles(combination: str, switches: dict[str, bool], tmp_path: Path) -> None:
     models, path = translator(2), tmp_path / "t.jsonl.gz"
     settings = {f"debug.{key}": value for key, value in switches.items()}
     settings |= {"combination": combination, "beam": 3, "nbest": 3}
+    settings |= {"combination.weight": 1.0} if combination == "fusion" else {}
     plain = models.translate(LINES, **settings)
     assert_equal(traced(models, path, **settings), plain)
     trace = Trace(path)
@@ -123,7 +124,7 @@ def test_ensembles(combination: str, switches: dict[str, bool], tmp_path: Path) 
                 both = [member[rank] for member in step.members]
                 if combination == "probability":  # a forbidden end of sentence has no candidates
                     assert token_score == pytest.approx(math.log(sum(map(math.exp, both)) / 2), abs=1e-3)
-                if combination == "product":
+                if combination == "fusion":
                     assert token_score == pytest.approx(sum(both), abs=1e-3)
 
 
