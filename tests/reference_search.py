@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+import torch
 
 from tests.scripted_model import Rule
 
@@ -25,6 +28,18 @@ class Settings:
     temperature: float = 1.0
     no_repeat_ngram: int = 0
     prefix: tuple[int, ...] = ()
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of ``make_generator`` but the longest output and the prefix."""
+        return {
+            **{"beam_size": self.beam, "min_len": self.min_len, "temperature": self.temperature},
+            **{"len_penalty": self.lenpen, "normalize_scores": self.normalize, "unk_penalty": self.unkpen},
+            "no_repeat_ngram_size": self.no_repeat_ngram,
+        }
+
+    def prefixes(self, sentences: int) -> torch.Tensor | None:
+        """The prefix of each sentence, ``(sentences, P)``; ``None`` without a prefix."""
+        return torch.tensor([self.prefix] * sentences) if self.prefix else None
 
 
 def next_scores(rule: Rule, source: tuple[int, ...], history: tuple[int, ...], cfg: Settings) -> list[float]:

@@ -17,7 +17,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from seqgen.modules.cached_weight import CachedWeight
 from seqgen.modules.kernel_choice import ALIKE, MatrixProduct, times
 from seqgen.modules.kernels import PLAIN, Kernel, has_onednn, kernels_for, onednn_product
-from seqgen.modules.step_plan import active_plan, has_hooks
+from seqgen.modules.step_plan import PlannedModule, active_plan
 from seqgen.system.switches import PREPACKED_WEIGHTS
 
 _LARGE_PRODUCT = 10_000_000
@@ -168,17 +168,13 @@ class Projection(CachedWeight):
         """
         plan = active_plan()
         if plan is not None:
-            key = "project", self, x.numel()
-            found = plan.get(key)
-            if found is None:
-                found = plan[key] = self._planned(x)
-            return found(x)
+            return plan.kept(("project", self, x.numel()), lambda: self.projection(x))(x)
         if torch.is_grad_enabled() or not self._prepacks(x.device):
             return linear(x, self.matrix(), self.bias)
         product: MatrixProduct = self.kept("product", self.product)
         return product(x, self.bias)
 
-    def _planned(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+    def projection(self, x: Tensor) -> Callable[[Tensor], Tensor]:
         """The function that projects inputs of the size of ``x`` while the weight does not change."""
         if not self._prepacks(x.device):
             return partial(F.linear, weight=self.matrix(), bias=self.bias)
@@ -228,29 +224,19 @@ class Projection(CachedWeight):
         return kernels_for(matrix.dtype, self.int8) if matrix.numel() >= _LARGE_MATRIX else (PLAIN,)
 
 
-class Linear(Projection, nn.Linear):
+class Linear(PlannedModule, Projection, nn.Linear):
     """A faster ``nn.Linear`` with the same parameters; results differ only by the order of summation.
 
     A parametrized weight, for example a weight-normalized one, is computed once per evaluation.
     """
 
-    def __call__(self, input: Tensor) -> Tensor:
-        """Map ``(..., in_features)`` to ``(..., out_features)``; in a decoding step, hooks are looked for only once."""
-        plan = active_plan()
-        if plan is None:
-            mapped: Tensor = super().__call__(input)
-            return mapped
-        key = self, input.numel()
-        found = plan.get(key)
-        if found is None:
-            is_plain = type(self).forward is Linear.forward and not has_hooks(self)
-            found = plan[key] = self._planned(input) if is_plain else super().__call__
-        planned: Tensor = found(input)
-        return planned
-
     def forward(self, input: Tensor) -> Tensor:
         """Map ``(..., in_features)`` to ``(..., out_features)``."""
         return self.project(input)
+
+    def planned(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        """See ``PlannedModule.planned``."""
+        return self.projection(x)
 
 
 def weight_norm_linear(in_features: int, out_features: int, dropout: float = 0.0) -> Linear:

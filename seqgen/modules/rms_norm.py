@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from seqgen.modules.step_plan import active_plan, has_hooks
+from seqgen.modules.step_plan import PlannedModule
 from seqgen.system.switches import INPUT_CHOICES
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(PlannedModule):
     """Root mean square layer normalization (Zhang and Sennrich 2019, equation 4).
 
     Without mean subtraction and bias: ``y = weight * x / sqrt(mean(x ** 2) + eps)``. The mean is computed in float32 or
@@ -34,21 +34,8 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.zero_centered = zero_centered
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Normalize ``(..., C)`` over its last dimension; in a decoding step, hooks are looked for only once."""
-        plan = active_plan()
-        if plan is None:
-            normalized: Tensor = super().__call__(x)
-            return normalized
-        found = plan.get(self)
-        if found is None:
-            is_plain = type(self).forward is RMSNorm.forward and not has_hooks(self)
-            found = plan[self] = self._planned(x) if is_plain else super().__call__
-        planned: Tensor = found(x)
-        return planned
-
-    def _planned(self, x: Tensor) -> Callable[[Tensor], Tensor]:
-        """The function for inputs such as ``x`` while the weight does not change: on a CPU, with fewer kernels.
+    def planned(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        """See ``PlannedModule.planned``; on a CPU with fewer kernels.
 
         With ``n`` the norm of ``x``, ``sqrt(mean(x ** 2) + eps) = sqrt(n ** 2 + C * eps) / sqrt(C)``. A norm may have
         other bits for other numbers of rows.

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules import module
+
+from seqgen.system.contract import Flagged, Flags
 
 T = TypeVar("T")
 
@@ -52,11 +54,33 @@ active_plan: Callable[[], StepPlan | None] = _ACTIVE.get
 """The active plan; ``None`` outside a decoding step."""
 
 
-def has_hooks(layer: nn.Module) -> bool:
+class PlannedModule(nn.Module, Flagged):
+    """A module of one input whose function is looked up in the active plan, without the search for hooks at each call.
+
+    A subclass that overrides ``forward`` and not ``planned`` is called like any module.
+    """
+
+    flags: ClassVar[Flags] = {"planned": ("forward",)}
+
+    def __call__(self, input: Tensor) -> Tensor:
+        """Call ``forward``, or in a decoding step the function of ``planned`` if the module has no hooks."""
+        plan = active_plan()
+        if plan is None:
+            output: Tensor = super().__call__(input)
+            return output
+        key = self, input.numel()
+        found = plan.get(key)
+        if found is None:
+            found = plan[key] = super().__call__ if _has_hooks(self) else self.planned(input)
+        output = found(input)
+        return output
+
+    def planned(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        """The function that computes what ``forward`` does for inputs such as ``x`` while no weight changes."""
+        return super().__call__
+
+
+def _has_hooks(layer: nn.Module) -> bool:
     """True if something is called before or after the ``forward`` of a module."""
-    return bool(
-        layer._forward_hooks
-        or layer._forward_pre_hooks
-        or module._global_forward_hooks
-        or module._global_forward_pre_hooks
-    )
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks)
+    return any((*hooks, module._global_forward_hooks, module._global_forward_pre_hooks))

@@ -67,20 +67,13 @@ def generator(models: list[ScriptedModel], words: int, search: ExactSearch | Non
 def test_equals_enumeration(settings: Settings, at_once: int) -> None:
     rule = random_rule(vocab=6, seed=settings.beam, sharpness=2.0)
     ranking = Ranking(settings.normalize, settings.lenpen)
-    prefix = torch.tensor([settings.prefix] * len(SOURCES)) if settings.prefix else None
     results = generator(
         [ScriptedModel(rule)],
         2,
         ExactSearch(at_once=at_once),
-        beam_size=settings.beam,
+        **settings.arguments(),
         max_len_b=settings.max_len,
-        min_len=settings.min_len,
-        len_penalty=settings.lenpen,
-        normalize_scores=settings.normalize,
-        unk_penalty=settings.unkpen,
-        temperature=settings.temperature,
-        no_repeat_ngram_size=settings.no_repeat_ngram,
-    ).generate(batch_of(SOURCES), prefix_tokens=prefix)
+    ).generate(batch_of(SOURCES), prefix_tokens=settings.prefixes(len(SOURCES)))
     for source, hypotheses in zip(SOURCES, results, strict=True):
         wanted = everything(rule, source, settings, ranking)
         assert_same_pairs(as_pairs(hypotheses), wanted[: settings.beam])

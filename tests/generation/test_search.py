@@ -75,21 +75,14 @@ def test_hand_written_table() -> None:
 )
 def test_equals_reference(settings: Settings, seed: int) -> None:
     rule = random_rule(vocab=7, seed=seed)
-    prefix = torch.tensor([settings.prefix] * len(SOURCES)) if settings.prefix else None
     made = generator(
         [ScriptedModel(rule)],
         3,
-        beam_size=settings.beam,
-        min_len=settings.min_len,
-        len_penalty=settings.lenpen,
-        normalize_scores=settings.normalize,
-        unk_penalty=settings.unkpen,
-        temperature=settings.temperature,
-        no_repeat_ngram_size=settings.no_repeat_ngram,
+        **settings.arguments(),
     )
     limits = replace(made.setup.limits, max_len_b=settings.max_len)
     setup = replace(made.setup, limits=limits)  # where these contradict each other, too
-    results = SequenceGenerator(setup).generate(batch_of(SOURCES), prefix_tokens=prefix)
+    results = SequenceGenerator(setup).generate(batch_of(SOURCES), prefix_tokens=settings.prefixes(len(SOURCES)))
     for source, hypotheses in zip(SOURCES, results, strict=True):
         assert_same_pairs(as_pairs(hypotheses), beam_search(rule, source, settings))
 

@@ -69,7 +69,7 @@ def test_who_overrides_a_method_inherits_no_promise_about_it() -> None:
         *("reads_scores", "certifiable"),
         *("reorder_state_beams", "select_state"),
         *("is_composed", "normalizes_by_softmax", "adjusts_logits", "moves_rows_by_modules", "samples_tokens"),
-        *("attended", "step_memory", "steps_by_head"),
+        *("attended", "step_memory", "steps_by_head", "planned"),
         *("joins_batches", "reads_plain_lines", "encodes_by_tokenizer", "metric_signatures"),
     }
     for cls, flag, method in found:
