@@ -122,7 +122,10 @@ class TestStopSignals:
             "    print('more', file=sys.stderr, flush=True)\n    sys.exit(signals.exit_code)\n"
         )
         ours, theirs = os.openpty()
-        process = subprocess.Popen([sys.executable, "-c", program], stdout=theirs, stderr=theirs)
+        # A session of its own: a closed terminal that controls the session of the tests would send SIGHUP once more.
+        process = subprocess.Popen(
+            [sys.executable, "-c", program], stdout=theirs, stderr=theirs, start_new_session=True
+        )
         os.close(theirs)
         assert os.read(ours, 100).startswith(b"ready")
         os.close(ours)  # the terminal is gone
