@@ -403,7 +403,16 @@ class IncrementalDecoder(StatefulModule, Decoder):
             raise ValueError(
                 f"the first {positions} positions are seen by a sentence that starts at {int(start_offsets.min())}"
             )
+        self.drop_first(incremental_state, positions)
         incremental_state.start_offsets = start_offsets - positions
+
+    def drop_first(self, incremental_state: IncrementalState, positions: int) -> None:
+        """Drop the first positions, in place, but leave the start offsets unchanged; ``crop`` does both.
+
+        Args:
+            incremental_state: the state of this decoder.
+            positions: how many; no sentence may see them.
+        """
         columns = self.columns_to_crop(incremental_state, positions)
         counter = {self.position_counter.state_key} & {*incremental_state}
         for count, keys in ((positions, counter), (columns, {*incremental_state} - counter)):

@@ -97,6 +97,10 @@ class IncrementalState(dict[StateKey, ModuleState]):
             self._late = bool(self._start_offsets.any())
         return self._late
 
+    def count_down(self) -> None:
+        """Decrease the start offsets by 1, in place, to at least 0, without asking the device whether any is above."""
+        self._start_offsets.sub_(1).clamp_(min=0)
+
     def reorder_start_offsets(self, new_order: Tensor) -> None:
         """Reorder the start offsets with the rows.
 

@@ -663,6 +663,9 @@ class DebugConfig:
     lazy_compaction: bool = option(
         True, "remove finished sentences from a batch when an eighth of it is finished, not immediately"
     )
+    captured_steps: bool = option(
+        False, "on a GPU, record a step of the decoder once for each size and replay it (CUDA graphs)"
+    )
     continuous_batching: bool = option(True, "add waiting sentences to a running batch as soon as others finish")
 
     @classmethod

@@ -24,6 +24,7 @@ from seqgen.generation.component import (
     begun,
 )
 from seqgen.generation.context import LayerLogits, StepContext, StepOutputs
+from seqgen.generation.ensemble.captured import CapturedMember
 from seqgen.generation.ensemble.combinations import combine
 from seqgen.generation.ensemble.member import Member, MemberOutput, MemberSpec, check_features, check_layers
 from seqgen.generation.finished import Coverage, EachRow, FinishedHypotheses
@@ -38,6 +39,7 @@ from seqgen.modules.kernel_choice import fastest_threads
 from seqgen.structures import Hypothesis, Source, map_tensors
 from seqgen.system.contract import is_built_in, returned_tensor
 from seqgen.system.devices import turn_off_cudnn_attention
+from seqgen.system.graphs import GRAPHS
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,9 @@ class Session:
             source: the sentences as this model reads them.
             start_token: the model's start token, if it differs from that of the first member; else ``None``.
         """
-        return Member(spec.model, source, self.beam, start_token, self.setup.debug)
+        captures = self.setup.debug.captured_steps and source.src_tokens.device.type in GRAPHS
+        member = CapturedMember if captures else Member
+        return member(spec.model, source, self.beam, start_token, self.setup.debug)
 
     def choose_columns(self) -> None:
         """With a shortlist, let the members compute only the columns that some sentence needs, if that is possible."""

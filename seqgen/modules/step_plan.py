@@ -71,7 +71,7 @@ class PlannedModule(nn.Module, Flagged):
         key = self, input.numel()
         found = plan.get(key)
         if found is None:
-            found = plan[key] = super().__call__ if _has_hooks(self) else self.planned(input)
+            found = plan[key] = super().__call__ if has_hooks(self) else self.planned(input)
         output = found(input)
         return output
 
@@ -80,7 +80,7 @@ class PlannedModule(nn.Module, Flagged):
         return super().__call__
 
 
-def _has_hooks(layer: nn.Module) -> bool:
+def has_hooks(layer: nn.Module) -> bool:
     """True if something is called before or after the ``forward`` of a module."""
     hooks = (layer._forward_hooks, layer._forward_pre_hooks)
     return any((*hooks, module._global_forward_hooks, module._global_forward_pre_hooks))

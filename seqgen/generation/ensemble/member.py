@@ -204,11 +204,15 @@ class Member:
         if self.start_token is not None:
             tokens = tokens.clone()
             tokens[:, 0] = self.start_token
-        state = {} if self.state is None else {"incremental_state": self.state}
-        with self.plan.active():
-            out = decoded(self.model.decoder, tokens, self.encoder_out, needs, self.output_columns, **state).at(-1)
+        out = self.compute(tokens, needs)
         logits = self.model.adjust_logits_during_generation(out.logits, tokens.size(1) - 1)
         return out if logits is out.logits else replace(out, logits=logits)
+
+    def compute(self, tokens: Tensor, needs: Set[str]) -> MemberOutput:
+        """Run the decoder; see ``next_output``."""
+        state = {} if self.state is None else {"incremental_state": self.state}
+        with self.plan.active():
+            return decoded(self.model.decoder, tokens, self.encoder_out, needs, self.output_columns, **state).at(-1)
 
     def reorder_beams(self, parents: Tensor) -> None:
         """Continue other beams of the same sentences.

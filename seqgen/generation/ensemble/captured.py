@@ -1,0 +1,337 @@
+"""Captured steps: a decoding step of a model is recorded once on a GPU, and later steps replay it without Python.
+
+A recorded step reads and writes the same memory at every replay, and numbers that Python computed stay as they were.
+Therefore every recorded step is the last of a window of ``W`` positions, at which all of these numbers are the same:
+before a step, the state has ``W - 1`` positions, and its start offsets hide those that a sentence does not have, as in
+continuous batching. After the step the first position is dropped, and the start offsets decrease by one::
+
+    window of 4, a sentence with 1 token, start offset 2    . . a      step 1 reads a and writes b     . . a b
+    after dropping the first position, start offset 1       . a b      step 2 is the same computation
+
+The number of sentences, the source and the window are rounded up, so that a few recordings serve all batches.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import replace
+from itertools import zip_longest
+from typing import Any, NamedTuple, Self
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from seqgen.generation.component import LAYER_LOGITS
+from seqgen.generation.ensemble.member import Member, MemberOutput, decoded, encode, has_features
+from seqgen.incremental_state import IncrementalState, StateKey
+from seqgen.model import EncoderDecoderModel
+from seqgen.modules.step_plan import StepPlan, has_hooks
+from seqgen.structures import Source, map_tensors
+from seqgen.system.graphs import GRAPHS
+
+_SMALLEST_SOURCE, _SMALLEST_WINDOW = 16, 64
+"""The smallest sizes of a source and of a window; larger ones are powers of 2, and numbers of sentences powers of 4."""
+
+_KEPT = 12
+"""Recordings of a decoder that are kept; each needs the memory of a batch: its keys, values and logits."""
+
+
+class NotCapturable(Exception):
+    """A step cannot be recorded; the message says why."""
+
+
+class Shape(NamedTuple):
+    """What a recording holds for.
+
+    Attributes:
+        sentences: number of sentences.
+        beam: rows of each sentence.
+        source: positions of the source.
+        window: positions of the target, with the new one.
+        needs: what components need besides the logits.
+        weights: address and version of each weight.
+    """
+
+    sentences: int
+    beam: int
+    source: int
+    window: int
+    needs: frozenset[str]
+    weights: tuple[tuple[int, int], ...]
+
+
+def obstacle(member: Member, needs: Set[str]) -> str:
+    """Why the steps of a member cannot be recorded; empty if they can."""
+    decoder: Any = member.model.decoder
+    if member.state is None or not member.shares_encoder_output:
+        return "the decoder has no state, or the encoder's output has a copy for each beam"
+    if not decoder.can_merge or decoder.reads_history or member.model.continues_source:
+        return f"{type(decoder).__name__} does not set can_merge, reads earlier tokens or continues the source"
+    if LAYER_LOGITS in needs or member.output_columns is not None or decoder.training:
+        return "logits of layers or of a shortlist are computed, or dropout is active"
+    watched = any(has_hooks(module) or getattr(module, "on_weights", None) for module in decoder.modules())
+    return "modules of the decoder have hooks" if watched else ""
+
+
+class Filler(NamedTuple):
+    """A sentence that fills the places without one, and whose size the others are padded to.
+
+    Attributes:
+        state: a state with ``window - 1`` positions.
+        encoder_out: the encoder's output.
+    """
+
+    state: IncrementalState
+    encoder_out: Any
+
+    @classmethod
+    def of(cls, model: EncoderDecoderModel, source: Source, shape: Shape) -> Self:
+        """A sentence of end-of-sentence alone; ``source`` is any source of the model."""
+        decoder: Any = model.decoder
+        tokens = model.empty_source(source).src_tokens[:1].expand(-1, shape.source).contiguous()
+        encoder_out = encode(model.encoder, Source(tokens, torch.full_like(tokens[:, 0], shape.source)))
+        state = decoder.new_incremental_state(1, shape.beam, tokens.device)
+        state.beam_table = False
+        inputs = tokens.new_zeros(shape.beam, shape.window - 1)
+        decode = decoder.extract_features if has_features(decoder) else decoder
+        decode(inputs, encoder_out, incremental_state=state)
+        return cls(state, encoder_out)
+
+    def joined(self, model: EncoderDecoderModel, state: IncrementalState, encoder_out: Any, sentences: int) -> Self:
+        """A state and encoder output, padded to the sizes of this one and to a number of sentences."""
+        decoder: Any = model.decoder
+        missing = sentences - len(state.start_offsets)
+        rest = torch.zeros(missing, dtype=torch.int64, device=state.start_offsets.device)
+        others = _with_same_tensors(self.state)
+        decoder.select_sentences(others, rest)
+        merged = decoder.merge(_with_same_tensors(state), others)
+        assert merged.has_start_offsets  # read from the device now, not while a step is recorded
+        padded = model.encoder.reorder_encoder_out(self.encoder_out, rest)
+        return type(self)(merged, model.encoder.merge_encoder_outs(encoder_out, padded))
+
+
+class CapturedStep:
+    """A recorded step of one model, with the memory that it reads and writes.
+
+    Args:
+        model: the model.
+        shape: the sizes.
+        filler: a sentence of these sizes.
+        like: a state and encoder output of these sizes.
+
+    Attributes:
+        state: the state before the next step.
+
+    Raises:
+        NotCapturable: the step changes something other than tensors, or the device refuses it.
+    """
+
+    def __init__(self, model: EncoderDecoderModel, shape: Shape, filler: Filler, like: Filler):
+        self.model, self.shape, self.filler = model, shape, filler
+        self.state, self._encoder_out = copy.deepcopy(like)
+        device = self.state.start_offsets.device
+        self._tokens = torch.zeros(shape.sentences * shape.beam, 1, dtype=torch.int64, device=device)
+        self._own = torch.arange(shape.beam, device=device).repeat(shape.sentences, 1)
+        self._parents = self._own.clone()
+        self._plan = StepPlan()
+        self._graph = GRAPHS[device.type]()
+        try:
+            self._step()  # the first call may prepare kernels, which cannot be recorded
+            with self._graph.capture():
+                self._output = self._step()
+        except RuntimeError as error:
+            raise NotCapturable(str(error)) from error
+
+    def _step(self) -> MemberOutput:
+        decoder: Any = self.model.decoder
+        state = _with_same_tensors(self.state)
+        if self.shape.beam > 1:
+            decoder.reorder_beams(state, self._parents)
+        tokens = self._tokens.expand(-1, self.shape.window)
+        with self._plan.active():
+            out = decoded(decoder, tokens, self._encoder_out, self.shape.needs, incremental_state=state).at(-1)
+        decoder.drop_first(state, 1)
+        state.count_down()
+        _copy(state, self.state)
+        return out
+
+    def load(self, begin: Filler) -> None:
+        """Begin with a state and encoder output of these sizes."""
+        _copy(begin, (self.state, self._encoder_out))
+
+    def replay(self, tokens: Tensor, parents: Tensor | None) -> MemberOutput:
+        """Compute a step of the first rows.
+
+        Args:
+            tokens: ``(rows, 1)`` int64, the newest token of each row.
+            parents: ``(sentences, beam)`` int64, the beam that each row continues; ``None`` if each continues itself.
+
+        Returns:
+            The output of these rows, which the next step overwrites.
+        """
+        self._tokens[: len(tokens)].copy_(tokens)
+        if self.shape.beam > 1:
+            parents = self._own if parents is None else parents
+            self._parents[: len(parents)].copy_(parents)
+        self._graph.replay()
+        first: MemberOutput = map_tensors(self._output, lambda tensor: tensor[: len(tokens)])
+        return first
+
+
+_STEPS: WeakKeyDictionary[nn.Module, OrderedDict[Shape, CapturedStep]] = WeakKeyDictionary()
+"""The recordings of each decoder; the one that was used last is at the end."""
+
+
+class CapturedMember(Member):
+    """A member whose steps after the first are replayed; a change of its sentences returns to the ordinary state.
+
+    Attributes:
+        step: the recording in use; ``None`` if there is none yet.
+        refused: why steps are not recorded; ``None`` if they are, or if that is not known yet.
+    """
+
+    def __init__(self, model: EncoderDecoderModel, source: Source, *arguments: Any):
+        super().__init__(model, source, *arguments)
+        self.step: CapturedStep | None = None
+        self.refused = None if source.encoder_out is None else "the encoder's output is given"
+        self._source, self._width = source, _rounded(1 + source.src_tokens.size(1), _SMALLEST_SOURCE)
+        self._parents: Tensor | None = None
+        self._free = 0
+        """Positions of the window that no sentence uses."""
+        if self.state is not None and not self.refused:
+            self.state.beam_table = False  # the memory of a table changes its size
+
+    def compute(self, tokens: Tensor, needs: Set[str]) -> MemberOutput:
+        """See ``Member.compute``."""
+        if self.refused is None and tokens.size(1) > 1 and self._free == 0:
+            self._leave()
+            self.refused = obstacle(self, needs) or self._begin(frozenset(needs))
+        if self.refused is not None or self.step is None:
+            return super().compute(tokens, needs)
+        self._free -= 1
+        out = self.step.replay(tokens[:, -1:], self._parents)
+        self._parents = None
+        if out.attention is None:
+            return out
+        return replace(out, attention=out.attention[:, : self.encoder_out.encoder_out.size(1)])
+
+    def _begin(self, needs: frozenset[str]) -> str | None:
+        """Choose or make the recording of the next steps; returns why there is none."""
+        assert self.state is not None
+        seen, beam = self.model.decoder.positions_seen(self.state), self.beam_size  # type: ignore[operator]
+        sentences, window = _rounded(len(self.state.start_offsets), 1, 4), _rounded(seen + 2, _SMALLEST_WINDOW)
+        weights = tuple((weight.data_ptr(), _version(weight)) for weight in self.model.decoder.parameters())
+        shape = Shape(sentences, beam, self._width, window, needs, weights)
+        steps = _STEPS.setdefault(self.model.decoder, OrderedDict())
+        try:
+            step = steps.pop(shape, None)
+            filler = Filler.of(self.model, self._source, shape) if step is None else step.filler
+            begin = filler.joined(self.model, self.state, self.encoder_out, sentences)
+            if step is None:
+                step = CapturedStep(self.model, shape, filler, begin)
+            step.load(begin)
+        except NotCapturable as error:
+            return str(error)
+        steps[shape] = step
+        if len(steps) > _KEPT:
+            steps.popitem(last=False)
+        self.step, self._free = step, window - 1 - seen
+        return None
+
+    def _leave(self) -> None:
+        """Take the state from the recording's memory."""
+        if self.step is None:
+            return
+        decoder: Any = self.model.decoder
+        self.state = _with_same_tensors(self.step.state)
+        decoder.select_sentences(
+            self.state, torch.arange(self.encoder_out.num_rows, device=self._source.src_tokens.device)
+        )
+        if self._parents is not None:
+            decoder.reorder_beams(self.state, self._parents)
+        decoder.crop(self.state, self._free)
+        self.step, self._parents, self._free = None, None, 0
+
+    def reorder_beams(self, parents: Tensor) -> None:
+        """See ``Member.reorder_beams``; a recorded step begins with it."""
+        if self.step is None:
+            super().reorder_beams(parents)
+        else:
+            self._parents = parents
+
+    def select_sentences(self, keep: Tensor) -> None:
+        """See ``Member.select_sentences``."""
+        self._leave()
+        super().select_sentences(keep)
+
+    def merge(self, other: Member) -> None:
+        """See ``Member.merge``."""
+        self._leave()
+        if isinstance(other, CapturedMember):
+            other._leave()
+            self._width = max(self._width, other._width)
+        super().merge(other)
+
+    def crop(self, positions: int) -> None:
+        """See ``Member.crop``."""
+        self._leave()
+        super().crop(positions)
+
+
+def _rounded(count: int, smallest: int, factor: int = 2) -> int:
+    """The first of ``smallest``, ``smallest * factor``, ``smallest * factor ** 2`` ... that is at least ``count``."""
+    while smallest < count:
+        smallest *= factor
+    return smallest
+
+
+def _version(weight: Tensor) -> int:
+    """The number of changes of a weight in place; 0 for one that does not count them."""
+    return 0 if weight.is_inference() else weight._version
+
+
+def _with_same_tensors(value: Any) -> Any:
+    """A deep copy, except that it has the same tensors."""
+    tensors = [leaf for _, leaf in _leaves(value) if isinstance(leaf, Tensor)]
+    return copy.deepcopy(value, {id(tensor): tensor for tensor in tensors})
+
+
+def _leaves(value: Any, path: str = "state") -> Iterator[tuple[str, Any]]:
+    """The tensors and other values in dicts, tuples, lists and objects, with the names that lead to them."""
+    if isinstance(value, Mapping | list | tuple):
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, part in items:
+            owner = key.owner if isinstance(key, StateKey) else key
+            yield from _leaves(
+                part, f"{path} of {type(owner).__name__}" if isinstance(key, StateKey) else f"{path}.{key}"
+            )
+    elif isinstance(value, Tensor) or not hasattr(value, "__dict__"):
+        yield path, value
+    if not isinstance(value, Tensor) and hasattr(value, "__dict__"):
+        for name, part in vars(value).items():
+            yield from _leaves(part, f"{path}.{name}")
+
+
+def _copy(new: Any, old: Any) -> None:
+    """Write the tensors of ``new`` into those of ``old``; all else must be equal.
+
+    Raises:
+        NotCapturable: it is not.
+    """
+    for (path, value), (place, memory) in zip_longest(_leaves(new), _leaves(old), fillvalue=("", None)):
+        if path != place or not _alike(value, memory):
+            raise NotCapturable(f"{path or place} is not the same at every step, or for every batch")
+        if isinstance(value, Tensor) and value is not memory:
+            begin = memory.data_ptr()
+            overlaps = begin <= value.data_ptr() < begin + memory.numel() * memory.element_size()
+            memory.copy_(value.clone() if overlaps else value)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """True for tensors of equal shape and dtype, and for equal values."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and one.dtype == other.dtype
+    return type(one) is type(other) and not isinstance(one, Tensor) and bool(one == other)
