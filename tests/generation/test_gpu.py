@@ -1,4 +1,7 @@
-"""Decoding on a GPU equals decoding on the CPU, where there is a GPU: every model, strategy and kind of ensemble."""
+"""Decoding on a GPU equals decoding on the CPU: every model, strategy and kind of ensemble.
+
+The GPU is simulated, so that waits and transfers are counted too; where there is a real one, it decodes the same cases.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,10 @@ from seqgen.system.devices import find_device
 from tests.generators import make_generator
 from tests.model_zoo import ARCHITECTURES, EOS, PAD, VOCAB, ZOO, sharp
 from tests.scripted_model import batch_of
+from tests.simulated_gpu import simulated_gpu
 from tests.strategy_zoo import PHRASES, STRATEGIES, strategy
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 OPTIONS: dict[str, dict[str, Any]] = {
     **{"beam": {}, "huggingface": {"semantics": "huggingface"}, "no cache": {"use_cache": False}},
@@ -29,6 +33,14 @@ CASES = [
     for model in ZOO
     for option in (OPTIONS if model in ARCHITECTURES else ("beam", "table", "no table"))
     if (model, option) != ("average", "search=contrastive")  # it has no hidden features
+]
+FAST = {
+    *((model, "beam") for model in ARCHITECTURES),
+    *(("transformer_tiny", option) for option in OPTIONS if option not in ("table", "log")),
+}
+DEVICES = [
+    *(pytest.param("gpu", *case, marks=() if case in FAST else pytest.mark.slow) for case in CASES),
+    *(pytest.param("cuda", *case, marks=needs_gpu) for case in CASES),
 ]
 
 
@@ -47,13 +59,24 @@ def decode(name: str, device: str, options: dict[str, Any]) -> list[list[Hypothe
     return make_generator(models, tiny_dictionary(), **options).generate(batch, prefix, phrases)
 
 
+def assert_equal(found: list[list[Hypothesis]], wanted: list[list[Hypothesis]], tolerance: float = 1e-5) -> None:
+    for some, others in zip(found, wanted, strict=True):
+        assert [one.tokens.tolist() for one in some] == [one.tokens.tolist() for one in others]
+        assert [one.score for one in some] == pytest.approx([one.score for one in others], abs=tolerance)
+
+
 def test_no_attention_is_compiled_for_a_number_of_keys() -> None:
-    find_device("cuda")
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    if torch.cuda.is_available():
+        find_device("cuda")
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
-@pytest.mark.parametrize(("name", "option"), CASES)
-def test_a_gpu_gives_the_hypotheses_of_the_cpu(name: str, option: str) -> None:
-    for wanted, found in zip(*(decode(name, device, OPTIONS[option]) for device in ("cpu", "cuda")), strict=True):
-        assert [one.tokens.tolist() for one in found] == [one.tokens.tolist() for one in wanted]
-        assert [one.score for one in found] == pytest.approx([one.score for one in wanted], abs=1e-5)
+@pytest.mark.parametrize(("device", "name", "option"), DEVICES)
+def test_a_gpu_gives_the_hypotheses_of_the_cpu(device: str, name: str, option: str) -> None:
+    wanted = decode(name, "cpu", OPTIONS[option])
+    if device == "cuda":
+        assert_equal(decode(name, device, OPTIONS[option]), wanted)
+        return
+    with simulated_gpu():
+        found = decode(name, device, OPTIONS[option])
+    assert_equal(found, wanted, 1e-9)
