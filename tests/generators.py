@@ -17,7 +17,7 @@ from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
 from tests.scripted_model import Rule, ScriptedModel, dictionary
 
-DEBUG = ("use_cache", "beam_table", "skip_log_softmax", "lazy_compaction")
+DEBUG = ("use_cache", "beam_table", "skip_log_softmax", "lazy_compaction", "captured_steps")
 OBJECTS = ("search_strategy", "processors", "stopping", "observers", "need_attention")
 KEYS = {"beam_size": "beam", "len_penalty": "lenpen", "unk_penalty": "unkpen", "tokens_to_suppress": "suppress"}
 

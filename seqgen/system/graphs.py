@@ -27,7 +27,7 @@ class _CUDAGraph:
 
     @contextmanager
     def capture(self) -> Iterator[None]:
-        with torch.cuda.graph(self._graph):
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):  # other threads may allocate memory
             yield
 
     def replay(self) -> None:

@@ -1,0 +1,191 @@
+"""Recorded steps that are replayed give the hypotheses of steps that Python computes; see ``ensemble/captured.py``.
+
+The windows are so small here that a decode outgrows several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from seqgen.generation.ensemble import captured
+from seqgen.generation.ensemble.captured import CapturedMember
+from seqgen.lab.checks.subject import tiny_dictionary
+from seqgen.modules.multihead_attention import MultiheadAttention
+from seqgen.structures import Hypothesis
+from seqgen.system.graphs import GRAPHS
+from tests.generation.test_gpu import OPTIONS, assert_equal, decode
+from tests.generators import make_generator
+from tests.model_zoo import EOS, PAD, ZOO, sharp
+from tests.scripted_model import batch_of
+from tests.simulated_gpu import Counts, Graph, simulated_gpu
+
+CAPTURED = ("fconv_uneven", "fconv_tiny", "transformer_tiny", "transformer_marian", "t5_tiny", "t5gemma_tiny")
+"""Models whose decoders can be recorded, as they can join a running batch."""
+
+FASTEST = "transformer_tiny"
+FAST = ("beam", "huggingface", "ensemble", "search=greedy", "search=sampling", "prefix", "compaction at once")
+
+
+class _Recording(Graph):
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        self.capture_begin()
+        try:
+            yield
+        finally:
+            self.capture_end()
+
+
+@pytest.fixture(autouse=True)
+def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(GRAPHS, "gpu", _Recording)
+    monkeypatch.setattr(captured, "_SMALLEST_WINDOW", 4)
+    monkeypatch.setattr(captured, "_SMALLEST_SOURCE", 4)
+
+
+@pytest.fixture
+def reasons(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Why steps were not recorded."""
+    found: set[str] = set()
+    compute = CapturedMember.compute
+
+    def noting(member: CapturedMember, *arguments: Any) -> Any:
+        out = compute(member, *arguments)
+        found.update({member.refused} - {None})  # type: ignore[arg-type]
+        return out
+
+    monkeypatch.setattr(CapturedMember, "compute", noting)
+    return found
+
+
+def replayed(name: str, options: dict[str, Any]) -> tuple[list[list[Hypothesis]], Counts]:
+    with simulated_gpu() as counts:
+        return decode(name, "gpu", {**options, "captured_steps": True}), counts
+
+
+CASES = [
+    pytest.param(
+        name, option, marks=() if option in FAST and (option == "beam" or name == FASTEST) else pytest.mark.slow
+    )
+    for name in CAPTURED
+    for option in OPTIONS
+    if option not in ("no cache", "table", "search=contrastive")
+]
+
+
+@pytest.mark.parametrize(("name", "option"), CASES)
+def test_hypotheses_are_the_same(name: str, option: str, reasons: set[str]) -> None:
+    found, counts = replayed(name, OPTIONS[option])
+    assert_equal(found, decode(name, "cpu", OPTIONS[option]), 1e-9)
+    assert counts.launches["replay"] > 4
+    assert not reasons
+
+
+@pytest.mark.parametrize("name", ["lstm_tiny", "average", "transformer_lm_tiny"])
+def test_other_models_decode_without(name: str, reasons: set[str]) -> None:
+    found, counts = replayed(name, {})
+    assert_equal(found, decode(name, "cpu", {}), 1e-9)
+    assert not counts.launches["replay"]
+    assert reasons
+
+
+def test_a_step_of_any_depth_has_the_same_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launches of a second decode, in which nothing is recorded."""
+    monkeypatch.setattr(captured, "_SMALLEST_WINDOW", 16)
+
+    def launches(members: int, steps: int) -> int:
+        with simulated_gpu() as counts:
+            models = [sharp("transformer_tiny", seed).to("gpu") for seed in range(members)]
+            options = {"beam_size": 4, "min_len": steps, "max_len": steps, "captured_steps": True}
+            generator = make_generator(models, tiny_dictionary(), **options)
+            batch = batch_of([[5, 6, EOS]], PAD, ZOO["transformer_tiny"].ids.left).to("gpu")
+            generator.generate(batch)
+            counts.clear()
+            generator.generate(batch)
+            return counts.launches.total()
+
+    one, two = (launches(members, 9) - launches(members, 5) for members in (1, 2))
+    assert one <= 4 * 70
+    assert two - one <= 4 * 16
+
+
+def test_changed_weights_are_recorded_again() -> None:
+    with simulated_gpu():
+        model = sharp("t5_tiny", 0).to("gpu")
+        generator = make_generator([model], tiny_dictionary(), beam_size=3, max_len=9, captured_steps=True)
+        batch = batch_of([[5, 6, 7, EOS], [8, EOS]], PAD, False).to("gpu")
+        before = generator.generate(batch)
+        with torch.no_grad():
+            for weight in model.decoder.parameters():
+                weight.neg_()
+        after = generator.generate(batch)
+        plain = make_generator([model], tiny_dictionary(), beam_size=3, max_len=9)
+        assert_equal(after, plain.generate(batch), 1e-9)
+    assert [one.tokens.tolist() for one in before[0]] != [one.tokens.tolist() for one in after[0]]
+
+
+def test_sentences_that_join_a_batch_are_replayed() -> None:
+    sources = [[5, 6, 7, EOS], [8, EOS], [9, 10, 11, 12, 13, EOS], [6, EOS], [7, 8, EOS]]
+    sizes = {"beam_size": 3, "max_len_a": 1.5, "max_len_b": 3}
+    wanted = make_generator([sharp("t5_tiny", 0)], tiny_dictionary(), **sizes).generate(batch_of(sources, PAD, False))
+    with simulated_gpu() as counts:
+        generator = make_generator([sharp("t5_tiny", 0).to("gpu")], tiny_dictionary(), **sizes, captured_steps=True)
+        assert generator.can_merge
+        batches = [batch_of(sources[:2], PAD, False), *(batch_of([source], PAD, False) for source in sources[2:])]
+        ids = iter([[0, 1], [2], [3], [4]])
+
+        def waiting(taken: int, width: int) -> Any:
+            if not batches:
+                return None
+            batch = batches.pop(0)
+            batch.ids.copy_(torch.tensor(next(ids)))
+            return batch.to("gpu")
+
+        found = dict(generator.generate_continuously(waiting))
+        assert counts.launches["replay"] > 4
+    assert_equal([found[number] for number in range(len(sources))], wanted, 1e-9)
+
+
+class _Counting(MultiheadAttention):
+    """Scales its output by the number of its calls, which Python counts in the cache."""
+
+    def forward(self, query: Tensor, *arguments: Any, **options: Any) -> Any:
+        out, weights = super().forward(query, *arguments, **options)
+        cache: Any = (self.get_state(options["incremental_state"]) or {})["cache"]
+        cache.calls = getattr(cache, "calls", 0) + 1
+        return out * (1 + cache.calls / 4), weights
+
+
+def test_a_number_that_python_changes_is_found(reasons: set[str]) -> None:
+    """It would stay as it was when the step was recorded."""
+
+    def counted(device: str) -> list[list[Hypothesis]]:
+        model = sharp("transformer_tiny", 0)
+        model.decoder.layers[0].self_attn.__class__ = _Counting  # type: ignore[union-attr]
+        model.to(device)
+        options = {"beam_size": 3, "max_len": 9, "captured_steps": True, "beam_table": False}
+        batch = batch_of([[5, 6, 7, EOS], [8, EOS]], PAD, ZOO["transformer_tiny"].ids.left).to(device)
+        return make_generator([model], tiny_dictionary(), **options).generate(batch)
+
+    wanted = counted("cpu")
+    with simulated_gpu():
+        assert_equal(counted("gpu"), wanted, 1e-9)
+    assert any("calls" in reason for reason in reasons)
+
+
+def test_hooks_are_called_at_every_step(reasons: set[str]) -> None:
+    calls: list[Any] = []
+    with simulated_gpu():
+        model = sharp("transformer_tiny", 0).to("gpu")
+        model.decoder.layers[0].register_forward_hook(lambda *arguments: calls.append(arguments))
+        options = {"min_len": 9, "max_len": 9, "captured_steps": True}
+        batch = batch_of([[5, 6, 7, EOS]], PAD, ZOO["transformer_tiny"].ids.left).to("gpu")
+        make_generator([model], tiny_dictionary(), **options).generate(batch)
+    assert len(calls) == 9
+    assert any("hooks" in reason for reason in reasons)
