@@ -24,6 +24,7 @@ from seqgen.config.settings import CALL, MODEL, USER, Layer, ResolvedSettings, S
 from seqgen.config.values import DEFAULTS
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.generation.component import Resources
+from seqgen.generation.ensemble.captured import obstacle
 from seqgen.generation.ensemble.member import MemberSpec
 from seqgen.generation.options import combination_from_config, members_from_config, with_guidance
 from seqgen.generation.resolution import check_types
@@ -261,6 +262,9 @@ class Translator:
                 f"{lacking}, so that lines do not join a running batch and decoding is slower; implement merge and "
                 "crop, and set can_merge = True"
             )
+        if resolved.debug.captured_steps:
+            reasons = {obstacle(model, self.device) for model in self.models} - {""}
+            notes += [f"debug.captured_steps has no effect: {reason}" for reason in sorted(reasons)]
         resolved = replace(resolved, generation=copy.deepcopy(cfg))  # the caller may change it
         return TextDecoding(self.members, resolved, generator, details, streamer, notes, draft)
 

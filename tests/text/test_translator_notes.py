@@ -231,3 +231,8 @@ def test_a_longest_length_beyond_the_model_is_said() -> None:
     ]
     assert "generation.max_len_b=6000 is more" in translator.prepare(max_len_b=6000).notes[1]
     assert translator.prepare(max_len=longest).notes == []
+
+
+def test_steps_are_not_captured_on_a_cpu() -> None:
+    notes = Translator(text_model()).prepare(debug={"captured_steps": True}).notes
+    assert notes == ["debug.captured_steps has no effect: steps are recorded on cuda, not on cpu"]

@@ -24,6 +24,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from seqgen.errors import listing
 from seqgen.generation.component import LAYER_LOGITS
 from seqgen.generation.ensemble.member import Member, MemberOutput, decoded, encode, has_features
 from seqgen.incremental_state import IncrementalState, StateKey
@@ -63,13 +64,21 @@ class Shape(NamedTuple):
     weights: tuple[tuple[int, int], ...]
 
 
-def obstacle(member: Member, needs: Set[str]) -> str:
-    """Why the steps of a member cannot be recorded; empty if they can."""
+def obstacle(model: EncoderDecoderModel, device: torch.device) -> str:
+    """Why no step of a model can be recorded on a device; empty if steps can."""
+    decoder: Any = model.decoder
+    if device.type not in GRAPHS:
+        return f"steps are recorded on {listing(sorted(GRAPHS))}, not on {device.type}"
+    if not getattr(decoder, "can_merge", False) or decoder.reads_history or model.continues_source:
+        return f"{type(decoder).__name__} does not set can_merge, reads earlier tokens or continues its source"
+    return "" if decoder.shares_encoder_output else f"{type(decoder).__name__} does not set shares_encoder_output"
+
+
+def _current_obstacle(member: Member, needs: Set[str]) -> str:
+    """Why the steps of a member cannot be recorded now; empty if they can."""
     decoder: Any = member.model.decoder
     if member.state is None or not member.shares_encoder_output:
-        return "the decoder has no state, or the encoder's output has a copy for each beam"
-    if not decoder.can_merge or decoder.reads_history or member.model.continues_source:
-        return f"{type(decoder).__name__} does not set can_merge, reads earlier tokens or continues the source"
+        return "debug.use_cache or debug.share_encoder_output is off"
     if LAYER_LOGITS in needs or member.output_columns is not None or decoder.training:
         return "logits of layers or of a shortlist are computed, or dropout is active"
     watched = any(has_hooks(module) or getattr(module, "on_weights", None) for module in decoder.modules())
@@ -196,7 +205,8 @@ class CapturedMember(Member):
     def __init__(self, model: EncoderDecoderModel, source: Source, *arguments: Any):
         super().__init__(model, source, *arguments)
         self.step: CapturedStep | None = None
-        self.refused = None if source.encoder_out is None else "the encoder's output is given"
+        given = "" if source.encoder_out is None else "the encoder's output is given"
+        self.refused = obstacle(model, source.src_tokens.device) or given or None
         self._source, self._width = source, _rounded(1 + source.src_tokens.size(1), _SMALLEST_SOURCE)
         self._parents: Tensor | None = None
         self._free = 0
@@ -208,7 +218,7 @@ class CapturedMember(Member):
         """See ``Member.compute``."""
         if self.refused is None and tokens.size(1) > 1 and self._free == 0:
             self._leave()
-            self.refused = obstacle(self, needs) or self._begin(frozenset(needs))
+            self.refused = _current_obstacle(self, needs) or self._begin(frozenset(needs))
         if self.refused is not None or self.step is None:
             return super().compute(tokens, needs)
         self._free -= 1
@@ -224,6 +234,8 @@ class CapturedMember(Member):
         seen, beam = self.model.decoder.positions_seen(self.state), self.beam_size  # type: ignore[operator]
         sentences, window = _rounded(len(self.state.start_offsets), 1, 4), _rounded(seen + 2, _SMALLEST_WINDOW)
         weights = tuple((weight.data_ptr(), _version(weight)) for weight in self.model.decoder.parameters())
+        if window - 1 > self.model.decoder.max_positions():
+            return "the output may be longer than what the model can read"
         shape = Shape(sentences, beam, self._width, window, needs, weights)
         steps = _STEPS.setdefault(self.model.decoder, OrderedDict())
         try:
