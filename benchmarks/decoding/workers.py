@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
+import torch
+
 from benchmarks.decoding.matrix_worker import MatrixProducts
 from benchmarks.decoding.process import (
     ROOT,
@@ -24,6 +26,7 @@ from benchmarks.decoding.process import (
 from benchmarks.decoding.seqgen_worker import Seqgen
 from benchmarks.decoding.worker import Worker, parser
 from benchmarks.decoding.workload import BEFORE, SEQGEN, Toolkit
+from seqgen.system.graphs import GRAPHS
 
 OTHER_TOOLKITS = {"huggingface": "huggingface_worker", "ctranslate2": "ctranslate2_worker"}
 
@@ -108,12 +111,15 @@ class Workers:
         return worker
 
     def seqgen(self, models: Sequence[str], vocabulary: int = 0) -> list[Toolkit]:
-        """seqgen in each dtype that it supports here, then the commit of ``--against`` in the same dtypes."""
+        """seqgen in each dtype that it supports here, on a GPU with captured steps too, then ``--against``."""
         start = partial(self.start, sys.executable, "seqgen_worker", models, vocabulary=vocabulary)
         toolkits = [
             Toolkit(SEQGEN, "float32", start("float32")),
             *self.attempt(SEQGEN, start, self.options.formats[1:]),
         ]
+        captured = {"switches": {"captured_steps": True}}
+        if torch.device(self.options.device).type in GRAPHS:
+            toolkits += [replace(kit, name=f"{SEQGEN}, captured", options=captured) for kit in toolkits]
         if (root := self.options.before) is not None:
             toolkits += [Toolkit(BEFORE, kit.format, start(kit.format, root=root)) for kit in toolkits]
         return toolkits

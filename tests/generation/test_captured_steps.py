@@ -19,7 +19,7 @@ from seqgen.lab.checks.subject import tiny_dictionary
 from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.structures import Hypothesis
 from seqgen.system.graphs import GRAPHS
-from tests.generation.test_gpu import OPTIONS, assert_equal, decode
+from tests.generation.test_gpu import OPTIONS, assert_equal, decode, needs_gpu
 from tests.generators import make_generator
 from tests.model_zoo import EOS, PAD, ZOO, sharp
 from tests.scripted_model import batch_of
@@ -69,6 +69,19 @@ def replayed(name: str, options: dict[str, Any]) -> tuple[list[list[Hypothesis]]
         return decode(name, "gpu", {**options, "captured_steps": True}), counts
 
 
+def count_replays(graphs: Any, monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """A list that gets one entry at each replay."""
+    found: list[None] = []
+
+    class Counted(graphs):  # type: ignore[misc]
+        def replay(self) -> None:
+            found.append(None)
+            super().replay()
+
+    monkeypatch.setitem(GRAPHS, "cuda", Counted)
+    return found
+
+
 CASES = [
     pytest.param(
         name, option, marks=() if option in FAST and (option == "beam" or name == FASTEST) else pytest.mark.slow
@@ -84,6 +97,18 @@ def test_hypotheses_are_the_same(name: str, option: str, reasons: set[str]) -> N
     found, counts = replayed(name, OPTIONS[option])
     assert_equal(found, decode(name, "cpu", OPTIONS[option]), 1e-9)
     assert counts.launches["replay"] > 4
+    assert not reasons
+
+
+@needs_gpu
+@pytest.mark.parametrize(("name", "option"), [case.values for case in CASES])
+def test_hypotheses_are_the_same_on_a_gpu(
+    name: str, option: str, reasons: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replays = count_replays(GRAPHS["cuda"], monkeypatch)
+    found = decode(name, "cuda", {**OPTIONS[option], "captured_steps": True})
+    assert_equal(found, decode(name, "cpu", OPTIONS[option]))
+    assert len(replays) > 4
     assert not reasons
 
 
