@@ -109,8 +109,7 @@ class Registry:
 
         def decorator(component: C) -> C:
             schema = config if config is not None else make_dataclass(f"{component.__name__}Config", [])
-            entry = Entry(name, component, schema, dict(presets or {}))
-            self._add(entry)
+            self._add(Entry(name, component, schema, dict(presets or {})))
             return component
 
         return decorator

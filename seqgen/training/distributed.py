@@ -32,8 +32,7 @@ from seqgen.modules.dropout import LayerDropList
 from seqgen.structures import Batch
 from seqgen.training.criteria import CriterionOut
 
-if TYPE_CHECKING:  # at run time imported where a model is sharded, because it takes half a second
-    from torch.distributed.fsdp import FSDPModule
+if TYPE_CHECKING:  # at run time, it is imported where a model is sharded, because that takes half a second
     from torch.distributed.tensor import DTensor
 
 T = TypeVar("T")
@@ -302,19 +301,15 @@ def _recomputed(layer: nn.Module, forward: Callable[..., Any], *args: Any, **kwa
     return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
-def _is_sharded(module: nn.Module) -> TypeGuard[FSDPModule]:
-    return hasattr(module, "reshard")
-
-
 @contextlib.contextmanager
-def synchronizing(module: nn.Module, last: bool) -> Iterator[None]:
+def synchronizing(module: Any, last: bool) -> Iterator[None]:
     """Exchange gradients with the other ranks only if this is the last forward and backward pass of an update.
 
     Args:
         module: what ``parallel`` returned.
         last: whether it is the last pass.
     """
-    if _is_sharded(module):
+    if hasattr(module, "set_is_last_backward"):  # an FSDPModule
         module.set_requires_gradient_sync(last)
         module.set_is_last_backward(last)
     with module.no_sync() if isinstance(module, DistributedDataParallel) and not last else contextlib.nullcontext():
@@ -322,13 +317,12 @@ def synchronizing(module: nn.Module, last: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def resharded(module: nn.Module) -> Iterator[None]:
+def resharded(module: Any) -> Iterator[None]:
     """During its forward pass: return the weights that a module has gathered, and gather them again afterwards.
 
     Args:
         module: what ``parallel`` returned for ``sharding=fsdp``.
     """
-    assert _is_sharded(module)
     module.reshard()
     yield
     module.unshard()

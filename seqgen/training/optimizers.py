@@ -112,10 +112,7 @@ class NAG(torch.optim.SGD):
 
 
 def _can_fuse(params: Iterable[Tensor]) -> bool:
-    return all(
-        param.device.type in ("cpu", "cuda", "mps") and param.is_floating_point() and not is_part(param)
-        for param in params
-    )
+    return all(p.device.type in ("cpu", "cuda", "mps") and p.is_floating_point() and not is_part(p) for p in params)
 
 
 @dataclass
