@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from seqgen.cli.command import Arguments, log, run, set_up_device
-from seqgen.cli.job import is_job, run_job
 from seqgen.cli.line_decoding import check_outputs, complete, part_of, prepare_decoding, text_cleaner
 from seqgen.cli.output import check_output, open_output, score_lines
 from seqgen.cli.record import Record
 from seqgen.config import GenerateConfig
 from seqgen.config.settings import given_settings
-from seqgen.config.values import changed
+from seqgen.config.values import changed, split_argument
 from seqgen.data.text import count_lines, is_pipe, read_lines, stream_lines
 from seqgen.errors import ConfigError, DataError
 from seqgen.lab.traces.writer import TraceWriter
@@ -43,11 +42,26 @@ def main(argv: Sequence[str] | None = None) -> None:
         overrides = arguments.overrides
         given = given_settings(cfg, overrides)
         if is_job(cfg, overrides):
+            from seqgen.cli.job import run_job  # not for every start of a command
+
             return run_job(cfg, given, overrides)
         generate(cfg, given, Record(cfg.record, arguments.typed, overrides) if cfg.record else None)
         return 0
 
     run(GenerateConfig, work, DESCRIPTION, argv, pass_arguments=True)
+
+
+def is_job(cfg: GenerateConfig, overrides: Sequence[str]) -> bool:
+    """True if the user asks for a job: by a key that only a job has, or by another engine.
+
+    Raises:
+        ConfigError: a key of Ray is given without ``engine=ray``.
+    """
+    keys = [split_argument(override)[0] for override in overrides]
+    if cfg.engine != "ray" and (of_ray := [key for key in keys if key.startswith("ray.")]):
+        raise ConfigError(f"{of_ray[0]} needs engine=ray, not engine={cfg.engine}; remove the key or give engine=ray")
+    of_job = [key for key in keys if key.startswith("job.") or key in ("generation.workers", "generation.part_lines")]
+    return cfg.engine == "ray" or bool(of_job)
 
 
 def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | None = None) -> None:

@@ -42,19 +42,6 @@ FAILED_LINES = 3
 """Exit code of a job that is done, but in which lines have failed."""
 
 
-def is_job(cfg: GenerateConfig, overrides: Sequence[str]) -> bool:
-    """True if the user asks for a job: by a key that only a job has, or by another engine.
-
-    Raises:
-        ConfigError: a key of Ray is given without ``engine=ray``.
-    """
-    keys = [split_argument(override)[0] for override in overrides]
-    if cfg.engine != "ray" and (of_ray := [key for key in keys if key.startswith("ray.")]):
-        raise ConfigError(f"{of_ray[0]} needs engine=ray, not engine={cfg.engine}; remove the key or give engine=ray")
-    of_job = [key for key in keys if key.startswith("job.") or key in ("generation.workers", "generation.part_lines")]
-    return cfg.engine == "ray" or bool(of_job)
-
-
 def run_job(cfg: GenerateConfig, given: Mapping[str, Any], overrides: Sequence[str]) -> int:
     """Decode the input in parts, continue where an earlier process has stopped, and merge the outputs.
 

@@ -33,15 +33,18 @@ class Entry:
         name: the name that selects it.
         component: its class.
         config: its configuration class.
-        origin: where it is defined, as ``FILE:LINE``.
         presets: configurations by further names.
     """
 
     name: str
     component: type
     config: type
-    origin: str
     presets: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def origin(self) -> str:
+        """Where it is defined, as ``FILE:LINE``."""
+        return origin(self.component)
 
     @property
     def is_user_own(self) -> bool:
@@ -106,8 +109,7 @@ class Registry:
 
         def decorator(component: C) -> C:
             schema = config if config is not None else make_dataclass(f"{component.__name__}Config", [])
-            entry = Entry(name, component, schema, origin(component), dict(presets or {}))
-            self._add(entry)
+            self._add(Entry(name, component, schema, dict(presets or {})))
             return component
 
         return decorator

@@ -11,11 +11,6 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from seqgen.config import GenerationConfig, TrainConfig
 from seqgen.config.keys import OTHER_VALUES, holds_component, other_names, types_of
 from seqgen.errors import ConfigError, nearest, shown
@@ -160,6 +155,11 @@ def parse_value(key: str, value: str, annotation: Any) -> Any:
         return parse_text(key, value, annotation)
     if typing.get_origin(annotation) is list and value and "," not in value and not value.startswith("["):
         value = f"[{value}]"
+    from hydra.core.override_parser.overrides_parser import OverridesParser  # slow to import; text does not need it
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
     try:
         override = OverridesParser.create().parse_override(f"{key}={value}")
         tree = OmegaConf.structured(dataclasses.make_dataclass("Parsed", [("value", annotation)]))

@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 
 import numpy
 from numpy.typing import NDArray
-from sacrebleu.metrics import BLEU
 
 from seqgen.config import GenerationConfig, option
 from seqgen.errors import ConfigError, shown
@@ -234,6 +233,8 @@ class Bleu(NgramUtility):
 
     def __init__(self, max_ngram_order: int = 4):
         super().__init__(max_ngram_order)
+        from sacrebleu.metrics import BLEU  # slow to import; few decodes need it
+
         self.tokenize = BLEU().tokenizer
 
     def units(self, text: str) -> Sequence[str]:

@@ -16,15 +16,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import init_device_mesh
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from seqgen.config import DistributedConfig
@@ -33,6 +31,9 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.modules.dropout import LayerDropList
 from seqgen.structures import Batch
 from seqgen.training.criteria import CriterionOut
+
+if TYPE_CHECKING:  # at run time, it is imported where a model is sharded, because that takes half a second
+    from torch.distributed.tensor import DTensor
 
 T = TypeVar("T")
 
@@ -256,6 +257,8 @@ def _sharded(module: LossModule, cfg: DistributedConfig, group: ProcessGroup, de
             f"{_KEY}.sharding=fsdp is not possible with layer dropout, because all processes must compute the same "
             f"layers; set model.encoder_layerdrop=0 and model.decoder_layerdrop=0, or {_KEY}.sharding=ddp"
         )
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     dtypes = {name: getattr(torch, value) if value else None for name, value in vars(cfg).items() if "_dtype" in name}
     shard = functools.partial(
         fully_shard,
@@ -299,14 +302,14 @@ def _recomputed(layer: nn.Module, forward: Callable[..., Any], *args: Any, **kwa
 
 
 @contextlib.contextmanager
-def synchronizing(module: nn.Module, last: bool) -> Iterator[None]:
+def synchronizing(module: Any, last: bool) -> Iterator[None]:
     """Exchange gradients with the other ranks only if this is the last forward and backward pass of an update.
 
     Args:
         module: what ``parallel`` returned.
         last: whether it is the last pass.
     """
-    if isinstance(module, FSDPModule):
+    if hasattr(module, "set_is_last_backward"):  # an FSDPModule
         module.set_requires_gradient_sync(last)
         module.set_is_last_backward(last)
     with module.no_sync() if isinstance(module, DistributedDataParallel) and not last else contextlib.nullcontext():
@@ -314,13 +317,12 @@ def synchronizing(module: nn.Module, last: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def resharded(module: nn.Module) -> Iterator[None]:
+def resharded(module: Any) -> Iterator[None]:
     """During its forward pass: return the weights that a module has gathered, and gather them again afterwards.
 
     Args:
         module: what ``parallel`` returned for ``sharding=fsdp``.
     """
-    assert isinstance(module, FSDPModule)
     module.reshard()
     yield
     module.unshard()
@@ -329,9 +331,14 @@ def resharded(module: nn.Module) -> Iterator[None]:
 # -- tensors of which each rank has a part -------------------------------------------------------------------------
 
 
+def is_part(value: object) -> TypeGuard[DTensor]:
+    """True for a ``DTensor``, a tensor of which each rank has a part."""
+    return hasattr(value, "full_tensor")
+
+
 def local(value: Tensor) -> Tensor:
     """This rank's part of a tensor, with the same memory; a plain tensor is returned unchanged."""
-    return value.to_local() if isinstance(value, DTensor) else value
+    return value.to_local() if is_part(value) else value
 
 
 def local_tensors(model: nn.Module) -> list[Tensor]:
@@ -341,7 +348,7 @@ def local_tensors(model: nn.Module) -> list[Tensor]:
 
 def whole(value: Any) -> Any:
     """The whole of a tensor; all ranks call this. What is no ``DTensor`` is returned unchanged."""
-    return value.full_tensor() if isinstance(value, DTensor) else value
+    return value.full_tensor() if is_part(value) else value
 
 
 @torch.no_grad()
@@ -372,8 +379,10 @@ def like(value: Any, model: Tensor) -> Any:
             unchanged.
         model: a parameter. If it is a ``DTensor`` of another shape, every rank has the whole value.
     """
-    if not isinstance(model, DTensor) or not isinstance(value, Tensor) or isinstance(value, DTensor) or not value.dim():
+    if not is_part(model) or not isinstance(value, Tensor) or is_part(value) or not value.dim():
         return value
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
     placements = model.placements if value.shape == model.shape else [Replicate()]
     return distribute_tensor(value.to(model.device), model.device_mesh, placements, src_data_rank=None)
 

@@ -20,6 +20,7 @@ from torch.nn import Parameter
 from seqgen.config import like, option
 from seqgen.errors import ConfigError
 from seqgen.registry import register_optimizer
+from seqgen.training.distributed import is_part, local_tensors
 
 
 @dataclass
@@ -111,12 +112,7 @@ class NAG(torch.optim.SGD):
 
 
 def _can_fuse(params: Iterable[Tensor]) -> bool:
-    from torch.distributed.tensor import DTensor  # takes half a second, and decoding imports this file, too
-
-    return all(
-        param.device.type in ("cpu", "cuda", "mps") and param.is_floating_point() and not isinstance(param, DTensor)
-        for param in params
-    )
+    return all(p.device.type in ("cpu", "cuda", "mps") and p.is_floating_point() and not is_part(p) for p in params)
 
 
 @dataclass
@@ -250,8 +246,6 @@ class EMA(Generic[M]):
             model: the model, after the update.
             update: number of the update, from 1.
         """
-        from seqgen.training.distributed import local_tensors  # slow to import, and decoding imports this file, too
-
         weight = 1.0 - min(self.decay, update / (update + 9))
         averages, values = local_tensors(self.model), local_tensors(model)
         floating = [i for i, value in enumerate(values) if value.is_floating_point()]

@@ -263,7 +263,7 @@ def test_bugs_are_found_and_named(name: str, monkeypatch: pytest.MonkeyPatch) ->
     component, cause = BUGS[name]
     group = next(group for group, base in BASES.items() if issubclass(component, base))
     registry, chooser = DECODING_COMPONENTS[group]
-    entry = Entry(name, component, make_dataclass(f"{name}Config", []), __file__)
+    entry = Entry(name, component, make_dataclass(f"{name}Config", []))
     monkeypatch.setitem(registry._entries, name, entry)
     generation = GenerationConfig(**{chooser: name if group in SINGLE_COMPONENTS else [name]})
     subject = component_subject(group, DecodingCheckConfig(generation=generation))
