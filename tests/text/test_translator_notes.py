@@ -234,5 +234,5 @@ def test_a_longest_length_beyond_the_model_is_said() -> None:
 
 
 def test_steps_are_not_captured_on_a_cpu() -> None:
-    notes = Translator(text_model()).prepare(debug={"captured_steps": True}).notes
+    notes = Translator(text_model()).prepare(**{"debug.captured_steps": True}).notes
     assert notes == ["debug.captured_steps has no effect: steps are recorded on cuda, not on cpu"]
