@@ -336,7 +336,7 @@ def _copy(new: Any, old: Any) -> None:
     for (path, value), (place, memory) in zip_longest(_leaves(new), _leaves(old), fillvalue=("", None)):
         if path != place or not _alike(value, memory):
             raise NotCapturable(f"{path or place} is not the same at every step, or for every batch")
-        if isinstance(value, Tensor) and value is not memory:
+        if isinstance(value, Tensor) and isinstance(memory, Tensor) and value is not memory:
             begin = memory.data_ptr()
             overlaps = begin <= value.data_ptr() < begin + memory.numel() * memory.element_size()
             memory.copy_(value.clone() if overlaps else value)
