@@ -5,6 +5,8 @@ The windows are so small here that a decode outgrows several.
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +17,8 @@ from torch import Tensor
 
 from seqgen.generation.ensemble import captured
 from seqgen.generation.ensemble.captured import CapturedMember
+from seqgen.generation.session import Session
+from seqgen.generation.setup import DecodingRequest
 from seqgen.lab.checks.subject import tiny_dictionary
 from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.structures import Hypothesis
@@ -29,7 +33,16 @@ CAPTURED = ("fconv_uneven", "fconv_tiny", "transformer_tiny", "transformer_maria
 """Models whose decoders can be recorded, as they can join a running batch."""
 
 FASTEST = "transformer_tiny"
-FAST = ("beam", "huggingface", "ensemble", "search=greedy", "search=sampling", "prefix", "compaction at once")
+FAST = (
+    "beam",
+    "huggingface",
+    "ensemble",
+    "search=greedy",
+    "search=sampling",
+    "prefix",
+    "compaction at once",
+    "guidance",
+)
 
 
 class _Recording(Graph):
@@ -153,6 +166,35 @@ def test_changed_weights_are_recorded_again() -> None:
         plain = make_generator([model], tiny_dictionary(), beam_size=3, max_len=9)
         assert_equal(after, plain.generate(batch), 1e-9)
     assert [one.tokens.tolist() for one in before[0]] != [one.tokens.tolist() for one in after[0]]
+
+
+def test_two_decodes_at_the_same_time_have_separate_steps() -> None:
+    batches = [batch_of(sources, PAD, False) for sources in ([[5, 6, 7, EOS], [8, EOS]], [[9, 5, EOS], [4, 4, EOS]])]
+    sizes = {"beam_size": 3, "max_len": 9, "min_len": 5}
+    plain = make_generator([sharp("t5_tiny", 0)], tiny_dictionary(), **sizes)
+    with simulated_gpu() as counts, torch.inference_mode():
+        model = sharp("t5_tiny", 0).to("gpu")
+        setup = make_generator([model], tiny_dictionary(), **sizes, captured_steps=True).setup
+        sessions = [Session(setup, DecodingRequest(batch.to("gpu"))) for batch in batches]
+        running = list(sessions)
+        while running:
+            running = [session for session in running if session.step()]
+        for session, batch in zip(sessions, batches, strict=True):
+            session.collect_all()
+            assert_equal(session.results, plain.generate(batch), 1e-9)
+        assert counts.launches["replay"] >= 8
+
+
+def test_recordings_do_not_keep_a_model() -> None:
+    with simulated_gpu():
+        model = sharp("t5_tiny", 0).to("gpu")
+        gone = weakref.ref(model.decoder)
+        generator = make_generator([model], tiny_dictionary(), max_len=5, min_len=5, captured_steps=True)
+        generator.generate(batch_of([[5, EOS]], PAD, False).to("gpu"))
+        assert captured._STEPS[model.decoder]
+        del model, generator
+        gc.collect()
+    assert gone() is None
 
 
 def test_sentences_that_join_a_batch_are_replayed() -> None:

@@ -14,10 +14,11 @@ The number of sentences, the source and the window are rounded up, so that a few
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Set
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import replace
 from itertools import zip_longest
+from threading import Lock
 from typing import Any, NamedTuple, Self
 from weakref import WeakKeyDictionary
 
@@ -133,39 +134,46 @@ class CapturedStep:
 
     Attributes:
         state: the state before the next step.
+        owner: the member that uses this step, and no other may.
 
     Raises:
         NotCapturable: the step changes something other than tensors, or the device refuses it.
     """
 
     def __init__(self, model: EncoderDecoderModel, shape: Shape, filler: Filler, like: Filler):
-        self.model, self.shape, self.filler = model, shape, filler
+        self.shape, self.filler = shape, filler
+        self.owner: Callable[[], CapturedMember | None] = lambda: None
         self.state, self._encoder_out = copy.deepcopy(like)
         device = self.state.start_offsets.device
         self._tokens = torch.zeros(shape.sentences * shape.beam, 1, dtype=torch.int64, device=device)
         self._own = torch.arange(shape.beam, device=device).repeat(shape.sentences, 1)
         self._parents = self._own.clone()
-        self._plan = StepPlan()
         self._graph = GRAPHS[device.type]()
         try:
-            self._step()  # the first call may prepare kernels, which cannot be recorded
+            self._step(model)  # the first call may prepare kernels, which cannot be recorded
             with self._graph.capture():
-                self._output = self._step()
+                self._output = self._step(model)
         except RuntimeError as error:
             raise NotCapturable(str(error)) from error
 
-    def _step(self) -> MemberOutput:
-        decoder: Any = self.model.decoder
+    def _step(self, model: EncoderDecoderModel) -> MemberOutput:
+        decoder: Any = model.decoder
         state = _with_same_tensors(self.state)
         if self.shape.beam > 1:
             decoder.reorder_beams(state, self._parents)
         tokens = self._tokens.expand(-1, self.shape.window)
-        with self._plan.active():
+        with StepPlan().active():
             out = decoded(decoder, tokens, self._encoder_out, self.shape.needs, incremental_state=state).at(-1)
         decoder.drop_first(state, 1)
         state.count_down()
         _copy(state, self.state)
         return out
+
+    @property
+    def is_free(self) -> bool:
+        """True if no member uses this step."""
+        owner = self.owner()
+        return owner is None or owner.step is not self
 
     def load(self, begin: Filler) -> None:
         """Begin with a state and encoder output of these sizes."""
@@ -190,8 +198,10 @@ class CapturedStep:
         return first
 
 
-_STEPS: WeakKeyDictionary[nn.Module, OrderedDict[Shape, CapturedStep]] = WeakKeyDictionary()
-"""The recordings of each decoder; the one that was used last is at the end."""
+_STEPS: WeakKeyDictionary[nn.Module, list[CapturedStep]] = WeakKeyDictionary()
+"""The recordings of each decoder; the one that was chosen last is at the end. They do not refer to the decoder."""
+
+_CHOICE = Lock()
 
 
 class CapturedMember(Member):
@@ -237,21 +247,29 @@ class CapturedMember(Member):
         if window - 1 > self.model.decoder.max_positions():
             return "the output may be longer than what the model can read"
         shape = Shape(sentences, beam, self._width, window, needs, weights)
-        steps = _STEPS.setdefault(self.model.decoder, OrderedDict())
         try:
-            step = steps.pop(shape, None)
+            step = self._use(shape)
             filler = Filler.of(self.model, self._source, shape) if step is None else step.filler
             begin = filler.joined(self.model, self.state, self.encoder_out, sentences)
             if step is None:
                 step = CapturedStep(self.model, shape, filler, begin)
+                self._use(shape, step)
             step.load(begin)
         except NotCapturable as error:
+            self.step = None
             return str(error)
-        steps[shape] = step
-        if len(steps) > _KEPT:
-            steps.popitem(last=False)
-        self.step, self._free = step, window - 1 - seen
+        self._free = window - 1 - seen
         return None
+
+    def _use(self, shape: Shape, new: CapturedStep | None = None) -> CapturedStep | None:
+        """Use a recorded step of this shape that no other member uses, if there is one, or a new one, and keep it."""
+        with _CHOICE:
+            steps = _STEPS.setdefault(self.model.decoder, [])
+            self.step = new or next((step for step in steps if step.shape == shape and step.is_free), None)
+            if self.step is not None:
+                self.step.owner = weakref.ref(self)
+                steps[:] = [*(step for step in steps if step is not self.step), self.step][-_KEPT:]
+        return self.step
 
     def _leave(self) -> None:
         """Take the state from the recording's memory."""
