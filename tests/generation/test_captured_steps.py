@@ -169,7 +169,7 @@ def test_changed_weights_are_recorded_again() -> None:
 
 
 def test_two_decodes_at_the_same_time_have_separate_steps() -> None:
-    batches = [batch_of(sources, PAD, False) for sources in ([[5, 6, 7, EOS], [8, EOS]], [[9, 5, EOS], [4, 4, EOS]])]
+    batches = [batch_of(sources, PAD, False) for sources in ([[5, 6, 7, EOS], [8, EOS]], [[9, 5, 6, EOS], [4, 4, EOS]])]
     sizes = {"beam_size": 3, "max_len": 9, "min_len": 5}
     plain = make_generator([sharp("t5_tiny", 0)], tiny_dictionary(), **sizes)
     with simulated_gpu() as counts, torch.inference_mode():
