@@ -254,6 +254,10 @@ class Hypothesis:
         attention: ``(T, S)`` weights over the source; ``None`` if not requested.
         alignment: ``(T,)`` int64 source position with the largest attention weight; ``None`` if not requested.
         timed_out: whether ``generation.max_time`` ended the search of this sentence.
+        top_tokens: ``(T, N)`` int64, the ``generation.top_tokens`` most probable tokens in place of each token, best
+            first; ``None`` if not requested.
+        top_scores: ``(T, N)`` their log-probabilities, with penalties and temperature like ``positional_scores``;
+            ``-inf`` for tokens that are impossible or do not exist.
         member_tokens: for each member ``(T,)`` int64 its tokens, if the members have different target vocabularies;
             ``tokens`` and ``positional_scores`` are then those of the first member.
         member_scores: for each member ``(T,)`` the log-probabilities of its tokens, in nats, in this case.
@@ -265,5 +269,7 @@ class Hypothesis:
     attention: Tensor | None = None
     alignment: Tensor | None = None
     timed_out: bool = False
+    top_tokens: Tensor | None = None
+    top_scores: Tensor | None = None
     member_tokens: list[Tensor] | None = None
     member_scores: list[Tensor] | None = None

@@ -14,7 +14,7 @@ Pairs = list[tuple[tuple[int, ...], float]]
 
 
 def assert_same(one: list[list[Hypothesis]], two: list[list[Hypothesis]], tolerance: float = 1e-10) -> None:
-    """The n-best lists of all sentences have the same tokens, scores and attention."""
+    """The n-best lists of all sentences have the same tokens, scores, attention and most probable tokens."""
     assert len(one) == len(two)
     close = {"atol": tolerance, "rtol": 0, "check_dtype": False}
     for first, second in zip(one, two, strict=True):
@@ -22,9 +22,13 @@ def assert_same(one: list[list[Hypothesis]], two: list[list[Hypothesis]], tolera
         for h, k in zip(first, second, strict=True):
             assert h.score == pytest.approx(k.score, abs=tolerance)
             torch.testing.assert_close(h.positional_scores, k.positional_scores, **close)
-            assert (h.attention is None) == (k.attention is None)
-            if h.attention is not None:
-                torch.testing.assert_close(h.attention, k.attention, **close)
+            for one_, two_ in ((h.attention, k.attention), (h.top_scores, k.top_scores)):
+                assert (one_ is None) == (two_ is None)
+                if one_ is not None:
+                    torch.testing.assert_close(one_, two_, **close)
+            if h.top_tokens is not None and h.top_scores is not None and k.top_tokens is not None:
+                possible = h.top_scores > -torch.inf
+                assert h.top_tokens[possible].tolist() == k.top_tokens[possible].tolist()
 
 
 def as_pairs(hypotheses: Sequence[Hypothesis]) -> Pairs:

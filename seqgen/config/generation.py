@@ -505,6 +505,13 @@ class GenerationConfig:
         role="input_path",
     )
 
+    top_tokens: int = decoding_key(
+        0,
+        "number of most probable tokens that are listed with their probabilities for each output token; 0 for none",
+        CALL | KEEPS_SCORES | NOT_IN_TRAINING,
+        minimum=0,
+        maximum=1000,
+    )
     replace_unknown: str = decoding_key(
         "",
         "replace unknown words by the source word with the highest attention (source), or by its translation in a FILE "

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from seqgen.generation.candidates import Candidates, gather_beams
+from seqgen.structures import map_tensors
 
 _BLOCK = 32
 """Memory is allocated for this many steps at a time."""
@@ -36,19 +37,21 @@ class BackPointers:
         self.tokens = start.new_zeros(len(start), 0, beam)
         self.parents = torch.zeros_like(self.tokens)
         self.cumulative = torch.zeros(len(start), 0, beam, device=start.device)
-        self.attention: Tensor | None = None
+        self.records: dict[str, Tensor] = {}
+        """Other values of each step by name, ``(live, steps, beam, ...)``."""
         self.start_offsets = torch.zeros_like(start)
         """``(live,)`` int64 start offsets: earlier steps do not belong to the sentence."""
         self._matrix: Tensor | None = None
 
-    def attend(self, attention: Tensor | None) -> None:
-        """Store the attention weights of this step, before the beams are reordered.
+    def record(self, **values: Tensor | None) -> None:
+        """Store values of the tokens that this step generates, before the beams are reordered.
 
         Args:
-            attention: ``(live, beam, S)``, or ``None`` if no component needs it.
+            values: ``(live, beam, ...)`` by the name of their field in ``Hypothesis``; ``None`` if nothing needs them.
         """
-        if attention is not None:
-            self.attention = _written(self.attention, self.length, attention)
+        for name, value in values.items():
+            if value is not None:
+                self.records[name] = _written(self.records.get(name), self.length, value)
 
     def append(self, active: Candidates) -> None:
         """Append the next step.
@@ -67,8 +70,7 @@ class BackPointers:
     def select(self, keep: Tensor) -> None:
         """Keep the sentences in ``keep``, ``(kept,)`` int64."""
         for name, value in list(vars(self).items()):
-            if isinstance(value, Tensor):
-                setattr(self, name, value.index_select(0, keep))
+            setattr(self, name, map_tensors(value, lambda tensor: tensor.index_select(0, keep)))
 
     def merge(self, other: BackPointers) -> None:
         """Append the sentences of another batch, aligned at the last step.
@@ -82,6 +84,9 @@ class BackPointers:
         for name in ("tokens", "parents", "cumulative"):
             aligned = [_aligned(getattr(one, name), one.length, length) for one in (self, other)]
             setattr(self, name, torch.cat(aligned))
+        for name, values in self.records.items():
+            parts = _aligned(values, self.length, length), _aligned(other.records[name], other.length, length)
+            self.records[name] = torch.cat(parts)
         self.length = length
         self._matrix = None
 
@@ -89,6 +94,7 @@ class BackPointers:
         """Drop the first steps, at which no sentence had started."""
         self.tokens, self.parents = self.tokens[:, steps:], self.parents[:, steps:]
         self.cumulative = self.cumulative[:, steps:]
+        self.records = {name: values[:, steps:] for name, values in self.records.items()}
         self.start_offsets = self.start_offsets - steps
         self.length -= steps
 
@@ -117,7 +123,7 @@ class BackPointers:
         """The start token of each beam, ``(live, beam)`` int64."""
         return self.start.unsqueeze(1).expand(-1, self.beam)
 
-    def trace(self, sentences: Tensor, beams: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def trace(self, sentences: Tensor, beams: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Follow the back-pointers of some hypotheses.
 
         Args:
@@ -127,28 +133,28 @@ class BackPointers:
 
         Returns:
             On the CPU, with ``L`` the largest length: the tokens before the last one ``(k, B, L)`` int64, the
-            cumulative score at each of them ``(k, B, L)``, and the attention at each of them and at the last one
-            ``(k, B, L + 1, S)`` or ``None``. Entries at and after the length of a hypothesis are undefined.
+            cumulative score at each of them ``(k, B, L)``, and by name what was recorded for each of them and for the
+            last one ``(k, B, L + 1, ...)``. Entries at and after the length of a hypothesis are undefined.
         """
         longest = int(lengths.max()) if lengths.numel() else 0
         lengths, live, begins = lengths.cpu(), beams.cpu().clone(), self.start_offsets[sentences].cpu()
         tokens = _from(self.tokens[sentences].cpu(), begins, longest)
         parents = _from(self.parents[sentences].cpu(), begins, longest)
         sums = _from(self.cumulative[sentences].cpu(), begins, longest)
-        attention = None if self.attention is None else _from(self.attention[sentences].cpu(), begins, longest + 1)
+        kept = {name: _from(values[sentences].cpu(), begins, longest + 1) for name, values in self.records.items()}
         traced = torch.zeros(*live.shape, longest, dtype=torch.int64)
         totals = torch.zeros(*live.shape, longest, dtype=sums.dtype)
-        weights = None if attention is None else attention.new_zeros(*live.shape, longest + 1, attention.size(-1))
+        records = {name: of.new_zeros(*live.shape, longest + 1, *of.shape[3:]) for name, of in kept.items()}
         for step in reversed(range(longest + 1)):
-            if weights is not None and attention is not None:
-                weights[:, :, step] = gather_beams(attention[:, step], live)
+            for name, values in kept.items():
+                records[name][:, :, step] = gather_beams(values[:, step], live)
             if step == 0:
                 break
             inside = lengths >= step
             traced[:, :, step - 1] = tokens[:, step - 1].gather(1, live)
             totals[:, :, step - 1] = sums[:, step - 1].gather(1, live)
             live = torch.where(inside, parents[:, step - 1].gather(1, live), live)
-        return traced, totals, weights
+        return traced, totals, records
 
 
 def _written(memory: Tensor | None, step: int, values: Tensor) -> Tensor:
@@ -162,8 +168,8 @@ def _written(memory: Tensor | None, step: int, values: Tensor) -> Tensor:
 
 
 def _aligned(memory: Tensor, length: int, wanted: int) -> Tensor:
-    """The first ``length`` steps, padded on the left with zeros to ``wanted`` steps: ``(live, wanted, beam)``."""
-    empty = memory.new_zeros(memory.size(0), wanted - length, memory.size(2))
+    """The first ``length`` steps, padded on the left with zeros to ``wanted`` steps: ``(live, wanted, beam, ...)``."""
+    empty = memory.new_zeros(memory.size(0), wanted - length, *memory.shape[2:])
     return torch.cat([empty, memory[:, :length]], dim=1)
 
 

@@ -8,7 +8,7 @@ its length; ``BackPointers`` reads the other tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -123,7 +123,7 @@ class FinishedHypotheses(Component):
             The hypotheses of each sentence, best first; equal scores in the order of their places.
         """
         lengths, beams = self.lengths[sentences], self.beams[sentences]
-        before, totals, weights = backpointers.trace(sentences, beams, (lengths - 1).clamp(min=0))
+        before, totals, records = backpointers.trace(sentences, beams, (lengths - 1).clamp(min=0))
         last, sums = self.tokens[sentences].cpu(), self.cumulative[sentences].cpu()
         results = []
         rows = zip(lengths.tolist(), self.scores[sentences].tolist(), strict=True)
@@ -135,9 +135,9 @@ class FinishedHypotheses(Component):
                 tokens = torch.cat([before[row, place, : size - 1], last[row, place : place + 1]])
                 reached = torch.cat([totals[row, place, : size - 1].to(sums.dtype), sums[row, place : place + 1]])
                 positional = reached.diff(prepend=reached.new_zeros(1))
-                attention = None if weights is None else weights[row, place, :size].clone()
-                alignment = None if attention is None else attention.argmax(-1)
-                found.append(Hypothesis(tokens, score, positional, attention, alignment))
+                kept: dict[str, Any] = {name: values[row, place, :size].clone() for name, values in records.items()}
+                alignment = kept["attention"].argmax(-1) if "attention" in kept else None
+                found.append(Hypothesis(tokens, score, positional, alignment=alignment, **kept))
             results.append(sorted(found, key=lambda hypothesis: hypothesis.score, reverse=True))
         return results
 

@@ -91,6 +91,11 @@ def build_setup(
             f"generation.nbest={cfg.nbest}: the search strategy {cfg.search} returns at most {beam} per sentence; "
             "lower generation.nbest, or choose another strategy"
         )
+    if cfg.top_tokens and search.session_class is not None:
+        raise ConfigError(
+            f"generation.top_tokens={cfg.top_tokens} is not supported by {type(search).__name__}, which has its own "
+            "decoding loop; leave it out, or use beam search, greedy search or sampling"
+        )
     members = members_from_config(models, cfg)
     ensemble = with_guidance(members, combination_from_config(cfg, resources, combination), cfg.guidance_scale)
     longest = min(cfg.max_len or sys.maxsize, *(model.max_positions()[1] for model in ensemble.models))
@@ -117,6 +122,7 @@ def build_setup(
         debug=debug or DebugConfig(),
         shortlist=_shortlist(cfg, search, shortlist, resources),
         bit_exact=cfg.bit_exact,
+        top_tokens=cfg.top_tokens,
     )
     if cfg.certificate:
         check_certifiable(search, [ensemble.combination, *setup.processors, *setup.stopping], setup.ranking)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from seqgen.errors import ConfigError, DecodingError, listing
 from seqgen.generation.backpointers import BackPointers
-from seqgen.generation.candidates import Candidates, gather_beams, log_sum_exp, normalized
+from seqgen.generation.candidates import Candidates, best_continuations, gather_beams, log_sum_exp, normalized
 from seqgen.generation.component import (
     ATTENTION,
     FEATURES,
@@ -50,12 +50,14 @@ class StepScores:
         lprobs: ``(live, beam, V)`` log-probabilities, or logits if the log-softmax is skipped.
         scores: ``(live, beam)`` cumulative scores; if the log-softmax is skipped, less the log-sum-exp of the logits.
         attention: ``(live, beam, S)`` attention over the source; ``None`` if no component needs it.
+        log_sum: ``(live, beam, 1)`` log-sum-exp of the logits if the log-softmax is skipped; else ``None``.
         tokens: ``(live, beam, W)`` int64, the tokens of ``lprobs`` if these are the scores of the allowed tokens alone.
     """
 
     lprobs: Tensor
     scores: Tensor
     attention: Tensor | None
+    log_sum: Tensor | None = None
     tokens: Tensor | None = None
 
 
@@ -232,7 +234,7 @@ class Session:
         # (3) Some candidates end: at end-of-sentence, at the maximum length, by a stopping rule.
         ended = self.ended(candidates, context)
         # (4) Those that end may become finished hypotheses; of the others, the best continue.
-        self.backpointers.attend(scored.attention)
+        self.backpointers.record(attention=scored.attention, **self.top_tokens(context, scored))
         self.coverage.attend(scored.attention)
         active = self.finalize(context, candidates, ended, scored)
         # (5) If enough sentences are done, they leave the batch.
@@ -271,8 +273,9 @@ class Session:
             lprobs = normalized(lprobs)
         if log_sum is not None:
             scores = scores - log_sum.view_as(scores)
+            log_sum = context.by_sentence(log_sum)
         tokens = None if tokens is None else context.by_sentence(tokens)
-        return context, StepScores(context.by_sentence(lprobs), scores, attention, tokens)
+        return context, StepScores(context.by_sentence(lprobs), scores, attention, log_sum, tokens)
 
     def _combine(self, context: StepContext, logits: list[Tensor]) -> tuple[StepContext, Tensor]:
         """Normalize and combine the members' logits, ``(rows, V)`` each."""
@@ -367,13 +370,31 @@ class Session:
     def choose(self, context: StepContext, scored: StepScores) -> Candidates:
         """Let the search strategy choose candidates; those of done sentences get score ``-inf``."""
         candidates = chosen(self.search, context, scored.lprobs, scored.scores)
-        if self.columns is not None:
-            candidates = replace(candidates, tokens=self.columns.ids[candidates.tokens])
-        if scored.tokens is not None:
-            places = candidates.beams * scored.tokens.size(2) + candidates.tokens
-            candidates = replace(candidates, tokens=scored.tokens.flatten(1).gather(1, places))
         alive = candidates.scores.masked_fill(self.sentences.done.unsqueeze(1), -torch.inf)
-        return Candidates(alive, candidates.tokens, candidates.beams)
+        return Candidates(alive, self._token_ids(candidates.tokens, candidates.beams, scored), candidates.beams)
+
+    def _token_ids(self, columns: Tensor, beams: Tensor, scored: StepScores) -> Tensor:
+        """The tokens of ``columns`` of the scores of ``beams``, all ``(live, k)`` int64."""
+        if self.columns is not None:
+            return self.columns.ids[columns]
+        if scored.tokens is None:
+            return columns
+        return scored.tokens.flatten(1).gather(1, beams * scored.tokens.size(2) + columns)
+
+    def top_tokens(self, context: StepContext, scored: StepScores) -> dict[str, Tensor]:
+        """The most probable tokens of each beam and their log-probabilities, ``(live, beam, N)``, if requested."""
+        if not (count := self.setup.top_tokens):
+            return {}
+        lprobs = scored.lprobs if context.process is None else context.process(scored.lprobs.clone())
+        rows = lprobs.flatten(0, 1).unsqueeze(1)
+        best = best_continuations(rows, torch.zeros_like(rows[..., 0]), count)
+        shape = (*lprobs.shape[:2], count)
+        scores = best.scores.view(shape) - (0 if scored.log_sum is None else scored.log_sum)
+        beams = torch.arange(shape[1], device=scores.device).view(-1, 1).expand(shape).flatten(1)
+        return {
+            "top_tokens": self._token_ids(best.tokens.view_as(beams), beams, scored).view(shape),
+            "top_scores": scores,
+        }
 
     def ended(self, candidates: Candidates, context: StepContext) -> Tensor:
         """``(live, K)`` bool, true for candidates that end."""

@@ -130,6 +130,7 @@ class DecodingSetup:
         debug: switches of optimizations.
         shortlist: the tokens that each sentence may generate; ``None`` for the whole vocabulary.
         bit_exact: whether the numbers of a sentence have the same bits in every batch.
+        top_tokens: number of most probable tokens that hypotheses list for each token.
     """
 
     ensemble: Ensemble
@@ -151,6 +152,7 @@ class DecodingSetup:
     debug: DebugConfig = field(default_factory=DebugConfig)
     shortlist: Shortlist | None = None
     bit_exact: bool = False
+    top_tokens: int = 0
 
     def __post_init__(self) -> None:
         """Bit-exact decoding keeps the keys of a row in the order of its tokens, and lets no sentence join later."""

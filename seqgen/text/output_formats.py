@@ -11,6 +11,7 @@ from typing import Any
 from seqgen.config import GenerateConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.generation.resolution import changes_scores
+from seqgen.structures import Hypothesis
 from seqgen.text.results import Details, TextHypothesis, Translation, alignment_pairs, on_one_line
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import Translator
@@ -55,7 +56,10 @@ def json_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Wri
     how |= {"seed": cfg.seed} if cfg.uses_seed else {}
 
     def fields(translation: Translation, **further: Any) -> dict[str, Any]:
-        hypotheses = [_hypothesis(item, len(decoding.members)) for item in translation.hypotheses]
+        hypotheses = [
+            _hypothesis(item, len(decoding.members)) | _top_tokens(item.hypothesis, decoding.task.target_dictionary)
+            for item in translation.hypotheses
+        ]
         return {"source": translation.source, **further, "hypotheses": hypotheses}
 
     def write(translation: Translation) -> str:
@@ -94,6 +98,15 @@ def _hypothesis(item: TextHypothesis, members: int) -> dict[str, Any]:
     if item.alignment is not None:
         values["alignment"] = item.alignment.tolist()
     return values
+
+
+def _top_tokens(hypothesis: Hypothesis, dictionary: Dictionary) -> dict[str, Any]:
+    """For each token the id, the token and the probability of the most probable tokens; empty if not requested."""
+    if hypothesis.top_tokens is None or hypothesis.top_scores is None:
+        return {}
+    rows = zip(hypothesis.top_tokens.tolist(), hypothesis.top_scores.double().exp().tolist(), strict=True)
+    top = [[[token, dictionary.symbol(token), p] for token, p in zip(*row, strict=True) if p > 0] for row in rows]
+    return {"top_tokens": top}
 
 
 def json_text(value: Any, indent: int | None = None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -217,7 +218,10 @@ class ParagraphReader:
         tokens = torch.cat([each.tokens for each in parts])
         scores = torch.cat([each.positional_scores for each in parts])
         score = float(self.ranking.score(scores.sum(), len(tokens)))
-        return Hypothesis(tokens, score, scores, timed_out=any(each.timed_out for each in parts))
+        kept: dict[str, Any] = {}
+        if parts[0].top_tokens is not None:
+            kept = {name: torch.cat([getattr(each, name) for each in parts]) for name in ("top_tokens", "top_scores")}
+        return Hypothesis(tokens, score, scores, timed_out=any(each.timed_out for each in parts), **kept)
 
 
 def _key(cfg: GenerationConfig) -> str:

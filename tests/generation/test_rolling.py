@@ -28,7 +28,7 @@ OPTIONS: list[dict[str, object]] = [
     {},
     {"semantics": "huggingface", "early_stopping": "never", "len_penalty": 0.5},
     {"semantics": "huggingface", "beam_size": 1},
-    {"min_len": 3, "beam_size": 2, "max_len_a": 1.0, "max_len_b": 2},
+    {"min_len": 3, "beam_size": 2, "max_len_a": 1.0, "max_len_b": 2, "top_tokens": 3},
     {"beam_table": "off", "tokens_to_suppress": ["w3"], "unk_penalty": 0.5},
 ]
 

@@ -88,6 +88,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "min_len": {"min_len": 3},
     "penalties": {"unkpen": -2.0, "suppress": ["w2", "w4", "w6"], "sequence_bias": ["w9=-1"]},
     "ends": {"end_symbols": ["w8"], "suppress_at_begin": ["w8", "w9"], "temperature": 1.7},
+    "top tokens": {"top_tokens": 30},
     "attention": {"coverage_penalty": 0.5, "need_attention": True},
 }
 SUPPORTS = [name for name, model in ZOO.items() if not model.is_language_model and name not in ("lstm_tiny", "average")]

@@ -216,6 +216,10 @@ def test_sentences_are_decoded_like_separate_lines(translator: Translator) -> No
     first, parts = found[0], found[0].sentences
     assert [part.source for part in parts] == sentences[0]
     assert torch.equal(first.hypotheses[0].tokens, torch.cat([part.hypotheses[0].tokens for part in parts]))
+    top = translator.translate(texts, **SPLIT, top_tokens=2)[0]
+    for name in ("top_tokens", "top_scores"):
+        parts_of_top = [getattr(part.hypotheses[0].hypothesis, name) for part in top.sentences]
+        assert torch.equal(getattr(top.hypotheses[0].hypothesis, name), torch.cat(parts_of_top))
     sums = sum(float(part.hypotheses[0].positional_scores.sum()) for part in parts)
     assert first.score == pytest.approx(sums / len(first.hypotheses[0].tokens))
     assert found[1].notes == ["the line is empty, and so is its output"]

@@ -167,7 +167,7 @@ class ExactSession(Session):
             )
         context, scored = self.score(step)
         candidates = self.continuations(scored, step)
-        self.backpointers.attend(scored.attention)
+        self.backpointers.record(attention=scored.attention)
         self.coverage.attend(scored.attention)
         ends = self.ended(candidates, context)[0]
         if self.timed_out is not None and self.found:
