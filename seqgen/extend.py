@@ -26,6 +26,7 @@ from seqgen.registry import (
     MODELS as MODELS,
     register_combination as register_combination,
     register_criterion as register_criterion,
+    register_feature as register_feature,
     register_logits_processor as register_logits_processor,
     register_lr_scheduler as register_lr_scheduler,
     register_member_source as register_member_source,
@@ -123,6 +124,7 @@ from seqgen.generation.speculative.verification import (
 
 # isort: split
 # From lines to lines
+from seqgen.text.confidence.features import Feature as Feature
 from seqgen.text.languages import TextModel as TextModel
 from seqgen.text.reranking import (
     Bleu as Bleu,

@@ -238,6 +238,7 @@ OBSERVERS = Registry("observer", "observer")
 UTILITIES = Registry("utility", "utility")
 RERANKERS = Registry("reranker", "reranker")
 MEMBER_SOURCES = Registry("member source", "source")
+FEATURES = Registry("feature", "feature")
 
 GROUPS: dict[str, Registry] = {
     registry.group: registry for registry in (TASKS, MODELS, CRITERIA, OPTIMIZERS, LR_SCHEDULERS)
@@ -268,6 +269,7 @@ register_observer = OBSERVERS.register
 register_utility = UTILITIES.register
 register_reranker = RERANKERS.register
 register_member_source = MEMBER_SOURCES.register
+register_feature = FEATURES.register
 
 # the built-in components, except those that models/ and tasks/ declare themselves
 CRITERIA.declare("", "seqgen.training.criteria")
@@ -282,3 +284,4 @@ SEARCHES.declare("contrastive", "seqgen.generation.search.contrastive")
 SEARCHES.declare("marian", "seqgen.generation.search.marian")
 COMBINATIONS.declare("", "seqgen.generation.ensemble.combinations")
 UTILITIES.declare("", "seqgen.text.reranking")
+FEATURES.declare("", "seqgen.text.confidence.features")
