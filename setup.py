@@ -21,6 +21,9 @@ PARAGRAPHS = ["sentencex>=1.0.30,<2"]
 RETRIEVAL = ["scikit-learn>=1.5", "bm25s>=0.2"]
 """What examples/retrieval.py needs."""
 
+CONFIDENCE = ["scikit-learn>=1.5"]
+"""What fits the probability that an output is good enough (seqgen/text/confidence/)."""
+
 setup(
     name="seqgen",
     version="0.1.0",
@@ -53,6 +56,7 @@ setup(
             *EXPORT,
             *RETRIEVAL,
             *PARAGRAPHS,
+            *CONFIDENCE,
             "rouge-score>=0.1.2",
             "sacremoses>=0.1.1",
             "pytest>=8",
@@ -67,6 +71,7 @@ setup(
             "selenium>=4.20",  # with Debian's chromium and chromium-driver, for the page of traces
         ],
         "paragraphs": PARAGRAPHS,
+        "confidence": CONFIDENCE,
         "retrieval": RETRIEVAL,
         "benchmarks": ["matplotlib>=3.9"],
         "scores": ["rouge-score>=0.1.2", "sacremoses>=0.1.1"],  # seqgen-score metrics=[rougeL], detokenize=LANGUAGE

@@ -1,0 +1,202 @@
+"""Calibration: from features of a translation to the probability that it is good enough, and which lines to read.
+
+The features are mapped to a probability by logistic regression on a part of the lines that have references. The other
+lines, which are held out, determine the threshold of the probability at and below which a person must read a line, by
+conformal risk control (Angelopoulos et al. 2024).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from seqgen.config import GenerationConfig, option
+from seqgen.config.generation import SPEED, keys_with
+from seqgen.config.values import DEFAULTS, from_dict, to_dict
+from seqgen.errors import ConfigError, DataError, listing, reading_errors
+from seqgen.system.files import write_atomically
+from seqgen.system.reading import parse_json, read_bytes
+from seqgen.text.confidence.features import Feature, feature_values
+from seqgen.text.reranking import Matrix, Utility, compared
+from seqgen.text.results import Translation
+
+FORMAT = "seqgen calibration 1"
+ROUNDING = 1e-9
+"""Products of a risk and a number of lines are rounded up to a whole number that is so close."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The map from features to a probability, what it was made with, and the held-out lines.
+
+    With ``F`` features ``x``, the probability is ``sigmoid(bias + sum_f weights_f * (x_f - centers_f) / scales_f)``.
+    """
+
+    format: str = option(FORMAT, "kind and version of the file", choices=(FORMAT,))
+    model: str = option("", "checksum of the models' files")
+    settings: dict[str, Any] = option({}, "the decoding settings that are not the defaults")
+    metric: str = option("", "name of the utility that measures the quality")
+    quality: float = option(0.0, "the quality from which an output is good enough")
+    features: list[str] = option([], "names of the features")
+    centers: list[float] = option([], "mean of each feature")
+    scales: list[float] = option([], "standard deviation of each feature", minimum=0)
+    weights: list[float] = option([], "weight of each feature")
+    bias: float = option(0.0, "bias of the logistic regression")
+    lines: int = option(0, "number of held-out lines", minimum=0)
+    bad: list[float] = option([], "probabilities of the held-out lines that are not good enough", minimum=0, maximum=1)
+
+    def probabilities(self, values: Matrix) -> Matrix:
+        """The probability that each output is good enough.
+
+        Args:
+            values: ``(N, F)`` features, see ``feature_values``.
+
+        Returns:
+            ``(N,)``.
+        """
+        scaled = (values - numpy.array(self.centers)) / numpy.array(self.scales)
+        logits = self.bias + scaled @ numpy.array(self.weights)
+        found: Matrix = (1 + numpy.tanh(logits / 2)) / 2  # the sigmoid, without overflow
+        return found
+
+    def review_threshold(self, risk: float) -> float:
+        """The probability at and below which a person must read a line.
+
+        If new lines are drawn like the held-out ones, a new line is with probability ``risk`` at most both above the
+        threshold and not good enough. The probability is over the held-out lines and the new line together.
+
+        Args:
+            risk: the risk that is promised, from 0 to 1.
+
+        Returns:
+            The threshold; -1 if no line need be read.
+
+        Raises:
+            ConfigError: there are too few held-out lines for this promise.
+        """
+        if not 0 < risk < 1:
+            raise ConfigError(f"a risk of {risk:g} cannot be promised; give a number between 0 and 1, such as 0.05")
+        # With k bad lines above the threshold, (k + 1) / (lines + 1) bounds the risk: the new line may be a bad one.
+        allowed = math.floor(risk * (self.lines + 1) + ROUNDING) - 1
+        if allowed < 0:
+            needed = math.ceil(1 / risk - ROUNDING) - 1
+            raise ConfigError(
+                f"with {self.lines} held-out lines a risk of {risk:g} cannot be promised; at least {needed} are needed"
+            )
+        worst_first = sorted(self.bad, reverse=True)
+        return worst_first[allowed] if allowed < len(worst_first) else -1.0
+
+    def check(self, model: str, settings: Mapping[str, Any]) -> None:
+        """Refuse other models and settings than those of the calibration.
+
+        Args:
+            model: checksum of the models' files.
+            settings: see ``calibrated_settings``.
+
+        Raises:
+            ConfigError: they differ.
+        """
+        if model != self.model:
+            raise ConfigError("the calibration was made with another model; make one with this model")
+        if keys := sorted(key for key in {*settings, *self.settings} if settings.get(key) != self.settings.get(key)):
+            raise ConfigError(
+                f"the calibration was made with other values of {listing([f'generation.{key}' for key in keys])}; make "
+                "one with these settings"
+            )
+
+    def save(self, path: Path) -> None:
+        """Write a JSON file."""
+        write_atomically(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Calibration:
+        """Read what ``save`` has written.
+
+        Raises:
+            DataError: the file cannot be read, or is no calibration.
+        """
+        try:
+            with reading_errors(path, DataError):
+                content = parse_json(read_bytes(path))
+            keys = {each.name for each in dataclasses.fields(cls)}
+            if not isinstance(content, dict) or keys - {*content}:
+                raise ValueError("it lacks some of its keys")
+            found = from_dict(cls, content, "its values")
+            sizes = {len(one) for one in (found.features, found.centers, found.scales, found.weights)}
+            if len(sizes) > 1 or len(found.bad) > found.lines or not all(found.scales):
+                raise ValueError("its values contradict each other")
+        except (ValueError, ConfigError) as error:
+            raise DataError(f"{path} is no calibration or is damaged: {error}; make it again") from None
+        return found
+
+
+def calibrate(
+    translations: Sequence[Translation],
+    references: Sequence[str],
+    features: Mapping[str, Feature],
+    utility: Utility,
+    **facts: Any,
+) -> Calibration:
+    """Fit the map on a random half of the lines, and hold the others out.
+
+    Args:
+        translations: ``N`` lines; those without an output, such as empty ones, are left out.
+        references: the reference of each.
+        features: ``F`` features by name.
+        utility: measures the quality of an output.
+        facts: the fields ``model``, ``settings``, ``metric`` and ``quality`` of the result.
+
+    Raises:
+        DataError: all outputs of the first half are good enough, or none is.
+        ConfigError: scikit-learn is not installed.
+    """
+    pairs = [pair for pair in zip(translations, references, strict=True) if pair[0].num_tokens]
+    values = feature_values(list(features.values()), [translation for translation, _ in pairs])
+    reached = [compared(utility, [one.hypotheses[0].text], [reference])[0, 0] for one, reference in pairs]
+    return fitted(values, numpy.array(reached) >= facts["quality"], features=list(features), **facts)
+
+
+def fitted(values: Matrix, good: NDArray[numpy.bool_], **facts: Any) -> Calibration:
+    """See ``calibrate``.
+
+    Args:
+        values: ``(N, F)`` features.
+        good: ``(N,)`` bool, which outputs are good enough.
+        facts: the fields of the result that do not follow from these.
+    """
+    try:
+        from sklearn.linear_model import LogisticRegression
+    except ImportError:
+        raise ConfigError("a calibration needs scikit-learn: pip install scikit-learn") from None
+    order = numpy.random.default_rng(1).permutation(len(good))
+    fit, held_out = order[: len(order) // 2], order[len(order) // 2 :]
+    if (count := int(good[fit].sum())) in (0, len(fit)):
+        raise DataError(
+            f"{count} of {len(fit)} outputs reach the quality {facts.get('quality', 0):g}, and both good and bad ones "
+            "are needed; change the quality, or give more lines"
+        )
+    spread = values[fit].std(0)
+    centers, scales = values[fit].mean(0), numpy.where(spread > 0, spread, 1.0)
+    model = LogisticRegression(max_iter=1000).fit((values[fit] - centers) / scales, good[fit])
+    vectors = {"centers": centers, "scales": scales, "weights": model.coef_[0]}
+    found = Calibration(
+        bias=float(model.intercept_[0]),
+        lines=len(held_out),
+        **{name: vector.tolist() for name, vector in vectors.items()},
+        **facts,
+    )
+    bad = held_out[~good[held_out]]
+    return dataclasses.replace(found, bad=sorted(found.probabilities(values[bad]).tolist()))
+
+
+def calibrated_settings(cfg: GenerationConfig) -> dict[str, Any]:
+    """The decoding settings on which a calibration depends: all but those of speed, where they are not the defaults."""
+    return {key: value for key, value in to_dict(cfg).items() if value != DEFAULTS[key] and key not in keys_with(SPEED)}
