@@ -59,6 +59,7 @@ def read_binary_shortlist(path: Path, sources: int, targets: int) -> dict[tuple[
             f"{path} does not belong to the model: it has other source tokens than the {sources} of its vocabulary, or "
             f"other target tokens than the {targets}"
         )
-    bounds = offsets.tolist()
-    found = {(token,): ids[start:end] for token, (start, end) in enumerate(itertools.pairwise(bounds))}
-    return {(): np.arange(frequent), **found}
+    found: dict[tuple[int, ...], npt.NDArray[np.int64]] = {(): np.arange(frequent)}
+    for token, (start, end) in enumerate(itertools.pairwise(offsets.tolist())):
+        found[(token,)] = ids[start:end]
+    return found
