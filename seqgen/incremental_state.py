@@ -97,6 +97,11 @@ class IncrementalState(dict[StateKey, ModuleState]):
             self._late = bool(self._start_offsets.any())
         return self._late
 
+    def select_start_offsets(self, start_offsets: Tensor, keep: Tensor) -> None:
+        """Select those of the sentences ``keep``, ``(kept,)`` int64; if all were 0, the device is not asked again."""
+        self._start_offsets = start_offsets.index_select(0, keep)
+        self._late = None if self._late else self._late
+
     def reorder_start_offsets(self, new_order: Tensor) -> None:
         """Reorder the start offsets with the rows.
 

@@ -153,7 +153,7 @@ class _Mode(TorchDispatchMode):
 
 def _call(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-    device = kwargs.get("device")
+    device = kwargs.get("device") or next((x for x in args if isinstance(x, torch.device)), None)
     onto = device is not None and torch.device(device).type == "gpu"
     if not onto and not any(isinstance(x, GPUTensor) for x in tensors):
         return func(*args, **kwargs)
