@@ -154,11 +154,19 @@ def test_a_gpu_gives_the_hypotheses_of_the_cpu(device: str, name: str, option: s
         found = decode(name, device, options)
     assert_equal(found, wanted, 1e-9)
     further = MORE_WAITS.get(option, 0)
-    assert max(waits for waits, _ in calls["step"]) <= 1 + further, dict(counts.waits)
+    assert max((waits for waits, _ in calls["step"]), default=0) <= 1 + further, dict(counts.waits)
     assert sum(transfers for _, transfers in calls["step"]) == 0, counts.transfers
     assert max(waits for waits, _ in calls["first step"]) <= 4 + further, counts.waits  # also checks the search
     assert all(each == (2, 0) for each in calls["collect"])
-    assert all(each == (3, 0) for each in calls["compact"])
+    assert all(each == (4 if "constrained" in option else 3, 0) for each in calls["compact"])
+
+
+UNTRIED = {
+    "dtype": "the CPU has kernels of its own for bfloat16",
+    **dict.fromkeys(("min_len", "min_total_len"), "beside them, the other test has a bias that this vocabulary lacks"),
+    "draft_tokens": "needs a draft",
+}
+"""Keys that no translator tries, and why."""
 
 
 def outputs(device: str, cfg: dict[str, Any]) -> list[list[tuple[str, list[int], float]]]:
@@ -174,7 +182,7 @@ def outputs(device: str, cfg: dict[str, Any]) -> list[list[tuple[str, list[int],
     [
         pytest.param(key, marks=() if key in ("stop_strings", "mbr") else pytest.mark.slow)
         for key in VALUES
-        if key != "dtype"  # kernels of bfloat16 differ in every decimal
+        if key not in UNTRIED
     ],
 )
 def test_a_translator_gives_the_text_of_the_cpu(key: str) -> None:
