@@ -12,10 +12,14 @@ Beam 1 at step 2 has the tokens b d f, and beam 0 has b c e.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from seqgen.generation.candidates import Candidates, gather_beams
+from seqgen.system.devices import copied_to_cpu
 
 _BLOCK = 32
 """Memory is allocated for this many steps at a time."""
@@ -117,25 +121,37 @@ class BackPointers:
         """The start token of each beam, ``(live, beam)`` int64."""
         return self.start.unsqueeze(1).expand(-1, self.beam)
 
-    def trace(self, sentences: Tensor, beams: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Follow the back-pointers of some hypotheses.
+    def on_cpu(self, sentences: Tensor, others: Sequence[Tensor]) -> tuple[BackPointers, list[Tensor]]:
+        """Copy the back-pointers of some sentences, and other tensors, to the CPU together, which waits once.
 
         Args:
             sentences: ``(k,)`` int64 live sentences.
-            beams: ``(k, B)`` int64, the beam that the last token of each of ``B`` hypotheses of a sentence continues.
-            lengths: ``(k, B)`` int64, number of tokens before the last one.
+            others: tensors on the same device.
+        """
+        found = copy.copy(self)
+        found._matrix = None
+        names = [name for name, value in vars(found).items() if isinstance(value, Tensor)]
+        copied = copied_to_cpu([*(getattr(self, name)[sentences] for name in names), *others])
+        vars(found).update(zip(names, copied, strict=False))
+        return found, copied[len(names) :]
+
+    def trace(self, beams: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Follow the back-pointers of some hypotheses; all tensors are on the CPU.
+
+        Args:
+            beams: ``(live, B)`` int64, the beam that the last token of each of ``B`` hypotheses of a sentence
+                continues.
+            lengths: ``(live, B)`` int64, number of tokens before the last one.
 
         Returns:
-            On the CPU, with ``L`` the largest length: the tokens before the last one ``(k, B, L)`` int64, the
-            cumulative score at each of them ``(k, B, L)``, and the attention at each of them and at the last one
-            ``(k, B, L + 1, S)`` or ``None``. Entries at and after the length of a hypothesis are undefined.
+            With ``L`` the largest length: the tokens before the last one ``(live, B, L)`` int64, the cumulative score
+            at each of them ``(live, B, L)``, and the attention at each of them and at the last one
+            ``(live, B, L + 1, S)`` or ``None``. Entries at and after the length of a hypothesis are undefined.
         """
         longest = int(lengths.max()) if lengths.numel() else 0
-        lengths, live, begins = lengths.cpu(), beams.cpu().clone(), self.start_offsets[sentences].cpu()
-        tokens = _from(self.tokens[sentences].cpu(), begins, longest)
-        parents = _from(self.parents[sentences].cpu(), begins, longest)
-        sums = _from(self.cumulative[sentences].cpu(), begins, longest)
-        attention = None if self.attention is None else _from(self.attention[sentences].cpu(), begins, longest + 1)
+        live, begins = beams, self.start_offsets
+        tokens, parents, sums = (_from(each, begins, longest) for each in (self.tokens, self.parents, self.cumulative))
+        attention = None if self.attention is None else _from(self.attention, begins, longest + 1)
         traced = torch.zeros(*live.shape, longest, dtype=torch.int64)
         totals = torch.zeros(*live.shape, longest, dtype=sums.dtype)
         weights = None if attention is None else attention.new_zeros(*live.shape, longest + 1, attention.size(-1))
