@@ -25,7 +25,11 @@ declare_checkpoint_loader(
 )
 declare_checkpoint_loader(
     "Marian model",
-    lambda path: path.is_file() if path.suffix == ".npz" else any(path.glob("*decoder.yml")),
+    lambda path: (
+        path.is_file()
+        if path.suffix in (".npz", ".bin")
+        else any(any(path.glob(names)) for names in ("*decoder.yml", "*intgemm*.bin"))
+    ),
     "seqgen.models.marian",
 )
 

@@ -1,4 +1,4 @@
-"""Reading models in Marian's format: ``model.npz`` and the files in its folder.
+"""Reading models in Marian's formats: ``model.npz`` or ``model.bin``, and the files in its folder.
 
 ::
 
@@ -6,6 +6,9 @@
     decoder.yml              names the model and the vocabularies, and has decoding settings; may be missing
     vocab.yml                the id of each token, or vocab.spm, a SentencePiece model whose ids are used
     source.spm target.spm    SentencePiece models whose pieces have the ids of vocab.yml (OPUS-MT)
+
+    model.intgemm.alphas.bin    the same in 8-bit integers (Firefox); its decoder.yml can be config.intgemm8bitalpha.yml
+    vocab.ende.spm              or srcvocab.ende.spm and trgvocab.ende.spm
 
 A decoder starts with an embedding of zeros. Here it is that of padding, a token that is appended to the vocabulary.
 """
@@ -34,7 +37,6 @@ from seqgen.checkpoints.loaders import (
     register_checkpoint_loader,
 )
 from seqgen.checkpoints.model_weights import build_on_meta
-from seqgen.checkpoints.run_checkpoints import UNREADABLE
 from seqgen.checkpoints.run_config import read_yaml
 from seqgen.config import ReadingConfig, TrainConfig
 from seqgen.config.values import from_dict
@@ -52,6 +54,7 @@ from seqgen.data.tokenizers.pretrained import MARIAN, make_tokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
 from seqgen.errors import CheckpointError, ConfigError, DataError, reading_errors, shown
 from seqgen.models.huggingface.weights import Layout, Piece, fill
+from seqgen.models.marian_binary import BinaryModel
 from seqgen.models.transformer import TransformerConfig, TransformerModel
 from seqgen.modules.inspection import num_parameters
 from seqgen.system.reading import is_stored, open_regular, parse_yaml, read_bytes
@@ -59,7 +62,14 @@ from seqgen.system.reading import is_stored, open_regular, parse_yaml, read_byte
 OPTIONS = "special:model.yml"
 """The name of the array with the options."""
 
+ACTIVATION_SCALE = "_QuantMultA"
+"""The end of the names of scales of activations, which are computed here."""
+
 DECODER_FILE = "decoder.yml"
+BINARY_DECODER_FILES = "config.intgemm*.yml"
+FIREFOX = {"beam-size": 1, "normalize": 1.0, "max-length-factor": 2.0}
+"""The decoding settings of a binary model without a file that has them, which are those of Firefox."""
+
 POSITIONS = 1024
 """The longest source and target; Marian computes positions as they are needed."""
 
@@ -95,7 +105,7 @@ class _Files:
     """The files of a model; the vocabularies are those of source and target.
 
     Attributes:
-        model: the ``.npz`` file.
+        model: the file with the weights.
         vocabularies: of source and target.
         sentencepiece: of source and target; ``None`` for tokenized text.
         decoding: the content of ``decoder.yml``.
@@ -112,7 +122,7 @@ def read_marian_model(path: Path, reading: ReadingConfig, placement: Placement) 
     """Read a transformer of Marian, or one with an SSRU decoder.
 
     Args:
-        path: the ``.npz`` file, or a folder with a ``decoder.yml`` that names one.
+        path: the ``.npz`` or ``.bin`` file, or its folder.
         reading: vocabularies and SentencePiece models that are not in its folder.
         placement: where the weights are put, and their dtype; by default float32.
 
@@ -125,11 +135,11 @@ def read_marian_model(path: Path, reading: ReadingConfig, placement: Placement) 
     """
     if reading.tokenizer:
         raise ConfigError(f"reading.tokenizer={reading.tokenizer} is for Hugging Face folders only; remove it")
-    files = _find_files(path, reading)
-    if files.model.suffix == ".bin":
-        raise CheckpointError(f"{files.model}: {UNREADABLE}")
-    tensors = read_npz(files.model)
-    config = _options(files.model, tensors)
+    decoding = _described(path)
+    weights = path if path.is_file() else _model_of(path, decoding)
+    tensors = BinaryModel(weights) if weights.suffix == ".bin" else read_npz(weights)
+    files = _find_files(weights, decoding, reading)
+    config = _options(files.model, tensors.get(OPTIONS))
     source, target = _tokenizers(files)
     task = DecodingTask(DecodingConfig(translates=True), source, target)
     cfg = _model_config(config, len(task.target_dictionary) - 1)
@@ -138,7 +148,9 @@ def read_marian_model(path: Path, reading: ReadingConfig, placement: Placement) 
     if num_parameters(model) > sum(tensor.numel() for tensor in tensors.values()) + 4 * cfg.encoder_embed_dim + 4:
         raise CheckpointError(f"{files.model} has fewer weights than its {OPTIONS} describes; copy it again")
     model.to(placement.dtype or torch.float32)
-    fill(model, _layout(model, config, "decoder_ff_logit_out_W" in tensors), files.model, placement.device, tensors)
+    unused = frozenset(name for name in tensors if name == OPTIONS or name.endswith(ACTIVATION_SCALE))
+    layout = replace(_layout(model, config, "decoder_ff_logit_out_W" in tensors), ignored=unused)
+    fill(model, layout, files.model, placement.device, tensors)
     with torch.no_grad():
         for weight in (side.embed_tokens.weight for side in (model.encoder, model.decoder)):
             weight[-1] = 0
@@ -150,31 +162,48 @@ def read_marian_model(path: Path, reading: ReadingConfig, placement: Placement) 
     return LoadedModel(model, task, TrainConfig(model=cfg), files.model, task.as_values(), notes, generation)
 
 
-def _find_files(path: Path, reading: ReadingConfig) -> _Files:
+def _find_files(model: Path, decoding: ForeignConfig, reading: ReadingConfig) -> _Files:
     """Find the files: those that the user gives, else those that ``decoder.yml`` names, in the folder of the model."""
-    folder = path if path.is_dir() else path.parent
-    of_models = sorted(folder.glob(f"*.npz.{DECODER_FILE}")) if path.is_dir() else [Path(f"{path}.{DECODER_FILE}")]
-    places = [folder / DECODER_FILE, *of_models] if path.is_dir() else [*of_models, folder / DECODER_FILE]
-    found = [file for file in places if file.is_file()]
-    described = found[0] if found else None
-    if path.is_dir() and len(found) > 1 and described in of_models:
-        raise CheckpointError(f"{path} has {len(of_models)} models; give the .npz file of one of them")
-    decoding = ForeignConfig(described or folder, {} if described is None else read_yaml(described))
-    models, named = (_names(decoding, key) for key in ("models", "vocabs"))
-    if path.is_dir() and len(models) != 1:
-        raise CheckpointError(f"{decoding.path} names {len(models)} models; give the .npz file of one of them")
+    folder, named = model.parent, _names(decoding, "vocabs")
     usual = [[f"vocab{side}.{kind}" for side in (*sides, "") for kind in ("yml", "spm")] for sides in _SIDE_NAMES]
     usual = [[name] for name in (named[0], named[-1])] if named else usual
     vocabularies = [
         _file(folder, reading, side, "dictionary", names) for side, names in zip(_SIDES, usual, strict=True)
     ]
     if None in vocabularies:
+        wanted = usual[0][-2] if len(usual[0]) > 1 else usual[0][0]
         raise DataError(
-            f"{path} has no vocabulary: there is no {usual[0][-2] if len(usual[0]) > 1 else usual[0][0]} in its "
-            "folder; copy it there, or give reading.dictionary=FILE"
+            f"{model} has no vocabulary, or several: there is no {wanted} in its folder; copy it there, or give "
+            "reading.dictionary=FILE"
         )
     pieces = [_file(folder, reading, side, "sentencepiece", [f"{side}.spm"]) for side in _SIDES]
-    return _Files(folder / models[0] if path.is_dir() else path, tuple(vocabularies), tuple(pieces), decoding)  # type: ignore[arg-type]
+    return _Files(model, tuple(vocabularies), tuple(pieces), decoding)  # type: ignore[arg-type]
+
+
+def _model_of(folder: Path, decoding: ForeignConfig) -> Path:
+    """The file with the weights of a folder."""
+    models = _names(decoding, "models")
+    if len(models) != 1:
+        raise CheckpointError(f"{decoding.path} names {len(models)} models; give the file of one of them")
+    return folder / models[0]
+
+
+def _described(path: Path) -> ForeignConfig:
+    """The content of ``decoder.yml``; if there is none, of a binary model the usual names and Firefox's settings."""
+    folder = path if path.is_dir() else path.parent
+    of_models = sorted(folder.glob(f"*.npz.{DECODER_FILE}")) if path.is_dir() else [Path(f"{path}.{DECODER_FILE}")]
+    places = [folder / DECODER_FILE, *of_models] if path.is_dir() else [*of_models, folder / DECODER_FILE]
+    found = [file for file in (*places, *sorted(folder.glob(BINARY_DECODER_FILES))) if file.is_file()]
+    if len(of_models) > 1 and found[0] in of_models:
+        raise CheckpointError(f"{path} has {len(of_models)} models; give the file of one of them")
+    if found or path.suffix == ".npz":
+        return ForeignConfig(found[0] if found else folder, read_yaml(found[0]) if found else {})
+    names = sorted(file.name for file in folder.iterdir())
+    vocabularies = [name for name in names if re.fullmatch(r"(src|trg)?vocab.*\.spm", name)]
+    if [name.partition("vocab")[0] for name in vocabularies] not in ([""], ["src", "trg"]):
+        vocabularies = []
+    models = [name for name in names if re.search(r"intgemm.*\.bin$", name)]
+    return ForeignConfig(folder, {"models": models, "vocabs": vocabularies, **FIREFOX})
 
 
 _SIDES = ("source", "target")
@@ -196,9 +225,8 @@ def _file(folder: Path, reading: ReadingConfig, side: str, kind: str, names: lis
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
-def _options(path: Path, tensors: dict[str, Tensor]) -> ForeignConfig:
-    """Take the options of the architecture out of the arrays."""
-    content = tensors.pop(OPTIONS, None)
+def _options(path: Path, content: Tensor | None) -> ForeignConfig:
+    """Parse the options of the architecture."""
     if content is None or content.dtype not in (torch.int8, torch.uint8):
         raise CheckpointError(f"{path} is not a model of Marian: it has no {OPTIONS}")
     try:

@@ -361,7 +361,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
             self.reorder_incremental_state(incremental_state, rows_of_sentences(keep, beam_size))
         if isinstance(incremental_state, IncrementalState) and start_offsets is not None:
             # whether an overriding method moved them or not
-            incremental_state.start_offsets = start_offsets.index_select(0, keep)
+            incremental_state.select_start_offsets(start_offsets, keep)
 
     def roll_back(self, incremental_state: StateDict, positions: int) -> None:
         """Roll back the last positions of all rows, in place.

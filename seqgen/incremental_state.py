@@ -101,6 +101,11 @@ class IncrementalState(dict[StateKey, ModuleState]):
         """Decrease the start offsets by 1, in place, to at least 0, without asking the device whether any is above."""
         self._start_offsets.sub_(1).clamp_(min=0)
 
+    def select_start_offsets(self, start_offsets: Tensor, keep: Tensor) -> None:
+        """Select those of the sentences ``keep``, ``(kept,)`` int64; if all were 0, the device is not asked again."""
+        self._start_offsets = start_offsets.index_select(0, keep)
+        self._late = None if self._late else self._late
+
     def reorder_start_offsets(self, new_order: Tensor) -> None:
         """Reorder the start offsets with the rows.
 

@@ -237,9 +237,13 @@ class Batch:
         """The number of sentences."""
         return self.source.src_tokens.size(0)
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
-        """Move every tensor to ``device`` and return a new batch."""
-        moved: Batch = map_tensors(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+    def to(self, device: torch.device | str) -> Batch:
+        """Move every tensor to ``device`` and return a new batch; to a CUDA device without waiting for the copies."""
+        pins = torch.device(device).type == "cuda" and self.ids.device.type == "cpu"
+        # only copies from pinned memory are asynchronous
+        moved: Batch = map_tensors(
+            self, lambda tensor: (tensor.pin_memory() if pins else tensor).to(device, non_blocking=pins)
+        )
         return moved
 
 

@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +153,7 @@ class _Mode(TorchDispatchMode):
 
 def _call(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-    device = kwargs.get("device")
+    device = kwargs.get("device") or next((x for x in args if isinstance(x, torch.device)), None)
     onto = device is not None and torch.device(device).type == "gpu"
     if not onto and not any(isinstance(x, GPUTensor) for x in tensors):
         return func(*args, **kwargs)
@@ -259,6 +259,9 @@ class _Module(_DummyBackendModule):
         return [torch.bfloat16, torch.float16]
 
 
+_LIBRARIES = [torch.library.Library(name, "IMPL", "AutocastPrivateUse1") for name in ("_", "aten")]
+
+
 @cache
 def _register(trains: bool) -> None:
     if (
@@ -266,6 +269,16 @@ def _register(trains: bool) -> None:
     ):  # autograd then starts no thread for the device, with which processes that are forked could not train
         torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
     _setup_privateuseone_for_python_backend("gpu", _Module())
+    _LIBRARIES[0].fallback(torch.library.fallthrough_kernel)
+    for name in ("linear", "matmul", "bmm", "addmm"):
+        _LIBRARIES[1].impl(name, partial(_in_autocast_dtype, getattr(torch.ops.aten, name)))
+
+
+def _in_autocast_dtype(func: Any, *args: Any, **kwargs: Any) -> Any:
+    dtype = torch.get_autocast_dtype("gpu")
+    args, kwargs = tree_map_only(Tensor, lambda x: x.to(dtype) if x.dtype == torch.float32 else x, (args, kwargs))
+    with torch.autocast("gpu", enabled=False):
+        return func(*args, **kwargs)
 
 
 @contextmanager

@@ -128,15 +128,16 @@ class AlignAttSession(Session):
                 found.append(sentence)
         return found
 
-    def collect(self, rows: Tensor) -> None:
+    def collect(self, rows: Tensor) -> list[int]:
         """Append the delays of the outputs to the file; see ``Session.collect``."""
-        super().collect(rows)
-        for sentence in self.live[rows].tolist() if self.search.latency else []:
+        sentences = super().collect(rows)
+        for sentence in sentences if self.search.latency else []:
             tokens = self.results[sentence][0].tokens.tolist() if self.results[sentence] else []
             delays = self.delays[sentence][: sum(token not in self.setup.end_tokens for token in tokens)]
             line = {"line": int(self.ids[sentence]), "source": self.words[sentence], "delays": delays}
             with Path(self.search.latency).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
+        return sentences
 
 
 @dataclass

@@ -119,17 +119,18 @@ class WaitKSession(Session):
         lprobs = scored.lprobs.masked_fill(unread.view(-1, 1, 1) & ends, -torch.inf)
         return super().choose(context, replace(scored, lprobs=lprobs))
 
-    def collect(self, rows: Tensor) -> None:
+    def collect(self, rows: Tensor) -> list[int]:
         """Append the delays of the best hypotheses to the file; see ``Session.collect``."""
-        super().collect(rows)
+        sentences = super().collect(rows)
         assert isinstance(self.search, WaitK)
-        for sentence in self.live[rows].tolist() if self.search.latency else []:
+        for sentence in sentences if self.search.latency else []:
             for best in self.results[sentence][:1]:
                 words = [token for token in best.tokens.tolist() if token not in self.setup.end_tokens]
                 delays = [min(self.search.k + t, self.sizes[sentence]) for t in range(len(words))]
                 line = {"line": int(self.ids[sentence]), "source": self.sizes[sentence], "delays": delays}
                 with Path(self.search.latency).open("a", encoding="utf-8") as file:
                     file.write(json.dumps(line) + "\n")
+        return sentences
 
 
 @dataclass

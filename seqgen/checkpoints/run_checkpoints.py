@@ -45,11 +45,6 @@ STATE_TENSORS = "training_state.safetensors"
 FOLDER = "checkpoints"
 _HUGGINGFACE = "config.json"  # every Hugging Face folder has this file
 _CODE_SUFFIXES = frozenset({".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".npy", ".npz", ".joblib"})
-MARIAN_BINARY = re.compile(r"intgemm.*\.bin$")
-"""The names of Marian's models in 8-bit integers, such as those of Firefox."""
-UNREADABLE = (
-    "a model in Marian's binary format, which seqgen cannot read; give the model.npz from which it was converted"
-)
 
 T = TypeVar("T")
 
@@ -193,8 +188,6 @@ def _folder_of(file: Path) -> Path:
     """
     if file.name == MODEL:
         return file.parent
-    if MARIAN_BINARY.search(file.name):
-        raise CheckpointError(f"{file}: {UNREADABLE}")
     if file.suffix in _CODE_SUFFIXES or _looks_like_code(file):
         raise CheckpointError(
             f"{file}: such a file can contain code and is never loaded; give a {MODEL}, or the model.pt or model.npz "
@@ -220,8 +213,6 @@ def _why_none(given: Path) -> str:
         )
     if runs := sorted(path.parent.name for path in given.glob(f"*/{FOLDER}")):
         return f"this folder contains runs; give one of them, such as {given / runs[0]}"
-    if any(MARIAN_BINARY.search(path.name) for path in given.iterdir()):
-        return UNREADABLE
     codes = sorted(path.name for path in given.iterdir() if path.suffix in _CODE_SUFFIXES)
     hint = f"; {codes[0]} can contain code and is never loaded" if codes else ""
     if any(given.glob("*.safetensors")):

@@ -131,7 +131,7 @@ class GenerateConfig:
 
     path: list[str] = option(
         [],
-        "run folder, checkpoint in one, fairseq model.pt, Marian folder or .npz, Hugging Face folder, or "
+        "run folder, checkpoint in one, fairseq model.pt, Marian folder or file, Hugging Face folder, or "
         "hf:ORGANIZATION/NAME[@REVISION] for a model of the Hugging Face Hub; [A,B] or A:B for an ensemble",
         role="input_path",
     )

@@ -495,8 +495,8 @@ class GenerationConfig:
     )
     shortlist: str = decoding_key(
         "",
-        "file with target tokens for each source token (made by examples/shortlist.py); each output contains only "
-        "those of its source",
+        "file with target tokens for each source token (made by examples/shortlist.py, or Marian's lex.*.bin); each "
+        "output contains only those of its source",
         FILES,
         Need(
             lambda cfg: not cfg.prefix_trie,

@@ -6,12 +6,14 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from seqgen.data.binary_shortlist import is_binary_shortlist, read_binary_shortlist
 from seqgen.data.text import decode_line, read_chunks, read_lines
 from seqgen.errors import DataError, reading_errors, shown
 from seqgen.system.files import write_atomically
@@ -285,6 +287,10 @@ class VocabularyMap:
 
     targets: Mapping[tuple[int, ...], Ids]
 
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self.targets), default=0)
+
     def of_source(self, source: Sequence[int]) -> list[Ids]:
         """The ids of the target tokens of each sequence that a source contains.
 
@@ -294,13 +300,13 @@ class VocabularyMap:
         Returns:
             Arrays of ids, which may have ids in common.
         """
-        longest = max(map(len, self.targets), default=0)
-        spans = {tuple(source[i : i + size]) for size in range(1, longest + 1) for i in range(len(source) - size + 1)}
+        longest = range(1, self._longest + 1)
+        spans = {tuple(source[i : i + size]) for size in longest for i in range(len(source) - size + 1)}
         return [self.targets[span] for span in ((), *spans) if span in self.targets]
 
     @classmethod
     def read(cls, path: Path, source: Dictionary, target: Dictionary) -> Self:
-        """Read a file.
+        """Read a file: text, or a binary shortlist of Marian.
 
         Args:
             path: the file.
@@ -311,6 +317,8 @@ class VocabularyMap:
             DataError: the file cannot be read, a line does not have the format or occurs twice, or a token is not in
                 the vocabulary.
         """
+        if is_binary_shortlist(path):
+            return cls(read_binary_shortlist(path, len(source), len(target)))
         found: dict[tuple[int, ...], Ids] = {}
         for number, line in enumerate(read_lines(path), start=1):
             where = f"{path}, line {number}"

@@ -12,11 +12,15 @@ Beam 1 at step 2 has the tokens b d f, and beam 0 has b c e.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from seqgen.generation.candidates import Candidates, gather_beams
-from seqgen.structures import map_tensors
+from seqgen.structures import map_tensors, tensors_in
+from seqgen.system.devices import copied_to_cpu
 
 _BLOCK = 32
 """Memory is allocated for this many steps at a time."""
@@ -123,25 +127,36 @@ class BackPointers:
         """The start token of each beam, ``(live, beam)`` int64."""
         return self.start.unsqueeze(1).expand(-1, self.beam)
 
-    def trace(self, sentences: Tensor, beams: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Follow the back-pointers of some hypotheses.
+    def on_cpu(self, sentences: Tensor, others: Sequence[Tensor]) -> tuple[BackPointers, list[Tensor]]:
+        """Copy the back-pointers of some sentences, and other tensors, to the CPU together, which waits once.
 
         Args:
             sentences: ``(k,)`` int64 live sentences.
-            beams: ``(k, B)`` int64, the beam that the last token of each of ``B`` hypotheses of a sentence continues.
-            lengths: ``(k, B)`` int64, number of tokens before the last one.
+            others: tensors on the same device.
+        """
+        found = copy.copy(self)
+        found._matrix = None
+        copied = iter(copied_to_cpu([*(tensor[sentences] for tensor in tensors_in(vars(found))), *others]))
+        vars(found).update(map_tensors(vars(found), lambda _: next(copied)))
+        return found, list(copied)
+
+    def trace(self, beams: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Follow the back-pointers of some hypotheses; all tensors are on the CPU.
+
+        Args:
+            beams: ``(live, B)`` int64, the beam that the last token of each of ``B`` hypotheses of a sentence
+                continues.
+            lengths: ``(live, B)`` int64, number of tokens before the last one.
 
         Returns:
-            On the CPU, with ``L`` the largest length: the tokens before the last one ``(k, B, L)`` int64, the
-            cumulative score at each of them ``(k, B, L)``, and by name what was recorded for each of them and for the
-            last one ``(k, B, L + 1, ...)``. Entries at and after the length of a hypothesis are undefined.
+            With ``L`` the largest length: the tokens before the last one ``(live, B, L)`` int64, the cumulative score
+            at each of them ``(live, B, L)``, and by name what was recorded for each of them and for the last one
+            ``(live, B, L + 1, ...)``. Entries at and after the length of a hypothesis are undefined.
         """
         longest = int(lengths.max()) if lengths.numel() else 0
-        lengths, live, begins = lengths.cpu(), beams.cpu().clone(), self.start_offsets[sentences].cpu()
-        tokens = _from(self.tokens[sentences].cpu(), begins, longest)
-        parents = _from(self.parents[sentences].cpu(), begins, longest)
-        sums = _from(self.cumulative[sentences].cpu(), begins, longest)
-        kept = {name: _from(values[sentences].cpu(), begins, longest + 1) for name, values in self.records.items()}
+        live, begins = beams, self.start_offsets
+        tokens, parents, sums = (_from(each, begins, longest) for each in (self.tokens, self.parents, self.cumulative))
+        kept = {name: _from(values, begins, longest + 1) for name, values in self.records.items()}
         traced = torch.zeros(*live.shape, longest, dtype=torch.int64)
         totals = torch.zeros(*live.shape, longest, dtype=sums.dtype)
         records = {name: of.new_zeros(*live.shape, longest + 1, *of.shape[3:]) for name, of in kept.items()}

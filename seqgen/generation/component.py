@@ -138,7 +138,7 @@ class BatchInfo:
 
     def select(self, keep: Tensor) -> BatchInfo:
         """The sentences ``keep``, ``(kept,)`` int64."""
-        rows = keep.tolist()
+        rows = keep.tolist() if self.source_texts or self.constraints else []
         kept: BatchInfo = map_tensors(self, lambda tensor: tensor.index_select(0, keep))
         return replace(
             kept,

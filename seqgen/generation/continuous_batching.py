@@ -31,10 +31,11 @@ class RollingSession(Session):
         self.collected: list[int] = []
         """Indices of the sentences whose results were collected since the last call of ``new_results``."""
 
-    def collect(self, rows: Tensor) -> None:
+    def collect(self, rows: Tensor) -> list[int]:
         """See ``Session.collect``."""
-        super().collect(rows)
-        self.collected += self.live[rows].tolist()
+        sentences = super().collect(rows)
+        self.collected += sentences
+        return sentences
 
     def merge(self, other: Self) -> None:
         """Append the sentences of another session, which has decoded at least one step.
@@ -83,8 +84,9 @@ class RollingSession(Session):
 
     def new_results(self) -> Iterator[tuple[int, list[Hypothesis]]]:
         """The results collected since the last call: the number of each sentence in ``ids``, and its hypotheses."""
+        ids = self.ids.tolist() if self.collected else []
         for sentence in self.collected:
-            yield int(self.ids[sentence]), self.results[sentence]
+            yield ids[sentence], self.results[sentence]
             self.results[sentence] = []
         self.collected = []
 

@@ -122,12 +122,11 @@ class FinishedHypotheses(Component):
         Returns:
             The hypotheses of each sentence, best first; equal scores in the order of their places.
         """
-        lengths, beams = self.lengths[sentences], self.beams[sentences]
-        before, totals, records = backpointers.trace(sentences, beams, (lengths - 1).clamp(min=0))
-        last, sums = self.tokens[sentences].cpu(), self.cumulative[sentences].cpu()
+        own = [getattr(self, name)[sentences] for name in FinishedHypotheses.sentence_state]
+        backpointers, (lengths, beams, last, sums, ranked) = backpointers.on_cpu(sentences, own)
+        before, totals, records = backpointers.trace(beams, (lengths - 1).clamp(min=0))
         results = []
-        rows = zip(lengths.tolist(), self.scores[sentences].tolist(), strict=True)
-        for row, (sizes, scores) in enumerate(rows):
+        for row, (sizes, scores) in enumerate(zip(lengths.tolist(), ranked.tolist(), strict=True)):
             found = []
             for place, (size, score) in enumerate(zip(sizes, scores, strict=True)):
                 if size == 0:

@@ -38,7 +38,7 @@ from seqgen.generation.stopping import TimeLimit
 from seqgen.modules.kernel_choice import fastest_threads
 from seqgen.structures import Hypothesis, Source, map_tensors
 from seqgen.system.contract import is_built_in, returned_tensor
-from seqgen.system.devices import turn_off_cudnn_attention
+from seqgen.system.devices import copied_to_cpu, turn_off_cudnn_attention
 from seqgen.system.graphs import GRAPHS
 
 
@@ -480,9 +480,9 @@ class Session:
 
     def compact(self, active: Candidates) -> Candidates:
         """Collect the results of the sentences that are done, and drop their rows."""
-        done = self.sentences.done
-        self.collect(done.nonzero().squeeze(1))
-        keep = (~done).nonzero().squeeze(1)
+        order = self.sentences.done.to(torch.int8).argsort(descending=True, stable=True)  # nonzero would wait
+        done, keep = order[: self.num_done], order[self.num_done :]
+        self.collect(done)
         self.select_sentences(keep)
         self.num_done = 0
         self.first_end = int(self.sentences.max_lengths.min()) if len(keep) else 0
@@ -510,15 +510,21 @@ class Session:
         for member in self.members:
             member.reorder_beams(active.beams)
 
-    def collect(self, rows: Tensor) -> None:
-        """Read the hypotheses of the live sentences ``rows``, ``(k,)`` int64, all of which are done."""
-        owners = self.live[rows].tolist()
-        late = [False] * len(owners) if self.timed_out is None else self.timed_out[rows].tolist()
+    def collect(self, rows: Tensor) -> list[int]:
+        """Read the hypotheses of the live sentences ``rows``, ``(k,)`` int64, all of which are done.
+
+        Returns:
+            The index in the batch of each of them.
+        """
+        owners = self.live[rows]
+        late = torch.zeros_like(self.sentences.done) if self.timed_out is None else self.timed_out
+        read = [values.tolist() for values in copied_to_cpu([owners, self.ids[owners], late[rows]])]
         found = self.finished.hypotheses(rows, self.backpointers)
-        for sentence, hypotheses, timed_out in zip(owners, found, late, strict=True):
+        for sentence, number, timed_out, hypotheses in zip(*read, found, strict=True):
             self.results[sentence] = [replace(hypothesis, timed_out=timed_out) for hypothesis in hypotheses]
             for observer in self.observers:
-                observer.end(int(self.ids[sentence]), self.results[sentence])
+                observer.end(number, self.results[sentence])
+        return read[0]
 
     def collect_all(self) -> None:
         """Read the hypotheses of all live sentences."""

@@ -264,7 +264,7 @@ class Trainer:
         seed_everything((self.cfg.common.seed, self.update, place * group.world_size + group.rank))
         with group.collective():
             with self.autocast():
-                loss, out = self._loss_module(batch.to(self.device, non_blocking=True))
+                loss, out = self._loss_module(batch.to(self.device))
             loss = loss if self.scaler is None else self.scaler.scale(loss)
             torch.autograd.backward(loss if weight == 1 else loss * weight)
         return out

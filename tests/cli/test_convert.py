@@ -92,7 +92,7 @@ def test_bad_input_is_answered_by_a_sentence(checkpoint: Path, tmp_path: Path) -
         ([f"path={checkpoint}"], ["output=FOLDER"]),
         ([f"path={checkpoint}", f"output={tmp_path / 'there'}"], ["there already exists"]),
         ([f"path={tmp_path}", run], [f"{tmp_path}: neither a run folder nor a checkpoint"]),
-        ([f"path={binary}", run], ["Marian's binary format, which seqgen cannot read; give the model.npz"]),
+        ([f"path={binary}", run], ["is not a model in Marian's binary format"]),
         ([f"path={pickled}", run], ["can contain code and is never loaded; give a model.safetensors, or the model.pt"]),
         ([f"path={silent}", run], ["source_lang", "give source_lang="]),
         ([f"path={checkpoint}", run, "reading.dictionry=x"], ["did you mean 'reading.dictionary'"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from collections import defaultdict
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from examples.shortlist import ibm_model_1, write_map
 from seqgen.data.dictionary import Dictionary, VocabularyMap
 from seqgen.errors import DataError
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
+from tests.marian_binary import shortlist as binary_shortlist
 
 WORDS = Dictionary()
 for _word in ("a", "b", "c", "x", "y"):
@@ -100,6 +102,52 @@ def test_damaged_files_are_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "map").write_bytes(content)
     with pytest.raises(DataError, match=DAMAGED[content]):
         VocabularyMap.read(tmp_path / "map", WORDS, WORDS)
+
+
+LISTS = [[], [], [], [], [X], [C, Y], []]
+"""The target tokens of each source token; a shortlist may lack those of the last tokens."""
+
+
+def test_a_binary_shortlist_of_marian(tmp_path: Path) -> None:
+    (tmp_path / "lex.bin").write_bytes(binary_shortlist(LISTS, frequent=2))
+    table = VocabularyMap.read(tmp_path / "lex.bin", WORDS, WORDS)
+    assert {key: ids.tolist() for key, ids in table.targets.items()} == {
+        (): [0, 1],
+        **{(token,): ids for token, ids in enumerate(LISTS)},
+    }
+    assert sorted(np.concatenate(table.of_source([A, B, A])).tolist()) == sorted([0, 1, *LISTS[A], *LISTS[B]])
+
+
+def _field(index: int, value: int) -> bytes:
+    content = bytearray(binary_shortlist(LISTS, 2))
+    struct.pack_into("<Q", content, 8 * index, value)
+    return bytes(content)
+
+
+HUGE = 2**64 - 1
+DAMAGED_SHORTLISTS = {
+    **{
+        f"its first {size} bytes": (binary_shortlist(LISTS, 2)[:size], "is damaged: its size")
+        for size in (8, 47, 48, 60, 100)
+    },
+    "more bytes": (binary_shortlist(LISTS, 2) + b"x", "is damaged: its size"),
+    "many offsets": (_field(4, HUGE), "is damaged: its size"),
+    "many ids": (_field(5, HUGE), "is damaged: its size"),
+    "sizes whose sum overflows": (_field(4, 2**61 + len(LISTS) + 1), "is damaged: its size"),
+    "an offset behind the end": (_field(6 + len(LISTS), HUGE), "its offsets do not ascend to 3"),
+    "offsets that descend": (_field(6, 3), "its offsets do not ascend to 3"),
+    "many frequent tokens": (_field(2, HUGE), "does not belong to the model"),
+    "an unknown token": (binary_shortlist([[99]], 2), "does not belong to the model"),
+    "more source tokens": (binary_shortlist([[X]] * 99, 2), "does not belong to the model"),
+}
+
+
+@pytest.mark.parametrize("fault", DAMAGED_SHORTLISTS)
+def test_damaged_binary_shortlists_are_refused(fault: str, tmp_path: Path) -> None:
+    content, reason = DAMAGED_SHORTLISTS[fault]
+    (tmp_path / "lex.bin").write_bytes(content)
+    with pytest.raises(DataError, match=reason):
+        VocabularyMap.read(tmp_path / "lex.bin", WORDS, WORDS)
 
 
 @pytest.fixture(scope="module", name="run")

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors.torch
 import sentencepiece
 import torch
@@ -43,6 +44,7 @@ from tests.fuzzing import settings
 from tests.fuzzing.mutation import change_bytes, change_json, change_safetensors, change_yaml
 from tests.fuzzing.sandbox import Sandbox, Wrong
 from tests.hostile import JSON, PICKLES, YAML, checksummed, compressed, old_file
+from tests.marian_binary import write_binary
 from tests.pretrained_folders import sentencepiece_model, write_model
 
 LONGEST = 4
@@ -446,6 +448,15 @@ def _changed_inside(data: bytes, rng: random.Random) -> bytes:
     return buffer.getvalue()
 
 
+MARIAN = Path(__file__).parents[1] / "recorded" / "marian"
+
+
+def make_marian(folder: Path) -> None:
+    """A model of Marian in its binary format."""
+    shutil.copy(MARIAN / "vocab.yml", folder)
+    write_binary(folder / "model.bin", dict(np.load(MARIAN / "ssru.npz")), int8=True)
+
+
 READERS = {
     "text": Reader(make_text, read_text, 40, damage_text),
     "jsonl": Reader(make_records, read_records, 40),
@@ -466,6 +477,7 @@ READERS = {
         damage_pickle,
     ),
     ".bin": Reader(make_bin, lambda folder: decode(folder, TEXTS[0]), 20, damage_pickle),
+    "marian": Reader(make_marian, lambda folder: decode(folder / "model.bin", "no 1"), 20),
     "overrides": Reader(settings.make_overrides, settings.read_overrides, 6, settings.damage_overrides),
     "generation": Reader(settings.make_settings, settings.read_settings, 8, settings.damage_settings),
 }

@@ -42,7 +42,7 @@ def test_tokens_of_each_beam() -> None:
 
 def test_traced_hypotheses_of_unequal_lengths() -> None:
     beams, lengths = torch.tensor([[1, 0]]), torch.tensor([[4, 2]])
-    (tokens,), (totals,), _ = after(4).trace(torch.tensor([0]), beams, lengths)
+    (tokens,), (totals,), _ = after(4).trace(beams, lengths)
     assert tokens[0].tolist() == PATHS[3][1]
     assert tokens[1, :2].tolist() == PATHS[1][0]
     assert totals[0].tolist() == [-1.0, -1.0, -2.0, -4.0]
@@ -57,7 +57,8 @@ def test_batches_of_unequal_lengths_are_aligned_at_the_last_step() -> None:
         for row, length in enumerate((mine, theirs)):
             own = found.matrix()[row, :, 1 + 4 - length :]
             assert own.tolist() == PATHS[length - 1]
-            traced, _, _ = found.trace(torch.tensor([row]), torch.tensor([[0, 1]]), torch.tensor([[length, length]]))
+            one, _ = found.on_cpu(torch.tensor([row]), [])
+            traced, _, _ = one.trace(torch.tensor([[0, 1]]), torch.tensor([[length, length]]))
             assert traced[0, :, :length].tolist() == PATHS[length - 1]
 
 

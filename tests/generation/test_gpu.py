@@ -5,22 +5,36 @@ The GPU is simulated, so that waits and transfers are counted too; where there i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
+from seqgen.errors import UserError
+from seqgen.generation.search.sampling import Sampling
+from seqgen.generation.session import Session
+from seqgen.generation.speculative.drafters import ModelDrafter, PromptLookup
+from seqgen.generation.speculative.verification import SpeculativeSearch
 from seqgen.lab.checks.subject import tiny_dictionary
 from seqgen.structures import Hypothesis
 from seqgen.system.devices import find_device
-from tests.generators import make_generator
+from seqgen.text.translator import Translator
+from tests.generation.test_keys import BESIDE, LINES, VALUES
+from tests.generators import make_generator, resources
 from tests.model_zoo import ARCHITECTURES, EOS, PAD, VOCAB, ZOO, sharp
+from tests.registered_components import PROCESSORS
 from tests.scripted_model import batch_of
-from tests.simulated_gpu import simulated_gpu
+from tests.simulated_gpu import Counts, simulated_gpu
 from tests.strategy_zoo import PHRASES, STRATEGIES, strategy
+from tests.text_models import text_model
+from tests.waiting_sentences import queue
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
+WORDS = tiny_dictionary()
 OPTIONS: dict[str, dict[str, Any]] = {
     **{"beam": {}, "huggingface": {"semantics": "huggingface"}, "no cache": {"use_cache": False}},
     **{"table": {"beam_table": True}, "no table": {"beam_table": False}, "log-softmax": {"skip_log_softmax": False}},
@@ -28,15 +42,29 @@ OPTIONS: dict[str, dict[str, Any]] = {
     **{"ensemble": {"members": 2}, "log": {"members": 2, "average": "log"}, "guidance": {"guidance_scale": 1.5}},
     **{f"search={name}": {"search": name, "max_len": 7} for name in STRATEGIES},
 }
+FURTHER: dict[str, dict[str, Any]] = {
+    **{f"processor={name}": {"processor": name} for name in PROCESSORS},
+    **{"draft": {"draft": "model", "beam_size": 1}, "look-up": {"draft": "text", "beam_size": 1}},
+    **{"sampled draft": {"draft": "model", "inner": Sampling(seed=2)}, "continuous": {"continuous": True}},
+}
+"""Options that one model tries."""
+
 CASES = [
-    (model, option)
-    for model in ZOO
-    for option in (OPTIONS if model in ARCHITECTURES else ("beam", "table", "no table"))
-    if (model, option) != ("average", "search=contrastive")  # it has no hidden features
+    *(
+        (model, option)
+        for model in ZOO
+        for option in (OPTIONS if model in ARCHITECTURES else ("beam", "table", "no table"))
+        if (model, option) != ("average", "search=contrastive")  # it has no hidden features
+    ),
+    *(("transformer_tiny", option) for option in FURTHER),
 ]
 FAST = {
-    *((model, "beam") for model in ARCHITECTURES),
-    *(("transformer_tiny", option) for option in OPTIONS if option not in ("table", "log")),
+    *((model, "beam") for model in ("fconv_uneven", "transformer_tiny", "lstm_tiny", "average")),
+    *((model, "beam") for model in ("t5_tiny", "t5gemma_tiny", "t5gemma2_tiny", "transformer_lm_tiny")),
+    *(("transformer_tiny", f"search={name}") for name in STRATEGIES),
+    *(("transformer_tiny", f"processor={name}") for name in ("bad_words", "exponential_decay", "prefix_trie")),
+    *(("transformer_tiny", name) for name in ("huggingface", "guidance", "draft", "look-up", "continuous")),
+    ("transformer_tiny", "compaction at once"),
 }
 DEVICES = [
     *(pytest.param("gpu", *case, marks=() if case in FAST else pytest.mark.slow) for case in CASES),
@@ -56,7 +84,23 @@ def decode(name: str, device: str, options: dict[str, Any]) -> list[list[Hypothe
     if search := options.pop("search", ""):
         options["search_strategy"] = strategy(search)
         phrases = [*PHRASES, []] if STRATEGIES[search].phrases else None
-    return make_generator(models, tiny_dictionary(), **options).generate(batch, prefix, phrases)
+    if draft := options.pop("draft", ""):
+        drafter = ModelDrafter(sharp("fconv_tiny", 1).to(device)) if draft == "model" else PromptLookup(3)
+        options["search_strategy"] = SpeculativeSearch(drafter, 3, options.pop("inner", None))
+    if processor := options.pop("processor", ""):
+        given = resources(WORDS, lambda line: [WORDS.index(word) for word in line.split()])
+        options["processors"] = [PROCESSORS[processor](given)]
+    continuous = options.pop("continuous", False)
+    generator = make_generator(models, WORDS, **options)
+    if not continuous:
+        return generator.generate(batch, prefix, phrases)
+    waiting, _ = queue(sources, 2)
+    found = dict(
+        generator.generate_continuously(
+            lambda taken, width: None if (more := waiting(taken, width)) is None else more.to(device)
+        )
+    )
+    return [found[number] for number in range(len(sources))]
 
 
 def assert_equal(found: list[list[Hypothesis]], wanted: list[list[Hypothesis]], tolerance: float = 1e-5) -> None:
@@ -71,12 +115,87 @@ def test_no_attention_is_compiled_for_a_number_of_keys() -> None:
         assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
+@contextmanager
+def counted(counts: Counts) -> Iterator[dict[str, list[tuple[int, int]]]]:
+    """The waits and transfers of each step, without those of compaction, and of each compaction and collection."""
+    calls: dict[str, list[tuple[int, int]]] = {"first step": [], "step": [], "compact": [], "collect": []}
+
+    def recording(name: str) -> Any:
+        method = getattr(Session, name)
+
+        def call(session: Session, *arguments: Any) -> Any:
+            before, inside = (counts.waits.total(), counts.transfers.total()), len(calls["compact"])
+            kind = "first step" if name == "step" and session.backpointers.length == 0 else name
+            result = method(session, *arguments)
+            compactions = calls["compact"][inside:] if name == "step" else []
+            waits, transfers = (sum(each) for each in zip(*compactions, strict=True)) if compactions else (0, 0)
+            now = counts.waits.total() - waits, counts.transfers.total() - transfers
+            calls[kind].append((now[0] - before[0], now[1] - before[1]))
+            return result
+
+        return mock.patch.object(Session, name, call)
+
+    with recording("step"), recording("compact"), recording("collect"):
+        yield calls
+
+
+MORE_WAITS = {"processor=prefix_trie": 4, "draft": 6, "look-up": 4, "sampled draft": 6}
+"""The number of further waits of steps that wait more than once."""
+
+
 @pytest.mark.parametrize(("device", "name", "option"), DEVICES)
 def test_a_gpu_gives_the_hypotheses_of_the_cpu(device: str, name: str, option: str) -> None:
-    wanted = decode(name, "cpu", OPTIONS[option])
+    options = {**OPTIONS, **FURTHER}[option]
+    wanted = decode(name, "cpu", options)
     if device == "cuda":
-        assert_equal(decode(name, device, OPTIONS[option]), wanted)
+        assert_equal(decode(name, device, options), wanted)
         return
-    with simulated_gpu():
-        found = decode(name, device, OPTIONS[option])
+    with simulated_gpu() as counts, counted(counts) as calls:
+        found = decode(name, device, options)
     assert_equal(found, wanted, 1e-9)
+    further = MORE_WAITS.get(option, 0)
+    assert max((waits for waits, _ in calls["step"]), default=0) <= 1 + further, dict(counts.waits)
+    assert sum(transfers for _, transfers in calls["step"]) == 0, counts.transfers
+    assert max(waits for waits, _ in calls["first step"]) <= 4 + further, counts.waits  # also checks the search
+    assert all(each == (2, 0) for each in calls["collect"])
+    assert all(each == (4 if "constrained" in option else 3, 0) for each in calls["compact"])
+
+
+UNTRIED = {
+    "dtype": "the CPU has kernels of its own for bfloat16",
+    **dict.fromkeys(("min_len", "min_total_len"), "beside them, the other test has a bias that this vocabulary lacks"),
+    "draft_tokens": "needs a draft",
+}
+"""Keys that no translator tries, and why."""
+
+
+def outputs(device: str, cfg: dict[str, Any]) -> list[list[tuple[str, list[int], float]]]:
+    """What a translator on a device makes of some lines."""
+    model = text_model()
+    model.model.to(device)
+    found = Translator(model).translate(LINES, **cfg)
+    return [[(h.text, h.tokens.tolist(), round(h.score, 6)) for h in line.hypotheses] for line in found]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        pytest.param(key, marks=() if key in ("stop_strings", "mbr") else pytest.mark.slow)
+        for key in VALUES
+        if key not in UNTRIED
+    ],
+)
+def test_a_translator_gives_the_text_of_the_cpu(key: str) -> None:
+    tried = 0
+    for strategy_keys in ({"beam": 4, "nbest": 4}, {"sampling": True, "beam": 4, "semantics": "huggingface"}):
+        cfg = {"min_len": 0, "max_len_b": 6, **strategy_keys, **BESIDE.get(key, {}), key: VALUES[key]}
+        if key == "match_source_len":
+            del cfg["max_len_b"]
+        try:
+            wanted = outputs("cpu", cfg)
+        except UserError:
+            continue  # the key and the strategy exclude each other
+        with simulated_gpu():
+            assert outputs("gpu", cfg) == wanted
+        tried += 1
+    assert tried

@@ -88,7 +88,7 @@ class Ensemble:
     def read_alike(self, sources: Sequence[Source]) -> list[bool]:
         """True for members that read the same tokens as the first member, so that their attention can be averaged."""
         return [
-            member.source == INPUT and torch.equal(source.src_tokens, sources[0].src_tokens)
+            member.source == INPUT and (source is sources[0] or torch.equal(source.src_tokens, sources[0].src_tokens))
             for member, source in zip(self.members, sources, strict=True)
         ]
 

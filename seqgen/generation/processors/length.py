@@ -68,10 +68,9 @@ class ForceEndAtMaximum(LogitsProcessor):
         """See ``LogitsProcessor``."""
         if context.step < context.first_end:
             return lprobs
-        ending = context.max_lengths <= context.step
-        end_scores = lprobs[ending, context.eos]
-        lprobs[ending] = -torch.inf
-        lprobs[ending, context.eos] = end_scores
+        end_scores = lprobs[:, context.eos].clone()
+        lprobs.masked_fill_((context.max_lengths <= context.step).unsqueeze(1), -torch.inf)
+        lprobs[:, context.eos] = end_scores
         return lprobs
 
 
@@ -158,8 +157,8 @@ class ExponentialDecay(LogitsProcessor):
         largest = torch.finfo(lprobs.dtype).max
         # growth is clamped to the largest finite value: 0 * inf would be NaN
         growth = torch.tensor(self.factor, dtype=torch.float64).pow(past).sub(1).clamp(max=largest).item()
-        ends = [context.eos, *self.end_tokens]
-        scores = lprobs[:, ends]
-        gained = (scores + (scores.abs() * growth).clamp(max=largest)).clamp(max=largest)
-        lprobs[:, ends] = gained.masked_fill(scores == -torch.inf, -torch.inf)
+        for token in {context.eos, *self.end_tokens}:  # one by one, since a list would be copied to the device
+            scores = lprobs[:, token]
+            gained = (scores + (scores.abs() * growth).clamp(max=largest)).clamp(max=largest)
+            lprobs[:, token] = gained.masked_fill(scores == -torch.inf, -torch.inf)
         return lprobs

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from seqgen.config.values import LARGEST_FLOAT
 from seqgen.errors import ConfigError
-from seqgen.generation.component import Composite, Resources
+from seqgen.generation.component import BatchInfo, Composite, Resources
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor, apply_all
 
@@ -163,6 +164,13 @@ class SequenceBias(LogitsProcessor):
         """See ``can_merge``."""
         return ("_last",) if self.longest == 1 else None
 
+    def begin(self, batch: BatchInfo) -> Self:
+        """See ``Component.begin``."""
+        processor = super().begin(batch)
+        for name in ("_beginnings", "_last", "_biases"):
+            setattr(processor, name, getattr(self, name).to(batch.device))
+        return processor
+
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         gains = self._biases.to(lprobs)
@@ -172,17 +180,15 @@ class SequenceBias(LogitsProcessor):
             if context.sentences.counts_start:  # as in transformers, no sequence begins with the first token of all
                 first = (tokens != _NOTHING).int().argmax(1, keepdim=True)
                 tokens = tokens.scatter(1, first, _NOTHING)
-            gains = gains.where(self._match_prefixes(tokens).to(lprobs.device), 0.0)  # (rows, sequences)
-        last = self._last.to(lprobs.device)
-        return lprobs.scatter_add_(1, last.expand(lprobs.size(0), -1), gains.expand(lprobs.size(0), -1))
+            gains = gains.where(self._match_prefixes(tokens), 0.0)  # (rows, sequences)
+        return lprobs.scatter_add_(1, self._last.expand(lprobs.size(0), -1), gains.expand(lprobs.size(0), -1))
 
     def _match_prefixes(self, tokens: Tensor) -> Tensor:
         """True if each row ends with each sequence without its last token: ``(rows, sequences)`` bool."""
         size = self.longest - 1
         tail = tokens[:, -size:]
         tail = torch.nn.functional.pad(tail, (size - tail.size(1), 0), value=_NOTHING).unsqueeze(1)
-        wanted = self._beginnings.to(tokens.device)
-        return ((tail == wanted) | (wanted == _ANY)).all(-1)
+        return ((tail == self._beginnings) | (self._beginnings == _ANY)).all(-1)
 
 
 class BadWords(SequenceBias):

@@ -142,7 +142,9 @@ def chosen(search: Search, context: StepContext, lprobs: Tensor, scores: Tensor)
         returned_tensor(search, "step", getattr(found, name), (live, count), dtype, scores.device, f"{name} ")
     if context.step == 0:  # only here, because this waits for the device
         for name, size in {"tokens": lprobs.size(2), "beams": beams}.items():
-            values = getattr(found, name)[found.scores > -torch.inf]
-            if len(wrong := values[(values < 0) | (values >= size)]):
-                raise violated(search, "step", f"must return {name} from 0 to {size - 1} and returns {int(wrong[0])}")
+            values = getattr(found, name)
+            wrong = ((values < 0) | (values >= size)) & (found.scores > -torch.inf)
+            if bool(wrong.any()):
+                bad = int(values[wrong][0])
+                raise violated(search, "step", f"must return {name} from 0 to {size - 1} and returns {bad}")
     return found

@@ -52,11 +52,10 @@ def random_bits(seed: int, *counters: int | Tensor) -> Tensor:
     Returns:
         int64, of the broadcast shape of the counters, and on their device.
     """
-    device = next(counter.device for counter in counters if isinstance(counter, Tensor))
-    state = torch.tensor(_signed(seed), device=device)
+    state = torch.tensor(_signed(seed))  # on the CPU, as other numbers: a copy to the device would be a transfer
     for counter in counters:
         if not isinstance(counter, Tensor):
-            counter = torch.tensor(_signed(counter), device=device)
+            counter = torch.tensor(_signed(counter))
         state = _mix(_mix(state) + counter)
     return state
 

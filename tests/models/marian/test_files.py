@@ -250,4 +250,4 @@ def test_the_first_vocabulary_of_decoder_yml_is_the_sources(model: Path) -> None
 
 def test_a_folder_of_several_models(model: Path) -> None:
     model.with_name("decoder.yml").write_text("models: [a.npz, b.npz]\nvocabs: [vocab.yml, vocab.yml]\n")
-    assert "names 2 models; give the .npz file of one of them" in refusal(model.parent)
+    assert "names 2 models; give the file of one of them" in refusal(model.parent)

@@ -79,7 +79,7 @@ def test_a_folder_with_its_decoding_settings(tmp_path: Path) -> None:
     again = Translator(tmp_path).translate(LINES)
     assert [one.text for one in again] == [one.text for one in made]
     shutil.copy(tmp_path / "transformer.npz.decoder.yml", tmp_path / "other.npz.decoder.yml")
-    with pytest.raises(CheckpointError, match=r"has 2 models; give the \.npz file of one of them"):
+    with pytest.raises(CheckpointError, match=r"has 2 models; give the file of one of them"):
         Translator(tmp_path)
 
 

