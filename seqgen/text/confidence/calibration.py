@@ -41,7 +41,7 @@ class Calibration:
     """
 
     format: str = option(FORMAT, "kind and version of the file", choices=(FORMAT,))
-    model: str = option("", "checksum of the models' files")
+    model: str = option("", "fingerprint of the models")
     settings: dict[str, Any] = option({}, "the decoding settings that are not the defaults")
     metric: str = option("", "name of the utility that measures the quality")
     quality: float = option(0.0, "the quality from which an output is good enough")
@@ -98,7 +98,7 @@ class Calibration:
         """Refuse other models and settings than those of the calibration.
 
         Args:
-            model: checksum of the models' files.
+            model: fingerprint of the models.
             settings: see ``calibrated_settings``.
 
         Raises:
