@@ -21,8 +21,8 @@ PARAGRAPHS = ["sentencex>=1.0.30,<2"]
 RETRIEVAL = ["scikit-learn>=1.5", "bm25s>=0.2"]
 """What examples/retrieval.py needs."""
 
-CONFIDENCE = ["scikit-learn>=1.5"]
-"""What fits the probability that an output is good enough (seqgen/text/confidence/)."""
+CONFIDENCE = ["scikit-learn>=1.5", "matplotlib>=3.9"]
+"""What seqgen-calibrate needs."""
 
 setup(
     name="seqgen",
@@ -88,6 +88,7 @@ setup(
             "seqgen-score = seqgen.cli.start:main",
             "seqgen-convert = seqgen.cli.start:main",
             "seqgen-tune = seqgen.cli.start:main",
+            "seqgen-calibrate = seqgen.cli.start:main",
             "seqgen-check = seqgen.cli.start:main",
             "seqgen-diff = seqgen.cli.start:main",
             "seqgen-show = seqgen.cli.start:main",

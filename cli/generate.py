@@ -138,18 +138,21 @@ class _Outputs:
         typed: shows notes at once if a user types the lines.
         hypotheses: the text of each line.
         tokens: number of tokens of these texts.
+        marked: number of lines that a person should read.
         notes: numbers of lines, from 1, with their notes that were not shown yet.
     """
 
     typed: TypedLines | None
     hypotheses: list[str] = field(default_factory=list)
     tokens: int = 0
+    marked: int = 0
     notes: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, translation: Translation) -> None:
         """Add the next line."""
         self.hypotheses.append(translation.text)
         self.tokens += translation.num_tokens
+        self.marked += bool(translation.review)
         notes = [(translation.id + 1, note) for note in translation.notes]
         if self.typed is None:
             self.notes += notes
@@ -270,6 +273,8 @@ def _report(cfg: GenerateConfig, outputs: _Outputs, references: list[str] | None
             for line in score_lines(text_scores(hypotheses, references), hypotheses):
                 print(line, file=stream)
     speed = f"{len(hypotheses) / seconds:.1f} sentences/s, {tokens / seconds:.1f} tokens/s"
+    if cfg.generation.review_share or cfg.generation.review_risk:
+        print(f"{outputs.marked} of {len(hypotheses)} lines are marked for a person", file=stream)
     print(f"{len(hypotheses)} sentences, {tokens} tokens in {seconds:.1f} s: {speed}", file=stream)
 
 

@@ -137,6 +137,10 @@ def prepare_decoding(
             f"generation.nbest={decoding.cfg.nbest}: format=text writes only the best hypothesis of each line; "
             "format=json and format=fairseq write all of them"
         )
+    if decoding.cfg.confidence and cfg.format in ("text", "fairseq"):
+        note(
+            f"generation.confidence: format={cfg.format} writes no probabilities; format=json and format=tsv write them"
+        )
     return loaded, decoding
 
 

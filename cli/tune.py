@@ -31,6 +31,7 @@ from seqgen.errors import ConfigError, DataError, nearest
 from seqgen.lab.tuning import Setting, Trial, arguments_of, score_settings
 from seqgen.metrics import METRICS, Texts, TextScore, corpus_scores
 from seqgen.registry import DECODING_COMPONENTS
+from seqgen.task import Task
 from seqgen.text.translator import Translator
 
 DESCRIPTION = """decodes a validation set with several values of decoding keys, and prints which ones score best.
@@ -100,18 +101,14 @@ def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> None:
     references, _ = checked_input(cfg)
     loaded = load_noted(cfg, set_up_device(cfg.common))
     task = loaded[0].task
-    lines, prefixes = list(input_lines(cfg, task)), prefix_lines(cfg)
-    references = references if cfg.input else split_references(cfg, task)
-    if not lines or references is None or len(references) != len(lines):
-        count = "no" if references is None else len(references)
-        named = cfg.input or f"split {cfg.dataset.gen_subset}"
-        raise DataError(f"{named} has {len(lines)} lines and {count} references; give a text with one for each line")
+    lines, references = lines_with_references(cfg, task, references)
+    prefixes = prefix_lines(cfg)
     # the last one is the setting to compare the others with
     settings: list[Setting] = [*itertools.product(*space), ()]
     log(f"{len(settings) - 1} settings, and the one without tuned keys")
 
     def metric(outputs: Sequence[str]) -> TextScore:
-        return corpus_scores([cfg.metric], Texts(outputs, references or []))[cfg.metric]
+        return corpus_scores([cfg.metric], Texts(outputs, references))[cfg.metric]
 
     part = Settings().with_layer("part", settings_of_part(cfg.dataset, task))
     translator = Translator(loaded, settings=part, dtype=cfg.generation.dtype)
@@ -121,15 +118,40 @@ def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> None:
     _report(cfg, shared, trials)
 
 
-def _check_keys(cfg: TuneConfig, keys: Sequence[str]) -> None:
-    """Check before the models are loaded that no key is missing, misspelt or without effect."""
+def lines_with_references(cfg: TuneConfig, task: Task, references: list[str] | None) -> tuple[list[str], list[str]]:
+    """The lines to decode and the reference of each.
+
+    Args:
+        cfg: the whole configuration.
+        task: the task of the first model.
+        references: the lines of ``cfg.reference``, if it is given.
+
+    Raises:
+        DataError: there are no lines, or there is not one reference for each.
+    """
+    lines = list(input_lines(cfg, task))
+    references = references if cfg.input else split_references(cfg, task)
+    if not lines or references is None or len(references) != len(lines):
+        count = "no" if references is None else len(references)
+        named = cfg.input or f"split {cfg.dataset.gen_subset}"
+        raise DataError(f"{named} has {len(lines)} lines and {count} references; give a text with one for each line")
+    return lines, references
+
+
+def check_text(cfg: TuneConfig) -> None:
+    """Check before the models are loaded that there is a text with references, and that the figures can be written."""
     check_path_and_split(cfg.path, cfg.input, cfg.dataset)
-    if not keys:
-        raise ConfigError("there is nothing to tune: give tune.KEY=VALUES, such as tune.generation.lenpen=0.6,1,1.4")
     if bool(cfg.input) != bool(cfg.reference):
         raise ConfigError("give both input=FILE and reference=FILE, its correct outputs; or neither, for a split")
     if cfg.json:
         check_output("json", cfg.json, cfg.input, cfg.reference, cfg.prefix)
+
+
+def _check_keys(cfg: TuneConfig, keys: Sequence[str]) -> None:
+    """Check before the models are loaded that no key is missing, misspelt or without effect."""
+    check_text(cfg)
+    if not keys:
+        raise ConfigError("there is nothing to tune: give tune.KEY=VALUES, such as tune.generation.lenpen=0.6,1,1.4")
     for index, key in enumerate(keys):
         group = key.partition(".")[0]
         if key in keys[:index]:

@@ -2,7 +2,7 @@
 
 import sys
 
-COMMANDS = ("train", "generate", "score", "convert", "tune", "check", "diff", "show")
+COMMANDS = ("train", "generate", "score", "convert", "tune", "calibrate", "check", "diff", "show")
 
 if __name__ == "__main__":
     names = ", ".join(f"seqgen-{name}" for name in COMMANDS)

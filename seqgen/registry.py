@@ -253,6 +253,7 @@ DECODING_COMPONENTS: dict[str, tuple[Registry, str]] = {
     "stopping": (STOPPING_RULES, "stopping_rules"),
     "observer": (OBSERVERS, "observers"),
     "source": (MEMBER_SOURCES, "members"),
+    "feature": (FEATURES, "features"),
 }
 """By the prefix of the components' keys: the registry, and the key of ``generation`` that selects components."""
 

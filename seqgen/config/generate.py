@@ -144,7 +144,11 @@ class GenerateConfig:
     output: str = option("-", "output file; - for standard output", role="output_path")
     reference: str = option("", "text file with reference outputs; outputs are then scored", role="input_path")
     prefix: str = option("", "text file whose line n is the forced beginning of output n", role="input_path")
-    format: str = option("text", "output format", choices=("text", "json", "fairseq"))
+    format: str = option(
+        "text",
+        "output format; tsv has the columns source, output, score, confidence and review",
+        choices=("text", "json", "fairseq", "tsv"),
+    )
     print_alignment: bool = option(False, "with format=fairseq: write alignment lines (A-)")
     remove_bpe: str = option(
         "",

@@ -44,6 +44,8 @@ WARPER: Facts = frozenset({"WARPER"})
 """Truncates the distribution before a token is drawn."""
 KEEPS_SCORES: Facts = frozenset({"KEEPS_SCORES"})
 """Does not change the log-probabilities of tokens."""
+KEEPS_CONFIDENCE: Facts = frozenset({"KEEPS_CONFIDENCE"})
+"""The probability that an output is good enough does not depend on it."""
 ACROSS_VOCABULARIES: Facts = frozenset({"ACROSS_VOCABULARIES"})
 """Can be used with members that have different target vocabularies."""
 NOT_IN_TRAINING: Facts = frozenset({"NOT_IN_TRAINING"})
@@ -72,6 +74,7 @@ _NORMALIZES = Need(lambda cfg: not cfg.unnormalized, "has no effect with generat
 _LIMITS_LENGTH = Need(
     lambda cfg: not cfg.match_source_len, "has no effect with generation.match_source_len=true; leave one out"
 )
+_HAS_CONFIDENCE = Need(lambda cfg: cfg.confidence, "has no effect without generation.confidence=FILE; give both")
 _SEVERAL_OUTPUTS = Need(
     lambda cfg: cfg.beam > 1 and not cfg.declared("generates_one", False),
     "compares hypotheses, but only one is generated; set generation.beam to 2 or more, and do not use greedy or "
@@ -124,7 +127,7 @@ class GenerationConfig:
     nbest: int = decoding_key(
         1,
         "number of hypotheses returned per sentence",
-        MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES | NOT_IN_TRAINING,
+        MODEL | KEEPS_SCORES | KEEPS_CONFIDENCE | ACROSS_VOCABULARIES | NOT_IN_TRAINING,
         Need(
             lambda cfg: cfg.nbest <= cfg.beam, "is more than generation.beam; decrease it, or increase generation.beam"
         ),
@@ -155,7 +158,7 @@ class GenerationConfig:
         "",
         "sentences: split each line into sentences, decode these, and join their outputs with the white space of the "
         "line; needs the package sentencex",
-        INPUT | KEEPS_SCORES | NOT_IN_TRAINING,
+        INPUT | KEEPS_SCORES | KEEPS_CONFIDENCE | NOT_IN_TRAINING,
         Need(
             lambda cfg: not (cfg.nbest > 1 or cfg.constraints or cfg.members or cfg.certificate),
             "gives one output of the whole line, without generation.nbest, generation.constraints, "
@@ -166,7 +169,7 @@ class GenerationConfig:
     input_split_lang: str = decoding_key(
         "",
         "language whose rules split lines into sentences, such as en; empty for that of the source",
-        INPUT | KEEPS_SCORES | NOT_IN_TRAINING,
+        INPUT | KEEPS_SCORES | KEEPS_CONFIDENCE | NOT_IN_TRAINING,
         Need(lambda cfg: cfg.input_split, "has no effect without generation.input_split; give both or neither"),
     )
 
@@ -521,7 +524,39 @@ class GenerationConfig:
     )
 
     observers: list[str] = decoding_key(
-        [], "names of observers, which are called at every decoding step", CALL | KEEPS_SCORES
+        [], "names of observers, which are called at every decoding step", CALL | KEEPS_SCORES | KEEPS_CONFIDENCE
+    )
+
+    # how sure an output is
+    features: list[str] = decoding_key(
+        [],
+        "names of features of the best hypothesis that go with its quality, such as mean_lprob",
+        CALL | KEEPS_SCORES | KEEPS_CONFIDENCE | NOT_IN_TRAINING,
+    )
+    confidence: str = decoding_key(
+        "",
+        "calibration (made by seqgen-calibrate), by which each output has a probability that it is good enough",
+        FILES | KEEPS_SCORES | KEEPS_CONFIDENCE | NOT_IN_TRAINING,
+        role="input_path",
+    )
+    review_share: float = decoding_key(
+        0.0,
+        "with confidence: share of the lines that are marked for a person, such as 0.1; exact for the lines with which "
+        "the calibration was made",
+        CALL | KEEPS_SCORES | KEEPS_CONFIDENCE | NOT_IN_TRAINING,
+        _HAS_CONFIDENCE,
+        minimum=0,
+        maximum=1,
+    )
+    review_risk: float = decoding_key(
+        0.0,
+        "with confidence: so many lines are marked for a person that a line is with this probability at most both "
+        "unmarked and not good enough, such as 0.05",
+        CALL | KEEPS_SCORES | KEEPS_CONFIDENCE | NOT_IN_TRAINING,
+        _HAS_CONFIDENCE,
+        Need(lambda cfg: not cfg.review_share, "and generation.review_share both mark lines; leave one out"),
+        minimum=0,
+        maximum=0.999,
     )
 
     # ensembles

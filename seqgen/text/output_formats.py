@@ -60,7 +60,10 @@ def json_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Wri
             _hypothesis(item, len(decoding.members)) | _top_tokens(item.hypothesis, decoding.task.target_dictionary)
             for item in translation.hypotheses
         ]
-        return {"source": translation.source, **further, "hypotheses": hypotheses}
+        rated = {"features": translation.features or None, "confidence": translation.confidence}
+        rated |= {"review": translation.review}
+        rated = {name: value for name, value in rated.items() if value is not None}
+        return {"source": translation.source, **further, **rated, "hypotheses": hypotheses}
 
     def write(translation: Translation) -> str:
         record: dict[str, Any] = {"id": translation.id, **fields(translation, **how)}
@@ -179,9 +182,22 @@ def _field(text: str) -> str:
     return on_one_line(text).replace("\t", " ")
 
 
+def tsv_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Writer:
+    """Format ``tsv``: source, output, score, confidence and ``review`` or nothing, separated by tabs."""
+
+    def write(translation: Translation) -> str:
+        numbers = [f"{translation.score:.4f}" if translation.hypotheses else ""]
+        numbers.append("" if translation.confidence is None else f"{translation.confidence:.4f}")
+        texts = [_field(translation.source), _field(translation.text)]
+        return "\t".join([*texts, *numbers, "review" if translation.review else ""]) + "\n"
+
+    return write
+
+
 FORMATS: dict[str, Callable[[TextDecoding, Sequence[str] | None], Writer]] = {
     "text": text_writer,
     "json": json_writer,
     "fairseq": fairseq_writer,
+    "tsv": tsv_writer,
 }
 """The formats by name: functions from a prepared decoding, and the references if there are any, to a writer."""

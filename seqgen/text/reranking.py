@@ -301,7 +301,7 @@ class Reranker(Component):
 
 
 class Ranker:
-    """Ranks the hypotheses of a line after the search, by minimum Bayes risk or by a reranker, and keeps the best.
+    """Ranks the hypotheses of a line after the search, by minimum Bayes risk or by a reranker.
 
     Args:
         cfg: the decoding settings.
@@ -314,7 +314,6 @@ class Ranker:
     """
 
     def __init__(self, cfg: GenerationConfig, objects: Mapping[str, Any], beam: int, resources: Resources):
-        self.nbest = cfg.nbest
         self.utility: Utility | None = objects.get("mbr")
         self.reranker: Reranker | None = objects.get("rerank")
         if cfg.mbr:
@@ -329,8 +328,8 @@ class Ranker:
                 "a utility and a reranker both rank hypotheses; set only one of generation.mbr and generation.rerank"
             )
 
-    def best(self, line: Translation, found: Sequence[TextHypothesis]) -> list[TextHypothesis]:
-        """The ``nbest`` best hypotheses of a line, best first.
+    def ranked(self, line: Translation, found: Sequence[TextHypothesis]) -> list[TextHypothesis]:
+        """The hypotheses of a line, best first.
 
         Args:
             line: the line, without hypotheses.
@@ -338,9 +337,7 @@ class Ranker:
         """
         if self.utility is not None:
             utilities = expected_utilities([item.text for item in found], self.utility)
-            ranked = [replace(found[index], utility=utilities[index]) for index in by_expected_utility(utilities)]
-        else:
-            assert self.reranker is not None
-            scores = reranked(self.reranker, line, found)
-            ranked = [replace(found[index], rerank_score=scores[index]) for index in by_expected_utility(scores)]
-        return ranked[: self.nbest]
+            return [replace(found[index], utility=utilities[index]) for index in by_expected_utility(utilities)]
+        assert self.reranker is not None
+        scores = reranked(self.reranker, line, found)
+        return [replace(found[index], rerank_score=scores[index]) for index in by_expected_utility(scores)]

@@ -211,7 +211,19 @@ class ParagraphReader:
         joined = [TextHypothesis(split.joined(texts), self._concatenated(best))] if best else []
         noted = [f"sentence {place}: {note}" for place, part in enumerate(parts, start=1) for note in part.notes]
         ids = torch.cat([part.source_tokens for part in parts])
-        return Translation(number, source, ids, joined, [*split.notes, *noted], prefix=parts[0].prefix, sentences=parts)
+        confidences = [part.confidence for part in parts if part.confidence is not None]
+        marks = [part.review for part in parts if part.review is not None]
+        return Translation(
+            number,
+            source,
+            ids,
+            joined,
+            [*split.notes, *noted],
+            prefix=parts[0].prefix,
+            sentences=parts,
+            confidence=min(confidences, default=None),
+            review=any(marks) if marks else None,
+        )
 
     def _concatenated(self, parts: list[Hypothesis]) -> Hypothesis:
         """The outputs of sentences as one, whose score follows from all their tokens by the rule of the search."""

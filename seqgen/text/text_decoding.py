@@ -24,6 +24,7 @@ from seqgen.generation.setup import Streamer
 from seqgen.structures import Hypothesis
 from seqgen.system.devices import out_of_memory
 from seqgen.text.batching import Batcher
+from seqgen.text.confidence.estimator import ConfidenceEstimator
 from seqgen.text.input_line import InputEncoder, InputLine, with_prefixes
 from seqgen.text.languages import TextModel, encode_source
 from seqgen.text.output_notes import OutputNotes
@@ -58,6 +59,7 @@ class TextDecoding:
         input_encoder: encodes lines.
         batcher: divides them into batches.
         ranker: ranks their hypotheses; ``None`` for the order of the search.
+        confidence: adds features and the probability that an output is good enough; ``None`` if not requested.
         output_notes: writes notes on them.
 
     Raises:
@@ -94,6 +96,8 @@ class TextDecoding:
             raise ConfigError("generation.input_split=sentences cannot be streamed; leave it out, or do not stream")
         ranks = cfg.mbr or cfg.rerank or {"mbr", "rerank"} & settings.objects.keys()
         self.ranker = Ranker(cfg, settings.objects, setup.beam_size, resources) if ranks else None
+        rates = cfg.features or cfg.confidence
+        self.confidence = ConfidenceEstimator(cfg, self.models, resources) if rates else None
         self.output_notes = OutputNotes(cfg, setup, self.task, self.input_encoder.longest_output)
 
     @cached_property
@@ -222,16 +226,18 @@ class TextDecoding:
         """
         notes = self.output_notes.on_search(line, hypotheses)
         found = []
-        for hypothesis in hypotheses[: self.cfg.nbest] if self.ranker is None else hypotheses:
+        for hypothesis in hypotheses[: self.cfg.nbest if self.ranker is self.confidence is None else None]:
             aligned = attend_to_source(hypothesis, width, len(line.sources[0]), self.models[0].left_pad_source)
             replaces = self.unknown_words is not None and self.task.target_dictionary.unk() in aligned.tokens
             if replaces and aligned.alignment is None:
                 notes.append("unknown words are not replaced: the model returns no attention weights")
             found.append(TextHypothesis(self._text(line, aligned, replaces), aligned))
-        best = found if self.ranker is None or not found else self.ranker.best(line.translation(), found)
+        ranked = found if self.ranker is None or not found else self.ranker.ranked(line.translation(), found)
+        best = ranked[: self.cfg.nbest]
         certificate = self.generator.setup.certificate
         bound, exact = (None, None) if certificate is None else certificate.found.pop(line.number)
-        return line.translation(best, [*notes, *self.output_notes.on_outputs(line, best)], bound, exact)
+        made = line.translation(best, [*notes, *self.output_notes.on_outputs(line, best)], bound, exact)
+        return made if self.confidence is None else self.confidence.rated(made, ranked)
 
     def _text(self, line: InputLine, hypothesis: Hypothesis, replaces: bool) -> str:
         """The text of a hypothesis, after a prompt the text that it adds to the prompt's.

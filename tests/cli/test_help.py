@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import seqgen
+from seqgen.cli.calibrate import CalibrateConfig
 from seqgen.cli.convert import ConvertConfig
 from seqgen.cli.diff import DiffConfig
 from seqgen.cli.help import COMMON_KEYS, EXAMPLES
@@ -33,6 +34,7 @@ SCHEMAS: dict[str, type] = {
     "seqgen-score": ScoreConfig,
     "seqgen-convert": ConvertConfig,
     "seqgen-tune": TuneConfig,
+    "seqgen-calibrate": CalibrateConfig,
     "seqgen-show": ShowConfig,
     "seqgen-diff": DiffConfig,
     "seqgen-check": ModelCheckConfig,

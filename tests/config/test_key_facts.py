@@ -14,9 +14,9 @@ from seqgen.config.generation import SCOPES, decoding_key, keys_with
 from seqgen.config.keys import OTHER_NAMES, similar_keys
 
 FACTS = {
-    "CALL": "max_time top_tokens observers members dtype",
+    "CALL": "max_time top_tokens observers features review_share review_risk members dtype",
     "INPUT": "input_split input_split_lang",
-    "FILES": "draft prefix_trie shortlist replace_unknown",
+    "FILES": "draft prefix_trie shortlist replace_unknown confidence",
     "SPEED": "max_tokens batch_size buffer_size",
     "ENSEMBLE": "guidance_scale combination members",
     "STRATEGY": "constraints seed",
@@ -24,7 +24,8 @@ FACTS = {
     "KEEPS_SCORES": """
         semantics beam nbest source_lang input_split input_split_lang max_len_a max_len_b max_len
         early_stopping end_symbols stop_strings max_time unnormalized lenpen length_penalty seed draft draft_tokens
-        prompt_lookup mbr rerank top_tokens replace_unknown observers members max_tokens batch_size buffer_size dtype
+        prompt_lookup mbr rerank top_tokens replace_unknown observers features confidence review_share review_risk
+        members max_tokens batch_size buffer_size dtype
     """,
     "ACROSS_VOCABULARIES": """
         semantics beam nbest max_len_a max_len_b max_len min_len unnormalized lenpen length_penalty temperature mbr
@@ -32,8 +33,10 @@ FACTS = {
     """,
     "NOT_IN_TRAINING": """
         nbest source_lang target_lang input_split input_split_lang max_time constraints draft rerank
-        top_tokens replace_unknown members max_tokens batch_size buffer_size dtype
+        top_tokens replace_unknown features confidence review_share review_risk members max_tokens batch_size
+        buffer_size dtype
     """,
+    "KEEPS_CONFIDENCE": "nbest input_split input_split_lang observers features confidence review_share review_risk",
     "SCORES_TARGETS": "source_lang target_lang unnormalized combination batch_size bit_exact",
 }
 """The keys with each fact, except ``MODEL``, which the keys without another scope have."""

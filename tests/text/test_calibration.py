@@ -9,24 +9,27 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError, DataError
-from seqgen.generation.component import Resources, build
-from seqgen.registry import FEATURES
-from seqgen.text.confidence.calibration import Calibration, calibrate, calibrated_settings, fitted
-from seqgen.text.confidence.features import Feature
+from seqgen.text.confidence.calibration import (
+    Calibration,
+    calibrated_settings,
+    fitted,
+    measured,
+    weights_fingerprint,
+)
 from seqgen.text.reranking import Chrf
 from seqgen.text.translator import Translator
-from tests.scripted_model import dictionary
 from tests.text_models import TEXTS, text_model
 
 Array = NDArray[np.float64]
 MADE = Calibration(
     model="abc", settings={"beam": 4, "components": {"search.groups": 2}}, metric="chrf", quality=50.0,
     features=["mean_lprob", "sum_lprob"], centers=[-0.5, -7.0], scales=[0.2, 3.0], weights=[1.5, -0.25], bias=0.3,
-    lines=199, bad=[0.1, 0.3, 0.6],
+    good=[0.5, *[0.9] * 195], bad=[0.1, 0.3, 0.6],
 )  # fmt: skip
 
 
@@ -41,7 +44,7 @@ def law(count: int, seed: int) -> tuple[Array, NDArray[np.bool_], Array]:
 
 def test_probabilities_are_those_of_the_law() -> None:
     values, good, _ = law(8000, 0)
-    found = fitted(values, good, quality=50.0)
+    found = fitted(values, good.astype(float), 1.0)
     fresh, _, true = law(2000, 1)
     assert np.abs(found.probabilities(fresh) - true).max() < 0.06
     assert found.lines == 4000
@@ -58,14 +61,15 @@ def test_the_formula_of_a_probability() -> None:
 def test_the_promised_risk_is_kept_over_many_splits(lines: int, risk: float) -> None:
     """It is nearly exhausted, too: by the theorem, the risk is at least the promised one less 2 / (lines + 1)."""
     fresh, good, _ = law(4000, 2)
-    first = fitted(*law(400, 3)[:2], quality=50.0)
+    values, reached, _ = law(400, 3)
+    first = fitted(values, reached.astype(float), 1.0)
     confidence = first.probabilities(fresh)
     draw, risks = np.random.default_rng(4), []
     for _ in range(1000):
         order = draw.permutation(len(good))
         held_out, new = order[:lines], order[lines:]
         bad = sorted(confidence[held_out[~good[held_out]]].tolist())
-        threshold = replace(first, lines=lines, bad=bad).review_threshold(risk)
+        threshold = replace(first, good=[1.0] * (lines - len(bad)), bad=bad).risk_threshold(risk)
         risks.append(float(((confidence[new] > threshold) & ~good[new]).mean()))
     error = float(np.std(risks)) / math.sqrt(len(risks))
     assert np.mean(risks) <= risk + 3 * error
@@ -74,31 +78,38 @@ def test_the_promised_risk_is_kept_over_many_splits(lines: int, risk: float) -> 
 
 def test_thresholds_by_hand() -> None:
     """Of 199 lines, (k + 1) / 200 bounds the risk if k bad ones are above the threshold."""
-    assert MADE.review_threshold(0.005) == 0.6
-    assert MADE.review_threshold(0.0099) == 0.6
-    assert MADE.review_threshold(0.01) == 0.3
-    assert MADE.review_threshold(0.015) == 0.1
-    assert MADE.review_threshold(0.02) == -1
+    assert MADE.risk_threshold(0.005) == 0.6
+    assert MADE.risk_threshold(0.0099) == 0.6
+    assert MADE.risk_threshold(0.01) == 0.3
+    assert MADE.risk_threshold(0.015) == 0.1
+    assert MADE.risk_threshold(0.02) == -1
 
 
 def test_what_cannot_be_promised_is_refused() -> None:
-    made = replace(MADE, lines=200)
+    def made(lines: int) -> Calibration:
+        return replace(MADE, good=[0.9] * (lines - 3))
+
     with pytest.raises(
         ConfigError, match=r"with 200 held-out lines a risk of 0.001 cannot be .*at least 999 are needed"
     ):
-        made.review_threshold(0.001)
+        made(200).risk_threshold(0.001)
     with pytest.raises(ConfigError, match="at least 999"):
-        replace(made, lines=998).review_threshold(0.001)
-    assert replace(made, lines=999).review_threshold(0.001) == 0.6
-    for risk in (0.0, 1.0, -1.0, math.nan):
-        with pytest.raises(ConfigError, match="between 0 and 1"):
-            made.review_threshold(risk)
+        made(998).risk_threshold(0.001)
+    assert made(999).risk_threshold(0.001) == 0.6
+
+
+@pytest.mark.parametrize(
+    ("share", "wanted"), [(0, -1), (0.004, -1), (1 / 199, 0.1), (0.01, 0.1), (2 / 199, 0.3), (4 / 199, 0.6), (1, 0.9)]
+)
+def test_a_share_of_the_held_out_lines(share: float, wanted: float) -> None:
+    assert MADE.share_threshold(share) == wanted
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     MADE.save(tmp_path / "made.json")
     assert Calibration.load(tmp_path / "made.json") == MADE
-    made = fitted(*law(100, 5)[:2], quality=50.0, features=["a", "b", "c"], model="abc", metric="chrf")
+    values, good, _ = law(100, 5)
+    made = fitted(values, good.astype(float), 1.0, features=["a", "b", "c"], model="abc", metric="chrf")
     made.save(tmp_path / "fitted.json")
     assert Calibration.load(tmp_path / "fitted.json") == made
 
@@ -112,7 +123,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     wrong = [{**good, name: value} for name, value in [
         ("format", "seqgen calibration 2"), ("bias", "x"), ("bias", math.nan), ("weights", [1.0]),
         ("scales", [0.0, 1.0]),
-        ("bad", [2.0]), ("lines", 2), ("lines", 10**30), ("settings", []), ("more", 1), ("features", [1, 2]),
+        ("bad", [2.0]), ("good", 2), ("good", [-1e-9]), ("settings", []), ("more", 1), ("features", [1, 2]),
     ]]  # fmt: skip
     wrong += [{key: value for key, value in good.items() if key != each.name} for each in fields(Calibration)]
     for content in [*map(json.dumps, wrong), "", "[]", "7", "[" * 10**5, text[:50], "\x00"]:
@@ -137,17 +148,81 @@ def test_other_models_and_settings_are_refused() -> None:
     MADE.check("abc", calibrated_settings(cfg))
 
 
-def test_a_decode_is_calibrated() -> None:
-    texts = [*TEXTS, *(" ".join(reversed(text.split())) for text in TEXTS), ""] * 2
-    translations = Translator(text_model(), beam=3, nbest=3).translate(texts)
-    # every second reference is the output
-    references = [line.text if number % 2 else "zz" for number, line in enumerate(translations)]
-    resources = Resources(dictionary(19))
-    names = ["mean_lprob", "length_ratio", "unknown_tokens"]
-    features = {name: build(FEATURES, name, Feature, GenerationConfig(), resources) for name in names}
-    found = calibrate(translations, references, features, Chrf(), metric="chrf", quality=60.0, model="m", settings={})
-    assert found.features == names
-    assert found.lines == 10, "half of the lines that have an output"
-    assert 1 <= len(found.bad) < 10
-    with pytest.raises(DataError, match=r"0 of 10 outputs reach the quality 101, and both good and bad ones"):
-        calibrate(translations, references, features, Chrf(), metric="chrf", quality=101.0, model="m", settings={})
+def test_by_default_all_but_the_worst_quarter_is_good_enough() -> None:
+    qualities = np.random.default_rng(0).permutation(np.repeat(np.arange(20.0), 20))
+    found = fitted(np.ones((400, 1)), qualities)
+    assert len(found.bad) / 200 == pytest.approx(0.25, abs=0.07)
+    with pytest.raises(DataError, match=r"0 of 200 outputs reach the quality 21, and both good and bad ones"):
+        fitted(np.ones((400, 1)), qualities, 21)
+    with pytest.raises(DataError, match="needs 20 lines with an output, and there are 19"):
+        fitted(np.ones((19, 1)), qualities[:19])
+
+
+def test_lines_without_an_output_are_not_measured() -> None:
+    translations = Translator(text_model(), beam=3).translate([TEXTS[0], "", TEXTS[1]])
+    found = measured(translations, [translations[0].text, "", "zz"], Chrf())
+    assert [one.id for one in found.translations] == [0, 2]
+    assert found.qualities == pytest.approx([100, 0])
+
+
+def test_a_fingerprint_of_weights() -> None:
+    first, same, other = (text_model(seed=seed).model for seed in (0, 0, 1))
+    assert weights_fingerprint([first]) == weights_fingerprint([same])
+    assert len({weights_fingerprint(models) for models in ([first], [other], [first, other], [other, first])}) == 4
+    with torch.no_grad():
+        next(same.parameters())[0, 0] += 1e-3
+    assert weights_fingerprint([first]) != weights_fingerprint([same])
+
+
+@pytest.fixture
+def calibration(tmp_path: Path) -> Path:
+    """A calibration of ``text_model()`` with a beam of 3, in which the mean log-probability is all that counts."""
+    model, cfg = text_model(), Translator(text_model()).settings(beam=3)
+    made = replace(
+        MADE, model=weights_fingerprint([model.model]), settings=calibrated_settings(cfg), weights=[1.5, 0.0],
+        features=["mean_lprob", "nbest_entropy"],
+    )  # fmt: skip
+    made.save(tmp_path / "made.json")
+    return tmp_path / "made.json"
+
+
+def test_a_decode_has_probabilities_and_marks(calibration: Path) -> None:
+    translator, made = Translator(text_model()), Calibration.load(calibration)
+    whole = translator.translate([*TEXTS, ""], beam=3, nbest=3, features=["mean_lprob", "nbest_entropy"])
+    assert whole[-1].features == {}
+    wanted = [1 / (1 + math.exp(-0.3 - 1.5 * (one.features["mean_lprob"] + 0.5) / 0.2)) for one in whole[:-1]]
+    median = sorted(wanted)[2]
+    replace(made, bad=[median, *made.bad]).save(calibration)  # a file that has changed is read again
+    found = translator.translate([*TEXTS, ""], beam=3, confidence=str(calibration), review_risk=0.005)
+    assert [one.confidence for one in found] == pytest.approx([*wanted, None])
+    assert [one.features for one in found] == [one.features for one in whole], "of all hypotheses, not of the best"
+    assert len(found[0].hypotheses) == 1
+    level = made.risk_threshold(0.005)
+    assert [one.review for one in found] == [*(value <= max(level, median) for value in wanted), None]
+
+
+def test_a_paragraph_is_as_certain_as_its_least_certain_sentence(calibration: Path) -> None:
+    pytest.importorskip("sentencex")
+    translator = Translator(text_model(), beam=3, confidence=str(calibration), review_share=0.01)
+    texts = [f"{text.capitalize()}." for text in TEXTS[:3]]
+    separate = translator.translate(texts)
+    (whole,) = translator.translate([" ".join(texts)], input_split="sentences", input_split_lang="en")
+    assert [one.confidence for one in whole.sentences] == [one.confidence for one in separate]
+    assert whole.confidence == min(one.confidence or 0 for one in separate)
+    assert whole.review == any(one.review for one in separate)
+
+
+def test_other_uses_of_a_calibration_are_refused(calibration: Path) -> None:
+    name = str(calibration)
+    with pytest.raises(ConfigError, match=r"generation.confidence=.*made.json: .*other values of generation.beam"):
+        Translator(text_model(), beam=4, confidence=name).translate(TEXTS)
+    with pytest.raises(ConfigError, match="made with another model"):
+        Translator(text_model(seed=1), beam=3, confidence=name).translate(TEXTS)
+    with pytest.raises(ConfigError, match="made with another model"):
+        Translator([text_model(), text_model(seed=1)], beam=3, confidence=name).translate(TEXTS)
+    with pytest.raises(ConfigError, match=r"a risk of 0\.001 cannot be promised; at least 999 are needed"):
+        Translator(text_model(), beam=3, confidence=name, review_risk=0.001).translate(TEXTS)
+    with pytest.raises(ConfigError, match=r"review_share=0\.1 has no effect without generation.confidence=FILE"):
+        Translator(text_model(), review_share=0.1)
+    with pytest.raises(ConfigError, match="both mark lines; leave one out"):
+        Translator(text_model(), confidence=name, review_share=0.1, review_risk=0.1)

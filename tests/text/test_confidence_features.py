@@ -66,7 +66,9 @@ def test_a_list_of_one_hypothesis() -> None:
 
 def test_an_impossible_token_has_a_finite_log_probability() -> None:
     line = Translation(0, "a", torch.tensor([4, 2]), [hypothesis("b", [4, 2], [0.0, 1.0])])
-    assert feature_values([made("sum_lprob"), made("mean_lprob")], [line]).tolist() == [[LEAST, LEAST / 2]]
+    names = ["sum_lprob", "mean_lprob"]
+    found = feature_values({name: made(name) for name in names}, line)
+    assert found == {"sum_lprob": LEAST, "mean_lprob": LEAST / 2}
 
 
 def boosted(top: list[float], chosen: int) -> float:
@@ -97,8 +99,8 @@ def test_boosted_probability_of_a_token(top: list[float], chosen: int, wanted: f
 
 def test_all_features_of_a_decode() -> None:
     translations = Translator(text_model(), beam=4, nbest=4, top_tokens=6).translate(TEXTS)
-    features = [made(entry.name) for entry in FEATURES.entries()]
-    values = feature_values(features, translations)
+    features = {entry.name: made(entry.name) for entry in FEATURES.entries()}
+    values = np.array([list(feature_values(features, line).values()) for line in translations])
     assert values.shape == (len(TEXTS), len(features))
     assert (values.std(0) > 0).sum() >= 7, "most of them differ from line to line"
     lines = values[:, [entry.name for entry in FEATURES.entries()].index("boosted_lprob")]
@@ -127,4 +129,4 @@ def test_what_a_feature_needs_and_returns_is_checked() -> None:
             return math.nan
 
     with pytest.raises(DecodingError, match=r"Broken .* must return a finite number and returns nan"):
-        feature_values([Broken()], [LINE])
+        feature_values({"broken": Broken()}, LINE)

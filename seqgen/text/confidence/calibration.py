@@ -8,27 +8,32 @@ conformal risk control (Angelopoulos et al. 2024).
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy
 from numpy.typing import NDArray
+from torch import nn
 
 from seqgen.config import GenerationConfig, option
-from seqgen.config.generation import SPEED, keys_with
+from seqgen.config.generation import KEEPS_CONFIDENCE, SPEED, keys_with
 from seqgen.config.values import DEFAULTS, from_dict, to_dict
 from seqgen.errors import ConfigError, DataError, listing, reading_errors
 from seqgen.system.files import write_atomically
 from seqgen.system.reading import parse_json, read_bytes
-from seqgen.text.confidence.features import Feature, feature_values
 from seqgen.text.reranking import Matrix, Utility, compared
 from seqgen.text.results import Translation
 
 FORMAT = "seqgen calibration 1"
+FEWEST = 20
+"""Number of lines without which nothing is fitted."""
+SAMPLES = 64
+"""Numbers of a weight that its fingerprint is made of; up to twice as many."""
 ROUNDING = 1e-9
 """Products of a risk and a number of lines are rounded up to a whole number that is so close."""
 
@@ -50,8 +55,13 @@ class Calibration:
     scales: list[float] = option([], "standard deviation of each feature", minimum=0)
     weights: list[float] = option([], "weight of each feature")
     bias: float = option(0.0, "bias of the logistic regression")
-    lines: int = option(0, "number of held-out lines", minimum=0)
-    bad: list[float] = option([], "probabilities of the held-out lines that are not good enough", minimum=0, maximum=1)
+    good: list[float] = option([], "probabilities of the held-out lines that are good enough", minimum=0, maximum=1)
+    bad: list[float] = option([], "probabilities of those that are not", minimum=0, maximum=1)
+
+    @property
+    def lines(self) -> int:
+        """The number of held-out lines."""
+        return len(self.good) + len(self.bad)
 
     def probabilities(self, values: Matrix) -> Matrix:
         """The probability that each output is good enough.
@@ -67,14 +77,19 @@ class Calibration:
         found: Matrix = (1 + numpy.tanh(logits / 2)) / 2  # the sigmoid, without overflow
         return found
 
-    def review_threshold(self, risk: float) -> float:
-        """The probability at and below which a person must read a line.
+    def share_threshold(self, share: float) -> float:
+        """The probability at and below which this share of the held-out lines is; -1 if it is less than a line."""
+        count = math.floor(share * self.lines + ROUNDING)
+        return sorted([*self.good, *self.bad])[count - 1] if count else -1.0
+
+    def risk_threshold(self, risk: float) -> float:
+        """The probability at and below which a person must read a line, so that the risk of the others is kept.
 
         If new lines are drawn like the held-out ones, a new line is with probability ``risk`` at most both above the
         threshold and not good enough. The probability is over the held-out lines and the new line together.
 
         Args:
-            risk: the risk that is promised, from 0 to 1.
+            risk: the risk that is promised, above 0 and below 1.
 
         Returns:
             The threshold; -1 if no line need be read.
@@ -82,8 +97,6 @@ class Calibration:
         Raises:
             ConfigError: there are too few held-out lines for this promise.
         """
-        if not 0 < risk < 1:
-            raise ConfigError(f"a risk of {risk:g} cannot be promised; give a number between 0 and 1, such as 0.05")
         # With k bad lines above the threshold, (k + 1) / (lines + 1) bounds the risk: the new line may be a bad one.
         allowed = math.floor(risk * (self.lines + 1) + ROUNDING) - 1
         if allowed < 0:
@@ -104,13 +117,13 @@ class Calibration:
         Raises:
             ConfigError: they differ.
         """
-        if model != self.model:
-            raise ConfigError("the calibration was made with another model; make one with this model")
         if keys := sorted(key for key in {*settings, *self.settings} if settings.get(key) != self.settings.get(key)):
             raise ConfigError(
                 f"the calibration was made with other values of {listing([f'generation.{key}' for key in keys])}; make "
                 "one with these settings"
             )
+        if model != self.model:
+            raise ConfigError("the calibration was made with another model; make one with this model")
 
     def save(self, path: Path) -> None:
         """Write a JSON file."""
@@ -131,72 +144,91 @@ class Calibration:
                 raise ValueError("it lacks some of its keys")
             found = from_dict(cls, content, "its values")
             sizes = {len(one) for one in (found.features, found.centers, found.scales, found.weights)}
-            if len(sizes) > 1 or len(found.bad) > found.lines or not all(found.scales):
+            if len(sizes) > 1 or not all(found.scales):
                 raise ValueError("its values contradict each other")
         except (ValueError, ConfigError) as error:
             raise DataError(f"{path} is no calibration or is damaged: {error}; make it again") from None
         return found
 
 
-def calibrate(
-    translations: Sequence[Translation],
-    references: Sequence[str],
-    features: Mapping[str, Feature],
-    utility: Utility,
-    **facts: Any,
-) -> Calibration:
-    """Fit the map on a random half of the lines, and hold the others out.
+@dataclass(frozen=True)
+class Measured:
+    """Lines that have an output and a reference.
+
+    Attributes:
+        translations: ``N`` lines; empty ones are left out.
+        qualities: ``(N,)`` the utility of each output against its reference.
+    """
+
+    translations: list[Translation]
+    qualities: Matrix
+
+
+def measured(translations: Iterable[Translation], references: Iterable[str], utility: Utility) -> Measured:
+    """Measure the quality of outputs.
 
     Args:
-        translations: ``N`` lines; those without an output, such as empty ones, are left out.
+        translations: the lines.
         references: the reference of each.
-        features: ``F`` features by name.
-        utility: measures the quality of an output.
-        facts: the fields ``model``, ``settings``, ``metric`` and ``quality`` of the result.
-
-    Raises:
-        DataError: all outputs of the first half are good enough, or none is.
-        ConfigError: scikit-learn is not installed.
+        utility: compares an output with its reference.
     """
     pairs = [pair for pair in zip(translations, references, strict=True) if pair[0].num_tokens]
-    values = feature_values(list(features.values()), [translation for translation, _ in pairs])
-    reached = [compared(utility, [one.hypotheses[0].text], [reference])[0, 0] for one, reference in pairs]
-    return fitted(values, numpy.array(reached) >= facts["quality"], features=list(features), **facts)
+    found = [compared(utility, [one.hypotheses[0].text], [reference])[0, 0] for one, reference in pairs]
+    return Measured([one for one, _ in pairs], numpy.array(found))
 
 
-def fitted(values: Matrix, good: NDArray[numpy.bool_], **facts: Any) -> Calibration:
-    """See ``calibrate``.
+def halves(count: int) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
+    """The lines on which the map is fitted, and the held-out ones: random halves, the same for each call."""
+    order = numpy.random.default_rng(1).permutation(count)
+    return order[: count // 2], order[count // 2 :]
+
+
+def fitted(values: Matrix, qualities: Matrix, quality: float | None = None, **facts: Any) -> Calibration:
+    """Fit the map on half of the lines, and hold the others out.
 
     Args:
         values: ``(N, F)`` features.
-        good: ``(N,)`` bool, which outputs are good enough.
-        facts: the fields of the result that do not follow from these.
+        qualities: ``(N,)`` the quality of each output.
+        quality: the quality from which an output is good enough; ``None`` for that which three quarters of the lines
+            of the first half exceed.
+        facts: ``model``, ``settings``, ``metric`` and ``features`` of the result.
+
+    Raises:
+        DataError: there are too few lines, or all outputs of the first half are good enough, or none is.
     """
-    try:
-        from sklearn.linear_model import LogisticRegression
-    except ImportError:
-        raise ConfigError("a calibration needs scikit-learn: pip install scikit-learn") from None
-    order = numpy.random.default_rng(1).permutation(len(good))
-    fit, held_out = order[: len(order) // 2], order[len(order) // 2 :]
+    from sklearn.linear_model import LogisticRegression  # slow to import
+
+    if len(values) < FEWEST:
+        raise DataError(f"a calibration needs {FEWEST} lines with an output, and there are {len(values)}; give more")
+    fit, held_out = halves(len(values))
+    least = float(numpy.nextafter(numpy.quantile(qualities[fit], 0.25), numpy.inf)) if quality is None else quality
+    good = qualities >= least
     if (count := int(good[fit].sum())) in (0, len(fit)):
         raise DataError(
-            f"{count} of {len(fit)} outputs reach the quality {facts.get('quality', 0):g}, and both good and bad ones "
-            "are needed; change the quality, or give more lines"
+            f"{count} of {len(fit)} outputs reach the quality {least:g}, and both good and bad ones are needed; change "
+            "the quality, or give more lines"
         )
     spread = values[fit].std(0)
     centers, scales = values[fit].mean(0), numpy.where(spread > 0, spread, 1.0)
     model = LogisticRegression(max_iter=1000).fit((values[fit] - centers) / scales, good[fit])
     vectors = {"centers": centers, "scales": scales, "weights": model.coef_[0]}
-    found = Calibration(
-        bias=float(model.intercept_[0]),
-        lines=len(held_out),
-        **{name: vector.tolist() for name, vector in vectors.items()},
-        **facts,
-    )
-    bad = held_out[~good[held_out]]
-    return dataclasses.replace(found, bad=sorted(found.probabilities(values[bad]).tolist()))
+    lists = {name: vector.tolist() for name, vector in vectors.items()}
+    found = Calibration(bias=float(model.intercept_[0]), quality=least, **lists, **facts)
+    probabilities = found.probabilities(values)
+    groups = {"good": held_out[good[held_out]], "bad": held_out[~good[held_out]]}
+    return dataclasses.replace(found, **{name: sorted(probabilities[rows].tolist()) for name, rows in groups.items()})
 
 
 def calibrated_settings(cfg: GenerationConfig) -> dict[str, Any]:
-    """The decoding settings on which a calibration depends: all but those of speed, where they are not the defaults."""
-    return {key: value for key, value in to_dict(cfg).items() if value != DEFAULTS[key] and key not in keys_with(SPEED)}
+    """The decoding settings on which a calibration depends, where they are not the defaults."""
+    left_out = {*keys_with(SPEED), *keys_with(KEEPS_CONFIDENCE)}
+    return {key: value for key, value in to_dict(cfg).items() if value != DEFAULTS[key] and key not in left_out}
+
+
+def weights_fingerprint(models: Sequence[nn.Module]) -> str:
+    """A checksum of the names, shapes and some numbers of all weights: it costs little also for large models."""
+    digest = hashlib.sha256()
+    for name, weight in (pair for model in models for pair in model.named_parameters()):
+        some = weight.detach().flatten()[:: max(1, weight.numel() // SAMPLES)]
+        digest.update(f"{name} {tuple(weight.shape)} {some.double().tolist()}".encode())
+    return digest.hexdigest()

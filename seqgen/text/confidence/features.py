@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 
-import numpy
 import torch
 from torch import Tensor
 
@@ -13,7 +12,7 @@ from seqgen.errors import ConfigError
 from seqgen.generation.component import Component, Resources
 from seqgen.registry import register_feature
 from seqgen.system.contract import violated
-from seqgen.text.reranking import Chrf, Matrix
+from seqgen.text.reranking import Chrf
 from seqgen.text.results import TextHypothesis, Translation
 
 LEAST = -50.0
@@ -23,7 +22,8 @@ LEAST = -50.0
 class Feature(Component):
     """A number that goes with the quality of the best hypothesis of a line; a subclass implements ``__call__``.
 
-    A class that is registered with ``@register_feature`` can be chosen by name.
+    A class that is registered with ``@register_feature`` can be chosen by name (``generation.features``). It receives
+    all hypotheses of the search, of which ``nbest`` are returned.
     """
 
     def __call__(self, translation: Translation) -> float:
@@ -38,26 +38,23 @@ class Feature(Component):
         raise NotImplementedError
 
 
-def feature_values(features: Sequence[Feature], translations: Sequence[Translation]) -> Matrix:
+def feature_values(features: Mapping[str, Feature], translation: Translation) -> dict[str, float]:
     """Compute features, and check what they return.
 
     Args:
-        features: ``F`` features.
-        translations: ``N`` lines, each with at least one hypothesis.
+        features: features by name.
+        translation: a line with at least one hypothesis.
 
     Returns:
-        ``(N, F)``.
+        The value of each.
 
     Raises:
         DecodingError: a feature returns no finite number.
     """
-    values = numpy.zeros((len(translations), len(features)))
-    for row, translation in enumerate(translations):
-        for column, feature in enumerate(features):
-            value = feature(translation)
-            if not isinstance(value, int | float) or not math.isfinite(value):
-                raise violated(feature, "__call__", f"must return a finite number and returns {value!r}")
-            values[row, column] = value
+    values = {name: feature(translation) for name, feature in features.items()}
+    for name, value in values.items():
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise violated(features[name], "__call__", f"must return a finite number and returns {value!r}")
     return values
 
 

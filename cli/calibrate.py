@@ -1,0 +1,145 @@
+"""``seqgen-calibrate``: fit or examine the probability that an output is good enough."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy
+
+from seqgen.cli.command import Arguments, log, run, set_up_device
+from seqgen.cli.generate import checked_input, prefix_lines
+from seqgen.cli.line_decoding import load_noted, settings_of_part
+from seqgen.cli.output import check_output, write_report
+from seqgen.cli.tune import TuneConfig, check_text, lines_with_references
+from seqgen.config import option
+from seqgen.config.settings import Settings, given_settings
+from seqgen.errors import ConfigError
+from seqgen.generation.component import Resources, build
+from seqgen.lab.confidence_report import PICTURES, ConfidenceReport
+from seqgen.registry import UTILITIES
+from seqgen.text.confidence.calibration import (
+    Calibration,
+    Measured,
+    calibrated_settings,
+    fitted,
+    halves,
+    measured,
+    weights_fingerprint,
+)
+from seqgen.text.reranking import Matrix, Utility
+from seqgen.text.translator import Translator
+
+DESCRIPTION = """decodes a text that has references, and fits the probability that an output is good enough, for
+seqgen-generate generation.confidence=FILE. With generation.confidence=FILE, it reports how good this calibration is for
+the text."""
+
+FEATURES = ["mean_lprob", "min_lprob", "sum_lprob", "nbest_entropy", "nbest_similarity", "source_length"]
+FEATURES += ["length_ratio", "unknown_tokens", "copied_words"]
+
+
+@dataclass
+class CalibrateConfig(TuneConfig):
+    """The configuration of ``seqgen-calibrate``."""
+
+    output: str = option("", "calibration to write (.json)", role="output_path")
+    metric: str = option("chrf", "name of the utility that measures the quality of an output")
+    quality: float | None = option(
+        None, "quality from which an output is good enough; null for that of all but the worst quarter of the lines"
+    )
+    picture: str = option("", "file for the curve of the risk of unread lines (.svg, .png)", role="output_path")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the command."""
+
+    def work(cfg: CalibrateConfig, typed: Arguments) -> None:
+        calibrate(cfg, typed.overrides)
+
+    run(CalibrateConfig, work, DESCRIPTION, argv, pass_arguments=True)
+
+
+def calibrate(cfg: CalibrateConfig, overrides: Sequence[str]) -> None:
+    """Decode the text, write the calibration, and print the figures for the lines that were held out.
+
+    Args:
+        cfg: the whole configuration.
+        overrides: its ``key=value`` arguments.
+
+    Raises:
+        UserError: a key, model or file cannot be used, or memory runs out.
+    """
+    _check_keys(cfg)
+    references, _ = checked_input(cfg)
+    loaded = load_noted(cfg, set_up_device(cfg.common))
+    task = loaded[0].task
+    lines, references = lines_with_references(cfg, task, references)
+    part = Settings().with_layer("part", settings_of_part(cfg.dataset, task))
+    translator = Translator(loaded, settings=part, **given_settings(cfg, overrides))
+    names = cfg.generation.features or FEATURES
+    decoding = translator.prepare(features=list(dict.fromkeys([*names, "mean_lprob", "source_length"])))
+    for note in decoding.notes:
+        log(note)
+    target = task.target_tokenizer
+    resources = Resources(target.dictionary, target.encode, target.decode)
+    utility = build(UTILITIES, cfg.metric, Utility, decoding.cfg, resources)
+    found = measured(decoding.translate(lines, prefix_lines(cfg)), references, utility)
+    if not cfg.generation.confidence:
+        values = numpy.array([[one.features[name] for name in names] for one in found.translations])
+        facts = {"model": weights_fingerprint(translator.models), "settings": calibrated_settings(decoding.cfg)}
+        made = fitted(values, found.qualities, cfg.quality, metric=cfg.metric, features=names, **facts)
+        made.save(Path(cfg.output))
+        held_out = halves(len(values))[1]
+        rest = Measured([found.translations[row] for row in held_out], found.qualities[held_out])
+        return _report(cfg, rest, made.probabilities(values[held_out]), made.quality)
+    made = Calibration.load(Path(cfg.generation.confidence))
+    if made.metric != cfg.metric:
+        raise ConfigError(f"the calibration was made with metric={made.metric}, not {cfg.metric}; give the same metric")
+    _report(cfg, found, numpy.array([one.confidence for one in found.translations]), made.quality)
+
+
+def _check_keys(cfg: CalibrateConfig) -> None:
+    """Check before the models are loaded that no key is missing or without effect."""
+    check_text(cfg)
+    for package in ("sklearn", "matplotlib"):
+        if find_spec(package) is None:
+            raise ConfigError("seqgen-calibrate needs two packages: pip install scikit-learn matplotlib")
+    if bool(cfg.output) == bool(cfg.generation.confidence):
+        raise ConfigError(
+            "give either output=FILE.json, to make a calibration, or generation.confidence=FILE, to examine one"
+        )
+    if cfg.generation.confidence and cfg.quality is not None:
+        raise ConfigError("quality has no effect with generation.confidence, whose file says it; remove the key")
+    if cfg.generation.input_split:
+        raise ConfigError(
+            "a calibration is made from lines that are decoded as they are, without generation.input_split; it then "
+            "also applies to the sentences of lines that are split"
+        )
+    files = (cfg.input, cfg.reference, cfg.prefix, cfg.generation.confidence)
+    if cfg.output:
+        check_output("output", cfg.output, *files, other_outputs=[cfg.json])
+    if cfg.picture:
+        if Path(cfg.picture).suffix not in PICTURES:
+            raise ConfigError(f"picture={cfg.picture} must end in {', '.join(PICTURES)}; give another name")
+        check_output("picture", cfg.picture, *files, other_outputs=[cfg.json, cfg.output])
+
+
+def _report(cfg: CalibrateConfig, found: Measured, confidences: Matrix, quality: float) -> None:
+    """Print the figures for some lines, and draw the curve."""
+    baselines = {
+        "mean_lprob": [one.features["mean_lprob"] for one in found.translations],
+        "length": [one.features["source_length"] for one in found.translations],
+    }
+    scores = {"confidence": confidences, **{name: numpy.array(values) for name, values in baselines.items()}}
+    marks = [one.review for one in found.translations]
+    marked = None if None in marks or not marks else numpy.array(marks, dtype=float)
+    report = ConfidenceReport(scores, found.qualities, quality, marked)
+    write_report(report.text(), report.figures(), cfg.json)
+    if cfg.picture:
+        report.draw(Path(cfg.picture))
+
+
+if __name__ == "__main__":
+    main()
