@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -27,7 +25,7 @@ from tests.generation.test_gpu import OPTIONS, assert_equal, decode, needs_gpu
 from tests.generators import make_generator
 from tests.model_zoo import EOS, PAD, ZOO, sharp
 from tests.scripted_model import batch_of
-from tests.simulated_gpu import Counts, Graph, simulated_gpu
+from tests.simulated_gpu import Counts, simulated_gpu
 
 CAPTURED = ("fconv_uneven", "fconv_tiny", "transformer_tiny", "transformer_marian", "t5_tiny", "t5gemma_tiny")
 """Models whose decoders can be recorded, as they can join a running batch."""
@@ -45,19 +43,8 @@ FAST = (
 )
 
 
-class _Recording(Graph):
-    @contextmanager
-    def capture(self) -> Iterator[None]:
-        self.capture_begin()
-        try:
-            yield
-        finally:
-            self.capture_end()
-
-
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(GRAPHS, "gpu", _Recording)
     monkeypatch.setattr(captured, "_SMALLEST_WINDOW", 4)
     monkeypatch.setattr(captured, "_SMALLEST_SOURCE", 4)
 

@@ -209,7 +209,6 @@ class CapturedMember(Member):
 
     Attributes:
         step: the recording in use; ``None`` if there is none yet.
-        refused: why steps are not recorded; ``None`` if they are, or if that is not known yet.
     """
 
     def __init__(self, model: EncoderDecoderModel, source: Source, *arguments: Any):
