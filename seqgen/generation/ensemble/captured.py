@@ -28,14 +28,17 @@ from torch import Tensor, nn
 from seqgen.errors import listing
 from seqgen.generation.component import LAYER_LOGITS
 from seqgen.generation.ensemble.member import Member, MemberOutput, decoded, encode, has_features
-from seqgen.incremental_state import IncrementalState, StateKey
+from seqgen.incremental_state import IncrementalState, StateKey, rows_of_sentences
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.step_plan import StepPlan, has_hooks
 from seqgen.structures import Source, map_tensors
 from seqgen.system.graphs import GRAPHS
 
 _SMALLEST_SOURCE, _SMALLEST_WINDOW = 16, 64
-"""The smallest sizes of a source and of a window; larger ones are powers of 2, and numbers of sentences powers of 4."""
+"""The smallest sizes of a source and of a window; larger ones are powers of 2."""
+
+_SHRINKS = 4
+"""When this many times fewer sentences need a place, a smaller recording is used; until then places stay empty."""
 
 _KEPT = 12
 """Recordings of a decoder that are kept; each needs the memory of a batch: its keys, values and logits."""
@@ -179,23 +182,26 @@ class CapturedStep:
         """Begin with a state and encoder output of these sizes."""
         _copy(begin, (self.state, self._encoder_out))
 
-    def replay(self, tokens: Tensor, parents: Tensor | None) -> MemberOutput:
-        """Compute a step of the first rows.
+    def replay(self, tokens: Tensor, parents: Tensor | None, places: Tensor | None = None) -> MemberOutput:
+        """Compute a step of some sentences. Other places repeat an old token, without effect on these.
 
         Args:
             tokens: ``(rows, 1)`` int64, the newest token of each row.
             parents: ``(sentences, beam)`` int64, the beam that each row continues; ``None`` if each continues itself.
+            places: ``(sentences,)`` int64, the place of each sentence; ``None`` for the first ones.
 
         Returns:
-            The output of these rows, which the next step overwrites.
+            The output of these rows, which the next step may overwrite.
         """
-        self._tokens[: len(tokens)].copy_(tokens)
+        rows = None if places is None else rows_of_sentences(places, self.shape.beam)
+        _write(self._tokens, tokens, rows)
         if self.shape.beam > 1:
-            parents = self._own if parents is None else parents
-            self._parents[: len(parents)].copy_(parents)
+            _write(self._parents, self._own[: len(tokens) // self.shape.beam] if parents is None else parents, places)
         self._graph.replay()
-        first: MemberOutput = map_tensors(self._output, lambda tensor: tensor[: len(tokens)])
-        return first
+        found: MemberOutput = map_tensors(
+            self._output, lambda tensor: tensor[: len(tokens)] if rows is None else tensor.index_select(0, rows)
+        )
+        return found
 
 
 _STEPS: WeakKeyDictionary[nn.Module, list[CapturedStep]] = WeakKeyDictionary()
@@ -220,6 +226,8 @@ class CapturedMember(Member):
         self._parents: Tensor | None = None
         self._free = 0
         """Positions of the window that no sentence uses."""
+        self._places: Tensor | None = None
+        """``(sentences,)`` int64, the places of the sentences in the recording; ``None`` for the first ones."""
         if self.state is not None and not self.refused:
             self.state.beam_table = False  # the memory of a table changes its size
 
@@ -231,7 +239,7 @@ class CapturedMember(Member):
         if self.refused is not None or self.step is None:
             return super().compute(tokens, needs)
         self._free -= 1
-        out = self.step.replay(tokens[:, -1:], self._parents)
+        out = self.step.replay(tokens[:, -1:], self._parents, self._places)
         self._parents = None
         if out.attention is None:
             return out
@@ -241,7 +249,7 @@ class CapturedMember(Member):
         """Choose or make the recording of the next steps; returns why there is none."""
         assert self.state is not None
         seen, beam = self.model.decoder.positions_seen(self.state), self.beam_size  # type: ignore[operator]
-        sentences, window = _rounded(len(self.state.start_offsets), 1, 4), _rounded(seen + 2, _SMALLEST_WINDOW)
+        sentences, window = _sentences_for(len(self.state.start_offsets)), _rounded(seen + 2, _SMALLEST_WINDOW)
         weights = tuple((weight.data_ptr(), _version(weight)) for weight in self.model.decoder.parameters())
         if window - 1 > self.model.decoder.max_positions():
             return "the output may be longer than what the model can read"
@@ -276,13 +284,15 @@ class CapturedMember(Member):
             return
         decoder: Any = self.model.decoder
         self.state = _with_same_tensors(self.step.state)
-        decoder.select_sentences(
-            self.state, torch.arange(self.encoder_out.num_rows, device=self._source.src_tokens.device)
-        )
+        places, count = self._places, self.encoder_out.num_rows
+        if places is not None:
+            self.encoder_out = self.model.encoder.reorder_encoder_out(self.encoder_out, places)
+        first = torch.arange(count, device=self._source.src_tokens.device) if places is None else places
+        decoder.select_sentences(self.state, first)
         if self._parents is not None:
             decoder.reorder_beams(self.state, self._parents)
         decoder.crop(self.state, self._free)
-        self.step, self._parents, self._free = None, None, 0
+        self.step, self._parents, self._places, self._free = None, None, None, 0
 
     def reorder_beams(self, parents: Tensor) -> None:
         """See ``Member.reorder_beams``; a recorded step begins with it."""
@@ -292,9 +302,13 @@ class CapturedMember(Member):
             self._parents = parents
 
     def select_sentences(self, keep: Tensor) -> None:
-        """See ``Member.select_sentences``."""
-        self._leave()
-        super().select_sentences(keep)
+        """See ``Member.select_sentences``; others stay in a recording, without effect, until it is much too large."""
+        if self.step is None or _sentences_for(len(keep)) * _SHRINKS <= self.step.shape.sentences:
+            self._leave()
+            super().select_sentences(keep)
+            return
+        self._places = keep if self._places is None else self._places.index_select(0, keep)
+        self._parents = None if self._parents is None else self._parents.index_select(0, keep)
 
     def merge(self, other: Member) -> None:
         """See ``Member.merge``."""
@@ -310,11 +324,24 @@ class CapturedMember(Member):
         super().crop(positions)
 
 
-def _rounded(count: int, smallest: int, factor: int = 2) -> int:
-    """The first of ``smallest``, ``smallest * factor``, ``smallest * factor ** 2`` ... that is at least ``count``."""
+def _write(memory: Tensor, values: Tensor, places: Tensor | None) -> None:
+    """Write rows to some places; ``None`` for the first ones."""
+    if places is None:
+        memory[: len(values)].copy_(values)
+    else:
+        memory.index_copy_(0, places, values)
+
+
+def _rounded(count: int, smallest: int) -> int:
+    """The first of ``smallest``, ``2 * smallest``, ``4 * smallest`` ... that is at least ``count``."""
     while smallest < count:
-        smallest *= factor
+        smallest *= 2
     return smallest
+
+
+def _sentences_for(count: int) -> int:
+    """The first of 1, 4, 16, 32, 64, 128 ... that is at least ``count``: more sizes where rows cost time."""
+    return next((size for size in (1, 4) if count <= size), _rounded(count, 16))
 
 
 def _version(weight: Tensor) -> int:
