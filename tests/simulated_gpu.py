@@ -23,7 +23,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -226,8 +226,12 @@ def _moved(func: Any, source: Tensor, kwargs: dict[str, Any], onto: bool) -> Ten
 class Graph:
     """Launches that are recorded and replayed on the same memory, as by ``torch.cuda.CUDAGraph``."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
         self._launches: list[tuple[Any, Any, Any, Any]] = []
+
+    def warm_up(self) -> AbstractContextManager[None]:
+        """Nothing needs preparation."""
+        return nullcontext()
 
     @contextmanager
     def capture(self) -> Iterator[None]:

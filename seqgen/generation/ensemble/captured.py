@@ -83,6 +83,8 @@ def _current_obstacle(member: Member, needs: Set[str]) -> str:
     decoder: Any = member.model.decoder
     if member.state is None or not member.shares_encoder_output:
         return "debug.use_cache or debug.share_encoder_output is off"
+    if torch.is_grad_enabled() or torch.is_autocast_enabled(member.state.start_offsets.device.type):
+        return "gradients are recorded, or autocast is active, whose cached weights are freed"
     if LAYER_LOGITS in needs or member.output_columns is not None or decoder.training:
         return "logits of layers or of a shortlist are computed, or dropout is active"
     watched = any(has_hooks(module) or getattr(module, "on_weights", None) for module in decoder.modules())
@@ -138,6 +140,7 @@ class CapturedStep:
     Attributes:
         state: the state before the next step.
         owner: the member that uses this step, and no other may.
+        fault: what is wrong with replays; empty if the first one was right, ``None`` if there was none yet.
 
     Raises:
         NotCapturable: the step changes something other than tensors, or the device refuses it.
@@ -146,18 +149,23 @@ class CapturedStep:
     def __init__(self, model: EncoderDecoderModel, shape: Shape, filler: Filler, like: Filler):
         self.shape, self.filler = shape, filler
         self.owner: Callable[[], CapturedMember | None] = lambda: None
+        self.fault: str | None = None
         self.state, self._encoder_out = copy.deepcopy(like)
         device = self.state.start_offsets.device
         self._tokens = torch.zeros(shape.sentences * shape.beam, 1, dtype=torch.int64, device=device)
         self._own = torch.arange(shape.beam, device=device).repeat(shape.sentences, 1)
         self._parents = self._own.clone()
-        self._graph = GRAPHS[device.type]()
+        self._graph = GRAPHS[device.type](device)
         try:
-            self._step(model)  # the first call may prepare kernels, which cannot be recorded
+            with self._graph.warm_up():
+                self._step(model)
             with self._graph.capture():
                 self._output = self._step(model)
-        except RuntimeError as error:
-            raise NotCapturable(str(error)) from error
+        except RuntimeError as error:  # a wait, a copy from the CPU, too little memory
+            raise NotCapturable(str(error).strip().split("\n")[0]) from error
+        # a graph knows addresses only: train() and eval() must not free layouts of weights that it reads
+        modules = model.decoder.modules()
+        self._layouts = [list(vars(module)["_kept"].values()) for module in modules if "_kept" in vars(module)]
 
     def _step(self, model: EncoderDecoderModel) -> MemberOutput:
         decoder: Any = model.decoder
@@ -171,6 +179,14 @@ class CapturedStep:
         state.count_down()
         _copy(state, self.state)
         return out
+
+    def check(self, found: MemberOutput, wanted: MemberOutput) -> None:
+        """Set ``fault`` by the outputs of the first replay and of the same step without a recording."""
+        one, other = found.logits, wanted.logits
+        error = torch.where(one == other, 0.0, one - other).abs().amax()  # -inf equals -inf
+        scale = other.masked_fill(other.isinf(), 0.0).abs().amax()
+        equal = bool(error <= scale * torch.finfo(other.dtype).eps ** 0.5)
+        self.fault = "" if equal else "the first replayed step differs from the same step without a recording"
 
     @property
     def is_free(self) -> bool:
@@ -241,9 +257,15 @@ class CapturedMember(Member):
         self._free -= 1
         out = self.step.replay(tokens[:, -1:], self._parents, self._places)
         self._parents = None
-        if out.attention is None:
-            return out
-        return replace(out, attention=out.attention[:, : self.encoder_out.encoder_out.size(1)])
+        if out.attention is not None:
+            out = replace(out, attention=out.attention[:, : self.encoder_out.encoder_out.size(1)])
+        if self.step.fault is None:
+            eager = super().compute(tokens, needs)  # the ordinary state is still that before this step
+            self.step.check(out, eager)
+            if self.step.fault:
+                self.refused, self.step, self._free = self.step.fault, None, 0
+                return eager
+        return out
 
     def _begin(self, needs: frozenset[str]) -> str | None:
         """Choose or make the recording of the next steps; returns why there is none."""
@@ -256,6 +278,8 @@ class CapturedMember(Member):
         shape = Shape(sentences, beam, self._width, window, needs, weights)
         try:
             step = self._use(shape)
+            if step is not None and step.fault:
+                raise NotCapturable(step.fault)
             filler = Filler.of(self.model, self._source, shape) if step is None else step.filler
             begin = filler.joined(self.model, self.state, self.encoder_out, sentences)
             if step is None:
