@@ -23,17 +23,20 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
+
+from seqgen.system.graphs import GRAPHS
 
 _ROOT = Path(__file__).parents[1]
 _HERE = __file__
@@ -223,16 +226,21 @@ def _moved(func: Any, source: Tensor, kwargs: dict[str, Any], onto: bool) -> Ten
 class Graph:
     """Launches that are recorded and replayed on the same memory, as by ``torch.cuda.CUDAGraph``."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
         self._launches: list[tuple[Any, Any, Any, Any]] = []
 
-    def capture_begin(self) -> None:
-        """Begin to record; launches also run."""
-        _counts.recorded = self._launches
+    def warm_up(self) -> AbstractContextManager[None]:
+        """Nothing needs preparation."""
+        return nullcontext()
 
-    def capture_end(self) -> None:
-        """End recording."""
-        _counts.recorded = None
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        """In the ``with`` block, launches are recorded; they also run."""
+        _counts.recorded = self._launches
+        try:
+            yield
+        finally:
+            _counts.recorded = None
 
     def replay(self) -> None:
         """Run the launches again: their results are written to the memory of the recorded ones; counted as one."""
@@ -283,7 +291,7 @@ def _in_autocast_dtype(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def simulated_gpu(trains: bool = False) -> Iterator[Counts]:
-    """In the ``with`` block, the device ``"gpu"`` exists.
+    """In the ``with`` block, the device ``"gpu"`` exists, and steps can be recorded on it.
 
     Args:
         trains: whether gradients are computed; only in a process of its own, which computed none before.
@@ -298,7 +306,7 @@ def simulated_gpu(trains: bool = False) -> Iterator[Counts]:
     torch._C._set_only_lift_cpu_tensors(True)
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
-        with _Mode():
+        with _Mode(), mock.patch.dict(GRAPHS, {"gpu": Graph}):
             yield _counts
     finally:
         torch._C._set_only_lift_cpu_tensors(before[0])

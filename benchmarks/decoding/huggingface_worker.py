@@ -28,7 +28,7 @@ class HuggingFace(Worker):
         torch.set_num_threads(arguments.threads)
         transformers.logging.set_verbosity_error()
         self.device = arguments.device
-        if self.device != "cpu":
+        if self.device.startswith("cuda"):
             self.memory = CudaMemory(torch)
         model = transformers.AutoModelForSeq2SeqLM.from_pretrained(arguments.models[0])
         self.model = model.to(self.device, DTYPES[arguments.format]).eval()

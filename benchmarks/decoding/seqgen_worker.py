@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -39,12 +39,14 @@ class Seqgen(Worker):
     """
 
     version = f"torch {torch.__version__}"
+    eager_steps: Set[str] = frozenset()
+    """Why some steps were not captured."""
 
     def __init__(self, arguments: argparse.Namespace):
         torch.set_num_threads(arguments.threads)
         keep_freed_memory()  # as the commands do
         self.device = arguments.device
-        if self.device != "cpu":
+        if self.device.startswith("cuda"):
             self.memory = CudaMemory(torch)
         self.folder = Path(arguments.models[0])
         self.models, self.dictionary = _models(arguments)
@@ -64,7 +66,9 @@ class Seqgen(Worker):
 
         ``switches`` of a request are fields of ``DebugConfig``; ``shortlist`` decodes with the folder's vocabulary map.
         """
-        hypotheses = self.generator(request).generate(self.batch(sources))
+        generator = self.generator(request)
+        hypotheses = generator.generate(self.batch(sources))
+        self.eager_steps = generator.setup.eager_steps
         return [best.tokens.tolist() for best, *_ in hypotheses]
 
     def generator(self, request: Request) -> SequenceGenerator:

@@ -528,6 +528,8 @@ class Session:
 
     def collect_all(self) -> None:
         """Read the hypotheses of all live sentences."""
+        if self.setup.debug.captured_steps and self.live.device.type in GRAPHS:
+            self.setup.eager_steps.update(member.refused for member in self.members if member.refused)
         self.collect(torch.arange(len(self.live), device=self.live.device))
 
 

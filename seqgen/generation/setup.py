@@ -131,6 +131,7 @@ class DecodingSetup:
         shortlist: the tokens that each sentence may generate; ``None`` for the whole vocabulary.
         bit_exact: whether the numbers of a sentence have the same bits in every batch.
         top_tokens: number of most probable tokens that hypotheses list for each token.
+        eager_steps: with ``debug.captured_steps`` on a GPU, why some steps were not captured; sessions add to it.
     """
 
     ensemble: Ensemble
@@ -153,6 +154,7 @@ class DecodingSetup:
     shortlist: Shortlist | None = None
     bit_exact: bool = False
     top_tokens: int = 0
+    eager_steps: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         """Bit-exact decoding keeps the keys of a row in the order of its tokens, and lets no sentence join later."""

@@ -99,6 +99,7 @@ class TextDecoding:
         rates = cfg.features or cfg.confidence
         self.confidence = ConfidenceEstimator(cfg, self.models, resources) if rates else None
         self.output_notes = OutputNotes(cfg, setup, self.task, self.input_encoder.longest_output)
+        self._eager_steps: set[str] = set()  # the reasons that were noted
 
     @cached_property
     def scorer(self) -> SequenceScorer:
@@ -224,7 +225,7 @@ class TextDecoding:
             hypotheses: ids and scores, best first.
             width: columns of the batch's source, over which attention is defined; 0 without attention.
         """
-        notes = self.output_notes.on_search(line, hypotheses)
+        notes = [*self.output_notes.on_search(line, hypotheses), *self._notes_on_steps()]
         found = []
         for hypothesis in hypotheses[: self.cfg.nbest if self.ranker is self.confidence is None else None]:
             aligned = attend_to_source(hypothesis, width, len(line.sources[0]), self.models[0].left_pad_source)
@@ -238,6 +239,13 @@ class TextDecoding:
         bound, exact = (None, None) if certificate is None else certificate.found.pop(line.number)
         made = line.translation(best, [*notes, *self.output_notes.on_outputs(line, best)], bound, exact)
         return made if self.confidence is None else self.confidence.rated(made, ranked)
+
+    def _notes_on_steps(self) -> list[str]:
+        """Why some steps were not captured, each reason once, if the notes on the settings do not have it."""
+        new = self.generator.setup.eager_steps - self._eager_steps
+        self._eager_steps |= new
+        known = "\n".join(self.notes)
+        return [f"some steps were not captured: {reason}" for reason in sorted(new) if reason not in known]
 
     def _text(self, line: InputLine, hypothesis: Hypothesis, replaces: bool) -> str:
         """The text of a hypothesis, after a prompt the text that it adds to the prompt's.

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from seqgen.generation.ensemble import captured
-from seqgen.generation.ensemble.captured import CapturedMember
+from seqgen.generation.ensemble.captured import CapturedMember, CapturedStep
 from seqgen.generation.session import Session
 from seqgen.generation.setup import DecodingRequest
 from seqgen.lab.checks.subject import tiny_dictionary
@@ -27,7 +26,7 @@ from tests.generation.test_gpu import OPTIONS, assert_equal, decode, needs_gpu
 from tests.generators import make_generator
 from tests.model_zoo import EOS, PAD, ZOO, sharp
 from tests.scripted_model import batch_of
-from tests.simulated_gpu import Counts, Graph, simulated_gpu
+from tests.simulated_gpu import Counts, simulated_gpu
 
 CAPTURED = ("fconv_uneven", "fconv_tiny", "transformer_tiny", "transformer_marian", "t5_tiny", "t5gemma_tiny")
 """Models whose decoders can be recorded, as they can join a running batch."""
@@ -45,21 +44,11 @@ FAST = (
 )
 
 
-class _Recording(Graph):
-    @contextmanager
-    def capture(self) -> Iterator[None]:
-        self.capture_begin()
-        try:
-            yield
-        finally:
-            self.capture_end()
-
-
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(GRAPHS, "gpu", _Recording)
     monkeypatch.setattr(captured, "_SMALLEST_WINDOW", 4)
     monkeypatch.setattr(captured, "_SMALLEST_SOURCE", 4)
+    monkeypatch.setattr(captured, "_SHRINKS", 8)  # four of sixteen places stay in use, one does not
 
 
 @pytest.fixture
@@ -256,3 +245,99 @@ def test_hooks_are_called_at_every_step(reasons: set[str]) -> None:
         make_generator([model], tiny_dictionary(), **options).generate(batch)
     assert len(calls) == 9
     assert any("hooks" in reason for reason in reasons)
+
+
+def test_finished_sentences_keep_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of twenty sentences that end one after the other, the state is written to a recording twice."""
+    monkeypatch.setattr(captured, "_SMALLEST_WINDOW", 64)
+    monkeypatch.setattr(captured, "_SHRINKS", 4)
+    random = torch.Generator().manual_seed(3)
+    sources = [[*torch.randint(4, 9, (n,), generator=random).tolist(), EOS] for n in range(1, 21)]
+    sizes = {"beam_size": 3, "max_len_a": 1.0, "max_len_b": 1, "lazy_compaction": False}
+    wanted = make_generator([sharp("t5_tiny", 0)], tiny_dictionary(), **sizes).generate(batch_of(sources, PAD, False))
+    loads: list[int] = []
+    load = CapturedStep.load
+    monkeypatch.setattr(
+        CapturedStep, "load", lambda step, begin: (loads.append(step.shape.sentences), load(step, begin))
+    )
+    with simulated_gpu() as counts:
+        generator = make_generator([sharp("t5_tiny", 0).to("gpu")], tiny_dictionary(), **sizes, captured_steps=True)
+        found = generator.generate(batch_of(sources, PAD, False).to("gpu"))
+    assert_equal(found, wanted, 1e-9)
+    assert loads == [32, 4, 1]
+    assert len({len(one[0].tokens) for one in found}) > 6
+    assert counts.launches["replay"] == max(len(one.tokens) for each in found for one in each) - 1
+
+
+@pytest.mark.parametrize("name", ["t5_tiny", "transformer_tiny", "fconv_uneven"])
+@pytest.mark.parametrize("beam", [1, 4])
+def test_bfloat16(name: str, beam: int) -> None:
+    """On the same device, up to rounding: the sums of attention have more positions, hidden ones."""
+    random = torch.Generator().manual_seed(5)
+    sources = [[*torch.randint(4, 9, (n,), generator=random).tolist(), EOS] for n in (4, 1, 7, 2, 5)]
+    with simulated_gpu() as counts:
+        model = sharp(name, 0).to("gpu", torch.bfloat16)
+        batch = batch_of(sources, PAD, ZOO[name].ids.left).to("gpu")
+        eager, replays = (
+            make_generator([model], tiny_dictionary(), beam_size=beam, max_len=9, captured_steps=captures)
+            for captures in (False, True)
+        )
+        assert_equal(replays.generate(batch), eager.generate(batch), 2**-5)
+        assert counts.launches["replay"] > 4
+
+
+@pytest.mark.parametrize("wrong", [0.0, 1e-2])
+def test_a_wrong_first_replay_is_found(wrong: float, reasons: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = CapturedStep.replay
+
+    def replay_wrongly(step: CapturedStep, *arguments: Any) -> Any:
+        out = replay(step, *arguments)
+        return replace(out, logits=out.logits * (1 + wrong))
+
+    monkeypatch.setattr(CapturedStep, "replay", replay_wrongly)
+    for _ in range(2):  # the second decode finds the recording
+        found, counts = replayed("t5_tiny", {})
+        assert_equal(found, decode("t5_tiny", "cpu", {}), 1e-9)
+        assert (counts.launches["replay"] > 1) == (not wrong)
+    assert reasons == ({"the first replayed step differs from the same step without a recording"} if wrong else set())
+
+
+def test_layouts_of_weights_outlive_training() -> None:
+    """A graph reads their memory, and ``train`` drops them from the modules."""
+    with simulated_gpu():
+        model = sharp("fconv_tiny", 0).to("gpu")
+        generator = make_generator([model], tiny_dictionary(), max_len=9, captured_steps=True)
+        batch = batch_of([[5, 6, 7, EOS]], PAD, ZOO["fconv_tiny"].ids.left).to("gpu")
+        generator.generate(batch)
+        layouts = [
+            weakref.ref(made)
+            for module in model.decoder.modules()
+            for _, made in vars(module).get("_kept", {}).values()
+            if isinstance(made, Tensor)
+        ]
+        model.train()
+        gc.collect()
+        assert layouts
+        assert all(layout() is not None for layout in layouts)
+
+
+def test_autocast_is_not_recorded(reasons: set[str]) -> None:
+    with simulated_gpu(), torch.autocast("gpu", torch.bfloat16):
+        decode("t5_tiny", "gpu", {"captured_steps": True})
+    assert any("autocast" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("name", ["t5_tiny", "transformer_tiny"])
+def test_the_memory_of_a_recording(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The formula of docs/fast-decoding.md."""
+    monkeypatch.setattr(captured, "_SMALLEST_WINDOW", 64)
+    with simulated_gpu():
+        model = sharp(name, 0).to("gpu")
+        generator = make_generator([model], tiny_dictionary(), beam_size=5, min_len=5, max_len=5, captured_steps=True)
+        generator.generate(batch_of([[5, 6, EOS]] * 4, PAD, ZOO[name].ids.left).to("gpu"))
+        (step,) = captured._STEPS[model.decoder]
+        layers: Any = model.decoder.layers
+        dim = layers[0].self_attn.num_heads * layers[0].self_attn.head_dim
+        bytes_ = sum(leaf.nbytes for _, leaf in captured._leaves(step.state) if isinstance(leaf, Tensor))
+        formula = step.shape.sentences * 2 * len(layers) * dim * (5 * step.shape.window + step.shape.source) * 8
+    assert bytes_ == pytest.approx(formula, rel=0.03)

@@ -86,9 +86,8 @@ def test_a_replayed_graph_repeats_launches_and_not_python(frozen: bool) -> None:
     with simulated_gpu() as counts, torch.inference_mode():
         x, total = torch.ones(3, device="gpu"), torch.zeros(3, device="gpu")
         position, step, graph = torch.zeros((), device="gpu"), 0, Graph()
-        graph.capture_begin()
-        total.add_(x * 2 + (step if frozen else position))
-        graph.capture_end()
+        with graph.capture():
+            total.add_(x * 2 + (step if frozen else position))
         for step in (1, 2):  # noqa: B007  # what is recorded reads it
             position.add_(1)
             counts.clear()
@@ -102,9 +101,5 @@ def test_a_recording_neither_waits_nor_transfers(action: Callable[[Tensor], obje
     graph = Graph()
     with simulated_gpu():
         x = torch.ones(3, device="gpu")
-        graph.capture_begin()
-        try:
-            with pytest.raises(RuntimeError, match="while a graph is recorded"):
-                action(x)
-        finally:
-            graph.capture_end()
+        with graph.capture(), pytest.raises(RuntimeError, match="while a graph is recorded"):
+            action(x)

@@ -18,6 +18,7 @@ from seqgen.generation.stopping import TimeLimit
 from seqgen.text.translator import Translator
 from tests.covering import covering
 from tests.generators import make_generator
+from tests.simulated_gpu import simulated_gpu
 from tests.text_models import TEXTS, WORDS, text_model
 
 SEMANTICS = pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
@@ -236,3 +237,23 @@ def test_a_longest_length_beyond_the_model_is_said() -> None:
 def test_steps_are_not_captured_on_a_cpu() -> None:
     notes = Translator(text_model()).prepare(**{"debug.captured_steps": True}).notes
     assert notes == ["debug.captured_steps has no effect: steps are recorded on cuda, not on cpu"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({}, ""),
+        ({"debug.use_cache": False}, "debug.use_cache or debug.share_encoder_output is off"),
+        ({"search": "contrastive"}, "steps of this search have changing shapes"),
+    ],
+)
+def test_steps_that_are_not_captured_are_noted_once(settings: dict[str, Any], reason: str) -> None:
+    with simulated_gpu():
+        model = text_model()
+        model.model.to("gpu")
+        decoding = Translator(model, max_len_b=3, **settings, **{"debug.captured_steps": True}).prepare()
+        found = [note for _ in range(2) for one in decoding.translate(["w1 w2", "w3"]) for note in one.notes]
+    assert decoding.notes == []
+    assert [note for note in found if "captured" in note] == (
+        [f"some steps were not captured: {reason}"] if reason else []
+    )

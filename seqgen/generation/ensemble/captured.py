@@ -28,14 +28,17 @@ from torch import Tensor, nn
 from seqgen.errors import listing
 from seqgen.generation.component import LAYER_LOGITS
 from seqgen.generation.ensemble.member import Member, MemberOutput, decoded, encode, has_features
-from seqgen.incremental_state import IncrementalState, StateKey
+from seqgen.incremental_state import IncrementalState, StateKey, rows_of_sentences
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.step_plan import StepPlan, has_hooks
 from seqgen.structures import Source, map_tensors
 from seqgen.system.graphs import GRAPHS
 
 _SMALLEST_SOURCE, _SMALLEST_WINDOW = 16, 64
-"""The smallest sizes of a source and of a window; larger ones are powers of 2, and numbers of sentences powers of 4."""
+"""The smallest sizes of a source and of a window; larger ones are powers of 2."""
+
+_SHRINKS = 4
+"""When this many times fewer sentences need a place, a smaller recording is used; until then places stay empty."""
 
 _KEPT = 12
 """Recordings of a decoder that are kept; each needs the memory of a batch: its keys, values and logits."""
@@ -80,6 +83,8 @@ def _current_obstacle(member: Member, needs: Set[str]) -> str:
     decoder: Any = member.model.decoder
     if member.state is None or not member.shares_encoder_output:
         return "debug.use_cache or debug.share_encoder_output is off"
+    if torch.is_grad_enabled() or torch.is_autocast_enabled(member.state.start_offsets.device.type):
+        return "gradients are recorded, or autocast is active, whose cached weights are freed"
     if LAYER_LOGITS in needs or member.output_columns is not None or decoder.training:
         return "logits of layers or of a shortlist are computed, or dropout is active"
     watched = any(has_hooks(module) or getattr(module, "on_weights", None) for module in decoder.modules())
@@ -135,6 +140,7 @@ class CapturedStep:
     Attributes:
         state: the state before the next step.
         owner: the member that uses this step, and no other may.
+        fault: what is wrong with replays; empty if the first one was right, ``None`` if there was none yet.
 
     Raises:
         NotCapturable: the step changes something other than tensors, or the device refuses it.
@@ -143,18 +149,23 @@ class CapturedStep:
     def __init__(self, model: EncoderDecoderModel, shape: Shape, filler: Filler, like: Filler):
         self.shape, self.filler = shape, filler
         self.owner: Callable[[], CapturedMember | None] = lambda: None
+        self.fault: str | None = None
         self.state, self._encoder_out = copy.deepcopy(like)
         device = self.state.start_offsets.device
         self._tokens = torch.zeros(shape.sentences * shape.beam, 1, dtype=torch.int64, device=device)
         self._own = torch.arange(shape.beam, device=device).repeat(shape.sentences, 1)
         self._parents = self._own.clone()
-        self._graph = GRAPHS[device.type]()
+        self._graph = GRAPHS[device.type](device)
         try:
-            self._step(model)  # the first call may prepare kernels, which cannot be recorded
+            with self._graph.warm_up():
+                self._step(model)
             with self._graph.capture():
                 self._output = self._step(model)
-        except RuntimeError as error:
-            raise NotCapturable(str(error)) from error
+        except RuntimeError as error:  # a wait, a copy from the CPU, too little memory
+            raise NotCapturable(str(error).strip().split("\n")[0]) from error
+        # a graph knows addresses only: train() and eval() must not free layouts of weights that it reads
+        modules = model.decoder.modules()
+        self._layouts = [list(vars(module)["_kept"].values()) for module in modules if "_kept" in vars(module)]
 
     def _step(self, model: EncoderDecoderModel) -> MemberOutput:
         decoder: Any = model.decoder
@@ -169,6 +180,14 @@ class CapturedStep:
         _copy(state, self.state)
         return out
 
+    def check(self, found: MemberOutput, wanted: MemberOutput) -> None:
+        """Set ``fault`` by the outputs of the first replay and of the same step without a recording."""
+        one, other = found.logits, wanted.logits
+        error = torch.where(one == other, 0.0, one - other).abs().amax()  # -inf equals -inf
+        scale = other.masked_fill(other.isinf(), 0.0).abs().amax()
+        equal = bool(error <= scale * torch.finfo(other.dtype).eps ** 0.5)
+        self.fault = "" if equal else "the first replayed step differs from the same step without a recording"
+
     @property
     def is_free(self) -> bool:
         """True if no member uses this step."""
@@ -179,23 +198,26 @@ class CapturedStep:
         """Begin with a state and encoder output of these sizes."""
         _copy(begin, (self.state, self._encoder_out))
 
-    def replay(self, tokens: Tensor, parents: Tensor | None) -> MemberOutput:
-        """Compute a step of the first rows.
+    def replay(self, tokens: Tensor, parents: Tensor | None, places: Tensor | None = None) -> MemberOutput:
+        """Compute a step of some sentences. Other places repeat an old token, without effect on these.
 
         Args:
             tokens: ``(rows, 1)`` int64, the newest token of each row.
             parents: ``(sentences, beam)`` int64, the beam that each row continues; ``None`` if each continues itself.
+            places: ``(sentences,)`` int64, the place of each sentence; ``None`` for the first ones.
 
         Returns:
-            The output of these rows, which the next step overwrites.
+            The output of these rows, which the next step may overwrite.
         """
-        self._tokens[: len(tokens)].copy_(tokens)
+        rows = None if places is None else rows_of_sentences(places, self.shape.beam)
+        _write(self._tokens, tokens, rows)
         if self.shape.beam > 1:
-            parents = self._own if parents is None else parents
-            self._parents[: len(parents)].copy_(parents)
+            _write(self._parents, self._own[: len(tokens) // self.shape.beam] if parents is None else parents, places)
         self._graph.replay()
-        first: MemberOutput = map_tensors(self._output, lambda tensor: tensor[: len(tokens)])
-        return first
+        found: MemberOutput = map_tensors(
+            self._output, lambda tensor: tensor[: len(tokens)] if rows is None else tensor.index_select(0, rows)
+        )
+        return found
 
 
 _STEPS: WeakKeyDictionary[nn.Module, list[CapturedStep]] = WeakKeyDictionary()
@@ -209,7 +231,6 @@ class CapturedMember(Member):
 
     Attributes:
         step: the recording in use; ``None`` if there is none yet.
-        refused: why steps are not recorded; ``None`` if they are, or if that is not known yet.
     """
 
     def __init__(self, model: EncoderDecoderModel, source: Source, *arguments: Any):
@@ -221,6 +242,8 @@ class CapturedMember(Member):
         self._parents: Tensor | None = None
         self._free = 0
         """Positions of the window that no sentence uses."""
+        self._places: Tensor | None = None
+        """``(sentences,)`` int64, the places of the sentences in the recording; ``None`` for the first ones."""
         if self.state is not None and not self.refused:
             self.state.beam_table = False  # the memory of a table changes its size
 
@@ -232,23 +255,31 @@ class CapturedMember(Member):
         if self.refused is not None or self.step is None:
             return super().compute(tokens, needs)
         self._free -= 1
-        out = self.step.replay(tokens[:, -1:], self._parents)
+        out = self.step.replay(tokens[:, -1:], self._parents, self._places)
         self._parents = None
-        if out.attention is None:
-            return out
-        return replace(out, attention=out.attention[:, : self.encoder_out.encoder_out.size(1)])
+        if out.attention is not None:
+            out = replace(out, attention=out.attention[:, : self.encoder_out.encoder_out.size(1)])
+        if self.step.fault is None:
+            eager = super().compute(tokens, needs)  # the ordinary state is still that before this step
+            self.step.check(out, eager)
+            if self.step.fault:
+                self.refused, self.step, self._free = self.step.fault, None, 0
+                return eager
+        return out
 
     def _begin(self, needs: frozenset[str]) -> str | None:
         """Choose or make the recording of the next steps; returns why there is none."""
         assert self.state is not None
         seen, beam = self.model.decoder.positions_seen(self.state), self.beam_size  # type: ignore[operator]
-        sentences, window = _rounded(len(self.state.start_offsets), 1, 4), _rounded(seen + 2, _SMALLEST_WINDOW)
+        sentences, window = _sentences_for(len(self.state.start_offsets)), _rounded(seen + 2, _SMALLEST_WINDOW)
         weights = tuple((weight.data_ptr(), _version(weight)) for weight in self.model.decoder.parameters())
         if window - 1 > self.model.decoder.max_positions():
             return "the output may be longer than what the model can read"
         shape = Shape(sentences, beam, self._width, window, needs, weights)
         try:
             step = self._use(shape)
+            if step is not None and step.fault:
+                raise NotCapturable(step.fault)
             filler = Filler.of(self.model, self._source, shape) if step is None else step.filler
             begin = filler.joined(self.model, self.state, self.encoder_out, sentences)
             if step is None:
@@ -277,13 +308,15 @@ class CapturedMember(Member):
             return
         decoder: Any = self.model.decoder
         self.state = _with_same_tensors(self.step.state)
-        decoder.select_sentences(
-            self.state, torch.arange(self.encoder_out.num_rows, device=self._source.src_tokens.device)
-        )
+        places, count = self._places, self.encoder_out.num_rows
+        if places is not None:
+            self.encoder_out = self.model.encoder.reorder_encoder_out(self.encoder_out, places)
+        first = torch.arange(count, device=self._source.src_tokens.device) if places is None else places
+        decoder.select_sentences(self.state, first)
         if self._parents is not None:
             decoder.reorder_beams(self.state, self._parents)
         decoder.crop(self.state, self._free)
-        self.step, self._parents, self._free = None, None, 0
+        self.step, self._parents, self._places, self._free = None, None, None, 0
 
     def reorder_beams(self, parents: Tensor) -> None:
         """See ``Member.reorder_beams``; a recorded step begins with it."""
@@ -293,9 +326,13 @@ class CapturedMember(Member):
             self._parents = parents
 
     def select_sentences(self, keep: Tensor) -> None:
-        """See ``Member.select_sentences``."""
-        self._leave()
-        super().select_sentences(keep)
+        """See ``Member.select_sentences``; others stay in a recording, without effect, until it is much too large."""
+        if self.step is None or _sentences_for(len(keep)) * _SHRINKS <= self.step.shape.sentences:
+            self._leave()
+            super().select_sentences(keep)
+            return
+        self._places = keep if self._places is None else self._places.index_select(0, keep)
+        self._parents = None if self._parents is None else self._parents.index_select(0, keep)
 
     def merge(self, other: Member) -> None:
         """See ``Member.merge``."""
@@ -311,11 +348,24 @@ class CapturedMember(Member):
         super().crop(positions)
 
 
-def _rounded(count: int, smallest: int, factor: int = 2) -> int:
-    """The first of ``smallest``, ``smallest * factor``, ``smallest * factor ** 2`` ... that is at least ``count``."""
+def _write(memory: Tensor, values: Tensor, places: Tensor | None) -> None:
+    """Write rows to some places; ``None`` for the first ones."""
+    if places is None:
+        memory[: len(values)].copy_(values)
+    else:
+        memory.index_copy_(0, places, values)
+
+
+def _rounded(count: int, smallest: int) -> int:
+    """The first of ``smallest``, ``2 * smallest``, ``4 * smallest`` ... that is at least ``count``."""
     while smallest < count:
-        smallest *= factor
+        smallest *= 2
     return smallest
+
+
+def _sentences_for(count: int) -> int:
+    """The first of 1, 4, 16, 32, 64, 128 ... that is at least ``count``: more sizes where rows cost time."""
+    return next((size for size in (1, 4) if count <= size), _rounded(count, 16))
 
 
 def _version(weight: Tensor) -> int:

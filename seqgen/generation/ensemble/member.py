@@ -164,7 +164,10 @@ class Member:
         state: the incremental state of the decoder; ``None`` for decoding without a state.
         plan: the functions of the modules, which are the same at every step.
         output_columns: if set, it takes the place of the decoder's output layer; see ``Decoder.output_columns``.
+        refused: why steps are not recorded, see ``CapturedMember``; ``None`` if they are, or if that is not known yet.
     """
+
+    refused: str | None = "steps of this search have changing shapes"
 
     def __init__(
         self,
