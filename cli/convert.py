@@ -38,11 +38,11 @@ from seqgen.training.averaging import average_runs
 DESCRIPTION = """writes a model in another form, which format chooses. run: a run folder, from a fairseq checkpoint
 or a Hugging Face folder. huggingface: a Hugging Face folder, from a T5 or
 transformer. export: the encoder and one step of the decoder, whose decoding state is an input and an output, as ONNX
-files, with export.json and the tokenizer. ctranslate2: a folder for CTranslate2, from a T5 or transformer. trie: the outputs allowed by
-generation.prefix_trie, encoded for a model, as a file that decoding maps into memory. average: the mean of the weights
-of checkpoints: of the newest five of a run with path=RUN last=5, or of those of path=[A,B,...], which may be runs of
-one architecture; it is written to checkpoints/average in the run folder (the first one, if there are several), or with
-output=NEW as a run of its own."""
+files, with export.json and the tokenizer. ctranslate2: a folder for CTranslate2, from a T5 or transformer. trie: the
+outputs allowed by generation.prefix_trie, encoded for a model, as a file that decoding maps into memory. average: the
+mean of the weights of checkpoints: of the newest five of a run with path=RUN last=5, or of those of path=[A,B,...],
+which may be runs of one architecture; it is written to checkpoints/average in the run folder (the first one, if there
+are several), or with output=NEW as a run of its own."""
 
 
 @dataclass
@@ -67,7 +67,9 @@ class ConvertConfig:
         "folder to write, which must not exist yet; empty to write an average into the first run",
         role="output_path",
     )
-    format: str = option("run", "what is written", choices=("run", "huggingface", "export", "ctranslate2", "average", "trie"))
+    format: str = option(
+        "run", "what is written", choices=("run", "huggingface", "export", "ctranslate2", "average", "trie")
+    )
     input: str = option(
         "", "with format=trie: the allowed outputs, in a form of generation.prefix_trie", role="input_path"
     )
