@@ -85,7 +85,7 @@ def test_tokens_around_a_source(name: str, config: dict[str, Any], tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["marian", "marian_untied", "pegasus", "t5", "t5_v1_1", "umt5"])
+@pytest.mark.parametrize("name", ["t5", "t5_v1_1", "mt5", "umt5"])
 def test_outputs_are_those_of_the_converter_of_ctranslate2(name: str, tmp_path: Path) -> None:
     engine: Any = pytest.importorskip("ctranslate2")
     pytest.importorskip("transformers")
@@ -95,13 +95,13 @@ def test_outputs_are_those_of_the_converter_of_ctranslate2(name: str, tmp_path: 
         def load_model(self, model_class: Any, path: str, **options: Any) -> Any:
             return model_class.from_pretrained(path, torch_dtype=options["dtype"])
 
-    folder = (bart_folder if name in BARTS else t5_folder)(tmp_path / "model", name)
+    folder = t5_folder(tmp_path / "model", name)
     Converter(str(folder)).convert(str(tmp_path / "theirs"))
     loaded = load_model(folder, dtype=torch.float32)
     write_ctranslate2(loaded, tmp_path / "ours")
     words = loaded.task.target_dictionary
     theirs = json.loads((tmp_path / "theirs" / "shared_vocabulary.json").read_text())
-    never = [[token] for token in theirs if token not in words or token == words[words.pad()]]
+    never = [[token] for token in (words[words.pad()], *theirs[len(words) :])]  # embeddings may have more rows
     sources = [[words[n % 9 + 8], words[n % 5 + 20], words[n % 7 + 8]] for n in range(12)]
     found = []
     for written_folder, eos in (("ours", []), ("theirs", [words[words.eos()]])):
@@ -109,7 +109,8 @@ def test_outputs_are_those_of_the_converter_of_ctranslate2(name: str, tmp_path: 
         texts = [[*source, *eos] for source in sources]
         suppressed = never if eos else []
         results = translator.translate_batch(texts, beam_size=4, max_decoding_length=12, suppress_sequences=suppressed)
-        found.append([result.hypotheses[0] for result in results])
+        ids = {token: index for index, token in enumerate(theirs if eos else words)}
+        found.append([[ids[token] for token in result.hypotheses[0]] for result in results])
     assert found[0] == found[1]
 
 
