@@ -15,6 +15,9 @@ PACKAGES = [
 EXPORT = ["onnx>=1.17", "onnxscript>=0.5.3", "onnxruntime>=1.20"]
 """What seqgen-convert format=export needs to write ONNX files and to check them."""
 
+CTRANSLATE2 = ["ctranslate2>=4.6,<5"]
+"""What seqgen-convert format=ctranslate2 needs."""
+
 PARAGRAPHS = ["sentencex>=1.0.30,<2"]
 """What generation.input_split=sentences needs."""
 
@@ -52,8 +55,10 @@ setup(
     ],
     extras_require={
         "export": EXPORT,
+        "ctranslate2": CTRANSLATE2,
         "test": [
             *EXPORT,
+            *CTRANSLATE2,
             *RETRIEVAL,
             *PARAGRAPHS,
             *CONFIDENCE,

@@ -30,6 +30,7 @@ from seqgen.errors import ConfigError
 from seqgen.export import check_installed, write_export
 from seqgen.generation.component import Resources
 from seqgen.generation.processors.prefix_trie import TRIE_SUFFIX, trie_of_file
+from seqgen.models import ctranslate2
 from seqgen.registry import TASKS
 from seqgen.system.files import new_folder
 from seqgen.training.averaging import average_runs
@@ -37,11 +38,11 @@ from seqgen.training.averaging import average_runs
 DESCRIPTION = """writes a model in another form, which format chooses. run: a run folder, from a fairseq checkpoint
 or a Hugging Face folder. huggingface: a Hugging Face folder, from a T5 or
 transformer. export: the encoder and one step of the decoder, whose decoding state is an input and an output, as ONNX
-files, with export.json and the tokenizer. trie: the outputs allowed by
-generation.prefix_trie, encoded for a model, as a file that decoding maps into memory. average: the mean of the weights
-of checkpoints: of the newest five of a run with path=RUN last=5, or of those of path=[A,B,...], which may be runs of
-one architecture; it is written to checkpoints/average in the run folder (the first one, if there are several), or with
-output=NEW as a run of its own."""
+files, with export.json and the tokenizer. ctranslate2: a folder for CTranslate2, from a T5 or transformer. trie: the
+outputs allowed by generation.prefix_trie, encoded for a model, as a file that decoding maps into memory. average: the
+mean of the weights of checkpoints: of the newest five of a run with path=RUN last=5, or of those of path=[A,B,...],
+which may be runs of one architecture; it is written to checkpoints/average in the run folder (the first one, if there
+are several), or with output=NEW as a run of its own."""
 
 
 @dataclass
@@ -66,7 +67,9 @@ class ConvertConfig:
         "folder to write, which must not exist yet; empty to write an average into the first run",
         role="output_path",
     )
-    format: str = option("run", "what is written", choices=("run", "huggingface", "export", "average", "trie"))
+    format: str = option(
+        "run", "what is written", choices=("run", "huggingface", "export", "ctranslate2", "average", "trie")
+    )
     input: str = option(
         "", "with format=trie: the allowed outputs, in a form of generation.prefix_trie", role="input_path"
     )
@@ -83,6 +86,7 @@ KEYS = {
     "run": ("source_lang", "target_lang", "reading"),
     "huggingface": ("reading",),
     "export": ("opset", "reading"),
+    "ctranslate2": ("reading",),
     "average": ("last", "name"),
     "trie": ("input", "reading"),
 }
@@ -112,11 +116,14 @@ def convert(cfg: ConvertConfig) -> None:
     if to_run and path.exists() and checkpoint_loader_of(path) is None:
         resolve(path)  # raises if it is no run either
         raise ConfigError(f"path={path} is a run; runs of seqgen need no conversion")
-    loaded = load_model(path, dtype=torch.float32 if cfg.format == "export" else None, reading=cfg.reading)
+    in_float32 = cfg.format in ("export", "ctranslate2")
+    loaded = load_model(path, dtype=torch.float32 if in_float32 else None, reading=cfg.reading)
     for note in loaded.notes:
         log(note)
     if cfg.format == "export":
         return _write_export(cfg, loaded)
+    if cfg.format == "ctranslate2":
+        return _write_ctranslate2(cfg, loaded)
     if cfg.format == "trie":
         return _write_trie(cfg, loaded)
     if to_run:
@@ -155,10 +162,12 @@ def _check_keys(cfg: ConvertConfig) -> None:
             raise ConfigError(f"output is missing: give output=FOLDER, the {cfg.format} folder to write")
     if cfg.output and Path(cfg.output).exists():
         raise ConfigError(f"output={cfg.output} already exists; give the name of a new folder")
-    if cfg.format in ("huggingface", "export", "trie"):
+    if cfg.format in ("huggingface", "export", "ctranslate2", "trie"):
         check_output("output", cfg.output, cfg.input)
     if cfg.format == "export":
         check_installed()
+    if cfg.format == "ctranslate2":
+        ctranslate2.check_installed()
 
 
 def _write_average(cfg: ConvertConfig) -> None:
@@ -200,6 +209,17 @@ def _write_export(cfg: ConvertConfig, loaded: LoadedModel) -> None:
         if file.is_file():
             print(f"  {file.name:<13} {file.stat().st_size:>13,} bytes")
     print(f"logits differ by at most {difference:.1e} from those of the model")
+
+
+def _write_ctranslate2(cfg: ConvertConfig, loaded: LoadedModel) -> None:
+    """Write a model for CTranslate2.
+
+    Raises:
+        UserError: see ``write_ctranslate2``.
+    """
+    difference = ctranslate2.write_ctranslate2(loaded, Path(cfg.output))
+    print(f"{cfg.output}: {type(loaded.model).__name__}, from {cfg.path[0]}")
+    print(f"log-probabilities differ by at most {difference:.1e} from those of the model")
 
 
 def _write_trie(cfg: ConvertConfig, loaded: LoadedModel) -> None:
