@@ -26,6 +26,24 @@ EXAMPLES = {program: [(one["what"], one["command"]) for one in texts["examples"]
 COMMON_KEYS: dict[str, list[str]] = {name: texts["keys"] for name, texts in _TEXTS.items() if "keys" in texts}
 """By the name of the program, the keys that ``--help`` lists if there are many; otherwise those without group."""
 
+COMMANDS = {
+    "seqgen-train": "trains or fine-tunes a model, and resumes training",
+    "seqgen-generate": "decodes text with a model or an ensemble, also in jobs",
+    "seqgen-score": "scores outputs, compares systems, scores by a model",
+    "seqgen-convert": "averages, exports and converts models",
+    "seqgen-tune": "finds weights and settings of decoding on a validation text",
+    "seqgen-calibrate": "fits the probability that a line is good enough, for lines that nobody reads",
+    "seqgen-check": "tests your own components and models",
+    "seqgen-diff": "finds what differs between two runs or two decodes",
+    "seqgen-show": "shows runs as a table, a trace of a search as a page",
+}
+"""By name, what each command is for."""
+
+
+def commands() -> str:
+    """The commands, one on each line."""
+    return "\n".join(f"  {name:<17}{purpose}" for name, purpose in COMMANDS.items())
+
 
 def help_text(schema: type, program: str, description: str) -> str:
     """One screen on a command: what it does, the keys that most people use, an example, and how to see the rest.
@@ -45,7 +63,8 @@ def help_text(schema: type, program: str, description: str) -> str:
     rest = f"{program} --help all lists all {len({*every, *keys})} keys; --help KEY explains one key"
     rest += f", --help GROUP a group: {', '.join(sorted(groups))}." if groups else "."
     parts = [_filled(f"{program}: {description}"), _usage(program), _section("Keys", lines)]
-    return "\n\n".join(part for part in [*parts, _examples(program, 1), _filled(rest)] if part)
+    others = _section("Commands", [commands()]) if schema is TrainConfig else ""
+    return "\n\n".join(part for part in [*parts, _examples(program, 1), others, _filled(rest)] if part)
 
 
 def whole_help(schema: type, program: str, description: str) -> str:

@@ -2,9 +2,8 @@
 
 import sys
 
-COMMANDS = ("train", "generate", "score", "convert", "tune", "calibrate", "check", "diff", "show")
+from seqgen.cli.help import commands
 
 if __name__ == "__main__":
-    names = ", ".join(f"seqgen-{name}" for name in COMMANDS)
-    print(f"seqgen: give a command: {names}; --help explains it", file=sys.stderr)
+    print(f"seqgen: give a command; --help explains it\n{commands()}", file=sys.stderr)
     sys.exit(2)

@@ -22,6 +22,11 @@ from seqgen.errors import (
     nearest as nearest,
     shown as shown,
 )
+from seqgen.metrics import (
+    Texts as Texts,
+    TextScore as TextScore,
+    register_metric as register_metric,
+)
 from seqgen.registry import (
     MODELS as MODELS,
     register_combination as register_combination,

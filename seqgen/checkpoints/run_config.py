@@ -120,7 +120,8 @@ _WORLD_SIZE = "distributed_training.distributed_world_size"
 _UPDATE_FREQ = "optimization.update_freq"
 _MAY_CHANGE_IN = {
     "optimization": "max_update max_epoch stop_time_hours stop_min_lr checkpoint_activations out_of_memory",
-    "checkpoint": "patience save_interval save_interval_updates keep_last_epochs keep_interval_updates",
+    "checkpoint": "patience save_interval save_interval_updates save_interval_minutes keep_last_epochs "
+    "keep_interval_updates",
     "task": "train valid test cache_dir workers",
     "common": "device threads user_dir log_interval log_format tensorboard",
     "distributed_training": "distributed_world_size distributed_backend sharding timeout",

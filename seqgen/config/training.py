@@ -128,6 +128,9 @@ class CheckpointConfig:
     save_interval_updates: int = option(
         0, "number of updates between two checkpoints; 0 for only at the end of epochs", minimum=0
     )
+    save_interval_minutes: float = option(
+        10.0, "minutes after a checkpoint until last is saved again, between two updates; 0 for never", minimum=0
+    )
     keep_last_epochs: int = option(
         0, "number of epoch checkpoints to keep in addition to last and best; -1 for all", minimum=-1
     )

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -75,6 +76,8 @@ class _Prepared(NamedTuple):
     decoding: TextDecoding
 
 
+_DECODING = threading.RLock()
+"""Held while texts are decoded: switches and the number of threads of PyTorch belong to the whole process."""
 _ARGUMENTS = {"search": "search_strategy", "stopping_rules": "stopping"}
 """The parameters of ``build_generator`` that have another name than the key whose objects they take."""
 
@@ -185,7 +188,7 @@ class Translator:
         return_internals: bool = False,
         **settings: Any,
     ) -> list[Translation]:
-        """Decode texts.
+        """Decode texts. Calls in several threads are done one after the other.
 
         Args:
             texts: one line each; the output of an empty line is empty.
@@ -209,9 +212,10 @@ class Translator:
         """
         _check_lists(texts=texts, prefixes=() if prefixes is None else prefixes)
         details = Details(return_attention, return_scores, return_hidden, return_internals)
-        if streamer is not None:
-            return list(self.prepare(details, streamer, **settings).translate(texts, prefixes))
-        return list(self._decoding(details, settings).translate(texts, prefixes))
+        with _DECODING:
+            if streamer is not None:
+                return list(self.prepare(details, streamer, **settings).translate(texts, prefixes))
+            return list(self._decoding(details, settings).translate(texts, prefixes))
 
     def _decoding(self, details: Details, keys: Mapping[str, Any]) -> TextDecoding:
         """The preparation of a call; that of the last call if it has the same settings, details and files."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from seqgen.errors import printable
-from seqgen.system.progress import clock
+from seqgen.system.progress import clock, duration
 from seqgen.training.criteria import mean_scores
 from seqgen.training.trainer import UpdateResult
 
@@ -16,6 +17,9 @@ _SHOWN = ("loss", "ppl", "accuracy", "gnorm", "lr", "skipped")
 
 QUIET_SECONDS = 60.0
 """Seconds without a line after which an update is shown although its record is not due."""
+
+HIGH_RECORDS = 5
+"""Number of log records in a row with a high loss after which training is said to diverge."""
 
 
 class ProgressLines:
@@ -29,7 +33,9 @@ class ProgressLines:
     def __init__(self, total: int | None, shown: bool = True):
         self.total, self.shown, self.last = total, shown, time.monotonic()
 
-    def update(self, update: int, epoch: int, record: Mapping[str, float], due: bool, left: float | None) -> None:
+    def update(
+        self, update: int, epoch: int, record: Mapping[str, float], due: bool, left: float | None, save: float | None
+    ) -> None:
         """Show an update, if its record is due or nothing has been shown for a while.
 
         Args:
@@ -38,10 +44,13 @@ class ProgressLines:
             record: means over the updates since the last record that was due, by name.
             due: whether this record is due, by ``common.log_interval``.
             left: estimated seconds until training ends; ``None`` if unknown.
+            save: seconds until the next checkpoint; ``None`` if unknown.
         """
         if due or time.monotonic() - self.last >= QUIET_SECONDS:
             of = f"/{self.total}" if self.total else ""
             remaining = f" | {clock(left)} left" if left is not None else ""
+            if save is not None and (left is None or save < left):
+                remaining += f" | next save in {duration(max(0, save))}"
             self.message(f"update {update}{of} | epoch {epoch} | {describe(record)}{remaining}")
 
     def message(self, text: str) -> None:
@@ -79,6 +88,36 @@ def describe_parts(record: Mapping[str, float]) -> tuple[str, list[str]]:
             parts.setdefault(part, {})[score] = value
     whole = {name: value for name, value in record.items() if "." not in name}
     return describe(whole), [f"  {part}: {describe(scores)}" for part, scores in parts.items()]
+
+
+class Divergence:
+    """Notices once if a loss, in nats per token, shows that training diverges.
+
+    It does if the loss is not finite, if it is twice that of the first update and above that of a model that only
+    guesses, or if it is 1 above its best in ``HIGH_RECORDS`` records in a row.
+
+    Args:
+        guessing: the loss of a model that only guesses.
+    """
+
+    def __init__(self, guessing: float):
+        self.guessing, self.first, self.high, self.noted = guessing, math.nan, 0, False
+        self.best = math.inf
+
+    def notices(self, loss: float, due: bool) -> bool:
+        """Whether to say now that training diverges.
+
+        Args:
+            loss: the loss of training, or of validation.
+            due: whether it is that of a record of training that is due; only these are compared with the best.
+        """
+        self.first = loss if math.isnan(self.first) else self.first
+        if due:
+            self.best = min(self.best, loss)
+            self.high = self.high + 1 if loss > self.best + 1 else 0
+        found = not self.noted and (not loss <= max(2 * self.first, self.guessing) or self.high >= HIGH_RECORDS)
+        self.noted |= found
+        return found
 
 
 class Meter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +47,15 @@ class Saving:
     def __init__(self, cfg: TrainConfig, folder: Path, group: ProcessGroup, trainer: Trainer):
         self.cfg, self.group, self.trainer = cfg.checkpoint, group, trainer
         self.checkpoints = Checkpoints(folder) if group.is_main else None
+        self.last = time.monotonic()
+
+    def seconds_left(self) -> float | None:
+        """Seconds until a checkpoint is due by ``checkpoint.save_interval_minutes``; ``None`` if that is 0.
+
+        The clocks of the ranks differ.
+        """
+        minutes = self.cfg.save_interval_minutes
+        return self.last + 60 * minutes - time.monotonic() if minutes else None
 
     def save(self, names: Sequence[str], state: Mapping[str, Any]) -> None:
         """Save checkpoints under these names and delete those that are too old.
@@ -62,6 +72,7 @@ class Saving:
             self.checkpoints.save(names, weights, state)
             self.checkpoints.prune("epoch", self.cfg.keep_last_epochs)
             self.checkpoints.prune("update", self.cfg.keep_interval_updates)
+        self.last = time.monotonic()
 
     def newest(self) -> Resumable | None:
         """Read the newest checkpoint that all ranks can read; ``None`` if there is no checkpoint.

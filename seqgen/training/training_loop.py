@@ -27,7 +27,7 @@ from seqgen.system.processes import NotedSignals
 from seqgen.system.switches import KERNEL_CHOICE
 from seqgen.task import Task
 from seqgen.training.distributed import ProcessGroup, unused_keys
-from seqgen.training.progress import Meter, ProgressLines, describe_parts
+from seqgen.training.progress import Divergence, Meter, ProgressLines, describe_parts
 from seqgen.training.run_log import Records, ScoresFile, is_better, lower_is_better
 from seqgen.training.saving import Resumable, Saving
 from seqgen.training.trainer import Trainer
@@ -183,7 +183,7 @@ class TrainingRun:
         self.saving = Saving(cfg, folder, group, self.trainer)
         self.meter = Meter()
         self.best: float | None = None
-        self.first_loss: float | None = None  # of this process; infinite after divergence was noted
+        self.divergence = Divergence(math.log(len(task.target_dictionary)))  # of this process
         self.stale = 0  # number of validations since the best one
         # if validation and saving after the last update were interrupted: whether that update ended its epoch
         self.pending: bool | None = None
@@ -298,12 +298,12 @@ class TrainingRun:
             return False
         update = self.trainer.update
         record, due = {**self.meter.record(), "lr": result.lr}, update % self.cfg.common.log_interval == 0
-        self._note_divergence(record)
+        self._note_divergence(record, due)
         if due:
             self.meter.reset()
             self._write("train", epoch, record)
         left = self.triggers.seconds_left(update, self.total, self.meter.seconds)
-        self.display.update(update, epoch, record, due, left)
+        self.display.update(update, epoch, record, due, left, self.saving.seconds_left())
         return True
 
     def _after_update(self, epoch: int, ended: bool) -> str:
@@ -316,7 +316,9 @@ class TrainingRun:
         Returns:
             The reason to stop, empty if there is none.
         """
-        if self.group.any(bool(self.signals.received)):
+        left = self.saving.seconds_left()
+        asked = self.group.gather((bool(self.signals.received), left is not None and left <= 0))  # clocks differ
+        if any(stop for stop, _ in asked):
             return self._interrupt(ended)
         place = self.trainer.update, epoch, ended
         completed = epoch if ended else epoch - 1
@@ -331,7 +333,7 @@ class TrainingRun:
                 self._interrupt(ended)
                 raise
             limit = limit or self._limit(completed)
-        if improved or limit or self.triggers.is_due("save", *place):
+        if improved or limit or asked[0][1] or self.triggers.is_due("save", *place):
             self._save(self.triggers.checkpoint_names(*place, improved))
         return limit
 
@@ -381,7 +383,7 @@ class TrainingRun:
         whole, parts = describe_parts(result.scores)
         line = f"valid at update {self.trainer.update} | epoch {epoch} | {whole}{best}"
         self.display.message("\n".join([line, *parts]))
-        self._note_divergence(result.scores)
+        self._note_divergence(result.scores, due=False)
 
     def _save(self, names: list[str]) -> None:
         self.meter.tick()
@@ -481,18 +483,15 @@ class TrainingRun:
         shown = f"{params:,} parameters" + (f" and {frozen:,} frozen ones" if frozen else "")
         self.display.message(f"{shown}, {self._updates_in_epoch():,} updates per epoch, on {self.trainer.device}")
 
-    def _note_divergence(self, scores: Mapping[str, float]) -> None:
-        """Say once if the loss is twice that of the first update, and above that of a model that only guesses."""
-        loss = scores["nll_loss"]
-        if self.first_loss is None:
-            self.first_loss = loss
-        elif loss > max(2 * self.first_loss, math.log(len(self.task.target_dictionary))):
+    def _note_divergence(self, scores: Mapping[str, float], due: bool) -> None:
+        """Say once if training diverges."""
+        if self.divergence.notices(loss := scores["nll_loss"], due):
+            best = min(self.divergence.first, self.divergence.best)
             self.display.message(
-                f"training diverges: at update {self.trainer.update} the loss is {loss:.4g} nats per token, at the "
-                f"first update it was {self.first_loss:.4g}; a lower optimization.lr, more lr_scheduler.warmup_updates "
-                "or a lower optimization.clip_norm may help"
+                f"training diverges: at update {self.trainer.update} the loss is {loss:.4g} nats per token, {best:.4g} "
+                "before; stop it (Ctrl-C) and start a new run with a lower optimization.lr, more "
+                "lr_scheduler.warmup_updates or a lower optimization.clip_norm"
             )
-            self.first_loss = math.inf
 
     def _log_stop(self, reason: str) -> None:
         self._write("stop", self.iterator.epoch, {"reason": reason, "seconds": round(self.meter.seconds, 1)})

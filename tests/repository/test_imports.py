@@ -29,7 +29,7 @@ LAYERS = [
     {"lab"},
     {"models", "tasks"},
     {"cli"},
-    {"extend"},
+    {"extend", "__main__"},
 ]
 """The parts of seqgen; each imports only from its own set and from those before it."""
 

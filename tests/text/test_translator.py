@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,7 @@ from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.generation.resolution import resolve, settings_of_model
 from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import ModelInMemory, Translator
 from tests.generators import make_generator
 from tests.scripted_model import batch_of, dictionary
@@ -419,3 +424,58 @@ def test_importing_is_quick_and_the_front_door_is_open() -> None:
         "module 'seqgen' has no attribute 'nothing'",
     ]
     assert set(seqgen.__all__) == set(seqgen._HOMES)
+
+
+def test_many_calls_leave_nothing_in_memory() -> None:
+    """Blocks of memory, so that kept strings count too; a call that left one object would leave 60."""
+    translator, words = Translator(text_model("transformer_tiny")), " ".join(TEXTS).split()
+
+    def blocks(calls: range) -> int:
+        for number in calls:
+            line = " ".join(words[number % 7 :][: 1 + number % 4])
+            translator.translate([f"{line} unknown{number}"], beam=1 + number % 2, max_len_b=4)
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    counts = [blocks(range(start, start + 60)) for start in range(0, 300, 60)]  # the first calls fill caches
+    assert min(after - before for before, after in pairwise(counts)) < 60
+
+
+def test_threads_share_a_translator() -> None:
+    """Two threads with other settings get what each would get alone."""
+    translator = Translator(text_model("transformer_tiny"))
+    calls: list[dict[str, Any]] = [{"beam": 3, "debug.use_cache": False}, {"beam": 2, "nbest": 2}]
+    calls = [{**call, **SHORT} for call in calls] * 6
+
+    def texts(call: dict[str, Any]) -> list[list[str]]:
+        return [[one.text for one in found.hypotheses] for found in translator.translate(TEXTS, **call)]
+
+    wanted = [texts(call) for call in calls]
+    inside: list[int] = []
+    decode = TextDecoding.translate
+
+    def watched(self: TextDecoding, *args: Any) -> Any:
+        inside.append(1)
+        assert len(inside) == 1, "two decodes at the same time"
+        time.sleep(0.001)
+        yield from decode(self, *args)
+        inside.pop()
+
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
+        patch.setattr(TextDecoding, "translate", watched)
+        assert list(pool.map(texts, calls)) == wanted
+
+
+@pytest.mark.parametrize("key", ["prefix_trie", "shortlist"])
+def test_a_changed_file_is_read_again(key: str, tmp_path: Path) -> None:
+    translator, file = Translator(text_model("transformer_tiny")), tmp_path / "list"
+    task = translator.task
+    found = []
+    for word in (task.target_dictionary[9], task.target_dictionary[10]):
+        if key == "prefix_trie":
+            file.write_text(f"{word}\n")
+        else:
+            sources = [task.source_dictionary[i] for i in range(len(task.source_dictionary))]
+            file.write_text("".join(f"{source}\t{word}\n" for source in sources))
+        found.append({*translator.translate(TEXTS[:1], max_len_b=3, **{key: str(file)})[0].text.split()} - {"</s>"})
+    assert found[0] != found[1]

@@ -362,6 +362,46 @@ def test_a_metric_that_is_not_computed_is_noticed_before_training(lab: Lab) -> N
     assert json.loads((run / "scores.json").read_text())["best"]["scores"]["accuracy"] >= 0
 
 
+def test_checkpoints_in_time(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within an epoch, minutes after the last one, and replaced by the next one; resuming from it is exact."""
+    keys = ["checkpoint.save_interval=0", "dataset.validate_interval=0", "checkpoint.save_interval_minutes=5"]
+    wanted = lab.train("undisturbed", *keys, "optimization.max_update=9")
+    clock = [0.0]
+    saved: list[tuple[int, list[str]] | None] = []
+
+    class Killed(Exception):
+        """Stands for a kill."""
+
+    def train_update(trainer: Trainer, *args: Any) -> UpdateResult:
+        if trainer.update == 5 and saved.pop(0) is None:
+            raise Killed
+        clock[0] += 120
+        return original(trainer, *args)
+
+    def save(checkpoints: Checkpoints, chosen: list[str], weights: Any, state: Any) -> None:
+        saved.append((state["update"], chosen))
+        written(checkpoints, chosen, weights, state)
+
+    original, written = Trainer.train_update, Checkpoints.save
+    monkeypatch.setattr(Trainer, "train_update", train_update)
+    monkeypatch.setattr(Checkpoints, "save", save)
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    lab.train("never", "checkpoint.save_interval=0", "checkpoint.save_interval_minutes=0", "optimization.max_update=4")
+    assert [one and one[0] for one in saved] == [4]
+    saved.clear()
+    keys.append("optimization.max_update=9")
+    run = lab.root / "timed"
+    saved.append(None)
+    with pytest.raises(Killed):
+        lab.train("timed", *keys)
+    assert saved == [(3, ["last"])]
+    assert names(run) == {"last"}
+    lab.train("timed", *keys)  # takes the first save from the list, too
+    assert [one and one[0] for one in saved] == [6, 9]
+    assert_identical(everything(run), everything(wanted))
+    assert records(run) == records(wanted)
+
+
 def test_divergence_and_examples_longer_than_a_batch_are_said(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     few = ["optimization.max_update=3", "common.log_format=lines"]
     lab.train("calm", *few)

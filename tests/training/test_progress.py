@@ -11,7 +11,7 @@ import pytest
 
 from seqgen.system.devices import seed_everything, seed_of
 from seqgen.training.criteria import mean_scores
-from seqgen.training.progress import Meter, ProgressLines
+from seqgen.training.progress import Divergence, Meter, ProgressLines
 from seqgen.training.run_log import Records, ScoresFile, lower_is_better
 from seqgen.training.trainer import UpdateResult
 from seqgen.training.validation import pick
@@ -21,13 +21,14 @@ RECORD = {"tokens_per_second": 1234.5, "loss": 2.5, "nll_loss": 2.0, "own": 7.0,
 
 def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
     lines = ProgressLines(total=80)
-    lines.update(1, 1, RECORD, False, 9.0)
-    lines.update(2, 1, RECORD, True, 3661.2)
+    lines.update(1, 1, RECORD, False, 9.0, None)
+    lines.update(2, 1, RECORD, True, 3661.2, 240.0)
     printed = capsys.readouterr()
     assert printed.out == ""
     assert (
         printed.err
-        == "update 2/80 | epoch 1 | loss 2.5 | nll_loss 2 | lr 0.001 | own 7 | 1,234 tokens/s | 1:01:01 left\n"
+        == "update 2/80 | epoch 1 | loss 2.5 | nll_loss 2 | lr 0.001 | own 7 | 1,234 tokens/s | 1:01:01 left"
+        " | next save in 4 min\n"
     )
 
 
@@ -38,15 +39,27 @@ def test_slow_updates_are_shown_now_and_then(
     begun = lines.last
     for update, now in enumerate((30, 61, 80, 122), start=1):
         monkeypatch.setattr("seqgen.training.progress.time.monotonic", lambda now=now: begun + now)
-        lines.update(update, 1, RECORD, False, None)
+        lines.update(update, 1, RECORD, False, None, None)
     assert re.findall("update ([0-9]+)", capsys.readouterr().err) == ["2", "4"]
 
 
 def test_nothing_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     lines = ProgressLines(80, shown=False)
-    lines.update(2, 1, RECORD, True, None)
+    lines.update(2, 1, RECORD, True, None, None)
     lines.message("x")
     assert capsys.readouterr() == ("", "")
+
+
+def test_divergence() -> None:
+    def said(*losses: float, due: bool = True) -> list[int]:
+        watch = Divergence(guessing=8.0)
+        return [place for place, loss in enumerate(losses) if watch.notices(loss, due)]
+
+    assert said(7.0, 3.0, *[3.9] * 9, 9.0) == []  # noise; a bad batch
+    assert said(7.0, 3.0, 4.5, 4.5, 4.5, 4.5, 3.5, 4.5, 4.5, 4.5, 4.5, 4.5, 4.5) == [11]
+    assert said(7.0, 3.0, *[4.5] * 20, due=False) == []  # validation overfits
+    assert said(3.0, 7.9, 8.1, 9.0) == [2]
+    assert said(3.0, math.nan, math.inf, due=False) == [1]
 
 
 def test_scores_from_sums() -> None:
