@@ -211,7 +211,9 @@ class ParagraphReader:
         joined = [TextHypothesis(split.joined(texts), self._concatenated(best))] if best else []
         noted = [f"sentence {place}: {note}" for place, part in enumerate(parts, start=1) for note in part.notes]
         ids = torch.cat([part.source_tokens for part in parts])
-        return Translation(number, source, ids, joined, [*split.notes, *noted], prefix=parts[0].prefix, sentences=parts)
+        found = {name: [each for part in parts for each in getattr(part, name)] for name in ("constraints", "terms")}
+        further: dict[str, Any] = {"prefix": parts[0].prefix, "sentences": parts, **found}
+        return Translation(number, source, ids, joined, [*split.notes, *noted], **further)
 
     def _concatenated(self, parts: list[Hypothesis]) -> Hypothesis:
         """The outputs of sentences as one, whose score follows from all their tokens by the rule of the search."""

@@ -16,7 +16,7 @@ from seqgen.config.keys import OTHER_NAMES, similar_keys
 FACTS = {
     "CALL": "max_time top_tokens observers members dtype",
     "INPUT": "input_split input_split_lang",
-    "FILES": "draft prefix_trie shortlist replace_unknown",
+    "FILES": "glossary draft prefix_trie shortlist replace_unknown",
     "SPEED": "max_tokens batch_size buffer_size",
     "ENSEMBLE": "guidance_scale combination members",
     "STRATEGY": "constraints seed",
@@ -31,7 +31,7 @@ FACTS = {
         rerank members max_tokens batch_size buffer_size dtype components
     """,
     "NOT_IN_TRAINING": """
-        nbest source_lang target_lang input_split input_split_lang max_time constraints draft rerank
+        nbest source_lang target_lang input_split input_split_lang max_time constraints glossary draft rerank
         top_tokens replace_unknown members max_tokens batch_size buffer_size dtype
     """,
     "SCORES_TARGETS": "source_lang target_lang unnormalized combination batch_size bit_exact",
