@@ -95,8 +95,7 @@ def met_terms(terms: Sequence[Term], text: str) -> list[bool]:
     """
     words, left = words_of(text), Counter[tuple[str, ...]]()
     for targets in {term.targets for term in terms}:
-        wanted = set(map(words_of, targets))
-        left[targets] = len(_spans(len(words), set(map(len, wanted)), lambda i, j, of=wanted: words[i:j] in of))
+        left[targets] = _occurrences(words, set(map(words_of, targets)))
     found = []
     for term in terms:
         found.append(left[term.targets] > 0)
@@ -127,6 +126,10 @@ def words_of(text: str) -> Words:
             words.append(char)
         joins = letter
     return tuple(words)
+
+
+def _occurrences(words: Words, wanted: set[Words]) -> int:
+    return len(_spans(len(words), set(map(len, wanted)), lambda start, stop: words[start:stop] in wanted))
 
 
 def _spans(size: int, lengths: Collection[int], known: Callable[[int, int], object]) -> list[tuple[int, int]]:
