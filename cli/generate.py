@@ -139,6 +139,7 @@ class _Outputs:
         hypotheses: the text of each line.
         tokens: number of tokens of these texts.
         marked: number of lines that a person should read.
+        terms_met: whether each of their terms is met.
         notes: numbers of lines, from 1, with their notes that were not shown yet.
     """
 
@@ -146,6 +147,7 @@ class _Outputs:
     hypotheses: list[str] = field(default_factory=list)
     tokens: int = 0
     marked: int = 0
+    terms_met: list[bool] = field(default_factory=list)
     notes: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, translation: Translation) -> None:
@@ -153,6 +155,7 @@ class _Outputs:
         self.hypotheses.append(translation.text)
         self.tokens += translation.num_tokens
         self.marked += bool(translation.review)
+        self.terms_met += translation.terms_met
         notes = [(translation.id + 1, note) for note in translation.notes]
         if self.typed is None:
             self.notes += notes
@@ -183,7 +186,8 @@ def _check_keys(cfg: GenerateConfig) -> None:
         raise ConfigError(
             "stream=true writes tokens as they come, without remove_bpe and detokenize; remove one of them"
         )
-    files = (cfg.input, cfg.reference, cfg.prefix, cfg.generation.prefix_trie, cfg.generation.shortlist)
+    named = (cfg.generation.prefix_trie, cfg.generation.shortlist, cfg.generation.glossary)
+    files = (cfg.input, cfg.reference, cfg.prefix, *named)
     check_output("output", cfg.output, *files)
     check_trace(cfg, *files)
     if cfg.record == "-":
@@ -260,6 +264,8 @@ def _report(cfg: GenerateConfig, outputs: _Outputs, references: list[str] | None
     hypotheses, tokens = outputs.hypotheses, outputs.tokens
     for line in summary(outputs.notes):
         log(line)
+    if cfg.generation.glossary:
+        log(f"terms: {len(outputs.terms_met)} found, {sum(outputs.terms_met)} met")
     if not hypotheses:
         log("the input has no lines, so the output is empty")
     stream = sys.stderr if cfg.output == "-" else sys.stdout

@@ -132,7 +132,8 @@ def _check_keys(cfg: GenerateConfig, keys: Mapping[str, str]) -> None:
 
 def _check_places(cfg: GenerateConfig, source: Source, folder: Path) -> None:
     """Check that outputs do not overwrite inputs, and do not become inputs when the command is repeated."""
-    check_output("output", cfg.output, *map(str, source.files), cfg.generation.shortlist, cfg.generation.prefix_trie)
+    named = (cfg.generation.shortlist, cfg.generation.prefix_trie, cfg.generation.glossary)
+    check_output("output", cfg.output, *map(str, source.files), *named)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"job.folder={folder} is a file; give a folder")
     inputs = Path(cfg.input)
@@ -245,13 +246,14 @@ class CommandDecoder:
         if divisor > 1:
             decoding.batcher = decoding.batcher.divided(len(lines), divisor)
         texts = map(self.task.input_of, lines) if self.cfg.dataset.gen_source else lines
-        outputs, notes, tokens = list[str](), list[tuple[int, str]](), 0
+        outputs, notes, tokens, met = list[str](), list[tuple[int, str]](), 0, list[bool]()
         for translation in decoding.translate(texts, None, len(lines), first):
             translation = complete(translation, self.cfg, self.clean)
             outputs.append(self.write(translation))
             tokens += translation.num_tokens
+            met += translation.terms_met
             notes += [(translation.id + 1, note) for note in translation.notes]
-        return Answers(outputs, notes=notes, tokens=tokens)
+        return Answers(outputs, notes=notes, tokens=tokens, terms=(len(met), sum(met)))
 
     def blank(self, line: str, number: int, reason: str) -> str:
         """Format the output of a line without an answer; see ``LineDecoder``."""
@@ -281,6 +283,9 @@ def _report(cfg: GenerateConfig, folder: JobFolder, lines: int, decoded: int, fa
     stream = sys.stderr if cfg.output == "-" else sys.stdout
     for note in merged_notes(folder.records()):
         log(note)
+    if cfg.generation.glossary:
+        found, met = map(sum, zip((0, 0), *(record["terms"] for record in folder.records()), strict=True))
+        log(f"terms: {found} found, {met} met")
     if failed:
         what = "line" if failed == 1 else "lines"
         log(f"{failed} {what} could not be decoded and got no answer; see {folder.path / ERRORS}")

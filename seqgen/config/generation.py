@@ -80,6 +80,16 @@ _SEVERAL_OUTPUTS = Need(
     "compares hypotheses, but only one is generated; set generation.beam to 2 or more, and do not use greedy or "
     "contrastive search, which ignore the beam",
 )
+_CONSTRAINED = (
+    Need(
+        lambda cfg: cfg.search in ("", "constrained"),
+        "is constrained search, and generation.search names another strategy; choose one",
+    ),
+    Need(
+        lambda cfg: cfg.beam > 1,
+        "with one beam would begin every output with the phrases; set generation.beam to 2 or more",
+    ),
+)
 
 
 def decoding_key(
@@ -232,7 +242,7 @@ class GenerationConfig:
         "semantics=huggingface only",
         MODEL | KEEPS_SCORES,
         Need(
-            lambda cfg: cfg.declared("stops_early", bool(cfg.search or cfg.beam > 1 or cfg.constraints)),
+            lambda cfg: cfg.declared("stops_early", bool(cfg.search or cfg.beam > 1 or cfg.is_constrained)),
             "determines when enough competing hypotheses have finished, and here none compete; leave it out",
         ),
         Need(
@@ -365,15 +375,16 @@ class GenerationConfig:
         "every output must contain the phrases that follow tabs in its input line, in this order (ordered) or in any "
         "order (unordered); a|b requires one of two phrases",
         MODEL | STRATEGY | NOT_IN_TRAINING,
-        Need(
-            lambda cfg: cfg.search in ("", "constrained"),
-            "is constrained search, and generation.search names another strategy; choose one",
-        ),
-        Need(
-            lambda cfg: cfg.beam > 1,
-            "with one beam would begin every output with the phrases; set generation.beam to 2 or more",
-        ),
+        *_CONSTRAINED,
         choices=("", "ordered", "unordered"),
+    )
+    glossary: str = decoding_key(
+        "",
+        "file with lines SOURCE<tab>TARGET: the translation of a line with a source term must contain the target term, "
+        "or one of several (a|b)",
+        FILES | NOT_IN_TRAINING,
+        *_CONSTRAINED,
+        role="input_path",
     )
     sampling: bool = decoding_key(
         False,
@@ -384,7 +395,8 @@ class GenerationConfig:
             "draws at random, and the strategy that generation.search names does not; choose one",
         ),
         Need(
-            lambda cfg: not cfg.constraints, "is one search strategy, and generation.constraints is another; choose one"
+            lambda cfg: not cfg.is_constrained,
+            "is one search strategy, and generation.constraints or generation.glossary is another; choose one",
         ),
         other_names=("do_sample",),
     )
@@ -615,6 +627,11 @@ class GenerationConfig:
     def is_stochastic(self) -> bool:
         """True if the configuration asks for sampling."""
         return self.sampling or bool(self.declared("is_stochastic", None))
+
+    @property
+    def is_constrained(self) -> bool:
+        """True if outputs must contain phrases."""
+        return bool(self.constraints or self.glossary)
 
     @property
     def uses_seed(self) -> bool:

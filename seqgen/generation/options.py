@@ -248,7 +248,7 @@ def end_tokens_from_config(cfg: GenerationConfig, dictionary: Dictionary) -> lis
 
 def search_name(cfg: GenerationConfig, rules: Rules) -> str:
     """The name of the strategy that a configuration asks for."""
-    return cfg.search or ("constrained" if cfg.constraints else rules.default_search(cfg))
+    return cfg.search or ("constrained" if cfg.is_constrained else rules.default_search(cfg))
 
 
 def _check_search_keys(cfg: GenerationConfig, search: Search) -> None:

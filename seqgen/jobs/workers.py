@@ -53,6 +53,7 @@ class Answers:
         notes: number of a line, from 1, and what the user should know about its output.
         tokens: number of generated tokens.
         seconds: how long the worker decoded.
+        terms: number of terms of the glossary in the lines, and of those that are met.
     """
 
     outputs: Sequence[str]
@@ -60,6 +61,7 @@ class Answers:
     notes: Sequence[tuple[int, str]] = ()
     tokens: int = 0
     seconds: float = 0.0
+    terms: tuple[int, int] = (0, 0)
 
     def __add__(self, other: Answers) -> Answers:
         return Answers(
@@ -68,6 +70,7 @@ class Answers:
             [*self.notes, *other.notes],
             self.tokens + other.tokens,
             self.seconds + other.seconds,
+            (self.terms[0] + other.terms[0], self.terms[1] + other.terms[1]),
         )
 
 

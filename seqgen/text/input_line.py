@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from seqgen.config import GenerationConfig
 from seqgen.data.tokenizers.languages import TargetLanguage
 from seqgen.errors import DataError
 from seqgen.generation.component import Phrase
+from seqgen.text.glossary import Glossary, Term, alternatives
 from seqgen.text.languages import LanguageReader, LineLanguages, TextModel, encode_source
 from seqgen.text.results import TextHypothesis, Translation
 from seqgen.text.sources import MemberSource, source_text
@@ -32,6 +34,7 @@ class InputLine:
         member_sources: the text that each member reads.
         constraints: the phrases that the output must contain.
         phrases: these phrases, each as its alternatives in target ids.
+        terms: the terms of the glossary that the line has; their target terms are among the phrases.
         prefix: the text with which the output begins.
         prefix_tokens: its target ids.
         first_token: the token of the target language, if the output begins with it.
@@ -47,6 +50,7 @@ class InputLine:
     member_sources: Sequence[str] = ()
     constraints: Sequence[str] = ()
     phrases: Sequence[Phrase] = ()
+    terms: Sequence[Term] = ()
     prefix: str = ""
     prefix_tokens: Sequence[int] = ()
     first_token: int | None = None
@@ -82,6 +86,7 @@ class InputLine:
             hypotheses=list(hypotheses),
             notes=[*self.notes, *notes],
             constraints=list(self.constraints),
+            terms=list(self.terms),
             prefix=self.prefix,
             member_sources=list(self.member_sources),
             bound=bound,
@@ -115,6 +120,7 @@ class InputEncoder:
         self.members = models[:num_members]
         self.task = models[0].task
         self.languages = LanguageReader(models, cfg)
+        self.glossary = Glossary(Path(cfg.glossary)) if cfg.glossary else None
         self._longest: dict[tuple[int, ...], int] = {}
 
     def encode(self, number: int, line: str, prefix: str = "", languages: LineLanguages | None = None) -> InputLine:
@@ -149,8 +155,10 @@ class InputEncoder:
             return read
         roles = (TargetLanguage.FIRST, TargetLanguage.START)
         first, start = (self.languages.target_token(languages, role) for role in roles)
-        read = replace(read, first_token=first, start_token=start)
-        return self._with_prefix(self._with_phrases(read, phrases) if phrases else read)
+        terms = self.glossary.find(text) if self.glossary is not None else []
+        read = replace(read, first_token=first, start_token=start, terms=terms)
+        demanded = [*map(alternatives, phrases), *(term.targets for term in terms)]
+        return self._with_prefix(self._with_phrases(read, demanded) if demanded else read)
 
     def longest_output(self, sources: Sequence[Tensor]) -> int:
         """The longest output of a line in tokens, end-of-sentence not counted.
@@ -202,7 +210,7 @@ class InputEncoder:
             notes.append(f"the vocabulary lacks {shown}")
         return notes
 
-    def _with_phrases(self, line: InputLine, phrases: Sequence[str]) -> InputLine:
+    def _with_phrases(self, line: InputLine, phrases: Sequence[Sequence[str]]) -> InputLine:
         """The line with the ids of its phrases; alternatives with tokens outside the vocabulary are left out.
 
         Of a phrase that no output has room for, only so many tokens are returned that this stays so.
@@ -211,13 +219,13 @@ class InputEncoder:
         encoded, texts, notes = list[Phrase](), list[str](), list(line.notes)
         for phrase in phrases:
             some = []
-            for text in alternatives(phrase):
+            for text in phrase:
                 if lacking := tokenizer.unknown(text):
                     notes.append(f"the phrase {text!r} is left out: the vocabulary lacks {' '.join(lacking)}")
                 else:
                     some.append(tokenizer.encode(text)[:too_many])
             if some:
-                texts.append(phrase.strip())
+                texts.append("|".join(text.replace("|", r"\|") for text in phrase))
                 encoded.append(some)
         return replace(line, phrases=encoded, constraints=texts, notes=notes)
 
@@ -255,12 +263,6 @@ def check_text(text: object, where: str) -> None:
         raise DataError(f"{where} is of type {type(text).__name__}; give text")
     if half := _SURROGATE.search(text):
         raise DataError(f"{where} contains half of a surrogate pair, {half[0]!r}, which is not a character; remove it")
-
-
-def alternatives(phrase: str) -> list[str]:
-    r"""The alternatives of a phrase: ``a b|c`` gives ``a b`` and ``c``; in ``a\|b`` the bar is part of the text."""
-    texts = (text.replace(r"\|", "|").strip() for text in re.split(r"(?<!\\)\|", phrase))
-    return [text for text in texts if text]
 
 
 def with_prefixes(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:

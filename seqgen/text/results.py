@@ -12,6 +12,7 @@ from seqgen.generation.finished import Ranking
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.modules.inspection import Internals
 from seqgen.structures import Batch, Hypothesis
+from seqgen.text.glossary import Term, met_terms
 
 
 def on_one_line(text: str) -> str:
@@ -83,7 +84,8 @@ class Translation:
         source: the line.
         source_tokens: ``(S,)`` int64 source ids of the first model; empty for an empty line.
         hypotheses: best first; none for an empty line.
-        constraints: phrases that the output must contain (``generation.constraints``).
+        constraints: phrases that the output must contain (``generation.constraints`` and ``generation.glossary``).
+        terms: the terms of ``generation.glossary`` in the source, in its order.
         prefix: the forced beginning of every hypothesis; empty if there is none.
         member_sources: what each member of the ensemble reads (``generation.members``), by default the line; none for
             an empty line.
@@ -104,6 +106,7 @@ class Translation:
     hypotheses: list[TextHypothesis] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     constraints: list[str] = field(default_factory=list)
+    terms: list[Term] = field(default_factory=list)
     prefix: str = ""
     member_sources: list[str] = field(default_factory=list)
     sentences: list[Translation] = field(default_factory=list)
@@ -122,6 +125,11 @@ class Translation:
     def score(self) -> float:
         """The score of the best hypothesis; minus infinity if there is none."""
         return self.hypotheses[0].score if self.hypotheses else float("-inf")
+
+    @property
+    def terms_met(self) -> list[bool]:
+        """For each of ``terms``, whether the best hypothesis has one of its target terms as whole words."""
+        return met_terms(self.terms, self.text)
 
     @property
     def num_tokens(self) -> int:

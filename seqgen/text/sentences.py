@@ -213,17 +213,10 @@ class ParagraphReader:
         ids = torch.cat([part.source_tokens for part in parts])
         confidences = [part.confidence for part in parts if part.confidence is not None]
         marks = [part.review for part in parts if part.review is not None]
-        return Translation(
-            number,
-            source,
-            ids,
-            joined,
-            [*split.notes, *noted],
-            prefix=parts[0].prefix,
-            sentences=parts,
-            confidence=min(confidences, default=None),
-            review=any(marks) if marks else None,
-        )
+        found: dict[str, Any] = {"prefix": parts[0].prefix, "sentences": parts}
+        found |= {name: [each for part in parts for each in getattr(part, name)] for name in ("constraints", "terms")}
+        found |= {"confidence": min(confidences, default=None), "review": any(marks) if marks else None}
+        return Translation(number, source, ids, joined, [*split.notes, *noted], **found)
 
     def _concatenated(self, parts: list[Hypothesis]) -> Hypothesis:
         """The outputs of sentences as one, whose score follows from all their tokens by the rule of the search."""

@@ -206,7 +206,7 @@ class TextDecoding:
     def _inference_arguments(self, lines: Sequence[InputLine]) -> dict[str, Any]:
         """Optional arguments of ``Task.inference_step``: constraints, prefixes and streamer."""
         arguments: dict[str, Any] = {}
-        if self.cfg.constraints:
+        if self.cfg.is_constrained:
             arguments["constraints"] = [line.phrases for line in lines]
         if any(line.prefix_tokens for line in lines):
             pad = self.task.target_dictionary.pad()

@@ -242,6 +242,13 @@ class Translator:
             ConfigError: a key is unknown, a value has the wrong type or range, or settings exclude each other.
         """
         details, streaming = details or Details(), streamer is not None
+        wanted = self._settings.with_layer(CALL, settings)
+        for key in ("constraints", "glossary") if streaming else ():
+            if value := wanted.get(key):
+                raise ConfigError(
+                    f"generation.{key}={value} cannot be streamed, because it needs several beams, and the best one "
+                    "may still change; leave the key out, or do not stream"
+                )
         if streaming and self._settings.get("beam") is None:
             settings = {"beam": 1, **settings}  # a larger beam is refused below
         resolved = self.resolve(settings)

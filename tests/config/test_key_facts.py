@@ -16,7 +16,7 @@ from seqgen.config.keys import OTHER_NAMES, similar_keys
 FACTS = {
     "CALL": "max_time top_tokens observers features review_share review_risk members dtype",
     "INPUT": "input_split input_split_lang",
-    "FILES": "draft prefix_trie shortlist replace_unknown confidence",
+    "FILES": "glossary draft prefix_trie shortlist replace_unknown confidence",
     "SPEED": "max_tokens batch_size buffer_size",
     "ENSEMBLE": "guidance_scale combination members",
     "STRATEGY": "constraints seed",
@@ -32,7 +32,7 @@ FACTS = {
         rerank members max_tokens batch_size buffer_size dtype components
     """,
     "NOT_IN_TRAINING": """
-        nbest source_lang target_lang input_split input_split_lang max_time constraints draft rerank
+        nbest source_lang target_lang input_split input_split_lang max_time constraints glossary draft rerank
         top_tokens replace_unknown features confidence review_share review_risk members max_tokens batch_size
         buffer_size dtype
     """,

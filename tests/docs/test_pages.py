@@ -87,6 +87,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_bytes((folder / "test.en").read_bytes())
     (folder / "phrases.en").write_text("".join(f"{line}\tder\n" for line in lines), encoding="utf-8")
     (folder / "beginnings.de").write_text("".join(f"{line.split()[0]}\n" for line in answers), encoding="utf-8")
+    (folder / "terms.tsv").write_text("source\ttarget\ndog|dogs\tHund|Hunde\nthe man\tder Herr\n", encoding="utf-8")
     (folder / "decoding.yaml").write_text("generation: {beam: 3}\n")
     (folder / "prompts.de").write_text("der Hund\n\nder Mann sieht einen\n", encoding="utf-8")
     (yaml,) = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs/training.md").read_text(), re.MULTILINE | re.DOTALL)

@@ -115,6 +115,7 @@ ELSEWHERE = {
     "input_split": "needs a language, and lines of several sentences (test_sentences.py)",
     "input_split_lang": "needs input_split (test_sentences.py)",
     "shortlist": "needs a file (test_shortlist.py)",
+    "glossary": "needs a file (test_glossary.py)",
     "source_lang": "needs a multilingual model (test_languages.py)",
     "target_lang": "needs a multilingual model (test_languages.py)",
 }

@@ -90,7 +90,13 @@ def test_a_models_own_settings_cannot_demand_all_memory() -> None:
 
 def test_settings_that_name_files_are_never_a_models_own() -> None:
     named = {"draft": "hf:evil/model", "prefix_trie": "/etc/passwd", "shortlist": "/etc/passwd"}
-    files = {**named, "replace_unknown": "/etc/passwd", "observers": ["evil"], "members": ["evil"]}
+    files = {
+        **named,
+        "replace_unknown": "/etc/passwd",
+        "glossary": "/etc/passwd",
+        "observers": ["evil"],
+        "members": ["evil"],
+    }
     assert settings_of_model(GenerationConfig(beam=3, **files)) == {"beam": 3}
 
 
