@@ -32,7 +32,7 @@ COMMANDS = {
     "seqgen-score": "scores outputs, compares systems, scores by a model",
     "seqgen-convert": "averages, exports and converts models",
     "seqgen-tune": "finds weights and settings of decoding on a validation text",
-    "seqgen-calibrate": "fits the probability that a line is good enough, for lines that nobody reads",
+    "seqgen-calibrate": "fits the probability that an output is good enough",
     "seqgen-check": "tests your own components and models",
     "seqgen-diff": "finds what differs between two runs or two decodes",
     "seqgen-show": "shows runs as a table, a trace of a search as a page",
