@@ -227,7 +227,7 @@ class TextDecoding:
         """
         notes = [*self.output_notes.on_search(line, hypotheses), *self._notes_on_steps()]
         found = []
-        for hypothesis in hypotheses[: self.cfg.nbest if self.ranker is self.confidence is None else None]:
+        for hypothesis in hypotheses if self.ranker or self.confidence else hypotheses[: self.cfg.nbest]:
             aligned = attend_to_source(hypothesis, width, len(line.sources[0]), self.models[0].left_pad_source)
             replaces = self.unknown_words is not None and self.task.target_dictionary.unk() in aligned.tokens
             if replaces and aligned.alignment is None:

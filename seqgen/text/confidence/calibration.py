@@ -215,8 +215,8 @@ def fitted(values: Matrix, qualities: Matrix, quality: float | None = None, **fa
     lists = {name: vector.tolist() for name, vector in vectors.items()}
     found = Calibration(bias=float(model.intercept_[0]), quality=least, **lists, **facts)
     probabilities = found.probabilities(values)
-    groups = {"good": held_out[good[held_out]], "bad": held_out[~good[held_out]]}
-    return dataclasses.replace(found, **{name: sorted(probabilities[rows].tolist()) for name, rows in groups.items()})
+    reached, missed = (sorted(probabilities[held_out[side]].tolist()) for side in (good[held_out], ~good[held_out]))
+    return dataclasses.replace(found, good=reached, bad=missed)
 
 
 def calibrated_settings(cfg: GenerationConfig) -> dict[str, Any]:
