@@ -267,6 +267,11 @@ def test_the_arguments_of_fairseq_are_keys() -> None:
 REFUSED = [
     ({"sampling_topk": 5}, "generation.sampling_topk=5 truncates the distribution for sampling"),
     ({"sampling": True, "search": "diverse_beam"}, "generation.sampling=true draws at random, and the strategy"),
+    ({"review_share": 0.1}, "has no effect without generation.confidence=FILE"),
+    (
+        {"confidence": "made.json", "review_share": 0.1, "review_risk": 0.1},
+        "and generation.review_share both mark lines; leave one out",
+    ),
     ({"sampling": True, "constraints": "ordered"}, "generation.sampling=true is one search strategy"),
     ({"search": "beam", "constraints": "ordered"}, "is constrained search, and generation.search names another"),
     ({"constraints": "ordered", "beam": 1}, "with one beam would begin every output with the phrases"),
