@@ -170,6 +170,8 @@ class Subject:
         else:
             return cls(replace(load, semantics="fairseq"), plan.vocabulary, model, [SEQGEN])
         kits = [name for name in KITS if importlib.util.find_spec(name)]
+        if not torch.cuda.is_available():  # CTranslate2 knows no simulated GPU
+            kits = [name for name in kits if name != "ctranslate2"]
         return cls(load, shape.words if shape else plan.vocabulary, str(folder / model), kits)
 
     def worker(self, kit: str, dtype: str, device: str) -> Worker:

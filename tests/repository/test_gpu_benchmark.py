@@ -27,7 +27,6 @@ def run(
         plan = replace(gpu.plan_of("simulated"), models=models, cases=CASES, sizes=((1, 2),), length=3)
         monkeypatch.setattr(gpu, "plan_of", lambda device: plan)
         monkeypatch.setattr(gpu, "DTYPES", ("float32",))
-        monkeypatch.delitem(gpu.KITS, "ctranslate2", raising=False)  # it need not be installed
         code = gpu.main(["--device", "simulated", "--seconds", str(seconds)])
         lines = capsys.readouterr().out.splitlines()
         cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
