@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from seqgen.data.text import CHUNK_BYTES, read_chunks
 from seqgen.data.token_store import LineError, Reader, TokenEncoder, TokenStore, build_store
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.errors import ConfigError, DataError, nearest
+from seqgen.errors import ConfigError, DataError, nearest, shown
 from seqgen.system.reading import parse_json
 
 
@@ -344,7 +344,7 @@ def read_header(files: Sequence[Path]) -> list[str]:
         if split_columns(first_line(path)) != columns:
             raise DataError(f"{path} has other columns in its first line than {files[0]}; give files of one kind")
     if len(set(columns)) < len(columns):
-        raise ConfigError(f"{files[0]}: two columns have the same name: {', '.join(columns)}")
+        raise ConfigError(f"{files[0]}: two columns have the same name: {shown(', '.join(columns))}")
     return columns
 
 
