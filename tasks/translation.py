@@ -38,19 +38,14 @@ class TranslationConfig(ParallelTextConfig):
     target_lang: str = option("", "target language: file name ending of the target files, such as de")
     train: str = option(
         "",
-        "training text: path without the endings .SRC and .TGT (files may be .gz), or a table that ends in .tsv, "
-        ".jsonl or .parquet; may be a wildcard",
+        "training text: path without .SRC and .TGT, or .tsv, .jsonl or .parquet (may be .gz); may be a wildcard",
         role="input_path",
         other_names=("trainpref",),
     )
     valid: str = option("", "validation text, in the same form", role="input_path", other_names=("validpref",))
     test: str = option("", "test text, in the same form", role="input_path", other_names=("testpref",))
-    source_column: str = option(
-        "",
-        "column of the sources in tables: its name or, in TSV, its number from 1; if empty, source_lang or, in TSV "
-        "without such a column, 1",
-    )
-    target_column: str = option("", "column of the targets, likewise; if empty, target_lang or 2")
+    source_column: str = option("", "source column of tables: name, or number in TSV; if empty, source_lang or 1")
+    target_column: str = option("", "target column, in the same form; if empty, target_lang or 2")
 
 
 SIDES = ("source", "target")

@@ -44,9 +44,8 @@ class Table(ParallelFiles):
 
     def check(self, allow_empty: bool = False) -> None:
         """Check that there is a row, since every row is a pair; see ``ParallelFiles.check``."""
-        for side in (0, 1):
-            if next(self.lines(side), None) is None and not allow_empty:
-                raise DataError(f"{self.source[0]} has no rows; give a table with at least one")
+        if not allow_empty and next(self.lines(0), None) is None:
+            raise DataError(f"{self.source[0]} has no rows; give a table with at least one")
 
 
 def is_table(name: str) -> bool:
@@ -71,7 +70,8 @@ def find_table(pattern: str, columns: tuple[str, str], languages: tuple[str, str
     files = find_files([pattern], key)
     names = [column or language for column, language in zip(columns, languages, strict=True)]
     if pattern.removesuffix(".gz").endswith(PARQUET):
-        sides = [_parquet(files, name, of_column) for name, of_column in zip(names, COLUMN_KEYS, strict=True)]
+        readers = [partial(read_column_chunks, column=names[side], key=COLUMN_KEYS[side]) for side in (0, 1)]
+        sides = [Records(files, PlainFormat(names[i]), Template.of_field(names[i]), 0, readers[i]) for i in (0, 1)]
     elif is_json(Path(pattern)):
         _check_columns(files[0], names, read_fields(files[0]))
         sides = [Records(files, JsonFormat(tuple(names)), Template.of_field(name)) for name in names]
@@ -82,11 +82,6 @@ def find_table(pattern: str, columns: tuple[str, str], languages: tuple[str, str
     if names[0] == names[1]:
         raise ConfigError(f"{' and '.join(COLUMN_KEYS)} are both {names[0]!r}; they must differ")
     return Table(files, files, (sides[0], sides[1]))
-
-
-def _parquet(files: list[Path], name: str, key: str) -> Records:
-    read = partial(read_column_chunks, column=name, key=key)
-    return Records(files, PlainFormat(name), Template.of_field(name), read=read)
 
 
 def _tsv_columns(
