@@ -15,20 +15,18 @@ from seqgen.data.pair_dataset import PairDataset, Side
 from seqgen.data.record_lines import (
     JsonFormat,
     PlainFormat,
-    RecordEncoder,
     RecordFormat,
     Records,
     Template,
     TsvFormat,
-    first_line,
     is_json,
-    read_object,
+    read_fields,
+    read_header,
 )
 from seqgen.data.text import find_files, find_parallel
-from seqgen.data.token_store import build_store
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.languages import AddedTokens
-from seqgen.errors import ConfigError, DataError
+from seqgen.errors import ConfigError
 from seqgen.registry import register_task
 from seqgen.system.files import is_frozen, write_atomically
 from seqgen.system.reading import parse_yaml, read_bytes
@@ -139,27 +137,15 @@ class MixtureSource:
     def _record_format(self, files: list[Path]) -> tuple[RecordFormat, int]:
         json_files = [path for path in files if is_json(path)]
         if not json_files:
-            return self._tsv_format(files)
+            columns = read_header(files)
+            self._check_fields(columns)
+            return TsvFormat(tuple(columns)), 1
         if len(json_files) < len(files):
             raise ConfigError(
                 f"{self.where}: {json_files[0]} contains JSON lines, the other files columns; give files of one kind"
             )
-        try:
-            known = list(read_object(first_line(files[0])))
-        except ValueError as error:
-            raise DataError(f"{files[0]}, line 1: {error}") from None
-        self._check_fields(known)
+        self._check_fields(read_fields(files[0]))
         return JsonFormat(tuple(dict.fromkeys([*self.input.fields, *self.target.fields]))), 0
-
-    def _tsv_format(self, files: list[Path]) -> tuple[RecordFormat, int]:
-        columns = first_line(files[0]).removesuffix("\r").split("\t")
-        for path in files[1:]:
-            if first_line(path).removesuffix("\r").split("\t") != columns:
-                raise DataError(f"{path} has other columns in its first line than {files[0]}; give files of one kind")
-        if len(set(columns)) < len(columns):
-            raise ConfigError(f"{files[0]}: two columns have the same name: {', '.join(columns)}")
-        self._check_fields(columns)
-        return TsvFormat(tuple(columns)), 1
 
     def _check_fields(self, known: list[str]) -> None:
         for template in (self.input, self.target):
@@ -322,11 +308,7 @@ class TextToTextTask(RawTextTask):
         )
 
     def _side(self, label: str, records: Records, added: AddedTokens) -> Side:
-        encoder = RecordEncoder(self.source_tokenizer, records.record_format, records.template)
-        store = build_store(
-            self.cache, label, records.files, encoder, workers=self.cfg.workers, skip_lines=records.skip_lines
-        )
-        return Side(store, added)
+        return Side(records.store(self.cache, label, self.source_tokenizer, self.cfg.workers), added)
 
     def _check_unchanged(self) -> None:
         given = Path(self.cfg.mixture)

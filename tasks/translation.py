@@ -1,4 +1,4 @@
-"""Translation: training on parallel text files."""
+"""Translation: training on parallel text files and on tables of pairs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any, Self
 
 from seqgen.config import option
 from seqgen.data.pair_dataset import Dataset, PairDataset, Side
-from seqgen.data.text import ParallelFiles, find_parallel, read_lines
+from seqgen.data.table import Table, find_table, is_table
+from seqgen.data.text import ParallelFiles, find_parallel
 from seqgen.data.token_store import TokenEncoder, build_store
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.languages import AddedTokens
@@ -37,12 +38,14 @@ class TranslationConfig(ParallelTextConfig):
     target_lang: str = option("", "target language: file name ending of the target files, such as de")
     train: str = option(
         "",
-        "training text: path without the endings .SRC and .TGT (files may be .gz); may be a wildcard",
+        "training text: path without .SRC and .TGT, or .tsv, .jsonl or .parquet (may be .gz); may be a wildcard",
         role="input_path",
         other_names=("trainpref",),
     )
     valid: str = option("", "validation text, in the same form", role="input_path", other_names=("validpref",))
     test: str = option("", "test text, in the same form", role="input_path", other_names=("testpref",))
+    source_column: str = option("", "source column of tables: name, or number in TSV; if empty, source_lang or 1")
+    target_column: str = option("", "target column, in the same form; if empty, target_lang or 2")
 
 
 SIDES = ("source", "target")
@@ -101,11 +104,11 @@ class ParallelTextTask(TextTask):
     def data_files(cls, cfg: Any, folder: Path, split: str) -> list[Path]:
         """The source files and the target files; see ``Task.data_files``."""
         files = cls.find_files(cfg, folder, split)
-        return [*files.source, *(files.target or ())]
+        return list(dict.fromkeys([*files.source, *(files.target or ())]))
 
     def source_lines(self, split: str) -> Iterator[str]:
         """The raw source text of a split, line by line."""
-        return read_lines(self.files(split).source)
+        return self.files(split).lines(0)
 
     def references(self, split: str) -> Iterator[str] | None:
         """The raw target text of a split, line by line; ``None`` if there is none."""
@@ -113,7 +116,7 @@ class ParallelTextTask(TextTask):
         if files.target is None:
             return None
         files.check(allow_empty=True)  # a missing line would compare all later outputs with the wrong reference
-        return read_lines(files.target)
+        return files.lines(1)
 
     def load_dataset(self, split: str) -> Dataset:
         """Load a split and encode it; see ``Task.load_dataset``."""
@@ -138,10 +141,10 @@ class ParallelTextTask(TextTask):
             sides: the names of source and target in those of the encoded files.
             name: name of the dataset, for messages; empty for the split.
         """
-        source = self._side(f"{split}.{sides[0]}", files.source, self.source_tokenizer, added[0])
+        source = self._side(f"{split}.{sides[0]}", files, 0, self.source_tokenizer, added[0])
         target = None
         if files.target is not None:
-            target = self._side(f"{split}.{sides[1]}", files.target, self.target_tokenizer, added[1])
+            target = self._side(f"{split}.{sides[1]}", files, 1, self.target_tokenizer, added[1])
             counts = [[lines for _, lines in side.store.meta.files] for side in (source, target)]
             files.compare(counts[0], counts[1])
         return PairDataset(
@@ -153,8 +156,11 @@ class ParallelTextTask(TextTask):
             on_overlong=self.cfg.on_overlong,
         )
 
-    def _side(self, label: str, files: list[Path], tokenizer: Tokenizer, added: AddedTokens) -> Side:
-        return Side(build_store(self.cache, label, files, TokenEncoder(tokenizer), workers=self.cfg.workers), added)
+    def _side(self, label: str, files: ParallelFiles, side: int, tokenizer: Tokenizer, added: AddedTokens) -> Side:
+        if isinstance(files, Table):
+            return Side(files.sides[side].store(self.cache, label, tokenizer, self.cfg.workers), added)
+        paths = (files.target or []) if side else files.source
+        return Side(build_store(self.cache, label, paths, TokenEncoder(tokenizer), workers=self.cfg.workers), added)
 
 
 @register_task("translation", config=TranslationConfig)
@@ -186,8 +192,11 @@ class TranslationTask(ParallelTextTask):
         check_languages(cfg)
         prefix: str = getattr(cfg, split)
         if not prefix:
-            files = f"PREFIX.{cfg.source_lang} and PREFIX.{cfg.target_lang} (each plain or .gz)"
+            files = f"PREFIX.{cfg.source_lang} and PREFIX.{cfg.target_lang} (each plain or .gz), or a table"
             raise missing_split(split, f"task.{split} is missing; give task.{split}=PREFIX of the files {files}")
+        if is_table(prefix):
+            columns, languages = (cfg.source_column, cfg.target_column), (cfg.source_lang, cfg.target_lang)
+            return find_table(prefix, columns, languages, f"task.{split}")
         return find_parallel(
             prefix, cfg.source_lang, cfg.target_lang, key=f"task.{split}", optional_target=split == "test"
         )

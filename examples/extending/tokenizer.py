@@ -19,7 +19,6 @@ from seqgen.extend import (
     TranslationConfig,
     TranslationTask,
     load_tokenizer,
-    read_lines,
     register_task,
     register_tokenizer,
     save_tokenizer,
@@ -75,7 +74,7 @@ class CasedTranslationTask(TranslationTask):
         home = folder / "tokenizer"
         if not home.is_dir():
             files = cls.find_files(cfg, folder, "train")
-            lines = (line for file in [*files.source, *(files.target or [])] for line in read_lines(file))
+            lines = (line for side in (0, 1) for line in files.lines(side))
             counts = Counter(word.lower() for line in lines for word in line.split())
             words = Dictionary.from_counts({CAPITAL: sum(counts.values()), **counts}, cfg.vocab_size)
             save_tokenizer(CasedWordTokenizer(words), home)

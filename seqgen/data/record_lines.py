@@ -9,9 +9,10 @@ from pathlib import Path
 from string import Formatter
 from typing import Any, Protocol
 
-from seqgen.data.text import read_chunks
-from seqgen.data.token_store import LineError, TokenEncoder
-from seqgen.errors import ConfigError, DataError, nearest
+from seqgen.data.text import CHUNK_BYTES, read_chunks
+from seqgen.data.token_store import LineError, Reader, TokenEncoder, TokenStore, build_store
+from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.errors import ConfigError, DataError, nearest, shown
 from seqgen.system.reading import parse_json
 
 
@@ -140,7 +141,7 @@ class TsvFormat:
 
     def read(self, line: str) -> dict[str, str]:
         """See ``RecordFormat``."""
-        values = line.removesuffix("\r").split("\t")
+        values = split_columns(line)
         if len(values) != len(self.columns):
             raise ValueError(f"the line has {len(values)} columns instead of {len(self.columns)}; correct it")
         return dict(zip(self.columns, values, strict=True))
@@ -226,12 +227,14 @@ class Records:
         record_format: the format of their lines.
         template: combines the fields of a line into a text.
         skip_lines: number of lines at the beginning of each file that are not records.
+        read: reads a file in chunks of lines.
     """
 
     files: Sequence[Path]
     record_format: RecordFormat
     template: Template
     skip_lines: int = 0
+    read: Reader = read_chunks
 
     def texts(self) -> Iterator[str]:
         """The text of each record, file after file.
@@ -240,11 +243,25 @@ class Records:
             DataError: a file cannot be read, or a line does not have the format.
         """
         for path in self.files:
-            for chunk in (chunk.after(self.skip_lines) for chunk in read_chunks(path)):
+            for chunk in (chunk.after(self.skip_lines) for chunk in self.read(path, CHUNK_BYTES)):
                 try:
                     yield from render_lines(chunk.decode(), self.record_format, self.template)
                 except LineError as error:
                     raise DataError(f"{path}, line {chunk.first + error.index}: {error.reason}") from None
+
+    def store(self, cache: Path, label: str, tokenizer: Tokenizer, workers: int) -> TokenStore:
+        """Encode the text of each record; see ``build_store``.
+
+        Args:
+            cache: folder of the stores.
+            label: beginning of the store's name.
+            tokenizer: encodes the texts.
+            workers: number of processes that encode; 0 for one per core.
+        """
+        encoder = RecordEncoder(tokenizer, self.record_format, self.template)
+        return build_store(
+            cache, label, self.files, encoder, workers=workers, skip_lines=self.skip_lines, read=self.read
+        )
 
 
 @dataclass
@@ -310,3 +327,42 @@ def first_line(path: Path) -> str:
     for chunk in read_chunks(path, 1):
         return chunk.decode()[0]
     raise DataError(f"{path} is empty; give a file with at least one line")
+
+
+def read_header(files: Sequence[Path]) -> list[str]:
+    """The names of the columns of TSV files, which are their first lines.
+
+    Args:
+        files: the files, plain or ``.gz``.
+
+    Raises:
+        DataError: a file cannot be read, is empty, or has other columns than the first one.
+        ConfigError: two columns have the same name.
+    """
+    columns = split_columns(first_line(files[0]))
+    for path in files[1:]:
+        if split_columns(first_line(path)) != columns:
+            raise DataError(f"{path} has other columns in its first line than {files[0]}; give files of one kind")
+    if len(set(columns)) < len(columns):
+        raise ConfigError(f"{files[0]}: two columns have the same name: {shown(', '.join(columns))}")
+    return columns
+
+
+def read_fields(path: Path) -> list[str]:
+    """The names of the fields in the first line of a file of JSON lines.
+
+    Args:
+        path: the file, plain or ``.gz``.
+
+    Raises:
+        DataError: the file cannot be read or is empty, or its first line is not a JSON object.
+    """
+    try:
+        return list(read_object(first_line(path)))
+    except ValueError as error:
+        raise DataError(f"{path}, line 1: {error}") from None
+
+
+def split_columns(line: str) -> list[str]:
+    """The columns of a line of TSV."""
+    return line.removesuffix("\r").split("\t")

@@ -296,6 +296,14 @@ class ParallelFiles:
     source: list[Path]
     target: list[Path] | None
 
+    def lines(self, side: int) -> Iterator[str]:
+        """The lines of the source files, or of the target files.
+
+        Args:
+            side: 0 for the source, 1 for the target.
+        """
+        return read_lines(self.target or [] if side else self.source)
+
     def check(self, allow_empty: bool = False) -> None:
         """Read all files, in constant memory, and check that they can be used.
 
@@ -365,7 +373,7 @@ def _missing(prefix: str, lang: str, key: str, languages: tuple[str, str]) -> Da
     plain, hint = prefix.removesuffix(".gz"), similar_path(Path(f"{prefix}.{lang}"))
     if Path(prefix).is_file():
         hint = (
-            f"; {prefix} is one file, and pairs from one file, such as TSV, are for task=text_to_text task.mixture=FILE"
+            f"; {prefix} is one file, and pairs in one file are a table (.tsv, .jsonl or .parquet) of task=translation"
         )
     for language in languages:
         if plain.endswith(f".{language}"):

@@ -11,7 +11,7 @@ import signal
 import sys
 import zlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
@@ -322,11 +322,15 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+Reader = Callable[[Path, int], Iterator[LineChunk]]
+"""Reads a file in chunks of about so many bytes, such as ``read_chunks``."""
+
+
 def _encode_all(
-    files: Sequence[Path], encoder: LineEncoder, workers: int, chunk_bytes: int, skip_lines: int
+    files: Sequence[Path], encoder: LineEncoder, workers: int, chunk_bytes: int, skip_lines: int, read: Reader
 ) -> Iterator[tuple[int, _Encoded]]:
     """Encode files chunk by chunk; yields the index of the file and the encoded chunk, in order of the text."""
-    chunks = ((i, chunk.after(skip_lines)) for i, path in enumerate(files) for chunk in read_chunks(path, chunk_bytes))
+    chunks = ((i, chunk.after(skip_lines)) for i, path in enumerate(files) for chunk in read(path, chunk_bytes))
     if workers <= 1 or sum(path.stat().st_size for path in files) < PARALLEL_CHUNKS * chunk_bytes:
         for i, chunk in chunks:
             yield i, _encode(encoder, chunk)
@@ -395,6 +399,7 @@ def build_store(
     workers: int = 1,
     chunk_bytes: int = CHUNK_BYTES,
     skip_lines: int = 0,
+    read: Reader = read_chunks,
 ) -> TokenStore:
     """Open the store of text files; if it does not exist, encode the files first.
 
@@ -409,6 +414,7 @@ def build_store(
         workers: number of processes that encode; 0 for one per core. The result does not depend on it.
         chunk_bytes: approximate size of the chunks that a worker encodes at a time, in bytes.
         skip_lines: number of lines at the beginning of each file that are left out, such as a header.
+        read: reads a file in chunks of about so many bytes; what it reads depends only on file and encoder.
 
     Returns:
         The store, with one sequence for each line.
@@ -426,7 +432,7 @@ def build_store(
             shutil.rmtree(folder, ignore_errors=True)
     with new_folder(folder) as temporary:
         writer = _Writer(temporary, files, encoder.dtype, skip_lines)
-        writer.write(_encode_all(files, encoder, workers or available_cores(), chunk_bytes, skip_lines))
+        writer.write(_encode_all(files, encoder, workers or available_cores(), chunk_bytes, skip_lines, read))
         for path, (_, lines) in zip(files, writer.meta.files, strict=True):
             if lines == 0:
                 what = "has no lines after its header" if skip_lines else "is empty"

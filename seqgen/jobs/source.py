@@ -12,19 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from seqgen.data.parquet import check_text, read_column
 from seqgen.data.text import decode_line, find_files, read_chunks
-from seqgen.errors import ConfigError, DataError, nearest, shown
+from seqgen.errors import DataError, nearest, shown
 from seqgen.system.reading import parse_json
 
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 """The format of a file by the end of its name, before ``.gz``; all other files are text."""
-
-ROWS = 4096
-"""Number of rows of a Parquet file that are read at a time."""
-
-_RATIO, _SMALL = 1000, 1 << 26
-"""Characters that a Parquet file may have for each of its bytes, as a ``.gz`` file; more are possible if they are
-fewer than the second number."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +51,7 @@ class Source:
         if kind == "auto":
             kind = FORMATS.get(Path(file.name.removesuffix(".gz")).suffix, "text")
         if kind == "parquet":
-            return self._rows(file)
+            return read_column(file, self.column, "job.column")
         return self._records(file) if kind == "jsonl" else _texts(file)
 
     def _records(self, file: Path) -> Iterator[str]:
@@ -74,52 +68,7 @@ class Source:
                 f"{where} has no field {self.column!r}{nearest(self.column, map(str, record))}; name the field of the "
                 "text by job.column"
             )
-        return _checked(record[self.column], self.column, where)
-
-    def _rows(self, file: Path) -> Iterator[str]:
-        try:
-            import pyarrow
-            from pyarrow import parquet
-        except ImportError:
-            raise ConfigError(f"{file} is read by a package that is missing: pip install pyarrow") from None
-        number = size = 0
-        try:
-            schema, limit = parquet.read_schema(file), max(_SMALL, _RATIO * file.stat().st_size)
-            self._check_column(schema, file)
-            # as a dictionary, a text that a small file repeats is in memory once
-            with parquet.ParquetFile(file, read_dictionary=[self.column]) as table:
-                for batch in table.iter_batches(ROWS, columns=[self.column]):
-                    for value in batch.column(0):
-                        number += 1
-                        text = _checked(value.as_py(), self.column, f"{file}, row {number}")
-                        size += len(text)
-                        if size > limit:
-                            raise DataError(
-                                f"{file}, row {number}: the text up to here has more than {limit} characters, "
-                                f"{_RATIO} times the size of the file; give it as JSON lines if you trust it"
-                            )
-                        yield text
-        except FileNotFoundError:
-            raise DataError(f"there is no file {file}") from None
-        except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
-            raise DataError(
-                f"cannot read {file} after row {number}: {' '.join(str(error).split())[:200]}; is it a Parquet file?"
-            ) from None
-
-    def _check_column(self, schema: Any, file: Path) -> None:
-        """Refuse a Parquet file whose column is missing or not text."""
-        if self.column not in schema.names:
-            raise DataError(
-                f"{file} has no column {self.column!r}{nearest(self.column, schema.names)}; name the column of the "
-                "text by job.column"
-            )
-        kind = schema.field(self.column).type
-        kind = kind.value_type if str(kind).startswith("dictionary") else kind
-        if str(kind) not in ("string", "large_string", "string_view"):
-            raise DataError(
-                f"{file}: the values of {self.column!r} are not text but {shown(str(kind))}; name the column of the "
-                "text by job.column"
-            )
+        return check_text(record[self.column], self.column, where)
 
 
 def find_source(pattern: str, file_format: str = "auto", column: str = "text") -> Source:
@@ -157,12 +106,6 @@ def _parsed(line: bytes, file: Path, number: int) -> Any:
         return parse_json(decode_line(line, file, number))
     except ValueError as error:
         raise DataError(f"{file}, line {number} is not JSON: {error}") from None
-
-
-def _checked(value: Any, column: str, where: str) -> str:
-    if not isinstance(value, str):
-        raise DataError(f"{where}: {column} is {shown(value)}, which is not text")
-    return value
 
 
 @dataclass(frozen=True)

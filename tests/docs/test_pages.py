@@ -83,8 +83,11 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = (folder / "test.en").read_text(encoding="utf-8").splitlines()
     answers = (folder / "test.de").read_text(encoding="utf-8").splitlines()
     (folder / "two_languages.tsv").write_text("".join(f"{line}\t{line}\n" for line in lines), encoding="utf-8")
-    for name in ("articles.article", "articles.summary"):  # which the page cuts out of a table
-        (folder / name).write_bytes((folder / "test.en").read_bytes())
+    table = "".join(f"{line}\t{answer}\n" for line, answer in zip(lines, answers, strict=True))
+    (folder / "articles.tsv").write_text(table, encoding="utf-8")
+    (folder / "pairs.tsv").write_text("english\tgerman\n" + table, encoding="utf-8")
+    pairs = [{"english": line, "german": answer} for line, answer in zip(lines, answers, strict=True)]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     (folder / "phrases.en").write_text("".join(f"{line}\tder\n" for line in lines), encoding="utf-8")
     (folder / "beginnings.de").write_text("".join(f"{line.split()[0]}\n" for line in answers), encoding="utf-8")
     (folder / "terms.tsv").write_text("source\ttarget\ndog|dogs\tHund|Hunde\nthe man\tder Herr\n", encoding="utf-8")

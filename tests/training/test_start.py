@@ -102,7 +102,7 @@ def test_a_key_of_another_component_is_recognized(arguments: list[str], message:
 
 
 def test_one_file_of_pairs_is_not_what_was_meant(data: Path, tmp_path: Path) -> None:
-    (data / "pairs.tsv").write_text("a\tb\n")
-    outcome = prepare(data, tmp_path / "run", f"task.train={data}/pairs.tsv")
-    assert "pairs.tsv is one file" in outcome.err
+    (data / "pairs.txt").write_text("a\tb\n")
+    outcome = prepare(data, tmp_path / "run", f"task.train={data}/pairs.txt")
+    assert "pairs.txt is one file" in outcome.err
     assert "did you mean" not in outcome.err

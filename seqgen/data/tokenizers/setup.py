@@ -11,7 +11,7 @@ from pathlib import Path
 
 from seqgen.config import option
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.text import ParallelFiles, read_lines
+from seqgen.data.text import ParallelFiles
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer, load_tokenizer, save_tokenizer
 from seqgen.data.tokenizers.languages import TargetLanguage
 from seqgen.data.tokenizers.pretrained import byte_files, load_pretrained_tokenizer, make_tokenizer, t5_files
@@ -200,8 +200,7 @@ def _check(cfg: TokenizerConfig) -> None:
 
 def _text(files: ParallelFiles, sides: tuple[int, ...]) -> Iterable[str]:
     files.check()  # check line numbers before a vocabulary is trained on the files
-    both = (files.source, files.target or [])
-    return chain.from_iterable(read_lines(both[side]) for side in sides)
+    return chain.from_iterable(files.lines(side) for side in sides)
 
 
 def _prepare(run: Path, makers: Mapping[str, Callable[[str], Tokenizer]]) -> list[Tokenizer]:

@@ -1,0 +1,156 @@
+"""Tables of pairs as the text of translation: the examples of two files, and what bad tables get."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import seqgen.tasks  # noqa: F401
+from seqgen.errors import UserError
+from seqgen.tasks.translation import TranslationConfig, TranslationTask
+from tests.commands import command, corpus, refused, sentences
+from tests.training_runs import records
+
+PAIRS = sentences(0, 300)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The corpus, and the same pairs as tables."""
+    folder = corpus(tmp_path_factory.mktemp("data"))
+    write(folder / "plain.tsv", PAIRS)
+    write(folder / "named.tsv.gz", [("id", "de", "en"), *((str(i), de, en) for i, (en, de) in enumerate(PAIRS))])
+    write(folder / "other.tsv", [("German", "English"), *((de, en) for en, de in PAIRS)])
+    write(folder / "third.tsv", [(de, "x", en) for en, de in PAIRS])
+    lines = "".join(json.dumps({"de": de, "n": 1, "en": en}) + "\n" for en, de in PAIRS)
+    (folder / "pairs.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    return folder
+
+
+def write(path: Path, rows: Sequence[Sequence[str]]) -> None:
+    content = "".join("\t".join(row) + "\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+
+def task(folder: Path, train: Path | str, source_column: str = "", target_column: str = "") -> TranslationTask:
+    columns = {"source_column": source_column, "target_column": target_column}
+    settings = {"vocab_size": 44, "workers": 1, "valid": str(train), "test": str(train), **columns}
+    cfg = TranslationConfig(source_lang="en", target_lang="de", train=str(train), **settings)  # type: ignore[arg-type]
+    return TranslationTask.setup_task(cfg, folder)
+
+
+def examples(given: TranslationTask) -> list[list[list[int]]]:
+    return [[example.source.tolist(), example.target.tolist()] for example in given.dataset("train")]
+
+
+TABLES = {
+    "plain.tsv": [("", ""), ("1", "2"), ("", "2")],
+    "named.tsv.gz": [("", ""), ("en", "de"), ("en", "2"), ("3", "de")],
+    "named.tsv": [("", "")],  # of which only the .gz is there
+    "na*.tsv": [("", "")],
+    "other.tsv": [("English", "German"), ("English", "1")],
+    "third.tsv": [("3", "1")],
+    "pairs.jsonl.gz": [("", ""), ("en", "de")],
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_has_the_examples_of_two_files(name: str, data: Path, tmp_path: Path) -> None:
+    wanted = task(tmp_path / "files", data / "train")
+    for number, columns in enumerate(TABLES[name]):
+        given = task(tmp_path / str(number), data / name, *columns)
+        assert given.source_tokenizer.fingerprint() == wanted.source_tokenizer.fingerprint()
+        assert examples(given) == examples(wanted)
+        assert list(zip(given.source_lines("test"), given.references("test") or (), strict=True)) == PAIRS
+        assert given.data_files(given.cfg, tmp_path, "train") == [
+            data / name if (data / name).exists() else data / "named.tsv.gz"
+        ]
+
+
+def test_a_parquet_table(data: Path, tmp_path: Path) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    sources, targets = zip(*PAIRS, strict=True)
+    parquet.write_table(pyarrow.table({"de": targets, "en": sources, "n": [1] * 300}), tmp_path / "p.parquet")
+    given = task(tmp_path / "run", tmp_path / "p.parquet")
+    assert examples(given) == examples(task(tmp_path / "files", data / "train"))
+    assert list(given.references("test") or ()) == list(targets)
+    (tmp_path / "damaged.parquet").write_bytes((tmp_path / "p.parquet").read_bytes()[:-20])
+    parquet.write_table(pyarrow.table({"de": ["a", None], "en": ["b", "c"]}), tmp_path / "null.parquet")
+    parquet.write_table(pyarrow.table({"de": pyarrow.array([], "string"), "en": pyarrow.array([], "string")}),
+                        tmp_path / "empty.parquet")  # fmt: skip
+    for name, columns, words in (
+        ("damaged", (), "damaged.parquet after row 0"),
+        ("null", (), "null.parquet, row 2: de is None"),
+        ("empty", (), "empty.parquet has no rows"),
+        ("p", ("eng", "de"), "p.parquet has no column 'eng' .did you mean 'en'.*name .* by task.source_column"),
+        ("p", ("en", "n"), "p.parquet: the values of 'n' are not text but 'int64'; .* by task.target_column"),
+    ):
+        with pytest.raises(UserError, match=words):
+            task(tmp_path / "bad", tmp_path / f"{name}.parquet", *columns)
+
+
+def test_other_columns_are_encoded_again(data: Path, tmp_path: Path) -> None:
+    first = task(tmp_path / "run", data / "third.tsv", "3", "1")
+    sources = [pair[0] for pair in examples(first)]
+    copied = task(tmp_path / "run", data / "third.tsv", "1", "3")
+    assert [pair[1] for pair in examples(copied)] == sources
+    assert first.dataset("train").source.store.where(4) == "third.tsv, line 5"
+
+
+def test_a_run_on_a_table_is_that_on_two_files(data: Path, tmp_path: Path) -> None:
+    def figures(name: str, train: str, valid: str) -> list[dict[str, Any]]:
+        files = (f"task.train={data}/{train}", f"task.valid={data}/{valid}")
+        small = ("model=fconv_tiny", "optimization.max_update=2", "common.log_interval=1", "common.threads=1")
+        outcome = command(
+            "train", f"run_dir={tmp_path}/{name}", "task=translation", "task.source_lang=en", "task.target_lang=de",
+            "task.vocab_size=44", "task.workers=1", "common.seed=1", "dataset.num_workers=0", *files, *small,
+        )  # fmt: skip
+        assert outcome.code == 0, outcome.err
+        return [*records(tmp_path / name), *records(tmp_path / name, "valid")]
+
+    write(data / "valid.tsv", sentences(300, 30))
+    wanted = figures("files", "train", "val")
+    assert ["gnorm" in record for record in wanted] == [True, True, False], "two updates, and validation"
+    assert figures("table", "named.tsv.gz", "valid.tsv") == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "columns", "words"),
+    [
+        ("a.tsv", b"", "", "a.tsv is empty"),
+        ("a.tsv", b"en\tde\n", "", "a.tsv has no rows"),
+        ("a.tsv", b"one line\n", "", "a.tsv, line 1 has no column '2' but: '1'; name the column by task.target_column"),
+        ("a.tsv", b"en\tger\na\tb\n", "", "a.tsv, line 1 has no column 'de' but: 'en, ger'"),
+        ("a.tsv", b"a\tb\n", "source_column=3", "a.tsv, line 1 has no column '3'"),
+        ("a.tsv", b"en\tde\n", "source_column=English", "a.tsv, line 1 has no column 'English'"),
+        ("a.tsv", b"a\tb\n", "source_column=2", "task.source_column and task.target_column are both '2'"),
+        ("a.tsv", b"en\tde\na\tb\nc\n", "", "a.tsv, line 3: the line has 1 columns instead of 2"),
+        ("a.tsv", b"en\tde\na\tb\nc\t\xff\n", "", "a.tsv, line 3: byte 3 (0xff) is not valid UTF-8"),
+        ("a.tsv", b"en\ten\tde\na\tb\tc\n", "", "a.tsv: two columns have the same name"),
+        ("a.tsv.gz", b"not compressed", "", "a.tsv.gz is damaged after line 0"),
+        ("a.jsonl", b"", "", "a.jsonl is empty"),
+        ("a.jsonl", b"text\n", "", "a.jsonl, line 1: the line is not JSON"),
+        ("a.jsonl", b'{"en": "a"}\n', "", "a.jsonl, line 1 has no column 'de' but: 'en'"),
+        ("a.jsonl", b'{"en": "a", "de": "b"}\n{"en": "a"}\n', "", "a.jsonl, line 2: there is no field 'de'"),
+        ("a.jsonl", b'{"en": "a", "de": null}\n', "", "a.jsonl, line 1: the field 'de' is not text"),
+    ],
+)
+def test_bad_tables(name: str, content: bytes, columns: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    outcome = command(
+        "train", f"run_dir={tmp_path}/run", "task=translation", "task.source_lang=en", "task.target_lang=de",
+        f"task.train={tmp_path}/{name}", f"task.valid={tmp_path}/{name}", "task.vocab_size=20", "prepare_only=true",
+        *([f"task.{columns}"] if columns else []),
+    )  # fmt: skip
+    refused(outcome, words)
+    assert not (tmp_path / "run" / "tokenizer").exists()
+
+
+def test_a_missing_table_is_looked_for(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"task.train=.*/plane.tsv: there is no such file.*did you mean 'plain.tsv'"):
+        task(tmp_path / "run", data / "plane.tsv")
