@@ -16,7 +16,7 @@ from seqgen.cli.output import check_output, write_report
 from seqgen.cli.tune import TuneConfig, check_text, lines_with_references
 from seqgen.config import option
 from seqgen.config.settings import Settings, given_settings
-from seqgen.errors import ConfigError
+from seqgen.errors import ConfigError, DataError
 from seqgen.generation.component import Resources, build
 from seqgen.lab.confidence_report import PICTURES, ConfidenceReport
 from seqgen.registry import UTILITIES
@@ -49,7 +49,7 @@ class CalibrateConfig(TuneConfig):
     quality: float | None = option(
         None, "quality from which an output is good enough; null for that of all but the worst quarter of the lines"
     )
-    picture: str = option("", "file for the curve of the risk of unread lines (.svg, .png)", role="output_path")
+    picture: str = option("", "file for the curve of the risk of unread lines (.svg, .png, .pdf)", role="output_path")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -78,14 +78,17 @@ def calibrate(cfg: CalibrateConfig, overrides: Sequence[str]) -> None:
     lines, references = lines_with_references(cfg, task, references)
     part = Settings().with_layer("part", settings_of_part(cfg.dataset, task))
     translator = Translator(loaded, settings=part, **given_settings(cfg, overrides))
-    names = cfg.generation.features or FEATURES
+    names = list(dict.fromkeys(cfg.generation.features)) or FEATURES
     decoding = translator.prepare(features=list(dict.fromkeys([*names, "mean_lprob", "source_length"])))
     for note in decoding.notes:
         log(note)
     target = task.target_tokenizer
     resources = Resources(target.dictionary, target.encode, target.decode)
     utility = build(UTILITIES, cfg.metric, Utility, decoding.cfg, resources)
+    log(f"decoding {len(lines)} lines ...")
     found = measured(decoding.translate(lines, prefix_lines(cfg)), references, utility)
+    if not found.translations:
+        raise DataError("no line of the text has an output; give another text")
     if not cfg.generation.confidence:
         values = numpy.array([[one.features[name] for name in names] for one in found.translations])
         facts = {"model": weights_fingerprint(translator.models), "settings": calibrated_settings(decoding.cfg)}
@@ -112,6 +115,10 @@ def _check_keys(cfg: CalibrateConfig) -> None:
         )
     if cfg.generation.confidence and cfg.quality is not None:
         raise ConfigError("quality has no effect with generation.confidence, whose file says it; remove the key")
+    if cfg.generation.confidence and cfg.generation.features:
+        raise ConfigError("generation.features has no effect with generation.confidence, whose file says it; remove it")
+    if cfg.output and not cfg.output.endswith(".json"):
+        raise ConfigError(f"output={cfg.output} must end in .json; give another name")
     if cfg.generation.input_split:
         raise ConfigError(
             "a calibration is made from lines that are decoded as they are, without generation.input_split; it then "

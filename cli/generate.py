@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from seqgen.cli.command import Arguments, log, run, set_up_device
-from seqgen.cli.line_decoding import check_outputs, complete, part_of, prepare_decoding, text_cleaner
+from seqgen.cli.line_decoding import (
+    check_outputs,
+    complete,
+    decoding_files,
+    part_of,
+    prepare_decoding,
+    text_cleaner,
+)
 from seqgen.cli.output import check_output, open_output, score_lines
 from seqgen.cli.record import Record
 from seqgen.config import GenerateConfig
@@ -182,12 +189,14 @@ def _check_keys(cfg: GenerateConfig) -> None:
     check_outputs(cfg)
     if cfg.stream and cfg.format != "text":
         raise ConfigError(f"stream=true needs format=text, not format={cfg.format}; remove one of them")
+    if cfg.stream and cfg.generation.confidence:
+        raise ConfigError("stream=true writes no probabilities (generation.confidence); remove one of them")
     if cfg.stream and (cfg.remove_bpe or cfg.detokenize):
         raise ConfigError(
             "stream=true writes tokens as they come, without remove_bpe and detokenize; remove one of them"
         )
     named = (cfg.generation.prefix_trie, cfg.generation.shortlist, cfg.generation.glossary)
-    files = (cfg.input, cfg.reference, cfg.prefix, *named)
+    files = (cfg.input, cfg.reference, cfg.prefix, *decoding_files(cfg))
     check_output("output", cfg.output, *files)
     check_trace(cfg, *files)
     if cfg.record == "-":

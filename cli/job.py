@@ -17,7 +17,14 @@ import torch
 
 from seqgen.checkpoints.serialization import fingerprint
 from seqgen.cli.command import import_plugins, log, set_up_device
-from seqgen.cli.line_decoding import check_outputs, complete, part_of, prepare_decoding, text_cleaner
+from seqgen.cli.line_decoding import (
+    check_outputs,
+    complete,
+    decoding_files,
+    part_of,
+    prepare_decoding,
+    text_cleaner,
+)
 from seqgen.cli.output import check_output
 from seqgen.cli.record import file_digests, models_fingerprint, named_files
 from seqgen.config import GenerateConfig
@@ -132,8 +139,7 @@ def _check_keys(cfg: GenerateConfig, keys: Mapping[str, str]) -> None:
 
 def _check_places(cfg: GenerateConfig, source: Source, folder: Path) -> None:
     """Check that outputs do not overwrite inputs, and do not become inputs when the command is repeated."""
-    named = (cfg.generation.shortlist, cfg.generation.prefix_trie, cfg.generation.glossary)
-    check_output("output", cfg.output, *map(str, source.files), *named)
+    check_output("output", cfg.output, *map(str, source.files), *decoding_files(cfg))
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"job.folder={folder} is a file; give a folder")
     inputs = Path(cfg.input)
@@ -246,14 +252,15 @@ class CommandDecoder:
         if divisor > 1:
             decoding.batcher = decoding.batcher.divided(len(lines), divisor)
         texts = map(self.task.input_of, lines) if self.cfg.dataset.gen_source else lines
-        outputs, notes, tokens, met = list[str](), list[tuple[int, str]](), 0, list[bool]()
+        outputs, notes, tokens, met, marked = list[str](), list[tuple[int, str]](), 0, list[bool](), 0
         for translation in decoding.translate(texts, None, len(lines), first):
             translation = complete(translation, self.cfg, self.clean)
             outputs.append(self.write(translation))
             tokens += translation.num_tokens
             met += translation.terms_met
+            marked += bool(translation.review)
             notes += [(translation.id + 1, note) for note in translation.notes]
-        return Answers(outputs, notes=notes, tokens=tokens, terms=(len(met), sum(met)))
+        return Answers(outputs, notes=notes, tokens=tokens, terms=(len(met), sum(met)), marked=marked)
 
     def blank(self, line: str, number: int, reason: str) -> str:
         """Format the output of a line without an answer; see ``LineDecoder``."""
@@ -283,6 +290,8 @@ def _report(cfg: GenerateConfig, folder: JobFolder, lines: int, decoded: int, fa
     stream = sys.stderr if cfg.output == "-" else sys.stdout
     for note in merged_notes(folder.records()):
         log(note)
+    if cfg.generation.review_share or cfg.generation.review_risk:
+        log(f"{sum(record['marked'] for record in folder.records())} of {lines} lines are marked for a person")
     if cfg.generation.glossary:
         found, met = map(sum, zip((0, 0), *(record["terms"] for record in folder.records()), strict=True))
         log(f"terms: {found} found, {met} met")

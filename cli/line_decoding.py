@@ -16,6 +16,7 @@ from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.checkpoints.loading import load_models
 from seqgen.cli.command import log
 from seqgen.config import GenerateConfig, GenerateDatasetConfig
+from seqgen.config.generation import FILES, keys_with
 from seqgen.config.settings import Settings
 from seqgen.errors import ConfigError, nearest
 from seqgen.system.switches import MAPPED_WEIGHTS, switched
@@ -62,6 +63,11 @@ def check_outputs(cfg: GenerateConfig) -> None:
         refused |= {"remove_bpe": cfg.remove_bpe, "detokenize": cfg.detokenize}
         for key in (key for key, given in refused.items() if given):
             raise ConfigError(f"{key} cannot be used with generation.input_split=sentences; remove one of them")
+
+
+def decoding_files(cfg: GenerateConfig) -> list[str]:
+    """The input files that the decoding keys name; empty texts for keys without a file."""
+    return [getattr(cfg.generation, key) for key in keys_with(FILES)]
 
 
 def part_of(dataset: GenerateDatasetConfig, task: Task) -> Task:
@@ -141,6 +147,8 @@ def prepare_decoding(
         note(
             f"generation.confidence: format={cfg.format} writes no probabilities; format=json and format=tsv write them"
         )
+    if decoding.cfg.features and cfg.format != "json":
+        note(f"generation.features: format={cfg.format} writes no features; format=json writes them")
     return loaded, decoding
 
 

@@ -54,6 +54,7 @@ class Answers:
         tokens: number of generated tokens.
         seconds: how long the worker decoded.
         terms: number of terms of the glossary in the lines, and of those that are met.
+        marked: number of lines that a person should read.
     """
 
     outputs: Sequence[str]
@@ -62,6 +63,7 @@ class Answers:
     tokens: int = 0
     seconds: float = 0.0
     terms: tuple[int, int] = (0, 0)
+    marked: int = 0
 
     def __add__(self, other: Answers) -> Answers:
         return Answers(
@@ -71,6 +73,7 @@ class Answers:
             self.tokens + other.tokens,
             self.seconds + other.seconds,
             (self.terms[0] + other.terms[0], self.terms[1] + other.terms[1]),
+            self.marked + other.marked,
         )
 
 

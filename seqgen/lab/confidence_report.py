@@ -31,7 +31,7 @@ class Estimate(NamedTuple):
     high: float
 
     def __str__(self) -> str:
-        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        return "not defined" if math.isnan(self.value) else f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
 def estimate(statistic: Callable[..., float], *columns: Matrix) -> Estimate:
@@ -99,8 +99,11 @@ class ConfidenceReport:
 
     @property
     def worst(self) -> Matrix:
-        """``(N,)`` 1 for the worst quarter of the lines."""
-        return (self.qualities <= numpy.quantile(self.qualities, 0.25)).astype(float)
+        """``(N,)`` 1 for the worst quarter of the lines; for fewer if most lines have the same, highest quality."""
+        level = numpy.quantile(self.qualities, 0.25)
+        if (self.qualities > level).any():
+            return (self.qualities <= level).astype(float)
+        return (self.qualities < level).astype(float)
 
     def figures(self) -> dict[str, Any]:
         """All figures, as JSON."""

@@ -66,6 +66,15 @@ def test_the_risk_of_unread_lines() -> None:
     assert "25.0% of the lines are marked; unmarked and not good enough: 0.250" in report.text()
 
 
+def test_most_lines_have_the_highest_quality() -> None:
+    qualities = np.array([100.0] * 18 + [10.0, 20.0])
+    report = ConfidenceReport({"confidence": np.linspace(1, 0, 20)}, qualities, 100.0)
+    assert report.worst.sum() == 2
+    assert report.figures()["scores"]["confidence"]["auroc"].value == 1
+    same = ConfidenceReport({"confidence": np.linspace(1, 0, 20)}, np.ones(20), 1.0)
+    assert same.text().count("not defined") == 3
+
+
 def test_a_picture(tmp_path: Path) -> None:
     scores, qualities = sample()
     report = ConfidenceReport({"confidence": scores, "length": -scores}, qualities, 40.0)

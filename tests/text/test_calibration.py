@@ -22,6 +22,7 @@ from seqgen.text.confidence.calibration import (
     weights_fingerprint,
 )
 from seqgen.text.reranking import Chrf
+from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
 from tests.text_models import TEXTS, text_model
 
@@ -99,10 +100,32 @@ def test_what_cannot_be_promised_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "wanted"), [(0, -1), (0.004, -1), (1 / 199, 0.1), (0.01, 0.1), (2 / 199, 0.3), (4 / 199, 0.6), (1, 0.9)]
+    ("share", "wanted"), [(1 / 199, 0.1), (0.01, 0.1), (2 / 199, 0.3), (4 / 199, 0.6), (0.999, 0.9), (1, 1.0)]
 )
 def test_a_share_of_the_held_out_lines(share: float, wanted: float) -> None:
     assert MADE.share_threshold(share) == wanted
+
+
+def test_less_than_one_held_out_line_cannot_be_marked() -> None:
+    with pytest.raises(ConfigError, match=r"a share of 0\.005 is less than one of 199 held-out lines"):
+        MADE.share_threshold(0.005)
+
+
+def test_a_line_without_an_output_is_marked(calibration: Path) -> None:
+    translator = Translator(text_model(), beam=3, confidence=str(calibration), review_risk=0.02)
+    rated = translator.prepare().confidence
+    assert rated is not None
+    found = rated.rated(Translation(0, "w1", torch.tensor([4, 2])), [])
+    assert (found.confidence, found.review) == (0.0, True)
+
+
+def test_a_file_that_a_key_names_is_known_by_its_content(tmp_path: Path) -> None:
+    for name in ("one", "two", "other"):
+        (tmp_path / name).write_text("w1\tw2\n" if name != "other" else "w1\tw3\n")
+    one, two, other = (
+        calibrated_settings(GenerationConfig(glossary=str(tmp_path / name))) for name in ("one", "two", "other")
+    )
+    assert one == two != other
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -123,8 +146,13 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     wrong = [{**good, name: value} for name, value in [
         ("format", "seqgen calibration 2"), ("bias", "x"), ("bias", math.nan), ("weights", [1.0]),
         ("scales", [0.0, 1.0]),
-        ("bad", [2.0]), ("good", 2), ("good", [-1e-9]), ("settings", []), ("more", 1), ("features", [1, 2]),
+        ("bad", [2.0]), ("good", 2), ("good", [-1e-9]), ("weights", []),
+("settings", []), ("more", 1), ("features", [1, 2]),
     ]]  # fmt: skip
+    wrong += [
+        {**good, "good": [], "bad": []},
+        {**good, **{key: [] for key in ("features", "centers", "scales", "weights")}},
+    ]
     wrong += [{key: value for key, value in good.items() if key != each.name} for each in fields(Calibration)]
     for content in [*map(json.dumps, wrong), "", "[]", "7", "[" * 10**5, text[:50], "\x00"]:
         file.write_text(content)
@@ -152,6 +180,9 @@ def test_by_default_all_but_the_worst_quarter_is_good_enough() -> None:
     qualities = np.random.default_rng(0).permutation(np.repeat(np.arange(20.0), 20))
     found = fitted(np.ones((400, 1)), qualities)
     assert len(found.bad) / 200 == pytest.approx(0.25, abs=0.07)
+    assert fitted(np.ones((400, 1)), np.minimum(qualities + 17, 18)).quality == 18, (
+        "most lines have the highest quality"
+    )
     with pytest.raises(DataError, match=r"0 of 200 outputs reach the quality 21, and both good and bad ones"):
         fitted(np.ones((400, 1)), qualities, 21)
     with pytest.raises(DataError, match="needs 20 lines with an output, and there are 19"):

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from seqgen.config import GenerationConfig, option
-from seqgen.config.generation import KEEPS_CONFIDENCE, SPEED, keys_with
+from seqgen.config.generation import FILES, KEEPS_CONFIDENCE, SPEED, keys_with
 from seqgen.config.values import DEFAULTS, from_dict, to_dict
 from seqgen.errors import ConfigError, DataError, listing, reading_errors
 from seqgen.system.files import write_atomically
@@ -78,9 +78,20 @@ class Calibration:
         return found
 
     def share_threshold(self, share: float) -> float:
-        """The probability at and below which this share of the held-out lines is; -1 if it is less than a line."""
+        """The probability at and below which this share of the held-out lines is.
+
+        Args:
+            share: the share, above 0; with 1, every line is at or below.
+
+        Raises:
+            ConfigError: it is less than one held-out line.
+        """
         count = math.floor(share * self.lines + ROUNDING)
-        return sorted([*self.good, *self.bad])[count - 1] if count else -1.0
+        if not count:
+            raise ConfigError(
+                f"a share of {share:g} is less than one of {self.lines} held-out lines; give a larger one"
+            )
+        return 1.0 if share == 1 else sorted([*self.good, *self.bad])[count - 1]
 
     def risk_threshold(self, risk: float) -> float:
         """The probability at and below which a person must read a line, so that the risk of the others is kept.
@@ -144,7 +155,7 @@ class Calibration:
                 raise ValueError("it lacks some of its keys")
             found = from_dict(cls, content, "its values")
             sizes = {len(one) for one in (found.features, found.centers, found.scales, found.weights)}
-            if len(sizes) > 1 or not all(found.scales):
+            if len(sizes) > 1 or not all(found.scales) or not found.features or not found.lines:
                 raise ValueError("its values contradict each other")
         except (ValueError, ConfigError) as error:
             raise DataError(f"{path} is no calibration or is damaged: {error}; make it again") from None
@@ -189,8 +200,8 @@ def fitted(values: Matrix, qualities: Matrix, quality: float | None = None, **fa
     Args:
         values: ``(N, F)`` features.
         qualities: ``(N,)`` the quality of each output.
-        quality: the quality from which an output is good enough; ``None`` for that which three quarters of the lines
-            of the first half exceed.
+        quality: the quality from which an output is good enough; ``None`` for a quality above the lower quartile of
+            the first half, or for the quartile if no line is above it.
         facts: ``model``, ``settings``, ``metric`` and ``features`` of the result.
 
     Raises:
@@ -201,7 +212,9 @@ def fitted(values: Matrix, qualities: Matrix, quality: float | None = None, **fa
     if len(values) < FEWEST:
         raise DataError(f"a calibration needs {FEWEST} lines with an output, and there are {len(values)}; give more")
     fit, held_out = halves(len(values))
-    least = float(numpy.nextafter(numpy.quantile(qualities[fit], 0.25), numpy.inf)) if quality is None else quality
+    least = float(numpy.quantile(qualities[fit], 0.25)) if quality is None else quality
+    if quality is None and (qualities[fit] > least).any():
+        least = float(numpy.nextafter(least, math.inf))
     good = qualities >= least
     if (count := int(good[fit].sum())) in (0, len(fit)):
         raise DataError(
@@ -220,9 +233,14 @@ def fitted(values: Matrix, qualities: Matrix, quality: float | None = None, **fa
 
 
 def calibrated_settings(cfg: GenerationConfig) -> dict[str, Any]:
-    """The decoding settings on which a calibration depends, where they are not the defaults."""
+    """The decoding settings on which a calibration depends, where they are not the defaults; of files, the checksum."""
     left_out = {*keys_with(SPEED), *keys_with(KEEPS_CONFIDENCE)}
-    return {key: value for key, value in to_dict(cfg).items() if value != DEFAULTS[key] and key not in left_out}
+    chosen = {key: value for key, value in to_dict(cfg).items() if value != DEFAULTS[key] and key not in left_out}
+    for key in keys_with(FILES):
+        if key in chosen and Path(chosen[key]).is_file():
+            with reading_errors(Path(chosen[key]), DataError), open(chosen[key], "rb") as file:
+                chosen[key] = hashlib.file_digest(file, "sha256").hexdigest()
+    return chosen
 
 
 def weights_fingerprint(models: Sequence[nn.Module]) -> str:

@@ -54,8 +54,9 @@ class ConfidenceEstimator:
             translation: a line.
             hypotheses: all its hypotheses, best first, also those that are not returned.
         """
-        if not hypotheses:
-            return translation
+        if not hypotheses:  # of a line that is not empty: no output is not good enough
+            empty = replace(translation, confidence=0.0, review=True if self.marks else None)
+            return empty if self.calibration.features else translation
         values = feature_values(self.features, replace(translation, hypotheses=list(hypotheses)))
         found = replace(translation, features=values)
         if not self.calibration.features:
