@@ -195,7 +195,6 @@ def _check_keys(cfg: GenerateConfig) -> None:
         raise ConfigError(
             "stream=true writes tokens as they come, without remove_bpe and detokenize; remove one of them"
         )
-    named = (cfg.generation.prefix_trie, cfg.generation.shortlist, cfg.generation.glossary)
     files = (cfg.input, cfg.reference, cfg.prefix, *decoding_files(cfg))
     check_output("output", cfg.output, *files)
     check_trace(cfg, *files)
