@@ -14,6 +14,7 @@ import sentencepiece
 from hypothesis import given, settings, strategies as st
 
 from seqgen.data.dictionary import Dictionary
+from seqgen.data.text import ParallelFiles
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer, load_tokenizer, save_tokenizer
 from seqgen.data.tokenizers.pretrained import (
     byte_files,
@@ -187,15 +188,10 @@ def test_a_model_with_its_own_ids_is_written_too(tmp_path: Path) -> None:
 
 
 def prepare(folder: Path, **options: Any) -> tuple[Tokenizer, Tokenizer]:
-    class Files:
-        source = target = [folder / "text"]
-
-        def check(self) -> None:
-            pass
-
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "text").write_text("\n".join(TEXT))
-    return prepare_tokenizers(TokenizerConfig(**options), folder, Files)  # type: ignore[arg-type]
+    text = [folder / "text"]
+    return prepare_tokenizers(TokenizerConfig(**options), folder, lambda: ParallelFiles(text, text))
 
 
 def test_trained_by_a_task(tmp_path: Path, model: bytes) -> None:
