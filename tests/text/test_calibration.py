@@ -232,6 +232,19 @@ def test_a_decode_has_probabilities_and_marks(calibration: Path) -> None:
     assert [one.review for one in found] == [*(value <= max(level, median) for value in wanted), None]
 
 
+def test_an_ensemble_has_a_calibration_of_its_own(calibration: Path) -> None:
+    members, name = [text_model(), text_model(seed=1)], str(calibration)
+    ensemble = Translator(members, beam=3)
+    made = replace(Calibration.load(calibration), model=weights_fingerprint(ensemble.models))
+    made.save(calibration)
+    found = ensemble.translate(TEXTS, confidence=name)
+    whole = ensemble.translate(TEXTS, nbest=3, features=["mean_lprob", "nbest_entropy"])
+    values = np.array([[*one.features.values()] for one in whole])
+    assert [one.confidence for one in found] == pytest.approx(made.probabilities(values))
+    with pytest.raises(ConfigError, match="made with another model"):
+        Translator(members[::-1], beam=3, confidence=name).translate(TEXTS)
+
+
 def test_a_paragraph_is_as_certain_as_its_least_certain_sentence(calibration: Path) -> None:
     pytest.importorskip("sentencex")
     translator = Translator(text_model(), beam=3, confidence=str(calibration), review_share=0.01)

@@ -23,6 +23,7 @@ from torch import nn
 from seqgen.config import GenerationConfig, option
 from seqgen.config.generation import FILES, KEEPS_CONFIDENCE, SPEED, keys_with
 from seqgen.config.values import DEFAULTS, from_dict, to_dict
+from seqgen.data.text import digest
 from seqgen.errors import ConfigError, DataError, listing, reading_errors
 from seqgen.system.files import write_atomically
 from seqgen.system.reading import parse_json, read_bytes
@@ -238,15 +239,14 @@ def calibrated_settings(cfg: GenerationConfig) -> dict[str, Any]:
     chosen = {key: value for key, value in to_dict(cfg).items() if value != DEFAULTS[key] and key not in left_out}
     for key in keys_with(FILES):
         if key in chosen and Path(chosen[key]).is_file():
-            with reading_errors(Path(chosen[key]), DataError), open(chosen[key], "rb") as file:
-                chosen[key] = hashlib.file_digest(file, "sha256").hexdigest()
+            chosen[key] = digest([Path(chosen[key])])
     return chosen
 
 
 def weights_fingerprint(models: Sequence[nn.Module]) -> str:
     """A checksum of the names, shapes and some numbers of all weights: it costs little also for large models."""
-    digest = hashlib.sha256()
+    total = hashlib.sha256()
     for name, weight in (pair for model in models for pair in model.named_parameters()):
         some = weight.detach().flatten()[:: max(1, weight.numel() // SAMPLES)]
-        digest.update(f"{name} {tuple(weight.shape)} {some.double().tolist()}".encode())
-    return digest.hexdigest()
+        total.update(f"{name} {tuple(weight.shape)} {some.double().tolist()}".encode())
+    return total.hexdigest()
