@@ -29,7 +29,7 @@ class ThresholdSearch(BeamSearch):
     """
 
     # A subclass that overrides `step` loses these flags unless it states them again; decoding is then slower.
-    additive = True  # `step` only adds and compares lprobs and scores
+    accepts_logits = True  # `step` only adds and compares lprobs and scores
     can_merge = True  # `step` does not read context.step, tokens or source ids
     takes_columns = True  # `step` treats all tokens alike, so that a shortlist may leave columns out
 

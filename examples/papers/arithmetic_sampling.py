@@ -59,7 +59,7 @@ class ArithmeticSampling(RandomSearch):
         seed: seed of the random numbers, which also depend on the line number.
     """
 
-    independent_rows = True  # beam i always follows code i
+    continues_each_beam = True  # beam i always follows code i
     can_merge = True  # `step` counts the tokens of each sentence by `context.steps`
     beam_state = ("codes",)
     codes: Tensor  # (sentences, beam) float64 in [0, 1): the position of each code in the interval of its prefix

@@ -60,7 +60,7 @@ class ConformalConfig:
 class ConformalPruning(BeamSearch):
     """Beam search that drops candidates below ``thresholds``, one for each length; the last is that of longer ones."""
 
-    additive = True
+    accepts_logits = True
     can_merge = True
 
     def __init__(self, thresholds: Sequence[float]):

@@ -58,7 +58,7 @@ class DeterminantalBeams(Search):
         pool: continuations among which the set is chosen, for each beam.
     """
 
-    additive = True  # probabilities are normalized over the continuations, so that a constant does not matter
+    accepts_logits = True  # probabilities are normalized over the continuations, so that a constant does not matter
 
     def __init__(self, weight: float = 0.1, order: int = 2, decay: float = 0.5, pool: int = 3):
         self.weight, self.order, self.decay, self.pool = weight, order, decay, pool

@@ -38,7 +38,7 @@ class ThresholdPruningConfig:
 class ThresholdPruning(BeamSearch):
     """Beam search that drops candidates much worse than the best one; see ``ThresholdPruningConfig``."""
 
-    additive = True  # scores are compared with each other, and those of words are differences
+    accepts_logits = True  # scores are compared with each other, and those of words are differences
     can_merge = True
 
     def __init__(self, absolute: float = 2.5, relative: float = 0.0, local: float = 0.0, per_beam: int = 0):

@@ -55,7 +55,7 @@ class StochasticBeam(RandomSearch):
         seed: seed of the random numbers.
     """
 
-    additive = True
+    accepts_logits = True
     sentence_state = ("ids", "lprobs", "perturbed", "ended", "candidate_lprobs", "candidate_perturbed")
 
     def __init__(self, seed: int = 1):

@@ -260,7 +260,7 @@ def _check_search_keys(cfg: GenerationConfig, search: Search) -> None:
         ConfigError: the first such key.
     """
     ordered = getattr(search, "ordered", None)
-    agrees = search.takes_constraints and ordered in (None, cfg.constraints == "ordered")
+    agrees = search.enforces_constraints and ordered in (None, cfg.constraints == "ordered")
     for key in keys_with(STRATEGY):
         if (value := getattr(cfg, key)) != DEFAULTS[key] and not (key == "constraints" and agrees):
             raise ConfigError(

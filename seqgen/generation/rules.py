@@ -118,7 +118,7 @@ class FairseqRules(Rules):
 
     def renormalizes(self, search: Search) -> bool:
         """Only in sampling."""
-        return search.independent_rows and not search.additive
+        return search.continues_each_beam and not search.accepts_logits
 
 
 class HuggingFaceRules(Rules):
@@ -161,11 +161,11 @@ class HuggingFaceRules(Rules):
 
     def renormalizes(self, search: Search) -> bool:
         """In greedy search and sampling."""
-        return search.independent_rows
+        return search.continues_each_beam
 
     def processes_logits(self, search: Search) -> bool:
         """In greedy search and sampling."""
-        return search.independent_rows
+        return search.continues_each_beam
 
 
 FAIRSEQ, HUGGINGFACE = FairseqRules(), HuggingFaceRules()

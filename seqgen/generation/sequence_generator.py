@@ -69,7 +69,7 @@ class SequenceGenerator:
         setup = self.setup
         if sample.num_sentences == 0:
             return []
-        if streamer is not None and setup.beam_size > 1 and not setup.search.independent_rows:
+        if streamer is not None and setup.beam_size > 1 and not setup.search.continues_each_beam:
             raise ConfigError(
                 f"beam search can replace tokens that it has generated, so that beam_size={setup.beam_size} cannot "
                 "be streamed; use beam_size=1 or sampling"

@@ -201,7 +201,7 @@ class Session:
         setup = self.setup
         if (of_search := self.search.finished(batch, setup.ranking, setup.early_stopping)) is not None:
             return of_search
-        if self.search.independent_rows:
+        if self.search.continues_each_beam:
             return EachRow(batch, setup.ranking)
         return setup.rules.finished(batch, setup.ranking, setup.early_stopping)
 
@@ -505,7 +505,7 @@ class Session:
         self.scores = active.scores
         for component in self.components:
             component.advance(active)
-        if self.search.independent_rows or self.beam == 1:
+        if self.search.continues_each_beam or self.beam == 1:
             return  # each beam continues itself
         for member in self.members:
             member.reorder_beams(active.beams)

@@ -224,7 +224,7 @@ class DecodingSetup:
             processes_logits=single and self.rules.processes_logits(search),
             adds_logits=self.debug.skip_log_softmax
             and single
-            and search.additive
+            and search.accepts_logits
             and softmax
             and all(processor.shift_invariant for processor in self.processors),
             renormalizes=self.rules.renormalizes(search),

@@ -43,7 +43,7 @@ class Repeats(BeamSearch):
 
     beam_state = ("counts",)
     counts: Tensor
-    adjusts_scores = True
+    own_scores = True
 
     def begin(self, batch: Any) -> Any:
         search = super().begin(batch)
@@ -91,7 +91,7 @@ class WrongIndices(BeamSearch):
 
 @bug("the component draws from PyTorch's own random numbers")
 class GlobalRandomNumbers(Search):
-    independent_rows = True
+    continues_each_beam = True
 
     def step(self, context: Any, lprobs: Tensor, scores: Tensor) -> Candidates:
         tokens = torch.multinomial(lprobs.flatten(0, 1).softmax(-1), 1).view_as(scores)
@@ -99,9 +99,9 @@ class GlobalRandomNumbers(Search):
         return Candidates(scores + drawn, tokens, own_beams(tokens))
 
 
-@bug("independent_rows is true")
+@bug("continues_each_beam is true")
 class NotIndependent(BeamSearch):
-    independent_rows = True
+    continues_each_beam = True
 
 
 @bug("the scores of candidates are not scores + lprobs")
@@ -204,7 +204,7 @@ class MultipliesForbiddenScores(LogitsProcessor):
         return lprobs * (torch.arange(lprobs.size(1)) > 1)
 
 
-@bug("additive or shift_invariant is true")
+@bug("accepts_logits or shift_invariant is true")
 class ThresholdOfProbabilities(LogitsProcessor):
     shift_invariant = True
 

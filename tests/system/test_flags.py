@@ -63,7 +63,7 @@ def promises() -> list[tuple[type[Flagged], str, str]]:
 def test_who_overrides_a_method_inherits_no_promise_about_it() -> None:
     found = promises()
     assert {flag for _, flag, _ in found} == {
-        *("additive", "can_merge", "ignores_context", "independent_rows", "keeps_single", "session_class"),
+        *("accepts_logits", "can_merge", "ignores_context", "continues_each_beam", "keeps_single", "session_class"),
         *("shift_invariant", "takes_columns", "token_attributes", "output_columns"),
         *("shares_encoder_output", "reads_history", "can_roll_back", "supports_packing"),
         *("reads_scores", "certifiable"),
@@ -175,7 +175,7 @@ def test_sampling_of_ones_own_is_not_replaced_by_that_of_a_draft() -> None:
     class Surest(Sampling):
         """Draws nothing at all."""
 
-        independent_rows = True
+        continues_each_beam = True
 
         def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
             return Greedy().step(context, lprobs, scores)

@@ -25,23 +25,23 @@ class Search(Component):
     setting = "search"
 
     flags: ClassVar[Flags] = {
-        "additive": ("begin", "step"),
+        "accepts_logits": ("begin", "step"),
         "can_merge": ("begin", "finished", "select_sentences", "advance", "merge", "step"),
         "certifiable": ("rows", "begin", "finished", "advance", "step"),
-        "independent_rows": ("begin", "step"),
+        "continues_each_beam": ("begin", "step"),
         "samples_tokens": ("begin", "step"),
         "session_class": ("step",),
         "takes_columns": ("begin", "step"),
     }
 
-    additive: bool = False
+    accepts_logits: bool = False
     """True if ``step`` only adds ``lprobs`` and ``scores``. Then the session may pass logits and subtract their
     log-sum-exp from ``scores``, which saves a pass over the vocabulary."""
 
     can_merge: bool = False
     """True if sentences may join a running batch: of the context, ``step`` reads only whether ``context.step`` is 0."""
 
-    independent_rows: bool = False
+    continues_each_beam: bool = False
     """True if the beams are independent hypotheses: candidate ``i`` continues beam ``i``."""
 
     samples_tokens: bool = False
@@ -55,10 +55,10 @@ class Search(Component):
     """True if ``step`` treats all tokens alike. With a shortlist, the scores then have fewer columns than the
     vocabulary has tokens, and ``step`` returns columns in place of tokens."""
 
-    takes_constraints: bool = False
-    """True if it supports lexical constraints."""
+    enforces_constraints: bool = False
+    """True if its outputs contain the phrases of ``BatchInfo.constraints``."""
 
-    adjusts_scores: bool = False
+    own_scores: bool = False
     """True if the scores of candidates differ on purpose from cumulative log-probabilities, for example by a penalty.
     Decoding does not read it; ``seqgen-check`` compares the scores with those of the model unless it is true."""
 
@@ -86,7 +86,7 @@ class Search(Component):
         Raises:
             ConfigError: the batch has constraints, and the strategy does not support them.
         """
-        if batch.constraints is not None and not self.takes_constraints:
+        if batch.constraints is not None and not self.enforces_constraints:
             raise ConfigError(f"{type(self).__name__} does not take constraints; choose the constrained search")
         return super().begin(batch)
 

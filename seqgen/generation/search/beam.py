@@ -18,7 +18,7 @@ from seqgen.registry import register_search
 class BeamSearch(Search):
     """Keeps the hypotheses with the largest cumulative log-probabilities."""
 
-    additive = True
+    accepts_logits = True
     can_merge = True
     certifiable = True
     is_stochastic = False
@@ -46,9 +46,9 @@ class BeamSearch(Search):
 class Greedy(Search):
     """Generates the most probable token at every step."""
 
-    additive = True
+    accepts_logits = True
     generates_one = True
-    independent_rows = True
+    continues_each_beam = True
     is_stochastic = False
     stops_early = False
     takes_columns = True

@@ -481,7 +481,7 @@ class ConstrainedSearch(Search):
     """
 
     is_stochastic = False
-    takes_constraints = True
+    enforces_constraints = True
     batch_class: ClassVar[type[ConstrainedBatch]] = _BankedBatch
 
     def __init__(self, ordered: bool = False):

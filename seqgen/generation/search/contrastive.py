@@ -145,7 +145,7 @@ class ContrastiveSearch(Search):
     """
 
     generates_one = True
-    independent_rows = True
+    continues_each_beam = True
     is_stochastic = False
     session_class = ContrastiveSession
     stops_early = False

@@ -43,8 +43,8 @@ class DiverseBeamSearch(BeamSearch):
         strength: the penalty, in nats.
     """
 
-    additive = True
-    adjusts_scores = True
+    accepts_logits = True
+    own_scores = True
 
     def __init__(self, groups: int = 2, strength: float = 0.5):
         self.groups, self.strength = groups, strength
@@ -88,8 +88,8 @@ class DiverseSiblingsSearch(BeamSearch):
         rate: the penalty, in nats.
     """
 
-    additive = True
-    adjusts_scores = True
+    accepts_logits = True
+    own_scores = True
 
     def __init__(self, rate: float = 0.5):
         self.rate = rate

@@ -117,8 +117,8 @@ class HuggingFaceDiverseBeam(Search):
         strength: the penalty, in nats.
     """
 
-    additive = True
-    adjusts_scores = True
+    accepts_logits = True
+    own_scores = True
     processes_itself = True
 
     batch: BatchInfo

@@ -176,7 +176,7 @@ class Sampling(RandomSearch):
         seed: seed of the random numbers.
     """
 
-    independent_rows = True
+    continues_each_beam = True
     stops_early = False
     samples_tokens = True
 
@@ -198,7 +198,7 @@ class BeamSampling(RandomSearch):
         seed: seed of the random numbers.
     """
 
-    additive = True
+    accepts_logits = True
 
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """See ``Search.step``."""

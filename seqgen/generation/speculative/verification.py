@@ -374,7 +374,7 @@ class SpeculativeSearch(Search):
             )
         self.drafter = drafter
         self.draft_tokens = draft_tokens
-        self.additive, self.independent_rows = self.inner.additive, self.inner.independent_rows
+        self.accepts_logits, self.continues_each_beam = self.inner.accepts_logits, self.inner.continues_each_beam
         self.needs = self.inner.needs | drafter.needs  # type: ignore[misc]
         self.verified = 0
         """Number of verified tokens of drafts, over all batches."""
@@ -399,7 +399,7 @@ class SpeculativeSearch(Search):
             ConfigError: the strategy compares beams with each other.
         """
         rows = self.inner.rows(beam)
-        if rows > 1 and not self.inner.independent_rows:
+        if rows > 1 and not self.inner.continues_each_beam:
             raise ConfigError(
                 f"a draft is verified token by token, and {type(self.inner).__name__} with beam_size={beam} compares "
                 "hypotheses with each other; choose beam_size=1 or sampling, or leave out the draft"

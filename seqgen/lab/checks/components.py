@@ -327,8 +327,8 @@ class Replay(Search):
 
 def scores_depend_on_the_hypothesis_alone(subject: Decoding) -> None:
     """Generating each hypothesis again, without other beams, gives the same scores."""
-    adjusts = subject.generator().setup.search.adjusts_scores
-    needs(not adjusts, "the search strategy changes scores on purpose: adjusts_scores is set")
+    adjusts = subject.generator().setup.search.own_scores
+    needs(not adjusts, "the search strategy changes scores on purpose: own_scores is set")
     results = subject.decode(subject.batch())
     places = [(row, beam) for row, hypotheses in enumerate(results) for beam in range(len(hypotheses))]
     needs(places, "the processor allows no output")
@@ -411,8 +411,8 @@ COMPONENT_ADVICE: Advice[Decoding] = {
     "state of sentences that leave": (
         "a state keeps the rows of sentences that have left the batch; name its tensor in sentence_state or beam_state"
     ),
-    "candidates are continuations | independent_rows": (
-        "independent_rows is true, but candidate i does not continue beam i; remove the attribute"
+    "candidates are continuations | continues_each_beam": (
+        "continues_each_beam is true, but candidate i does not continue beam i; remove the attribute"
     ),
     "candidates are continuations | not in the range": _INDICES,
     "candidates are continuations | of another beam": _INDICES,
@@ -427,8 +427,8 @@ COMPONENT_ADVICE: Advice[Decoding] = {
         "super().begin) and store them there"
     ),
     "optimized = not optimized | skip_log_softmax": (
-        "additive or shift_invariant is true, but the component needs normalized log-probabilities: adding a constant "
-        "to the scores of a row changes its choices; remove the attribute"
+        "accepts_logits or shift_invariant is true, but the component needs normalized log-probabilities: adding a "
+        "constant to the scores of a row changes its choices; remove the attribute"
     ),
     "optimized = not optimized | use_cache": (
         "the result differs if nothing is cached (debug.use_cache=false computes all positions at each step): the "
@@ -451,7 +451,7 @@ COMPONENT_ADVICE: Advice[Decoding] = {
     "candidates are continuations": _FIRST_STEP,
     "hypotheses differ": _FIRST_STEP,
     "scores are the model's": (
-        "the scores of candidates are not scores + lprobs; return these sums, or set adjusts_scores if a penalty is "
+        "the scores of candidates are not scores + lprobs; return these sums, or set own_scores if a penalty is "
         "intended"
     ),
     "hypotheses end, are sorted": "hypotheses do not end, or are not sorted; see the method finished",

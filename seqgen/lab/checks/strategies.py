@@ -35,7 +35,7 @@ class _CheckedSession(Session):
     def finalize(self, context: StepContext, candidates: Candidates, ended: Tensor, scored: StepScores) -> Candidates:
         """See ``Session.finalize``."""
         active = super().finalize(context, candidates, ended, scored)
-        if not self.search.independent_rows:
+        if not self.search.continues_each_beam:
             entries, alive = active.beams * self.setup.vocab_size + active.tokens, active.scores > -torch.inf
             twice = (entries.unsqueeze(1) == entries.unsqueeze(2)) & alive.unsqueeze(1) & alive.unsqueeze(2)
             _refuse(twice.tril(-1).any(2), "the same continuation of the same beam is kept twice", context.step)
@@ -51,8 +51,8 @@ def candidates_are_continuations(subject: Decoding) -> None:
 
 def _check_candidates(found: Candidates, scored: StepScores, setup: DecodingSetup, step: int) -> None:
     beams = scored.scores.size(1)
-    count, independent = found.tokens.size(1), setup.search.independent_rows
-    what = f"independent_rows is true, but {beams} beams have {count} candidates"
+    count, independent = found.tokens.size(1), setup.search.continues_each_beam
+    what = f"continues_each_beam is true, but {beams} beams have {count} candidates"
     require(count == beams or not independent, what, step)
     possible = found.scores > -torch.inf
     for name, values, size in (("token", found.tokens, setup.vocab_size), ("beam", found.beams, beams)):
@@ -66,7 +66,7 @@ def _check_candidates(found: Candidates, scored: StepScores, setup: DecodingSetu
     _refuse(wrong, "a candidate continues a beam that does not exist (its score is -inf)", step)
     if independent:
         wrong = possible & (found.beams != torch.arange(beams).expand_as(found.beams))
-        _refuse(wrong, "independent_rows is true, but candidate i does not continue beam i", step)
+        _refuse(wrong, "continues_each_beam is true, but candidate i does not continue beam i", step)
 
 
 def _refuse(wrong: Tensor, what: str, step: int) -> None:
@@ -78,7 +78,7 @@ def _refuse(wrong: Tensor, what: str, step: int) -> None:
 def scores_are_the_models(subject: Decoding) -> None:
     """The score of each token is its log-probability by teacher forcing, over the tokens that are allowed."""
     search = subject.generator().setup.search
-    needs(not search.adjusts_scores, "the strategy changes scores on purpose: adjusts_scores is set")
+    needs(not search.own_scores, "the strategy changes scores on purpose: own_scores is set")
     needs(len(subject.models) == 1, "an ensemble has no parallel pass")
     try:
         _compare_with_model(subject)
@@ -154,7 +154,7 @@ def _check_output(hypothesis: Hypothesis, setup: DecodingSetup, longest: int, ro
 
 def hypotheses_differ(subject: Decoding) -> None:
     """No hypothesis occurs twice with the same score."""
-    needs(not subject.generator().setup.search.independent_rows, "the beams are independent of each other")
+    needs(not subject.generator().setup.search.continues_each_beam, "the beams are independent of each other")
     for row, hypotheses in enumerate(subject.decode(subject.batch())):
         entries = [(hypothesis.tokens.tolist(), round(hypothesis.score, 9)) for hypothesis in hypotheses]
         for beam, entry in enumerate(entries):
@@ -171,7 +171,7 @@ def forbidden_tokens_are_not_generated(subject: Decoding) -> None:
         for beam, hypothesis in enumerate(hypotheses):
             tokens = hypothesis.tokens.tolist()
             with at(sentence=row, beam=beam):
-                if banned in tokens and not setup.search.takes_constraints:
+                if banned in tokens and not setup.search.enforces_constraints:
                     raise Violation("a token that is forbidden is generated", step=tokens.index(banned))
                 long_enough = len(tokens) >= min(4, LONGEST) or setup.stopping
                 require(long_enough, "an output ends before its minimum length", len(tokens) - 1)

@@ -375,7 +375,7 @@ class Decoding(Compared):
 
     def phrases(self, setup: DecodingSetup, batch: Batch) -> list[Phrases] | None:
         """Phrases for a strategy that supports constraints: none, one or two for each sentence."""
-        if not setup.search.takes_constraints:
+        if not setup.search.enforces_constraints:
             return None
         one, two, four, seven = map(self.ids.word, (1, 2, 4, 7))
         every: list[Phrases] = [[[one, two]], [], [[four]], [[one], [seven]], []]
