@@ -26,6 +26,7 @@ ModuleState: TypeAlias = dict[str, Any]
 """The state of one module: tensors by name, whose first dimension is the row. Other values are not reordered."""
 
 StateDict: TypeAlias = MutableMapping["StateKey", ModuleState]
+"""The ``incremental_state`` of a decoder: the state of each module that has one."""
 
 
 class StateKey:

@@ -226,6 +226,7 @@ class Registry:
 
 
 MODELS = Registry("model", "model")
+"""The models that are registered, by name."""
 TASKS = Registry("task", "task")
 CRITERIA = Registry("criterion", "criterion")
 OPTIMIZERS = Registry("optimizer", "optimizer")

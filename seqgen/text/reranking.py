@@ -25,6 +25,7 @@ from seqgen.system.contract import returned, violated
 from seqgen.text.results import TextHypothesis, Translation
 
 Matrix: TypeAlias = NDArray[numpy.float64]
+"""A float64 array: ``(n, n)`` utilities of ``n`` texts, or counts of units."""
 
 
 class Utility(Component):
