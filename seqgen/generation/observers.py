@@ -133,7 +133,7 @@ class Observer(Component):
 
     setting = "observers"
 
-    flags: ClassVar[Flags] = {"can_merge": ("begin", "observe", "merge"), "reads_scores": ("observe",)}
+    flags: ClassVar[Flags] = {"can_merge": ("begin", "observe", "merge", "token_fields"), "reads_scores": ("observe",)}
 
     reads_scores: bool = True
     """True if ``observe`` reads ``StepRecord.lprobs``; if not, these may be the scores of a part of the vocabulary."""
