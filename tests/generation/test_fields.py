@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from seqgen.errors import ConfigError, DecodingError
+from seqgen.generation.agreement.session import AgreementSession
 from seqgen.generation.candidates import Candidates, gather_beams
 from seqgen.generation.component import MEMBER_LPROBS
 from seqgen.generation.context import StepContext
@@ -28,10 +29,11 @@ from seqgen.text.output_formats import FORMATS
 from seqgen.text.translator import Translator
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
+from tests.model_zoo import VOCAB, sharp
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
-from tests.strategy_zoo import STRATEGIES, decode
+from tests.strategy_zoo import STRATEGIES, Readable, decode
 from tests.text_models import TEXTS, text_model
-from tests.waiting_sentences import assert_continuous_equals_alone
+from tests.waiting_sentences import assert_continuous_equals_alone, sources
 
 WORDS = 5
 V = WORDS + 4
@@ -91,7 +93,6 @@ def generated(observer: Observer, **options: Any) -> list[list[Hypothesis]]:
         {},
         {"lazy_compaction": False, "unnormalized": True},
         {"semantics": "huggingface", "early_stopping": "never", "len_penalty": 0.3},
-        {"semantics": "marian"},
         {"search_strategy": DiverseBeamSearch(2, 0.5)},
         {"search_strategy": SpeculativeSearch(PromptLookup(2), 3, Sampling(4))},
         {"search_strategy": SpeculativeSearch(PromptLookup(1), 3), "beam_size": 1},
@@ -111,7 +112,7 @@ def test_fields_follow_from_the_tokens(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "constrained"])
 def test_every_strategy(name: str, semantics: str) -> None:
     keys = {"semantics": semantics, "observers": [Prefixes()]}
-    found = decode(name, models(), batch_of(SOURCES), WORDS, **keys)
+    found = decode(name, [Readable(random_rule(V, 1))], batch_of(SOURCES), WORDS, **keys)
     assert all(one.fields for some in found for one in some)
     for one in (one for some in found for one in some):
         tokens = one.tokens.tolist()
@@ -120,21 +121,19 @@ def test_every_strategy(name: str, semantics: str) -> None:
 
 @pytest.mark.parametrize("options", [{"beam_size": 3}, {"semantics": "huggingface", "beam_size": 2}], ids=str)
 def test_continuous_batching(options: dict[str, Any]) -> None:
+    """Sentences join at other steps, and their fields are moved with their beams."""
     observer = Prefixes()
     generator = make_generator(
-        [ScriptedModel(random_rule(V, 3))],
-        dictionary(WORDS),
-        max_len_a=1.0,
-        max_len_b=3,
-        observers=[observer],
+        [sharp("transformer_tiny", seed=3)], dictionary(VOCAB - 4), max_len_a=1.0, max_len_b=3, observers=[observer],
         **options,
-    )
+    )  # fmt: skip
     assert generator.can_merge
-    rows = [(*(4 + (number * k) % WORDS for k in range(1 + number % 7)), 2) for number in range(17)]
+    rows = sources(17, seed=4)
     asked = assert_continuous_equals_alone(generator, rows, 4)
-    batch = batch_of(rows)
-    assert_follow_from_tokens(generator.generate(batch))
     assert len([running for running in asked if 0 < running < 4]) > 2
+    assert_follow_from_tokens(generator.generate(batch_of(rows)))
+    generator = make_generator([sharp("transformer_tiny")], dictionary(VOCAB - 4), observers=[Wrong(dict)])
+    assert not generator.can_merge, "token_fields of a subclass may read the step"
 
 
 class Voters(ProbabilityMean):
@@ -195,13 +194,13 @@ class Wrong(Prefixes):
 ERRORS: list[tuple[Any, str]] = [
     (lambda c, _: c.scores, "Wrong.token_fields .*test_fields.*must return a Mapping and returns a Tensor"),
     (lambda c, _: {"a": 1.0}, "must return a Tensor and returns a float"),
-    (lambda c, _: {"a": c.scores[:, :1]}, r"must return a \(3, 8\) of torch.float32 on cpu and returns \(3, 1\)"),
+    (lambda c, _: {"a": c.scores[:, :1]}, r"must return a \(3, 8\) of torch.float64 on cpu and returns \(3, 1\)"),
     (lambda c, _: {"a": torch.tensor(1.0)}, r"must return a \(3, 8\)"),
-    (lambda c, x: {"a": c.scores if x.step else c.tokens}, r"of torch.int64 on cpu and returns .* of torch.float32"),
+    (lambda c, x: {"a": c.scores if x.step else c.tokens}, r"of torch.int64 on cpu and returns .* of torch.float64"),
     (lambda c, x: {"a": torch.zeros(*c.tokens.shape, 1 + x.step)}, r"a \(3, 8, 1\) of .* returns \(3, 8, 2\)"),
     (lambda c, x: {"a": c.scores, **({"b": c.scores} if x.step else {})}, "field 'b' is missing at some steps"),
     (lambda c, x: {"a": c.scores, **({} if x.step else {"b": c.scores})}, "field 'b' is missing at some steps"),
-    (lambda c, _: {"sum": c.scores}, "Wrong and another component have a field 'sum'; leave out one"),
+    (lambda c, _: {"sum": c.scores}, "Prefixes and another component have a field 'sum'; leave out one"),
 ]
 
 
@@ -209,6 +208,15 @@ ERRORS: list[tuple[Any, str]] = [
 def test_wrong_fields_are_errors(fields: Any, message: str) -> None:
     with pytest.raises((DecodingError, ConfigError), match=message):
         generated(Prefixes(), observers=[Wrong(fields), *([Prefixes()] if "another" in message else [])])
+
+
+class OwnLoop(BeamSearch):
+    session_class = AgreementSession  # any class without the steps of `Session`
+
+
+def test_a_loop_without_steps_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"Prefixes has fields of each step, and the loop of OwnLoop has none"):
+        generated(Prefixes(), search_strategy=OwnLoop())
 
 
 class Spoiling(Prefixes):
@@ -249,8 +257,8 @@ def test_sentences_of_a_line_are_joined() -> None:
     def of_width(candidates: Candidates, context: StepContext) -> Mapping[str, Tensor]:
         return {"source": torch.zeros(*candidates.tokens.shape, int(context.sentences.ids[0]) % 7 + 1)}
 
-    split = {"input_split": "sentences", "batch_size": 1, "sort_batches": False}
-    line = translator.translate(["w1 w2. W3 w4 w5. W6."], observers=[Prefixes(), Wrong(of_width)], **split)[0]
+    split: dict[str, Any] = {"input_split": "sentences", "input_split_lang": "en", "batch_size": 1}
+    line = translator.translate(["W1 w5. W2 w3! W4 w4 w6."], observers=[Prefixes(), Wrong(of_width)], **split)[0]
     parts = [part.hypotheses[0] for part in line.sentences]
     assert len(parts) > 1
     joined = line.hypotheses[0].fields
