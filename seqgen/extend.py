@@ -111,6 +111,7 @@ from seqgen.generation.ensemble.member import (
     MemberSpec as MemberSpec,
     check_features as check_features,
 )
+from seqgen.generation.backpointers import BackPointers as BackPointers
 from seqgen.generation.finished import (
     EachRow as EachRow,
     FinishedHypotheses as FinishedHypotheses,
