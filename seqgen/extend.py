@@ -105,13 +105,13 @@ from seqgen.structures import Hypothesis as Hypothesis, map_tensors as map_tenso
 
 # isort: split
 # Decoding loops and members
+from seqgen.generation.backpointers import BackPointers as BackPointers
 from seqgen.generation.ensemble.member import (
     Member as Member,
     MemberOutput as MemberOutput,
     MemberSpec as MemberSpec,
     check_features as check_features,
 )
-from seqgen.generation.backpointers import BackPointers as BackPointers
 from seqgen.generation.finished import (
     EachRow as EachRow,
     FinishedHypotheses as FinishedHypotheses,
@@ -162,6 +162,7 @@ from seqgen.models.transformer import (
     TransformerModel as TransformerModel,
 )
 from seqgen.modules.cached_weight import CachedWeight as CachedWeight
+from seqgen.modules.dropout import Dropout as Dropout
 from seqgen.modules.inspection import recorded as recorded
 from seqgen.modules.kv_cache.growing import GrowingCache as GrowingCache
 from seqgen.modules.kv_cache.protocol import (

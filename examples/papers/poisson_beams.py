@@ -19,7 +19,7 @@ of a hypothesis is ``log p(y) - log pi(y)``, and its field ``log_inclusion`` has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -51,13 +51,13 @@ def product(a: Tensor, b: Tensor, size: int) -> Tensor:
     return terms.logsumexp(-2)
 
 
-def sample(odds: Tensor, count: int, uniforms: Callable[[int, int], Tensor]) -> tuple[Tensor, Tensor]:
+def sample(odds: Tensor, count: int, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """Draw ``count`` of the items of each row, or all that are possible.
 
     Args:
         odds: ``(rows, N)`` float64 ``log w``; ``-inf`` for impossible items.
         count: ``K``.
-        uniforms: uniforms ``(rows, n)`` for the ``n`` nodes of a level of the tree, the root being level 0.
+        uniforms: ``(rows, levels, K)`` uniforms, for at most ``K`` nodes of each level of the tree.
 
     Returns:
         The items ``(rows, k)`` int64, in any order, and their ``log pi``; ``-inf`` in places without an item.
@@ -79,7 +79,7 @@ def sample(odds: Tensor, count: int, uniforms: Callable[[int, int], Tensor]) -> 
         terms = left + right.gather(-1, others.clamp(0, widest))
         terms = terms.masked_fill((others < 0) | (others > widest), -torch.inf)
         sums = (terms - terms.amax(-1, keepdim=True)).exp().cumsum(-1)
-        drawn = (sums <= uniforms(depth, nodes.size(1)).unsqueeze(-1) * sums[..., -1:]).sum(-1)
+        drawn = (sums <= uniforms[:, depth, : nodes.size(1), None] * sums[..., -1:]).sum(-1)
         nodes, numbers = torch.cat([2 * nodes, 2 * nodes + 1], 1), torch.cat([drawn, numbers - drawn], 1)
         kept = numbers.sign().argsort(dim=1, descending=True, stable=True)[:, :count]  # nodes with items
         nodes, numbers = nodes.gather(1, kept), numbers.gather(1, kept)
@@ -102,6 +102,7 @@ class PoissonBeamsConfig:
 class PoissonBeams(RandomSearch):
     """Samples the beams of each step without replacement; see above."""
 
+    own_scores = True  # those of hypotheses are weights
     sentence_state = ("ids", "lprobs", "included")  # (sentences, beam) float64, log p and log pi of each place
 
     def begin(self, batch: BatchInfo) -> Self:
@@ -121,21 +122,18 @@ class PoissonBeams(RandomSearch):
         """Choose ``beam`` of all continuations and ended hypotheses; see ``Search.step``."""
         beam, vocab = lprobs.shape[1:]
         ended = torch.nn.functional.pad(self.lprobs.unsqueeze(2), (0, vocab - 1), value=-torch.inf)
-        totals = self.lprobs.unsqueeze(2) + lprobs.double()
-        totals = totals.where((scores != -torch.inf).unsqueeze(2), ended).flatten(1)
+        totals = (self.lprobs.unsqueeze(2) + lprobs).where((scores != -torch.inf).unsqueeze(2), ended).flatten(1)
         bounded = totals.clamp(max=-1e-12)  # w is finite
         odds = bounded - (-bounded.expm1()).log()
 
-        def uniforms(depth: int, size: int) -> Tensor:
-            places = torch.arange(size, device=totals.device)
-            return self.uniforms(31, context.step, places.new_tensor([depth]), places).squeeze(1)
-
-        entries, included = sample(odds, beam, uniforms)
+        levels, places = (torch.arange(size, device=odds.device) for size in (odds.size(1).bit_length(), beam))
+        entries, included = sample(odds, beam, self.uniforms(31, context.step, levels, places))
         parents, tokens, empty = entries // vocab, entries % vocab, included == -torch.inf
         self.lprobs = totals.gather(1, entries).masked_fill(empty, -torch.inf)
         self.included = (self.included.gather(1, parents) + included).masked_fill(empty, 0.0)
         found = (scores.unsqueeze(2) + lprobs).flatten(1).gather(1, entries)
-        return Candidates(found.masked_fill(empty, -torch.inf), tokens, parents)
+        found = found.masked_fill(empty, -torch.inf).masked_fill(totals.isnan().any(1, keepdim=True), torch.nan)
+        return Candidates(found, tokens, parents)
 
     def token_fields(self, candidates: Candidates, context: StepContext) -> Mapping[str, Tensor]:
         """``log_inclusion``: the log of the product of inclusion probabilities up to each token."""

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from examples.papers.poisson_beams import PoissonBeams, sample
 from seqgen.errors import ConfigError
@@ -48,10 +47,8 @@ def test_sets_are_those_of_the_formula(items: int, count: int) -> None:
         odds[2] = 1e8  # nearly certain
     logs = torch.tensor(odds, dtype=torch.float64).log().expand(rows, -1)
 
-    def uniforms(depth: int, size: int) -> Tensor:
-        return uniform(5, depth, torch.arange(rows).unsqueeze(1), torch.arange(size))
-
-    drawn, included = sample(logs, count, uniforms)
+    numbers = uniform(5, torch.arange(rows).view(-1, 1, 1), torch.arange(4).unsqueeze(1), torch.arange(count))
+    drawn, included = sample(logs, count, numbers)
     wanted = sets_of(odds, min(count, sum(odd > 0 for odd in odds)))
     inclusion = [sum(p for chosen, p in wanted.items() if item in chosen) for item in range(items)]
     found: Counter[tuple[int, ...]] = Counter()

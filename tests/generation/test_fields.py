@@ -17,7 +17,7 @@ from seqgen.generation.candidates import Candidates, gather_beams
 from seqgen.generation.component import MEMBER_LPROBS
 from seqgen.generation.context import StepContext
 from seqgen.generation.ensemble.combinations import ProbabilityMean
-from seqgen.generation.observers import Observer, StepRecord
+from seqgen.generation.observers import Observer
 from seqgen.generation.search.beam import BeamSearch
 from seqgen.generation.search.diverse import DiverseBeamSearch
 from seqgen.generation.search.sampling import Sampling
@@ -44,9 +44,6 @@ class Prefixes(Observer):
     """What follows from the tokens of a hypothesis alone: a hash of the prefix, the step, and the score so far."""
 
     can_merge = True
-
-    def observe(self, record: StepRecord) -> None:
-        pass
 
     def token_fields(self, candidates: Candidates, context: StepContext) -> Mapping[str, Tensor]:
         hashes = torch.zeros(len(context.steps), dtype=torch.int64)
