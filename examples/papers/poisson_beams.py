@@ -76,8 +76,7 @@ def sample(odds: Tensor, count: int, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     for depth, level in enumerate(reversed(levels[:-1])):
         left, right, widest = at(level, 2 * nodes), at(level, 2 * nodes + 1), level.size(-1) - 1
         others = numbers.unsqueeze(-1) - torch.arange(widest + 1, device=odds.device)  # in the right half
-        terms = left + right.gather(-1, others.clamp(0, widest))
-        terms = terms.masked_fill((others < 0) | (others > widest), -torch.inf)
+        terms = left + right.gather(-1, others.clamp(0, widest)).where(others == others.clamp(0, widest), -torch.inf)
         sums = (terms - terms.amax(-1, keepdim=True)).exp().cumsum(-1)
         drawn = (sums <= uniforms[:, depth, : nodes.size(1), None] * sums[..., -1:]).sum(-1)
         nodes, numbers = torch.cat([2 * nodes, 2 * nodes + 1], 1), torch.cat([drawn, numbers - drawn], 1)
@@ -103,7 +102,8 @@ class PoissonBeams(RandomSearch):
     """Samples the beams of each step without replacement; see above."""
 
     own_scores = True  # those of hypotheses are weights
-    sentence_state = ("ids", "lprobs", "included")  # (sentences, beam) float64, log p and log pi of each place
+    sentence_state = ("ids", "lprobs", "included")
+    lprobs = included = torch.zeros(0, 0)  # (sentences, beam) float64, log p and log pi of each place
 
     def begin(self, batch: BatchInfo) -> Self:
         """Begin with one beam, since all prefixes are equal."""

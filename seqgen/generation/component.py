@@ -385,7 +385,8 @@ def fields_of(
     """
     found: dict[str, Tensor] = {}
     for one in with_fields(components):
-        for name, value in returned(one, "token_fields", one.token_fields(candidates, context), Mapping).items():
+        fields: Mapping[str, Tensor] = returned(one, "token_fields", one.token_fields(candidates, context), Mapping)
+        for name, value in fields.items():
             if name in found:
                 raise ConfigError(f"{type(one).__name__} and another component have a field {name!r}; leave out one")
             like = known[name][:, 0] if name in known else returned(one, "token_fields", value, Tensor)
