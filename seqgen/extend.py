@@ -36,6 +36,7 @@ from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenize
 from seqgen.decoder import Decoder, IncrementalDecoder
 from seqgen.encoder import Encoder
 from seqgen.errors import CheckpointError, ConfigError, DataError, DecodingError, nearest, shown
+from seqgen.generation.backpointers import BackPointers
 from seqgen.generation.candidates import Candidates, best_continuations, gather_beams
 from seqgen.generation.component import (
     ATTENTION,
@@ -75,6 +76,7 @@ from seqgen.model import EncoderDecoderModel, Vocabularies
 from seqgen.models.huggingface.checkpoint import save_pretrained
 from seqgen.models.transformer import TransformerConfig, TransformerDecoder, TransformerEncoder, TransformerModel
 from seqgen.modules.cached_weight import CachedWeight
+from seqgen.modules.dropout import Dropout
 from seqgen.modules.inspection import recorded
 from seqgen.modules.kv_cache.growing import GrowingCache
 from seqgen.modules.kv_cache.protocol import Attended, KeysAndValues, KeyValueCache
@@ -150,9 +152,9 @@ __all__ += ["ProbabilityMean", "register_combination", "register_member_source"]
 __all__ += ["Forbidden", "Observer", "Outcome", "StepRecord", "StoppingRule", "register_observer"]
 __all__ += ["register_stopping_rule"]
 # Decoding loops
-__all__ += ["DecodingRequest", "DecodingSetup", "EachRow", "FinishedHypotheses", "Member", "MemberOutput", "Ranking"]
-__all__ += ["SequenceGenerator", "SequenceScorer", "Session", "StepScores", "Streamer", "build_setup"]
-__all__ += ["check_features", "fairseq_generator"]
+__all__ += ["BackPointers", "DecodingRequest", "DecodingSetup", "Dropout", "EachRow", "FinishedHypotheses", "Member"]
+__all__ += ["MemberOutput", "Ranking", "SequenceGenerator", "SequenceScorer", "Session", "StepScores", "Streamer"]
+__all__ += ["build_setup", "check_features", "fairseq_generator"]
 # Speculative decoding
 __all__ += ["Draft", "Drafter", "Drafts", "SpeculativeSearch", "SpeculativeSession"]
 # From lines to lines

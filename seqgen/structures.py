@@ -8,7 +8,7 @@ sentence ``i // beam``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -265,6 +265,7 @@ class Hypothesis:
         member_tokens: for each member ``(T,)`` int64 its tokens, if the members have different target vocabularies;
             ``tokens`` and ``positional_scores`` are then those of the first member.
         member_scores: for each member ``(T,)`` the log-probabilities of its tokens, in nats, in this case.
+        fields: by name ``(T, ...)`` the components' own values for each token, see ``Component.token_fields``.
     """
 
     tokens: Tensor
@@ -277,3 +278,4 @@ class Hypothesis:
     top_scores: Tensor | None = None
     member_tokens: list[Tensor] | None = None
     member_scores: list[Tensor] | None = None
+    fields: dict[str, Tensor] = field(default_factory=dict)

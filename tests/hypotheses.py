@@ -29,6 +29,8 @@ def assert_same(one: list[list[Hypothesis]], two: list[list[Hypothesis]], tolera
             if h.top_tokens is not None and h.top_scores is not None and k.top_tokens is not None:
                 possible = h.top_scores > -torch.inf
                 assert h.top_tokens[possible].tolist() == k.top_tokens[possible].tolist()
+            for name in h.fields.keys() & k.fields.keys():
+                torch.testing.assert_close(h.fields[name], k.fields[name], **close)
 
 
 def as_pairs(hypotheses: Sequence[Hypothesis]) -> Pairs:

@@ -13,12 +13,12 @@ Beam 1 at step 2 has the tokens b d f, and beam 0 has b c e.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from seqgen.generation.candidates import Candidates, gather_beams
+from seqgen.generation.candidates import CONTINUATION, Candidates, gather_beams
 from seqgen.structures import map_tensors, tensors_in
 from seqgen.system.devices import copied_to_cpu
 
@@ -43,6 +43,9 @@ class BackPointers:
         self.cumulative = torch.zeros(len(start), 0, beam, device=start.device)
         self.records: dict[str, Tensor] = {}
         """Other values of each step by name, ``(live, steps, beam, ...)``."""
+        self.fields: dict[str, Tensor] = {}
+        """Fields of the candidates of each step by name, ``(live, steps, K, ...)``, and under ``CONTINUATION`` what
+        ``_continuations`` returns."""
         self.start_offsets = torch.zeros_like(start)
         """``(live,)`` int64 start offsets: earlier steps do not belong to the sentence."""
         self._matrix: Tensor | None = None
@@ -56,6 +59,34 @@ class BackPointers:
         for name, value in values.items():
             if value is not None:
                 self.records[name] = _written(self.records.get(name), self.length, value)
+
+    def record_fields(self, candidates: Candidates, fields: Mapping[str, Tensor]) -> None:
+        """Store fields of the candidates of this step, ``(live, K, ...)`` by name, before the beams are reordered."""
+        continuations = self._continuations(candidates.tokens, candidates.beams)
+        continuations = continuations.where(candidates.scores > -torch.inf, -1)  # several may have the same filler
+        for name, values in {CONTINUATION: continuations, **fields}.items():
+            memory = self.fields.get(name, values.new_zeros(len(values), 0, *values.shape[1:]))
+            width = max(memory.size(2), values.size(1))  # a strategy may return other numbers of candidates
+            if width > memory.size(2):
+                memory = _aligned(memory, self.length, self.length, width)
+            self.fields[name] = _written(memory, self.length, _aligned(values.unsqueeze(1), 1, 1, width).squeeze(1))
+
+    def fields_of(self, row: int, tokens: Tensor, parents: Tensor) -> dict[str, Tensor]:
+        """The fields of a hypothesis of a live sentence, ``(T, ...)`` by name.
+
+        Args:
+            row: the sentence.
+            tokens: ``(T,)`` int64 its tokens.
+            parents: ``(T,)`` int64 the beam that each token continues.
+        """
+        places = torch.arange(len(tokens))
+        found = {name: values[row, self.start_offsets[row] + places] for name, values in self.fields.items()}
+        columns = found.pop(CONTINUATION) == self._continuations(tokens, parents).unsqueeze(1)
+        return {name: values[places, columns.int().argmax(1)] for name, values in found.items()}
+
+    def _continuations(self, tokens: Tensor, beams: Tensor) -> Tensor:
+        """A number for each pair of a token and the beam that it continues."""
+        return tokens * self.beam + beams
 
     def append(self, active: Candidates) -> None:
         """Append the next step.
@@ -86,11 +117,13 @@ class BackPointers:
         begins = [one.start_offsets + (length - one.length) for one in (self, other)]
         self.start_offsets, self.start = torch.cat(begins), torch.cat([self.start, other.start])
         for name in ("tokens", "parents", "cumulative"):
-            aligned = [_aligned(getattr(one, name), one.length, length) for one in (self, other)]
+            aligned = [_aligned(getattr(one, name), one.length, length, self.beam) for one in (self, other)]
             setattr(self, name, torch.cat(aligned))
-        for name, values in self.records.items():
-            parts = _aligned(values, self.length, length), _aligned(other.records[name], other.length, length)
-            self.records[name] = torch.cat(parts)
+        for mine, theirs in ((self.records, other.records), (self.fields, other.fields)):
+            for name, values in mine.items():
+                width, further = max(values.size(2), theirs[name].size(2)), (theirs[name], other.length)
+                parts = [_aligned(*part, length, width) for part in ((values, self.length), further)]
+                mine[name] = torch.cat(parts)
         self.length = length
         self._matrix = None
 
@@ -98,7 +131,8 @@ class BackPointers:
         """Drop the first steps, at which no sentence had started."""
         self.tokens, self.parents = self.tokens[:, steps:], self.parents[:, steps:]
         self.cumulative = self.cumulative[:, steps:]
-        self.records = {name: values[:, steps:] for name, values in self.records.items()}
+        for kept in (self.records, self.fields):
+            kept.update({name: values[:, steps:] for name, values in kept.items()})
         self.start_offsets = self.start_offsets - steps
         self.length -= steps
 
@@ -151,12 +185,15 @@ class BackPointers:
         Returns:
             With ``L`` the largest length: the tokens before the last one ``(live, B, L)`` int64, the cumulative score
             at each of them ``(live, B, L)``, and by name what was recorded for each of them and for the last one
-            ``(live, B, L + 1, ...)``. Entries at and after the length of a hypothesis are undefined.
+            ``(live, B, L + 1, ...)``, with ``parents``, the beams that they continue, if there are fields.
+            Entries at and after the length of a hypothesis are undefined.
         """
         longest = int(lengths.max()) if lengths.numel() else 0
         live, begins = beams, self.start_offsets
         tokens, parents, sums = (_from(each, begins, longest) for each in (self.tokens, self.parents, self.cumulative))
         kept = {name: _from(values, begins, longest + 1) for name, values in self.records.items()}
+        if self.fields:
+            kept["parents"] = torch.arange(self.beam).expand(len(beams), longest + 1, -1)
         traced = torch.zeros(*live.shape, longest, dtype=torch.int64)
         totals = torch.zeros(*live.shape, longest, dtype=sums.dtype)
         records = {name: of.new_zeros(*live.shape, longest + 1, *of.shape[3:]) for name, of in kept.items()}
@@ -182,10 +219,10 @@ def _written(memory: Tensor | None, step: int, values: Tensor) -> Tensor:
     return memory
 
 
-def _aligned(memory: Tensor, length: int, wanted: int) -> Tensor:
-    """The first ``length`` steps, padded on the left with zeros to ``wanted`` steps: ``(live, wanted, beam, ...)``."""
-    empty = memory.new_zeros(memory.size(0), wanted - length, *memory.shape[2:])
-    return torch.cat([empty, memory[:, :length]], dim=1)
+def _aligned(memory: Tensor, length: int, wanted: int, width: int) -> Tensor:
+    """The first ``length`` steps, padded with zeros: ``(live, wanted, width, ...)``, on the left and on the right."""
+    further = [0, 0] * (memory.dim() - 3)
+    return torch.nn.functional.pad(memory[:, :length], (*further, 0, width - memory.size(2), wanted - length, 0))
 
 
 def _from(memory: Tensor, begins: Tensor, length: int) -> Tensor:

@@ -135,8 +135,9 @@ class FinishedHypotheses(Component):
                 reached = torch.cat([totals[row, place, : size - 1].to(sums.dtype), sums[row, place : place + 1]])
                 positional = reached.diff(prepend=reached.new_zeros(1))
                 kept: dict[str, Any] = {name: values[row, place, :size].clone() for name, values in records.items()}
+                fields = backpointers.fields_of(row, tokens, kept.pop("parents")) if backpointers.fields else {}
                 alignment = kept["attention"].argmax(-1) if "attention" in kept else None
-                found.append(Hypothesis(tokens, score, positional, alignment=alignment, **kept))
+                found.append(Hypothesis(tokens, score, positional, alignment=alignment, fields=fields, **kept))
             results.append(sorted(found, key=lambda hypothesis: hypothesis.score, reverse=True))
         return results
 

@@ -122,7 +122,7 @@ class StepRecord:
 
 
 class Observer(Component):
-    """Is called at every step; a subclass implements ``observe``, and overrides ``end`` to see the results.
+    """Is called at every step; a subclass implements ``observe``, ``end`` to see the results, or ``token_fields``.
 
     An observer registered with ``@register_observer`` is selected by its name (``generation.observers``). It is called
     in every strategy but exact search, which has no steps in which beams continue and refuses observers.
@@ -133,7 +133,7 @@ class Observer(Component):
 
     setting = "observers"
 
-    flags: ClassVar[Flags] = {"can_merge": ("begin", "observe", "merge"), "reads_scores": ("observe",)}
+    flags: ClassVar[Flags] = {"can_merge": ("begin", "observe", "merge", "token_fields"), "reads_scores": ("observe",)}
 
     reads_scores: bool = True
     """True if ``observe`` reads ``StepRecord.lprobs``; if not, these may be the scores of a part of the vocabulary."""
@@ -144,12 +144,11 @@ class Observer(Component):
     Otherwise each batch is decoded by itself; the observer is then called in the same way, and decoding is slower."""
 
     def observe(self, record: StepRecord) -> None:
-        """Look at one step. The tensors must not be changed.
+        """Look at one step; does nothing by default. The tensors must not be changed.
 
         Args:
             record: the step.
         """
-        raise NotImplementedError
 
     def summary(self) -> str:
         """A sentence about the batches decoded so far, which ``seqgen-generate`` prints at the end; by default none."""

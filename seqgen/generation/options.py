@@ -16,7 +16,7 @@ from seqgen.data.dictionary import Dictionary, VocabularyMap
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError
 from seqgen.generation.certificate import Certificate, check_certifiable
-from seqgen.generation.component import Resources, build, naming
+from seqgen.generation.component import Resources, build, naming, with_fields
 from seqgen.generation.ensemble.combinations import Combination, Guidance
 from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.ensemble.member import EMPTY, MemberSpec, ModelOrMember, field_of, input_of
@@ -28,6 +28,7 @@ from seqgen.generation.rules import Rules, rules_named
 from seqgen.generation.search.base import Search
 from seqgen.generation.search.constrained import ConstrainedSearch
 from seqgen.generation.search.sampling import RandomSearch
+from seqgen.generation.session import has_steps
 from seqgen.generation.setup import DecodingSetup, Limits
 from seqgen.generation.shortlist import Shortlist
 from seqgen.generation.speculative.drafters import ModelDrafter, PromptLookup
@@ -124,6 +125,9 @@ def build_setup(
         bit_exact=cfg.bit_exact,
         top_tokens=cfg.top_tokens,
     )
+    if not has_steps(search) and (owners := with_fields(setup.components)):
+        names = [type(one).__name__ for one in (owners[0], search)]
+        raise ConfigError("{} has fields of each step, and the loop of {} has none; leave out one".format(*names))
     if cfg.certificate:
         check_certifiable(search, [ensemble.combination, *setup.processors, *setup.stopping], setup.ranking)
     return setup

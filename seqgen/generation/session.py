@@ -22,6 +22,8 @@ from seqgen.generation.component import (
     BatchInfo,
     Component,
     begun,
+    fields_of,
+    with_fields,
 )
 from seqgen.generation.context import LayerLogits, StepContext, StepOutputs
 from seqgen.generation.ensemble.captured import CapturedMember
@@ -31,7 +33,7 @@ from seqgen.generation.finished import Coverage, EachRow, FinishedHypotheses
 from seqgen.generation.observers import Forbidden, StepRecord
 from seqgen.generation.processors.base import apply_all
 from seqgen.generation.processors.prefix_trie import defer_trie
-from seqgen.generation.search.base import chosen
+from seqgen.generation.search.base import Search, chosen
 from seqgen.generation.setup import DecodingRequest, DecodingSetup, Streamer
 from seqgen.generation.shortlist import OutputColumns
 from seqgen.generation.stopping import TimeLimit
@@ -99,6 +101,7 @@ class Session:
         timed_out: ``(live,)`` bool, which sentences were ended by a time limit; ``None`` if none was.
         num_done: number of live sentences that are done.
         first_end: the smallest last step of the live sentences.
+        has_fields: whether a component has fields, see ``Component.token_fields``.
     """
 
     def __init__(self, setup: DecodingSetup, request: DecodingRequest, beam: int | None = None):
@@ -134,6 +137,7 @@ class Session:
         self.coverage = Coverage(setup.ranking.coverage, batch)
         self.backpointers = BackPointers(self.beam, start)
         self.finished = self._finished_hypotheses(batch)
+        self.has_fields = bool(with_fields(self.components))
         self.results: list[list[Hypothesis]] = [[] for _ in range(count)]
 
     def _begin_members(self, sources: Sequence[Source]) -> Tensor:
@@ -237,6 +241,11 @@ class Session:
         self.backpointers.record(attention=scored.attention, **self.top_tokens(context, scored))
         self.coverage.attend(scored.attention)
         active = self.finalize(context, candidates, ended, scored)
+        if self.has_fields:
+            with self.setup.exact():
+                given = map_tensors(candidates, Tensor.clone)  # which components cannot change
+                fields = fields_of(self.components, given, context, self.backpointers.fields)
+            self.backpointers.record_fields(candidates, fields)
         # (5) If enough sentences are done, they leave the batch.
         if not self.needs_another_step(candidates, step):
             return False
@@ -531,6 +540,11 @@ class Session:
         if self.setup.debug.captured_steps and self.live.device.type in GRAPHS:
             self.setup.eager_steps.update(member.refused for member in self.members if member.refused)
         self.collect(torch.arange(len(self.live), device=self.live.device))
+
+
+def has_steps(search: Search) -> bool:
+    """True if a strategy decodes by the steps of ``Session``."""
+    return getattr(search.session_class or Session, "step", None) is Session.step
 
 
 def _widened(logits: Tensor) -> Tensor:

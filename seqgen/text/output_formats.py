@@ -103,6 +103,8 @@ def _hypothesis(item: TextHypothesis, members: int) -> dict[str, Any]:
         values["rerank_score"] = item.rerank_score
     if item.alignment is not None:
         values["alignment"] = item.alignment.tolist()
+    if item.fields:
+        values["fields"] = {name: each.tolist() for name, each in item.fields.items()}
     return values
 
 

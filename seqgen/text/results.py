@@ -74,6 +74,11 @@ class TextHypothesis:
         """``(T,)`` int64 source positions with the largest weight; ``None`` if not requested."""
         return self.hypothesis.alignment
 
+    @property
+    def fields(self) -> dict[str, Tensor]:
+        """``(T, ...)`` the components' own values for each token, by name; see ``Hypothesis``."""
+        return self.hypothesis.fields
+
 
 @dataclass(frozen=True)
 class Translation:

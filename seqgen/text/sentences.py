@@ -226,6 +226,10 @@ class ParagraphReader:
         kept: dict[str, Any] = {}
         if parts[0].top_tokens is not None:
             kept = {name: torch.cat([getattr(each, name) for each in parts]) for name in ("top_tokens", "top_scores")}
+        fields = {name: [each.fields[name] for each in parts] for name in parts[0].fields}
+        # without those of another width in each sentence, such as values of source positions
+        alike = [name for name, values in fields.items() if len({one.shape[1:] for one in values}) == 1]
+        kept["fields"] = {name: torch.cat(fields[name]) for name in alike}
         return Hypothesis(tokens, score, scores, timed_out=any(each.timed_out for each in parts), **kept)
 
 

@@ -28,7 +28,7 @@ class Combination(Component):
 
     flags: ClassVar[Flags] = {
         "keeps_single": ("__call__",),
-        "can_merge": ("__call__",),
+        "can_merge": ("__call__", "token_fields"),
         "certifiable": ("__call__",),
         "ignores_context": ("__call__",),
         "takes_columns": ("__call__",),

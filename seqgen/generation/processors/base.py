@@ -26,7 +26,7 @@ class LogitsProcessor(Component):
 
     flags: ClassVar[Flags] = {
         "shift_invariant": ("__call__",),
-        "can_merge": ("__call__",),
+        "can_merge": ("__call__", "token_fields"),
         "certifiable": ("__call__",),
         "token_attributes": ("__call__",),
     }

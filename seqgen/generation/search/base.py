@@ -26,7 +26,7 @@ class Search(Component):
 
     flags: ClassVar[Flags] = {
         "accepts_logits": ("begin", "step"),
-        "can_merge": ("begin", "finished", "select_sentences", "advance", "merge", "step"),
+        "can_merge": ("begin", "finished", "select_sentences", "advance", "merge", "step", "token_fields"),
         "certifiable": ("rows", "begin", "finished", "advance", "step"),
         "continues_each_beam": ("begin", "step"),
         "samples_tokens": ("begin", "step"),

@@ -74,6 +74,10 @@ def alone_equals_batched(
     for place, row in enumerate(order):
         alone = subject.decode(subject.batch([row], lengths), **options)
         same_hypotheses(subject, together[place : place + 1], alone, what, row)
+        for one, two in zip(together[place], alone[0], strict=True):
+            for name, value in one.fields.items():
+                if value.shape == two.fields[name].shape:  # not so if it depends on the longest source
+                    subject.same_value(value, two.fields[name], f"{what}: other values of the field {name!r}")
 
 
 def ensemble_of_itself(subject: Subject | Decoding, what: str) -> None:

@@ -10,9 +10,9 @@ from seqgen.config import TraceConfig
 from seqgen.config.settings import ResolvedSettings
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import ConfigError, UserError
+from seqgen.generation.session import has_steps
 from seqgen.lab.traces.recorder import Tracer
 from seqgen.lab.traces.records import StepTrace, TracedSteps
-from seqgen.lab.traces.writer import has_steps
 from seqgen.text.languages import TextModel
 from seqgen.text.results import TextHypothesis
 from seqgen.text.translator import Translator

@@ -22,7 +22,7 @@ from seqgen.generation.finished import Ranking
 from seqgen.generation.scorer import ScoredTarget
 from seqgen.generation.search.base import Search
 from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.generation.session import Session
+from seqgen.generation.session import has_steps
 from seqgen.lab.traces.recorder import Tracer
 from seqgen.lab.traces.records import FORMAT, VERSION, SentenceTrace, TracedOutput, TraceHeader, plain
 from seqgen.registry import SEARCHES
@@ -233,11 +233,6 @@ def _check_traceable(generator: SequenceGenerator) -> None:
         raise ConfigError(_no_steps("an ensemble of models with different vocabularies"))
     if not has_steps(search):
         raise ConfigError(_no_steps(_called(search)))
-
-
-def has_steps(search: Search) -> bool:
-    """True if a strategy decodes by the steps of ``Session``."""
-    return getattr(search.session_class or Session, "step", None) is Session.step
 
 
 def _no_steps(name: str) -> str:
