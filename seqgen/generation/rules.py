@@ -10,12 +10,14 @@ from dataclasses import replace
 from typing import ClassVar
 
 from seqgen.config import GenerationConfig
+from seqgen.errors import ConfigError
 from seqgen.generation.component import BatchInfo
 from seqgen.generation.finished import BestFinished, FinishedHypotheses, FirstFinished, Ranking
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.processors.length import ForceEndAtMaximum
 from seqgen.generation.processors.tokens import Forbid, ForcePrefix
 from seqgen.generation.search.base import Search
+from seqgen.generation.search.beam import BeamSearch
 from seqgen.generation.search.constrained import ConstrainedSearch
 from seqgen.generation.search.diverse import DiverseBeamSearch
 from seqgen.generation.search.huggingface import HuggingFaceConstrainedBeam, HuggingFaceDiverseBeam
@@ -141,11 +143,21 @@ class HuggingFaceRules(Rules):
         return "greedy" if cfg.beam == 1 else "beam"
 
     def search(self, search: Search) -> Search:
-        """Diverse and constrained beam search have other variants."""
+        """Diverse and constrained beam search have other variants.
+
+        Raises:
+            ConfigError: diverse beam search has constraints.
+        """
         if type(search) is DiverseBeamSearch and search.groups > 1:
             return HuggingFaceDiverseBeam(search.groups, search.strength)
         if type(search) is ConstrainedSearch:
-            return HuggingFaceConstrainedBeam(search.ordered)
+            if type(search.inner) is BeamSearch:
+                return HuggingFaceConstrainedBeam(search.ordered)
+            if search.inner.groups > 1:
+                raise ConfigError(
+                    "Hugging Face's rules do not define groups of beams with constraints; set "
+                    "generation.semantics=fairseq, or leave out the groups or the constraints"
+                )
         return search
 
     def order(
