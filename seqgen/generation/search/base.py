@@ -39,7 +39,8 @@ class Search(Component):
     log-sum-exp from ``scores``, which saves a pass over the vocabulary."""
 
     can_merge: bool = False
-    """True if sentences may join a running batch: of the context, ``step`` reads only whether ``context.step`` is 0."""
+    """True if sentences may join a running batch: ``step`` then reads no tokens or source ids, and of ``context.step``
+    only whether it is 0; ``context.sentence_steps`` has the number of tokens of each sentence."""
 
     continues_each_beam: bool = False
     """True if the beams are independent hypotheses: candidate ``i`` continues beam ``i``."""
