@@ -123,6 +123,7 @@ from seqgen.generation.speculative.verification import (
     Draft as Draft,
     Drafter as Drafter,
     Drafts as Drafts,
+    LookAhead as LookAhead,
     SpeculativeSearch as SpeculativeSearch,
     SpeculativeSession as SpeculativeSession,
 )
