@@ -86,8 +86,7 @@ class TreeSession(SpeculativeSession):
     def accepted(self) -> tuple[Tensor, Tensor]:
         """``(live,)`` int64 each: the number of generated tokens that a path of the tree has, and the path."""
         generated = self.backpointers.matrix()[..., 1 + self.start :][..., : self.drafts.tokens.size(-1)]
-        found = (self.drafts.tokens[..., : generated.size(-1)] == generated).cumprod(-1).sum(-1).max(1)
-        return found.values, found.indices
+        return (self.drafts.tokens[..., : generated.size(-1)] == generated).cumprod(-1).sum(-1).max(1)
 
     def parents(self) -> Tensor:
         """``(live, paths)`` int64, for each row of a sentence the row that has read what was generated."""

@@ -135,17 +135,12 @@ class StepContext:
             return None
         return torch.nn.functional.pad(hidden, (0, self.step))
 
-    @property
-    def sentence_steps(self) -> Tensor:
-        """``(live,)`` int64, number of tokens of each hypothesis of a sentence; fewer if it joined a running batch."""
-        start_offsets = self.sentences.start_offsets
-        offsets = torch.zeros_like(self.sentences.max_lengths) if start_offsets is None else start_offsets
-        return self.step - offsets
-
     @cached_property
     def steps(self) -> Tensor:
-        """``(rows,)`` int64, number of tokens of each row; see ``sentence_steps``."""
-        return self.by_row(self.sentence_steps)
+        """``(rows,)`` int64, number of tokens of each row; sentences that joined a running batch have fewer."""
+        start_offsets = self.sentences.start_offsets
+        offsets = torch.zeros_like(self.sentences.max_lengths) if start_offsets is None else start_offsets
+        return self.by_row(self.step - offsets)
 
     @property
     def has_joined(self) -> bool:

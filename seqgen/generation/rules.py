@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import ClassVar
 
 from seqgen.config import GenerationConfig
-from seqgen.errors import ConfigError
 from seqgen.generation.component import BatchInfo
 from seqgen.generation.finished import BestFinished, FinishedHypotheses, FirstFinished, Ranking
 from seqgen.generation.processors.base import LogitsProcessor
@@ -146,18 +145,14 @@ class HuggingFaceRules(Rules):
         """Diverse and constrained beam search have other variants.
 
         Raises:
-            ConfigError: diverse beam search has constraints.
+            ConfigError: there are constraints for diverse beam search, which these rules do not define.
         """
         if type(search) is DiverseBeamSearch and search.groups > 1:
             return HuggingFaceDiverseBeam(search.groups, search.strength)
         if type(search) is ConstrainedSearch:
             if type(search.inner) is BeamSearch:
                 return HuggingFaceConstrainedBeam(search.ordered)
-            if search.inner.groups > 1:
-                raise ConfigError(
-                    "Hugging Face's rules do not define groups of beams with constraints; set "
-                    "generation.semantics=fairseq, or leave out the groups or the constraints"
-                )
+            return ConstrainedSearch(search.ordered, self.search(search.inner))
         return search
 
     def order(

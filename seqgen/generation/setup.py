@@ -265,7 +265,7 @@ class DecodingSetup:
         used = {layer.cache for layer in layers if isinstance(layer, MultiheadAttention) and layer.cache is not None}
         caches = (cache() for cache in used)
         names = (type(cache).__name__ for cache in caches if not cache.can_merge)
-        return next((f"the key/value cache {name} does not set can_merge" for name in names), "")
+        return next((f"the key/value cache {name} does not set can_merge (with merge and crop)" for name in names), "")
 
 
 @dataclass(frozen=True)

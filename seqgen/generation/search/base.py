@@ -39,8 +39,8 @@ class Search(Component):
     log-sum-exp from ``scores``, which saves a pass over the vocabulary."""
 
     can_merge: bool = False
-    """True if sentences may join a running batch: ``step`` then reads no tokens or source ids, and of ``context.step``
-    only whether it is 0; ``context.sentence_steps`` has the number of tokens of each sentence."""
+    """True if sentences may join a running batch: ``step`` then reads no tokens or source ids, of ``context.step`` only
+    whether it is 0, and ``context.steps`` for the number of tokens."""
 
     continues_each_beam: bool = False
     """True if the beams are independent hypotheses: candidate ``i`` continues beam ``i``."""
@@ -92,8 +92,9 @@ class Search(Component):
             ConfigError: the batch has constraints, and the strategy does not support them.
         """
         if batch.constraints is not None and not self.enforces_constraints:
-            name = type(self).__name__
-            raise ConfigError(f"{name} does not take constraints; give ConstrainedSearch(inner={name}()) in its place")
+            raise ConfigError(
+                f"{type(self).__name__} does not take constraints; give ConstrainedSearch(inner=...) in its place"
+            )
         return super().begin(batch)
 
     def finished(self, batch: BatchInfo, ranking: Ranking, early_stopping: str) -> FinishedHypotheses | None:
