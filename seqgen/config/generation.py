@@ -82,7 +82,7 @@ _SEVERAL_OUTPUTS = Need(
 )
 _CONSTRAINED = (
     Need(
-        lambda cfg: all(getattr(cfg, key) == getattr(GenerationConfig, key) for key in keys_with(WARPER)),
+        lambda cfg: all(getattr(cfg, key) == getattr(GenerationConfig, key) for key in keys_with(WARPER)),  # type: ignore[has-type]
         "needs the tokens of the phrases where they are improbable, and sampling_topk, sampling_topp and the other "
         "keys that truncate the distribution forbid them; leave these keys out",
     ),

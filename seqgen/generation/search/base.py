@@ -92,9 +92,7 @@ class Search(Component):
             ConfigError: the batch has constraints, and the strategy does not support them.
         """
         if batch.constraints is not None and not self.enforces_constraints:
-            raise ConfigError(
-                f"{type(self).__name__} does not take constraints; give ConstrainedSearch(inner=...) in its place"
-            )
+            raise ConfigError(f"{type(self).__name__} does not take constraints; give ConstrainedSearch(inner=...)")
         return super().begin(batch)
 
     def finished(self, batch: BatchInfo, ranking: Ranking, early_stopping: str) -> FinishedHypotheses | None:
