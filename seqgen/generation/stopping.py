@@ -113,8 +113,9 @@ class StopStrings(StoppingRule):
         found = torch.zeros(tokens.size(0), dtype=torch.bool)
         if rows:
             tails = tokens[rows, -self._window :].tolist()
-            sizes = (context.steps + 1)[rows].tolist()  # a row that joined the batch has other columns before
-            found[rows] = torch.tensor([self.completes(tail[-size:]) for tail, size in zip(tails, sizes, strict=True)])
+            if context.has_joined:  # columns before the first step of a sentence are not its own
+                tails = [tail[-size:] for tail, size in zip(tails, (context.steps + 1)[rows].tolist(), strict=True)]
+            found[rows] = torch.tensor([self.completes(tail) for tail in tails])
         return found.to(tokens.device)
 
     def may_complete(self, token: int) -> bool:
