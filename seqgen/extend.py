@@ -68,7 +68,14 @@ from seqgen.generation.search.sampling import TOKEN, RandomSearch, Sampling, dra
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.session import Session, StepScores
 from seqgen.generation.setup import DecodingRequest, DecodingSetup, Streamer
-from seqgen.generation.speculative.verification import Draft, Drafter, Drafts, SpeculativeSearch, SpeculativeSession
+from seqgen.generation.speculative.verification import (
+    Draft,
+    Drafter,
+    Drafts,
+    LookAhead,
+    SpeculativeSearch,
+    SpeculativeSession,
+)
 from seqgen.generation.stopping import StoppingRule
 from seqgen.incremental_state import StateDict, StatefulModule
 from seqgen.metrics import Texts, TextScore, register_metric
@@ -156,7 +163,7 @@ __all__ += ["BackPointers", "DecodingRequest", "DecodingSetup", "Dropout", "Each
 __all__ += ["MemberOutput", "Ranking", "SequenceGenerator", "SequenceScorer", "Session", "StepScores", "Streamer"]
 __all__ += ["build_setup", "check_features", "fairseq_generator"]
 # Speculative decoding
-__all__ += ["Draft", "Drafter", "Drafts", "SpeculativeSearch", "SpeculativeSession"]
+__all__ += ["Draft", "Drafter", "Drafts", "LookAhead", "SpeculativeSearch", "SpeculativeSession"]
 # From lines to lines
 __all__ += ["Bleu", "Chrf", "Feature", "Matrix", "ModelInMemory", "NgramUtility", "Reranker", "TextHypothesis"]
 __all__ += ["TextModel", "TextScore", "Texts", "Translation", "Utility", "WordStreamer", "count_ngrams"]

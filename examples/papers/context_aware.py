@@ -10,7 +10,8 @@ Input lines have two fields, separated by a tab: the context followed by the sou
     seqgen-generate common.user_dir=examples/papers/context_aware.py path=[runs/a,runs/a] input=test.tsv
         generation.members=[field1,field2] generation.combination=context_aware combination.alpha=0.5
 
-With ``generation.members=[input,empty]`` the whole line is the context: the output then depends more on its source.
+``examples/documents.py`` makes such lines from the lines of documents, whose earlier lines are the context. With
+``generation.members=[input,empty]`` the whole line is the context: the output then depends more on its source.
 Expect more words of the context in the output as ``alpha`` grows; ``alpha=0`` decodes with the context alone.
 """
 

@@ -82,8 +82,9 @@ _SEVERAL_OUTPUTS = Need(
 )
 _CONSTRAINED = (
     Need(
-        lambda cfg: cfg.search in ("", "constrained"),
-        "is constrained search, and generation.search names another strategy; choose one",
+        lambda cfg: all(getattr(cfg, key) == getattr(GenerationConfig, key) for key in keys_with(WARPER)),  # type: ignore[has-type]
+        "needs the tokens of the phrases where they are improbable, and sampling_topk, sampling_topp and the other "
+        "keys that truncate the distribution forbid them; leave these keys out",
     ),
     Need(
         lambda cfg: cfg.beam > 1,
@@ -393,10 +394,6 @@ class GenerationConfig:
         Need(
             lambda cfg: cfg.declared("is_stochastic", None) is not False,
             "draws at random, and the strategy that generation.search names does not; choose one",
-        ),
-        Need(
-            lambda cfg: not cfg.is_constrained,
-            "is one search strategy, and generation.constraints or generation.glossary is another; choose one",
         ),
         other_names=("do_sample",),
     )

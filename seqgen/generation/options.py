@@ -84,7 +84,10 @@ def build_setup(
     ends = end_tokens_from_config(cfg, tgt_dict)
     encode, decode = (None, None) if tokenizer is None else (tokenizer.encode, tokenizer.decode)
     resources = Resources(tgt_dict, encode, decode, ends[1:])
-    search = rules.search(search_strategy or search_from_config(cfg, resources))
+    search = search_strategy or search_from_config(cfg, resources)
+    if cfg.is_constrained and not search.enforces_constraints:
+        search = ConstrainedSearch(cfg.constraints == "ordered", search)
+    search = rules.search(search)
     search = _with_drafts(search, cfg, draft)
     beam = search.rows(cfg.beam)
     if cfg.nbest > beam:
@@ -252,19 +255,19 @@ def end_tokens_from_config(cfg: GenerationConfig, dictionary: Dictionary) -> lis
 
 def search_name(cfg: GenerationConfig, rules: Rules) -> str:
     """The name of the strategy that a configuration asks for."""
-    return cfg.search or ("constrained" if cfg.is_constrained else rules.default_search(cfg))
+    return cfg.search or ("constrained" if cfg.is_constrained and not cfg.sampling else rules.default_search(cfg))
 
 
 def _check_search_keys(cfg: GenerationConfig, search: Search) -> None:
     """Refuse keys of the ``generation`` group that configure a strategy if the strategy is given as an object.
 
-    ``constraints`` is allowed for a strategy that takes constraints, because it also determines how lines are read.
+    ``constraints`` is allowed, because it also determines how lines are read, unless the strategy has another order.
 
     Raises:
         ConfigError: the first such key.
     """
     ordered = getattr(search, "ordered", None)
-    agrees = search.enforces_constraints and ordered in (None, cfg.constraints == "ordered")
+    agrees = not search.enforces_constraints or ordered in (None, cfg.constraints == "ordered")
     for key in keys_with(STRATEGY):
         if (value := getattr(cfg, key)) != DEFAULTS[key] and not (key == "constraints" and agrees):
             raise ConfigError(

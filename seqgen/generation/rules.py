@@ -16,6 +16,7 @@ from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.processors.length import ForceEndAtMaximum
 from seqgen.generation.processors.tokens import Forbid, ForcePrefix
 from seqgen.generation.search.base import Search
+from seqgen.generation.search.beam import BeamSearch
 from seqgen.generation.search.constrained import ConstrainedSearch
 from seqgen.generation.search.diverse import DiverseBeamSearch
 from seqgen.generation.search.huggingface import HuggingFaceConstrainedBeam, HuggingFaceDiverseBeam
@@ -141,11 +142,17 @@ class HuggingFaceRules(Rules):
         return "greedy" if cfg.beam == 1 else "beam"
 
     def search(self, search: Search) -> Search:
-        """Diverse and constrained beam search have other variants."""
+        """Diverse and constrained beam search have other variants.
+
+        Raises:
+            ConfigError: there are constraints for diverse beam search, which these rules do not define.
+        """
         if type(search) is DiverseBeamSearch and search.groups > 1:
             return HuggingFaceDiverseBeam(search.groups, search.strength)
         if type(search) is ConstrainedSearch:
-            return HuggingFaceConstrainedBeam(search.ordered)
+            if type(search.inner) is BeamSearch:
+                return HuggingFaceConstrainedBeam(search.ordered)
+            return ConstrainedSearch(search.ordered, self.search(search.inner))
         return search
 
     def order(

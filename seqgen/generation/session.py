@@ -443,7 +443,9 @@ class Session:
         before = self.finished.fork() if self.observers else None  # a copy: some classes write in place
         was_done = self.sentences.done
         penalty = self.coverage.penalty(candidates, self.sentences.src_padding)
-        active = self.finished.finalize(candidates, ended, by_candidate, penalty)
+        complete = self.search.complete(candidates)
+        ending = candidates if complete is None else candidates.without(ended & ~complete)
+        active = self.finished.finalize(ending, ended, by_candidate, penalty)
         done = was_done | self.finished.done(active, step, self.sentences.own_limits)
         self.sentences = replace(self.sentences, done=done)
         if before is not None:

@@ -244,20 +244,15 @@ class DecodingSetup:
     def merge_obstacle(self) -> str:
         """The reason why waiting sentences cannot join a running batch, for a message; empty if they can."""
         models, debug = self.ensemble.models, self.debug
-        parts: list[Any] = [self.search, self.ensemble.combination, *self.observers, *self.processors]
-        parts += [model.decoder for model in models]
-        unset = _without_merge(parts)
-        needed = sorted(self.needs - {FORBIDDEN, MEMBER_LPROBS})
+        unset = _without_merge([*self.components, *(model.decoder for model in models)])
         adjusting = [type(model).__name__ for model in models if model.adjusts_logits]
         cache = self.cache_without_merge
         off = [name for name in ("use_cache", "continuous_batching") if not getattr(debug, name)]
         reasons = {
             f"debug.{listing(off)} is off": off,
             f"{type(self.search).__name__} has a decoding loop of its own": self.search.session_class,
-            "a member is a companion of another member": len(models) < len(self.ensemble.members),
-            "there is a stopping rule": self.stopping,
             f"can_merge is not set in {listing(unset)}": unset,
-            f"a component needs {listing(needed)}": needed,
+            "a component or the output needs attention": ATTENTION in self.needs,
             f"{listing(adjusting)} overrides adjust_logits_during_generation": adjusting,
             cache: cache,
         }
@@ -270,7 +265,7 @@ class DecodingSetup:
         used = {layer.cache for layer in layers if isinstance(layer, MultiheadAttention) and layer.cache is not None}
         caches = (cache() for cache in used)
         names = (type(cache).__name__ for cache in caches if not cache.can_merge)
-        return next((f"the key/value cache {name} does not set can_merge" for name in names), "")
+        return next((f"the key/value cache {name} does not set can_merge (with merge and crop)" for name in names), "")
 
 
 @dataclass(frozen=True)

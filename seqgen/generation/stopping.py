@@ -6,7 +6,7 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from seqgen.errors import ConfigError
 from seqgen.generation.component import BatchInfo, Component, Resources, build
 from seqgen.generation.context import StepContext
 from seqgen.registry import STOPPING_RULES
+from seqgen.system.contract import Flags
 
 
 class StoppingRule(Component):
@@ -27,6 +28,12 @@ class StoppingRule(Component):
     """
 
     setting = "stopping_rules"
+
+    flags: ClassVar[Flags] = {"can_merge": ("__call__",)}
+
+    can_merge: bool = False
+    """True if sentences may join a running batch: of ``tokens``, the rule then reads only the last
+    ``context.steps + 1`` of each row, and uses ``context.steps`` instead of ``context.step``."""
 
     def __call__(self, tokens: Tensor, context: StepContext) -> Tensor:
         """Decide which outputs end with their newest token.
@@ -82,6 +89,8 @@ class StopStrings(StoppingRule):
             into an empty one; by default, there are no special tokens.
     """
 
+    can_merge = True
+
     def __init__(
         self,
         texts: Sequence[str],
@@ -104,6 +113,8 @@ class StopStrings(StoppingRule):
         found = torch.zeros(tokens.size(0), dtype=torch.bool)
         if rows:
             tails = tokens[rows, -self._window :].tolist()
+            if context.has_joined:  # columns before the first step of a sentence are not its own
+                tails = [tail[-size:] for tail, size in zip(tails, (context.steps + 1)[rows].tolist(), strict=True)]
             found[rows] = torch.tensor([self.completes(tail) for tail in tails])
         return found.to(tokens.device)
 

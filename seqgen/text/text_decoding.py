@@ -99,7 +99,7 @@ class TextDecoding:
         rates = cfg.features or cfg.confidence
         self.confidence = ConfidenceEstimator(cfg, self.models, resources) if rates else None
         self.output_notes = OutputNotes(cfg, setup, self.task, self.input_encoder.longest_output)
-        self._eager_steps: set[str] = set()  # the reasons that were noted
+        self._speed_notes, self._noted = set[str](), set[str]()  # the notes on speed, and those that were written
 
     @cached_property
     def scorer(self) -> SequenceScorer:
@@ -192,8 +192,19 @@ class TextDecoding:
             for number, hypotheses in self.generator.generate_continuously(self.batcher.waiting(lines)):
                 yield self._translation(by_number[number], hypotheses, 0), by_number[number].ends_line
             return
-        for batch in self.batcher.batches(lines):
+        for number, batch in enumerate(self.batcher.batches(lines)):
+            if number and self.streamer is None:
+                self._speed_notes.update(self._why_separate(lines))
             yield from zip(self._decoded_batch(batch), (line.ends_line for line in batch), strict=True)
+
+    def _why_separate(self, lines: Sequence[InputLine]) -> Iterator[str]:
+        """Why lines are decoded in separate batches, if the user did not ask for that."""
+        given = " and ".join(self._inference_arguments(lines))
+        reason = self.generator.setup.merge_obstacle or (
+            f"their {given.replace('_', ' ')} cannot be merged" if given else "the task does not set joins_batches"
+        )
+        if not reason.startswith("debug."):
+            yield f"lines do not join a running batch, so that decoding is slower: {reason}"
 
     def _decoded_batch(self, lines: Sequence[InputLine]) -> Iterator[Translation]:
         """The translations of the lines of a batch."""
@@ -225,7 +236,7 @@ class TextDecoding:
             hypotheses: ids and scores, best first.
             width: columns of the batch's source, over which attention is defined; 0 without attention.
         """
-        notes = [*self.output_notes.on_search(line, hypotheses), *self._notes_on_steps()]
+        notes = [*self.output_notes.on_search(line, hypotheses), *self._notes_on_speed()]
         found = []
         for hypothesis in hypotheses if self.ranker or self.confidence else hypotheses[: self.cfg.nbest]:
             aligned = attend_to_source(hypothesis, width, len(line.sources[0]), self.models[0].left_pad_source)
@@ -240,12 +251,13 @@ class TextDecoding:
         made = line.translation(best, [*notes, *self.output_notes.on_outputs(line, best)], bound, exact)
         return made if self.confidence is None else self.confidence.rated(made, ranked)
 
-    def _notes_on_steps(self) -> list[str]:
-        """Why some steps were not captured, each reason once, if the notes on the settings do not have it."""
-        new = self.generator.setup.eager_steps - self._eager_steps
-        self._eager_steps |= new
+    def _notes_on_speed(self) -> list[str]:
+        """Why decoding is slower than it might be, each reason once, if the notes on the settings do not have it."""
+        eager = {f"some steps were not captured: {reason}" for reason in self.generator.setup.eager_steps}
+        new = (eager | self._speed_notes) - self._noted
+        self._noted |= new
         known = "\n".join(self.notes)
-        return [f"some steps were not captured: {reason}" for reason in sorted(new) if reason not in known]
+        return [note for note in sorted(new) if note.partition(": ")[2] not in known]
 
     def _text(self, line: InputLine, hypothesis: Hypothesis, replaces: bool) -> str:
         """The text of a hypothesis, after a prompt the text that it adds to the prompt's.

@@ -268,11 +268,6 @@ class Translator:
             for name in ("max_len", "max_len_b")
             if given.get(name, 0) > writable
         ]
-        if lacking := generator.setup.cache_without_merge:
-            notes.append(
-                f"{lacking}, so that lines do not join a running batch and decoding is slower; implement merge and "
-                "crop, and set can_merge = True"
-            )
         if resolved.debug.captured_steps:
             reasons = {obstacle(model, self.device) for model in self.models} - {""}
             notes += [f"debug.captured_steps has no effect: {reason}" for reason in sorted(reasons)]

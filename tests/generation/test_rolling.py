@@ -10,15 +10,21 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from seqgen.generation.component import FORBIDDEN
+from seqgen.generation.component import FEATURES, FORBIDDEN, LAYER_LOGITS, MEMBER_LOGITS
+from seqgen.generation.context import StepContext
 from seqgen.generation.observers import Observer, Outcome, StepRecord
+from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.generation.search.contrastive import ContrastiveSearch
+from seqgen.generation.stopping import StopStrings, TimeLimit
 from seqgen.structures import EncoderOut, Hypothesis
 from tests.covering import covering
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
 from tests.model_zoo import ARCHITECTURES, VOCAB, ZOO, registered, sharp
 from tests.scripted_model import batch_of, dictionary
+from tests.strategy_zoo import STRATEGIES, strategy
 from tests.waiting_sentences import assert_continuous_equals_alone, queue, sources
 
 JOINING = [name for name in ZOO if getattr(sharp(name).decoder, "can_merge", False)]
@@ -86,6 +92,102 @@ def test_ensembles_are_joined_too(language_models: bool) -> None:
     ]
     generator = make_generator(models, dictionary(VOCAB - 4), beam_size=3, max_len_b=8)
     assert_continuous_equals_alone(generator, sources(9, seed=1), 3, left=language_models)
+
+
+MERGEABLE = [name for name in STRATEGIES if getattr(strategy(name), "can_merge", False)]
+
+
+def test_which_strategies_can_merge() -> None:
+    assert {*STRATEGIES} - {*MERGEABLE} == {"constrained", "contrastive"}
+
+
+@pytest.mark.parametrize(
+    ("search", "name", "semantics"),
+    covering(MERGEABLE, ["transformer_tiny", "transformer_lm_tiny", "t5_tiny"], ["fairseq", "huggingface"]),
+)
+def test_every_strategy_that_can_merge(search: str, name: str, semantics: str) -> None:
+    model = sharp(name, seed=3)
+    if (search, semantics) == ("diverse_beam", "huggingface"):
+        return  # which has another class
+    options = {"beam_size": 4, "max_len_a": 1.0, "max_len_b": 3, "semantics": semantics}
+    generator = make_generator([model], dictionary(VOCAB - 4), search_strategy=strategy(search), **options)
+    assert not generator.setup.merge_obstacle
+    asked = assert_continuous_equals_alone(generator, sources(17, seed=4), 5, left=model.left_pad_source)
+    assert len([running for running in asked if 0 < running < 5]) > 2
+
+
+class Outputs(LogitsProcessor):
+    """Adds a function of the models' outputs to the scores."""
+
+    can_merge = True
+    needs = frozenset({FEATURES, MEMBER_LOGITS})
+
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
+        features, logits = context.outputs.features, context.outputs.member_logits
+        assert features is not None
+        assert logits is not None
+        return lprobs + features[:, :1].sin() * logits[-1].tanh()
+
+
+class Layers(LogitsProcessor):
+    """Adds the scores of the first layer."""
+
+    can_merge = True
+    needs = frozenset({LAYER_LOGITS})
+
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
+        assert context.outputs.layer_logits is not None
+        return lprobs + 0.3 * context.outputs.layer_logits[0].tanh()
+
+
+@pytest.mark.parametrize("kind", [Outputs, Layers])
+@pytest.mark.parametrize("name", ["transformer_tiny", "transformer_lm_tiny"])
+def test_components_that_need_outputs_of_the_models(kind: type[LogitsProcessor], name: str) -> None:
+    models = [sharp(name, seed=3), sharp(name, seed=4)][: 1 if kind is Layers else 2]
+    options: dict[str, Any] = {"beam_size": 3, "max_len_a": 1.0, "max_len_b": 3}
+    generator = make_generator(models, dictionary(VOCAB - 4), processors=[kind()], **options)
+    rows, left = sources(17, seed=3), models[0].left_pad_source
+    asked = assert_continuous_equals_alone(generator, rows, 5, left=left)
+    assert len([running for running in asked if 0 < running < 5]) > 2
+    plain = make_generator(models, dictionary(VOCAB - 4), **options)
+    with pytest.raises(AssertionError):  # the processor changes the outputs
+        assert_same(generator.generate(batch_of(rows)), plain.generate(batch_of(rows)))
+
+
+@pytest.mark.parametrize("name", ["transformer_tiny", "transformer_lm_tiny"])
+def test_guidance(name: str) -> None:
+    model = sharp(name, seed=3)
+    options: dict[str, Any] = {"beam_size": 3, "max_len_a": 1.0, "max_len_b": 3, "guidance_scale": 1.5}
+    generator = make_generator([model], dictionary(VOCAB - 4), **options)
+    asked = assert_continuous_equals_alone(generator, sources(17, seed=3), 5, left=model.left_pad_source)
+    assert len([running for running in asked if 0 < running < 5]) > 2
+
+
+@pytest.mark.parametrize("name", ["transformer_tiny", "transformer_lm_tiny"])
+def test_stop_texts_are_searched_in_the_tokens_of_the_sentence_alone(name: str) -> None:
+    words, model = dictionary(VOCAB - 4), sharp(name, seed=3)
+    texts = [f"w{token} w{other}" for token in range(0, VOCAB - 4, 2) for other in range(0, VOCAB - 4, 3)]
+    rule = StopStrings(texts, lambda ids: " ".join(words.symbol(token) for token in ids))
+    options: dict[str, Any] = {"beam_size": 3, "max_len_a": 1.0, "max_len_b": 6}
+    generator = make_generator([model], words, stopping=[rule], **options)
+    rows, left = sources(17, seed=3), model.left_pad_source
+    assert_continuous_equals_alone(generator, rows, 5, left=left)
+    found = generator.generate(batch_of(rows))
+    assert any(hypothesis.tokens[-1] != 2 for hypotheses in found for hypothesis in hypotheses)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"stopping": [TimeLimit(100)]}, "can_merge is not set in TimeLimit"),
+        ({"need_attention": True}, "a component or the output needs attention"),
+        ({"search_strategy": ContrastiveSearch(), "beam_size": 1}, "ContrastiveSearch has a decoding loop of its own"),
+    ],
+    ids=str,
+)
+def test_obstacles(options: dict[str, Any], reason: str) -> None:
+    generator = make_generator([sharp("transformer_tiny")], dictionary(VOCAB - 4), **options)
+    assert generator.setup.merge_obstacle == reason
 
 
 @pytest.mark.parametrize("name", ["lstm_tiny", "transformer_tiny"])

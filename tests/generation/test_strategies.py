@@ -14,6 +14,7 @@ from seqgen.generation.component import Phrase
 from seqgen.generation.search.base import Search
 from seqgen.generation.search.beam import BeamSearch
 from seqgen.generation.search.constrained import (
+    NONE,
     ConstrainedSearch,
     LexicalConstraints,
     OneAtATime,
@@ -219,10 +220,9 @@ def test_constraints_that_do_not_fit_are_refused(phrases: object, words: str) ->
 
 def test_banks_take_turns() -> None:
     banks = torch.tensor([[2, 2, 2, 1, 1, 0]])
-    scores = torch.tensor([[-1.0, -2.0, -3.0, -0.5, -0.6, -0.1]])
-    assert allocate(banks, scores).tolist() == [[0, 3, 5, 1, 4, 2]]
-    dead = scores.index_fill(1, torch.tensor([0, 3]), -torch.inf)
-    assert allocate(banks, dead).tolist() == [[1, 4, 5, 2, 0, 3]]
+    assert allocate(banks).tolist() == [[0, 3, 5, 1, 4, 2]]
+    dead = banks.index_fill(1, torch.tensor([0, 3]), NONE)
+    assert allocate(dead).tolist() == [[1, 4, 5, 2, 0, 3]]
 
 
 def test_a_phrase_costs_in_proportion_to_its_length() -> None:

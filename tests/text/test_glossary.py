@@ -142,9 +142,9 @@ def test_what_excludes_a_glossary_is_said_once(tmp_path: Path) -> None:
         translator.translate(["w1"], beam=1)
     with pytest.raises(ConfigError, match="cannot be streamed, because it needs several beams"):
         translator.translate(["w1"], streamer=TextStreamer())
-    with pytest.raises(ConfigError, match=r"generation\.search names another strategy"):
-        translator.translate(["w1"], search="beam")
-    with pytest.raises(ConfigError, match=r"constraints or generation\.glossary is another"):
-        translator.translate(["w1"], sampling=True)
+    with pytest.raises(ConfigError, match=r"ContrastiveSearch keeps one hypothesis .* or choose a strategy that can"):
+        translator.translate(["w1"], search="contrastive")
+    with pytest.raises(ConfigError, match=r"sampling_topk, sampling_topp .* leave these keys out"):
+        translator.translate(["w1"], sampling=True, sampling_topk=5)
     with pytest.raises(DataError, match="there is no file"):
         translator.translate(["w1"], glossary=str(tmp_path / "nothere"))

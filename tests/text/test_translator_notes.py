@@ -257,3 +257,28 @@ def test_steps_that_are_not_captured_are_noted_once(settings: dict[str, Any], re
     assert [note for note in found if "captured" in note] == (
         [f"some steps were not captured: {reason}"] if reason else []
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({}, ""),
+        ({"debug.continuous_batching": False}, ""),
+        ({"bit_exact": True}, ""),
+        ({"sampling": True}, ""),
+        ({"no_repeat_ngram_size": 2}, "can_merge is not set in NoRepeatNgram"),
+        ({"max_time": 100.0}, "can_merge is not set in TimeLimit"),
+        ({"replace_unknown": "source"}, "a component or the output needs attention"),
+        ({"search": "contrastive", "beam": 1}, "ContrastiveSearch has a decoding loop of its own"),
+        ({"prefixes": ["w3"] * 5}, "their prefix tokens cannot be merged"),
+        ({"constraints": "ordered"}, "can_merge is not set in ConstrainedSearch"),
+    ],
+    ids=str,
+)
+def test_why_lines_do_not_join_a_running_batch_is_noted_once(settings: dict[str, Any], reason: str) -> None:
+    lines = ["w1 w2", "w3", "w4 w5 w6", "w7 w8", "w9"]
+    expected = [f"lines do not join a running batch, so that decoding is slower: {reason}"] if reason else []
+    for size, wanted in ((2, expected), (5, [])):
+        found = Translator(text_model()).translate(lines, **{"beam": 2, "max_len_b": 5, "batch_size": size, **settings})
+        notes = [note for translation in found for note in translation.notes]
+        assert [note for note in notes if "running batch" in note] == wanted

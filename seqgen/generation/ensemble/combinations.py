@@ -224,6 +224,7 @@ class Guidance(Composite, Combination):
 
     def __init__(self, inner: Combination, scale: float):
         self.parts, self.scale = [inner], scale
+        self.can_merge = inner.can_merge
         self.ignores_context, self.takes_columns = inner.ignores_context, inner.takes_columns
 
     @property

@@ -39,7 +39,8 @@ class Search(Component):
     log-sum-exp from ``scores``, which saves a pass over the vocabulary."""
 
     can_merge: bool = False
-    """True if sentences may join a running batch: of the context, ``step`` reads only whether ``context.step`` is 0."""
+    """True if sentences may join a running batch: ``step`` then reads no tokens or source ids, of ``context.step`` only
+    whether it is 0, and ``context.steps`` for the number of tokens."""
 
     continues_each_beam: bool = False
     """True if the beams are independent hypotheses: candidate ``i`` continues beam ``i``."""
@@ -57,6 +58,10 @@ class Search(Component):
 
     enforces_constraints: bool = False
     """True if its outputs contain the phrases of ``BatchInfo.constraints``."""
+
+    groups: int = 1
+    """Number of groups of beams that do not compete with each other: beam and candidate ``i`` belong to group
+    ``i % groups``."""
 
     own_scores: bool = False
     """True if the scores of candidates differ on purpose from cumulative log-probabilities, for example by a penalty.
@@ -87,7 +92,7 @@ class Search(Component):
             ConfigError: the batch has constraints, and the strategy does not support them.
         """
         if batch.constraints is not None and not self.enforces_constraints:
-            raise ConfigError(f"{type(self).__name__} does not take constraints; choose the constrained search")
+            raise ConfigError(f"{type(self).__name__} does not take constraints; give ConstrainedSearch(inner=...)")
         return super().begin(batch)
 
     def finished(self, batch: BatchInfo, ranking: Ranking, early_stopping: str) -> FinishedHypotheses | None:
@@ -100,6 +105,17 @@ class Search(Component):
 
         Returns:
             An empty object for the batch; ``None`` for that of the rules in use.
+        """
+        return None
+
+    def complete(self, candidates: Candidates) -> Tensor | None:
+        """Find the candidates that may become hypotheses if they end.
+
+        Args:
+            candidates: those that ``step`` returned, or some of them.
+
+        Returns:
+            Bool of their shape; ``None`` for all.
         """
         return None
 

@@ -47,6 +47,7 @@ class Greedy(Search):
     """Generates the most probable token at every step."""
 
     accepts_logits = True
+    can_merge = True
     generates_one = True
     continues_each_beam = True
     is_stochastic = False

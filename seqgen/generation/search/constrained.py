@@ -1,4 +1,4 @@
-"""Lexically constrained beam search: phrases that an output must contain, and the progress of each hypothesis.
+"""Lexical constraints: phrases that an output must contain, and the progress of each hypothesis.
 
 With dynamic beam allocation, the beam is divided among banks of hypotheses with equally many constraint tokens.
 """
@@ -13,33 +13,29 @@ import torch
 from torch import Tensor
 
 from seqgen.errors import ConfigError
-from seqgen.generation.candidates import Candidates, gather_beams
-from seqgen.generation.component import BatchInfo, Phrase, Phrases, tokens_of
+from seqgen.generation.candidates import Candidates, gather_beams, normalized
+from seqgen.generation.component import BatchInfo, Phrase, Phrases, begun, tokens_of
 from seqgen.generation.context import StepContext
-from seqgen.generation.finished import FinishedHypotheses, FirstFinished, Ranking
-from seqgen.generation.search.base import Search
+from seqgen.generation.search.base import Search, chosen
 from seqgen.generation.search.beam import BeamSearch
 from seqgen.registry import register_search
 
 NONE = -1
 
 
-def allocate(banks: Tensor, scores: Tensor) -> Tensor:
-    """Order candidates of banks in rounds: the best of each bank, then the second best, the largest bank number first.
+def allocate(banks: Tensor) -> Tensor:
+    """Order candidates of banks in rounds: the first of each bank, then the second ones, the largest bank number first.
 
-    Candidates of descending scores in the banks 2 2 1 1 0 are put into the order of banks 2 1 0 2 1.
+    Candidates in the banks 2 2 1 1 0 are put into the order of banks 2 1 0 2 1.
 
     Args:
-        banks: ``(sentences, K)`` int64.
-        scores: ``(sentences, K)``; candidates of score ``-inf`` come last.
+        banks: ``(sentences, K)`` int64; candidates of bank ``NONE`` come last.
 
     Returns:
         ``(sentences, K)`` int64 columns.
     """
-    banks = banks.masked_fill(scores == -torch.inf, NONE)
-    by_score = scores.argsort(dim=1, descending=True, stable=True)
-    sorted_banks, order = banks.gather(1, by_score).sort(dim=1, descending=True, stable=True)
-    return by_score.gather(1, order).gather(1, take_turns(sorted_banks))
+    sorted_banks, order = banks.sort(dim=1, descending=True, stable=True)
+    return order.gather(1, take_turns(sorted_banks))
 
 
 def take_turns(banks: Tensor) -> Tensor:
@@ -392,15 +388,15 @@ class ConstrainedBatch(Search):
 
     Args:
         batch: the batch.
-        ordered: see ``ConstrainedSearch``.
+        search: the strategy.
     """
 
     constraints_class: ClassVar[type[LexicalConstraints]] = LexicalConstraints
 
-    def __init__(self, batch: BatchInfo, ordered: bool):
+    def __init__(self, batch: BatchInfo, search: ConstrainedSearch):
         assert batch.constraints is not None
         self.batch = batch
-        self.constraints = self.constraints_class(batch.constraints, ordered, batch.device)
+        self.constraints = self.constraints_class(batch.constraints, search.ordered, batch.device)
         self.progress = self.constraints.start(batch.beam_size)
 
     def select_sentences(self, keep: Tensor) -> None:
@@ -418,53 +414,80 @@ class ConstrainedBatch(Search):
 
 
 class _BankedBatch(ConstrainedBatch):
-    """The search over one batch by fairseq's rules."""
+    """The search over one batch by fairseq's rules, with any strategy in place of beam search.
 
-    def __init__(self, batch: BatchInfo, ordered: bool):
-        super().__init__(batch, ordered)
-        self._beam_search = BeamSearch().begin(replace(batch, constraints=None))
+    Candidates of a bank are in the order of the strategy; those that it did not choose follow, best first.
+    """
 
-    def finished(self, batch: BatchInfo, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:
-        """See ``Search.finished``."""
-        return _CompleteFinished(batch, ranking, self)
+    def __init__(self, batch: BatchInfo, search: ConstrainedSearch):
+        super().__init__(batch, search)
+        self._inner = begun(search.inner, replace(batch, constraints=None))
+        self.groups = self._inner.groups
+        if batch.beam_size < 2 * self.groups:
+            raise ConfigError(
+                f"generation.beam={batch.beam_size} gives each of {self.groups} groups one beam, which would begin "
+                "every output with the phrases; give two beams or more for each group"
+            )
+
+    def select_sentences(self, keep: Tensor) -> None:
+        """See ``Search.select_sentences``."""
+        super().select_sentences(keep)
+        self._inner.select_sentences(keep)
+
+    def advance(self, active: Candidates) -> None:
+        """See ``Search.advance``."""
+        super().advance(active)
+        self._inner.advance(active)
+
+    def complete(self, candidates: Candidates) -> Tensor:
+        """``(sentences, K)`` bool, true for candidates that have every phrase; see ``Search.complete``."""
+        return ~self.constraints.unmet(self.reached(candidates))
 
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
-        """See ``Search.step``."""
+        """See ``Search.step``; the candidates of each group are divided among the banks."""
+        if self._inner.continues_each_beam:
+            lprobs = normalized(lprobs)  # as without constraints
         unmet = self.constraints.unmet(self.progress)
         for token in self.batch.end_tokens:
             lprobs[..., token].masked_fill_(unmet, -torch.inf)
         candidates = self._candidates(context, lprobs, scores)
-        columns = allocate(self.constraints.bank(self.reached(candidates)), candidates.scores)
-        return candidates.gather(columns[:, : self.batch.num_candidates])
+        banks = self.constraints.bank(self.reached(candidates))
+        size, parts = self.batch.num_candidates // self.groups, []
+        for group in range(self.groups):
+            of_group = candidates.without(candidates.beams % self.groups != group)
+            columns = allocate(banks.masked_fill(of_group.scores == -torch.inf, NONE))
+            parts.append(of_group.gather(columns[:, :size]).padded(size))
+        found = Candidates.joined(parts, interleaved=True)
+        if not self.batch.counts_start:
+            return found
+        # Hugging Face's rules continue the candidates with the best scores: only those of the allocation may remain
+        ends = torch.isin(found.tokens, torch.tensor(self.batch.end_tokens, device=found.tokens.device))
+        continues = ~ends & (found.scores > -torch.inf)
+        return found.without(continues & (continues.cumsum(1) > self.batch.beam_size))
 
     def _candidates(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
-        """The best of the sentence, the best of each beam, and those that match a further token, without duplicates."""
-        top = self._beam_search.step(context, lprobs, scores)
-        if context.step == 0:
-            lprobs, scores = lprobs[:, :1], scores[:, :1]
+        """The strategy's candidates, the best one of each beam, and those that match a further token.
+
+        A strategy that returns fewer candidates than it might has pruned the others: then only beams that have begun a
+        phrase keep their best candidate.
+        """
         totals = lprobs + scores.unsqueeze(-1)
+        top = chosen(self._inner, context, lprobs, scores)
         beam, vocab = totals.shape[1:]
-        each = torch.arange(beam, device=totals.device).expand(totals.size(0), -1)
+        if context.step == 0:  # all beams of a group are equal
+            beam, top = self.groups, replace(top, beams=top.beams % self.groups)
+        pruned = (top.scores == -torch.inf).any(1, keepdim=True) & (self.constraints.bank(self.progress) == 0)
+        best = totals.argmax(-1).masked_fill(pruned, NONE)[:, :beam]
         further = self.constraints.next_tokens(self.progress)[:, :beam]  # (sentences, beam, 2 * P)
-        tokens = torch.cat([top.tokens, totals.argmax(-1), further.flatten(1)], dim=1)
-        beams = torch.cat([top.beams, each, each.repeat_interleave(further.size(-1), dim=1)], dim=1)
-        nothing = tokens == NONE
-        entries = (beams * vocab + tokens).masked_fill(nothing, NONE)
-        values = totals.flatten(1).gather(1, entries.clamp(min=0)).masked_fill(nothing, -torch.inf)
-        return Candidates(values.masked_fill(repeated(entries), -torch.inf), tokens.clamp(min=0), beams)
-
-
-class _CompleteFinished(FirstFinished):
-    """fairseq's rule, restricted to hypotheses with every phrase; one that ends without a phrase is dropped."""
-
-    def __init__(self, batch: BatchInfo, ranking: Ranking, search: _BankedBatch):
-        super().__init__(batch, ranking)
-        self.search = search
-
-    def finalize(self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None) -> Candidates:
-        """See ``FinishedHypotheses.finalize``."""
-        unmet = self.search.constraints.unmet(self.search.reached(candidates))
-        return super().finalize(candidates.without(ends & unmet), ends, step, bonus)
+        each = torch.arange(beam, device=totals.device).expand_as(best)
+        tokens = torch.cat([best, further.flatten(1)], dim=1)
+        beams = torch.cat([each, each.repeat_interleave(further.size(-1), dim=1)], dim=1)
+        values = totals.flatten(1).gather(1, (beams * vocab + tokens).clamp(min=0))
+        others = Candidates(values.masked_fill(tokens == NONE, -torch.inf), tokens.clamp(min=0), beams)
+        by_score = others.scores.argsort(dim=1, descending=True, stable=True)
+        found = Candidates.joined([top, others.gather(by_score)])
+        entries = (found.beams * vocab + found.tokens).masked_fill(found.scores == -torch.inf, NONE)
+        return found.without(repeated(entries))
 
 
 @register_search("constrained")
@@ -476,17 +499,41 @@ class ConstrainedSearch(Search):
     best one of each beam, and all that match a further constraint token. No hypothesis ends before it has every
     phrase. Under Hugging Face's rules, ``HuggingFaceConstrainedBeam`` is used instead.
 
+    Another strategy can take the place of beam search: its candidates are the first ones of each bank. Candidates that
+    it did not choose have no penalty of the strategy in their scores.
+
     Args:
         ordered: whether phrases must occur in the given order, without overlaps.
+        inner: the strategy that chooses candidates; beam search if not given.
+
+    Raises:
+        ConfigError: the strategy does not choose among the scored candidates of several beams.
     """
 
     is_stochastic = False
     enforces_constraints = True
     batch_class: ClassVar[type[ConstrainedBatch]] = _BankedBatch
 
-    def __init__(self, ordered: bool = False):
-        self.ordered = ordered
+    def __init__(self, ordered: bool = False, inner: Search | None = None):
+        self.ordered, self.inner = ordered, inner or BeamSearch()
+        kind = type(self.inner)
+        obstacles = {
+            "keeps one hypothesis of a sentence": self.inner.generates_one,
+            "has a decoding loop of its own": self.inner.session_class,
+            "applies the logits processors itself": self.inner.processes_itself,
+            "has its own rule of which hypotheses finish": kind.finished is not Search.finished,
+        }
+        if why := next((obstacle for obstacle, applies in obstacles.items() if applies), ""):
+            raise ConfigError(
+                f"{kind.__name__} {why}, so that it cannot take constraints; leave out generation.constraints and "
+                "generation.glossary, or choose a strategy that can, such as beam search or sampling"
+            )
+        self.needs, self.own_scores = self.inner.needs, self.inner.own_scores  # type: ignore[misc]
+
+    def summary(self) -> str:
+        """See ``Search.summary``."""
+        return self.inner.summary()
 
     def begin(self, batch: BatchInfo) -> Any:
-        """See ``Search.begin``; without constraints this is beam search."""
-        return BeamSearch().begin(batch) if batch.constraints is None else self.batch_class(batch, self.ordered)
+        """See ``Search.begin``; without constraints this is the inner strategy."""
+        return self.inner.begin(batch) if batch.constraints is None else self.batch_class(batch, self)

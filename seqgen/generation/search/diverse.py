@@ -44,6 +44,7 @@ class DiverseBeamSearch(BeamSearch):
     """
 
     accepts_logits = True
+    can_merge = True
     own_scores = True
 
     def __init__(self, groups: int = 2, strength: float = 0.5):
@@ -89,6 +90,7 @@ class DiverseSiblingsSearch(BeamSearch):
     """
 
     accepts_logits = True
+    can_merge = True
     own_scores = True
 
     def __init__(self, rate: float = 0.5):

@@ -168,8 +168,8 @@ class _AllocatedBatch(ConstrainedBatch):
 
     constraints_class = OneAtATime
 
-    def __init__(self, batch: BatchInfo, ordered: bool):
-        super().__init__(batch, ordered)
+    def __init__(self, batch: BatchInfo, search: ConstrainedSearch):
+        super().__init__(batch, search)
         self.newest = self.progress
         """Progress of the candidates of the newest step."""
 

@@ -19,6 +19,7 @@ class MarianBeam(BeamSearch):
     Hypotheses that reach the maximum length without end-of-sentence are cut there and compete with the others.
     """
 
+    can_merge = True
     stops_early = False
 
     def finished(self, batch: BatchInfo, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:

@@ -152,12 +152,12 @@ class RandomSearch(Search):
         search.ids = batch.ids
         return search
 
-    def uniforms(self, purpose: int, step: int, *counters: Tensor) -> Tensor:
+    def uniforms(self, purpose: int, step: int | Tensor, *counters: Tensor) -> Tensor:
         """Uniform random numbers between 0 and 1 for each sentence.
 
         Args:
             purpose: which draw they are for, such as ``TOKEN``.
-            step: number of tokens of each hypothesis.
+            step: number of tokens of each hypothesis; ``context.steps`` if sentences may join a running batch.
             counters: further counters that they depend on, such as the beam: ``(n,)`` int64 each.
 
         Returns:
@@ -165,6 +165,7 @@ class RandomSearch(Search):
         """
         shape = [1] * len(counters)
         spread = [counter.view(*shape[:i], -1, *shape[i + 1 :]) for i, counter in enumerate(counters)]
+        step = step.view(len(self.ids), -1)[:, 0].view(-1, *shape) if isinstance(step, Tensor) else step
         return uniform(self.seed, purpose, step, self.ids.view(-1, *shape), *spread)
 
 
@@ -176,6 +177,7 @@ class Sampling(RandomSearch):
         seed: seed of the random numbers.
     """
 
+    can_merge = True
     continues_each_beam = True
     stops_early = False
     samples_tokens = True
@@ -183,7 +185,7 @@ class Sampling(RandomSearch):
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """See ``Search.step``; one candidate for each beam."""
         beams = torch.arange(lprobs.size(1), device=lprobs.device)
-        tokens, left = draw(lprobs.flatten(0, 1), self.uniforms(TOKEN, context.step, beams).view(-1, 1))
+        tokens, left = draw(lprobs.flatten(0, 1), self.uniforms(TOKEN, context.steps, beams).view(-1, 1))
         drawn = drawn_scores(lprobs.flatten(0, 1), tokens, left).view_as(scores)
         return Candidates(scores + drawn, tokens.view_as(scores), own_beams(scores))
 
@@ -199,6 +201,7 @@ class BeamSampling(RandomSearch):
     """
 
     accepts_logits = True
+    can_merge = True
 
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """See ``Search.step``."""
@@ -208,7 +211,7 @@ class BeamSampling(RandomSearch):
         totals = (lprobs + scores.unsqueeze(-1)).flatten(1)
         places = torch.arange(min(self.num_candidates, totals.size(1)), device=totals.device)
         # (sentences, beam * V): entry 2 * V + 7 is token 7 after beam 2
-        entries, left = draw(totals, self.uniforms(TOKEN, context.step, places))
+        entries, left = draw(totals, self.uniforms(TOKEN, context.steps, places))
         found = Candidates(drawn_scores(totals, entries, left), entries % vocab, entries // vocab)
         return found.padded(self.num_candidates)
 
