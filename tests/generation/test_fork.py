@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,7 +14,6 @@ from seqgen.errors import ConfigError
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.continuous_batching import RollingSession
 from seqgen.generation.ensemble import captured
-from seqgen.generation.search.sampling import Sampling
 from seqgen.generation.session import Session
 from seqgen.generation.setup import DecodingRequest
 from seqgen.generation.speculative.drafters import PromptLookup
@@ -23,7 +23,7 @@ from tests.covering import covering
 from tests.generation.test_gpu import CASES, FURTHER, OPTIONS, decode
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
-from tests.model_zoo import VOCAB, ZOO, sharp
+from tests.model_zoo import VOCAB, sharp
 from tests.scripted_model import batch_of, dictionary
 from tests.simulated_gpu import simulated_gpu
 from tests.waiting_sentences import sources
@@ -113,11 +113,13 @@ def test_captured_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert_same(one, two, 1e-9)
 
 
+model = cache(lambda name: sharp(name, seed=3))
+
+
 def begin(options: dict[str, Any], name: str = "transformer_tiny", kind: type[Session] = Session) -> Session:
     """A session of five sentences that has not decoded a step."""
-    model = sharp(name, seed=3)
-    values = {"beam_size": 3, "max_len_a": 1.0, "max_len_b": 6, "min_len": 2, **options}
-    setup = make_generator([model], dictionary(VOCAB - 4), **values).setup
+    values = {"beam_size": 3, "max_len_a": 1.0, "max_len_b": 8, "min_len": 6, **options}
+    setup = make_generator([model(name)], dictionary(VOCAB - 4), **values).setup
     return kind(setup, DecodingRequest(batch_of(sources(5, seed=4))))
 
 
@@ -126,7 +128,7 @@ def begin(options: dict[str, Any], name: str = "transformer_tiny", kind: type[Se
     ("name", "options"),
     covering(
         ["transformer_tiny", "fconv_uneven", "t5_tiny"],
-        [{}, {"search_strategy": Sampling(seed=1)}, {"beam_table": "off"}, {"beam_size": 1, "top_tokens": 2}],
+        [{}, {"semantics": "huggingface"}, {"beam_table": "off"}, {"beam_size": 1, "top_tokens": 2}],
     ),
 )
 def test_prefixes_of_different_steps_decode_in_one_batch(
@@ -162,6 +164,7 @@ def test_prefixes_of_different_steps_decode_in_one_batch(
         assert_same([found], [wanted[int(longer.ids[0])]])
 
 
+@torch.inference_mode()
 def test_what_a_fork_is_made_of() -> None:
     """Attributes of subclasses are copied as well, and components that refer to each other are copied together."""
 
@@ -180,6 +183,7 @@ def test_what_a_fork_is_made_of() -> None:
     assert other.others["one"][0] is not session.backpointers
     assert other.sentences.ids.tolist() == other.ids.tolist() == [4, 1]
     assert [len(each) for each in (other.results, other.live, session.live)] == [2, 2, 5]
+    search = SpeculativeSearch(PromptLookup(3))
+    drafted = begin({"search_strategy": search, "beam_size": 1}, kind=search.session_class)
     with pytest.raises(ConfigError, match="leave out the draft"):
-        search = SpeculativeSearch(PromptLookup(3))
-        begin({"search_strategy": search, "beam_size": 1}, kind=search.session_class).fork()
+        drafted.fork()
