@@ -13,15 +13,17 @@ length penalty, and for a beam search that ends when no beam can improve its out
 ``seqgen-generate common.user_dir=examples/papers/best_first_beam.py path=runs/a input=test.en generation.beam=5
 generation.lenpen=0 generation.search=best_first_beam``
 
-Each step expands the best prefix of every sentence, all in one batch: the rows of these prefixes are taken out of the
-sessions that have read them (``fork``) and put together (``merge``). The command prints the number of expansions.
+Each step expands the best prefixes of every sentence, ``search.at_once`` of each, all in one batch: their rows are
+taken out of the sessions that have read them (``fork``) and put together (``merge``). With ``at_once=1`` these are the
+prefixes of the algorithm; the others may turn out not to be needed. The command prints the number of expansions.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter, defaultdict
-from dataclasses import replace
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import groupby, islice
 from typing import Any
 
 import torch
@@ -35,41 +37,67 @@ from seqgen.extend import (
     DecodingSetup,
     Hypothesis,
     Session,
+    option,
     register_search,
 )
 
+_SESSIONS = 4
+"""Of more sessions, the rows that are still needed are merged into one."""
 
-class Frontier:
-    """The prefixes of a sentence that may be expanded, and its outputs; see the module.
 
-    An entry is ``(-score, number, (length, token, ended, history, session, row))``: the token continues a row of a
-    session, after the tokens and scores in ``history``.
+@dataclass(eq=False)
+class Prefix:
+    """A prefix of an output.
+
+    Attributes:
+        tokens: its tokens, each with the cumulative score.
+        ended: whether it is an output.
+        parent: the prefix that it continues.
+        children: its continuations; ``None`` until it is expanded.
+        session: the session that has scored them, in row ``row``.
     """
 
-    def __init__(self, beam: int, largest: int):
-        self.beam, self.largest = beam, largest
-        self.heap: list[Any] = []
+    tokens: tuple[tuple[int, float], ...] = ((-1, 0.0),)
+    ended: bool = False
+    parent: Prefix | None = None
+    children: list[Prefix] | None = None
+    session: Any = None
+    row: int = 0
+
+    def __lt__(self, other: Prefix) -> bool:
+        return self.tokens[-1][1] > other.tokens[-1][1]
+
+
+class Frontier:
+    """The prefixes of a sentence that have not left the frontier, and its outputs."""
+
+    def __init__(self, beam: int):
+        self.beam, self.heap, self.outputs = beam, [Prefix()], list[Prefix]()
         self.popped, self.expanded = Counter[int](), Counter[int]()
-        self.outputs: list[Any] = []
 
-    def add(self, score: float, number: int, entry: Any) -> None:
-        """Add a prefix."""
-        if self.popped[entry[0]] < self.largest:
-            heapq.heappush(self.heap, (-score, number, entry))
-
-    def pop(self) -> Any:
-        """The score and the entry of the prefix to expand next; ``None`` if the sentence is done."""
+    def best(self, at_once: int) -> list[Prefix]:
+        """The prefixes to expand next, the one that must be expanded first; none if the sentence is done."""
         while self.heap and len(self.outputs) < self.beam:
-            negative, _, (length, token, ended, history, session, row) = heapq.heappop(self.heap)
-            history, rank = (*history, (token, -negative)), self.popped[length]
-            self.popped[length] += 1
-            if ended and rank < self.beam:
-                self.outputs.append(history)
-            elif not ended and self.expanded[length] < self.beam:
+            length = len(self.heap[0].tokens)
+            expands = not self.heap[0].ended and self.expanded[length] < self.beam
+            if expands and self.heap[0].children is None:
+                likely = (each for each in heapq.nsmallest(2 * at_once, self.heap) if self.waits(each))
+                return list(islice(likely, at_once))
+            first = heapq.heappop(self.heap)
+            if expands:
                 self.expanded[length] += 1
-                return history, session, row
+                for child in first.children or ():
+                    heapq.heappush(self.heap, child)
+            elif first.ended and self.popped[length] < self.beam:
+                self.outputs.append(first)
+            self.popped[length] += 1
         self.heap.clear()
-        return None
+        return []
+
+    def waits(self, prefix: Prefix) -> bool:
+        """True if a prefix is not expanded yet and may have to be."""
+        free = self.expanded[len(prefix.tokens)] < self.beam
+        return free and not prefix.ended and prefix.children is None
 
 
 class BestFirstSession:
@@ -88,65 +116,86 @@ class BestFirstSession:
         for what, value in refused.items():
             if value:
                 why = f": {value}" if what == "this" else ""
-                raise ConfigError(f"best-first beam search cannot have {what}{why}; leave it out, or take search=beam")
-        self.setup, self.numbers = setup, 0
-        self.session = Session(setup, request, beam=1)
-        self.size = self.session.sentences.num_candidates * setup.beam_size
-        self.session.search.candidates_per_beam = self.size  # type: ignore[attr-defined]
-        self.frontiers = [Frontier(setup.beam_size, self.size) for _ in self.session.live]
+                raise ConfigError(f"best-first beam search cannot have {what}{why}; leave it out or take search=beam")
+        assert isinstance(setup.search, BestFirstBeamSearch)
+        self.search, self.session = setup.search, Session(setup, request, beam=1)
+        self.sessions: list[Session] = []
+        largest = self.session.sentences.num_candidates * setup.beam_size
+        self.session.search.candidates_per_beam = largest  # type: ignore[attr-defined]
+        self.frontiers = [Frontier(setup.beam_size) for _ in self.session.live]
 
     def run(self) -> list[list[Hypothesis]]:
         """Decode all sentences."""
-        self.expand(self.session, [(number, ()) for number in range(len(self.frontiers))])
-        while taken := [(number, *best) for number, each in enumerate(self.frontiers) if (best := each.pop())]:
-            by_session: dict[Any, list[Any]] = defaultdict(list)
-            for number, history, session, row in taken:
-                by_session[session].append((number, history, row))
-            parts = [session.fork(torch.tensor([row for *_, row in rows])) for session, rows in by_session.items()]
-            merged, *others = parts
-            for other in others:
-                merged.merge(other)
-            rows = [(number, history) for each in by_session.values() for number, history, _ in each]
-            tokens = torch.tensor([[history[-1][0]] for _, history in rows])
-            scores = torch.tensor([[history[-1][1]] for _, history in rows], dtype=merged.scores.dtype)
-            merged.advance(Candidates(scores, tokens, torch.zeros_like(tokens)))
-            self.expand(merged, rows)
-        return [[self.hypothesis(output) for output in each.outputs] for each in self.frontiers]
+        self.expand(self.session, [each.heap[0] for each in self.frontiers])
+        while prefixes := [prefix for each in self.frontiers for prefix in each.best(self.search.at_once)]:
+            self.expand(*self.resumed(prefixes))
+        return [[_hypothesis(output) for output in each.outputs] for each in self.frontiers]
 
-    def expand(self, session: Session, rows: list[Any]) -> None:
-        """Add the continuations of all rows, the sentence and the history of each given, to the frontiers."""
-        self.setup.search.expansions += len(rows)  # type: ignore[attr-defined]
+    def resumed(self, prefixes: list[Prefix]) -> tuple[Session, list[Prefix]]:
+        """A session that has read some prefixes, and these in the order of its rows."""
+        if len(self.sessions) > _SESSIONS:
+            waiting = [prefix for each in self.frontiers for prefix in each.heap if each.waits(prefix)]
+            session, parents = self.gathered(list(dict.fromkeys(prefix.parent for prefix in waiting)))
+            for row, parent in enumerate(parents):
+                parent.session, parent.row = session, row
+            self.sessions = [session]
+        prefixes = sorted(prefixes, key=lambda prefix: id(prefix.parent.session))  # type: ignore[union-attr]
+        session, _ = self.gathered([prefix.parent for prefix in prefixes])
+        tokens = torch.tensor([[prefix.tokens[-1][0]] for prefix in prefixes])
+        scores = torch.tensor([[prefix.tokens[-1][1]] for prefix in prefixes], dtype=session.scores.dtype)
+        session.advance(Candidates(scores, tokens, torch.zeros_like(tokens)))
+        return session, prefixes
+
+    def gathered(self, prefixes: list[Any]) -> tuple[Session, list[Any]]:
+        """A session of the rows that have scored the continuations of some prefixes, and these in their order."""
+        prefixes = sorted(prefixes, key=lambda prefix: id(prefix.session))
+        groups = groupby(prefixes, key=lambda prefix: prefix.session)
+        merged, *others = [each.fork(torch.tensor([prefix.row for prefix in group])) for each, group in groups]
+        for other in others:
+            merged.merge(other)
+        return merged, prefixes
+
+    def expand(self, session: Session, prefixes: list[Prefix]) -> None:
+        """Score the continuations of some prefixes, the rows of a session."""
+        self.search.expansions += len(prefixes)
         step = session.backpointers.length
         context, scored = session.score(step)
-        candidates = session.choose(context, scored)
-        session.needs_another_step(candidates, step)  # raises where a score is NaN
-        values = (candidates.scores, candidates.tokens, session.ended(candidates, context))
-        for row, ((number, history), *each) in enumerate(zip(rows, *(value.tolist() for value in values), strict=True)):
-            for score, token, ended in zip(*each, strict=True):
-                if history and score > history[-1][1] + 1e-4:
-                    raise DecodingError("best-first beam search needs scores that only fall; take search=beam")
-                if score > -torch.inf:
-                    self.numbers += 1  # of equal scores, the earlier one is first
-                    entry = (len(history), token, ended, history, session, row)
-                    self.frontiers[number].add(score, self.numbers, entry)
-
-    def hypothesis(self, history: Any) -> Hypothesis:
-        """An output as a hypothesis."""
-        tokens, sums = zip(*history, strict=True)
-        scores = torch.tensor(sums, dtype=self.session.scores.dtype)
-        return Hypothesis(torch.tensor(tokens), sums[-1], scores.diff(prepend=scores.new_zeros(1)))
+        found = session.choose(context, scored)
+        session.needs_another_step(found, step)  # raises where a score is NaN
+        if bool((found.scores > session.scores + 1e-4).any()):
+            raise DecodingError("best-first beam search needs scores that only fall; take search=beam")
+        values = [each.tolist() for each in (found.tokens, found.scores, session.ended(found, context))]
+        self.sessions.append(session)
+        for row, (prefix, *each) in enumerate(zip(prefixes, *values, strict=True)):
+            prefix.session, prefix.row = session, row
+            prefix.children = [
+                Prefix((*prefix.tokens, (token, score)), ended, prefix)
+                for token, score, ended in zip(*each, strict=True)
+                if score > -torch.inf
+            ]
 
 
-@register_search("best_first_beam")
+def _hypothesis(output: Prefix) -> Hypothesis:
+    tokens, sums = zip(*output.tokens, strict=True)
+    return Hypothesis(torch.tensor(tokens[1:]), sums[-1], torch.tensor(sums).diff())
+
+
+@dataclass
+class BestFirstConfig:
+    """Configuration of best-first beam search."""
+
+    at_once: int = option(5, "prefixes of a sentence that are expanded in one batch", minimum=1)
+
+
+@register_search("best_first_beam", config=BestFirstConfig)
 class BestFirstBeamSearch(BeamSearch):
     """Beam search that expands prefixes in the order of their scores."""
 
     session_class = BestFirstSession
     certifiable = False
 
-    def __init__(self) -> None:
-        self.expansions = 0
-        """Prefixes that were expanded, over all batches."""
+    def __init__(self, at_once: int = 5):
+        self.at_once, self.expansions = at_once, 0
 
     def summary(self) -> str:
         """The number of expansions; see ``Search.summary``."""
