@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from typing import Any
@@ -81,8 +82,7 @@ class Frontier:
             length = len(self.heap[0].tokens)
             expands = not self.heap[0].ended and self.expanded[length] < self.beam
             if expands and self.heap[0].children is None:
-                likely = (each for each in heapq.nsmallest(2 * at_once, self.heap) if self.waits(each))
-                return list(islice(likely, at_once))
+                return list(islice(self.waiting(), at_once))
             first = heapq.heappop(self.heap)
             if expands:
                 self.expanded[length] += 1
@@ -94,10 +94,14 @@ class Frontier:
         self.heap.clear()
         return []
 
-    def waits(self, prefix: Prefix) -> bool:
-        """True if a prefix is not expanded yet and may have to be."""
-        free = self.expanded[len(prefix.tokens)] < self.beam
-        return free and not prefix.ended and prefix.children is None
+    def waiting(self) -> Iterator[Prefix]:
+        """The prefixes that may have to be expanded, best first: of each length, the best of those that wait."""
+        places = self.expanded.copy()
+        for prefix in sorted(self.heap):
+            length = len(prefix.tokens)
+            places[length] += not prefix.ended
+            if not prefix.ended and prefix.children is None and places[length] <= self.beam:
+                yield prefix
 
 
 class BestFirstSession:
@@ -106,17 +110,16 @@ class BestFirstSession:
     def __init__(self, setup: DecodingSetup, request: DecodingRequest):
         ranking = setup.ranking
         refused = {
-            "a length penalty": ranking.normalize and ranking.len_penalty,
-            "observers": setup.observers,
-            "generation.top_tokens": setup.top_tokens,
-            "a streamer": request.streamer,
-            "a prefix": request.prefix_tokens is not None,
-            "this": replace(setup, search=BeamSearch()).merge_obstacle,
+            "there is a length penalty": ranking.normalize and ranking.len_penalty,
+            "there are observers": setup.observers,
+            "generation.top_tokens is set": setup.top_tokens,
+            "there is a streamer": request.streamer,
+            "there is a prefix": request.prefix_tokens is not None,
+            (obstacle := replace(setup, search=BeamSearch()).merge_obstacle): obstacle,
         }
         for what, value in refused.items():
             if value:
-                why = f": {value}" if what == "this" else ""
-                raise ConfigError(f"best-first beam search cannot have {what}{why}; leave it out or take search=beam")
+                raise ConfigError(f"best-first beam search cannot decode: {what}; leave it out or take search=beam")
         assert isinstance(setup.search, BestFirstBeamSearch)
         self.search, self.session = setup.search, Session(setup, request, beam=1)
         self.sessions: list[Session] = []
@@ -129,20 +132,20 @@ class BestFirstSession:
         self.expand(self.session, [each.heap[0] for each in self.frontiers])
         while prefixes := [prefix for each in self.frontiers for prefix in each.best(self.search.at_once)]:
             self.expand(*self.resumed(prefixes))
-        return [[_hypothesis(output) for output in each.outputs] for each in self.frontiers]
+        return [[_hypothesis(output, self.dtype) for output in each.outputs] for each in self.frontiers]
 
     def resumed(self, prefixes: list[Prefix]) -> tuple[Session, list[Prefix]]:
         """A session that has read some prefixes, and these in the order of its rows."""
         if len(self.sessions) > _SESSIONS:
-            waiting = [prefix for each in self.frontiers for prefix in each.heap if each.waits(prefix)]
-            session, parents = self.gathered(list(dict.fromkeys(prefix.parent for prefix in waiting)))
+            waiting = [prefix.parent for each in self.frontiers for prefix in each.waiting()]
+            session, parents = self.gathered(list(dict.fromkeys(waiting)))
             for row, parent in enumerate(parents):
                 parent.session, parent.row = session, row
             self.sessions = [session]
         prefixes = sorted(prefixes, key=lambda prefix: id(prefix.parent.session))  # type: ignore[union-attr]
         session, _ = self.gathered([prefix.parent for prefix in prefixes])
         tokens = torch.tensor([[prefix.tokens[-1][0]] for prefix in prefixes])
-        scores = torch.tensor([[prefix.tokens[-1][1]] for prefix in prefixes], dtype=session.scores.dtype)
+        scores = torch.tensor([[prefix.tokens[-1][1]] for prefix in prefixes], dtype=self.dtype)
         session.advance(Candidates(scores, tokens, torch.zeros_like(tokens)))
         return session, prefixes
 
@@ -166,6 +169,7 @@ class BestFirstSession:
             raise DecodingError("best-first beam search needs scores that only fall; take search=beam")
         values = [each.tolist() for each in (found.tokens, found.scores, session.ended(found, context))]
         self.sessions.append(session)
+        self.dtype = found.scores.dtype
         for row, (prefix, *each) in enumerate(zip(prefixes, *values, strict=True)):
             prefix.session, prefix.row = session, row
             prefix.children = [
@@ -175,9 +179,9 @@ class BestFirstSession:
             ]
 
 
-def _hypothesis(output: Prefix) -> Hypothesis:
+def _hypothesis(output: Prefix, dtype: torch.dtype) -> Hypothesis:
     tokens, sums = zip(*output.tokens, strict=True)
-    return Hypothesis(torch.tensor(tokens[1:]), sums[-1], torch.tensor(sums).diff())
+    return Hypothesis(torch.tensor(tokens[1:]), sums[-1], torch.tensor(sums, dtype=dtype).diff())
 
 
 @dataclass

@@ -135,7 +135,7 @@ class Session:
         self.scores = torch.zeros(count, self.beam, device=device)
         self.coverage = Coverage(setup.ranking.coverage, batch)
         self.backpointers = BackPointers(self.beam, start)
-        self.finished = self._finished_hypotheses(batch)
+        self.finished = self.new_finished(batch)
         self.results: list[list[Hypothesis]] = [[] for _ in range(count)]
 
     def _begin_members(self, sources: Sequence[Source]) -> Tensor:
@@ -199,7 +199,12 @@ class Session:
         for number, member in enumerate(self.members):
             member.output_columns = None if self.columns is None else self.columns.projections[number]
 
-    def _finished_hypotheses(self, batch: BatchInfo) -> FinishedHypotheses:
+    def new_finished(self, batch: BatchInfo) -> FinishedHypotheses:
+        """Make the object that stores finished hypotheses; see ``Search.finished``.
+
+        Args:
+            batch: the properties of the batch.
+        """
         setup = self.setup
         if (of_search := self.search.finished(batch, setup.ranking, setup.early_stopping)) is not None:
             return of_search
@@ -251,7 +256,7 @@ class Session:
     def score(self, step: int) -> tuple[StepContext, StepScores]:
         """Score the next token of each beam."""
         plan, scores = self.setup.plan, self.scores
-        logits, outputs = self._outputs()
+        logits, outputs = self.outputs()
         context = self.context(step, self.beam, outputs=outputs, scores=scores.flatten())
         attention = None if outputs.attention is None else context.by_sentence(outputs.attention)
         forbids = bool(self.setup.processors)
@@ -264,7 +269,7 @@ class Session:
             context, lprobs = self._combine(context, logits)
         # before the processors, since they work in place
         log_sum = log_sum_exp(lprobs) if plan.adds_logits and not plan.renormalizes else None
-        context, lprobs = self._process(context, lprobs, log_sum)
+        context, lprobs = self.process(context, lprobs, log_sum)
         lprobs, tokens = (lprobs, None) if self.trie is None else self.trie.allowed(lprobs)
         if plan.renormalizes and plan.adds_logits:
             largest = lprobs.amax(1, keepdim=True)
@@ -290,7 +295,7 @@ class Session:
         # a copy, since processors work in place, and a combination may return a member's scores
         return replace(context, outputs=outputs), lprobs.clone()
 
-    def _outputs(self) -> tuple[list[Tensor], StepOutputs]:
+    def outputs(self) -> tuple[list[Tensor], StepOutputs]:
         """Logits ``(rows, V)`` of each member, in float32 or wider, and what components need besides."""
         outputs = self.member_outputs()
         logits = []
@@ -335,7 +340,7 @@ class Session:
             return self.backpointers.matrix().flatten(0, 1)
         return self.backpointers.last_tokens().reshape(-1, 1).expand(-1, 1 + self.backpointers.length)
 
-    def _process(
+    def process(
         self, context: StepContext, lprobs: Tensor, log_sum: Tensor | None = None
     ) -> tuple[StepContext, Tensor]:
         """Apply the logits processors to ``(rows, V)`` scores, whose log-sum-exp ``(rows, 1)`` may be known."""

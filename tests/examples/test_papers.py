@@ -29,6 +29,7 @@ READS_PREFIXES = ("align_att", "simultaneous")
         "determinantal_beams search=determinantal",
         "dola processor=dola processor.dola.layers=[1]",
         "dynamic_beams search=threshold_pruning",
+        "lookahead search=lookahead",
         "simultaneous search=wait_k",
         "stochastic_beam search=stochastic_beam",
         "watermark processor=watermark",
