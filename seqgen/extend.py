@@ -159,7 +159,7 @@ __all__ += ["ProbabilityMean", "register_combination", "register_member_source"]
 __all__ += ["Forbidden", "Observer", "Outcome", "StepRecord", "StoppingRule", "register_observer"]
 __all__ += ["register_stopping_rule"]
 # Decoding loops
-__all__ += ["BackPointers", "DecodingRequest", "DecodingSetup", "Dropout", "EachRow", "FinishedHypotheses", "Member"]
+__all__ += ["BackPointers", "DecodingRequest", "DecodingSetup", "EachRow", "FinishedHypotheses", "Member"]
 __all__ += ["MemberOutput", "Ranking", "SequenceGenerator", "SequenceScorer", "Session", "StepScores", "Streamer"]
 __all__ += ["build_setup", "check_features", "fairseq_generator"]
 # Speculative decoding
@@ -170,7 +170,8 @@ __all__ += ["TextModel", "TextScore", "Texts", "Translation", "Utility", "WordSt
 __all__ += ["expected_utilities", "register_feature", "register_metric", "register_reranker", "register_utility"]
 __all__ += ["utility_from_config"]
 # Models
-__all__ += ["MODELS", "Attended", "CachedWeight", "Decoder", "DecoderOut", "Encoder", "EncoderDecoderModel"]
+__all__ += ["MODELS", "Attended", "CachedWeight", "Decoder", "DecoderOut", "Dropout", "Encoder"]
+__all__ += ["EncoderDecoderModel"]
 __all__ += ["EncoderOut", "GrowingCache", "IncrementalDecoder", "KeyValueCache", "KeysAndValues", "LearnedPositions"]
 __all__ += ["MultiheadAttention", "QueryPositions", "RMSNorm", "RotaryPositions", "Source", "StateDict"]
 __all__ += ["StatefulModule", "TransformerConfig", "TransformerDecoder", "TransformerEncoder", "TransformerModel"]

@@ -12,9 +12,10 @@ A module stores nothing on itself between two decoding steps. Everything that th
 
 from __future__ import annotations
 
+import copy
 import weakref
-from collections.abc import MutableMapping
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any, ClassVar, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -81,6 +82,11 @@ class IncrementalState(dict[StateKey, ModuleState]):
         self.shared: dict[str, Any] = {}
         self._start_offsets = torch.zeros(num_sentences, dtype=torch.int64, device=device)
         self._late: bool | None = False
+
+    def fork(self) -> Self:
+        """A copy that has the same tensors until ``select_sentences`` copies them, which must follow."""
+        tensors = [leaf for _, leaf in leaves(self) if isinstance(leaf, Tensor)]
+        return copy.deepcopy(self, {id(tensor): tensor for tensor in tensors})
 
     @property
     def start_offsets(self) -> Tensor:
@@ -277,6 +283,22 @@ class StatefulModule(nn.Module, Flagged):
         return DecodingError(
             f"{type(self).__name__} cannot {what} during decoding; override its {method}, or decode without this"
         )
+
+
+def leaves(value: Any, path: str = "state") -> Iterator[tuple[str, Any]]:
+    """The tensors and other values in dicts, tuples, lists and objects, with the names that lead to them."""
+    if isinstance(value, Mapping | list | tuple):
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, part in items:
+            owner = key.owner if isinstance(key, StateKey) else key
+            yield from leaves(
+                part, f"{path} of {type(owner).__name__}" if isinstance(key, StateKey) else f"{path}.{key}"
+            )
+    elif isinstance(value, Tensor) or not hasattr(value, "__dict__"):
+        yield path, value
+    if not isinstance(value, Tensor) and hasattr(value, "__dict__"):
+        for name, part in vars(value).items():
+            yield from leaves(part, f"{path}.{name}")
 
 
 def rows_of_parents(parents: Tensor) -> Tensor:

@@ -39,6 +39,15 @@ def map_tensors(value: Any, fn: Callable[[Tensor], Tensor]) -> Any:
     return value
 
 
+def forked(value: Any) -> Any:
+    """A copy whose lists, tuples and dicts are new, and whose objects with a method ``fork`` are forked."""
+    if hasattr(value, "fork"):
+        return value.fork()
+    if type(value) is dict:
+        return {key: forked(item) for key, item in value.items()}
+    return type(value)(map(forked, value)) if type(value) in (list, tuple) else value
+
+
 def tensors_in(value: Any) -> list[Tensor]:
     """The tensors in nested dataclasses, dicts, lists and tuples, in the order of ``map_tensors``."""
     tensors: list[Tensor] = []

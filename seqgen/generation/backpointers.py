@@ -107,6 +107,12 @@ class BackPointers:
         for name, value in list(vars(self).items()):
             setattr(self, name, map_tensors(value, lambda tensor: tensor.index_select(0, keep)))
 
+    def fork(self) -> BackPointers:
+        """A copy that changes independently."""
+        other = copy.copy(self)
+        vars(other).update(map_tensors(vars(self), Tensor.clone))
+        return other
+
     def merge(self, other: BackPointers) -> None:
         """Append the sentences of another batch, aligned at the last step.
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Self
 
-import torch
 from torch import Tensor
 
-from seqgen.generation.candidates import Candidates
 from seqgen.generation.session import Session
 from seqgen.generation.setup import DecodingRequest, DecodingSetup
 from seqgen.structures import Batch, Hypothesis
@@ -38,49 +35,10 @@ class RollingSession(Session):
         return sentences
 
     def merge(self, other: Self) -> None:
-        """Append the sentences of another session, which has decoded at least one step.
-
-        ``DecodingSetup.merge_obstacle`` says whether this is possible. Done sentences leave this session before.
-
-        Args:
-            other: a session of the same setup; it must not be used afterwards.
-        """
-        if self.num_done:
-            newest = self.backpointers.last_tokens()
-            self.compact(Candidates(self.scores, newest, newest))
-        self.live = torch.cat([self.live, other.live + len(self.ids)])
-        self.collected += [sentence + len(self.ids) for sentence in other.collected]
-        self.ids = torch.cat([self.ids, other.ids])
-        self.results += other.results
-        self.scores = torch.cat([self.scores, other.scores])
-        for mine, theirs in zip(self.components, other.components, strict=True):
-            mine.merge(theirs)
-        for mine_, theirs_ in zip(self.members, other.members, strict=True):
-            mine_.merge(theirs_)
-        own_limits = torch.cat([one.sentences.own_limits for one in (self, other)])
-        self.backpointers.merge(other.backpointers)
-        if (unseen := int(self.backpointers.start_offsets.min())) > 0:
-            self.backpointers.crop(unseen)
-            for member in self.members:
-                member.crop(unseen)
-        start_offsets = self.backpointers.start_offsets
-        texts = [one.sentences.source_texts for one in (self, other)]
-        self.sentences = replace(
-            self.sentences,
-            ids=torch.cat([self.sentences.ids, other.sentences.ids]),
-            max_lengths=own_limits + start_offsets,
-            done=torch.cat([self.sentences.done, other.sentences.done]),
-            start_offsets=start_offsets,
-            source_texts=None if None in texts else [text for some in texts for text in some or ()],
-            # components that support merged batches do not read these
-            src_tokens=None,
-            src_padding=None,
-            prefix_tokens=None,
-            first_tokens=None,
-            constraints=None,
-        )
-        self.first_end = int(self.sentences.max_lengths.min())
-        self.choose_columns()
+        """See ``Session.merge``."""
+        super().merge(other)
+        first = len(self.ids) - len(other.ids)
+        self.collected += [sentence + first for sentence in other.collected]
 
     def new_results(self) -> Iterator[tuple[int, list[Hypothesis]]]:
         """The results collected since the last call: the number of each sentence in ``ids``, and its hypotheses."""

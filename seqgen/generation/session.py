@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from seqgen.generation.component import (
     Component,
     begun,
     fields_of,
+    flattened,
     with_fields,
 )
 from seqgen.generation.context import LayerLogits, StepContext, StepOutputs
@@ -38,7 +40,7 @@ from seqgen.generation.setup import DecodingRequest, DecodingSetup, Streamer
 from seqgen.generation.shortlist import OutputColumns
 from seqgen.generation.stopping import TimeLimit
 from seqgen.modules.kernel_choice import fastest_threads
-from seqgen.structures import Hypothesis, Source, map_tensors
+from seqgen.structures import Hypothesis, Source, forked, map_tensors
 from seqgen.system.contract import is_built_in, returned_tensor
 from seqgen.system.devices import copied_to_cpu, turn_off_cudnn_attention
 from seqgen.system.graphs import GRAPHS
@@ -136,7 +138,7 @@ class Session:
         self.scores = torch.zeros(count, self.beam, device=device)
         self.coverage = Coverage(setup.ranking.coverage, batch)
         self.backpointers = BackPointers(self.beam, start)
-        self.finished = self._finished_hypotheses(batch)
+        self.finished = self.new_finished(batch)
         self.has_fields = bool(with_fields(self.components))
         self.results: list[list[Hypothesis]] = [[] for _ in range(count)]
 
@@ -201,7 +203,12 @@ class Session:
         for number, member in enumerate(self.members):
             member.output_columns = None if self.columns is None else self.columns.projections[number]
 
-    def _finished_hypotheses(self, batch: BatchInfo) -> FinishedHypotheses:
+    def new_finished(self, batch: BatchInfo) -> FinishedHypotheses:
+        """Make the object that stores finished hypotheses; see ``Search.finished``.
+
+        Args:
+            batch: the properties of the batch.
+        """
         setup = self.setup
         if (of_search := self.search.finished(batch, setup.ranking, setup.early_stopping)) is not None:
             return of_search
@@ -258,7 +265,7 @@ class Session:
     def score(self, step: int) -> tuple[StepContext, StepScores]:
         """Score the next token of each beam."""
         plan, scores = self.setup.plan, self.scores
-        logits, outputs = self._outputs()
+        logits, outputs = self.outputs()
         context = self.context(step, self.beam, outputs=outputs, scores=scores.flatten())
         attention = None if outputs.attention is None else context.by_sentence(outputs.attention)
         forbids = bool(self.setup.processors)
@@ -271,7 +278,7 @@ class Session:
             context, lprobs = self._combine(context, logits)
         # before the processors, since they work in place
         log_sum = log_sum_exp(lprobs) if plan.adds_logits and not plan.renormalizes else None
-        context, lprobs = self._process(context, lprobs, log_sum)
+        context, lprobs = self.process(context, lprobs, log_sum)
         lprobs, tokens = (lprobs, None) if self.trie is None else self.trie.allowed(lprobs)
         if plan.renormalizes and plan.adds_logits:
             largest = lprobs.amax(1, keepdim=True)
@@ -297,7 +304,7 @@ class Session:
         # a copy, since processors work in place, and a combination may return a member's scores
         return replace(context, outputs=outputs), lprobs.clone()
 
-    def _outputs(self) -> tuple[list[Tensor], StepOutputs]:
+    def outputs(self) -> tuple[list[Tensor], StepOutputs]:
         """Logits ``(rows, V)`` of each member, in float32 or wider, and what components need besides."""
         outputs = self.member_outputs()
         logits = []
@@ -342,7 +349,7 @@ class Session:
             return self.backpointers.matrix().flatten(0, 1)
         return self.backpointers.last_tokens().reshape(-1, 1).expand(-1, 1 + self.backpointers.length)
 
-    def _process(
+    def process(
         self, context: StepContext, lprobs: Tensor, log_sum: Tensor | None = None
     ) -> tuple[StepContext, Tensor]:
         """Apply the logits processors to ``(rows, V)`` scores, whose log-sum-exp ``(rows, 1)`` may be known."""
@@ -509,6 +516,80 @@ class Session:
             component.select_sentences(keep)
         for member in self.members:
             member.select_sentences(keep)
+
+    def fork(self, rows: Tensor | None = None) -> Self:
+        """Branch the search: a session that continues from the same prefixes, independently of this one.
+
+        Every attribute is copied: objects with a method ``fork`` by it (members, components, back-pointers), lists,
+        tuples and dicts with their items. Tensors of rows are copied by ``select_sentences``. All else, such as the
+        setup, the streamer and what an observer collects outside of its state, belongs to both sessions.
+
+        Args:
+            rows: ``(k,)`` int64 live sentences, in any order and with repeats, of which the new session is the batch:
+                its results are those of these rows, and ``sentences.ids`` has their line numbers. All beams of a
+                sentence are copied. If not given, the batch is the same.
+        """
+        other = copy.copy(self)
+        vars(other).update({name: forked(value) for name, value in vars(self).items()})
+        pairs = zip(flattened(self.components), flattened(other.components), strict=True)
+        copies = {id(component): copied for component, copied in pairs}
+        for owner, given in [(other, vars(self)), *((copied, vars(copied)) for copied in copies.values())]:
+            # components that refer to each other refer to each other's copies
+            vars(owner).update({name: copies[id(value)] for name, value in given.items() if id(value) in copies})
+        keep = torch.arange(len(self.live), device=self.live.device) if rows is None else rows
+        other.select_sentences(keep)
+        if rows is not None:
+            other.ids, other.live = self.ids[self.live[rows]], torch.arange(len(rows), device=rows.device)
+            other.results = [[] for _ in rows]
+            other.num_done = int(other.sentences.done.sum())
+            other.first_end = int(other.sentences.max_lengths.min()) if len(rows) else 0
+        return other
+
+    def merge(self, other: Self) -> None:
+        """Append the sentences of another session; the steps of both need not be equal, but are above 0.
+
+        Positions are aligned at the newest one: ``sentences.start_offsets`` has the step at which each sentence began,
+        counted from the first step of the merged session. ``DecodingSetup.merge_obstacle`` says whether models and
+        components can be merged. Done sentences leave this session before.
+
+        Args:
+            other: a session of the same setup; it must not be used afterwards.
+        """
+        if self.num_done:
+            newest = self.backpointers.last_tokens()
+            self.compact(Candidates(self.scores, newest, newest))
+        self.live = torch.cat([self.live, other.live + len(self.ids)])
+        self.ids = torch.cat([self.ids, other.ids])
+        self.results += other.results
+        self.scores = torch.cat([self.scores, other.scores])
+        for mine, theirs in zip(self.components, other.components, strict=True):
+            mine.merge(theirs)
+        for mine_, theirs_ in zip(self.members, other.members, strict=True):
+            mine_.merge(theirs_)
+        own_limits = torch.cat([one.sentences.own_limits for one in (self, other)])
+        self.backpointers.merge(other.backpointers)
+        if (unseen := int(self.backpointers.start_offsets.min())) > 0:
+            self.backpointers.crop(unseen)
+            for member in self.members:
+                member.crop(unseen)
+        start_offsets = self.backpointers.start_offsets
+        texts = [one.sentences.source_texts for one in (self, other)]
+        self.sentences = replace(
+            self.sentences,
+            ids=torch.cat([self.sentences.ids, other.sentences.ids]),
+            max_lengths=own_limits + start_offsets,
+            done=torch.cat([self.sentences.done, other.sentences.done]),
+            start_offsets=start_offsets,
+            source_texts=None if None in texts else [text for some in texts for text in some or ()],
+            # components that support merged batches do not read these
+            src_tokens=None,
+            src_padding=None,
+            prefix_tokens=None,
+            first_tokens=None,
+            constraints=None,
+        )
+        self.first_end = int(self.sentences.max_lengths.min())
+        self.choose_columns()
 
     def advance(self, active: Candidates) -> None:
         """Let tokens, scores, components and decoder states follow the beams that continue."""

@@ -33,6 +33,7 @@ EXPECTED = {
         "determinantal_beams search=determinantal",
         "dola processor=dola processor.dola.layers=[1]",
         "dynamic_beams search=threshold_pruning",
+        "lookahead search=lookahead",
         "mc_dropout search=mc_dropout search.rate=0.2",
         "poisson_beams search=poisson_beams",
         "simultaneous search=wait_k",

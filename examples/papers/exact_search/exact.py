@@ -12,15 +12,12 @@ errors of beam search, and that the most probable output of real models is often
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from seqgen.extend import (
-    Batch,
     Candidates,
     ConfigError,
     DecodingError,
@@ -31,7 +28,6 @@ from seqgen.extend import (
     Search,
     Session,
     StepScores,
-    map_tensors,
     option,
     register_search,
 )
@@ -42,39 +38,35 @@ _ROUNDING = 1e-4
 
 @dataclass
 class Branch:
-    """Continuations that are not expanded yet, and the state of the beams that they continue.
+    """Continuations that are not expanded yet, and the session that has decoded the prefixes that they continue.
 
     Attributes:
+        session: the session, which has scored these continuations.
         candidates: ``(1, K)`` continuations, best first.
         bounds: ``(K,)`` upper bound of the score of any output that begins with each.
-        backpointers: what the beams have generated.
-        states: the decoding state of each member.
-        processors: the logits processors, with their state.
-        stopping: the stopping rules, with their state.
-        combination: the combination, with its state.
-        coverage: the attention that each source position has received.
         tried: number of candidates that have been expanded or pruned.
     """
 
+    session: Session
     candidates: Candidates
     bounds: Tensor
-    backpointers: Any
-    states: list[Any]
-    processors: list[Any]
-    stopping: list[Any]
-    combination: Any
-    coverage: Any
     tried: int = 0
 
-    def take(self, count: int, least: float) -> Candidates | None:
-        """The candidates among the next ``count`` whose bound exceeds ``least``; ``None`` if there is none."""
+    def take(self, count: int, least: float) -> Session | None:
+        """A session of those of the next ``count`` candidates whose bound exceeds ``least``; ``None`` without any."""
         wanted = self.bounds[self.tried : self.tried + count] > least
         columns = wanted.nonzero().T + self.tried
         self.tried += count
-        return self.candidates.gather(columns).padded(count) if columns.numel() else None
+        return self.resumed(self.candidates.gather(columns).padded(count)) if columns.numel() else None
+
+    def resumed(self, active: Candidates) -> Session:
+        """A session whose beams have read some of the candidates, ``(1, beam)``."""
+        session = self.session.fork()
+        session.advance(active)
+        return session
 
 
-class ExactSession(Session):
+class ExactSession:
     """Searches the sentences of a batch, one after the other.
 
     The search is depth-first: the best of the newest continuations are expanded first, ``at_once`` of them together,
@@ -94,26 +86,10 @@ class ExactSession(Session):
             raise ConfigError(
                 f"exact search has no steps that an observer ({names}) could see; remove it, or use another search"
             )
-        self.whole = request
-        self.row = 0
-        self._begin(setup, 0)
-
-    def _begin(self, setup: DecodingSetup, row: int) -> None:
-        """Prepare for one sentence of the batch."""
         assert isinstance(setup.search, ExactSearch)
-        whole, exact = self.whole, setup.search
-        sentence: Batch = map_tensors(whole.sample, lambda tensor: tensor[row : row + 1])
-        texts = whole.sample.texts
-        sentence = replace(sentence, texts=None if texts is None else texts[row : row + 1])
-        prefix = None if whole.prefix_tokens is None else whole.prefix_tokens[row : row + 1]
-        super().__init__(setup, replace(whole, sample=sentence, prefix_tokens=prefix), beam=exact.at_once)
-        self.row, self.live = row, self.live + row
-        self.wanted, self.expansions = setup.beam_size, exact.expansions
-        self.expanded = 0
-        self.longest = int(self.sentences.max_lengths[0])
-        self.scores[:, 1:] = -torch.inf  # at the first step all beams are equal
-        self.branches: list[Branch] = []
-        self.found: list[Hypothesis] = []
+        self.setup, self.wanted, self.expansions = setup, setup.beam_size, setup.search.expansions
+        self.beam = setup.search.at_once
+        self.whole = Session(setup, request, self.beam)
 
     def run(self) -> list[list[Hypothesis]]:
         """Search sentence by sentence until no prefix can lead to a better output.
@@ -122,71 +98,68 @@ class ExactSession(Session):
             DecodingError: a sentence needs too many expansions, or a score rises, so that there is no bound.
         """
         results = []
-        for row in range(self.whole.sample.num_sentences):
-            if row:
-                self._begin(self.setup, row)
-            results.append(self._search())
+        for row in range(len(self.whole.live)):
+            found = self.find(self.begin(row))
+            results.append([replace(hypothesis, timed_out=self.timed_out) for hypothesis in found])
         return results
 
-    def _search(self) -> list[Hypothesis]:
-        """The hypotheses of the sentence."""
-        self.expand()
-        while self.step():
-            pass
-        if self.timed_out is not None:
-            self.found = [replace(hypothesis, timed_out=True) for hypothesis in self.found]
-        return self.found
+    def begin(self, row: int) -> Session:
+        """A session of one sentence of the batch that has not decoded a step."""
+        self.row, self.timed_out, self.expanded = row, False, 0
+        self.found: list[Hypothesis] = []
+        rows = torch.tensor([row], device=self.whole.live.device)
+        session = self.whole.fork(rows)
+        session.live = rows  # so that errors name the sentence of the batch
+        session.scores[:, 1:] = -torch.inf  # at the first step all beams are equal
+        self.longest = int(session.sentences.max_lengths)
+        return session
 
-    def step(self) -> bool:
-        """Expand the best of the newest continuations; false if no prefix is left or the time is over."""
-        if not self.branches or self.timed_out is not None:
-            return False
-        branch = self.branches[-1]
-        active = branch.take(self.beam, self.least())
-        if active is None:
-            self.branches.pop()
-        else:
-            self.resume(branch)
-            self.advance(active)
-            self.expand()
-        return True
+    def find(self, session: Session) -> list[Hypothesis]:
+        """The hypotheses of the sentence."""
+        branches = self.expand(session)
+        while branches and not self.timed_out:
+            taken = branches[-1].take(self.beam, self.least())
+            if taken is None:
+                branches.pop()
+            else:
+                branches += self.expand(taken)
+        return self.found
 
     def least(self) -> float:
         """The score that an output must exceed to be kept."""
         return self.found[-1].score if len(self.found) == self.wanted else -torch.inf
 
-    def expand(self) -> None:
-        """Score all continuations of the beams: keep those that end, and put the others into a new branch."""
-        step = self.backpointers.length
-        self.expanded += int((self.scores > -torch.inf).sum())
+    def expand(self, session: Session) -> list[Branch]:
+        """Score all continuations of the beams: keep those that end; the others are a new branch, if there are any."""
+        step = session.backpointers.length
+        self.expanded += int((session.scores > -torch.inf).sum())
         if self.expanded > self.expansions:
             raise DecodingError(
                 f"exact search of sentence {self.row} of the batch has scored {self.expansions} prefixes "
                 "and would need more; raise search.expansions, lower generation.max_len, "
                 "or take beam search"
             )
-        context, scored = self.score(step)
-        candidates = self.continuations(scored, step)
-        self.backpointers.record(attention=scored.attention)
-        self.coverage.attend(scored.attention)
-        ends = self.ended(candidates, context)[0]
-        if self.timed_out is not None and self.found:
-            return  # outputs that the time limit cuts off are kept only if there are no others
-        self.keep(_columns(candidates, ends), step)
+        context, scored = session.score(step)
+        candidates = self.continuations(session, scored, step)
+        session.backpointers.record(attention=scored.attention)
+        session.coverage.attend(scored.attention)
+        ends = session.ended(candidates, context)[0]
+        self.timed_out = session.timed_out is not None
+        if self.timed_out and self.found:
+            return []  # outputs that the time limit cuts off are kept only if there are no others
+        self.keep(session, _columns(candidates, ends), step)
         active = _columns(candidates, ~ends)
-        if step < self.longest and active.scores.numel():
-            states = [member.state for member in self.members]
-            bounds = self.bounds(active.scores[0], step + 2)
-            state = (states, self.processors, self.stopping, self.combination, self.coverage)
-            self.branches.append(Branch(active, bounds, self.backpointers, *state))
+        if step == self.longest or not active.scores.numel():
+            return []
+        return [Branch(session, active, self.bounds(active.scores[0], step + 2))]
 
-    def continuations(self, scored: StepScores, step: int) -> Candidates:
+    def continuations(self, session: Session, scored: StepScores, step: int) -> Candidates:
         """All continuations whose bound exceeds ``least``, by falling cumulative score: ``(1, K)``."""
         lprobs, scores = scored.lprobs, scored.scores
         vocab = lprobs.size(-1)
         totals = (scores.unsqueeze(-1) + lprobs)[0]  # (beam, V)
         totals = totals.masked_fill((scores[0] == -torch.inf).unsqueeze(1), -torch.inf)
-        self.needs_another_step(Candidates(totals.view(1, -1), totals, totals), step)  # raises where one is NaN
+        session.needs_another_step(Candidates(totals.view(1, -1), totals, totals), step)  # raises where one is NaN
         if bool((totals > scores[0].unsqueeze(1) + _ROUNDING).any()):
             raise DecodingError(
                 f"exact search needs cumulative scores that only fall, and one rises at step {step} in sentence "
@@ -205,29 +178,19 @@ class ExactSession(Session):
         ranking = self.setup.ranking
         return torch.maximum(ranking.score(sums, shortest), ranking.score(sums, max(shortest, self.longest + 1)))
 
-    def keep(self, ended: Candidates, step: int) -> None:
+    def keep(self, session: Session, ended: Candidates, step: int) -> None:
         """Add candidates that have ended to the kept outputs if they are among the best."""
         size = ended.scores.size(1)
         if size == 0:
             return
-        bonus = self.coverage.penalty(ended, self.sentences.src_padding)
+        bonus = session.coverage.penalty(ended, session.sentences.src_padding)
         if bonus is None:  # they are sorted by score already
             ended = ended.gather(torch.arange(min(size, self.wanted), device=ended.tokens.device).unsqueeze(0))
-        finished = EachRow(replace(self.sentences, beam_size=ended.scores.size(1)), self.setup.ranking)
+        finished = EachRow(replace(session.sentences, beam_size=ended.scores.size(1)), self.setup.ranking)
         finished.finalize(ended, torch.ones_like(ended.tokens, dtype=torch.bool), step, bonus)
         first = torch.zeros(1, dtype=torch.int64, device=ended.tokens.device)
-        self.found += finished.hypotheses(first, self.backpointers)[0]
+        self.found += finished.hypotheses(first, session.backpointers)[0]
         self.found = sorted(self.found, key=lambda hypothesis: hypothesis.score, reverse=True)[: self.wanted]
-
-    def resume(self, branch: Branch) -> None:
-        """Restore the state of a branch; the copies change independently of the branch."""
-        self.backpointers = copy.deepcopy(branch.backpointers)
-        self.coverage = branch.coverage.fork()
-        self.processors = [processor.fork() for processor in branch.processors]
-        self.stopping = [rule.fork() for rule in branch.stopping]
-        self.combination = branch.combination.fork()
-        for member, state in zip(self.members, branch.states, strict=True):
-            member.state = copy.deepcopy(state)
 
 
 @dataclass

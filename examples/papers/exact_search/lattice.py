@@ -25,7 +25,7 @@ from typing import Any, cast
 
 import torch
 
-from seqgen.extend import Candidates, ConfigError, Hypothesis, option, register_search
+from seqgen.extend import Candidates, ConfigError, Hypothesis, Session, option, register_search
 
 from .exact import Branch, ExactSearch, ExactSession
 
@@ -45,42 +45,42 @@ class Node:
 
 
 class LatticeSession(ExactSession):
-    """Builds the lattice of each sentence of the batch; ``ExactSession`` restores the states of earlier prefixes."""
+    """Builds the lattice of each sentence of the batch; branches of ``ExactSession`` return to earlier prefixes."""
 
-    def _search(self) -> list[Hypothesis]:
+    def find(self, session: Session) -> list[Hypothesis]:
+        """The hypotheses of the sentence; see ``ExactSession``."""
         self.options = cast(LatticeSearch, self.setup.search)
         if self.setup.ranking.coverage:
             raise ConfigError("paths through a lattice have no attention; leave out generation.coverage_penalty")
         self.nodes: list[Node] = []
         self.by_suffix: dict[tuple[int, ...], list[Node]] = defaultdict(list)
         self.count = itertools.count()  # of equal scores, the earlier one is first
-        frontier, newest = self.visit(Node()), None
-        while (frontier or newest) and self.expanded < self.expansions and self.timed_out is None:
+        frontier, newest = self.visit(Node(), session), None
+        while (frontier or newest) and self.expanded < self.expansions and not self.timed_out:
             newest = self.follow(frontier, *(newest or heapq.heappop(frontier)))
         return self.paths()
 
-    def visit(self, node: Node) -> list[Any]:
-        """Expand the prefix that the session has reached; returns its continuations, best first."""
+    def visit(self, node: Node, session: Session) -> list[Any]:
+        """Expand the prefix that a session has reached; returns its continuations, best first."""
         self.node = node  # `keep` adds the edges at which outputs end
         self.nodes.append(node)
         self.by_suffix[node.tokens[-self.options.ngram :]].append(node)
-        self.expand()
-        branch = self.branches.pop() if self.branches else None
-        scores = branch.candidates.scores[0, : self.options.width].tolist() if branch else []
-        return [(-score, next(self.count), node, branch, column) for column, score in enumerate(scores)]
+        found = []
+        for branch in self.expand(session):
+            scores = branch.candidates.scores[0, : self.options.width].tolist()
+            found += [(-score, next(self.count), node, branch, column) for column, score in enumerate(scores)]
+        return found
 
     def follow(self, frontier: list[Any], score: float, _: int, node: Node, branch: Branch, column: int) -> Any:
         """Merge or expand a continuation; returns the one to follow next, unless the output ends here."""
-        active = branch.candidates.gather(torch.tensor([[column]], device=self.live.device))
+        active = branch.candidates.gather(torch.tensor([[column]], device=self.whole.live.device))
         tokens = (*node.tokens, int(active.tokens))
         twin = self.twin(tokens)
         child = twin or Node(tokens, -score)
         node.edges.append((tokens[-1], -score - node.score, child))
         if twin:
             return None
-        self.resume(branch)
-        self.advance(active)
-        found = self.visit(child)
+        found = self.visit(child, branch.resumed(active))
         ends = child.score + max((lprob for _, lprob, _ in child.edges), default=-torch.inf)
         continues = bool(found) and -found[0][0] > ends
         for continuation in found[continues:]:
@@ -94,7 +94,7 @@ class LatticeSession(ExactSession):
         near = [node for node in near if abs(len(node.tokens) - len(tokens)) <= search.tolerance]
         return next((node for node in near if tokens[: len(node.tokens)] != node.tokens), None)
 
-    def keep(self, ended: Candidates, step: int) -> None:
+    def keep(self, session: Session, ended: Candidates, step: int) -> None:
         """Add edges at which outputs end; see ``ExactSession``."""
         for token, score in zip(ended.tokens[0].tolist(), ended.scores[0].tolist(), strict=True):
             self.node.edges.append((token, score - self.node.score, None))
@@ -110,10 +110,10 @@ class LatticeSession(ExactSession):
         while heap and len(found) < max(self.wanted, self.options.paths):
             _, _, total, path, node = heapq.heappop(heap)
             if node is None:
-                lprobs = torch.tensor([lprob for _, lprob in path], dtype=self.scores.dtype)
+                lprobs = torch.tensor([lprob for _, lprob in path])
                 score = float(self.setup.ranking.score(lprobs.sum(), len(path)))
                 tokens = torch.tensor([token for token, _ in path])
-                found.append(Hypothesis(tokens, score, lprobs, timed_out=self.timed_out is not None))
+                found.append(Hypothesis(tokens, score, lprobs))
                 continue
             for token, lprob, after in node.edges:
                 bound = total + lprob + (after.bests[self.longest - len(path)] if after else 0.0)

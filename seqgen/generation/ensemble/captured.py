@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Set
 from dataclasses import replace
 from itertools import zip_longest
 from threading import Lock
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from seqgen.errors import listing
 from seqgen.generation.component import LAYER_LOGITS
 from seqgen.generation.ensemble.member import Member, MemberOutput, decoded, encode, has_features
-from seqgen.incremental_state import IncrementalState, StateKey, rows_of_sentences
+from seqgen.incremental_state import IncrementalState, leaves, rows_of_sentences
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.step_plan import StepPlan, has_hooks
 from seqgen.structures import Source, map_tensors
@@ -120,9 +120,9 @@ class Filler(NamedTuple):
         decoder: Any = model.decoder
         missing = sentences - len(state.start_offsets)
         rest = torch.zeros(missing, dtype=torch.int64, device=state.start_offsets.device)
-        others = _with_same_tensors(self.state)
+        others = self.state.fork()
         decoder.select_sentences(others, rest)
-        merged = decoder.merge(_with_same_tensors(state), others)
+        merged = decoder.merge(state.fork(), others)
         assert merged.has_start_offsets  # read from the device now, not while a step is recorded
         padded = model.encoder.reorder_encoder_out(self.encoder_out, rest)
         return type(self)(merged, model.encoder.merge_encoder_outs(encoder_out, padded))
@@ -169,7 +169,7 @@ class CapturedStep:
 
     def _step(self, model: EncoderDecoderModel) -> MemberOutput:
         decoder: Any = model.decoder
-        state = _with_same_tensors(self.state)
+        state = self.state.fork()
         if self.shape.beam > 1:
             decoder.reorder_beams(state, self._parents)
         tokens = self._tokens.expand(-1, self.shape.window)
@@ -307,7 +307,7 @@ class CapturedMember(Member):
         if self.step is None:
             return
         decoder: Any = self.model.decoder
-        self.state = _with_same_tensors(self.step.state)
+        self.state = self.step.state.fork()
         places, count = self._places, self.encoder_out.num_rows
         if places is not None:
             self.encoder_out = self.model.encoder.reorder_encoder_out(self.encoder_out, places)
@@ -317,6 +317,12 @@ class CapturedMember(Member):
             decoder.reorder_beams(self.state, self._parents)
         decoder.crop(self.state, self._free)
         self.step, self._parents, self._places, self._free = None, None, None, 0
+
+    def fork(self) -> Self:
+        """See ``Member.fork``; the copy leaves the recording."""
+        other = super().fork()
+        other._leave()
+        return other
 
     def reorder_beams(self, parents: Tensor) -> None:
         """See ``Member.reorder_beams``; a recorded step begins with it."""
@@ -373,35 +379,13 @@ def _version(weight: Tensor) -> int:
     return 0 if weight.is_inference() else weight._version
 
 
-def _with_same_tensors(value: Any) -> Any:
-    """A deep copy, except that it has the same tensors."""
-    tensors = [leaf for _, leaf in _leaves(value) if isinstance(leaf, Tensor)]
-    return copy.deepcopy(value, {id(tensor): tensor for tensor in tensors})
-
-
-def _leaves(value: Any, path: str = "state") -> Iterator[tuple[str, Any]]:
-    """The tensors and other values in dicts, tuples, lists and objects, with the names that lead to them."""
-    if isinstance(value, Mapping | list | tuple):
-        items = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for key, part in items:
-            owner = key.owner if isinstance(key, StateKey) else key
-            yield from _leaves(
-                part, f"{path} of {type(owner).__name__}" if isinstance(key, StateKey) else f"{path}.{key}"
-            )
-    elif isinstance(value, Tensor) or not hasattr(value, "__dict__"):
-        yield path, value
-    if not isinstance(value, Tensor) and hasattr(value, "__dict__"):
-        for name, part in vars(value).items():
-            yield from _leaves(part, f"{path}.{name}")
-
-
 def _copy(new: Any, old: Any) -> None:
     """Write the tensors of ``new`` into those of ``old``; all else must be equal.
 
     Raises:
         NotCapturable: it is not.
     """
-    for (path, value), (place, memory) in zip_longest(_leaves(new), _leaves(old), fillvalue=("", None)):
+    for (path, value), (place, memory) in zip_longest(leaves(new), leaves(old), fillvalue=("", None)):
         if path != place or not _alike(value, memory):
             raise NotCapturable(f"{path or place} is not the same at every step, or for every batch")
         if isinstance(value, Tensor) and isinstance(memory, Tensor) and value is not memory:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from seqgen.incremental_state import IncrementalState, rows_of_sentences
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.step_plan import StepPlan
 from seqgen.registry import MEMBER_SOURCES
-from seqgen.structures import EncoderOut, Source, map_tensors
+from seqgen.structures import EncoderOut, Source, forked, map_tensors
 
 INPUT, EMPTY = "input", "empty"
 """Sources of a member: the input line, or a source of end-of-sentence only. ``field2`` is the second tab-separated
@@ -227,6 +228,12 @@ class Member:
         """
         if self.state is not None:
             self.model.decoder.reorder_beams(self.state, parents)  # type: ignore[operator]
+
+    def fork(self) -> Self:
+        """A copy for ``Session.fork``; ``select_sentences``, which must follow, copies what steps change in place."""
+        other = copy.copy(self)
+        vars(other).update({name: forked(value) for name, value in vars(self).items()})
+        return other
 
     def select_sentences(self, keep: Tensor) -> None:
         """Keep only the sentences ``keep``, ``(kept,)`` int64."""

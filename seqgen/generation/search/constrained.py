@@ -5,6 +5,7 @@ With dynamic beam allocation, the beam is divided among banks of hypotheses with
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeAlias, cast
@@ -401,6 +402,7 @@ class ConstrainedBatch(Search):
 
     def select_sentences(self, keep: Tensor) -> None:
         """See ``Search.select_sentences``."""
+        self.constraints = copy.copy(self.constraints)  # that of a fork is another object
         self.constraints.select(keep)
         self.progress = self.progress.select(keep)
 

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -318,6 +318,10 @@ class SpeculativeSession(Session):
         """Uniform random numbers of the strategy, ``(live, beam)``; see ``RandomSearch.uniforms``."""
         assert isinstance(self.search, RandomSearch)
         return self.search.uniforms(purpose, step, torch.arange(self.beam, device=self.scores.device))
+
+    def fork(self, rows: Tensor | None = None) -> Self:
+        """Refused; see ``Session.fork``."""
+        raise ConfigError("a draft belongs to one session; leave out the draft to branch the search by Session.fork")
 
     def select_sentences(self, keep: Tensor) -> None:
         """See ``Session.select_sentences``."""

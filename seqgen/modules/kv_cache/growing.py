@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from seqgen.incremental_state import rows_of_sentences
 from seqgen.modules.attention import StepMemory, as_keys, rounded_keys, take_rows
 from seqgen.modules.kv_cache.protocol import Attended, KeysAndValues, KeyValueCache, join_rows
 from seqgen.system.contract import Flags
@@ -152,6 +153,13 @@ class GrowingCache(KeyValueCache):
         values.reorder(new_order)
         if self.padding_mask is not None:
             self.padding_mask = self.padding_mask.index_select(0, new_order)
+        return self
+
+    def select(self, keep: Tensor, beam_size: int) -> Self:
+        """Copy the keys and values of some sentences, also of all, into new memory; see ``KeyValueCache``."""
+        rows = rows_of_sentences(keep, beam_size)
+        self._keys, self._values = (_Memory(memory.filled.index_select(0, rows)) for memory in self._memories())
+        self.padding_mask = None if self.padding_mask is None else self.padding_mask.index_select(0, rows)
         return self
 
     def roll_back(self, positions: int) -> Self:
