@@ -207,6 +207,10 @@ class DecodingSetup:
         """True if a processor forces the last token of an output of the maximum length."""
         return any(isinstance(one, ForceEndAtMaximum | ForceLast) for one in flattened(self.processors))
 
+    def forced_end(self, tokens: Tensor, last_step: int) -> bool:
+        """True if an output, ``(T,)`` tokens, did not choose to end; ``last_step`` is that of the maximum length."""
+        return (self.forces_end and len(tokens) > last_step) or int(tokens[-1]) not in self.end_tokens
+
     @cached_property
     def reads_history(self) -> bool:
         """True if any decoder reads columns of its input before the newest one."""

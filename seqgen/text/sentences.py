@@ -226,7 +226,8 @@ class ParagraphReader:
         kept: dict[str, Any] = {}
         if parts[0].top_tokens is not None:
             kept = {name: torch.cat([getattr(each, name) for each in parts]) for name in ("top_tokens", "top_scores")}
-        return Hypothesis(tokens, score, scores, timed_out=any(each.timed_out for each in parts), **kept)
+        kept |= {name: any(getattr(each, name) for each in parts) for name in ("timed_out", "forced_end")}
+        return Hypothesis(tokens, score, scores, **kept)
 
 
 def _key(cfg: GenerationConfig) -> str:

@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from seqgen.checkpoints.loading import load_models
 from seqgen.config import like, option
@@ -26,6 +26,8 @@ from seqgen.training.cross_entropy import cross_entropy, projected_cross_entropy
 
 if TYPE_CHECKING:
     from seqgen.task import Task
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -136,6 +138,10 @@ class Criterion(Hooked):
     Attributes:
         context: the state of training, which ``begin_update`` replaces.
         decoding_seconds: time spent decoding so far, in this process.
+        module: what has the parameters of the criterion, which are trained with those of the model; see
+            ``begin_training``.
+        optimizer_steps: the number of optimizer steps of an update, all with the same batches; see ``keep``.
+        kept: what ``keep`` returned for the batch; ``None`` in evaluation, where nothing is kept.
     """
 
     def __init__(self, cfg: Any, task: Task):
@@ -143,6 +149,9 @@ class Criterion(Hooked):
         self.task = task
         self.context = TrainingContext()
         self.decoding_seconds = 0.0
+        self.module = nn.Module()
+        self.optimizer_steps = 1
+        self.kept: dict[str, Any] | None = None
 
     @property
     def update(self) -> int:
@@ -206,6 +215,33 @@ class Criterion(Hooked):
                 first[:, 1:] = batch.segments.target[:, 1:] != batch.segments.target[:, :-1]
             previous = previous.masked_fill(first, frozen.start_token(eos))
         return replace(batch, source=source, prev_output_tokens=previous)
+
+    def begin_training(self, model: EncoderDecoderModel) -> None:
+        """Set ``module`` if the criterion has parameters, such as a critic; by default it has none.
+
+        They are trained like those of the model, with the same learning rate, and saved in checkpoints apart from the
+        weights of the model. ``optimization.freeze`` and ``optimization.ema_decay`` do not apply to them.
+
+        Args:
+            model: the model before training, which does not have the weights of ``checkpoint.finetune_from`` yet. The
+                module gets its device and data type.
+        """
+
+    def keep(self, name: str, compute: Callable[[], T]) -> T:
+        """A value that remains the same in all optimizer steps of an update, such as samples.
+
+        Args:
+            name: distinguishes the values of a batch.
+            compute: called in the first of the ``optimizer_steps``; it returns no gradient.
+
+        Returns:
+            What ``compute`` returned for this batch.
+        """
+        kept = {} if self.kept is None else self.kept
+        if name not in kept:
+            kept[name] = compute()
+        found: T = kept[name]
+        return found
 
     def begin_update(self, context: TrainingContext) -> None:
         """Receive the state of training; called before each update and each validation.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeGuard, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # at run time, it is imported where a model is sharded, becau
     from torch.distributed.tensor import DTensor
 
 T = TypeVar("T")
+M = TypeVar("M", bound=nn.Module)
 
 
 # What Gloo says of a lost rank. The first has its source file in front; the second, which the operations that were
@@ -179,11 +180,17 @@ class LossModule(nn.Module):
     Args:
         model: the model.
         loss: computes the loss of a batch.
+        criterion: has the parameters of the criterion, if there are any.
     """
 
-    def __init__(self, model: EncoderDecoderModel, loss: Callable[[Batch, EncoderDecoderModel], CriterionOut]):
+    def __init__(
+        self,
+        model: EncoderDecoderModel,
+        loss: Callable[[Batch, EncoderDecoderModel], CriterionOut],
+        criterion: nn.Module | None = None,
+    ):
         super().__init__()
-        self.model, self.loss = model, loss
+        self.model, self.loss, self.criterion = model, loss, criterion
 
     def forward(self, batch: Batch) -> tuple[Tensor, CriterionOut]:
         """Compute the loss of a batch.
@@ -267,7 +274,7 @@ def _sharded(module: LossModule, cfg: DistributedConfig, group: ProcessGroup, de
     )
     for layer in layers_of(module.model):
         shard(layer)
-    shard(module)  # what is in no layer: embeddings, last normalization, output layer
+    shard(module)  # what is in no layer: embeddings, last normalization, output layer, the criterion
     return module
 
 
@@ -393,19 +400,19 @@ def load(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     model.load_state_dict({name: like(value, current[name]) for name, value in weights.items()})
 
 
-class PlainCopy:
+class PlainCopy(Generic[M]):
     """A plain copy of a model that is sharded later; it has weights only while it is used.
 
     Args:
         model: the model, not yet sharded.
     """
 
-    def __init__(self, model: EncoderDecoderModel):
-        self.model = copy.deepcopy(model).requires_grad_(False)
+    def __init__(self, model: M):
+        self.model: M = copy.deepcopy(model).requires_grad_(False)
         self._empty()
 
     @contextlib.contextmanager
-    def of(self, sharded: EncoderDecoderModel) -> Iterator[EncoderDecoderModel]:
+    def of(self, sharded: M) -> Iterator[M]:
         """A plain model with the weights of a sharded one; all ranks call this.
 
         Args:

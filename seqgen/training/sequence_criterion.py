@@ -62,10 +62,15 @@ class Rescored:
     Attributes:
         token_lprobs: ``(N, K, T)`` in nats; 0 after the end of a hypothesis.
         mask: ``(N, K, T)`` bool, true where a hypothesis has a token. A sentence can have fewer than ``K`` hypotheses.
+        drawn: the same without the end-of-sentence that is forced at the maximum length.
+        features: ``(N, K, T, C)`` last features of the decoder, from which each token is predicted, with gradients; 0
+            after the end of a hypothesis. ``None`` if not requested.
     """
 
     token_lprobs: Tensor
     mask: Tensor
+    drawn: Tensor
+    features: Tensor | None = None
 
     @property
     def lprobs(self) -> Tensor:
@@ -229,7 +234,13 @@ class SequenceCriterion(Criterion):
             found.append(torch.from_numpy(compared(self.utility, texts, [self.task.decode(reference)])[:, 0]))
         return pad_sequence(found, batch_first=True).to(batch.ids.device)
 
-    def rescore(self, model: EncoderDecoderModel, batch: Batch, hypotheses: Sequence[Sequence[Hypothesis]]) -> Rescored:
+    def rescore(
+        self,
+        model: EncoderDecoderModel,
+        batch: Batch,
+        hypotheses: Sequence[Sequence[Hypothesis]],
+        features: bool = False,
+    ) -> Rescored:
         """Compute log-probabilities by teacher forcing, with gradients, and with dropout if the model is in training.
 
         Each source is encoded once. Hypotheses of similar lengths are computed together, at most as many tokens as the
@@ -238,35 +249,72 @@ class SequenceCriterion(Criterion):
         Args:
             model: the model.
             batch: has the sources.
-            hypotheses: those of each sentence; only their tokens are read.
+            hypotheses: those of each sentence; only ``tokens`` and ``forced_end`` are read.
+            features: whether the features of the decoder are returned, too.
 
         Returns:
             The log-probabilities, in float32 or more.
+
+        Raises:
+            ConfigError: features are requested of a model that is not composed; see ``has_default_forward``.
         """
+        if features and not has_default_forward(model):
+            raise ConfigError(
+                f"the criterion needs the features of the decoder, which {type(model).__name__} does not give: its own "
+                "forward, or that of its decoder, computes the logits; choose another model or criterion"
+            )
         rows = [_Row(i, j, one.tokens) for i, row in enumerate(hypotheses) for j, one in enumerate(row)]
         rows.sort(key=lambda row: len(row.tokens))
         longest, most = len(rows[-1].tokens) if rows else 1, max(map(len, hypotheses), default=1)
         shape = (len(hypotheses), most, longest)
         if not rows:
             nothing = torch.zeros(shape, device=batch.ids.device)
-            return Rescored(nothing, nothing.bool())
+            of_each = nothing.new_zeros(*shape, self.feature_size(model)) if features else None
+            return Rescored(nothing, nothing.bool(), nothing.bool(), of_each)
         source, encoder_out = batch.source, None
         if has_default_forward(model):
             encoder_out = model.encoder(source.src_tokens, source.src_lengths)
         parts = _parts(rows, max(_tokens(batch), longest))
         missing = self.context.passes(model, len(parts)) - len(parts)
-        values = [_token_lprobs(model, _collated(model, batch, part, encoder_out)) for part in parts]
+        found = [_token_lprobs(model, _collated(model, batch, part, encoder_out)) for part in parts]
+        values = [lprobs for lprobs, _ in found]
         with torch.random.fork_rng():
             for _ in range(missing):
-                values[-1] = values[-1] + 0 * _token_lprobs(model, _collated(model, batch, parts[-1], encoder_out))
+                values[-1] = values[-1] + 0 * _token_lprobs(model, _collated(model, batch, parts[-1], encoder_out))[0]
         lprobs = torch.cat(values)
         # row i, hypothesis j and token t is element (i * K + j) * T + t
         starts = ((row.sentence * most + row.place) * longest for row in rows)
-        pairs = zip(starts, rows, strict=True)
-        places = torch.cat([torch.arange(start, start + len(row.tokens)) for start, row in pairs]).to(lprobs.device)
-        flat = torch.zeros(math.prod(shape), dtype=lprobs.dtype, device=lprobs.device)
-        mask = torch.zeros_like(flat, dtype=torch.bool).index_fill(0, places, True)
-        return Rescored(flat.index_put((places,), lprobs).view(shape), mask.view(shape))
+        spans = [torch.arange(start, start + len(row.tokens)) for start, row in zip(starts, rows, strict=True)]
+        places = torch.cat(spans).to(lprobs.device)
+        eos = self.task.target_dictionary.eos()
+        forced = [
+            int(span[-1])
+            for span, row in zip(spans, rows, strict=True)
+            if hypotheses[row.sentence][row.place].forced_end and row.tokens[-1] == eos
+        ]
+
+        def placed(values: Tensor) -> Tensor:
+            flat = values.new_zeros(math.prod(shape), *values.shape[1:])
+            return flat.index_put((places,), values).view(*shape, *values.shape[1:])
+
+        mask = placed(torch.ones_like(places, dtype=torch.bool))
+        drawn = mask.flatten().index_fill(0, places.new_tensor(forced), False).view(shape)
+        of_tokens = [each for _, each in found if each is not None] if features else []
+        return Rescored(placed(lprobs), mask, drawn, placed(torch.cat(of_tokens)) if features else None)
+
+    @torch.no_grad()
+    def feature_size(self, model: EncoderDecoderModel) -> int:
+        """The number ``C`` of features that ``rescore`` returns for each token.
+
+        Raises:
+            ConfigError: see ``rescore``.
+        """
+        device = next(model.parameters()).device
+        token = torch.full((1, 1), self.task.target_dictionary.eos(), device=device)
+        batch = Batch(token[0], Source(token, torch.ones_like(token[0])), token, token)
+        found = self.rescore(model, batch, [[Hypothesis(token[0], 0.0, token[0].float())]], features=True)
+        assert found.features is not None
+        return found.features.size(-1)
 
 
 class _Row(NamedTuple):
@@ -309,8 +357,8 @@ def _collated(model: EncoderDecoderModel, batch: Batch, rows: Sequence[_Row], en
     return Batch(batch.ids[chosen], source, previous, target, int(lengths.sum()), target_lengths=lengths.to(device))
 
 
-def _token_lprobs(model: EncoderDecoderModel, batch: Batch) -> Tensor:
-    """``(M,)`` log-probabilities of the target tokens, row by row; the logits are not stored."""
+def _token_lprobs(model: EncoderDecoderModel, batch: Batch) -> tuple[Tensor, Tensor | None]:
+    """``(M,)`` log-probabilities of the target tokens, row by row, and ``(M, C)`` features; no logits are stored."""
     kept = TargetPositions(batch, pad=-1)
     features = kept.features(model)
 
@@ -320,6 +368,5 @@ def _token_lprobs(model: EncoderDecoderModel, batch: Batch) -> Tensor:
         return model.get_normalized_probs(logits, log_probs=True).gather(1, kept.target.unsqueeze(1)).squeeze(1)
 
     if features is None or not torch.is_grad_enabled():
-        return lprobs_of(features)
-    found: Tensor = checkpoint(lprobs_of, features, use_reentrant=False)
-    return found
+        return lprobs_of(features), features
+    return checkpoint(lprobs_of, features, use_reentrant=False), features

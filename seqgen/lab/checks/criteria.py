@@ -32,6 +32,7 @@ from seqgen.lab.checks.search import same_hypotheses
 from seqgen.lab.checks.subject import Ids
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, tensors_in
+from seqgen.training.criteria import Criterion
 from seqgen.training.sequence_criterion import SequenceCriterion
 
 LENGTHS, TARGETS = [5, 2, 8, 1], [3, 6, 1, 4]
@@ -59,6 +60,11 @@ class Training(Compared):
         self.model.eval()
         self.model.zero_grad(set_to_none=True)
 
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters of the model and of the criterion, by name."""
+        module = getattr(self.criterion, "module", nn.Module())
+        return {**dict(self.model.named_parameters()), **dict(module.named_parameters(prefix="criterion"))}
+
     def batch(self, rows: Sequence[int] | None = None, source_padding: int = 0, target_padding: int = 0) -> Batch:
         """Random pairs of unequal lengths.
 
@@ -83,11 +89,12 @@ class Training(Compared):
 
     def gradient(self, batch: Batch, training: bool = False) -> dict[str, Tensor]:
         """The gradient of the loss, by name of the parameter; zero where there is none."""
-        self.model.zero_grad(set_to_none=True)
+        named = self.parameters()
+        for parameter in named.values():
+            parameter.grad = None
         with torch.enable_grad():
             self.compute(batch, training).loss.backward()
-        named = self.model.named_parameters()
-        return {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in named}
+        return {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in named.items()}
 
     def same_number(self, got: Any, wanted: Any, what: str, tolerance: float | None = None) -> None:
         """Compare two numbers or scalar tensors."""
@@ -140,13 +147,17 @@ def repeated_losses_are_equal(subject: Training) -> None:
 def gradient_equals_finite_differences(subject: Training) -> None:
     """The gradient, times a random direction, equals the central difference of the loss.
 
-    The direction has length one in each parameter. If they differ, each parameter by itself shows where.
+    The direction has length one in each parameter. If they differ, each parameter by itself shows where. What the
+    criterion keeps for later optimizer steps is the same in all of them.
     """
     batch = subject.batch()
+    if isinstance(subject.criterion, Criterion):
+        subject = replace(subject, criterion=copy.copy(subject.criterion))
+        subject.criterion.kept = {}
     gradient = subject.gradient(batch, training=True)
     generator = torch.Generator().manual_seed(0)
     directions = {}
-    for name, parameter in subject.model.named_parameters():
+    for name, parameter in subject.parameters().items():
         direction = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
         directions[name] = direction / direction.norm()
     try:
@@ -162,7 +173,7 @@ def _same_slope(
 ) -> None:
     """The gradient along a direction is the central difference of the loss."""
     step, losses = 1e-5, []
-    parameters = {name: subject.model.get_parameter(name) for name in directions}
+    parameters = {name: parameter for name, parameter in subject.parameters().items() if name in directions}
     originals = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     for sign in (1, -1):
         for name, parameter in parameters.items():
