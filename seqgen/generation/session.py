@@ -522,10 +522,7 @@ class Session:
         read = [values.tolist() for values in copied_to_cpu(of_rows)]
         found = self.finished.hypotheses(rows, self.backpointers)
         for sentence, number, timed_out, last_step, hypotheses in zip(*read, found, strict=True):
-            self.results[sentence] = [
-                replace(hypothesis, timed_out=timed_out, forced_end=self.setup.forced_end(hypothesis.tokens, last_step))
-                for hypothesis in hypotheses
-            ]
+            self.results[sentence] = [self.setup.ended(each, last_step, timed_out) for each in hypotheses]
             for observer in self.observers:
                 observer.end(number, self.results[sentence])
         return read[0]

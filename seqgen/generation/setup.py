@@ -34,7 +34,7 @@ from seqgen.generation.shortlist import Shortlist
 from seqgen.generation.stopping import StoppingRule
 from seqgen.modules.bit_exact import BitExact
 from seqgen.modules.multihead_attention import MultiheadAttention
-from seqgen.structures import Batch
+from seqgen.structures import Batch, Hypothesis
 from seqgen.system.switches import INPUT_CHOICES, KERNEL_CHOICE, PREPACKED_WEIGHTS, TWO_STAGE_CANDIDATES, switched
 
 
@@ -207,9 +207,11 @@ class DecodingSetup:
         """True if a processor forces the last token of an output of the maximum length."""
         return any(isinstance(one, ForceEndAtMaximum | ForceLast) for one in flattened(self.processors))
 
-    def forced_end(self, tokens: Tensor, last_step: int) -> bool:
-        """True if an output, ``(T,)`` tokens, did not choose to end; ``last_step`` is that of the maximum length."""
-        return (self.forces_end and len(tokens) > last_step) or int(tokens[-1]) not in self.end_tokens
+    def ended(self, hypothesis: Hypothesis, last_step: int, timed_out: bool) -> Hypothesis:
+        """The hypothesis with the reason why it ended; ``last_step`` is the step of its maximum length."""
+        at_limit = self.forces_end and len(hypothesis.tokens) > last_step
+        forced_end = at_limit or int(hypothesis.tokens[-1]) not in self.end_tokens
+        return replace(hypothesis, timed_out=timed_out, forced_end=forced_end)
 
     @cached_property
     def reads_history(self) -> bool:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +26,6 @@ from seqgen.training.cross_entropy import cross_entropy, projected_cross_entropy
 
 if TYPE_CHECKING:
     from seqgen.task import Task
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -121,11 +119,13 @@ class TrainingContext:
         whole_model: a context with the model that has all weights, for decoding with a model whose weights are sharded.
         passes: the number of passes through a model that this process makes, from the number that it needs; all
             processes make equally many if the weights are sharded.
+        kept: what ``Criterion.keep`` keeps in this update; ``None`` in evaluation, where nothing is kept.
     """
 
     update: int = 0
     whole_model: Callable[[EncoderDecoderModel], AbstractContextManager[EncoderDecoderModel]] = nullcontext
     passes: Callable[[EncoderDecoderModel, int], int] = field(default=lambda model, needed: needed)
+    kept: dict[Any, Any] | None = None
 
 
 class Criterion(Hooked):
@@ -138,10 +138,8 @@ class Criterion(Hooked):
     Attributes:
         context: the state of training, which ``begin_update`` replaces.
         decoding_seconds: time spent decoding so far, in this process.
-        module: what has the parameters of the criterion, which are trained with those of the model; see
-            ``begin_training``.
-        optimizer_steps: the number of optimizer steps of an update, all with the same batches; see ``keep``.
-        kept: what ``keep`` returned for the batch; ``None`` in evaluation, where nothing is kept.
+        module: what has the parameters of the criterion; see ``begin_training``.
+        optimizer_steps: the number of optimizer steps in an update, each with a new gradient of the same batches.
     """
 
     def __init__(self, cfg: Any, task: Task):
@@ -151,7 +149,6 @@ class Criterion(Hooked):
         self.decoding_seconds = 0.0
         self.module = nn.Module()
         self.optimizer_steps = 1
-        self.kept: dict[str, Any] | None = None
 
     @property
     def update(self) -> int:
@@ -223,25 +220,26 @@ class Criterion(Hooked):
         weights of the model. ``optimization.freeze`` and ``optimization.ema_decay`` do not apply to them.
 
         Args:
-            model: the model before training, which does not have the weights of ``checkpoint.finetune_from`` yet. The
-                module gets its device and data type.
+            model: the model before training; ``checkpoint.finetune_from`` is loaded later. The module gets its device
+                and data type.
         """
 
-    def keep(self, name: str, compute: Callable[[], T]) -> T:
-        """A value that remains the same in all optimizer steps of an update, such as samples.
+    def keep(self, batch: Batch, name: str, compute: Callable[[], Any]) -> Any:
+        """A value that is the same in all optimizer steps of an update, such as the samples.
 
         Args:
+            batch: the batch that it belongs to.
             name: distinguishes the values of a batch.
-            compute: called in the first of the ``optimizer_steps``; it returns no gradient.
+            compute: called in the first step; returns the value, without a gradient.
 
         Returns:
-            What ``compute`` returned for this batch.
+            What ``compute`` returned for this batch in the first step.
         """
-        kept = {} if self.kept is None else self.kept
-        if name not in kept:
-            kept[name] = compute()
-        found: T = kept[name]
-        return found
+        kept = {} if self.context.kept is None else self.context.kept
+        key = name, *batch.ids.tolist()
+        if key not in kept:
+            kept[key] = compute()
+        return kept[key]
 
     def begin_update(self, context: TrainingContext) -> None:
         """Receive the state of training; called before each update and each validation.

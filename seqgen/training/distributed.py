@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -36,7 +36,6 @@ if TYPE_CHECKING:  # at run time, it is imported where a model is sharded, becau
     from torch.distributed.tensor import DTensor
 
 T = TypeVar("T")
-M = TypeVar("M", bound=nn.Module)
 
 
 # What Gloo says of a lost rank. The first has its source file in front; the second, which the operations that were
@@ -180,17 +179,11 @@ class LossModule(nn.Module):
     Args:
         model: the model.
         loss: computes the loss of a batch.
-        criterion: has the parameters of the criterion, if there are any.
     """
 
-    def __init__(
-        self,
-        model: EncoderDecoderModel,
-        loss: Callable[[Batch, EncoderDecoderModel], CriterionOut],
-        criterion: nn.Module | None = None,
-    ):
+    def __init__(self, model: EncoderDecoderModel, loss: Callable[[Batch, EncoderDecoderModel], CriterionOut]):
         super().__init__()
-        self.model, self.loss, self.criterion = model, loss, criterion
+        self.model, self.loss = model, loss
 
     def forward(self, batch: Batch) -> tuple[Tensor, CriterionOut]:
         """Compute the loss of a batch.
@@ -274,7 +267,7 @@ def _sharded(module: LossModule, cfg: DistributedConfig, group: ProcessGroup, de
     )
     for layer in layers_of(module.model):
         shard(layer)
-    shard(module)  # what is in no layer: embeddings, last normalization, output layer, the criterion
+    shard(module)  # what is in no layer: embeddings, last normalization, output layer, parameters of the criterion
     return module
 
 
@@ -400,19 +393,19 @@ def load(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     model.load_state_dict({name: like(value, current[name]) for name, value in weights.items()})
 
 
-class PlainCopy(Generic[M]):
+class PlainCopy:
     """A plain copy of a model that is sharded later; it has weights only while it is used.
 
     Args:
         model: the model, not yet sharded.
     """
 
-    def __init__(self, model: M):
-        self.model: M = copy.deepcopy(model).requires_grad_(False)
+    def __init__(self, model: nn.Module):
+        self.model = copy.deepcopy(model).requires_grad_(False)
         self._empty()
 
     @contextlib.contextmanager
-    def of(self, sharded: M) -> Iterator[M]:
+    def of(self, sharded: nn.Module) -> Iterator[Any]:
         """A plain model with the weights of a sharded one; all ranks call this.
 
         Args:

@@ -35,6 +35,8 @@ from seqgen.training.cross_entropy import cross_entropy
 if TYPE_CHECKING:
     from seqgen.task import Task
 
+Hypotheses = Sequence[Sequence[Hypothesis]]
+
 
 def decoding(**values: Any) -> Any:
     """A field for decoding keys, ``criterion.decode.KEY``.
@@ -64,7 +66,8 @@ class Rescored:
         mask: ``(N, K, T)`` bool, true where a hypothesis has a token. A sentence can have fewer than ``K`` hypotheses.
         drawn: the same without the end-of-sentence that is forced at the maximum length.
         features: ``(N, K, T, C)`` last features of the decoder, from which each token is predicted, with gradients; 0
-            after the end of a hypothesis. ``None`` if not requested.
+            after the end of a hypothesis. ``None`` if they are not requested, there is no hypothesis, or the model is
+            not composed; see ``has_default_forward``.
     """
 
     token_lprobs: Tensor
@@ -196,7 +199,7 @@ class SequenceCriterion(Criterion):
         own = {key: value for key, value in cfg.components.items() if not key.startswith("utility.")}
         return replace(cfg, mbr="", components=own)
 
-    def with_references(self, batch: Batch, hypotheses: Sequence[Sequence[Hypothesis]]) -> list[list[Hypothesis]]:
+    def with_references(self, batch: Batch, hypotheses: Hypotheses) -> list[list[Hypothesis]]:
         """Add the reference of each sentence to its hypotheses, as the last one, unless it is among them.
 
         Args:
@@ -218,7 +221,7 @@ class SequenceCriterion(Criterion):
         counts = rows.bincount(minlength=batch.target.size(0)).tolist()
         return list(kept.target.cpu().split(counts))
 
-    def utilities(self, batch: Batch, hypotheses: Sequence[Sequence[Hypothesis]]) -> Tensor:
+    def utilities(self, batch: Batch, hypotheses: Hypotheses) -> Tensor:
         """Measure hypotheses with the references, by the utility that ``criterion.decode.mbr`` names.
 
         Args:
@@ -235,11 +238,7 @@ class SequenceCriterion(Criterion):
         return pad_sequence(found, batch_first=True).to(batch.ids.device)
 
     def rescore(
-        self,
-        model: EncoderDecoderModel,
-        batch: Batch,
-        hypotheses: Sequence[Sequence[Hypothesis]],
-        features: bool = False,
+        self, model: EncoderDecoderModel, batch: Batch, hypotheses: Hypotheses, features: bool = False
     ) -> Rescored:
         """Compute log-probabilities by teacher forcing, with gradients, and with dropout if the model is in training.
 
@@ -250,27 +249,18 @@ class SequenceCriterion(Criterion):
             model: the model.
             batch: has the sources.
             hypotheses: those of each sentence; only ``tokens`` and ``forced_end`` are read.
-            features: whether the features of the decoder are returned, too.
+            features: whether to return the features of the decoder, too.
 
         Returns:
             The log-probabilities, in float32 or more.
-
-        Raises:
-            ConfigError: features are requested of a model that is not composed; see ``has_default_forward``.
         """
-        if features and not has_default_forward(model):
-            raise ConfigError(
-                f"the criterion needs the features of the decoder, which {type(model).__name__} does not give: its own "
-                "forward, or that of its decoder, computes the logits; choose another model or criterion"
-            )
-        rows = [_Row(i, j, one.tokens) for i, row in enumerate(hypotheses) for j, one in enumerate(row)]
+        rows = [_Row(i, j, one.tokens, one.forced_end) for i, row in enumerate(hypotheses) for j, one in enumerate(row)]
         rows.sort(key=lambda row: len(row.tokens))
         longest, most = len(rows[-1].tokens) if rows else 1, max(map(len, hypotheses), default=1)
         shape = (len(hypotheses), most, longest)
         if not rows:
             nothing = torch.zeros(shape, device=batch.ids.device)
-            of_each = nothing.new_zeros(*shape, self.feature_size(model)) if features else None
-            return Rescored(nothing, nothing.bool(), nothing.bool(), of_each)
+            return Rescored(nothing, nothing.bool(), nothing.bool())
         source, encoder_out = batch.source, None
         if has_default_forward(model):
             encoder_out = model.encoder(source.src_tokens, source.src_lengths)
@@ -281,17 +271,12 @@ class SequenceCriterion(Criterion):
         with torch.random.fork_rng():
             for _ in range(missing):
                 values[-1] = values[-1] + 0 * _token_lprobs(model, _collated(model, batch, parts[-1], encoder_out))[0]
-        lprobs = torch.cat(values)
+        lprobs, eos = torch.cat(values), self.task.target_dictionary.eos()
         # row i, hypothesis j and token t is element (i * K + j) * T + t
         starts = ((row.sentence * most + row.place) * longest for row in rows)
-        spans = [torch.arange(start, start + len(row.tokens)) for start, row in zip(starts, rows, strict=True)]
-        places = torch.cat(spans).to(lprobs.device)
-        eos = self.task.target_dictionary.eos()
-        forced = [
-            int(span[-1])
-            for span, row in zip(spans, rows, strict=True)
-            if hypotheses[row.sentence][row.place].forced_end and row.tokens[-1] == eos
-        ]
+        pairs = [(torch.arange(start, start + len(row.tokens)), row) for start, row in zip(starts, rows, strict=True)]
+        places = torch.cat([of_row for of_row, _ in pairs]).to(lprobs.device)
+        forced = [int(of_row[-1]) for of_row, row in pairs if row.forced_end and row.tokens[-1] == eos]
 
         def placed(values: Tensor) -> Tensor:
             flat = values.new_zeros(math.prod(shape), *values.shape[1:])
@@ -299,30 +284,17 @@ class SequenceCriterion(Criterion):
 
         mask = placed(torch.ones_like(places, dtype=torch.bool))
         drawn = mask.flatten().index_fill(0, places.new_tensor(forced), False).view(shape)
-        of_tokens = [each for _, each in found if each is not None] if features else []
-        return Rescored(placed(lprobs), mask, drawn, placed(torch.cat(of_tokens)) if features else None)
-
-    @torch.no_grad()
-    def feature_size(self, model: EncoderDecoderModel) -> int:
-        """The number ``C`` of features that ``rescore`` returns for each token.
-
-        Raises:
-            ConfigError: see ``rescore``.
-        """
-        device = next(model.parameters()).device
-        token = torch.full((1, 1), self.task.target_dictionary.eos(), device=device)
-        batch = Batch(token[0], Source(token, torch.ones_like(token[0])), token, token)
-        found = self.rescore(model, batch, [[Hypothesis(token[0], 0.0, token[0].float())]], features=True)
-        assert found.features is not None
-        return found.features.size(-1)
+        wanted = features and encoder_out is not None
+        return Rescored(placed(lprobs), mask, drawn, placed(torch.cat([one for _, one in found])) if wanted else None)
 
 
 class _Row(NamedTuple):
-    """A hypothesis to score: that of which sentence, the how many-th, and its tokens."""
+    """A hypothesis to score: that of which sentence, the how many-th, its tokens, and whether its end was forced."""
 
     sentence: int
     place: int
     tokens: Tensor
+    forced_end: bool = False
 
 
 def _equal(one: Hypothesis, other: Hypothesis) -> bool:
@@ -357,7 +329,7 @@ def _collated(model: EncoderDecoderModel, batch: Batch, rows: Sequence[_Row], en
     return Batch(batch.ids[chosen], source, previous, target, int(lengths.sum()), target_lengths=lengths.to(device))
 
 
-def _token_lprobs(model: EncoderDecoderModel, batch: Batch) -> tuple[Tensor, Tensor | None]:
+def _token_lprobs(model: EncoderDecoderModel, batch: Batch) -> tuple[Tensor, Any]:
     """``(M,)`` log-probabilities of the target tokens, row by row, and ``(M, C)`` features; no logits are stored."""
     kept = TargetPositions(batch, pad=-1)
     features = kept.features(model)

@@ -44,6 +44,9 @@ SKIPS = 100
 """Maximum number of consecutive updates that are skipped for a non-finite loss before training stops."""
 
 
+Spare = Callable[[], Batch] | None
+
+
 class NonFiniteError(UserError):
     """The loss or the gradient has become NaN or infinite."""
 
@@ -105,7 +108,7 @@ class Trainer:
         decay = cfg.optimization.ema_decay
         self.ema = EMA(model, decay) if decay else None
         self._parallelize(model)
-        every = [*model.named_parameters(), *self.criterion.module.named_parameters(prefix="criterion")]
+        every = [*model.named_parameters(), *self.criterion.module.named_parameters("criterion")]
         named = [(name, param) for name, param in every if param.requires_grad]
         self.names = [name for name, _ in named]
         self.params = [param for _, param in named]
@@ -115,7 +118,6 @@ class Trainer:
         self.update = 0
         self.skips = 0  # in a row
         self._optimizer_step = 0  # of the current update
-        self._kept: dict[int, dict[str, Any]] = {}  # by the index of the batch in the update
 
     def _parallelize(self, model: EncoderDecoderModel) -> None:
         """Connect the model with the other ranks; see ``parallel``."""
@@ -134,10 +136,9 @@ class Trainer:
         if cfg.optimization.checkpoint_activations:
             recompute_activations(model)
         loss = LossModule(
-            model,
-            lambda batch, model: checked(self.criterion, self.task.train_step(batch, model, self.criterion)),
-            self.criterion.module,
+            model, lambda batch, model: checked(self.criterion, self.task.train_step(batch, model, self.criterion))
         )
+        loss.add_module("criterion", self.criterion.module)
         self._loss_module = parallel(loss, sharding, self.group, self.device)
         if sharded and self.ema is not None:
             parallel(LossModule(self.ema.model, loss.loss), sharding, self.group, self.device)
@@ -156,10 +157,9 @@ class Trainer:
             with self.group.collective(), self._copy.of(model) as copy:
                 yield copy
 
-    def _begin(self) -> None:
+    def _begin(self, kept: dict[Any, Any] | None = None) -> None:
         """Give the criterion the state of training."""
-        self._kept, self.criterion.kept = {}, None
-        self.criterion.begin_update(TrainingContext(self.update, self._whole_model, self._passes))
+        self.criterion.begin_update(TrainingContext(self.update, self._whole_model, self._passes, kept))
 
     def _passes(self, model: EncoderDecoderModel, needed: int) -> int:
         """The number of passes through a model for a criterion; see ``TrainingContext``."""
@@ -195,14 +195,12 @@ class Trainer:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16 if self.cfg.common.bf16 else torch.float16)
 
-    def train_update(
-        self, batches: Sequence[Batch | None], epoch: int, spare: Callable[[], Batch] | None = None
-    ) -> UpdateResult:
+    def train_update(self, batches: Sequence[Batch | None], epoch: int, spare: Spare = None) -> UpdateResult:
         """Make one update from the gradients of several batches.
 
         The gradient is that of the summed loss of all batches in all ranks, divided by the sum of their sample sizes.
-        It does not depend on how sentences are distributed over batches and ranks. A criterion with several
-        ``optimizer_steps`` makes as many steps with the same batches, each with its own gradient.
+        It does not depend on how sentences are distributed over batches and ranks. A criterion can ask for several
+        optimizer steps with the same batches; ``update`` counts them as one.
 
         Args:
             batches: this rank's batches, as many as those of each other rank; ``None`` if only others still have one.
@@ -219,13 +217,11 @@ class Trainer:
         """
         self._loss_module.train()
         result = UpdateResult(lr=self.scheduler.lr_at(self.update, epoch))
-        self._begin()
+        self._begin(kept={})
         decoding, steps = self.criterion.decoding_seconds, self.criterion.optimizer_steps
         for self._optimizer_step in range(steps):
-            self._train_step(result, batches, spare)
+            self._make_step(result, batches, spare)
             if result.skipped:
-                if self._optimizer_step:
-                    result.skipped += f", after {self._optimizer_step} of its {steps} optimizer steps"
                 return result
         result.decoding_seconds = self.criterion.decoding_seconds - decoding
         self.update += 1
@@ -235,10 +231,8 @@ class Trainer:
             self.ema.update(self.model, self.update)
         return result
 
-    def _train_step(
-        self, result: UpdateResult, batches: Sequence[Batch | None], spare: Callable[[], Batch] | None
-    ) -> None:
-        """Make one optimizer step of an update and add its values to the result."""
+    def _make_step(self, result: UpdateResult, batches: Sequence[Batch | None], spare: Spare) -> None:
+        """Make an optimizer step and add its values to the result."""
         self.optimizer.zero_grad(set_to_none=True)
         outs, problem = self._gradients(batches, spare)
         if problem:
@@ -261,9 +255,7 @@ class Trainer:
             return self._leave_out(result, f"the gradient's norm is {result.gnorm} on the sentences {_some(every)}")
         return self._step(result)
 
-    def _gradients(
-        self, batches: Sequence[Batch | None], spare: Callable[[], Batch] | None
-    ) -> tuple[list[CriterionOut], str]:
+    def _gradients(self, batches: Sequence[Batch | None], spare: Spare) -> tuple[list[CriterionOut], str]:
         """Add the gradients of batches, those of all ranks with the last one.
 
         Returns:
@@ -291,14 +283,12 @@ class Trainer:
     def _backward(self, batch: Batch, place: int, weight: int = 1) -> CriterionOut:
         """Add a batch's gradient. The random seed depends on the index of the batch in the update, over all ranks.
 
-        In a later optimizer step of the update, the criterion gets what it has kept of the batch, and other random
-        numbers.
+        Each optimizer step of an update has other random numbers.
         """
         out: CriterionOut
         group = self.group
-        later = [self._optimizer_step] if self._optimizer_step else []
-        seed_everything((self.cfg.common.seed, self.update, place * group.world_size + group.rank, *later))
-        self.criterion.kept = self._kept.setdefault(place, {})
+        index = place * group.world_size + group.rank + (self._optimizer_step << 32)
+        seed_everything((self.cfg.common.seed, self.update, index))
         with group.collective():
             with self.autocast():
                 loss, out = self._loss_module(batch.to(self.device))
@@ -340,7 +330,8 @@ class Trainer:
             )
         if self.skips >= SKIPS:
             raise NonFiniteError(f"update {self.update + 1}: {reason}, {SKIPS} times in a row; training stops")
-        result.skipped = reason
+        done = self._optimizer_step
+        result.skipped = f"{reason}, after {done} of its optimizer steps" if done else reason
 
     def weights(self) -> dict[str, Tensor]:
         """The weights for decoding, by name; those of ``eval_model``. All ranks call this; see ``gathered``."""
@@ -386,7 +377,7 @@ class Trainer:
             weights = state["trained_weights"]
         fit(self.model, weights, where)
         load(self.model, weights)
-        fit(self.criterion.module, state["criterion_weights"], f"{where}, weights of the criterion")
+        fit(self.criterion.module, state["criterion_weights"], f"{where}, parameters of the criterion")
         load(self.criterion.module, state["criterion_weights"])
         self._load_optimizer(state["optimizer"])
         self.scheduler.load_state_dict(state["lr_scheduler"])

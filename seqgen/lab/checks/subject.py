@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.data.dictionary import Dictionary
@@ -260,10 +260,7 @@ def tiny_dictionary(words: int = 19) -> Dictionary:
     return result
 
 
-M = TypeVar("M", bound=nn.Module)
-
-
-def randomize_(model: M, seed: int = 0, factor: float = 1.0) -> M:
+def randomize_(model: EncoderDecoderModel, seed: int = 0, factor: float = 1.0) -> EncoderDecoderModel:
     """Make biases and zero matrices random too, since an error could be invisible where parameters are zero.
 
     Args:
