@@ -207,11 +207,10 @@ class DecodingSetup:
         """True if a processor forces the last token of an output of the maximum length."""
         return any(isinstance(one, ForceEndAtMaximum | ForceLast) for one in flattened(self.processors))
 
-    def ended(self, hypothesis: Hypothesis, last_step: int, timed_out: bool) -> Hypothesis:
+    def ended(self, one: Hypothesis, last_step: int, timed_out: bool) -> Hypothesis:
         """The hypothesis with the reason why it ended; ``last_step`` is the step of its maximum length."""
-        at_limit = self.forces_end and len(hypothesis.tokens) > last_step
-        forced_end = at_limit or int(hypothesis.tokens[-1]) not in self.end_tokens
-        return replace(hypothesis, timed_out=timed_out, forced_end=forced_end)
+        forced = int(one.tokens[-1]) not in self.end_tokens or (self.forces_end and len(one.tokens) > last_step)
+        return replace(one, timed_out=timed_out, forced_end=forced)
 
     @cached_property
     def reads_history(self) -> bool:

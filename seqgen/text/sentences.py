@@ -223,9 +223,7 @@ class ParagraphReader:
         tokens = torch.cat([each.tokens for each in parts])
         scores = torch.cat([each.positional_scores for each in parts])
         score = float(self.ranking.score(scores.sum(), len(tokens)))
-        kept: dict[str, Any] = {
-            name: any(getattr(each, name) for each in parts) for name in ("timed_out", "forced_end")
-        }
+        kept: dict[str, Any] = {name: any(getattr(one, name) for one in parts) for name in ("timed_out", "forced_end")}
         if parts[0].top_tokens is not None:
             kept |= {name: torch.cat([getattr(each, name) for each in parts]) for name in ("top_tokens", "top_scores")}
         return Hypothesis(tokens, score, scores, **kept)

@@ -109,6 +109,63 @@ def test_no_part_has_more_tokens_than_allowed(lengths: list[int], limit: int) ->
     assert all((len(one) + 1) * len(other[0].tokens) > limit for one, other in itertools.pairwise(parts))
 
 
+@pytest.mark.parametrize("name", SMALL)
+def test_features_are_those_from_which_the_tokens_are_predicted(name: str) -> None:
+    """The output layer gives the log-probabilities of the same places from them, with the same gradients."""
+    model = new_model(small(name), WORDS).eval()
+    batch, eos = pairs(model), WORDS.eos()
+    outputs = [[[7, 8, 9, eos], [eos]], [], [[5] * 30 + [eos], [6, eos], [6, 6]], [[10, 11, eos]]]
+    hypotheses = [[hypothesis(tokens) for tokens in row] for row in outputs]
+    found = criterion().rescore(model, batch, hypotheses, features=True)
+    assert criterion().rescore(model, batch, hypotheses).features is None
+    assert found.features is not None
+    assert found.features.shape[:3] == found.mask.shape
+    assert not found.features[~found.mask].any()
+    lprobs = model.get_normalized_probs(model.decoder.output_layer(found.features[found.mask]))
+    tokens = torch.tensor([token for row in outputs for one in row for token in one])
+    wanted = lprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)
+    torch.testing.assert_close(found.token_lprobs[found.mask], wanted, rtol=0, atol=1e-10)
+    weights, parameters = torch.rand(len(tokens), dtype=torch.float64), list(model.parameters())
+    losses = [(values * weights).sum() for values in (found.token_lprobs[found.mask], wanted)]
+    pairs_of = zip(*(torch.autograd.grad(one, parameters, allow_unused=True, retain_graph=True) for one in losses))
+    for got, other in pairs_of:
+        assert (got is None) == (other is None)
+        if got is not None:
+            torch.testing.assert_close(got, other, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("search", ["sampling", "beam"])
+@pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
+def test_an_end_is_forced_where_the_output_would_continue(semantics: str, search: str) -> None:
+    """Samples with a larger maximum length show which outputs the model has ended.
+
+    At the maximum length, fairseq's rules allow no other token than end-of-sentence, which is then not drawn. By
+    Hugging Face's rules all tokens are drawn, also the end-of-sentence that comes just in time.
+    """
+    model = new_model(small_transformer(), WORDS).eval()
+    keys: dict[str, Any] = {"beam": 100, "search": search, "semantics": semantics, "min_len": 0, "early_stopping": True}
+    keys = keys if search == "sampling" else {**keys, "beam": 20}
+    batch, eos, seen = pairs(model), WORDS.eos(), set()
+    short, longer = (criterion(**keys, max_len=most).decode(model, batch) for most in (4, 12))
+    longest = max(len(one.tokens) for row in short for one in row)
+    for one, other in zip(itertools.chain(*short), itertools.chain(*longer), strict=True):
+        at_limit, whole = len(one.tokens) == longest, int(one.tokens[-1]) == eos
+        if search == "sampling" and semantics == "huggingface":
+            assert one.forced_end == (not torch.equal(one.tokens, other.tokens))
+        elif search == "sampling":
+            assert torch.equal(one.tokens[:-1], other.tokens[: len(one.tokens) - 1])
+            assert one.forced_end or torch.equal(one.tokens, other.tokens)
+        assert one.forced_end == (at_limit if semantics == "fairseq" else not whole)
+        seen.add((at_limit, one.forced_end))
+    assert {(False, False), (True, True)} <= seen
+    assert ((True, False) in seen) == (semantics == "huggingface")
+    found = criterion().rescore(model, batch, short)
+    forced = [[one.forced_end for one in row] for row in short]
+    missing = (found.mask & ~found.drawn).sum(-1)
+    assert missing.tolist() == [[int(each) * (semantics == "fairseq") for each in row] for row in forced]
+    assert not found.drawn[..., 1:][~found.drawn[..., :-1]].any(), "only last tokens are missing"
+
+
 def test_nothing_to_rescore() -> None:
     model = new_model(small_transformer(), WORDS).eval()
     found = criterion().rescore(model, pairs(model), [[]] * 4)
