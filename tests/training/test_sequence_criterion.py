@@ -29,6 +29,7 @@ from seqgen.task import Task
 from seqgen.training.criteria import TrainingContext
 from seqgen.training.distributed import ProcessGroup
 from seqgen.training.sequence_criterion import _parts, _Row
+from tests.examples.objectives import tiny
 from tests.parallel_training import MODELS as SMALL, train_in, train_together
 from tests.training.test_parallel import COMMON, TOLERANCE, compare
 from tests.training_runs import Lab, assert_identical, everything, lab, records
@@ -127,43 +128,52 @@ def test_features_are_those_from_which_the_tokens_are_predicted(name: str) -> No
     torch.testing.assert_close(found.token_lprobs[found.mask], wanted, rtol=0, atol=1e-10)
     weights, parameters = torch.rand(len(tokens), dtype=torch.float64), list(model.parameters())
     losses = [(values * weights).sum() for values in (found.token_lprobs[found.mask], wanted)]
-    pairs_of = zip(*(torch.autograd.grad(one, parameters, allow_unused=True, retain_graph=True) for one in losses))
+    pairs_of = zip(
+        *(torch.autograd.grad(one, parameters, allow_unused=True, retain_graph=True) for one in losses), strict=True
+    )
     for got, other in pairs_of:
         assert (got is None) == (other is None)
         if got is not None:
             torch.testing.assert_close(got, other, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("search", ["sampling", "beam"])
 @pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
-def test_an_end_is_forced_where_the_output_would_continue(semantics: str, search: str) -> None:
+def test_an_end_is_forced_where_the_output_would_continue(semantics: str) -> None:
     """Samples with a larger maximum length show which outputs the model has ended.
 
     At the maximum length, fairseq's rules allow no other token than end-of-sentence, which is then not drawn. By
     Hugging Face's rules all tokens are drawn, also the end-of-sentence that comes just in time.
     """
-    model = new_model(small_transformer(), WORDS).eval()
-    keys: dict[str, Any] = {"beam": 100, "search": search, "semantics": semantics, "min_len": 0, "early_stopping": True}
-    keys = keys if search == "sampling" else {**keys, "beam": 20}
-    batch, eos, seen = pairs(model), WORDS.eos(), set()
-    short, longer = (criterion(**keys, max_len=most).decode(model, batch) for most in (4, 12))
-    longest = max(len(one.tokens) for row in short for one in row)
-    for one, other in zip(itertools.chain(*short), itertools.chain(*longer), strict=True):
-        at_limit, whole = len(one.tokens) == longest, int(one.tokens[-1]) == eos
-        if search == "sampling" and semantics == "huggingface":
-            assert one.forced_end == (not torch.equal(one.tokens, other.tokens))
-        elif search == "sampling":
-            assert torch.equal(one.tokens[:-1], other.tokens[: len(one.tokens) - 1])
-            assert one.forced_end or torch.equal(one.tokens, other.tokens)
-        assert one.forced_end == (at_limit if semantics == "fairseq" else not whole)
-        seen.add((at_limit, one.forced_end))
-    assert {(False, False), (True, True)} <= seen
-    assert ((True, False) in seen) == (semantics == "huggingface")
-    found = criterion().rescore(model, batch, short)
-    forced = [[one.forced_end for one in row] for row in short]
-    missing = (found.mask & ~found.drawn).sum(-1)
-    assert missing.tolist() == [[int(each) * (semantics == "fairseq") for each in row] for row in forced]
-    assert not found.drawn[..., 1:][~found.drawn[..., :-1]].any(), "only last tokens are missing"
+    model, limits, seen = tiny.model(), (3, 6), set()
+    batch, fairseq = tiny.pairs(model), semantics == "fairseq"
+    keys: dict[str, Any] = {"search": "sampling", "beam": 1, "semantics": semantics}
+    cfgs = [MinimumRiskConfig(decode=tiny.decoding(**keys, max_len=limit)) for limit in limits]
+    for update in range(30):
+        both = [MinimumRisk(cfg, tiny.task()) for cfg in cfgs]
+        for own in both:
+            own.begin_update(TrainingContext(update))
+        short, longer = (own.decode(model, batch) for own in both)
+        missing = (found := both[0].rescore(model, batch, short)).mask & ~found.drawn
+        for row, ((one,), (other,)) in enumerate(zip(short, longer, strict=True)):
+            size = len(one.tokens)
+            assert torch.equal(one.tokens[: size - fairseq], other.tokens[: size - fairseq])
+            ended = torch.equal(one.tokens, other.tokens) and not (fairseq and size == limits[0])
+            assert one.forced_end == (not ended)
+            seen.add((size == limits[0], one.forced_end))
+            at = [size - 1] if one.forced_end and fairseq else []
+            assert missing[row, 0].nonzero().flatten().tolist() == at
+    assert seen == {(False, False), (True, True)} | (set() if fairseq else {(True, False)})
+
+
+@pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
+def test_beams_that_are_cut_off(semantics: str) -> None:
+    model = tiny.model()
+    keys = {"beam": 12, "max_len": 3, "semantics": semantics}
+    found = MinimumRisk(MinimumRiskConfig(decode=tiny.decoding(**keys)), tiny.task()).decode(model, tiny.pairs(model))
+    for one in itertools.chain(*found):
+        limit = len(one.tokens) == 3
+        assert one.forced_end == (limit and (semantics == "fairseq" or int(one.tokens[-1]) != tiny.EOS))
+    assert {one.forced_end for one in itertools.chain(*found)} == {False, True}
 
 
 def test_nothing_to_rescore() -> None:

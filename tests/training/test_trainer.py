@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -15,7 +17,7 @@ from seqgen.training.distributed import ProcessGroup
 from seqgen.training.optimizers import EMA
 from seqgen.training.trainer import Trainer, UpdateResult
 from seqgen.training.training_loop import Triggers
-from tests.training_runs import Lab, lab
+from tests.training_runs import Lab, assert_identical, lab
 
 __all__ = ["lab"]
 

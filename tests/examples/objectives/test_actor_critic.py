@@ -62,7 +62,9 @@ def plain_loss(
                 ratio = (lprobs[1][t] - lprobs[0][t].detach()).exp()
                 low, high = 1 - cfg.clip, 1 + cfg.clip
                 moves = low < float(ratio.detach()) < high or (gain > 0) == (float(ratio.detach()) <= low)
-                bounded = ratio if moves else torch.tensor(low if float(ratio.detach()) <= low else high)
+                bounded = (
+                    ratio if moves else torch.tensor(low if float(ratio.detach()) <= low else high, dtype=ratio.dtype)
+                )
                 error = (values[t] - (gain + before[t])) ** 2
                 total = total + (cfg.value_weight * error - bounded * gain) / len(outputs)
     return total
