@@ -173,7 +173,7 @@ def test_beams_that_are_cut_off(semantics: str) -> None:
     for one in itertools.chain(*found):
         limit = len(one.tokens) == 3
         assert one.forced_end == (limit and (semantics == "fairseq" or int(one.tokens[-1]) != tiny.EOS))
-    assert {one.forced_end for one in itertools.chain(*found)} == {False, True}
+    assert any(one.forced_end for one in itertools.chain(*found))
 
 
 def test_nothing_to_rescore() -> None:
