@@ -267,6 +267,8 @@ class Hypothesis:
         attention: ``(T, S)`` weights over the source; ``None`` if not requested.
         alignment: ``(T,)`` int64 source position with the largest attention weight; ``None`` if not requested.
         timed_out: whether ``generation.max_time`` ended the search of this sentence.
+        forced_end: whether the output did not choose to end: its last token is no end token, or the end token that is
+            forced at the maximum length.
         top_tokens: ``(T, N)`` int64, the ``generation.top_tokens`` most probable tokens in place of each token, best
             first; ``None`` if not requested.
         top_scores: ``(T, N)`` their log-probabilities, with penalties and temperature like ``positional_scores``;
@@ -283,6 +285,7 @@ class Hypothesis:
     attention: Tensor | None = None
     alignment: Tensor | None = None
     timed_out: bool = False
+    forced_end: bool = False
     top_tokens: Tensor | None = None
     top_scores: Tensor | None = None
     member_tokens: list[Tensor] | None = None

@@ -81,16 +81,14 @@ class GroupRelative(SequenceCriterion):
         utilities = self.utilities(batch, samples)  # (N, K)
         scored = self.rescore(model, batch, samples)
         counts = scored.present.sum(1)
-        scores = torch.cat([one.positional_scores for row in samples for one in row]).to(scored.mask.device)
-        drawn = scored.mask.masked_scatter(scored.mask, scores != 0)  # a forced token has a score of 0
         values = advantages(utilities / 100, scored.present, self.cfg.divide_by_std).unsqueeze(-1) * scored.token_lprobs
         logged: dict[str, Tensor | float] = {"utility": (utilities.sum(1) / counts).sum()}
         if self.anchor is not None:
             read = self.read_by(self.anchor, model, batch)
-            divergence = self._divergence(self.anchor, read, samples, scored) * drawn  # (N, K, T)
+            divergence = self._divergence(self.anchor, read, samples, scored) * scored.drawn  # (N, K, T)
             values = values - self.cfg.beta * divergence
             logged["kl"] = (divergence.detach().sum((1, 2)) / counts).sum()
-        of_outputs = (values * drawn).sum(-1)
+        of_outputs = (values * scored.drawn).sum(-1)
         if self.cfg.length_normalized:
             of_outputs = of_outputs / scored.lengths.clamp(min=1)
         return -(of_outputs.sum(1) / counts).sum(), logged

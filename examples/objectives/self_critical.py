@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from seqgen.extend import (
@@ -57,8 +56,6 @@ class SelfCritical(SequenceCriterion):
         greedy = self.decode(model, batch, cfg=GenerationConfig(beam=1, **limits))
         baseline = self.utilities(batch, greedy)  # (N, 1)
         scored = self.rescore(model, batch, samples)
-        scores = torch.cat([one.positional_scores for row in samples for one in row]).to(scored.mask.device)
-        drawn = scored.mask.masked_scatter(scored.mask, scores != 0)  # a forced token has a score of 0
-        lprobs, counts = (scored.token_lprobs * drawn).sum(-1), scored.present.sum(1)
+        lprobs, counts = (scored.token_lprobs * scored.drawn).sum(-1), scored.present.sum(1)
         loss = -((utilities - baseline) / 100 * lprobs).sum(1) / counts  # lprobs are 0 where there is no sample
         return loss.sum(), {"utility": (utilities.sum(1) / counts).sum(), "greedy_utility": baseline.sum()}

@@ -610,10 +610,11 @@ class Session:
         """
         owners = self.live[rows]
         late = torch.zeros_like(self.sentences.done) if self.timed_out is None else self.timed_out
-        read = [values.tolist() for values in copied_to_cpu([owners, self.ids[owners], late[rows]])]
+        of_rows = [owners, self.ids[owners], late[rows], self.sentences.own_limits[rows]]
+        read = [values.tolist() for values in copied_to_cpu(of_rows)]
         found = self.finished.hypotheses(rows, self.backpointers)
-        for sentence, number, timed_out, hypotheses in zip(*read, found, strict=True):
-            self.results[sentence] = [replace(hypothesis, timed_out=timed_out) for hypothesis in hypotheses]
+        for sentence, number, timed_out, last_step, hypotheses in zip(*read, found, strict=True):
+            self.results[sentence] = [self.setup.ended(each, last_step, timed_out) for each in hypotheses]
             for observer in self.observers:
                 observer.end(number, self.results[sentence])
         return read[0]

@@ -34,7 +34,7 @@ from seqgen.generation.shortlist import Shortlist
 from seqgen.generation.stopping import StoppingRule
 from seqgen.modules.bit_exact import BitExact
 from seqgen.modules.multihead_attention import MultiheadAttention
-from seqgen.structures import Batch
+from seqgen.structures import Batch, Hypothesis
 from seqgen.system.switches import INPUT_CHOICES, KERNEL_CHOICE, PREPACKED_WEIGHTS, TWO_STAGE_CANDIDATES, switched
 
 
@@ -206,6 +206,11 @@ class DecodingSetup:
     def forces_end(self) -> bool:
         """True if a processor forces the last token of an output of the maximum length."""
         return any(isinstance(one, ForceEndAtMaximum | ForceLast) for one in flattened(self.processors))
+
+    def ended(self, one: Hypothesis, last_step: int, timed_out: bool) -> Hypothesis:
+        """The hypothesis with the reason why it ended; ``last_step`` is the step of its maximum length."""
+        forced = int(one.tokens[-1]) not in self.end_tokens or (self.forces_end and len(one.tokens) > last_step)
+        return replace(one, timed_out=timed_out, forced_end=forced)
 
     @cached_property
     def reads_history(self) -> bool:

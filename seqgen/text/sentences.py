@@ -223,14 +223,14 @@ class ParagraphReader:
         tokens = torch.cat([each.tokens for each in parts])
         scores = torch.cat([each.positional_scores for each in parts])
         score = float(self.ranking.score(scores.sum(), len(tokens)))
-        kept: dict[str, Any] = {}
+        kept: dict[str, Any] = {name: any(getattr(one, name) for one in parts) for name in ("timed_out", "forced_end")}
         if parts[0].top_tokens is not None:
-            kept = {name: torch.cat([getattr(each, name) for each in parts]) for name in ("top_tokens", "top_scores")}
+            kept |= {name: torch.cat([getattr(each, name) for each in parts]) for name in ("top_tokens", "top_scores")}
         fields = {name: [each.fields[name] for each in parts] for name in parts[0].fields}
         # without those of another width in each sentence, such as values of source positions
         alike = [name for name, values in fields.items() if len({one.shape[1:] for one in values}) == 1]
         kept["fields"] = {name: torch.cat(fields[name]) for name in alike}
-        return Hypothesis(tokens, score, scores, timed_out=any(each.timed_out for each in parts), **kept)
+        return Hypothesis(tokens, score, scores, **kept)
 
 
 def _key(cfg: GenerationConfig) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from seqgen.checkpoints.loading import load_models
 from seqgen.config import like, option
@@ -119,11 +119,13 @@ class TrainingContext:
         whole_model: a context with the model that has all weights, for decoding with a model whose weights are sharded.
         passes: the number of passes through a model that this process makes, from the number that it needs; all
             processes make equally many if the weights are sharded.
+        kept: what ``Criterion.keep`` keeps in this update; ``None`` in evaluation, where nothing is kept.
     """
 
     update: int = 0
     whole_model: Callable[[EncoderDecoderModel], AbstractContextManager[EncoderDecoderModel]] = nullcontext
     passes: Callable[[EncoderDecoderModel, int], int] = field(default=lambda model, needed: needed)
+    kept: dict[Any, Any] | None = None
 
 
 class Criterion(Hooked):
@@ -136,6 +138,8 @@ class Criterion(Hooked):
     Attributes:
         context: the state of training, which ``begin_update`` replaces.
         decoding_seconds: time spent decoding so far, in this process.
+        module: what has the parameters of the criterion; see ``begin_training``.
+        optimizer_steps: the number of optimizer steps in an update, each with a new gradient of the same batches.
     """
 
     def __init__(self, cfg: Any, task: Task):
@@ -143,6 +147,8 @@ class Criterion(Hooked):
         self.task = task
         self.context = TrainingContext()
         self.decoding_seconds = 0.0
+        self.module = nn.Module()
+        self.optimizer_steps = 1
 
     @property
     def update(self) -> int:
@@ -206,6 +212,34 @@ class Criterion(Hooked):
                 first[:, 1:] = batch.segments.target[:, 1:] != batch.segments.target[:, :-1]
             previous = previous.masked_fill(first, frozen.start_token(eos))
         return replace(batch, source=source, prev_output_tokens=previous)
+
+    def begin_training(self, model: EncoderDecoderModel) -> None:
+        """Set ``module`` if the criterion has parameters, such as a critic; by default it has none.
+
+        They are trained like those of the model, with the same learning rate, and saved in checkpoints apart from the
+        weights of the model. ``optimization.freeze`` and ``optimization.ema_decay`` do not apply to them.
+
+        Args:
+            model: the model before training; ``checkpoint.finetune_from`` is loaded later. The module gets its device
+                and data type.
+        """
+
+    def keep(self, batch: Batch, name: str, compute: Callable[[], Any]) -> Any:
+        """A value that is the same in all optimizer steps of an update, such as the samples.
+
+        Args:
+            batch: the batch that it belongs to.
+            name: distinguishes the values of a batch.
+            compute: called in the first step; returns the value, without a gradient.
+
+        Returns:
+            What ``compute`` returned for this batch in the first step.
+        """
+        kept = {} if self.context.kept is None else self.context.kept
+        key = name, *batch.ids.tolist()
+        if key not in kept:
+            kept[key] = compute()
+        return kept[key]
 
     def begin_update(self, context: TrainingContext) -> None:
         """Receive the state of training; called before each update and each validation.

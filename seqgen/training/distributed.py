@@ -267,7 +267,7 @@ def _sharded(module: LossModule, cfg: DistributedConfig, group: ProcessGroup, de
     )
     for layer in layers_of(module.model):
         shard(layer)
-    shard(module)  # what is in no layer: embeddings, last normalization, output layer
+    shard(module)  # what is in no layer: embeddings, last normalization, output layer, parameters of the criterion
     return module
 
 
@@ -400,12 +400,12 @@ class PlainCopy:
         model: the model, not yet sharded.
     """
 
-    def __init__(self, model: EncoderDecoderModel):
+    def __init__(self, model: nn.Module):
         self.model = copy.deepcopy(model).requires_grad_(False)
         self._empty()
 
     @contextlib.contextmanager
-    def of(self, sharded: EncoderDecoderModel) -> Iterator[EncoderDecoderModel]:
+    def of(self, sharded: nn.Module) -> Iterator[Any]:
         """A plain model with the weights of a sharded one; all ranks call this.
 
         Args:

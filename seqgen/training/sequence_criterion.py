@@ -35,6 +35,8 @@ from seqgen.training.cross_entropy import cross_entropy
 if TYPE_CHECKING:
     from seqgen.task import Task
 
+Hypotheses = Sequence[Sequence[Hypothesis]]
+
 
 def decoding(**values: Any) -> Any:
     """A field for decoding keys, ``criterion.decode.KEY``.
@@ -62,10 +64,16 @@ class Rescored:
     Attributes:
         token_lprobs: ``(N, K, T)`` in nats; 0 after the end of a hypothesis.
         mask: ``(N, K, T)`` bool, true where a hypothesis has a token. A sentence can have fewer than ``K`` hypotheses.
+        drawn: the same without the end-of-sentence that is forced at the maximum length.
+        features: ``(N, K, T, C)`` last features of the decoder, from which each token is predicted, with gradients; 0
+            after the end of a hypothesis. ``None`` if they are not requested, there is no hypothesis, or the model is
+            not composed; see ``has_default_forward``.
     """
 
     token_lprobs: Tensor
     mask: Tensor
+    drawn: Tensor
+    features: Tensor | None = None
 
     @property
     def lprobs(self) -> Tensor:
@@ -191,7 +199,7 @@ class SequenceCriterion(Criterion):
         own = {key: value for key, value in cfg.components.items() if not key.startswith("utility.")}
         return replace(cfg, mbr="", components=own)
 
-    def with_references(self, batch: Batch, hypotheses: Sequence[Sequence[Hypothesis]]) -> list[list[Hypothesis]]:
+    def with_references(self, batch: Batch, hypotheses: Hypotheses) -> list[list[Hypothesis]]:
         """Add the reference of each sentence to its hypotheses, as the last one, unless it is among them.
 
         Args:
@@ -213,7 +221,7 @@ class SequenceCriterion(Criterion):
         counts = rows.bincount(minlength=batch.target.size(0)).tolist()
         return list(kept.target.cpu().split(counts))
 
-    def utilities(self, batch: Batch, hypotheses: Sequence[Sequence[Hypothesis]]) -> Tensor:
+    def utilities(self, batch: Batch, hypotheses: Hypotheses) -> Tensor:
         """Measure hypotheses with the references, by the utility that ``criterion.decode.mbr`` names.
 
         Args:
@@ -229,7 +237,9 @@ class SequenceCriterion(Criterion):
             found.append(torch.from_numpy(compared(self.utility, texts, [self.task.decode(reference)])[:, 0]))
         return pad_sequence(found, batch_first=True).to(batch.ids.device)
 
-    def rescore(self, model: EncoderDecoderModel, batch: Batch, hypotheses: Sequence[Sequence[Hypothesis]]) -> Rescored:
+    def rescore(
+        self, model: EncoderDecoderModel, batch: Batch, hypotheses: Hypotheses, features: bool = False
+    ) -> Rescored:
         """Compute log-probabilities by teacher forcing, with gradients, and with dropout if the model is in training.
 
         Each source is encoded once. Hypotheses of similar lengths are computed together, at most as many tokens as the
@@ -238,43 +248,53 @@ class SequenceCriterion(Criterion):
         Args:
             model: the model.
             batch: has the sources.
-            hypotheses: those of each sentence; only their tokens are read.
+            hypotheses: those of each sentence; only ``tokens`` and ``forced_end`` are read.
+            features: whether to return the features of the decoder, too.
 
         Returns:
             The log-probabilities, in float32 or more.
         """
-        rows = [_Row(i, j, one.tokens) for i, row in enumerate(hypotheses) for j, one in enumerate(row)]
+        rows = [_Row(i, j, one.tokens, one.forced_end) for i, row in enumerate(hypotheses) for j, one in enumerate(row)]
         rows.sort(key=lambda row: len(row.tokens))
         longest, most = len(rows[-1].tokens) if rows else 1, max(map(len, hypotheses), default=1)
         shape = (len(hypotheses), most, longest)
         if not rows:
             nothing = torch.zeros(shape, device=batch.ids.device)
-            return Rescored(nothing, nothing.bool())
+            return Rescored(nothing, nothing.bool(), nothing.bool())
         source, encoder_out = batch.source, None
         if has_default_forward(model):
             encoder_out = model.encoder(source.src_tokens, source.src_lengths)
         parts = _parts(rows, max(_tokens(batch), longest))
         missing = self.context.passes(model, len(parts)) - len(parts)
-        values = [_token_lprobs(model, _collated(model, batch, part, encoder_out)) for part in parts]
+        found = [_token_lprobs(model, _collated(model, batch, part, encoder_out)) for part in parts]
+        values = [lprobs for lprobs, _ in found]
         with torch.random.fork_rng():
             for _ in range(missing):
-                values[-1] = values[-1] + 0 * _token_lprobs(model, _collated(model, batch, parts[-1], encoder_out))
-        lprobs = torch.cat(values)
+                values[-1] = values[-1] + 0 * _token_lprobs(model, _collated(model, batch, parts[-1], encoder_out))[0]
+        lprobs, eos = torch.cat(values), self.task.target_dictionary.eos()
         # row i, hypothesis j and token t is element (i * K + j) * T + t
         starts = ((row.sentence * most + row.place) * longest for row in rows)
-        pairs = zip(starts, rows, strict=True)
-        places = torch.cat([torch.arange(start, start + len(row.tokens)) for start, row in pairs]).to(lprobs.device)
-        flat = torch.zeros(math.prod(shape), dtype=lprobs.dtype, device=lprobs.device)
-        mask = torch.zeros_like(flat, dtype=torch.bool).index_fill(0, places, True)
-        return Rescored(flat.index_put((places,), lprobs).view(shape), mask.view(shape))
+        pairs = [(torch.arange(start, start + len(row.tokens)), row) for start, row in zip(starts, rows, strict=True)]
+        places = torch.cat([of_row for of_row, _ in pairs]).to(lprobs.device)
+        forced = [int(of_row[-1]) for of_row, row in pairs if row.forced_end and row.tokens[-1] == eos]
+
+        def placed(values: Tensor) -> Tensor:
+            flat = values.new_zeros(math.prod(shape), *values.shape[1:])
+            return flat.index_put((places,), values).view(*shape, *values.shape[1:])
+
+        mask = placed(torch.ones_like(places, dtype=torch.bool))
+        drawn = mask.flatten().index_fill(0, places.new_tensor(forced), False).view(shape)
+        wanted = features and encoder_out is not None
+        return Rescored(placed(lprobs), mask, drawn, placed(torch.cat([one for _, one in found])) if wanted else None)
 
 
 class _Row(NamedTuple):
-    """A hypothesis to score: that of which sentence, the how many-th, and its tokens."""
+    """A hypothesis to score: that of which sentence, the how many-th, its tokens, and whether its end was forced."""
 
     sentence: int
     place: int
     tokens: Tensor
+    forced_end: bool = False
 
 
 def _equal(one: Hypothesis, other: Hypothesis) -> bool:
@@ -309,8 +329,8 @@ def _collated(model: EncoderDecoderModel, batch: Batch, rows: Sequence[_Row], en
     return Batch(batch.ids[chosen], source, previous, target, int(lengths.sum()), target_lengths=lengths.to(device))
 
 
-def _token_lprobs(model: EncoderDecoderModel, batch: Batch) -> Tensor:
-    """``(M,)`` log-probabilities of the target tokens, row by row; the logits are not stored."""
+def _token_lprobs(model: EncoderDecoderModel, batch: Batch) -> tuple[Tensor, Any]:
+    """``(M,)`` log-probabilities of the target tokens, row by row, and ``(M, C)`` features; no logits are stored."""
     kept = TargetPositions(batch, pad=-1)
     features = kept.features(model)
 
@@ -320,6 +340,5 @@ def _token_lprobs(model: EncoderDecoderModel, batch: Batch) -> Tensor:
         return model.get_normalized_probs(logits, log_probs=True).gather(1, kept.target.unsqueeze(1)).squeeze(1)
 
     if features is None or not torch.is_grad_enabled():
-        return lprobs_of(features)
-    found: Tensor = checkpoint(lprobs_of, features, use_reentrant=False)
-    return found
+        return lprobs_of(features), features
+    return checkpoint(lprobs_of, features, use_reentrant=False), features

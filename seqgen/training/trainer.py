@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from seqgen.checkpoints.model_weights import fit
 from seqgen.config import TrainConfig
@@ -44,6 +44,9 @@ SKIPS = 100
 """Maximum number of consecutive updates that are skipped for a non-finite loss before training stops."""
 
 
+Spare = Callable[[], Batch] | None
+
+
 class NonFiniteError(UserError):
     """The loss or the gradient has become NaN or infinite."""
 
@@ -55,7 +58,7 @@ class UpdateResult:
     Attributes:
         sums: values summed over the update's batches in all ranks: ``loss``, ``sample_size`` and the values that the
             criterion logs.
-        gnorm: L2 norm of the gradient of the mean loss, before clipping.
+        gnorm: L2 norm of the gradient of the mean loss, before clipping; that of the last optimizer step.
         lr: the learning rate of this update.
         skipped: why the update was skipped; empty if it was not.
         decoding_seconds: time that this rank's criterion spent decoding.
@@ -99,11 +102,14 @@ class Trainer:
         self.cfg, self.task, self.model, self.device = cfg, task, model, device
         self.group = group or ProcessGroup()
         self.criterion: Criterion = CRITERIA.of(cfg.criterion).component(cfg.criterion, task)
+        self.criterion.begin_training(model)
+        self.criterion.module.to(next(model.parameters()))
         _freeze(model, cfg.optimization.freeze)
         decay = cfg.optimization.ema_decay
         self.ema = EMA(model, decay) if decay else None
         self._parallelize(model)
-        named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
+        every = [*model.named_parameters(), *self.criterion.module.named_parameters("criterion")]
+        named = [(name, param) for name, param in every if param.requires_grad]
         self.names = [name for name, _ in named]
         self.params = [param for _, param in named]
         self.optimizer: torch.optim.Optimizer = OPTIMIZERS.of(cfg.optimizer).component.build(cfg.optimizer, self.params)  # type: ignore[attr-defined]
@@ -111,6 +117,7 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(device.type, init_scale=2.0**7) if cfg.common.fp16 else None
         self.update = 0
         self.skips = 0  # in a row
+        self._optimizer_step = 0  # of the current update
 
     def _parallelize(self, model: EncoderDecoderModel) -> None:
         """Connect the model with the other ranks; see ``parallel``."""
@@ -125,11 +132,13 @@ class Trainer:
                 "leave it out"
             )
         self._copy = PlainCopy(model) if sharded else None
+        self._criterion_copy = PlainCopy(self.criterion.module) if sharded else None
         if cfg.optimization.checkpoint_activations:
             recompute_activations(model)
         loss = LossModule(
             model, lambda batch, model: checked(self.criterion, self.task.train_step(batch, model, self.criterion))
         )
+        loss.add_module("criterion", self.criterion.module)
         self._loss_module = parallel(loss, sharding, self.group, self.device)
         if sharded and self.ema is not None:
             parallel(LossModule(self.ema.model, loss.loss), sharding, self.group, self.device)
@@ -148,9 +157,9 @@ class Trainer:
             with self.group.collective(), self._copy.of(model) as copy:
                 yield copy
 
-    def _begin(self) -> None:
+    def _begin(self, kept: dict[Any, Any] | None = None) -> None:
         """Give the criterion the state of training."""
-        self.criterion.begin_update(TrainingContext(self.update, self._whole_model, self._passes))
+        self.criterion.begin_update(TrainingContext(self.update, self._whole_model, self._passes, kept))
 
     def _passes(self, model: EncoderDecoderModel, needed: int) -> int:
         """The number of passes through a model for a criterion; see ``TrainingContext``."""
@@ -170,12 +179,15 @@ class Trainer:
     def evaluation(self) -> Iterator[EncoderDecoderModel]:
         """``eval_model`` in evaluation mode, with all of its weights; all ranks call this."""
         self._begin()
-        with self.plain(self.eval_model) as model:
-            model.eval()
+        copied, module = self._criterion_copy, self.criterion.module
+        of_criterion = contextlib.nullcontext(module) if copied is None else copied.of(module)
+        with self.plain(self.eval_model) as model, of_criterion as self.criterion.module:
+            parts = nn.ModuleList([model, self.criterion.module]).eval()
             try:
                 yield model
             finally:
-                model.train()
+                parts.train()
+                self.criterion.module = module
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The context of the forward pass: autocast to bfloat16 or float16, if configured."""
@@ -183,13 +195,12 @@ class Trainer:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16 if self.cfg.common.bf16 else torch.float16)
 
-    def train_update(
-        self, batches: Sequence[Batch | None], epoch: int, spare: Callable[[], Batch] | None = None
-    ) -> UpdateResult:
+    def train_update(self, batches: Sequence[Batch | None], epoch: int, spare: Spare = None) -> UpdateResult:
         """Make one update from the gradients of several batches.
 
         The gradient is that of the summed loss of all batches in all ranks, divided by the sum of their sample sizes.
-        It does not depend on how sentences are distributed over batches and ranks.
+        It does not depend on how sentences are distributed over batches and ranks. A criterion can ask for several
+        optimizer steps with the same batches; ``update`` counts them as one.
 
         Args:
             batches: this rank's batches, as many as those of each other rank; ``None`` if only others still have one.
@@ -204,18 +215,33 @@ class Trainer:
             NonFiniteError: the loss or the gradient is NaN or infinite, and ``optimization.nonfinite_loss=stop``; or
                 too many updates in a row were skipped.
         """
-        self.model.train()
-        self.optimizer.zero_grad(set_to_none=True)
+        self._loss_module.train()
         result = UpdateResult(lr=self.scheduler.lr_at(self.update, epoch))
-        self._begin()
-        decoding = self.criterion.decoding_seconds
-        outs, problem = self._gradients(batches, spare)
+        self._begin(kept={})
+        decoding, steps = self.criterion.decoding_seconds, self.criterion.optimizer_steps
+        for self._optimizer_step in range(steps):
+            self._make_step(result, batches, spare)
+            if result.skipped:
+                return result
         result.decoding_seconds = self.criterion.decoding_seconds - decoding
+        self.update += 1
+        self.skips = 0
+        self.criterion.after_update(result.sums)
+        if self.ema is not None:
+            self.ema.update(self.model, self.update)
+        return result
+
+    def _make_step(self, result: UpdateResult, batches: Sequence[Batch | None], spare: Spare) -> None:
+        """Make an optimizer step and add its values to the result."""
+        self.optimizer.zero_grad(set_to_none=True)
+        outs, problem = self._gradients(batches, spare)
         if problem:
             return self._leave_out(result, problem, expected=True)
         ids = [batch.ids for batch in batches if batch is not None]
         local_sums, losses = sum_outs(outs)
-        result.sums = sums = self.group.sum(local_sums)
+        sums = self.group.sum(local_sums)
+        for name, value in sums.items():
+            result.sums[name] = result.sums.get(name, 0.0) + value
         if not math.isfinite(sums["loss"]):
             bad = [i for part, loss in zip(ids, losses, strict=True) if not math.isfinite(loss) for i in part.tolist()]
             bad = [sentence for part in self.group.gather(bad) for sentence in part]
@@ -227,12 +253,9 @@ class Trainer:
         if not math.isfinite(result.gnorm) and self.scaler is None:
             every = [i for part in self.group.gather(torch.cat(ids).tolist() if ids else []) for i in part]
             return self._leave_out(result, f"the gradient's norm is {result.gnorm} on the sentences {_some(every)}")
-        self._step(result)
-        return result
+        return self._step(result)
 
-    def _gradients(
-        self, batches: Sequence[Batch | None], spare: Callable[[], Batch] | None
-    ) -> tuple[list[CriterionOut], str]:
+    def _gradients(self, batches: Sequence[Batch | None], spare: Spare) -> tuple[list[CriterionOut], str]:
         """Add the gradients of batches, those of all ranks with the last one.
 
         Returns:
@@ -258,10 +281,14 @@ class Trainer:
         return outs, ""
 
     def _backward(self, batch: Batch, place: int, weight: int = 1) -> CriterionOut:
-        """Add a batch's gradient. The random seed depends on the index of the batch in the update, over all ranks."""
+        """Add a batch's gradient. The random seed depends on the index of the batch in the update, over all ranks.
+
+        Each optimizer step of an update has other random numbers.
+        """
         out: CriterionOut
         group = self.group
-        seed_everything((self.cfg.common.seed, self.update, place * group.world_size + group.rank))
+        index = place * group.world_size + group.rank + (self._optimizer_step << 32)
+        seed_everything((self.cfg.common.seed, self.update, index))
         with group.collective():
             with self.autocast():
                 loss, out = self._loss_module(batch.to(self.device))
@@ -291,14 +318,8 @@ class Trainer:
             self.scaler.update()
             if not math.isfinite(result.gnorm):
                 self._leave_out(result, "float16 overflow; the loss scale was halved", expected=True)
-                return
-        self.update += 1
-        self.skips = 0
-        self.criterion.after_update(result.sums)
-        if self.ema is not None:
-            self.ema.update(self.model, self.update)
 
-    def _leave_out(self, result: UpdateResult, reason: str, expected: bool = False) -> UpdateResult:
+    def _leave_out(self, result: UpdateResult, reason: str, expected: bool = False) -> None:
         """Drop the gradients and note the reason, or raise ``NonFiniteError``, unless the overflow is ``expected``."""
         self.optimizer.zero_grad(set_to_none=True)
         self.skips += 1
@@ -309,8 +330,8 @@ class Trainer:
             )
         if self.skips >= SKIPS:
             raise NonFiniteError(f"update {self.update + 1}: {reason}, {SKIPS} times in a row; training stops")
-        result.skipped = reason
-        return result
+        done = self._optimizer_step
+        result.skipped = f"{reason}, after {done} of its optimizer steps" if done else reason
 
     def weights(self) -> dict[str, Tensor]:
         """The weights for decoding, by name; those of ``eval_model``. All ranks call this; see ``gathered``."""
@@ -323,11 +344,13 @@ class Trainer:
         with self.group.collective():
             values = {self.names[int(index)]: gathered(value, main) for index, value in state["state"].items()}
             trained = gathered(self.model.state_dict(keep_vars=True), main) if self.ema is not None else {}
+            of_criterion = gathered(self.criterion.module.state_dict(keep_vars=True), main)
         return {
             "update": self.update,
             "skips": self.skips,
             "onednn": TRAINING.onednn,
             "criterion": self.criterion.state_dict(),
+            "criterion_weights": of_criterion,
             "optimizer": {
                 "state": values,
                 "groups": [{k: v for k, v in group.items() if k != "params"} for group in state["param_groups"]],
@@ -354,6 +377,8 @@ class Trainer:
             weights = state["trained_weights"]
         fit(self.model, weights, where)
         load(self.model, weights)
+        fit(self.criterion.module, state["criterion_weights"], f"{where}, parameters of the criterion")
+        load(self.criterion.module, state["criterion_weights"])
         self._load_optimizer(state["optimizer"])
         self.scheduler.load_state_dict(state["lr_scheduler"])
         if self.scaler is not None:

@@ -479,7 +479,7 @@ class TrainingRun:
         params = sum(param.numel() for param in self.trainer.params)
         values = {"parameters": params, "batches": self._rounds_in_epoch(), "processes": self.group.world_size}
         self._write("resume" if self.trainer.update else "start", self.iterator.epoch, values)
-        frozen = num_parameters(self.trainer.model) - params
+        frozen = num_parameters(self.trainer.model) - num_parameters(self.trainer.model, trainable_only=True)
         shown = f"{params:,} parameters" + (f" and {frozen:,} frozen ones" if frozen else "")
         self.display.message(f"{shown}, {self._updates_in_epoch():,} updates per epoch, on {self.trainer.device}")
 

@@ -42,6 +42,7 @@ def test_outputs_that_the_time_cuts_off(name: str, semantics: str) -> None:
     for translation in translator.translate(TEXTS, max_time=1e-9):
         assert len(translation.hypotheses[0].tokens) == 1
         assert translation.hypotheses[0].hypothesis.timed_out
+        assert translation.hypotheses[0].hypothesis.forced_end
         assert translation.notes == ["the output was cut off after generation.max_time=1e-09"]
     for translation in translator.translate(TEXTS[:1], max_time=1000.0, max_len_b=2):
         assert not any("max_time" in note for note in translation.notes)
@@ -65,6 +66,7 @@ def test_outputs_that_the_time_does_not_cut_off_are_those_without_a_limit(semant
         seen.add(cut.timed_out)
         assert cut.timed_out == (len(whole.tokens) >= 5), "the limit ends the fifth step"
         assert torch.equal(cut.tokens, whole.tokens[:5])
+        assert cut.forced_end == (not torch.equal(cut.tokens, whole.tokens) or whole.forced_end)
     assert seen == {False, True}, "the test has both"
 
 

@@ -29,6 +29,7 @@ from seqgen.task import Task
 from seqgen.training.criteria import TrainingContext
 from seqgen.training.distributed import ProcessGroup
 from seqgen.training.sequence_criterion import _parts, _Row
+from tests.examples.objectives import tiny
 from tests.parallel_training import MODELS as SMALL, train_in, train_together
 from tests.training.test_parallel import COMMON, TOLERANCE, compare
 from tests.training_runs import Lab, assert_identical, everything, lab, records
@@ -107,6 +108,72 @@ def test_no_part_has_more_tokens_than_allowed(lengths: list[int], limit: int) ->
     assert [row.place for part in parts for row in part] == [*range(len(rows))]
     assert all(len(part) * len(part[-1].tokens) <= limit for part in parts)
     assert all((len(one) + 1) * len(other[0].tokens) > limit for one, other in itertools.pairwise(parts))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_features_are_those_from_which_the_tokens_are_predicted(name: str) -> None:
+    """The output layer gives the log-probabilities of the same places from them, with the same gradients."""
+    model = new_model(small(name), WORDS).eval()
+    batch, eos = pairs(model), WORDS.eos()
+    outputs = [[[7, 8, 9, eos], [eos]], [], [[5] * 30 + [eos], [6, eos], [6, 6]], [[10, 11, eos]]]
+    hypotheses = [[hypothesis(tokens) for tokens in row] for row in outputs]
+    found = criterion().rescore(model, batch, hypotheses, features=True)
+    assert criterion().rescore(model, batch, hypotheses).features is None
+    assert found.features is not None
+    assert found.features.shape[:3] == found.mask.shape
+    assert not found.features[~found.mask].any()
+    lprobs = model.get_normalized_probs(model.decoder.output_layer(found.features[found.mask]))
+    tokens = torch.tensor([token for row in outputs for one in row for token in one])
+    wanted = lprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)
+    torch.testing.assert_close(found.token_lprobs[found.mask], wanted, rtol=0, atol=1e-10)
+    weights, parameters = torch.rand(len(tokens), dtype=torch.float64), list(model.parameters())
+    losses = [(values * weights).sum() for values in (found.token_lprobs[found.mask], wanted)]
+    pairs_of = zip(
+        *(torch.autograd.grad(one, parameters, allow_unused=True, retain_graph=True) for one in losses), strict=True
+    )
+    for got, other in pairs_of:
+        assert (got is None) == (other is None)
+        if got is not None:
+            torch.testing.assert_close(got, other, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
+def test_an_end_is_forced_where_the_output_would_continue(semantics: str) -> None:
+    """Samples with a larger maximum length show which outputs the model has ended.
+
+    At the maximum length, fairseq's rules allow no other token than end-of-sentence, which is then not drawn. By
+    Hugging Face's rules all tokens are drawn, also the end-of-sentence that comes just in time.
+    """
+    model, limits, seen = tiny.model(), (3, 6), set()
+    batch, fairseq = tiny.pairs(model), semantics == "fairseq"
+    keys: dict[str, Any] = {"search": "sampling", "beam": 1, "semantics": semantics}
+    cfgs = [MinimumRiskConfig(decode=tiny.decoding(**keys, max_len=limit)) for limit in limits]
+    for update in range(30):
+        both = [MinimumRisk(cfg, tiny.task()) for cfg in cfgs]
+        for own in both:
+            own.begin_update(TrainingContext(update))
+        short, longer = (own.decode(model, batch) for own in both)
+        missing = (found := both[0].rescore(model, batch, short)).mask & ~found.drawn
+        for row, ((one,), (other,)) in enumerate(zip(short, longer, strict=True)):
+            size = len(one.tokens)
+            assert torch.equal(one.tokens[: size - fairseq], other.tokens[: size - fairseq])
+            ended = torch.equal(one.tokens, other.tokens) and not (fairseq and size == limits[0])
+            assert one.forced_end == (not ended)
+            seen.add((size == limits[0], one.forced_end))
+            at = [size - 1] if one.forced_end and fairseq else []
+            assert missing[row, 0].nonzero().flatten().tolist() == at
+    assert seen == {(False, False), (True, True)} | (set() if fairseq else {(True, False)})
+
+
+@pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
+def test_beams_that_are_cut_off(semantics: str) -> None:
+    model = tiny.model()
+    keys = {"beam": 12, "max_len": 3, "semantics": semantics}
+    found = MinimumRisk(MinimumRiskConfig(decode=tiny.decoding(**keys)), tiny.task()).decode(model, tiny.pairs(model))
+    for one in itertools.chain(*found):
+        limit = len(one.tokens) == 3
+        assert one.forced_end == (limit and (semantics == "fairseq" or int(one.tokens[-1]) != tiny.EOS))
+    assert any(one.forced_end for one in itertools.chain(*found))
 
 
 def test_nothing_to_rescore() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -15,7 +17,7 @@ from seqgen.training.distributed import ProcessGroup
 from seqgen.training.optimizers import EMA
 from seqgen.training.trainer import Trainer, UpdateResult
 from seqgen.training.training_loop import Triggers
-from tests.training_runs import Lab, lab
+from tests.training_runs import Lab, assert_identical, lab
 
 __all__ = ["lab"]
 
@@ -87,6 +89,41 @@ def test_the_first_update_is_number_one_for_the_average(lab: Lab) -> None:
         torch.testing.assert_close(averages[name], 0.1 * before[name] + 0.9 * param, rtol=1e-5, atol=1e-6)
         moved += not torch.equal(before[name], param)
     assert moved
+
+
+def test_optimizer_steps_are_updates_with_the_same_batch(lab: Lab) -> None:
+    """But they count as one update, have other dropout masks, and their sums are added."""
+    keys = ["optimizer=sgd", "lr_scheduler=fixed", "lr_scheduler.warmup_updates=0", "model.dropout=0"]
+    one, other = (trainer(lab, ProcessGroup(), *keys) for _ in range(2))
+    other.model.load_state_dict(one.model.state_dict())
+    data = one.task.dataset("train")
+    batch = one.task.collate([data.example(i, epoch=1, seed=1) for i in range(4)], one.model)
+    one.criterion.optimizer_steps = 3
+    found, wanted = one.train_update([batch], 1), [other.train_update([batch], 1) for _ in range(3)]
+    assert (one.update, other.update) == (1, 3)
+    assert_identical(one.weights(), other.weights())
+    assert found.gnorm == wanted[-1].gnorm
+    for name, value in found.sums.items():
+        assert value == pytest.approx(sum(each.sums[name] for each in wanted))
+    first = random_numbers(one, range(1))
+    one._optimizer_step = 0
+    assert random_numbers(one, range(1)) != first
+
+
+def test_a_later_optimizer_step_that_is_skipped(lab: Lab) -> None:
+    one = trainer(lab, ProcessGroup(), "optimization.nonfinite_loss=skip")
+    data = one.task.dataset("train")
+    batch = one.task.collate([data.example(i, epoch=1, seed=1) for i in range(4)], one.model)
+    one.criterion.optimizer_steps, original = 3, one.task.train_step
+
+    def step(*given: Any) -> CriterionOut:
+        out = original(*given)
+        return replace(out, loss=out.loss * math.nan) if one._optimizer_step == 2 else out
+
+    with mock.patch.object(one.task, "train_step", step):
+        result = one.train_update([batch], 1)
+    assert result.skipped.endswith("3 (numbered from 0), after 2 of its optimizer steps")
+    assert one.update == 0
 
 
 def random_numbers(trainer: Trainer, places: range) -> list[list[float]]:

@@ -243,7 +243,7 @@ class AgreementSession:
             tokens.append(torch.tensor(ids, dtype=torch.int64))
             lprobs.append(torch.tensor(scores, dtype=member.lprobs.dtype))
             score += self.weights[number] * float(self.setup.ranking.score(lprobs[-1].sum(), max(1, len(scores))))
-        return Hypothesis(tokens[0], score, lprobs[0], member_tokens=tokens, member_scores=lprobs)
+        return Hypothesis(tokens[0], score, lprobs[0], member_tokens=tokens, member_scores=lprobs, forced_end=not last)
 
     def advance(self, keep: list[int], active: list[list[JointStep]]) -> None:
         """Drop the sentences that are done; histories and decoder states follow the beams that continue.

@@ -6,7 +6,7 @@ Of criteria that decode also: the model of decoding is the model of training.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,6 +32,7 @@ from seqgen.lab.checks.search import same_hypotheses
 from seqgen.lab.checks.subject import Ids
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, tensors_in
+from seqgen.training.criteria import TrainingContext
 from seqgen.training.sequence_criterion import SequenceCriterion
 
 LENGTHS, TARGETS = [5, 2, 8, 1], [3, 6, 1, 4]
@@ -50,7 +51,7 @@ class Training(Compared):
         ids: the ids of its inputs.
     """
 
-    criterion: Callable[[EncoderDecoderModel, Batch], Any]
+    criterion: Any
     model: EncoderDecoderModel
     ids: Ids
 
@@ -58,6 +59,11 @@ class Training(Compared):
         """Put the model into evaluation mode, without gradients."""
         self.model.eval()
         self.model.zero_grad(set_to_none=True)
+        self.criterion.context = TrainingContext()
+
+    def parts(self) -> nn.Module:
+        """What has the parameters of the model and of the criterion."""
+        return nn.ModuleDict({"model": self.model, "criterion": getattr(self.criterion, "module", nn.Module())})
 
     def batch(self, rows: Sequence[int] | None = None, source_padding: int = 0, target_padding: int = 0) -> Batch:
         """Random pairs of unequal lengths.
@@ -83,10 +89,10 @@ class Training(Compared):
 
     def gradient(self, batch: Batch, training: bool = False) -> dict[str, Tensor]:
         """The gradient of the loss, by name of the parameter; zero where there is none."""
-        self.model.zero_grad(set_to_none=True)
+        self.parts().zero_grad(set_to_none=True)
         with torch.enable_grad():
             self.compute(batch, training).loss.backward()
-        named = self.model.named_parameters()
+        named = self.parts().named_parameters()
         return {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in named}
 
     def same_number(self, got: Any, wanted: Any, what: str, tolerance: float | None = None) -> None:
@@ -140,13 +146,15 @@ def repeated_losses_are_equal(subject: Training) -> None:
 def gradient_equals_finite_differences(subject: Training) -> None:
     """The gradient, times a random direction, equals the central difference of the loss.
 
-    The direction has length one in each parameter. If they differ, each parameter by itself shows where.
+    The direction has length one in each parameter. If they differ, each parameter by itself shows where. What the
+    criterion keeps for several optimizer steps is the same for all of the losses.
     """
     batch = subject.batch()
+    subject.criterion.context = TrainingContext(kept={})
     gradient = subject.gradient(batch, training=True)
     generator = torch.Generator().manual_seed(0)
     directions = {}
-    for name, parameter in subject.model.named_parameters():
+    for name, parameter in subject.parts().named_parameters():
         direction = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
         directions[name] = direction / direction.norm()
     try:
@@ -162,7 +170,7 @@ def _same_slope(
 ) -> None:
     """The gradient along a direction is the central difference of the loss."""
     step, losses = 1e-5, []
-    parameters = {name: subject.model.get_parameter(name) for name in directions}
+    parameters = {name: subject.parts().get_parameter(name) for name in directions}
     originals = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     for sign in (1, -1):
         for name, parameter in parameters.items():

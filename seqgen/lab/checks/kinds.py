@@ -326,6 +326,8 @@ def criterion_subject(cfg: CriterionCheckConfig) -> Training:
     with _building(what, "correct its __init__"):
         tokenizer = WhitespaceTokenizer(words)
         criterion = component(cfg.criterion, Task(None, tokenizer, tokenizer))
+        criterion.begin_training(model)
+    randomize_(criterion.module.double())
     return Training(criterion, model, Ids.of(model, words, len(words)), tolerance=cfg.tolerance)
 
 

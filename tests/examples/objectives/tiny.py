@@ -92,7 +92,8 @@ def hypothesis(tokens: Sequence[int], longest: int = 3) -> Hypothesis:
     scores = [-1.0] * len(tokens)
     if len(tokens) == longest:
         scores[-1] = 0.0
-    return Hypothesis(torch.tensor(tokens), 0.0, torch.tensor(scores, dtype=torch.float64))
+    of_tokens = torch.tensor(tokens), 0.0, torch.tensor(scores, dtype=torch.float64)
+    return Hypothesis(*of_tokens, forced_end=len(tokens) == longest)
 
 
 def giving(rows: Sequence[Sequence[Sequence[int]]], longest: int = 3) -> Callable[..., list[list[Hypothesis]]]:
