@@ -248,7 +248,7 @@ def test_the_page_of_runs(tmp_path: Path) -> None:
     assert (outcome.code, page.count("<svg"), page.count("</li>")) == (0, 5, 3), outcome.err
     assert "&lt;b&gt;" in page
     assert "<b>" not in page
-    assert re.search(r"^task.valid +other +1\n +one +2 3$", page, re.MULTILINE), page
+    assert re.search(r"^task.valid +other +1\n +one +2 3<", page, re.MULTILINE), page
     assert "optimization.lr" not in page, "equal in all runs"
 
 
