@@ -67,7 +67,7 @@ def _figure(title: str, chart: Mapping[int, Mapping[int, float]]) -> str:
     figure = Figure(figsize=(5.6, 3.2), layout="constrained")
     axes = figure.subplots()
     for number, curve in chart.items():
-        axes.plot(curve.keys(), curve.values(), color=f"C{number}", linestyle=_LINES[number // 10 % len(_LINES)])
+        axes.plot([*curve], [*curve.values()], color=f"C{number}", linestyle=_LINES[number // 10 % len(_LINES)])
     values = [value for curve in chart.values() for value in curve.values()]
     axes.set_yscale("log" if 0 < _LOG_RANGE * min(values) < max(values) else "linear")
     axes.set_xlabel("updates")
