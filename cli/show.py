@@ -1,9 +1,10 @@
-"""``seqgen-show``: a trace as a page, training runs as a table, the languages of a model."""
+"""``seqgen-show``: a trace as a page, training runs as a table and a page, the languages of a model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from seqgen.checkpoints.hub import local_path
@@ -14,6 +15,7 @@ from seqgen.config import option
 from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.errors import ConfigError, printable
+from seqgen.lab.compare.curves import page_of_runs
 from seqgen.lab.compare.runs import Run, as_dict, find_runs, read_runs, sorted_runs, text_table
 from seqgen.lab.traces.page import page_of
 from seqgen.lab.traces.trace import Trace
@@ -21,8 +23,8 @@ from seqgen.system.files import write_atomically
 
 DESCRIPTION = """shows what a file or folder contains: seqgen-show FILE|FOLDER... A trace, which seqgen-generate
 trace=FILE has written, becomes one HTML page that needs no network. Training runs, and folders with runs, become a
-table: scores, speed, and what differs: keys, versions, data. languages=true lists the
-language codes of a multilingual model."""
+table: scores, speed, and what differs: keys, versions, data; page=FILE.html adds their learning curves. languages=true
+lists the language codes of a multilingual model."""
 
 
 @dataclass
@@ -32,7 +34,7 @@ class ShowConfig:
     path: list[str] = option(
         [], "a trace, or run folders and folders with runs; path= may be left out", role="output_path"
     )
-    page: str = option("", "of a trace: the HTML page; empty for the trace's name with .html", role="output_path")
+    page: str = option("", "the HTML page; empty for a trace's name with .html, and none of runs", role="output_path")
     sort: str = option("", "of runs: score (the best run first), column or key to sort by; empty for the order given")
     json: str = option("", "of runs: file for the JSON form; - for standard output, not the table", role="output_path")
     languages: bool = option(
@@ -57,6 +59,8 @@ def show(cfg: ShowConfig) -> int:
     Raises:
         UserError: a file, folder or key cannot be used, or a file cannot be written.
     """
+    if cfg.page == "-":
+        raise ConfigError("page=-: a page is not written to standard output; give page=FILE.html")
     if cfg.languages:
         _refuse_others(cfg, "languages", ())
         _show_languages(cfg)
@@ -64,7 +68,7 @@ def show(cfg: ShowConfig) -> int:
         _refuse_others(cfg, "a trace", ("page",))
         _show_trace(cfg)
     else:
-        _refuse_others(cfg, "runs", ("sort", "json"))
+        _refuse_others(cfg, "runs", ("page", "sort", "json"))
         _show_runs(cfg)
     return 0
 
@@ -80,8 +84,6 @@ def _show_trace(cfg: ShowConfig) -> None:
         raise ConfigError(f"a page shows one trace, but {' and '.join(cfg.path)} were given; give one")
     (file,) = cfg.path
     output = cfg.page or str(Path(file.removesuffix(".gz").removesuffix(".jsonl") + ".html"))
-    if output == "-":
-        raise ConfigError("page=-: a page is not written to standard output; give page=FILE.html")
     check_output("page", output, file)
     trace = Trace(file)
     if not trace.complete:
@@ -98,7 +100,13 @@ def _show_runs(cfg: ShowConfig) -> None:
         raise ConfigError(
             "nothing is given to show: give a trace, run folders, or a folder with runs, as in seqgen-show runs"
         )
+    if cfg.page:
+        check_output("page", cfg.page, other_outputs=[cfg.json])
+        if find_spec("matplotlib") is None:
+            raise ConfigError("the page of runs needs a package: pip install matplotlib")
     runs = sorted_runs(runs_of(cfg.path, vars(cfg)), cfg.sort)
+    if cfg.page:
+        write_atomically(Path(cfg.page), page_of_runs(runs, cfg.sort))
     write_report(text_table(runs, cfg.sort), as_dict(runs), cfg.json)
 
 

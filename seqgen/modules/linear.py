@@ -112,6 +112,7 @@ class _OneDNNLinear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         wants = ctx.needs_input_grad
+        grad = grad.contiguous()  # with an expanded tensor, such as the gradient of a sum, oneDNN takes half a minute
         return (
             onednn_product(grad, weight.t()) if wants[0] else None,
             _gradient_of_weight(grad, x) if wants[1] else None,

@@ -19,6 +19,7 @@ from seqgen.cli.record import OUTPUTS, changes, model_digests
 from seqgen.config import GenerateConfig, TrainConfig
 from seqgen.config.compose import compose
 from seqgen.config.values import to_dict
+from seqgen.lab.compare.curves import charts
 from seqgen.lab.compare.provenance import PROVENANCE, read_sessions, versions
 from seqgen.lab.compare.runs import (
     MISSING,
@@ -218,7 +219,8 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     for arguments, words in (
         ([], "nothing is given to show"),
         ([f"{tmp_path}/no"], "there is no such folder"),
-        ([f"{tmp_path}/runs", "page=x"], "page=x has no effect on runs"),
+        ([f"{tmp_path}/runs", "page=-"], "page=-: a page is not written to standard output"),
+        ([f"{tmp_path}/runs", "page=x", "json=x"], "page=x would overwrite the output x"),
         (["runs", "languages=true", "sort=loss"], "sort=loss has no effect on languages"),
         (["runs", "json"], "json is a key, which needs a value; give json=VALUE"),
     ):
@@ -227,6 +229,27 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert words in wrong.err
     for given in ([f"{tmp_path}/runs/x/1"], ["runs/x/1", f"{tmp_path}/runs/x/1"]):
         assert "two different runs are needed, but these were given: 1;" in command("diff", *given).err
+
+
+def test_the_page_of_runs(tmp_path: Path) -> None:
+    """Each curve is the log's, in a chart of its validation text; names are text."""
+    pytest.importorskip("matplotlib")
+    shared = ("task=translation", "checkpoint.best_checkpoint_metric=bleu")
+    for name, valid, curve in (("<b>", "one", "a"), ("y", "other", "b"), ("z", "one", "b")):
+        make_run(tmp_path / "runs" / name, *shared, f"task.valid={valid}", curve=curve)
+    runs = read_runs([tmp_path / "runs" / name for name in ("<b>", "y", "z")])
+    a, b = ({update: loss for update, loss, _ in CURVES[curve]} for curve in "ab")
+    found = charts(runs)
+    assert [*found] == ["train/loss", "valid/BLEU, one", "valid/BLEU, other", "valid/loss, one", "valid/loss, other"]
+    assert (found["valid/loss, one"], found["valid/loss, other"]) == ({0: a, 2: b}, {1: b})
+    assert found["train/loss"][1] == {update: loss + 1 for update, loss in b.items()}
+    outcome = command("show", f"{tmp_path}/runs", "sort=loss", f"page={tmp_path}/page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert (outcome.code, page.count("<svg"), page.count("</li>")) == (0, 5, 3), outcome.err
+    assert "&lt;b&gt;" in page
+    assert "<b>" not in page
+    assert re.search(r"^task.valid +other +1\n +one +2 3<", page, re.MULTILINE), page
+    assert "optimization.lr" not in page, "equal in all runs"
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seqgen.modules import linear as linear_module
+from seqgen.modules.kernels import onednn_product
 from seqgen.modules.linear import TRAINING, TrainingKernel, linear
 from seqgen.training.cross_entropy import cross_entropy
 
@@ -76,3 +77,20 @@ def test_several_processes_compute_alike(monkeypatch: pytest.MonkeyPatch) -> Non
     kernel.choose()
     assert kernel.onednn is None
     assert kernel.uses_onednn()
+
+
+def test_products_of_gradients_have_no_expanded_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of a sum has one element in memory; oneDNN takes half a minute for a product with such a matrix."""
+    strides: list[int] = []
+
+    def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        strides.extend([*x.stride(), *weight.stride()])
+        return onednn_product(x, weight, bias)
+
+    monkeypatch.setattr(linear_module, "onednn_product", product)
+    x, weight = inputs(9, 5, bias=False)
+    found = torch.autograd.grad(linear(x, weight).sum(), [x, weight])
+    wanted = torch.autograd.grad(F.linear(x, weight).sum(), [x, weight])
+    torch.testing.assert_close(found, wanted)
+    assert len(strides) == 12
+    assert 0 not in strides

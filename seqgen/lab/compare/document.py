@@ -30,14 +30,19 @@ class Table:
     gap: int = 2
 
 
-def text_of(parts: Iterable[Table | str]) -> str:
-    """Tables and sentences as lines, without an empty one at the end; those of tables have at most 80 columns."""
+def text_of(parts: Iterable[Table | str], width: int = WIDTH) -> str:
+    """Tables and sentences as lines, without an empty one at the end.
+
+    Args:
+        parts: tables and sentences.
+        width: maximum number of columns of tables.
+    """
     from rich.console import Console  # slow to import
     from rich.table import Table as RichTable
     from rich.text import Text
 
     out = io.StringIO()
-    console = Console(file=out, width=WIDTH, color_system=None)
+    console = Console(file=out, width=width, color_system=None)
     for part in parts:
         if isinstance(part, str):
             print(part, file=out)

@@ -19,7 +19,7 @@ from seqgen.checkpoints.run_config import CONFIG_FILE, flatten
 from seqgen.config import TrainConfig
 from seqgen.config.values import to_dict, value_text
 from seqgen.errors import ConfigError, DataError, nearest
-from seqgen.lab.compare.document import Table, text_of
+from seqgen.lab.compare.document import WIDTH, Table, text_of
 from seqgen.lab.compare.provenance import read_sessions, recorded_data
 from seqgen.registry import GROUPS
 from seqgen.system.progress import clock
@@ -51,6 +51,7 @@ class Run:
         metric: the validation score that selects the best checkpoint.
         best: the validation scores at the best update, by name.
         best_update: that update.
+        curves: by event and name, the values at each update.
         sessions: the calls of ``seqgen-train``; empty if not known.
         problems: what could not be read.
     """
@@ -67,6 +68,7 @@ class Run:
     metric: str = "loss"
     best: dict[str, float] = field(default_factory=dict)
     best_update: int | None = None
+    curves: dict[tuple[str, str], dict[int, float]] = field(default_factory=dict)
     sessions: list[dict[str, Any]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -138,7 +140,7 @@ def read_run(folder: Path, name: str = "") -> Run:
     run.metric = str(run.config.get("checkpoint.best_checkpoint_metric", "loss")).lower()
     log = _log(run)
     _summarize(run, log)
-    _read_scores(run, log)
+    _read_scores(run)
     return run
 
 
@@ -191,24 +193,27 @@ def _log(run: Run) -> list[dict[str, Any]]:
 def _summarize(run: Run, log: Sequence[Mapping[str, Any]]) -> None:
     """Fill the fields that come from the log."""
 
-    def numbers(name: str, event: str = "") -> list[float]:
-        found: list[Any] = [record.get(name) for record in log if event in ("", record.get("event"))]
-        return [float(value) for value in found if _is_number(value)]
+    def numbers(name: str) -> list[float]:
+        return [float(record[name]) for record in log if _is_number(record.get(name))]
 
+    for record in log:
+        for name, value in record.items() if _is_number(record.get("update")) else ():
+            if _is_number(value) and name not in _NOT_SCORES:
+                run.curves.setdefault((str(record.get("event")), name), {})[int(record["update"])] = float(value)
     run.parameters = next(map(int, reversed(numbers("parameters"))), None)
     run.updates, run.epoch = (max(map(int, numbers(name)), default=None) for name in ("update", "epoch"))
-    if speeds := numbers("tokens_per_second", "train"):
-        run.tokens_per_second = statistics.median(speeds)
+    if speeds := run.curves.get(("train", "tokens_per_second")):
+        run.tokens_per_second = statistics.median(speeds.values())
     times = [time for record in log if (time := _time(record.get("time")))]
-    if ended := numbers("seconds", "stop"):
-        run.seconds = ended[-1]  # it includes the time before training was resumed
+    if ended := run.curves.get(("stop", "seconds")):
+        run.seconds = [*ended.values()][-1]  # it includes the time before training was resumed
     elif len(times) > 1:
         run.seconds = (max(times) - min(times)).total_seconds()
     if log and log[-1].get("event") == "stop":
         run.stopped = str(log[-1].get("reason", ""))
 
 
-def _read_scores(run: Run, log: Sequence[Mapping[str, Any]]) -> None:
+def _read_scores(run: Run) -> None:
     """Read the best scores from ``scores.json``; if it is missing or damaged, find them in the log."""
     try:
         content = parse_json(read_bytes(run.folder / SCORES))
@@ -216,16 +221,11 @@ def _read_scores(run: Run, log: Sequence[Mapping[str, Any]]) -> None:
         run.best = {str(name): float(value) for name, value in best["scores"].items() if _is_number(value)}
         run.best_update, run.metric = int(best["update"]), str(metric)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        scores: dict[int, dict[str, float]] = {}  # by update
-        for record in log:
-            if record.get("event") == "valid" and _is_number(record.get("update")):
-                found = {name: float(value) for name, value in record.items() if _is_number(value)}
-                scores.setdefault(int(found["update"]), {}).update(found)
-        by_update = {u: value for u, row in scores.items() for name, value in row.items() if name.lower() == run.metric}
-        if by_update:
-            choose = min if lower_is_better(run.metric) else max
-            run.best_update = choose(by_update, key=by_update.__getitem__)
-            run.best = {name: value for name, value in scores[run.best_update].items() if name not in _NOT_SCORES}
+        scores = {name: curve for (event, name), curve in run.curves.items() if event == "valid"}
+        curve = next((curve for name, curve in scores.items() if name.lower() == run.metric), {})
+        if curve:
+            run.best_update = (min if lower_is_better(run.metric) else max)(curve, key=curve.__getitem__)
+            run.best = {name: curve[run.best_update] for name, curve in scores.items() if run.best_update in curve}
 
 
 def _is_number(value: Any) -> bool:
@@ -350,15 +350,16 @@ def chosen_scores(runs: Sequence[Run], by: str) -> list[str]:
     return list(dict.fromkeys(names[name] for name in wanted if name in names))[:_MOST_SCORES]
 
 
-def text_table(runs: Sequence[Run], by: str = "") -> str:
+def text_table(runs: Sequence[Run], by: str = "", width: int = WIDTH) -> str:
     """The scores of runs, and what differs: keys, versions and data.
 
     Args:
         runs: the runs, in their order.
         by: what they are sorted by.
+        width: maximum number of columns, unless a value is longer.
 
     Returns:
-        Lines of at most 80 columns, unless a value is longer.
+        The lines.
     """
     scores = chosen_scores(runs, by)
     head = ["", HEADINGS["name"], "updates", *scores, HEADINGS["tokens_per_second"], HEADINGS["seconds"]]
@@ -369,7 +370,7 @@ def text_table(runs: Sequence[Run], by: str = "") -> str:
         parts.append(Table(["differs", "value", "runs"], found, texts=(0, 1, 2), whole=(0,)))
     elif len(runs) > 1:
         parts.append(_equal(runs))
-    return text_of(parts)
+    return text_of(parts, width)
 
 
 def _score_rows(runs: Sequence[Run], scores: Sequence[str]) -> Iterable[list[str]]:
