@@ -35,6 +35,7 @@ from seqgen.generation.speculative.verification import SpeculativeSearch
 from seqgen.generation.stopping import StoppingRule, stopping_from_config
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import COMBINATIONS, LOGITS_PROCESSORS, OBSERVERS, SEARCHES
+from seqgen.system.contract import returned
 
 
 def build_setup(
@@ -85,7 +86,7 @@ def build_setup(
     resources = Resources(tgt_dict, encode, decode, ends[1:])
     search = rules.search(search_strategy or search_from_config(cfg, resources))
     search = _with_drafts(search, cfg, draft)
-    beam = search.rows(cfg.beam)
+    beam = returned(search, "rows", search.rows(cfg.beam), int)
     if cfg.nbest > beam:
         raise ConfigError(
             f"generation.nbest={cfg.nbest}: the search strategy {cfg.search} returns at most {beam} per sentence; "
