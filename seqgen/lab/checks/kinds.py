@@ -140,8 +140,9 @@ def model_subject(cfg: ModelCheckConfig, note: Note = print) -> Subject:
 def _use_cache(decoder: nn.Module, name: str) -> None:
     found, unread = dict[str, type[KeyValueCache]](), KeyValueCache.__subclasses__()
     while unread:
-        found[unread[-1].__name__] = last = unread.pop()
-        unread += last.__subclasses__()
+        cache = unread.pop()
+        found[cache.__name__] = cache
+        unread += cache.__subclasses__()
     layers = [one for one in decoder.modules() if isinstance(one, MultiheadAttention) and not one.encoder_decoder]
     if name not in found or not layers:
         wrong = f"there is no class of this name{nearest(name, found)}" if layers else "the decoder has no attention"
