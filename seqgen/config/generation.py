@@ -93,8 +93,7 @@ _CONSTRAINED = (
 
 _UNCONSTRAINED = Need(
     lambda cfg: not cfg.is_constrained,
-    "drafts tokens, and constrained search (generation.constraints, generation.glossary) cannot verify drafts; choose "
-    "one",
+    "drafts tokens, which generation.constraints and generation.glossary exclude; choose one",
 )
 
 

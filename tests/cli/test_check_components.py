@@ -175,6 +175,18 @@ def test_a_strategy_with_wrong_scores_is_found_with_such_keys() -> None:
     assert outcome.violation is not None
 
 
+def test_a_key_value_cache() -> None:
+    given = (f"common.user_dir={EXAMPLES}/extending/cache.py", "model=transformer_tiny")
+    assert (
+        "BFloat16Cach: there is no class of this name (did you mean 'BFloat16Cache'?)"
+        in check(*given, "cache=BFloat16Cach").err
+    )
+    outcome = check(*given, "cache=BFloat16Cache", "tolerance=0.05")
+    assert outcome.code == 0, outcome.out
+    assert "steps after rolling back                   passed" in outcome.out
+    assert check("model=fconv_tiny", "cache=GrowingCache").err.count("the decoder has no attention") == 1
+
+
 def test_few_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kinds, "WORDS", 4)
     cfg = DecodingCheckConfig(generation=GenerationConfig(search="constrained"), semantics="fairseq")

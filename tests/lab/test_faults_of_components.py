@@ -364,7 +364,7 @@ class DisagreementOfTheBatch(LogitsProcessor):
 @bug("the observer changes a tensor")
 class EndsSentences(Observer):
     def observe(self, record: Any) -> None:
-        record.done.fill_(True)
+        record.now_done.fill_(True)
 
 
 MISSED: dict[str, type[Component]] = {}

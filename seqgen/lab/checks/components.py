@@ -104,7 +104,9 @@ def two_decodes_at_a_time(subject: Decoding) -> None:
 
 def holds_in_an_ensemble(subject: Decoding) -> None:
     """With an ensemble of two different models, neither the batch nor the optimizations change a result."""
-    subject.models = subject.models_of_an_ensemble
+    if subject.build is None:
+        raise NotApplicableError("the models are trained; path=[RUN,RUN] decodes with an ensemble")
+    subject.models = [subject.build(subject.dictionary, seed) for seed in (0, 1)]
     try:
         search.alone_equals_batched(subject)
     except ConfigError as error:
@@ -347,27 +349,16 @@ class Replay(Search):
 
 def scores_depend_on_the_hypothesis_alone(subject: Decoding) -> None:
     """Generating each hypothesis again, without other beams, gives the same scores."""
-    adjusts = subject.generator().setup.search.own_scores
-    needs(not adjusts, "the search strategy changes scores on purpose: own_scores is set")
-    needs(same_when_generated_again(subject), "the processor allows no output")
-
-
-def same_when_generated_again(subject: Decoding) -> bool:
-    """Generate each hypothesis by itself, with the components and keys of the decode; false if there is none.
-
-    Raises:
-        Violation: a hypothesis has other scores.
-    """
-    independent = subject.generator().setup.search.continues_each_beam
+    strategy = subject.generator().setup.search
+    needs(not strategy.own_scores, "the search strategy changes scores on purpose: own_scores is set")
     results = subject.decode(subject.batch())
     places = [(row, beam) for row, hypotheses in enumerate(results) for beam in range(len(hypotheses))]
-    if not places:
-        return False
+    needs(places, "the processor allows no output")
     outputs = [results[row][beam].tokens for row, beam in places]
     targets = pad_columns(pad_rows(outputs, subject.ids.eos), (0, 1), value=subject.ids.eos)
     options: dict[str, Any] = {"search": "", "components": subject.keys_without("search.")}
     batch = subject.batch([row for row, _ in places])
-    again = subject.decode(batch, objects={"search_strategy": Replay(targets, independent)}, **options)
+    again = subject.decode(batch, objects={"search_strategy": Replay(targets, strategy.continues_each_beam)}, **options)
     what = "the scores of a hypothesis depend on the other beams, or not on its own tokens"
     for (row, beam), found in zip(places, again, strict=True):
         wanted = results[row][beam]
@@ -376,7 +367,6 @@ def same_when_generated_again(subject: Decoding) -> bool:
             same = found and torch.equal(found[0].tokens, wanted.tokens)
             require(same, f"{what}: alone it is forbidden", step)
             subject.same(wanted.positional_scores[None], found[0].positional_scores[None], what=what)
-    return True
 
 
 def forks_are_independent(subject: Decoding) -> None:

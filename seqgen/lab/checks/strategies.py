@@ -17,7 +17,7 @@ from seqgen.generation.search.base import chosen
 from seqgen.generation.session import Session, StepScores
 from seqgen.generation.setup import DecodingSetup
 from seqgen.lab.checks.checking import Invariants, Violation, at, holds, needs, require
-from seqgen.lab.checks.components import SHARED, same_when_generated_again
+from seqgen.lab.checks.components import SHARED, scores_depend_on_the_hypothesis_alone
 from seqgen.lab.checks.search import same_hypotheses
 from seqgen.lab.checks.subject import LONGEST, SOURCES, Decoding
 from seqgen.structures import Batch, Hypothesis
@@ -83,7 +83,7 @@ def scores_are_the_models(subject: Decoding) -> None:
     try:
         _compare_with_model(subject)
     except Violation:
-        if holds(lambda: same_when_generated_again(subject)):  # other components and keys change the scores
+        if holds(lambda: scores_depend_on_the_hypothesis_alone(subject)):  # other components and keys change the scores
             return
         holds_in_beam_search = holds(lambda: _compare_with_model(subject, **subject.without))
         needs(holds_in_beam_search, "other components or keys change the scores, also those of beam search")

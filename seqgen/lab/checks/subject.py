@@ -444,17 +444,6 @@ class Decoding(Compared):
         return found
 
     @property
-    def models_of_an_ensemble(self) -> list[EncoderDecoderModel]:
-        """Two random models.
-
-        Raises:
-            NotApplicableError: the models are trained.
-        """
-        if self.build is None:
-            raise NotApplicableError("the models are trained; path=[RUN,RUN] decodes with an ensemble")
-        return [self.build(self.dictionary, seed) for seed in (0, 1)]
-
-    @property
     def wide(self) -> Decoding:
         """The same component with a vocabulary of 643 tokens, which is searched in blocks.
 
