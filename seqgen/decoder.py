@@ -53,7 +53,8 @@ class Decoder(nn.Module, Flagged):
         Returns:
             Logits ``(N, T, V)``, and attention ``(N, T, S)``; ``None`` if not requested or not available.
         """
-        features, attention = self.extract_features(prev_output_tokens, encoder_out, need_attention=need_attention)
+        found = self.extract_features(prev_output_tokens, encoder_out, need_attention=need_attention)
+        features, attention = returned(self, "extract_features", found, tuple)
         return DecoderOut(self.output_layer(features), attention)
 
     def extract_features(
@@ -280,7 +281,8 @@ class IncrementalDecoder(StatefulModule, Decoder):
         Returns:
             Logits ``(N, new positions, V)``, and attention, ``(N, new positions, S)`` or ``None``.
         """
-        features, attention = self.extract_features(prev_output_tokens, encoder_out, incremental_state, need_attention)
+        found = self.extract_features(prev_output_tokens, encoder_out, incremental_state, need_attention)
+        features, attention = returned(self, "extract_features", found, tuple)
         return DecoderOut(self.output_layer(features), attention)
 
     def extract_features(

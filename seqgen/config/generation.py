@@ -92,6 +92,11 @@ _CONSTRAINED = (
     ),
 )
 
+_UNCONSTRAINED = Need(
+    lambda cfg: not cfg.is_constrained,
+    "drafts tokens, which generation.constraints and generation.glossary exclude; choose one",
+)
+
 
 def decoding_key(
     default: Any, help: str, facts: Facts, *needs: Need, limit_from_files: float | None = None, **declaration: Any
@@ -457,6 +462,7 @@ class GenerationConfig:
         "speculative decoding: run or checkpoint of a smaller model that drafts tokens for this one",
         FILES | KEEPS_SCORES | NOT_IN_TRAINING,
         Need(lambda cfg: cfg.prompt_lookup == 0, "and generation.prompt_lookup both draft; choose one"),
+        _UNCONSTRAINED,
         role="input_path",
     )
     draft_tokens: int = decoding_key(
@@ -474,6 +480,7 @@ class GenerationConfig:
         "n-gram drafter: maximum length of the output's last n-gram that is searched in the source; the tokens that "
         "follow it there are the draft; 0 for off",
         MODEL | KEEPS_SCORES,
+        _UNCONSTRAINED,
         minimum=0,
     )
     mbr: str = decoding_key(

@@ -36,6 +36,7 @@ from seqgen.generation.speculative.verification import SpeculativeSearch
 from seqgen.generation.stopping import StoppingRule, stopping_from_config
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import COMBINATIONS, LOGITS_PROCESSORS, OBSERVERS, SEARCHES
+from seqgen.system.contract import returned
 
 
 def build_setup(
@@ -89,7 +90,7 @@ def build_setup(
         search = ConstrainedSearch(cfg.constraints == "ordered", search)
     search = rules.search(search)
     search = _with_drafts(search, cfg, draft)
-    beam = search.rows(cfg.beam)
+    beam = returned(search, "rows", search.rows(cfg.beam), int)
     if cfg.nbest > beam:
         raise ConfigError(
             f"generation.nbest={cfg.nbest}: the search strategy {cfg.search} returns at most {beam} per sentence; "

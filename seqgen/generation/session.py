@@ -41,7 +41,7 @@ from seqgen.generation.shortlist import OutputColumns
 from seqgen.generation.stopping import TimeLimit
 from seqgen.modules.kernel_choice import fastest_threads
 from seqgen.structures import Hypothesis, Source, forked, map_tensors
-from seqgen.system.contract import is_built_in, returned_tensor
+from seqgen.system.contract import is_built_in, returned, returned_tensor
 from seqgen.system.devices import copied_to_cpu, turn_off_cudnn_attention
 from seqgen.system.graphs import GRAPHS
 
@@ -211,7 +211,7 @@ class Session:
         """
         setup = self.setup
         if (of_search := self.search.finished(batch, setup.ranking, setup.early_stopping)) is not None:
-            return of_search
+            return returned(self.search, "finished", of_search, FinishedHypotheses)
         if self.search.continues_each_beam:
             return EachRow(batch, setup.ranking)
         return setup.rules.finished(batch, setup.ranking, setup.early_stopping)
@@ -295,8 +295,10 @@ class Session:
 
     def _combine(self, context: StepContext, logits: list[Tensor]) -> tuple[StepContext, Tensor]:
         """Normalize and combine the members' logits, ``(rows, V)`` each."""
-        models = (spec.model for spec in self.setup.ensemble.members)
-        each = [model.get_normalized_probs(values) for model, values in zip(models, logits, strict=True)]
+        each = []
+        for spec, values in zip(self.setup.ensemble.members, logits, strict=True):
+            found, like = spec.model.get_normalized_probs(values), (values.shape, values.dtype, values.device)
+            each.append(returned_tensor(spec.model, "get_normalized_probs", found, *like))
         lprobs = combine(self.combination, each, context)
         if MEMBER_LPROBS not in self.needs:
             return context, lprobs
@@ -307,8 +309,13 @@ class Session:
     def outputs(self) -> tuple[list[Tensor], StepOutputs]:
         """Logits ``(rows, V)`` of each member, in float32 or wider, and what components need besides."""
         outputs = self.member_outputs()
-        logits = []
-        for out in outputs:
+        logits, rows, vocab = [], self.scores.numel(), self.setup.vocab_size if self.shortlist is None else -1
+        for spec, out in zip(self.setup.ensemble.members, outputs, strict=True):
+            model, on = spec.model, self.scores.device
+            by = (model, "adjust_logits_during_generation") if model.adjusts_logits else (model.decoder, "forward")
+            returned_tensor(*by, out.logits, (rows, vocab), None, on, "the newest logits ")
+            if out.attention is not None:
+                returned_tensor(model.decoder, "forward", out.attention, (rows, -1), None, on, "the newest attention ")
             wide = out.logits if out.logits.dtype == torch.float32 else _widened(out.logits)
             wide = wide / self.setup.temperature if self.setup.temperature != 1.0 else wide
             logits.append(wide if self.shortlist is None else self.shortlist.restrict(wide))

@@ -19,7 +19,7 @@ from seqgen.modules.linear import Linear
 from seqgen.modules.masks import step_mask
 from seqgen.modules.positions import Rotation
 from seqgen.modules.step_plan import active_plan
-from seqgen.system.contract import Flags, returned
+from seqgen.system.contract import Flags, is_built_in, returned, returned_tensor
 
 
 def choose_cache(incremental_state: StateDict, new: KeysAndValues) -> KeyValueCache:
@@ -317,9 +317,14 @@ class MultiheadAttention(StatefulModule):
         """The cache with the new keys and values appended; without a state, only the new ones."""
         if incremental_state is None:
             return new
-        cache = self._cache_in(incremental_state)
-        cache = self._new_cache(incremental_state, new) if cache is None else cache
+        old = self._cache_in(incremental_state)
+        cache = self._new_cache(incremental_state, new) if old is None else old
         cache = returned(cache, "append", cache.append(new, rows), KeyValueCache)
+        if old is None and not is_built_in(type(cache)):
+            view = returned(cache, "view", cache.view(), KeysAndValues)
+            shape, like = (-1, new.keys.size(1), -1, new.keys.size(3)), (new.keys.dtype, new.keys.device)
+            for name in ("keys", "values"):
+                returned_tensor(cache, "view", getattr(view, name), shape, *like, f"{name} ")
         incremental_state[self.state_key] = {"cache": cache}
         return cache
 

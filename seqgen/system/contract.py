@@ -164,7 +164,7 @@ def returned_tensor(
     method: str,
     value: Any,
     shape: tuple[int, ...],
-    dtype: torch.dtype,
+    dtype: torch.dtype | None,
     device: torch.device,
     name: str = "",
 ) -> Tensor:
@@ -174,8 +174,8 @@ def returned_tensor(
         owner: see ``returned``.
         method: see ``returned``.
         value: see ``returned``.
-        shape: the shape that it must have.
-        dtype: likewise.
+        shape: the shape that it must have; -1 for a dimension of any size.
+        dtype: likewise; ``None`` for any floating-point dtype.
         device: likewise.
         name: the field of the result that has the tensor; empty if the tensor is the result.
 
@@ -185,9 +185,12 @@ def returned_tensor(
     from torch import Tensor
 
     found = returned(owner, method, value, Tensor)
-    if (found.shape, found.dtype, found.device) != (shape, dtype, device):
+    sizes = tuple(own if size == -1 else size for own, size in zip(found.shape, shape, strict=False))
+    right_dtype = found.is_floating_point() if dtype is None else found.dtype == dtype
+    if (found.shape, found.device) != (sizes, device) or len(sizes) != len(shape) or not right_dtype:
+        kind, wanted = dtype or "a floating-point dtype", str(tuple(shape)).replace("-1", "any")
         given = f"{tuple(found.shape)} of {found.dtype} on {found.device}"
-        raise violated(owner, method, f"must return {name}{tuple(shape)} of {dtype} on {device} and returns {given}")
+        raise violated(owner, method, f"must return {name}{wanted} of {kind} on {device} and returns {given}")
     return found
 
 

@@ -166,7 +166,7 @@ def reranked(reranker: Reranker, translation: Translation, hypotheses: Sequence[
     """
     scores = reranker(translation, hypotheses)
     try:
-        numbers = [float(score) for score in scores]
+        numbers = [] if isinstance(scores, str | dict) else [float(score) for score in scores]
     except (TypeError, ValueError):
         numbers = []
     if len(numbers) != len(hypotheses) or any(map(math.isnan, numbers)):

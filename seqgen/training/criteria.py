@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,12 +57,11 @@ def checked(criterion: Any, out: Any) -> CriterionOut:
             one number.
     """
     found = returned(criterion, "__call__", out, CriterionOut)
-    values = {"loss": returned(criterion, "__call__", found.loss, Tensor), **found.logging}
-    for name, value in values.items():
-        if isinstance(value, Tensor) and value.dim():
-            raise violated(
-                criterion, "__call__", f"must return one number as {name!r}, not {tuple(value.shape)}; sum it"
-            )
+    logged, loss = (returned(criterion, "__call__", *each) for each in ((found.logging, dict), (found.loss, Tensor)))
+    for name, value in {"loss": loss, "sample_size": found.sample_size, **logged}.items():
+        if not (isinstance(value, Number) or (isinstance(value, Tensor) and value.dim() == 0)):
+            given = f"{tuple(value.shape)}; sum it" if hasattr(value, "shape") else f"{value!r}"
+            raise violated(criterion, "__call__", f"must return one number as {name!r}, not {given}")
     if torch.is_grad_enabled() and not found.loss.requires_grad:
         raise violated(criterion, "__call__", "must return a loss with a gradient: it is computed from no weight")
     return found

@@ -18,6 +18,7 @@ from seqgen.generation.search.diverse import DiverseBeamSearch
 from seqgen.lab.checks import kinds
 from seqgen.lab.checks.checking import check_all
 from seqgen.lab.checks.components import (
+    OF_ONE_MODEL,
     SHARED,
     alone_equals_batched,
 )
@@ -145,7 +146,9 @@ def test_components_with_a_run_and_other_components(tmp_path: Path, monkeypatch:
         ({"length_penalty": "wu", "lenpen": 0.7}, ""),
         ({"unnormalized": True}, ""),
         ({"temperature": 2.0}, ""),
-        ({"repetition_penalty": 1.5}, "other components or keys change the scores, also those of beam search"),
+        ({"repetition_penalty": 1.5}, ""),
+        ({"search": "sampling", "unkpen": 2.0}, ""),
+        ({"search": "contrastive", "semantics": "huggingface", "no_repeat_ngram_size": 2}, ""),
         (
             {"match_source_len": True},
             "its decode does not go with the keys given: generation.max_len_a=0.5",
@@ -155,7 +158,9 @@ def test_components_with_a_run_and_other_components(tmp_path: Path, monkeypatch:
 )
 def test_keys_that_change_scores_or_exclude_others(values: dict[str, Any], reason: str) -> None:
     invariant = hypotheses_are_outputs if "match_source_len" in values else scores_are_the_models
-    subject = component_subject("search", DecodingCheckConfig(generation=GenerationConfig(search="beam", **values)))
+    subject = component_subject(
+        "search", DecodingCheckConfig(generation=GenerationConfig(**{"search": "beam", **values}))
+    )
     (outcome,) = check_all({"": invariant}, subject)
     assert outcome.violation is None
     assert outcome.reason.startswith(reason)
@@ -168,6 +173,18 @@ def test_a_strategy_with_wrong_scores_is_found_with_such_keys() -> None:
     with mock.patch.object(DiverseBeamSearch, "own_scores", False):
         (outcome,) = check_all({"": scores_are_the_models}, subject)
     assert outcome.violation is not None
+
+
+def test_a_key_value_cache() -> None:
+    given = (f"common.user_dir={EXAMPLES}/extending/cache.py", "model=transformer_tiny")
+    assert (
+        "BFloat16Cach: there is no class of this name (did you mean 'BFloat16Cache'?)"
+        in check(*given, "cache=BFloat16Cach").err
+    )
+    outcome = check(*given, "cache=BFloat16Cache", "tolerance=0.05")
+    assert outcome.code == 0, outcome.out
+    assert "steps after rolling back                   passed" in outcome.out
+    assert check("model=fconv_tiny", "cache=GrowingCache").err.count("the decoder has no attention") == 1
 
 
 def test_few_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +259,7 @@ def test_every_built_in_task(name: str, tmp_path: Path) -> None:
 
 def test_a_vacuous_check_is_visible() -> None:
     """Each kind of decoding component has invariants of its own, besides those of all components."""
-    assert all(kind.invariants.keys() >= SHARED.keys() - {"[m, m] = m"} for kind in KINDS.values())
+    assert all(kind.invariants.keys() >= SHARED.keys() - OF_ONE_MODEL for kind in KINDS.values())
 
 
 @pytest.mark.parametrize(

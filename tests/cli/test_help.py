@@ -85,7 +85,12 @@ def test_the_first_check_of_keys_refuses_no_key_that_exists() -> None:
     check_keys(["--help", "nothing"])
 
 
-def test_the_package_names_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_package_names_its_commands(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["seqgen", "trian"])
+    with pytest.raises(SystemExit):
+        runpy.run_module("seqgen", run_name="__main__")
+    assert "there is no command 'trian' (did you mean 'seqgen-train'?); give a command" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["seqgen"])
     with pytest.raises(SystemExit):
         runpy.run_module("seqgen", run_name="__main__")
     installed = re.findall(r"(seqgen-\w+) = seqgen.cli.start:main", (ROOT / "setup.py").read_text(encoding="utf-8"))

@@ -145,12 +145,95 @@ def test_utilities(result: Any) -> None:
         compared(mine, ["a", "b"], ["c"])
 
 
-@pytest.mark.parametrize("result", [None, [1.0], [1.0, "?"], [1.0, float("nan")]], ids=str)
+@pytest.mark.parametrize("result", [None, [1.0], [1.0, "?"], [1.0, float("nan")], "12", {1: 2, 3: 4}], ids=str)
 def test_rerankers(result: Any) -> None:
     mine: Any = component(Reranker, __call__=lambda self, translation, hypotheses: result)
     hypotheses: Any = ["one", "two"]
     with pytest.raises(ContractError, match=r"^Mine .* must return a number for each of 2 hypotheses"):
         reranked(mine, None, hypotheses)  # type: ignore[arg-type]
+
+
+WRONG_TENSORS: dict[str, Callable[[Any], Any]] = {
+    "None": lambda tensor: None,
+    "5 columns": lambda tensor: tensor[..., :5],
+    "int64": lambda tensor: tensor.bool() if tensor.dtype == torch.int64 else tensor.long(),
+    "rows": lambda tensor: torch.cat([tensor, tensor]),
+    "transposed": lambda tensor: tensor.transpose(0, -1),
+    "numpy": lambda tensor: tensor.numpy(),
+    "tuple": lambda tensor: (tensor,),
+}
+"""What a method returns in place of a tensor."""
+
+
+def with_method(part: str, method: str, change: Callable[[Any], Any]) -> Any:
+    """A model of which a method of the encoder, of the decoder or its own returns something else."""
+    loaded = text_model()
+    module: Any = getattr(loaded.model, part) if part else loaded.model
+    base = type(module)
+    body = {
+        "__module__": __name__,
+        method: lambda self, *args, **keys: change(getattr(base, method)(self, *args, **keys)),
+    }
+    module.__class__ = type("Mine", (base,), body)
+    return loaded
+
+
+OF_MODELS: dict[str, tuple[str, str, Callable[[Any, Any], Any], tuple[str, ...]]] = {
+    "logits": ("decoder", "forward", lambda wrong, out: out._replace(logits=wrong(out.logits)), ()),
+    "output of the decoder": ("decoder", "forward", lambda wrong, out: wrong(out.logits), ()),
+    "output layer": ("decoder", "output_layer", lambda wrong, logits: wrong(logits), ()),
+    "attention": (
+        "decoder",
+        "forward",
+        lambda wrong, out: out._replace(attention=wrong(out.attention)),
+        ("None", "5 columns"),
+    ),
+    "output of the encoder": ("encoder", "forward", lambda wrong, out: wrong(out.encoder_out), ()),
+    "features of the encoder": (
+        "encoder",
+        "forward",
+        lambda wrong, out: replace(out, encoder_out=wrong(out.encoder_out)),
+        ("5 columns", "int64"),
+    ),
+    "mask": (
+        "encoder",
+        "forward",
+        lambda wrong, out: replace(out, encoder_padding_mask=wrong(out.encoder_padding_mask)),
+        ("None",),
+    ),
+    "adjusted logits": ("", "adjust_logits_during_generation", lambda wrong, logits: wrong(logits), ()),
+    "log-probabilities": ("", "get_normalized_probs", lambda wrong, lprobs: wrong(lprobs), ()),
+}
+"""The part of a model, the method, what it returns, and what is no violation: it may be, or fails in the decoder."""
+
+
+@pytest.mark.parametrize("case", OF_MODELS)
+def test_what_models_return(case: str) -> None:
+    part, method, change, allowed = OF_MODELS[case]
+    options = {"coverage_penalty": 0.2} if case == "attention" else {"repetition_penalty": 1.1}
+    for name in WRONG_TENSORS.keys() - set(allowed):
+        loaded = with_method(part, method, lambda out, name=name: change(WRONG_TENSORS[name], out))
+        with pytest.raises(ContractError, match=r"^Mine\.\w+ \(.*\) must return"):
+            Translator(loaded, beam=3, max_len_b=2, **options).translate(TEXTS)
+
+
+@pytest.mark.parametrize("name", WRONG_TENSORS)
+def test_what_the_view_of_a_cache_returns(name: str) -> None:
+    def view(self: Any) -> KeysAndValues:
+        return KeysAndValues(*map(WRONG_TENSORS[name], ThreeMethods.view(self)[:2]))
+
+    mine = type("Mine", (ThreeMethods,), {"view": view})
+    if name != "rows":  # a cache may return rows of sentences
+        with pytest.raises(ContractError, match=r"^Mine\.view \(.*\) must return "):
+            Translator(with_cache(mine), beam=3, max_len_b=2).translate(TEXTS)
+
+
+def test_other_results_of_a_strategy() -> None:
+    models, batch = [sharp("transformer_tiny")], batch_of([(5, 2)])
+    for method in ("rows", "finished"):
+        mine = component(BeamSearch, **{method: lambda self, *given: (1,)})
+        with pytest.raises(ContractError, match=rf"^Mine\.{method} .* must return an? \w+ and returns a tuple"):
+            make_generator(models, dictionary(V - 4), search_strategy=mine).generate(batch)
 
 
 def test_member_sources() -> None:
@@ -166,6 +249,9 @@ def test_criteria() -> None:
         (CriterionOut(weight, 2), r"one number as 'loss', not \(2,\)"),
         (CriterionOut(weight.sum(), 2, {"own": weight}), r"one number as 'own', not \(2,\)"),
         (CriterionOut(weight.sum().detach(), 2), "a loss with a gradient"),
+        (CriterionOut(weight.sum(), (2,)), r"one number as 'sample_size', not \(2,\)"),  # type: ignore[arg-type]
+        (CriterionOut(weight.sum(), 2, None), "must return a dict and returns None"),  # type: ignore[arg-type]
+        (CriterionOut(weight.sum(), 2, {"own": numpy.zeros(3)}), r"one number as 'own', not \(3,\)"),  # type: ignore[dict-item]
     ):
         with pytest.raises(ContractError, match=message):
             checked("mine", out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import make_dataclass
 from typing import Any
@@ -13,14 +14,26 @@ from torch import Tensor
 import seqgen.models  # noqa: F401  # declares the built-in models
 from seqgen.config import SINGLE_COMPONENTS, GenerationConfig
 from seqgen.generation.candidates import Candidates, best_continuations
-from seqgen.generation.component import ATTENTION, FEATURES, Component
+from seqgen.generation.component import ATTENTION, FEATURES, MEMBER_LOGITS, Component
 from seqgen.generation.ensemble.combinations import Combination
+from seqgen.generation.observers import Observer
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.search.base import Search
 from seqgen.generation.search.beam import BeamSearch, own_beams
-from seqgen.lab.checks.checking import ERROR, causes, check_all
+from seqgen.generation.stopping import StoppingRule
+from seqgen.lab.checks.checking import ERROR, Outcome, causes, check_all
 from seqgen.lab.checks.components import COMPONENT_ADVICE
-from seqgen.lab.checks.kinds import KINDS, DecodingCheckConfig, component_subject
+from seqgen.lab.checks.kinds import (
+    KINDS,
+    DecodingCheckConfig,
+    ModelCheckConfig,
+    component_subject,
+    model_subject,
+    small_transformer,
+)
+from seqgen.lab.checks.models import MODEL_ADVICE, check as check_model
+from seqgen.modules.kv_cache.growing import GrowingCache
+from seqgen.modules.kv_cache.protocol import KeysAndValues
 from seqgen.registry import DECODING_COMPONENTS, Entry
 
 BUGS: dict[str, tuple[type[Component], str]] = {}
@@ -254,22 +267,209 @@ class DependsOnTheCache(LogitsProcessor):
         return lprobs - 0.3 * context.outputs.features.is_contiguous() * (torch.arange(lprobs.size(1)) % 2)
 
 
-BASES = {"search": Search, "processor": LogitsProcessor, "combination": Combination}
+# -- further faults of each kind ---------------------------------------------------------------------------------------
+
+
+@bug("a state does not follow the beams")
+class StateNotDeclared(LogitsProcessor):
+    """Counts the words of each beam, in a tensor that no list of states names."""
+
+    counts: Tensor
+
+    def begin(self, batch: Any) -> Any:
+        processor = copy.copy(self)
+        processor.counts = torch.zeros(batch.num_sentences, batch.beam_size)
+        return processor
+
+    def select_sentences(self, keep: Tensor) -> None:
+        self.counts = self.counts[keep]
+
+    def advance(self, active: Candidates) -> None:
+        self.counts = self.counts + active.tokens % 3
+
+    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
+        return lprobs - 0.1 * self.counts.view(-1, 1) * (torch.arange(lprobs.size(1)) % 2)
+
+
+@bug("the result of a sentence depends on the other sentences of the batch")
+class StateOfTheWrongAxis(Repeats):
+    """Subtracts the mean of the sentences in place of that of the beams."""
+
+    def step(self, context: Any, lprobs: Tensor, scores: Tensor) -> Candidates:
+        centred = self.counts - self.counts.mean(0, keepdim=True)
+        return BeamSearch.step(self, context, lprobs - 0.1 * centred.unsqueeze(-1), scores)
+
+
+@bug("the result of a sentence depends on the other sentences of the batch")
+class DividesByTheLargestOfTheBatch(LogitsProcessor):
+    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
+        finite = lprobs.masked_fill(lprobs == -torch.inf, 0.0)
+        return lprobs / finite.abs().max()
+
+
+@bug("can_merge is true")
+class ReadsTheStepWhereBatchesJoin(BeamSearch):
+    can_merge = True
+    own_scores = True
+
+    def step(self, context: Any, lprobs: Tensor, scores: Tensor) -> Candidates:
+        return super().step(context, lprobs * (1 + 0.2 * context.step), scores)
+
+
+@bug("the component writes into a tensor that it was given")
+class ScalesTheLastMember(Combination):
+    def __call__(self, lprobs: Any, context: Any) -> Tensor:
+        return lprobs[0] + lprobs[-1].mul_(0.5)
+
+
+@bug("the result of a sentence depends on the other sentences of the batch")
+class RandomNumbersOfThePosition(LogitsProcessor):
+    """The random numbers depend on the step and on the row of the batch, not on the sentence."""
+
+    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
+        generator = torch.Generator().manual_seed(context.step)
+        return lprobs - torch.rand(lprobs.shape, generator=generator)
+
+
+@bug("hypotheses do not end")
+class ForgetsTheEnd(BeamSearch):
+    """Replaces the score of end-of-sentence, also where all else is forbidden."""
+
+    def step(self, context: Any, lprobs: Tensor, scores: Tensor) -> Candidates:
+        lprobs = lprobs.clone()
+        lprobs[..., context.eos] = -torch.inf
+        return super().step(context, lprobs, scores)
+
+
+@bug("accepts_logits or shift_invariant is true")
+class LogitsByMistake(BeamSearch):
+    accepts_logits = True
+    own_scores = True
+
+    def step(self, context: Any, lprobs: Tensor, scores: Tensor) -> Candidates:
+        return super().step(context, torch.where(lprobs < -3.0, lprobs - 1.0, lprobs), scores)
+
+
+@bug("with several members")
+class DisagreementOfTheBatch(LogitsProcessor):
+    """Weights scores by the disagreement of the members, averaged over the batch as well."""
+
+    needs = frozenset({MEMBER_LOGITS})
+
+    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
+        spread = torch.stack(context.outputs.member_logits).var(0, unbiased=False).mean()
+        return lprobs - spread * (torch.arange(lprobs.size(1)) % 2)
+
+
+@bug("the observer changes a tensor")
+class EndsSentences(Observer):
+    def observe(self, record: Any) -> None:
+        record.now_done.fill_(True)
+
+
+MISSED: dict[str, type[Component]] = {}
+"""Components with a fault that no invariant shows: they compute the same in every batch and with every optimization."""
+
+
+def missed(component: type[Any]) -> type[Any]:
+    MISSED[component.__name__] = component
+    return component
+
+
+@missed
+class SumsInHalfPrecision(LogitsProcessor):
+    """The penalty of a beam is summed in float16: it is rounded, in the same way in every batch."""
+
+    beam_state = ("penalty",)
+    penalty: Tensor
+
+    def begin(self, batch: Any) -> Any:
+        processor = super().begin(batch)
+        processor.penalty = torch.zeros(batch.num_sentences, batch.beam_size, dtype=torch.float16)
+        return processor
+
+    def advance(self, active: Candidates) -> None:
+        super().advance(active)
+        self.penalty = self.penalty + (0.0007 * active.tokens).half()
+
+    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
+        return lprobs - self.penalty.view(-1, 1) * (torch.arange(lprobs.size(1)) % 2)
+
+
+@missed
+class StopsOneTokenLate(StoppingRule):
+    """Ends outputs of four tokens, and was meant to end those of three."""
+
+    def __call__(self, tokens: Tensor, context: Any) -> Tensor:
+        return torch.full(tokens.shape[:1], tokens.size(1) > 3)
+
+
+BASES = {
+    "search": Search,
+    "processor": LogitsProcessor,
+    "combination": Combination,
+    "stopping": StoppingRule,
+    "observer": Observer,
+}
 EACH = [name if name == "CountsNotReordered" else pytest.param(name, marks=pytest.mark.slow) for name in BUGS]
 
 
-@pytest.mark.parametrize("name", EACH)
-def test_bugs_are_found_and_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    component, cause = BUGS[name]
+def outcomes_of(name: str, component: type[Component], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[Outcome]]:
     group = next(group for group, base in BASES.items() if issubclass(component, base))
     registry, chooser = DECODING_COMPONENTS[group]
     entry = Entry(name, component, make_dataclass(f"{name}Config", []))
     monkeypatch.setitem(registry._entries, name, entry)
     generation = GenerationConfig(**{chooser: name if group in SINGLE_COMPONENTS else [name]})
     subject = component_subject(group, DecodingCheckConfig(generation=generation))
-    outcomes = list(check_all(KINDS[group].invariants, subject))
+    return subject, list(check_all(KINDS[group].invariants, subject))
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_bugs_are_found_and_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    component, cause = BUGS[name]
+    subject, outcomes = outcomes_of(name, component, monkeypatch)
     violations = [f"{outcome.name}: {outcome.violation.what}" for outcome in outcomes if outcome.violation]
     assert violations, [(o.name, o.reason) for o in outcomes if o.reason]
     found = causes(outcomes, COMPONENT_ADVICE, subject)
-    assert found[-1].startswith(cause), "\n".join(violations)
+    assert found[-1].startswith(cause), "\n".join([*violations, *found])
     assert len(found) == 1 or found[0] == ERROR
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MISSED)
+def test_what_is_not_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check compares a component with itself; whoever finds such a fault moves it to the list above."""
+    _, outcomes = outcomes_of(name, MISSED[name], monkeypatch)
+    assert [outcome.name for outcome in outcomes if outcome.violation] == []
+
+
+class NotReordered(GrowingCache):
+    def reorder(self, new_order: Tensor) -> Any:
+        return self if len(new_order) == len(self.view().keys) else super().reorder(new_order)
+
+
+class DropsTheFirstOfAMerge(GrowingCache):
+    can_merge = True
+
+    def merge(self, other: Any) -> Any:
+        kept = other.view()
+        return super().merge(type(self).of(KeysAndValues(kept.keys.flip(0), kept.values, kept.padding_mask)))
+
+
+@pytest.mark.parametrize(
+    ("cache", "failed"),
+    [
+        (NotReordered, {"steps after any order of rows", "steps after reordering beams"}),
+        (DropsTheFirstOfAMerge, {"batches that join"}),
+        (GrowingCache, set()),
+    ],
+)
+def test_faults_of_caches(cache: type[GrowingCache], failed: set[str]) -> None:
+    subject = model_subject(ModelCheckConfig(model=small_transformer(), cache=cache.__name__))
+    outcomes = list(check_model(subject))
+    wrong = {outcome.name for outcome in outcomes if outcome.violation}
+    assert wrong >= failed
+    assert bool(wrong) == bool(failed)
+    if failed:
+        (cause,) = causes(outcomes, MODEL_ADVICE, subject)
+        assert cause.startswith(f"{cache.__name__} does not return the keys and values")

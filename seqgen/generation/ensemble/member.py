@@ -21,7 +21,8 @@ from seqgen.incremental_state import IncrementalState, rows_of_sentences
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.step_plan import StepPlan
 from seqgen.registry import MEMBER_SOURCES
-from seqgen.structures import EncoderOut, Source, forked, map_tensors
+from seqgen.structures import DecoderOut, EncoderOut, Source, forked, map_tensors
+from seqgen.system.contract import returned, returned_tensor
 
 INPUT, EMPTY = "input", "empty"
 """Sources of a member: the input line, or a source of end-of-sentence only. ``field2`` is the second tab-separated
@@ -115,7 +116,13 @@ def encode(encoder: Encoder, source: Source) -> EncoderOut:
     """
     if source.encoder_out is not None:
         return source.encoder_out
-    output: EncoderOut = encoder(source.src_tokens, source.src_lengths)
+    output = returned(encoder, "forward", encoder(source.src_tokens, source.src_lengths), EncoderOut)
+    rows, on = len(source.src_tokens), source.src_tokens.device
+    features, mask = returned(encoder, "forward", output.encoder_out, Tensor), output.encoder_padding_mask
+    returned_tensor(encoder, "forward", features, (rows, -1, -1), features.dtype, on, "encoder_out ")
+    if mask is not None:
+        shape = rows, features.size(1)
+        returned_tensor(encoder, "forward", mask, shape, torch.bool, on, "encoder_padding_mask ")
     return output
 
 
@@ -143,9 +150,11 @@ def decoded(
     need_attention = ATTENTION in needs
     with recorded_layers(decoder) if LAYER_LOGITS in needs else nullcontext() as layers:
         if FEATURES not in needs and output_layer is None:
-            logits, attention = decoder(tokens, encoder_out, need_attention=need_attention, **state)
+            found = decoder(tokens, encoder_out, need_attention=need_attention, **state)
+            logits, attention = returned(decoder, "forward", found, DecoderOut)
             return MemberOutput(logits, attention, None, layers)
-        features, attention = decoder.extract_features(tokens, encoder_out, need_attention=need_attention, **state)
+        found = decoder.extract_features(tokens, encoder_out, need_attention=need_attention, **state)
+        features, attention = returned(decoder, "extract_features", found, tuple)
         return MemberOutput((output_layer or decoder.output_layer)(features), attention, features, layers)
 
 

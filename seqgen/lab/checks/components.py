@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from functools import partial
 from operator import attrgetter
@@ -18,7 +19,7 @@ from torch.nn.functional import pad as pad_columns
 
 from seqgen.config import DebugConfig
 from seqgen.data.pair_dataset import pad_rows
-from seqgen.errors import DecodingError
+from seqgen.errors import ConfigError, DecodingError
 from seqgen.generation.candidates import Candidates, gather_beams
 from seqgen.generation.component import Component, Composite
 from seqgen.generation.context import StepContext
@@ -101,6 +102,22 @@ def two_decodes_at_a_time(subject: Decoding) -> None:
         same_hypotheses(subject, session.results, wanted, "another decode at the same time changes the result")
 
 
+def holds_in_an_ensemble(subject: Decoding) -> None:
+    """With an ensemble of two different models, neither the batch nor the optimizations change a result."""
+    if subject.build is None:
+        raise NotApplicableError("the models are trained; path=[RUN,RUN] decodes with an ensemble")
+    subject.models = [subject.build(subject.dictionary, seed) for seed in (0, 1)]
+    try:
+        search.alone_equals_batched(subject)
+    except ConfigError as error:
+        raise NotApplicableError(f"ensembles are refused: {error}") from None
+    plain = subject.decode(subject.batch(), debug=DebugConfig.off(*SWITCHES))
+    what = "an ensemble of two models gives another result without optimizations"
+    same_hypotheses(subject, subject.decode(subject.batch()), plain, what)
+    with suppress(NotApplicableError):
+        joining_changes_nothing(subject)
+
+
 def state_follows_the_beams(subject: Decoding) -> None:
     """``advance`` reorders the tensors ``(sentences, beam, ...)`` of the component: reordering them before is equal."""
     found = False
@@ -173,6 +190,7 @@ SHARED: Invariants[Decoding] = {
     "joining = one batch": joining_changes_nothing,
     "two decodes at a time": two_decodes_at_a_time,
     "[m, m] = m": partial(search.ensemble_of_itself, what="an ensemble of a model with itself differs from the model"),
+    "ensemble of two models": holds_in_an_ensemble,
     "state follows the beams": state_follows_the_beams,
     "state of sentences that leave": state_of_sentences_that_leave,
 }
@@ -219,8 +237,11 @@ def observing_changes_nothing(subject: Decoding) -> None:
     same_hypotheses(subject, observed, alone, "the observer changes the result")
 
 
+OF_ONE_MODEL = {"[m, m] = m", "ensemble of two models"}
+"""Invariants that begin with a single model."""
+
 COMBINATION: Invariants[Decoding] = {
-    **{name: invariant for name, invariant in SHARED.items() if name != "[m, m] = m"},
+    **{name: invariant for name, invariant in SHARED.items() if name not in OF_ONE_MODEL},
     "scorer = generator": partial(search.scorer_equals_generator, min_len=0, end_symbols=[]),
     "calls change nothing else": calls_change_no_scores,
 }
@@ -307,12 +328,13 @@ class Replay(Search):
 
     Args:
         targets: ``(sentences, T)`` int64, padded with end-of-sentence.
+        continues_each_beam: whether scores are computed as for strategies whose beams are independent.
     """
 
     sentence_state = ("targets",)
 
-    def __init__(self, targets: Tensor):
-        self.targets = targets
+    def __init__(self, targets: Tensor, continues_each_beam: bool = False):
+        self.targets, self.continues_each_beam = targets, continues_each_beam
 
     def rows(self, beam: int) -> int:
         """One, whatever the beam of the configuration."""
@@ -322,13 +344,13 @@ class Replay(Search):
         """See ``Search.step``; one candidate."""
         tokens = self.targets[:, context.step : context.step + 1]
         totals = scores + lprobs[:, 0].gather(1, tokens)
-        return Candidates(totals, tokens, torch.zeros_like(tokens)).padded(2)
+        return Candidates(totals, tokens, torch.zeros_like(tokens)).padded(1 if self.continues_each_beam else 2)
 
 
 def scores_depend_on_the_hypothesis_alone(subject: Decoding) -> None:
     """Generating each hypothesis again, without other beams, gives the same scores."""
-    adjusts = subject.generator().setup.search.own_scores
-    needs(not adjusts, "the search strategy changes scores on purpose: own_scores is set")
+    strategy = subject.generator().setup.search
+    needs(not strategy.own_scores, "the search strategy changes scores on purpose: own_scores is set")
     results = subject.decode(subject.batch())
     places = [(row, beam) for row, hypotheses in enumerate(results) for beam in range(len(hypotheses))]
     needs(places, "the processor allows no output")
@@ -336,7 +358,7 @@ def scores_depend_on_the_hypothesis_alone(subject: Decoding) -> None:
     targets = pad_columns(pad_rows(outputs, subject.ids.eos), (0, 1), value=subject.ids.eos)
     options: dict[str, Any] = {"search": "", "components": subject.keys_without("search.")}
     batch = subject.batch([row for row, _ in places])
-    again = subject.decode(batch, objects={"search_strategy": Replay(targets)}, **options)
+    again = subject.decode(batch, objects={"search_strategy": Replay(targets, strategy.continues_each_beam)}, **options)
     what = "the scores of a hypothesis depend on the other beams, or not on its own tokens"
     for (row, beam), found in zip(places, again, strict=True):
         wanted = results[row][beam]
@@ -458,6 +480,10 @@ COMPONENT_ADVICE: Advice[Decoding] = {
     "calls change nothing else": _CHANGED_BY_CALL,
     "forks are independent": (
         "a fork shares a tensor that is changed in place; name the tensor in sentence_state or beam_state"
+    ),
+    "ensemble of two models": (
+        "with several members, the scores are those of the combination, and context.outputs has those of each member; "
+        "the component relies on a single model, or its flags are not true of an ensemble"
     ),
     "blocks of the vocabulary": (
         "the component works for one size of the vocabulary only; take the size from lprobs.size(-1)"

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from seqgen.checkpoints.loaders import DecodingTask, LoadedModel
 from seqgen.checkpoints.loading import load_models
 from seqgen.config import CommonConfig, GenerationConfig, ReadingConfig, option
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.errors import ConfigError, UserError
+from seqgen.errors import ConfigError, UserError, nearest
 from seqgen.generation.component import Component
 from seqgen.generation.ensemble.combinations import Combination
 from seqgen.generation.search.base import Search
@@ -26,6 +27,8 @@ from seqgen.lab.checks.strategies import STRATEGY
 from seqgen.lab.checks.subject import Decoding, Ids, Subject, randomize_, tiny_dictionary
 from seqgen.lab.checks.tasks import Prepared
 from seqgen.model import EncoderDecoderModel
+from seqgen.modules.kv_cache.protocol import KeyValueCache
+from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.registry import CRITERIA, DECODING_COMPONENTS, MODELS, TASKS
 from seqgen.task import PromptTask, Task
 
@@ -97,6 +100,7 @@ class ModelCheckConfig:
 
     model: Any = None
     path: str = option("", "run, or model of another toolkit, in place of model=NAME", role="input_path")
+    cache: str = option("", "key/value cache that self-attention uses: a class in a file of common.user_dir, by name")
     tolerance: float = option(
         1e-10, "largest difference of logits and scores that counts as equal, relative if they are above 1", minimum=0
     )
@@ -122,6 +126,8 @@ def model_subject(cfg: ModelCheckConfig, note: Note = print) -> Subject:
     if cfg.model is not None and cfg.reading != ReadingConfig():
         raise ConfigError("reading.KEY applies only to path=CHECKPOINT of another toolkit; remove the key")
     subject = _trained_model(cfg, note) if cfg.path else _random_model(cfg)
+    if cfg.cache:
+        _use_cache(subject.model.decoder, cfg.cache)
     positions = subject.model.max_positions()
     if min(positions) < SHORTEST:
         raise ConfigError(
@@ -129,6 +135,20 @@ def model_subject(cfg: ModelCheckConfig, note: Note = print) -> Subject:
             "set the model's maximum lengths to at least that"
         )
     return subject
+
+
+def _use_cache(decoder: nn.Module, name: str) -> None:
+    found, unread = dict[str, type[KeyValueCache]](), KeyValueCache.__subclasses__()
+    while unread:
+        cache = unread.pop()
+        found[cache.__name__] = cache
+        unread += cache.__subclasses__()
+    layers = [one for one in decoder.modules() if isinstance(one, MultiheadAttention) and not one.encoder_decoder]
+    if name not in found or not layers:
+        wrong = f"there is no class of this name{nearest(name, found)}" if layers else "the decoder has no attention"
+        raise ConfigError(f"cache={name}: {wrong}; name a subclass of KeyValueCache, and a transformer")
+    for layer in layers:
+        layer.cache = found[name]
 
 
 def _random_model(cfg: ModelCheckConfig) -> Subject:

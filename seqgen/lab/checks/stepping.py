@@ -17,6 +17,7 @@ from torch import Tensor
 from seqgen.decoder import IncrementalDecoder
 from seqgen.lab.checks.checking import Violation, needs, require
 from seqgen.lab.checks.subject import BEAM, LENGTHS, Subject, expand
+from seqgen.modules.kv_cache.protocol import KeyValueCache
 
 
 class Decode:
@@ -199,6 +200,7 @@ def stepped_after_reordering_beams(subject: Subject) -> None:
 def stepped_after_rolling_back(subject: Subject, beam_table: bool | None = None) -> None:
     """The last positions are removed and decoded again."""
     needs(subject.decoder.can_roll_back, "the decoder cannot roll back (can_roll_back)")
+    needs(getattr(subject.cache, "roll_back", None) != KeyValueCache.roll_back, "the key/value cache has no roll_back")
     decode = Decode(subject, beam_table=beam_table, max_roll_back=3)
     for taken_back in (0, 1, 3, 2, 3):
         decode.step()
@@ -218,6 +220,7 @@ def stepped_after_rolling_back(subject: Subject, beam_table: bool | None = None)
 def batches_that_join(subject: Subject, beam_table: bool | None = None) -> None:
     """Sentences join a running batch, are dropped, and positions that no sentence sees are cropped."""
     needs(subject.decoder.can_merge, "the decoder cannot merge batches (can_merge)")
+    needs(getattr(subject.cache, "can_merge", True), "the key/value cache cannot merge batches (can_merge)")
     first = Decode(subject, beam_table=beam_table)
     second, third = (Decode(subject, lengths, seed, beam_table) for lengths, seed in (([4, 11], 2), ([8], 3)))
     for _ in range(4):

@@ -198,6 +198,11 @@ class Subject(Compared):
         return decoder
 
     @property
+    def cache(self) -> Any:
+        """The class of the user's key/value cache; ``None`` if there is none."""
+        return next(filter(None, (getattr(layer, "cache", None) for layer in self.model.decoder.modules())), None)
+
+    @property
     def is_language_model(self) -> bool:
         """True if the model is decoder-only: it does not read the start token, and has no attention to a source."""
         return isinstance(self.model, LanguageModel)
