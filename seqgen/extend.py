@@ -6,8 +6,9 @@ decodes from ``seqgen.lab``; every other module is private and may move.
 
 # Declaring a component
 from seqgen.checkpoints.loaders import register_checkpoint_loader as register_checkpoint_loader
-from seqgen.checkpoints.loading import load_model as load_model
+from seqgen.checkpoints.loading import load_base as load_base, load_model as load_model
 from seqgen.config import (
+    BaseConfig as BaseConfig,
     CommonConfig as CommonConfig,
     GenerationConfig as GenerationConfig,
     ReadingConfig as ReadingConfig,
@@ -160,7 +161,7 @@ from seqgen.models.transformer import (
     TransformerEncoder as TransformerEncoder,
     TransformerModel as TransformerModel,
 )
-from seqgen.modules.cached_weight import CachedWeight as CachedWeight
+from seqgen.modules.cached_weight import CachedWeight as CachedWeight, change_class as change_class
 from seqgen.modules.inspection import recorded as recorded
 from seqgen.modules.kv_cache.growing import GrowingCache as GrowingCache
 from seqgen.modules.kv_cache.protocol import (
@@ -168,6 +169,7 @@ from seqgen.modules.kv_cache.protocol import (
     KeysAndValues as KeysAndValues,
     KeyValueCache as KeyValueCache,
 )
+from seqgen.modules.linear import Linear as Linear
 from seqgen.modules.masks import QueryPositions as QueryPositions
 from seqgen.modules.multihead_attention import MultiheadAttention as MultiheadAttention
 from seqgen.modules.positions import LearnedPositions as LearnedPositions, RotaryPositions as RotaryPositions
