@@ -153,9 +153,8 @@ class EncoderDecoderModel(nn.Module, Flagged):
         if not any(hasattr(module, "merge_weights") for module in self.modules()):
             return self
         model = copy.deepcopy(self)
-        for module in list(model.modules()):
-            if hasattr(module, "merge_weights"):
-                module.merge_weights()
+        for module in [module for module in model.modules() if hasattr(module, "merge_weights")]:
+            module.merge_weights()
         model.new_weights, model.saved_weights = type(self).new_weights, type(self).saved_weights
         return model
 

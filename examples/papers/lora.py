@@ -74,7 +74,7 @@ class LoRALinear(Linear):
 
     @torch.no_grad()
     def merge_weights(self) -> None:
-        """Become the layer that this one was made of, with the sum as its weight; see ``EncoderDecoderModel.merged``."""
+        """Become a layer without A and B whose weight is the sum; see ``EncoderDecoderModel.merged``."""
         merged = self._sum()
         del self.lora_a, self.lora_b
         change_class(self, parametrize.type_before_parametrizations(self).__bases__[1])

@@ -233,10 +233,10 @@ def initialize(model: EncoderDecoderModel, given: str, task: Vocabularies) -> li
         _check_vocabulary(old, new, f"{origin}: the vocabulary does not fit: in the {side}")
         if added := _add_rows(weights, model, prefix, len(old), len(new)):
             further = new.symbols[len(old) :]
-            listing = ", ".join(further[:5]) + (", ..." if len(further) > 5 else "")
+            tokens = ", ".join(further[:5]) + (", ..." if len(further) > 5 else "")
             frozen = [name for name in added if name not in trained]
             stay = f" and stay so, because {frozen[0]} is frozen" if frozen else ""
-            messages.append(f"new tokens of the {side}, whose embeddings are initialized at random{stay}: {listing}")
+            messages.append(f"new tokens of the {side}, whose embeddings are initialized at random{stay}: {tokens}")
     new = {name: one for name, one in named(model.state_dict(), model.new_weights).items() if name not in weights}
     if new:
         messages.append(f"weights that the checkpoint does not have and the model initializes: {listing(list(new))}")

@@ -16,15 +16,7 @@ from seqgen.checkpoints.run_checkpoints import (
     resolve,
     update_of,
 )
-from seqgen.checkpoints.run_config import (
-    CONFIG_FILE,
-    MAY_CHANGE,
-    flatten,
-    read_yaml,
-    run_folder_of,
-    tokenizer_digests,
-    verify_run,
-)
+from seqgen.checkpoints.run_config import CONFIG_FILE, flatten, read_yaml, run_folder_of, tokenizer_digests, verify_run
 from seqgen.errors import CheckpointError
 from seqgen.system.files import run_lock
 from seqgen.training.run_log import EVENTS, LOG, SCORES
@@ -134,7 +126,7 @@ def _check_runs(folders: Sequence[Path], note: Callable[[str], None]) -> None:
         verify_run(folder, config)
         for key in sorted({key for key in {**config, **configs[first]} if key.startswith("model.")}):
             here, there = config.get(key), configs[first].get(key)
-            if here != there and not (_only_in_training(key) or key in MAY_CHANGE):
+            if here != there and not _only_in_training(key):
                 what = "its model" if key == "model._name" else key
                 raise CheckpointError(
                     f"{folder}: {what} is {here}, but {there} in {first}; only models of one architecture can be "
