@@ -120,6 +120,7 @@ def convert(cfg: ConvertConfig) -> None:
     loaded = load_model(path, dtype=torch.float32 if in_float32 else None, reading=cfg.reading)
     for note in loaded.notes:
         log(note)
+    loaded = dataclasses.replace(loaded, model=loaded.model.merged())
     if cfg.format == "export":
         return _write_export(cfg, loaded)
     if cfg.format == "ctranslate2":

@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
-from seqgen.checkpoints.hub import local_path
+from seqgen.checkpoints.hub import PREFIX, local_path
 from seqgen.checkpoints.loaders import checkpoint_loader_of
-from seqgen.checkpoints.loading import load_model
+from seqgen.checkpoints.loading import base_digest, load_model
 from seqgen.checkpoints.run_checkpoints import resolve
 from seqgen.checkpoints.run_config import read_run_config, run_folder_of
 from seqgen.cli.command import Arguments, log, run, set_up_device
 from seqgen.cli.run_folder import open_run
-from seqgen.config import TrainConfig
+from seqgen.config import BaseConfig, TrainConfig
 from seqgen.config.compose import chosen_components, compose, expand_sweep
 from seqgen.config.keys import known_keys
 from seqgen.config.values import split_argument, text_values, value_text
@@ -32,7 +32,7 @@ from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.data.tokenizers.setup import TokenizerConfig
 from seqgen.errors import CheckpointError, ConfigError, UserError
 from seqgen.lab.compare.runs import read_runs, score_names, sorted_runs, text_table
-from seqgen.registry import GROUPS, TASKS
+from seqgen.registry import GROUPS, MODELS, TASKS
 from seqgen.system.files import run_lock
 from seqgen.system.processes import end_with
 from seqgen.training.distributed import ProcessGroup, group_from_environment, join, leave
@@ -192,6 +192,11 @@ def with_checkpoint(overrides: Sequence[str]) -> list[str]:
 
 def _completed(path: Path, given: Mapping[str, str]) -> dict[str, str]:
     """The keys that the user gave, with those that follow from a checkpoint."""
+    chosen = MODELS.find(given.get("model", ""))
+    if chosen is not None and issubclass(chosen.config, BaseConfig):
+        place = given["checkpoint.finetune_from"]
+        absolute = place if place.startswith(PREFIX) else str(path.resolve())
+        given = {"model.base": absolute, "model.base_digest": base_digest(place), **given}
     if checkpoint_loader_of(path) is not None:
         model = {} if "model" in given else dict(_model_of_other_toolkit(path))
         return _with_tokenizer({**model, **given}, path, {}) if (path / "config.json").is_file() else {**model, **given}

@@ -12,13 +12,13 @@ from seqgen.checkpoints.loaders import (
     Placement,
     register_checkpoint_loader,
 )
-from seqgen.checkpoints.loading import load_model
+from seqgen.checkpoints.loading import load_base, load_model
 from seqgen.checkpoints.model_weights import build_with_weights, fuse_projections
 from seqgen.checkpoints.run_config import flatten, read_yaml
 from seqgen.checkpoints.torch_file import read_torch_file
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.output import check_output
-from seqgen.config import CommonConfig, GenerationConfig, ReadingConfig, TrainConfig, option
+from seqgen.config import BaseConfig, CommonConfig, GenerationConfig, ReadingConfig, TrainConfig, option
 from seqgen.data.dictionary import Dictionary, VocabularyMap
 from seqgen.data.noising import NoiseTokens, Objective, replace_spans, span_counts, span_mask
 from seqgen.data.pair_dataset import Example, PairDataset, Side, pad_rows
@@ -82,11 +82,12 @@ from seqgen.metrics import Texts, TextScore, register_metric
 from seqgen.model import EncoderDecoderModel, Vocabularies
 from seqgen.models.huggingface.checkpoint import save_pretrained
 from seqgen.models.transformer import TransformerConfig, TransformerDecoder, TransformerEncoder, TransformerModel
-from seqgen.modules.cached_weight import CachedWeight
+from seqgen.modules.cached_weight import CachedWeight, change_class
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.inspection import recorded
 from seqgen.modules.kv_cache.growing import GrowingCache
 from seqgen.modules.kv_cache.protocol import Attended, KeysAndValues, KeyValueCache
+from seqgen.modules.linear import Linear
 from seqgen.modules.masks import QueryPositions
 from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.modules.positions import LearnedPositions, RotaryPositions
@@ -140,8 +141,8 @@ from seqgen.training.optimizers import SGD
 from seqgen.training.sequence_criterion import Rescored, SequenceConfig, SequenceCriterion, decoding
 
 # Declaring a component
-__all__ = ["CheckpointError", "CommonConfig", "ConfigError", "DataError", "DecodingError", "GenerationConfig"]
-__all__ += ["ReadingConfig", "TrainConfig", "nearest", "option", "shown"]
+__all__ = ["BaseConfig", "CheckpointError", "CommonConfig", "ConfigError", "DataError", "DecodingError"]
+__all__ += ["GenerationConfig", "ReadingConfig", "TrainConfig", "nearest", "option", "shown"]
 # All decoding components
 __all__ += ["ATTENTION", "FEATURES", "FORBIDDEN", "LAYER_LOGITS", "MEMBER_LOGITS", "MEMBER_LPROBS", "BatchInfo"]
 __all__ += ["Candidates", "Component", "Hypothesis", "LayerLogits", "Resources", "StepContext", "StepOutputs"]
@@ -171,11 +172,11 @@ __all__ += ["expected_utilities", "register_feature", "register_metric", "regist
 __all__ += ["utility_from_config"]
 # Models
 __all__ += ["MODELS", "Attended", "CachedWeight", "Decoder", "DecoderOut", "Dropout", "Encoder"]
-__all__ += ["EncoderDecoderModel"]
-__all__ += ["EncoderOut", "GrowingCache", "IncrementalDecoder", "KeyValueCache", "KeysAndValues", "LearnedPositions"]
-__all__ += ["MultiheadAttention", "QueryPositions", "RMSNorm", "RotaryPositions", "Source", "StateDict"]
-__all__ += ["StatefulModule", "TransformerConfig", "TransformerDecoder", "TransformerEncoder", "TransformerModel"]
-__all__ += ["Vocabularies", "recorded", "register_model", "save_pretrained"]
+__all__ += ["EncoderDecoderModel", "EncoderOut", "GrowingCache", "IncrementalDecoder", "KeyValueCache"]
+__all__ += ["KeysAndValues", "LearnedPositions", "Linear", "MultiheadAttention", "QueryPositions", "RMSNorm"]
+__all__ += ["RotaryPositions", "Source", "StateDict", "StatefulModule", "TransformerConfig", "TransformerDecoder"]
+__all__ += ["TransformerEncoder", "TransformerModel", "Vocabularies", "change_class", "recorded", "register_model"]
+__all__ += ["save_pretrained"]
 # Tasks, data and tokenizers
 __all__ += ["Batch", "DenoisingConfig", "DenoisingTask", "Dictionary", "Example", "NoiseTokens", "Objective"]
 __all__ += ["PairDataset", "ParallelFiles", "ParallelTextConfig", "ParallelTextTask", "SentencePieceTokenizer"]
@@ -190,7 +191,7 @@ __all__ += ["SequenceCriterion", "TargetPositions", "cross_entropy", "decoding",
 __all__ += ["register_lr_scheduler", "register_optimizer", "target_logits"]
 # Checkpoints of other toolkits
 __all__ += ["DecodingConfig", "DecodingTask", "ForeignConfig", "LoadedModel", "Placement", "build_with_weights"]
-__all__ += ["flatten", "fuse_projections", "load_model", "read_bytes", "read_torch_file", "read_yaml"]
+__all__ += ["flatten", "fuse_projections", "load_base", "load_model", "read_bytes", "read_torch_file", "read_yaml"]
 __all__ += ["register_checkpoint_loader"]
 # Commands
 __all__ += ["check_output", "log", "new_file", "new_folder", "run", "set_up_device"]

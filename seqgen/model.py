@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol, Self
 
 import torch
@@ -117,6 +118,13 @@ class EncoderDecoderModel(nn.Module, Flagged):
     """True if the output continues the source, which is then a prompt: the prompt counts as generated text for
     processors such as the repetition penalty."""
 
+    new_weights: Sequence[str] = ()
+    """Names of weights, in which ``*`` matches anything, that a checkpoint to fine-tune may lack; the model initializes
+    them."""
+
+    saved_weights: Sequence[str] = ("*",)
+    """Names of the weights that checkpoints contain; ``build_model`` gives the others (see ``load_base``)."""
+
     def __init__(self, encoder: Encoder, decoder: Decoder):
         super().__init__()
         self.encoder = encoder
@@ -134,6 +142,21 @@ class EncoderDecoderModel(nn.Module, Flagged):
             The model.
         """
         raise NotImplementedError
+
+    def merged(self) -> EncoderDecoderModel:
+        """The model without the additions that can be merged into its weights, for layouts that do not have them.
+
+        Returns:
+            A copy, in which ``merge_weights()`` was called on each module that has this method; the model itself if
+            there is none.
+        """
+        if not any(hasattr(module, "merge_weights") for module in self.modules()):
+            return self
+        model = copy.deepcopy(self)
+        for module in [module for module in model.modules() if hasattr(module, "merge_weights")]:
+            module.merge_weights()
+        model.new_weights, model.saved_weights = type(self).new_weights, type(self).saved_weights
+        return model
 
     def start_token(self, task_eos: int) -> int:
         """The id that ``prev_output_tokens`` begins with.

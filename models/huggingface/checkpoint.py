@@ -170,7 +170,7 @@ def save_pretrained(
         ConfigError: the layout does not support the model, or the folder exists already.
         DataError: the layout does not support the tokenizer.
     """
-    folder = Path(folder)
+    folder, model = Path(folder), model.merged()
     architecture = architecture_of_model(model)
     if folder.exists():
         raise ConfigError(f"{folder} already exists; give the name of a new folder")

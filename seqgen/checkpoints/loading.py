@@ -21,13 +21,15 @@ from seqgen.checkpoints.model_weights import (
     fit,
     load_weights,
     materialize,
+    named,
 )
-from seqgen.checkpoints.run_checkpoints import resolve, weight_shapes
+from seqgen.checkpoints.run_checkpoints import MODEL, resolve, weight_shapes
 from seqgen.checkpoints.run_config import read_run_config, run_folder_of, verify_run, verify_task
-from seqgen.config import ReadingConfig
+from seqgen.config import BaseConfig, ReadingConfig
 from seqgen.config.values import to_dict
 from seqgen.data.dictionary import Dictionary
-from seqgen.errors import CheckpointError, ConfigError, shown
+from seqgen.data.text import digest
+from seqgen.errors import CheckpointError, ConfigError, UserError, listing, shown
 from seqgen.generation.resolution import settings_of_model
 from seqgen.model import EncoderDecoderModel, Vocabularies
 from seqgen.registry import MODELS, TASKS
@@ -146,10 +148,63 @@ def _load_run(path: Path, placement: Placement) -> LoadedModel:
     return LoadedModel(model, task, config, checkpoint, generation=settings_of_model(config.generation))
 
 
+WEIGHT_FILES = (".safetensors", ".bin", ".npz", ".pt")
+"""How the names of files with weights end."""
+
+
+def base_digest(path: str) -> str:
+    """The checksum of a model's files: of its weights, and of a ``config.json`` beside them.
+
+    Args:
+        path: what ``load_model`` takes.
+
+    Raises:
+        CheckpointError: there is no such model.
+    """
+    local = local_path(path)
+    if checkpoint_loader_of(local) is None:
+        files = [resolve(local) / MODEL]
+    elif local.is_dir():
+        files = sorted(one for one in local.iterdir() if one.suffix in WEIGHT_FILES or one.name == "config.json")
+    else:
+        files = [local]
+    return digest(files)
+
+
+def load_base(cfg: BaseConfig) -> LoadedModel:
+    """Load the trained model that another model extends, in float32, for ``build_model``.
+
+    Args:
+        cfg: says where it is, and its checksum.
+
+    Raises:
+        ConfigError: the keys are missing.
+        CheckpointError: the model is not there, has changed, or has additions itself.
+    """
+    if torch.empty(0).is_meta:
+        raise NotImplementedError("the weights of the base are read from its files")  # see check_size
+    if not cfg.base_digest:
+        raise ConfigError("model.base and model.base_digest are missing; checkpoint.finetune_from=BASE sets them")
+    try:
+        if base_digest(cfg.base) != cfg.base_digest:
+            raise CheckpointError("its files have changed since the run was started (model.base_digest)")
+        with MAPPED_WEIGHTS.off():
+            loaded = load_model(cfg.base, dtype=torch.float32)
+        if loaded.model.merged() is not loaded.model:
+            raise CheckpointError("it has additions itself; leave out model=NAME to continue their training")
+    except UserError as error:
+        raise CheckpointError(
+            f"the base of the model, model.base={cfg.base}: {error}; if it was moved, write its new path into the "
+            "config.yaml of the run (model.base, checkpoint.finetune_from)"
+        ) from None
+    return loaded
+
+
 def initialize(model: EncoderDecoderModel, given: str, task: Vocabularies) -> list[str]:
     """Load the weights of a trained model into a new one, whose vocabularies may have further tokens at the end.
 
-    The rows of further tokens, in embeddings and in the output projection, keep their new random values::
+    Weights that the model declares as ``new_weights`` keep their values if the checkpoint lacks them. The rows of
+    further tokens, in embeddings and in the output projection, keep their new random values::
 
         checkpoint   <s> <pad> </s> <unk> a b              rows 0 to 5 are loaded
         here         <s> <pad> </s> <unk> a b __de__       row 6 is new
@@ -178,10 +233,14 @@ def initialize(model: EncoderDecoderModel, given: str, task: Vocabularies) -> li
         _check_vocabulary(old, new, f"{origin}: the vocabulary does not fit: in the {side}")
         if added := _add_rows(weights, model, prefix, len(old), len(new)):
             further = new.symbols[len(old) :]
-            listing = ", ".join(further[:5]) + (", ..." if len(further) > 5 else "")
+            tokens = ", ".join(further[:5]) + (", ..." if len(further) > 5 else "")
             frozen = [name for name in added if name not in trained]
             stay = f" and stay so, because {frozen[0]} is frozen" if frozen else ""
-            messages.append(f"new tokens of the {side}, whose embeddings are initialized at random{stay}: {listing}")
+            messages.append(f"new tokens of the {side}, whose embeddings are initialized at random{stay}: {tokens}")
+    new = {name: one for name, one in named(model.state_dict(), model.new_weights).items() if name not in weights}
+    if new:
+        messages.append(f"weights that the checkpoint does not have and the model initializes: {listing(list(new))}")
+    weights |= new
     try:
         fit(model, weights, str(origin))
     except CheckpointError:
@@ -192,7 +251,7 @@ def initialize(model: EncoderDecoderModel, given: str, task: Vocabularies) -> li
                 "model"
             ) from None
         raise
-    model.load_state_dict(weights)
+    model.load_state_dict(weights, strict=False)  # fit has compared the names
     return messages
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -73,8 +74,13 @@ def _plain_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     }
 
 
+def named(weights: Mapping[str, Tensor], patterns: Sequence[str]) -> dict[str, Tensor]:
+    """The weights whose names match a pattern, such as ``EncoderDecoderModel.saved_weights``."""
+    return {name: one for name, one in weights.items() if any(fnmatchcase(name, pattern) for pattern in patterns)}
+
+
 def fit(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
-    """Check that weights have the names and shapes of a model's weights.
+    """Check that weights have the names and shapes of a model's weights; those that are not saved may be missing.
 
     Args:
         model: the model.
@@ -90,7 +96,8 @@ def fit(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
         for name, tensor in wanted.items()
         if name in weights and weights[name].shape != tensor.shape
     }
-    missing, unexpected = sorted(set(wanted) - set(weights)), sorted(set(weights) - set(wanted))
+    saved = named(wanted, getattr(model, "saved_weights", ("*",)))
+    missing, unexpected = sorted(set(saved) - set(weights)), sorted(set(weights) - set(wanted))
     if not missing and not unexpected and not shapes:
         return
     for name, (there, here) in shapes.items():

@@ -122,6 +122,7 @@ _MAY_CHANGE_IN = {
     "optimization": "max_update max_epoch stop_time_hours stop_min_lr checkpoint_activations out_of_memory",
     "checkpoint": "patience save_interval save_interval_updates save_interval_minutes keep_last_epochs "
     "keep_interval_updates",
+    "model": "base",
     "task": "train valid test cache_dir workers",
     "common": "device threads user_dir log_interval log_format tensorboard",
     "distributed_training": "distributed_world_size distributed_backend sharding timeout",
@@ -290,6 +291,7 @@ def _fixed(config: TrainConfig) -> dict[str, Any]:
     """
     plain = to_dict(config)
     fixed = dict(flatten({"model": plain["model"], "task": {"_name": plain["task"]["_name"]}}))
+    fixed = {key: value for key, value in fixed.items() if key not in MAY_CHANGE}
     for key, field, value in known_keys(config.task, "task."):
         if key not in MAY_CHANGE and (isinstance(value, bool | int | float) or field.metadata.get("choices")):
             fixed[key] = value

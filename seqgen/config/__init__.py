@@ -27,6 +27,7 @@ from seqgen.config.generation import (
 )
 from seqgen.config.training import (
     DEFAULT_MAX_UPDATE as DEFAULT_MAX_UPDATE,
+    BaseConfig as BaseConfig,
     CheckpointConfig as CheckpointConfig,
     DatasetConfig as DatasetConfig,
     DistributedConfig as DistributedConfig,

@@ -151,6 +151,14 @@ class CheckpointConfig:
 
 
 @dataclass
+class BaseConfig:
+    """The keys of a model that extends a trained one, whose weights are not in its checkpoints."""
+
+    base: str = option("", "the trained model; checkpoint.finetune_from sets it", role="input_path")
+    base_digest: str = option("", "checksum of the trained model; checkpoint.finetune_from sets it")
+
+
+@dataclass
 class DistributedConfig:
     """Training with several processes."""
 

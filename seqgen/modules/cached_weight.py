@@ -100,9 +100,21 @@ def _parametrized(kind: type[CachedWeight], attributes: dict[str, Any]) -> Cache
     """A module of a class, with a parametrized weight and these attributes."""
     module = kind.__new__(kind)
     module.__dict__.update(attributes)
-    parametrize._inject_new_class(module)
-    parametrize._inject_property(module, "weight")
+    change_class(module, kind)
     return module
+
+
+def change_class(module: CachedWeight, kind: type[CachedWeight]) -> None:
+    """Make a module an instance of another class, for example of a subclass; a parametrized weight stays so.
+
+    Args:
+        module: the module, which keeps its attributes.
+        kind: the class.
+    """
+    module.__class__ = kind
+    if "parametrizations" in module._modules:
+        parametrize._inject_new_class(module)
+        parametrize._inject_property(module, "weight")
 
 
 class Stamp:

@@ -388,9 +388,9 @@ def like(value: Any, model: Tensor) -> Any:
 
 
 def load(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Load whole weights into a model, each rank its parts; see ``nn.Module.load_state_dict``."""
+    """Load whole weights into a model, each rank its parts; others stay."""
     current = model.state_dict()
-    model.load_state_dict({name: like(value, current[name]) for name, value in weights.items()})
+    model.load_state_dict({name: like(value, current[name]) for name, value in weights.items()}, strict=False)
 
 
 class PlainCopy:

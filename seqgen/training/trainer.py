@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seqgen.checkpoints.model_weights import fit
+from seqgen.checkpoints.model_weights import fit, named
 from seqgen.config import TrainConfig
 from seqgen.errors import ConfigError, UserError
 from seqgen.model import EncoderDecoderModel
@@ -336,14 +336,18 @@ class Trainer:
     def weights(self) -> dict[str, Tensor]:
         """The weights for decoding, by name; those of ``eval_model``. All ranks call this; see ``gathered``."""
         with self.group.collective():
-            return gathered(self.eval_model.state_dict(keep_vars=True), self.group.is_main)
+            return self._gathered(self.eval_model)
+
+    def _gathered(self, model: EncoderDecoderModel) -> dict[str, Tensor]:
+        """The weights of a model that checkpoints contain."""
+        return gathered(named(model.state_dict(keep_vars=True), model.saved_weights), self.group.is_main)
 
     def state_dict(self) -> dict[str, Any]:
         """The training state without ``weights``: nested plain values and tensors. All ranks call this."""
         state, main = self.optimizer.state_dict(), self.group.is_main
         with self.group.collective():
             values = {self.names[int(index)]: gathered(value, main) for index, value in state["state"].items()}
-            trained = gathered(self.model.state_dict(keep_vars=True), main) if self.ema is not None else {}
+            trained = self._gathered(self.model) if self.ema is not None else {}
             of_criterion = gathered(self.criterion.module.state_dict(keep_vars=True), main)
         return {
             "update": self.update,

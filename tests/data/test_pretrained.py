@@ -10,6 +10,7 @@ import pytest
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
 from seqgen.checkpoints.loading import load_model
 from seqgen.data.tokenizers.base import load_tokenizer
+from seqgen.data.tokenizers.language_tokens import with_languages
 from seqgen.data.tokenizers.languages import TargetLanguage
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, make_tokenizer, save_pretrained_tokenizer
 from seqgen.errors import ConfigError, DataError, UserError
@@ -234,3 +235,30 @@ def test_no_default_language_where_the_file_lists_none(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "folder", "NllbTokenizer", {"additional_special_tokens": ["deu_Latn"]})
     with pytest.raises(ConfigError, match="the model has no language 'eng_Latn'"):
         load_pretrained_tokenizer(folder)
+
+
+@pytest.mark.parametrize("unused", [0, 2])
+def test_nllb_with_an_added_language_is_written(unused: int, tmp_path: Path) -> None:
+    """Also if the embedding has rows without a token before that of the language."""
+    folder = write_folder(tmp_path / "nllb", "NllbTokenizer", {"additional_special_tokens": None})
+    size = len(load_pretrained_tokenizer(folder).dictionary) + unused
+    tokenizer = with_languages(load_pretrained_tokenizer(folder, size), [("eng_Latn", "gsw_Latn")])
+    save_pretrained_tokenizer(tokenizer, tmp_path / "written")
+    again = load_pretrained_tokenizer(tmp_path / "written", size + 1)
+    assert again.dictionary == tokenizer.dictionary
+    assert again.languages is not None
+    assert again.languages.ids["gsw_Latn"] == size
+    for pair in (("gsw_Latn", "eng_Latn"), ("eng_Latn", "gsw_Latn")):
+        assert again.encode_source("the dog", *pair) == tokenizer.encode_source("the dog", *pair)
+        assert again.encode_target("the dog", pair[1]) == tokenizer.encode_target("the dog", pair[1])
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "written", src_lang="gsw_Latn", tgt_lang="eng_Latn")
+    assert theirs("the dog").input_ids == tokenizer.encode_source("the dog", "gsw_Latn", "eng_Latn")
+
+
+@pytest.mark.parametrize("name", ["M2M100Tokenizer", "MBartTokenizer", "MBart50Tokenizer", "BartTokenizer"])
+def test_other_tokenizers_with_an_added_language_are_not_written(name: str, tmp_path: Path) -> None:
+    tokenizer = with_languages(load_pretrained_tokenizer(write_folder(tmp_path / "tokenizer", name)), [("en", "gsw")])
+    with pytest.raises(DataError, match=r"with added languages \(.*gsw\) cannot be written .* only NLLB's tokenizer"):
+        save_pretrained_tokenizer(tokenizer, tmp_path / "written")
+    assert not (tmp_path / "written").exists()

@@ -298,6 +298,12 @@ def test_finetuning_a_multilingual_folder(data: Path, tmp_path: Path) -> None:
     with torch.no_grad():
         logits = [one.model(source, torch.tensor([source.size(1)]), prefix).logits for one in (old, new)]
     torch.testing.assert_close(logits[1][..., :rows], logits[0], rtol=0, atol=1e-6)
+    written = command("convert", "format=huggingface", f"path={tmp_path}/run", f"output={tmp_path}/written")
+    assert written.code == 0, written.err
+    again = load_model(tmp_path / "written")
+    assert again.task.target_dictionary == new.task.target_dictionary
+    assert again.task.source_tokenizer.encode_source(text, "gsw_Latn") == [rows, *source[0, 1:].tolist()]
+    assert all(torch.equal(again.model.state_dict()[name], weight) for name, weight in new.model.state_dict().items())
     refused = command("train", *training(data, tmp_path / "other", *keys, "task.tokenizer=bytes"))
     assert (refused.code, refused.err.count("\n")) == (2, 1)
     assert "the vocabulary does not fit: in the source, the id" in refused.err

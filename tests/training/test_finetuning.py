@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -218,3 +219,30 @@ def test_other_vocabularies_are_refused(words: Dictionary, message: str, tmp_pat
     with pytest.raises(CheckpointError, match=f"the vocabulary does not fit: {message}"):
         initialize(model, str(path), Words(words))
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
+class Headed(TransformerModel):
+    """A transformer with a value head that the checkpoint does not have."""
+
+    def __init__(self, cfg: TransformerConfig, encoder: Any, decoder: Any):
+        super().__init__(cfg, encoder, decoder)
+        self.value, self.other = torch.nn.Linear(8, 1), torch.nn.Linear(8, 1)
+
+
+@pytest.mark.parametrize("declared", [("value.*", "other.*"), ("value.*",)])
+def test_weights_that_the_model_declares_as_new(declared: tuple[str, ...], tmp_path: Path) -> None:
+    """Declared ones keep the values that the model gave them; others are refused, and nothing is loaded."""
+    path = write(tmp_path, random_model(TRANSFORMER), in_args(options_of(TRANSFORMER)))
+    model = Headed.build_model(TRANSFORMER, Words(dictionary()))
+    model.new_weights = declared
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    if len(declared) == 1:
+        with pytest.raises(CheckpointError, match=r"missing: other\.bias, other\.weight$"):
+            initialize(model, str(path), Words(dictionary()))
+        assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+        return
+    messages = initialize(model, str(path), Words(dictionary()))
+    new = "value.weight, value.bias, other.weight, other.bias"
+    assert messages[-1] == f"weights that the checkpoint does not have and the model initializes: {new}"
+    wanted = {**before, **load_model(path).model.state_dict()}
+    assert all(torch.equal(weight, wanted[name]) for name, weight in model.state_dict().items())

@@ -25,6 +25,7 @@ from seqgen.data.tokenizers.files import (
     read_file,
     to_json,
 )
+from seqgen.data.tokenizers.language_tokens import LanguageTokenizer
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, load_processor
 from seqgen.errors import DataError, nearest
@@ -217,13 +218,35 @@ def save_pretrained_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         files = _readable(tokenizer.files)
     elif isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.native:
         files = t5_files(tokenizer.model, extra_ids=0, legacy=True)
+    elif isinstance(tokenizer, LanguageTokenizer) and isinstance(tokenizer.text, PretrainedTokenizer):
+        files = _with_languages(tokenizer, tokenizer.text)
     else:
-        added = " with the tokens of languages that task=multilingual_translation has added" * bool(tokenizer.languages)
         raise DataError(
-            f"a {type(tokenizer).__name__}{added} cannot be written in Hugging Face's layout, which is for the "
+            f"a {type(tokenizer).__name__} cannot be written in Hugging Face's layout, which is for the "
             "tokenizers that seqgen reads from it, and for SentencePiece models with their own ids"
         )
     files.write(folder)
+
+
+def _with_languages(tokenizer: LanguageTokenizer, text: PretrainedTokenizer) -> TokenizerFiles:
+    """The files of a tokenizer, with tokens for further languages and for ids without a token before them.
+
+    Raises:
+        DataError: the class of the tokenizer has a fixed list of languages, or none.
+    """
+    files, (tokens, _), words = _readable(text.files), text.tokens_and_added(), tokenizer.dictionary
+    config, named = files.json(CONFIG_FILE), {index for index, token in enumerate(tokens) if token is not None}
+    new = [words.symbol(index) for index in range(len(words)) if index not in named]
+    config["additional_special_tokens"] = [*map(str, text.special.additional or []), *new]
+    files = TokenizerFiles(files.origin, {**files.contents, CONFIG_FILE: to_json(config)})
+    read, wanted = make_tokenizer(files, len(words)), tokenizer.languages
+    ids = None if read.languages is None else read.languages.ids
+    if wanted is None or read.dictionary != words or ids != wanted.ids:
+        raise DataError(
+            f"a {config['tokenizer_class']} with added languages ({', '.join(tokenizer.codes)}) cannot be written in "
+            "Hugging Face's layout, where only NLLB's tokenizer can get further ones, with codes such as gsw_Latn"
+        )
+    return files
 
 
 def _readable(files: TokenizerFiles) -> TokenizerFiles:
