@@ -312,8 +312,9 @@ class Session:
         logits, rows, vocab = [], self.scores.numel(), self.setup.vocab_size if self.shortlist is None else -1
         for spec, out in zip(self.setup.ensemble.members, outputs, strict=True):
             model, on = spec.model, self.scores.device
-            by = (model, "adjust_logits_during_generation") if model.adjusts_logits else (model.decoder, "forward")
-            returned_tensor(*by, out.logits, (rows, vocab), None, on, "the newest logits ")
+            owner: Any = model if model.adjusts_logits else model.decoder
+            method = "adjust_logits_during_generation" if model.adjusts_logits else "forward"
+            returned_tensor(owner, method, out.logits, (rows, vocab), None, on, "the newest logits ")
             if out.attention is not None:
                 returned_tensor(model.decoder, "forward", out.attention, (rows, -1), None, on, "the newest attention ")
             wide = out.logits if out.logits.dtype == torch.float32 else _widened(out.logits)
