@@ -154,7 +154,7 @@ class EncoderDecoderModel(nn.Module, Flagged):
             return self
         model = copy.deepcopy(self)
         for module in [module for module in model.modules() if hasattr(module, "merge_weights")]:
-            module.merge_weights()
+            module.merge_weights()  # type: ignore[operator]
         model.new_weights, model.saved_weights = type(self).new_weights, type(self).saved_weights
         return model
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -94,8 +94,9 @@ def adapt(layer: Linear, cfg: LoRAConfig) -> None:
     change_class(layer, _lora_class(parametrize.type_before_parametrizations(layer)))
     weight = layer.weight
     a, b = weight.new_empty(cfg.rank, weight.size(1)), weight.new_zeros(weight.size(0), cfg.rank)
-    layer.lora_a, layer.lora_b = nn.Parameter(nn.init.normal_(a, std=weight.size(1) ** -0.5)), nn.Parameter(b)
-    layer.scale, layer.rate = cfg.alpha / cfg.rank, cfg.dropout
+    made = cast(LoRALinear, layer)
+    made.lora_a, made.lora_b = nn.Parameter(nn.init.normal_(a, std=weight.size(1) ** -0.5)), nn.Parameter(b)
+    made.scale, made.rate = cfg.alpha / cfg.rank, cfg.dropout
 
 
 @dataclass
