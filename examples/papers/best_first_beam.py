@@ -13,7 +13,7 @@ length penalty, and for a beam search that ends when no beam can improve its out
 ``seqgen-generate common.user_dir=examples/papers/best_first_beam.py path=runs/a input=test.en generation.beam=5
 generation.lenpen=0 generation.search=best_first_beam``
 
-Each step expands the best prefixes of every sentence, ``search.at_once`` of each, all in one batch: their rows are
+Each step expands the best prefixes of every sentence, ``at_once`` of each, all in one batch: their rows are
 taken out of the sessions that have read them (``fork``) and put together (``merge``). With ``at_once=1`` these are the
 prefixes of the algorithm; the others may turn out not to be needed. The command prints the number of expansions.
 """
@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby, islice
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -33,17 +33,12 @@ from seqgen.extend import (
     BeamSearch,
     Candidates,
     ConfigError,
-    DecodingError,
     DecodingRequest,
     DecodingSetup,
     Hypothesis,
     Session,
-    option,
     register_search,
 )
-
-_SESSIONS = 4
-"""Of more sessions, the rows that are still needed are merged into one."""
 
 
 @dataclass(eq=False)
@@ -55,15 +50,14 @@ class Prefix:
         ended: whether it is an output.
         parent: the prefix that it continues.
         children: its continuations; ``None`` until it is expanded.
-        session: the session that has scored them, in row ``row``.
+        place: the session that has scored them, and the row there.
     """
 
     tokens: tuple[tuple[int, float], ...] = ((-1, 0.0),)
     ended: bool = False
-    parent: Prefix | None = None
-    children: list[Prefix] | None = None
-    session: Any = None
-    row: int = 0
+    parent: Any = None
+    children: Any = None
+    place: Any = None
 
     def __lt__(self, other: Prefix) -> bool:
         return self.tokens[-1][1] > other.tokens[-1][1]
@@ -79,52 +73,38 @@ class Frontier:
     def best(self, at_once: int) -> list[Prefix]:
         """The prefixes to expand next, the one that must be expanded first; none if the sentence is done."""
         while self.heap and len(self.outputs) < self.beam:
-            length = len(self.heap[0].tokens)
-            expands = not self.heap[0].ended and self.expanded[length] < self.beam
-            if expands and self.heap[0].children is None:
-                return list(islice(self.waiting(), at_once))
-            first = heapq.heappop(self.heap)
-            if expands:
-                self.expanded[length] += 1
-                for child in first.children or ():
+            first = self.heap[0]
+            if self.may_expand(first) and first.children is None:
+                likely = filter(self.may_expand, heapq.nsmallest(2 * at_once, self.heap))
+                return [prefix for prefix in likely if prefix.children is None][:at_once]
+            heapq.heappop(self.heap)
+            if self.may_expand(first):
+                self.expanded[len(first.tokens)] += 1
+                for child in first.children:
                     heapq.heappush(self.heap, child)
-            elif first.ended and self.popped[length] < self.beam:
+            elif first.ended and self.popped[len(first.tokens)] < self.beam:
                 self.outputs.append(first)
-            self.popped[length] += 1
-        self.heap.clear()
+            self.popped[len(first.tokens)] += 1
         return []
 
-    def waiting(self) -> Iterator[Prefix]:
-        """The prefixes that may have to be expanded, best first: of each length, the best of those that wait."""
-        places = self.expanded.copy()
-        for prefix in sorted(self.heap):
-            length = len(prefix.tokens)
-            places[length] += not prefix.ended
-            if not prefix.ended and prefix.children is None and places[length] <= self.beam:
-                yield prefix
+    def may_expand(self, prefix: Prefix) -> bool:
+        """True if a prefix is no output, and fewer than ``beam`` of its length have been expanded."""
+        return not prefix.ended and self.expanded[len(prefix.tokens)] < self.beam
 
 
 class BestFirstSession:
     """Searches a batch; each row of its sessions is a prefix. The arguments are those of ``Session``."""
 
     def __init__(self, setup: DecodingSetup, request: DecodingRequest):
-        ranking = setup.ranking
-        refused = {
-            "there is a length penalty": ranking.normalize and ranking.len_penalty,
-            "there are observers": setup.observers,
-            "generation.top_tokens is set": setup.top_tokens,
-            "there is a streamer": request.streamer,
-            "there is a prefix": request.prefix_tokens is not None,
-            (obstacle := replace(setup, search=BeamSearch()).merge_obstacle): obstacle,
-        }
-        for what, value in refused.items():
-            if value:
-                raise ConfigError(f"best-first beam search cannot decode: {what}; leave it out or take search=beam")
-        assert isinstance(setup.search, BestFirstBeamSearch)
-        self.search, self.session = setup.search, Session(setup, request, beam=1)
-        self.sessions: list[Session] = []
-        largest = self.session.sentences.num_candidates * setup.beam_size
-        self.session.search.candidates_per_beam = largest  # type: ignore[attr-defined]
+        penalty = setup.ranking.normalize and setup.ranking.len_penalty != 0
+        if penalty or setup.observers or setup.top_tokens or request.streamer or request.prefix_tokens is not None:
+            what = "length penalty (set generation.lenpen=0), observers, streamers, prefixes and generation.top_tokens"
+            raise ConfigError(f"search=best_first_beam takes no {what}; leave them out or take search=beam")
+        if obstacle := replace(setup, search=BeamSearch()).merge_obstacle:
+            raise ConfigError(f"search=best_first_beam cannot merge prefixes, as {obstacle}; take search=beam")
+        self.search: Any = setup.search
+        self.session: Any = Session(setup, request, beam=1)
+        self.session.search.candidates_per_beam *= setup.beam_size
         self.frontiers = [Frontier(setup.beam_size) for _ in self.session.live]
 
     def run(self) -> list[list[Hypothesis]]:
@@ -132,46 +112,31 @@ class BestFirstSession:
         self.expand(self.session, [each.heap[0] for each in self.frontiers])
         while prefixes := [prefix for each in self.frontiers for prefix in each.best(self.search.at_once)]:
             self.expand(*self.resumed(prefixes))
-        return [[_hypothesis(output, self.dtype) for output in each.outputs] for each in self.frontiers]
+        return [[_hypothesis(output) for output in each.outputs] for each in self.frontiers]
 
-    def resumed(self, prefixes: list[Prefix]) -> tuple[Session, list[Prefix]]:
+    def resumed(self, prefixes: list[Any]) -> tuple[Session, list[Any]]:
         """A session that has read some prefixes, and these in the order of its rows."""
-        if len(self.sessions) > _SESSIONS:
-            waiting = [prefix.parent for each in self.frontiers for prefix in each.waiting()]
-            session, parents = self.gathered(list(dict.fromkeys(waiting)))
-            for row, parent in enumerate(parents):
-                parent.session, parent.row = session, row
-            self.sessions = [session]
-        prefixes = sorted(prefixes, key=lambda prefix: id(prefix.parent.session))  # type: ignore[union-attr]
-        session, _ = self.gathered([prefix.parent for prefix in prefixes])
-        tokens = torch.tensor([[prefix.tokens[-1][0]] for prefix in prefixes])
-        scores = torch.tensor([[prefix.tokens[-1][1]] for prefix in prefixes], dtype=self.dtype)
-        session.advance(Candidates(scores, tokens, torch.zeros_like(tokens)))
-        return session, prefixes
-
-    def gathered(self, prefixes: list[Any]) -> tuple[Session, list[Any]]:
-        """A session of the rows that have scored the continuations of some prefixes, and these in their order."""
-        prefixes = sorted(prefixes, key=lambda prefix: id(prefix.session))
-        groups = groupby(prefixes, key=lambda prefix: prefix.session)
-        merged, *others = [each.fork(torch.tensor([prefix.row for prefix in group])) for each, group in groups]
+        prefixes = sorted(prefixes, key=lambda prefix: id(prefix.parent.place[0]))
+        groups = groupby((prefix.parent.place for prefix in prefixes), key=itemgetter(0))
+        merged, *others = [each.fork(torch.tensor([row for _, row in group])) for each, group in groups]
         for other in others:
             merged.merge(other)
+        tokens = torch.tensor([[prefix.tokens[-1][0]] for prefix in prefixes])
+        scores = torch.tensor([[prefix.tokens[-1][1]] for prefix in prefixes], dtype=torch.float64)
+        merged.advance(Candidates(scores, tokens, torch.zeros_like(tokens)))
         return merged, prefixes
 
     def expand(self, session: Session, prefixes: list[Prefix]) -> None:
         """Score the continuations of some prefixes, the rows of a session."""
         self.search.expansions += len(prefixes)
-        step = session.backpointers.length
-        context, scored = session.score(step)
+        context, scored = session.score(session.backpointers.length)
         found = session.choose(context, scored)
-        session.needs_another_step(found, step)  # raises where a score is NaN
+        session.needs_another_step(found, context.step)  # raises where a score is NaN
         if bool((found.scores > session.scores + 1e-4).any()):
-            raise DecodingError("best-first beam search needs scores that only fall; take search=beam")
+            raise ConfigError("search=best_first_beam needs scores that only fall; take search=beam")
         values = [each.tolist() for each in (found.tokens, found.scores, session.ended(found, context))]
-        self.sessions.append(session)
-        self.dtype = found.scores.dtype
         for row, (prefix, *each) in enumerate(zip(prefixes, *values, strict=True)):
-            prefix.session, prefix.row = session, row
+            prefix.place = session, row
             prefix.children = [
                 Prefix((*prefix.tokens, (token, score)), ended, prefix)
                 for token, score, ended in zip(*each, strict=True)
@@ -179,24 +144,16 @@ class BestFirstSession:
             ]
 
 
-def _hypothesis(output: Prefix, dtype: torch.dtype) -> Hypothesis:
+def _hypothesis(output: Prefix) -> Hypothesis:
     tokens, sums = zip(*output.tokens, strict=True)
-    return Hypothesis(torch.tensor(tokens[1:]), sums[-1], torch.tensor(sums, dtype=dtype).diff())
+    return Hypothesis(torch.tensor(tokens[1:]), sums[-1], torch.tensor(sums, dtype=torch.float64).diff())
 
 
-@dataclass
-class BestFirstConfig:
-    """Configuration of best-first beam search."""
-
-    at_once: int = option(5, "prefixes of a sentence that are expanded in one batch", minimum=1)
-
-
-@register_search("best_first_beam", config=BestFirstConfig)
+@register_search("best_first_beam")
 class BestFirstBeamSearch(BeamSearch):
     """Beam search that expands prefixes in the order of their scores."""
 
     session_class = BestFirstSession
-    certifiable = False
 
     def __init__(self, at_once: int = 5):
         self.at_once, self.expansions = at_once, 0

@@ -184,8 +184,8 @@ def join_rows(parts: list[KeysAndValues], left: bool) -> KeysAndValues:
     for part in parts:
         rows, _, width, _ = part.keys.shape
         missing = (length - width, 0) if left else (0, length - width)
-        keys.append(F.pad(part.keys, (0, 0, *missing)))
-        values.append(F.pad(part.values, (0, 0, *missing)))
+        keys.append(F.pad(part.keys, (0, 0, *missing)) if any(missing) else part.keys)
+        values.append(F.pad(part.values, (0, 0, *missing)) if any(missing) else part.values)
         mask = part.keys.new_zeros(rows, width, dtype=torch.bool) if part.padding_mask is None else part.padding_mask
         masks.append(F.pad(mask, missing, value=not left))
     hides = any(part.padding_mask is not None or (not left and part.keys.size(2) < length) for part in parts)
