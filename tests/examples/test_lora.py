@@ -136,7 +136,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return corpus(tmp_path_factory.mktemp("data"))
 
 
-KEYS = ("dataset.max_tokens=200", "dataset.validate_decode=2", "common.threads=1", "common.tensorboard=false")
+KEYS = ("dataset.max_tokens=200", "common.threads=1", "common.tensorboard=false")
 
 
 def trained_base(data: Path, folder: Path, *model: str) -> Path:
