@@ -199,7 +199,7 @@ def test_the_base_is_found_and_verified(base: Path, data: Path, tmp_path: Path) 
     shutil.copytree(base, moved)
     outcome = train(moved, run, 2)
     assert outcome.code == 0, outcome.err
-    assert "weights that the checkpoint does not have and the model initializes: decoder.layers.0" in outcome.err
+    assert "weights that the checkpoint does not have and the model initializes: " in outcome.err
     text = decoded(run, data)
     assert command("show", f"path={run}", LORA[0]).code == 0
     (tmp_path / "hyp").write_text(text)
