@@ -201,7 +201,7 @@ def test_the_base_is_found_and_verified(base: Path, data: Path, tmp_path: Path) 
     assert outcome.code == 0, outcome.err
     assert "weights that the checkpoint does not have and the model initializes: " in outcome.err
     text = decoded(run, data)
-    assert command("show", f"path={run}", LORA[0]).code == 0
+    assert command("show", f"path={run}").code == 0
     (tmp_path / "hyp").write_text(text)
     scored = command("score", LORA[0], f"path={run}", f"input={data}/test.en", f"reference={tmp_path}/hyp")
     assert scored.code == 0, scored.err
