@@ -89,6 +89,7 @@ from seqgen.generation.processors.prefix_trie import PrefixConstraint as PrefixC
 from seqgen.generation.processors.tokens import Forbid as Forbid, ForcePrefix as ForcePrefix
 from seqgen.generation.search.base import Search as Search
 from seqgen.generation.search.beam import BeamSearch as BeamSearch, Greedy as Greedy, own_beams as own_beams
+from seqgen.generation.search.constrained import ConstrainedSearch as ConstrainedSearch
 from seqgen.generation.search.diverse import DiverseBeamSearch as DiverseBeamSearch
 from seqgen.generation.search.sampling import (
     TOKEN as TOKEN,
