@@ -63,6 +63,7 @@ from seqgen.generation.processors.tokens import Forbid, ForcePrefix
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.search.base import Search
 from seqgen.generation.search.beam import BeamSearch, Greedy, own_beams
+from seqgen.generation.search.constrained import ConstrainedSearch
 from seqgen.generation.search.diverse import DiverseBeamSearch
 from seqgen.generation.search.sampling import TOKEN, RandomSearch, Sampling, draw, drawn_scores, uniform
 from seqgen.generation.sequence_generator import SequenceGenerator
@@ -160,9 +161,9 @@ __all__ += ["ProbabilityMean", "register_combination", "register_member_source"]
 __all__ += ["Forbidden", "Observer", "Outcome", "StepRecord", "StoppingRule", "register_observer"]
 __all__ += ["register_stopping_rule"]
 # Decoding loops
-__all__ += ["BackPointers", "DecodingRequest", "DecodingSetup", "EachRow", "FinishedHypotheses", "Member"]
-__all__ += ["MemberOutput", "Ranking", "SequenceGenerator", "SequenceScorer", "Session", "StepScores", "Streamer"]
-__all__ += ["build_setup", "check_features", "fairseq_generator"]
+__all__ += ["BackPointers", "ConstrainedSearch", "DecodingRequest", "DecodingSetup", "EachRow", "FinishedHypotheses"]
+__all__ += ["Member", "MemberOutput", "Ranking", "SequenceGenerator", "SequenceScorer", "Session", "StepScores"]
+__all__ += ["Streamer", "build_setup", "check_features", "fairseq_generator"]
 # Speculative decoding
 __all__ += ["Draft", "Drafter", "Drafts", "LookAhead", "SpeculativeSearch", "SpeculativeSession"]
 # From lines to lines

@@ -103,7 +103,8 @@ class BestFirstSession:
         if obstacle := replace(setup, search=BeamSearch()).merge_obstacle:
             raise ConfigError(f"search=best_first_beam cannot merge prefixes, as {obstacle}; take search=beam")
         self.search: Any = setup.search
-        self.session: Any = Session(setup, request, beam=1)
+        self.session = Session(setup, request, beam=1)
+        assert isinstance(self.session.search, BeamSearch)
         self.session.search.candidates_per_beam *= setup.beam_size
         self.frontiers = [Frontier(setup.beam_size) for _ in self.session.live]
 

@@ -185,7 +185,8 @@ class Sampling(RandomSearch):
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """See ``Search.step``; one candidate for each beam."""
         beams = torch.arange(lprobs.size(1), device=lprobs.device)
-        tokens, left = draw(lprobs.flatten(0, 1), self.uniforms(TOKEN, context.steps, beams).view(-1, 1))
+        step = context.steps if context.has_joined else context.step
+        tokens, left = draw(lprobs.flatten(0, 1), self.uniforms(TOKEN, step, beams).view(-1, 1))
         drawn = drawn_scores(lprobs.flatten(0, 1), tokens, left).view_as(scores)
         return Candidates(scores + drawn, tokens.view_as(scores), own_beams(scores))
 
@@ -209,9 +210,10 @@ class BeamSampling(RandomSearch):
             lprobs, scores = lprobs[:, :1], scores[:, :1]
         vocab = lprobs.size(-1)
         totals = (lprobs + scores.unsqueeze(-1)).flatten(1)
+        step = context.steps if context.has_joined else context.step
         places = torch.arange(min(self.num_candidates, totals.size(1)), device=totals.device)
         # (sentences, beam * V): entry 2 * V + 7 is token 7 after beam 2
-        entries, left = draw(totals, self.uniforms(TOKEN, context.steps, places))
+        entries, left = draw(totals, self.uniforms(TOKEN, step, places))
         found = Candidates(drawn_scores(totals, entries, left), entries % vocab, entries // vocab)
         return found.padded(self.num_candidates)
 
