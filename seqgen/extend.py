@@ -149,8 +149,8 @@ __all__ += ["ATTENTION", "FEATURES", "FORBIDDEN", "LAYER_LOGITS", "MEMBER_LOGITS
 __all__ += ["Candidates", "Component", "Hypothesis", "LayerLogits", "Resources", "StepContext", "StepOutputs"]
 __all__ += ["best_continuations", "gather_beams", "map_tensors"]
 # Search strategies
-__all__ += ["TOKEN", "BeamSearch", "DiverseBeamSearch", "Greedy", "RandomSearch", "Sampling", "Search", "draw"]
-__all__ += ["drawn_scores", "own_beams", "register_search", "uniform"]
+__all__ += ["TOKEN", "BeamSearch", "ConstrainedSearch", "DiverseBeamSearch", "Greedy", "RandomSearch", "Sampling"]
+__all__ += ["Search", "draw", "drawn_scores", "own_beams", "register_search", "uniform"]
 # Logits processors
 __all__ += ["Forbid", "ForceEndAtMaximum", "ForcePrefix", "LogitsProcessor", "MinimumLength", "PrefixConstraint"]
 __all__ += ["register_logits_processor"]
@@ -161,9 +161,9 @@ __all__ += ["ProbabilityMean", "register_combination", "register_member_source"]
 __all__ += ["Forbidden", "Observer", "Outcome", "StepRecord", "StoppingRule", "register_observer"]
 __all__ += ["register_stopping_rule"]
 # Decoding loops
-__all__ += ["BackPointers", "ConstrainedSearch", "DecodingRequest", "DecodingSetup", "EachRow", "FinishedHypotheses"]
-__all__ += ["Member", "MemberOutput", "Ranking", "SequenceGenerator", "SequenceScorer", "Session", "StepScores"]
-__all__ += ["Streamer", "build_setup", "check_features", "fairseq_generator"]
+__all__ += ["BackPointers", "DecodingRequest", "DecodingSetup", "EachRow", "FinishedHypotheses", "Member"]
+__all__ += ["MemberOutput", "Ranking", "SequenceGenerator", "SequenceScorer", "Session", "StepScores", "Streamer"]
+__all__ += ["build_setup", "check_features", "fairseq_generator"]
 # Speculative decoding
 __all__ += ["Draft", "Drafter", "Drafts", "LookAhead", "SpeculativeSearch", "SpeculativeSession"]
 # From lines to lines
