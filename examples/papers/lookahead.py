@@ -11,8 +11,8 @@ The scores of outputs remain the sums s. With ``depth=0`` or ``weight=0`` this i
 search.depth=2 search.weight=0.5``
 
 For each of the best ``2 * beam`` candidates, the session is forked (``Session.fork``), reads the candidates and
-continues greedily, so that a step costs about ``2 * depth`` further steps. Expect outputs whose sums are mostly larger
-than those of beam search with the same beam, and small differences of BLEU. Another estimate, such as a classifier of
+continues greedily, so that a step costs about ``2 * depth`` further steps. Expect shorter outputs.
+Another estimate, such as a classifier of
 the continuation, takes the place of ``LookaheadSession.estimate``.
 """
 

@@ -338,6 +338,6 @@ def test_the_memory_of_a_recording(name: str, monkeypatch: pytest.MonkeyPatch) -
         (step,) = captured._STEPS[model.decoder]
         layers: Any = model.decoder.layers
         dim = layers[0].self_attn.num_heads * layers[0].self_attn.head_dim
-        bytes_ = sum(leaf.nbytes for _, leaf in captured._leaves(step.state) if isinstance(leaf, Tensor))
+        bytes_ = sum(leaf.nbytes for _, leaf in captured.leaves(step.state) if isinstance(leaf, Tensor))
         formula = step.shape.sentences * 2 * len(layers) * dim * (5 * step.shape.window + step.shape.source) * 8
     assert bytes_ == pytest.approx(formula, rel=0.03)
