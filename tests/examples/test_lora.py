@@ -213,9 +213,9 @@ def test_the_base_is_found_and_verified(base: Path, data: Path, tmp_path: Path) 
     other = trained_base(data, tmp_path / "other", *SMALL_TRANSFORMER, "common.seed=2")
     shutil.copytree(other / "checkpoints", tmp_path / "elsewhere" / "checkpoints", dirs_exist_ok=True)
     refused(command("generate", LORA[0], *keys), "its files have changed since the run was started")
-    refused(train(run, tmp_path / "twice", 1), "it has additions itself; leave out model=NAME")
     continued = train(base, tmp_path / "first", 1)
     assert continued.code == 0, continued.err
+    refused(train(tmp_path / "first", tmp_path / "twice", 1), "it has additions itself; leave out model=NAME")
     continued = train(tmp_path / "first", tmp_path / "second", 1, "common.seed=2", lora=LORA[:1])
     assert continued.code == 0, continued.err
     assert "model initializes" not in continued.err
@@ -232,7 +232,7 @@ def test_other_bases(model: tuple[str, ...], data: Path, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_the_merged_model_is_written(data: Path, tmp_path: Path) -> None:
-    tiny = ("model=t5_tiny", "model.num_layers=1", "model.d_model=16", "task.tokenizer=t5")
+    tiny = ("model=t5_tiny", "model.num_layers=1", "model.d_model=16", "task.tokenizer=t5", "task.vocab_size=40")
     run, folder = tmp_path / "run", tmp_path / "folder"
     outcome = train(trained_base(data, tmp_path / "base", *tiny), run, 2)
     assert outcome.code == 0, outcome.err
