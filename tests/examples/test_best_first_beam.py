@@ -39,8 +39,8 @@ def test_outputs_are_those_of_beam_search(name: str, options: dict[str, Any], at
     assert_same(decode(BestFirstBeamSearch(at_once), name, **options), decode(BeamSearch(), name, **options), 1e-6)
 
 
-def test_fewer_prefixes_are_expanded() -> None:
-    """One prefix at a time, the search expands no prefix that scores below the worst output."""
+def test_one_prefix_at_a_time_expands_fewest() -> None:
+    """Several at once are expanded before it is known whether all of them are needed."""
     search = BestFirstBeamSearch(at_once=1)
     model = sharp("transformer_tiny", seed=3)
     values = {"beam_size": 3, "max_len_b": 9, **OPTIONS}

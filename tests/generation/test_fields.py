@@ -94,7 +94,7 @@ def generated(observer: Observer, **options: Any) -> list[list[Hypothesis]]:
         {"search_strategy": SpeculativeSearch(PromptLookup(2), 3, Sampling(4))},
         {"search_strategy": SpeculativeSearch(PromptLookup(1), 3), "beam_size": 1},
     ],
-    ids=str,
+    ids=" ".join,
 )
 def test_fields_follow_from_the_tokens(options: dict[str, Any]) -> None:
     """Beams cross, sentences leave the batch at different steps, hypotheses are finalized before others."""

@@ -183,7 +183,7 @@ def test_stop_texts_are_searched_in_the_tokens_of_the_sentence_alone(name: str) 
         ({"need_attention": True}, "a component or the output needs attention"),
         ({"search_strategy": ContrastiveSearch(), "beam_size": 1}, "ContrastiveSearch has a decoding loop of its own"),
     ],
-    ids=str,
+    ids=lambda value: "" if isinstance(value, str) else " ".join(value),
 )
 def test_obstacles(options: dict[str, Any], reason: str) -> None:
     generator = make_generator([sharp("transformer_tiny")], dictionary(VOCAB - 4), **options)
