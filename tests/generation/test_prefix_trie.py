@@ -38,7 +38,7 @@ EOS = 2
 FEW = "seqgen.generation.processors.prefix_trie._FEW"
 SEQUENCES = [(4, 5, EOS), (4, EOS), (4, 5, 6, EOS), (3, EOS), (3, EOS)]
 VOCAB = 9
-WORDS = dictionary(VOCAB)
+WORDS = dictionary(VOCAB - 4)
 
 
 def outputs(draw: random.Random, count: int, longest: int = 4) -> list[tuple[int, ...]]:
@@ -347,7 +347,7 @@ class OwnSearch(BeamSearch):
         ({"guidance_scale": 2.0}, "which Guidance does not promise"),
         ({"combination": "fusion", "components": {"combination.weight": -0.5}}, "which Fusion does not promise"),
         ({"unkpen": -1.0}, "UnknownPenalty"),
-        ({"sequence_bias": ["w4=-1", "w5=0.5"]}, "SequenceBias"),
+        ({"sequence_bias": ["w4=-1", "w3=0.5"]}, "SequenceBias"),
         ({"processors": [OwnForbid([4])]}, "OwnForbid"),
         ({"combination": OwnMean()}, "OwnMean"),
         ({"search": OwnSearch()}, "not OwnSearch"),
@@ -371,7 +371,7 @@ def test_what_a_certificate_cannot_cover_is_refused(keys: dict[str, Any], words:
 @pytest.mark.parametrize(
     "keys",
     [
-        {"unkpen": 1.0, "sequence_bias": ["w4=-1"], "bad_words": ["w5 w6"], "suppress": ["w7"]},
+        {"unkpen": 1.0, "sequence_bias": ["w4=-1"], "bad_words": ["w2 w3"], "suppress": ["w1"]},
         {"combination": "log", "guidance_scale": 0.5},
         {"combination": "fusion"},
     ],

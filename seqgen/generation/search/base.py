@@ -157,10 +157,13 @@ def chosen(search: Search, context: StepContext, lprobs: Tensor, scores: Tensor)
     for name, dtype in dtypes.items():
         returned_tensor(search, "step", getattr(found, name), (live, count), dtype, scores.device, f"{name} ")
     if context.step == 0:  # only here, because this waits for the device
-        for name, size in {"tokens": lprobs.size(2), "beams": beams}.items():
+        sizes, exists = {"tokens": lprobs.size(2), "beams": beams}, found.scores > -torch.inf
+        wrong = {}
+        for name, size in sizes.items():
             values = getattr(found, name)
-            wrong = ((values < 0) | (values >= size)) & (found.scores > -torch.inf)
-            if bool(wrong.any()):
-                bad = int(values[wrong][0])
-                raise violated(search, "step", f"must return {name} from 0 to {size - 1} and returns {bad}")
+            wrong[name] = ((values < 0) | (values >= size)) & exists
+        if bool((wrong["tokens"] | wrong["beams"]).any()):
+            name = "tokens" if bool(wrong["tokens"].any()) else "beams"
+            bad = int(getattr(found, name)[wrong[name]][0])
+            raise violated(search, "step", f"must return {name} from 0 to {sizes[name] - 1} and returns {bad}")
     return found
