@@ -425,7 +425,7 @@ class _BankedBatch(ConstrainedBatch):
         super().__init__(batch, search)
         self._inner = begun(search.inner, replace(batch, constraints=None))
         self.groups = self._inner.groups
-        if 1 < self.groups and batch.beam_size < 2 * self.groups:
+        if self.groups > 1 and batch.beam_size < 2 * self.groups:
             raise ConfigError(
                 f"generation.beam={batch.beam_size} gives each of {self.groups} groups one beam, which would begin "
                 "every output with the phrases; give two beams or more for each group"
