@@ -54,7 +54,7 @@ class Decoder(nn.Module, Flagged):
             Logits ``(N, T, V)``, and attention ``(N, T, S)``; ``None`` if not requested or not available.
         """
         found = self.extract_features(prev_output_tokens, encoder_out, need_attention=need_attention)
-        features, attention = returned(self, "extract_features", found, tuple)
+        features, attention = found if type(found) is tuple else returned(self, "extract_features", found, tuple)
         return DecoderOut(self.output_layer(features), attention)
 
     def extract_features(
@@ -282,7 +282,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
             Logits ``(N, new positions, V)``, and attention, ``(N, new positions, S)`` or ``None``.
         """
         found = self.extract_features(prev_output_tokens, encoder_out, incremental_state, need_attention)
-        features, attention = returned(self, "extract_features", found, tuple)
+        features, attention = found if type(found) is tuple else returned(self, "extract_features", found, tuple)
         return DecoderOut(self.output_layer(features), attention)
 
     def extract_features(

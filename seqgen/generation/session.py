@@ -281,8 +281,8 @@ class Session:
         """Normalize and combine the members' logits, ``(rows, V)`` each."""
         each = []
         for spec, values in zip(self.setup.ensemble.members, logits, strict=True):
-            found, like = spec.model.get_normalized_probs(values), (values.shape, values.dtype, values.device)
-            each.append(returned_tensor(spec.model, "get_normalized_probs", found, *like))
+            found, shape = spec.model.get_normalized_probs(values), tuple(values.shape)
+            each.append(returned_tensor(spec.model, "get_normalized_probs", found, shape, values.dtype, values.device))
         lprobs = combine(self.combination, each, context)
         if MEMBER_LPROBS not in self.needs:
             return context, lprobs
@@ -290,16 +290,23 @@ class Session:
         # a copy, since processors work in place, and a combination may return a member's scores
         return replace(context, outputs=outputs), lprobs.clone()
 
-    def _outputs(self) -> tuple[list[Tensor], StepOutputs]:
-        """Logits ``(rows, V)`` of each member, in float32 or wider, and what components need besides."""
-        outputs = self.member_outputs()
-        logits, rows, vocab = [], self.scores.numel(), self.setup.vocab_size if self.shortlist is None else -1
+    def _check_outputs(self, outputs: Sequence[MemberOutput]) -> None:
+        """Check what the members computed: logits ``(rows, V)``, and attention ``(rows, S)`` if there is any."""
+        rows, vocab = self.scores.numel(), self.setup.vocab_size if self.shortlist is None else -1
         for spec, out in zip(self.setup.ensemble.members, outputs, strict=True):
             model, on = spec.model, self.scores.device
             by = (model, "adjust_logits_during_generation") if model.adjusts_logits else (model.decoder, "forward")
             returned_tensor(*by, out.logits, (rows, vocab), None, on, "the newest logits ")
             if out.attention is not None:
                 returned_tensor(model.decoder, "forward", out.attention, (rows, -1), None, on, "the newest attention ")
+
+    def _outputs(self) -> tuple[list[Tensor], StepOutputs]:
+        """Logits ``(rows, V)`` of each member, in float32 or wider, and what components need besides."""
+        outputs = self.member_outputs()
+        if not self.backpointers.length:
+            self._check_outputs(outputs)
+        logits = []
+        for out in outputs:
             wide = out.logits if out.logits.dtype == torch.float32 else _widened(out.logits)
             wide = wide / self.setup.temperature if self.setup.temperature != 1.0 else wide
             logits.append(wide if self.shortlist is None else self.shortlist.restrict(wide))

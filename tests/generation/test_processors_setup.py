@@ -277,6 +277,8 @@ REFUSED = [
     ({"constraints": "ordered", "beam": 1}, "with one beam would begin every output with the phrases"),
     ({"draft_tokens": 3}, "has no effect without a draft"),
     ({"draft": "runs/x", "prompt_lookup": 2}, "both draft; choose one"),
+    ({"draft": "runs/x", "glossary": "terms.tsv"}, "exclude; choose one"),
+    ({"prompt_lookup": 2, "constraints": "ordered"}, "exclude; choose one"),
     ({"shortlist": "FILE", "prefix_trie": "FILE"}, "generation.shortlist=FILE and generation.prefix_trie both limit"),
     ({"mbr": "chrf", "rerank": "length_ratio"}, "and generation.mbr both rank the hypotheses"),
     ({"certificate": True, "mbr": "chrf"}, "generation.certificate=true is about the order of scores"),

@@ -118,7 +118,7 @@ def encode(encoder: Encoder, source: Source) -> EncoderOut:
     output = returned(encoder, "forward", encoder(source.src_tokens, source.src_lengths), EncoderOut)
     rows, on = len(source.src_tokens), source.src_tokens.device
     features, mask = returned(encoder, "forward", output.encoder_out, Tensor), output.encoder_padding_mask
-    returned_tensor(encoder, "forward", features, (rows, -1, -1), features.dtype, on, "encoder_out ")
+    returned_tensor(encoder, "forward", features, (rows, *features.shape[1:]), features.dtype, on, "encoder_out ")
     if mask is not None:
         shape = rows, features.size(1)
         returned_tensor(encoder, "forward", mask, shape, torch.bool, on, "encoder_padding_mask ")
@@ -150,7 +150,7 @@ def decoded(
     with recorded_layers(decoder) if LAYER_LOGITS in needs else nullcontext() as layers:
         if FEATURES not in needs and output_layer is None:
             found = decoder(tokens, encoder_out, need_attention=need_attention, **state)
-            logits, attention = returned(decoder, "forward", found, DecoderOut)
+            logits, attention = found if type(found) is DecoderOut else returned(decoder, "forward", found, DecoderOut)
             return MemberOutput(logits, attention, None, layers)
         found = decoder.extract_features(tokens, encoder_out, need_attention=need_attention, **state)
         features, attention = returned(decoder, "extract_features", found, tuple)

@@ -136,7 +136,8 @@ def _check_outputs(subject: Decoding, batch: Batch, **options: Any) -> None:
     limits = generator.setup.limits.last_steps(batch.source.src_lengths).tolist()
     for row, hypotheses in enumerate(results):
         what = f"there are {len(hypotheses)} hypotheses, more than the beam of {generator.setup.beam_size}"
-        require(hypotheses, f"a beam of {generator.setup.beam_size} finds no hypothesis", sentence=row)
+        some = hypotheses or generator.setup.search.enforces_constraints
+        require(some, f"a beam of {generator.setup.beam_size} finds no hypothesis", sentence=row)
         require(len(hypotheses) <= generator.setup.beam_size, what, sentence=row)
         for beam, hypothesis in enumerate(hypotheses):
             _check_output(hypothesis, generator.setup, limits[row] + 1, row, beam)
