@@ -38,7 +38,7 @@ EOS = 2
 FEW = "seqgen.generation.processors.prefix_trie._FEW"
 SEQUENCES = [(4, 5, EOS), (4, EOS), (4, 5, 6, EOS), (3, EOS), (3, EOS)]
 VOCAB = 9
-WORDS = dictionary(VOCAB)
+WORDS = dictionary(VOCAB - 4)
 
 
 def outputs(draw: random.Random, count: int, longest: int = 4) -> list[tuple[int, ...]]:
