@@ -100,7 +100,7 @@ class ModelCheckConfig:
 
     model: Any = None
     path: str = option("", "run, or model of another toolkit, in place of model=NAME", role="input_path")
-    cache: str = option("", "key/value cache that self-attention uses: the name of a class in common.user_dir")
+    cache: str = option("", "where self-attention keeps keys and values: the name of a class in common.user_dir")
     tolerance: float = option(
         1e-10, "largest difference of logits and scores that counts as equal, relative if they are above 1", minimum=0
     )
