@@ -79,7 +79,7 @@ def test_the_keys_that_may_change_exist() -> None:
     from seqgen.checkpoints import run_config as resume
 
     known = {key for key, _, _ in known_keys(compose(TrainConfig, ["task=translation"]))}
-    assert known >= resume.MAY_CHANGE
+    assert known >= resume.MAY_CHANGE - {"model.base"}  # a key of models with a `BaseConfig` alone
 
 
 def test_the_number_of_processes_may_change(old: dict[str, Any]) -> None:
