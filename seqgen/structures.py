@@ -7,13 +7,16 @@ sentence ``i // beam``.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 def map_tensors(value: Any, fn: Callable[[Tensor], Tensor]) -> Any:
@@ -46,6 +49,13 @@ def forked(value: Any) -> Any:
     if type(value) is dict:
         return {key: forked(item) for key, item in value.items()}
     return type(value)(map(forked, value)) if type(value) in (list, tuple) else value
+
+
+def with_forked_attributes(value: T) -> T:
+    """A shallow copy of an object whose attributes are forked; see ``forked``."""
+    other = copy.copy(value)
+    vars(other).update({name: forked(attribute) for name, attribute in vars(value).items()})
+    return other
 
 
 def tensors_in(value: Any) -> list[Tensor]:

@@ -18,9 +18,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from seqgen.generation.candidates import CONTINUATION, Candidates, gather_beams
+from seqgen.generation.candidates import Candidates, gather_beams
 from seqgen.structures import map_tensors, tensors_in
 from seqgen.system.devices import copied_to_cpu
+
+CONTINUATION = "token and parent"
+"""The record of which token and beam each candidate has, beside those of fields with names of users."""
 
 _BLOCK = 32
 """Memory is allocated for this many steps at a time."""

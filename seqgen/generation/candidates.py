@@ -20,9 +20,6 @@ of 32, 64 and 128, 8 ms with a plain top-k; 64 sentences, 8,000 entries: 1.0, 1.
 _CACHED = 2**19
 """Entries that are normalized at a time on a CPU, so that the intermediate result stays in the processor's cache."""
 
-CONTINUATION = "token and parent"
-"""The record of which token and beam each candidate has, beside those of fields with names of users."""
-
 
 @dataclass(frozen=True)
 class Candidates:

@@ -16,7 +16,7 @@ from seqgen.data.dictionary import Dictionary, VocabularyMap
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError
 from seqgen.generation.certificate import Certificate, check_certifiable
-from seqgen.generation.component import Resources, build, naming, with_fields
+from seqgen.generation.component import Resources, build, naming
 from seqgen.generation.ensemble.combinations import Combination, Guidance
 from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.ensemble.member import EMPTY, MemberSpec, ModelOrMember, field_of, input_of
@@ -34,6 +34,7 @@ from seqgen.generation.shortlist import Shortlist
 from seqgen.generation.speculative.drafters import ModelDrafter, PromptLookup
 from seqgen.generation.speculative.verification import SpeculativeSearch
 from seqgen.generation.stopping import StoppingRule, stopping_from_config
+from seqgen.generation.token_fields import with_fields
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import COMBINATIONS, LOGITS_PROCESSORS, OBSERVERS, SEARCHES
 from seqgen.system.contract import returned

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -23,9 +22,7 @@ from seqgen.generation.component import (
     BatchInfo,
     Component,
     begun,
-    fields_of,
     flattened,
-    with_fields,
 )
 from seqgen.generation.context import LayerLogits, StepContext, StepOutputs
 from seqgen.generation.ensemble.captured import CapturedMember
@@ -39,8 +36,9 @@ from seqgen.generation.search.base import Search, chosen
 from seqgen.generation.setup import DecodingRequest, DecodingSetup, Streamer
 from seqgen.generation.shortlist import OutputColumns
 from seqgen.generation.stopping import TimeLimit
+from seqgen.generation.token_fields import fields_of, with_fields
 from seqgen.modules.kernel_choice import fastest_threads
-from seqgen.structures import Hypothesis, Source, forked, map_tensors
+from seqgen.structures import Hypothesis, Source, map_tensors, with_forked_attributes
 from seqgen.system.contract import is_built_in, returned, returned_tensor
 from seqgen.system.devices import copied_to_cpu, turn_off_cudnn_attention
 from seqgen.system.graphs import GRAPHS
@@ -544,8 +542,7 @@ class Session:
                 its results are those of these rows, and ``sentences.ids`` has their line numbers. All beams of a
                 sentence are copied. If not given, the batch is the same.
         """
-        other = copy.copy(self)
-        vars(other).update({name: forked(value) for name, value in vars(self).items()})
+        other = with_forked_attributes(self)
         pairs = zip(flattened(self.components), flattened(other.components), strict=True)
         copies = {id(component): copied for component, copied in pairs}
         for owner, given in [(other, vars(self)), *((copied, vars(copied)) for copied in copies.values())]:

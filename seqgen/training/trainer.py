@@ -45,6 +45,7 @@ SKIPS = 100
 
 
 Spare = Callable[[], Batch] | None
+"""A function that returns any batch; see ``Trainer.train_update``."""
 
 
 class NonFiniteError(UserError):

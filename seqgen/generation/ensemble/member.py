@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
@@ -21,7 +20,7 @@ from seqgen.incremental_state import IncrementalState, rows_of_sentences
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.step_plan import StepPlan
 from seqgen.registry import MEMBER_SOURCES
-from seqgen.structures import DecoderOut, EncoderOut, Source, forked, map_tensors
+from seqgen.structures import DecoderOut, EncoderOut, Source, map_tensors, with_forked_attributes
 from seqgen.system.contract import returned, returned_tensor
 
 INPUT, EMPTY = "input", "empty"
@@ -240,9 +239,7 @@ class Member:
 
     def fork(self) -> Self:
         """A copy for ``Session.fork``; ``select_sentences``, which must follow, copies what steps change in place."""
-        other = copy.copy(self)
-        vars(other).update({name: forked(value) for name, value in vars(self).items()})
-        return other
+        return with_forked_attributes(self)
 
     def select_sentences(self, keep: Tensor) -> None:
         """Keep only the sentences ``keep``, ``(kept,)`` int64."""
