@@ -88,7 +88,7 @@ def assert_passes(*arguments: str) -> Outcome:
 
 @pytest.mark.slow
 def test_a_component_that_passes() -> None:
-    outcome = assert_passes("search=greedy")
+    outcome = assert_passes("search=constrained")
     assert all(name in outcome.out for name in STRATEGY)
     assert "joining = one batch                        not run: sentences cannot join a running batch" in outcome.out
 
