@@ -13,7 +13,7 @@ from typing import Any
 
 from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.config.compose import parse_components
-from seqgen.config.generation import KEEPS_SCORES, MODEL, keys_with
+from seqgen.config.generation import KEEPS_SCORES, MODEL, WARPER, keys_with
 from seqgen.config.settings import ResolvedSettings, Settings, as_fields
 from seqgen.config.values import DEFAULTS, check_compatible, from_dict, incompatible, restricting, to_dict, value_text
 from seqgen.errors import ConfigError, shown
@@ -107,6 +107,8 @@ def _not_contradicting(of_model: Mapping[str, Any], given: Mapping[str, Any]) ->
     """The settings of a model that the user does not set, and that do not contradict those of the user."""
     taken = {key: value for key, value in of_model.items() if key not in given}
     wanted = _config({**taken, **given})
+    if _config(given).is_constrained:  # not every strategy takes constraints, and warpers forbid tokens of phrases
+        taken = {key: value for key, value in taken.items() if key not in ("search", "sampling", *keys_with(WARPER))}
     if "min_len" in taken and 0 < wanted.max_len < wanted.min_len:  # then every output has the maximum length
         taken["min_len"] = wanted.max_len
     while refused := {key for key, _ in incompatible(_config({**taken, **given}))} & set(taken):

@@ -253,6 +253,13 @@ def test_a_models_settings_yield_where_they_mean_nothing_beside_the_users() -> N
         resolved(own, {"search": "beam", "sampling_topk": 5})
 
 
+@pytest.mark.parametrize("own", [{"sampling": True, "sampling_topk": 50}, {"search": "marian"}, {"search": "greedy"}])
+def test_a_models_strategy_yields_to_the_users_constraints(own: dict[str, Any]) -> None:
+    cfg, _ = resolved(own, {"constraints": "ordered", "beam": 4})
+    assert (cfg.search, cfg.sampling, cfg.sampling_topk) == ("", False, 0)
+    assert resolved(own, {"constraints": "ordered", "beam": 4, "search": "sampling"})[0].search == "sampling"
+
+
 @pytest.mark.parametrize(
     ("own", "given"),
     [
