@@ -30,12 +30,12 @@ from benchmarks.decoding.models import random_sources, save_random_t5
 from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.core.structures import Batch
 from seqgen.data.pair_dataset import collate
-from seqgen.generation.options import build_setup
-from seqgen.generation.prefix_trie import PrefixTrie
-from seqgen.generation.processors.prefix_trie import TrieConstraint
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.structures import Batch
+from seqgen.decoding.options import build_setup
+from seqgen.decoding.prefix_trie import PrefixTrie
+from seqgen.decoding.processors.prefix_trie import TrieConstraint
 
 LENGTH = 4
 SOURCE = 32

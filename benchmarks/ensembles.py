@@ -18,10 +18,10 @@ import torch
 
 from benchmarks.decoding.models import Vocabulary, natural_lengths, random_model, random_sources
 from seqgen.config import GenerationConfig
+from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.core.structures import Batch
 from seqgen.data.pair_dataset import collate
-from seqgen.generation.options import build_setup
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.structures import Batch
+from seqgen.decoding.options import build_setup
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:

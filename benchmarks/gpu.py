@@ -39,9 +39,9 @@ import torch
 from benchmarks.decoding.models import SHAPES, save_random_t5, save_random_transformer
 from benchmarks.decoding.worker import Worker, parser
 from benchmarks.decoding.workload import SEQGEN, Workload
-from seqgen.errors import ConfigError, listing
-from seqgen.generation.ensemble import captured
-from seqgen.generation.ensemble.captured import CapturedStep
+from seqgen.core.errors import ConfigError, listing
+from seqgen.decoding import captured
+from seqgen.decoding.captured import CapturedStep
 from seqgen.system.devices import find_device
 from seqgen.system.switches import MAPPED_WEIGHTS
 from tests.generation.test_captured_steps import CAPTURED

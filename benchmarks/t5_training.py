@@ -22,9 +22,9 @@ import seqgen.models
 import seqgen.tasks  # noqa: F401  # declare the built-in components
 from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
+from seqgen.core.structures import Batch
 from seqgen.data.pair_dataset import collate
 from seqgen.registry import MODELS
-from seqgen.structures import Batch
 from seqgen.training.criteria import Criterion, CriterionOut
 from seqgen.training.trainer import Trainer
 

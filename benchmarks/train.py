@@ -30,8 +30,8 @@ import seqgen.tasks  # noqa: F401  # declare the built-in components
 from benchmarks import t5_training
 from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
+from seqgen.core.structures import Batch
 from seqgen.registry import TASKS
-from seqgen.structures import Batch
 from seqgen.training.distributed import ProcessGroup
 from seqgen.training.train import StopSignals
 from seqgen.training.training_loop import TrainingRun

@@ -19,7 +19,7 @@ from seqgen.cli.help import WIDTH
 from seqgen.cli.keys import CONFIG_KEY
 from seqgen.config import SINGLE_COMPONENTS, option
 from seqgen.config.values import split_argument, text_list, text_values
-from seqgen.errors import ConfigError, nearest, printable
+from seqgen.core.errors import ConfigError, nearest, printable
 from seqgen.lab.checks import kinds
 from seqgen.lab.checks.checking import Advice, Outcome, Raised, S, causes, check_all, failed
 from seqgen.lab.checks.components import COMPONENT_ADVICE

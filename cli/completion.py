@@ -12,7 +12,7 @@ from importlib import resources
 from string import Template
 
 from seqgen.cli.keys import CONFIG_KEY, choosers, every_key, is_switch
-from seqgen.errors import ConfigError
+from seqgen.core.errors import ConfigError
 
 RUNS = ("path", "other", "runs", "run_dir", "checkpoint.finetune_from", "generation.draft")
 """Keys whose values are completed as run folders first."""

@@ -19,8 +19,8 @@ from seqgen.config import CommonConfig, DebugConfig, GenerationConfig, ReadingCo
 from seqgen.config.compose import compose
 from seqgen.config.settings import given_settings
 from seqgen.config.values import split_argument, value_text
+from seqgen.core.errors import CheckpointError, ConfigError, nearest, printable
 from seqgen.data.text import read_lines, stream_lines
-from seqgen.errors import CheckpointError, ConfigError, nearest, printable
 from seqgen.lab.compare.runs import as_dict, text_table
 from seqgen.lab.traces.difference import (
     Decode,

@@ -27,8 +27,8 @@ from seqgen.cli.record import Record
 from seqgen.config import GenerateConfig
 from seqgen.config.settings import given_settings
 from seqgen.config.values import changed, split_argument
+from seqgen.core.errors import ConfigError, DataError
 from seqgen.data.text import count_lines, is_pipe, read_lines, stream_lines
-from seqgen.errors import ConfigError, DataError
 from seqgen.lab.traces.writer import TraceWriter
 from seqgen.metrics import text_scores
 from seqgen.system.devices import memory_errors

@@ -13,7 +13,7 @@ from seqgen.cli.keys import Chooser, Key, choosers, decoding_choosers, every_key
 from seqgen.config import TrainConfig
 from seqgen.config.keys import did_you_mean, similar_keys
 from seqgen.config.values import describe, value_text
-from seqgen.errors import ConfigError, nearest
+from seqgen.core.errors import ConfigError, nearest
 from seqgen.system.reading import parse_yaml
 
 WIDTH = 80

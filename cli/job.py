@@ -30,9 +30,9 @@ from seqgen.cli.record import file_digests, models_fingerprint, named_files
 from seqgen.config import GenerateConfig
 from seqgen.config.generation import SPEED, keys_with
 from seqgen.config.values import split_argument, to_dict
+from seqgen.core.errors import ConfigError, UserError
 from seqgen.data.text import is_pipe
 from seqgen.data.token_store import available_cores
-from seqgen.errors import ConfigError, UserError
 from seqgen.jobs.folder import ERRORS, JobFolder, Manifest, merged_notes
 from seqgen.jobs.job import Job, JobStopped, Stop
 from seqgen.jobs.source import Source, find_source, plan_parts

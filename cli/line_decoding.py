@@ -18,7 +18,7 @@ from seqgen.cli.command import log
 from seqgen.config import GenerateConfig, GenerateDatasetConfig
 from seqgen.config.generation import FILES, keys_with
 from seqgen.config.settings import Settings
-from seqgen.errors import ConfigError, nearest
+from seqgen.core.errors import ConfigError, nearest
 from seqgen.system.switches import MAPPED_WEIGHTS, switched
 from seqgen.task import Task
 from seqgen.text.output_formats import wanted_details

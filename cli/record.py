@@ -36,7 +36,7 @@ from seqgen.checkpoints.serialization import digest
 from seqgen.cli.keys import keys_of
 from seqgen.config import GenerateConfig
 from seqgen.config.values import split_argument, text_values, to_dict
-from seqgen.errors import ConfigError, shown
+from seqgen.core.errors import ConfigError, shown
 from seqgen.lab.compare.provenance import versions
 from seqgen.registry import DECODING_COMPONENTS, GROUPS
 from seqgen.system.files import write_atomically

@@ -25,9 +25,9 @@ from seqgen.cli.command import Arguments, log
 from seqgen.config import TrainConfig
 from seqgen.config.user_files import recorded_files
 from seqgen.config.values import to_dict
+from seqgen.core.errors import ConfigError
 from seqgen.data.text import digest
 from seqgen.data.tokenizers.setup import TokenizerConfig, given_vocabulary
-from seqgen.errors import ConfigError
 from seqgen.lab.compare.provenance import add_session, read_sessions, recorded_data
 from seqgen.registry import TASKS
 from seqgen.system.files import CACHE, frozen, remove_leftovers, write_atomically

@@ -15,13 +15,13 @@ from seqgen.cli.line_decoding import load_noted
 from seqgen.cli.output import check_output, open_output, score_lines, write_report
 from seqgen.config import DecodingCommonConfig, GenerationConfig, ReadingConfig, like, option
 from seqgen.config.values import changed, text_list
+from seqgen.core.errors import ConfigError, DataError
+from seqgen.core.structures import Hypothesis
 from seqgen.data.text import read_lines
-from seqgen.errors import ConfigError, DataError
 from seqgen.lab.compare.comparison import Options, compare, text_report
 from seqgen.lab.compare.significance import System, seed_of
-from seqgen.language_model import LanguageModel
 from seqgen.metrics import CORPUS_METRICS, METRICS, Texts, corpus_metric, corpus_scores
-from seqgen.structures import Hypothesis
+from seqgen.modules.language_model import LanguageModel
 from seqgen.text.output_formats import json_text
 from seqgen.text.translator import Translator
 

@@ -15,7 +15,7 @@ from seqgen.config import GenerateConfig
 from seqgen.config.compose import is_component_key
 from seqgen.config.keys import locate
 from seqgen.config.values import split_argument
-from seqgen.errors import ConfigError, printable
+from seqgen.core.errors import ConfigError, printable
 
 
 def main() -> None:

@@ -28,9 +28,9 @@ from seqgen.config import BaseConfig, TrainConfig
 from seqgen.config.compose import chosen_components, compose, expand_sweep
 from seqgen.config.keys import known_keys
 from seqgen.config.values import split_argument, text_values, value_text
+from seqgen.core.errors import CheckpointError, ConfigError, UserError
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.data.tokenizers.setup import TokenizerConfig
-from seqgen.errors import CheckpointError, ConfigError, UserError
 from seqgen.lab.compare.runs import read_runs, score_names, sorted_runs, text_table
 from seqgen.registry import GROUPS, MODELS, TASKS
 from seqgen.system.files import run_lock

@@ -27,7 +27,7 @@ from seqgen.config.compose import compose
 from seqgen.config.keys import did_you_mean, known_keys
 from seqgen.config.settings import Settings, given_settings
 from seqgen.config.values import split_argument
-from seqgen.errors import ConfigError, DataError, nearest
+from seqgen.core.errors import ConfigError, DataError, nearest
 from seqgen.lab.tuning import Setting, Trial, arguments_of, score_settings
 from seqgen.metrics import METRICS, Texts, TextScore, corpus_scores
 from seqgen.registry import DECODING_COMPONENTS

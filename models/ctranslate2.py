@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from seqgen.checkpoints.loaders import LoadedModel
+from seqgen.core.errors import ConfigError
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.languages import TargetLanguage
-from seqgen.errors import ConfigError
 from seqgen.models.t5 import T5Model
 from seqgen.models.transformer import TransformerModel
 from seqgen.modules.multihead_attention import MultiheadAttention

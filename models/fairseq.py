@@ -36,13 +36,13 @@ from seqgen.checkpoints.model_weights import build_with_weights, fuse_projection
 from seqgen.checkpoints.torch_file import plain, read_torch_file
 from seqgen.config import ReadingConfig, TrainConfig
 from seqgen.config.values import from_dict
+from seqgen.core.errors import CheckpointError, ConfigError, DataError, nearest, shown
+from seqgen.core.model import EncoderDecoderModel
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.data.tokenizers.language_tokens import LanguageTokenizer
 from seqgen.data.tokenizers.languages import Languages, TargetLanguage
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
-from seqgen.errors import CheckpointError, ConfigError, DataError, nearest, shown
-from seqgen.model import EncoderDecoderModel
 from seqgen.models.fconv import FConvConfig
 from seqgen.models.transformer import TransformerConfig
 from seqgen.models.transformer_lm import TransformerLMConfig

@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqgen.config import option
-from seqgen.decoder import IncrementalDecoder
-from seqgen.encoder import Encoder
-from seqgen.errors import ConfigError
-from seqgen.incremental_state import StateDict
-from seqgen.model import EncoderDecoderModel, Vocabularies
+from seqgen.core.decoder import IncrementalDecoder
+from seqgen.core.encoder import Encoder
+from seqgen.core.errors import ConfigError
+from seqgen.core.incremental_state import StateDict
+from seqgen.core.model import EncoderDecoderModel, Vocabularies
+from seqgen.core.structures import EncoderOut
 from seqgen.modules.attention import MultiStepAttention, scaled_sum
 from seqgen.modules.convolution import (
     ConvolutionSpec,
@@ -32,7 +33,6 @@ from seqgen.modules.linear import Linear, weight_norm_linear
 from seqgen.modules.masks import padding_mask_of, start_offsets_of_rows
 from seqgen.modules.positions import LearnedPositions, token_embedding
 from seqgen.registry import register_model
-from seqgen.structures import EncoderOut
 
 _EMBEDDING_STD = 0.1
 

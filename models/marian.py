@@ -40,6 +40,7 @@ from seqgen.checkpoints.model_weights import build_on_meta
 from seqgen.checkpoints.run_config import read_yaml
 from seqgen.config import ReadingConfig, TrainConfig
 from seqgen.config.values import from_dict
+from seqgen.core.errors import CheckpointError, ConfigError, DataError, reading_errors, shown
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.data.tokenizers.files import (
@@ -52,7 +53,6 @@ from seqgen.data.tokenizers.files import (
 )
 from seqgen.data.tokenizers.pretrained import MARIAN, make_tokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
-from seqgen.errors import CheckpointError, ConfigError, DataError, reading_errors, shown
 from seqgen.models.huggingface.weights import Layout, Piece, fill
 from seqgen.models.marian_binary import BinaryModel
 from seqgen.models.transformer import TransformerConfig, TransformerModel

@@ -15,11 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqgen.config import option
-from seqgen.decoder import IncrementalDecoder, ProjectedOutput
-from seqgen.encoder import Encoder
-from seqgen.errors import ConfigError
-from seqgen.incremental_state import StateDict
-from seqgen.model import EncoderDecoderModel, Vocabularies, check_joined, embedding_sizes
+from seqgen.core.decoder import IncrementalDecoder, ProjectedOutput
+from seqgen.core.encoder import Encoder
+from seqgen.core.errors import ConfigError
+from seqgen.core.incremental_state import StateDict
+from seqgen.core.model import EncoderDecoderModel, Vocabularies, check_joined, embedding_sizes
+from seqgen.core.structures import EncoderOut, Segments
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.linear import Linear
 from seqgen.modules.masks import QueryPositions, padding_mask_of, segment_mask
@@ -27,7 +28,6 @@ from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.modules.positions import RelativePositionBias
 from seqgen.modules.rms_norm import RMSNorm
 from seqgen.registry import register_model
-from seqgen.structures import EncoderOut, Segments
 
 _GELU_TANH = partial(F.gelu, approximate="tanh")
 

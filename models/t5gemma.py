@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from seqgen.config import option
-from seqgen.decoder import IncrementalDecoder, ProjectedOutput
-from seqgen.encoder import Encoder
-from seqgen.errors import ConfigError, shown
-from seqgen.incremental_state import StateDict
-from seqgen.model import EncoderDecoderModel, Vocabularies, embedding_sizes
+from seqgen.core.decoder import IncrementalDecoder, ProjectedOutput
+from seqgen.core.encoder import Encoder
+from seqgen.core.errors import ConfigError, shown
+from seqgen.core.incremental_state import StateDict
+from seqgen.core.model import EncoderDecoderModel, Vocabularies, embedding_sizes
+from seqgen.core.structures import EncoderOut, Segments
 from seqgen.modules.attention import soft_capped
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.linear import Linear
@@ -24,7 +25,6 @@ from seqgen.modules.positions import RotaryPositions, Rotation
 from seqgen.modules.rms_norm import RMSNorm
 from seqgen.modules.transformer_layer import ACTIVATIONS
 from seqgen.registry import register_model
-from seqgen.structures import EncoderOut, Segments
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 """The types of layers: self-attention to a window of positions, or to all."""

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from seqgen.config import option
-from seqgen.errors import ConfigError
-from seqgen.model import Vocabularies, check_joined
+from seqgen.core.errors import ConfigError
+from seqgen.core.model import Vocabularies, check_joined
 from seqgen.models.t5gemma import (
     FULL,
     SLIDING,

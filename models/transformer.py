@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from seqgen.config import option
-from seqgen.decoder import IncrementalDecoder, ProjectedOutput
-from seqgen.encoder import Encoder
-from seqgen.errors import ConfigError
-from seqgen.incremental_state import StateDict
-from seqgen.model import EncoderDecoderModel, Vocabularies, embedding_sizes
+from seqgen.core.decoder import IncrementalDecoder, ProjectedOutput
+from seqgen.core.encoder import Encoder
+from seqgen.core.errors import ConfigError
+from seqgen.core.incremental_state import StateDict
+from seqgen.core.model import EncoderDecoderModel, Vocabularies, embedding_sizes
+from seqgen.core.structures import EncoderOut, Segments
 from seqgen.modules.dropout import Dropout, LayerDropList
 from seqgen.modules.linear import Linear
 from seqgen.modules.masks import QueryPositions, padding_mask_of, segment_mask
@@ -26,7 +27,6 @@ from seqgen.modules.transformer_layer import (
     TransformerLayerOptions,
 )
 from seqgen.registry import register_model
-from seqgen.structures import EncoderOut, Segments
 
 
 @dataclass

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from seqgen.config import option
-from seqgen.decoder import ProjectedOutput
-from seqgen.incremental_state import StateDict
-from seqgen.language_model import LanguageModel, LanguageModelDecoder
-from seqgen.model import Vocabularies
+from seqgen.core.decoder import ProjectedOutput
+from seqgen.core.incremental_state import StateDict
+from seqgen.core.model import Vocabularies
 from seqgen.models.transformer import check_layers, layer_options
 from seqgen.modules.dropout import Dropout, LayerDropList
+from seqgen.modules.language_model import LanguageModel, LanguageModelDecoder
 from seqgen.modules.linear import Linear
 from seqgen.modules.masks import QueryPositions
 from seqgen.modules.positions import LearnedPositions, Positions, SinusoidalPositions, token_embedding

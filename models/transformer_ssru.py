@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from seqgen.incremental_state import StateDict, StatefulModule
+from seqgen.core.incremental_state import StateDict, StatefulModule
 from seqgen.models.transformer import TransformerConfig, TransformerDecoder, TransformerModel
 from seqgen.modules.linear import Linear
 from seqgen.registry import register_model

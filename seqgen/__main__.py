@@ -3,7 +3,7 @@
 import sys
 
 from seqgen.cli.help import COMMANDS, commands
-from seqgen.errors import nearest
+from seqgen.core.errors import nearest
 
 if __name__ == "__main__":
     words = [word for word in sys.argv[1:2] if not word.startswith("-")]

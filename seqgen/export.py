@@ -30,14 +30,14 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
 from seqgen.checkpoints.loaders import LoadedModel
-from seqgen.decoder import IncrementalDecoder
-from seqgen.errors import ConfigError
-from seqgen.incremental_state import StateDict, StatefulModule
-from seqgen.model import EncoderDecoderModel
+from seqgen.core.decoder import IncrementalDecoder
+from seqgen.core.errors import ConfigError
+from seqgen.core.incremental_state import StateDict, StatefulModule
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.structures import EncoderOut
 from seqgen.modules.kv_cache.growing import StaticCache
 from seqgen.modules.kv_cache.protocol import KeysAndValues
 from seqgen.modules.multihead_attention import MergedAttention, MultiheadAttention
-from seqgen.structures import EncoderOut
 from seqgen.system.files import new_folder, write_atomically
 from seqgen.system.switches import INPUT_CHOICES, PREPACKED_WEIGHTS
 

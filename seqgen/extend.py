@@ -19,6 +19,37 @@ from seqgen.checkpoints.torch_file import read_torch_file
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.output import check_output
 from seqgen.config import BaseConfig, CommonConfig, GenerationConfig, ReadingConfig, TrainConfig, option
+from seqgen.core.backpointers import BackPointers
+from seqgen.core.beam_search import BeamSearch, Greedy, own_beams
+from seqgen.core.candidates import Candidates, best_continuations, gather_beams
+from seqgen.core.combinations import Combination, Fusion, LogProbabilityMean, MeanConfig, ProbabilityMean
+from seqgen.core.component import (
+    ATTENTION,
+    FEATURES,
+    FORBIDDEN,
+    LAYER_LOGITS,
+    MEMBER_LOGITS,
+    MEMBER_LPROBS,
+    BatchInfo,
+    Component,
+    Resources,
+)
+from seqgen.core.context import LayerLogits, StepContext, StepOutputs
+from seqgen.core.decoder import Decoder, IncrementalDecoder
+from seqgen.core.encoder import Encoder
+from seqgen.core.errors import CheckpointError, ConfigError, DataError, DecodingError, nearest, shown
+from seqgen.core.finished import EachRow, FinishedHypotheses, Ranking
+from seqgen.core.incremental_state import StateDict, StatefulModule
+from seqgen.core.member import Member, MemberOutput, MemberSpec, check_features
+from seqgen.core.model import EncoderDecoderModel, Vocabularies
+from seqgen.core.observers import Forbidden, Observer, Outcome, StepRecord
+from seqgen.core.processors import LogitsProcessor
+from seqgen.core.search import Search
+from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.core.session import Session, StepScores
+from seqgen.core.setup import DecodingRequest, DecodingSetup, Streamer
+from seqgen.core.stopping import StoppingRule
+from seqgen.core.structures import Batch, DecoderOut, EncoderOut, Hypothesis, Source, map_tensors
 from seqgen.data.dictionary import Dictionary, VocabularyMap
 from seqgen.data.noising import NoiseTokens, Objective, replace_spans, span_counts, span_mask
 from seqgen.data.pair_dataset import Example, PairDataset, Side, pad_rows
@@ -33,43 +64,16 @@ from seqgen.data.tokenizers.base import (
 )
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
-from seqgen.decoder import Decoder, IncrementalDecoder
-from seqgen.encoder import Encoder
-from seqgen.errors import CheckpointError, ConfigError, DataError, DecodingError, nearest, shown
-from seqgen.generation.backpointers import BackPointers
-from seqgen.generation.candidates import Candidates, best_continuations, gather_beams
-from seqgen.generation.component import (
-    ATTENTION,
-    FEATURES,
-    FORBIDDEN,
-    LAYER_LOGITS,
-    MEMBER_LOGITS,
-    MEMBER_LPROBS,
-    BatchInfo,
-    Component,
-    Resources,
-)
-from seqgen.generation.context import LayerLogits, StepContext, StepOutputs
-from seqgen.generation.ensemble.combinations import Combination, Fusion, LogProbabilityMean, MeanConfig, ProbabilityMean
-from seqgen.generation.ensemble.member import Member, MemberOutput, MemberSpec, check_features
-from seqgen.generation.fairseq_arguments import fairseq_generator
-from seqgen.generation.finished import EachRow, FinishedHypotheses, Ranking
-from seqgen.generation.observers import Forbidden, Observer, Outcome, StepRecord
-from seqgen.generation.options import build_setup
-from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.generation.processors.length import ForceEndAtMaximum, MinimumLength
-from seqgen.generation.processors.prefix_trie import PrefixConstraint
-from seqgen.generation.processors.tokens import Forbid, ForcePrefix
-from seqgen.generation.scorer import SequenceScorer
-from seqgen.generation.search.base import Search
-from seqgen.generation.search.beam import BeamSearch, Greedy, own_beams
-from seqgen.generation.search.constrained import ConstrainedSearch
-from seqgen.generation.search.diverse import DiverseBeamSearch
-from seqgen.generation.search.sampling import TOKEN, RandomSearch, Sampling, draw, drawn_scores, uniform
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.generation.session import Session, StepScores
-from seqgen.generation.setup import DecodingRequest, DecodingSetup, Streamer
-from seqgen.generation.speculative.verification import (
+from seqgen.decoding.fairseq_arguments import fairseq_generator
+from seqgen.decoding.options import build_setup
+from seqgen.decoding.processors.length import ForceEndAtMaximum, MinimumLength
+from seqgen.decoding.processors.prefix_trie import PrefixConstraint
+from seqgen.decoding.processors.tokens import Forbid, ForcePrefix
+from seqgen.decoding.scorer import SequenceScorer
+from seqgen.decoding.search.constrained import ConstrainedSearch
+from seqgen.decoding.search.diverse import DiverseBeamSearch
+from seqgen.decoding.search.sampling import TOKEN, RandomSearch, Sampling, draw, drawn_scores, uniform
+from seqgen.decoding.speculative.verification import (
     Draft,
     Drafter,
     Drafts,
@@ -77,10 +81,7 @@ from seqgen.generation.speculative.verification import (
     SpeculativeSearch,
     SpeculativeSession,
 )
-from seqgen.generation.stopping import StoppingRule
-from seqgen.incremental_state import StateDict, StatefulModule
 from seqgen.metrics import Texts, TextScore, register_metric
-from seqgen.model import EncoderDecoderModel, Vocabularies
 from seqgen.models.huggingface.checkpoint import save_pretrained
 from seqgen.models.transformer import TransformerConfig, TransformerDecoder, TransformerEncoder, TransformerModel
 from seqgen.modules.cached_weight import CachedWeight, change_class
@@ -110,7 +111,6 @@ from seqgen.registry import (
     register_task,
     register_utility,
 )
-from seqgen.structures import Batch, DecoderOut, EncoderOut, Hypothesis, Source, map_tensors
 from seqgen.system.files import new_file, new_folder
 from seqgen.system.reading import read_bytes
 from seqgen.task import Task

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from seqgen.errors import ConfigError, nearest
+from seqgen.core.errors import ConfigError, nearest
 
 
 @dataclass(frozen=True)

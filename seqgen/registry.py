@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, is_dataclass, make_dataclass
 from typing import Any, TypeVar
 
-from seqgen.errors import ConfigError, nearest
-from seqgen.system.contract import origin
+from seqgen.core.contract import origin
+from seqgen.core.errors import ConfigError, nearest
 
 C = TypeVar("C", bound=type)
 
@@ -277,13 +277,13 @@ register_feature = FEATURES.register
 CRITERIA.declare("", "seqgen.training.criteria")
 OPTIMIZERS.declare("", "seqgen.training.optimizers")
 LR_SCHEDULERS.declare("", "seqgen.training.lr_schedulers")
-SEARCHES.declare("", "seqgen.generation.search.beam")
-SEARCHES.declare("diverse", "seqgen.generation.search.diverse")
-SEARCHES.declare("constrained", "seqgen.generation.search.constrained")
-SEARCHES.declare("sampling", "seqgen.generation.search.sampling")
-SEARCHES.declare("beam_sampling", "seqgen.generation.search.sampling")
-SEARCHES.declare("contrastive", "seqgen.generation.search.contrastive")
-SEARCHES.declare("marian", "seqgen.generation.search.marian")
-COMBINATIONS.declare("", "seqgen.generation.ensemble.combinations")
+SEARCHES.declare("", "seqgen.core.beam_search")
+SEARCHES.declare("diverse", "seqgen.decoding.search.diverse")
+SEARCHES.declare("constrained", "seqgen.decoding.search.constrained")
+SEARCHES.declare("sampling", "seqgen.decoding.search.sampling")
+SEARCHES.declare("beam_sampling", "seqgen.decoding.search.sampling")
+SEARCHES.declare("contrastive", "seqgen.decoding.search.contrastive")
+SEARCHES.declare("marian", "seqgen.decoding.search.marian")
+COMBINATIONS.declare("", "seqgen.core.combinations")
 UTILITIES.declare("", "seqgen.text.reranking")
 FEATURES.declare("", "seqgen.text.confidence.features")

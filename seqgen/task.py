@@ -12,20 +12,20 @@ import torch
 from torch import Tensor
 
 from seqgen.config import GenerationConfig
+from seqgen.core.component import Phrases
+from seqgen.core.contract import Flagged, Flags
+from seqgen.core.errors import ConfigError
+from seqgen.core.member import MemberSpec
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.core.setup import Streamer
+from seqgen.core.structures import Batch, Hypothesis
 from seqgen.data.dictionary import Dictionary, VocabularyMap
 from seqgen.data.pair_dataset import Dataset, collate
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.errors import ConfigError
-from seqgen.generation.component import Phrases
-from seqgen.generation.ensemble.member import MemberSpec
-from seqgen.generation.options import build_setup
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.generation.setup import Streamer
+from seqgen.decoding.options import build_setup
 from seqgen.metrics import signatures, text_scores
-from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MODELS
-from seqgen.structures import Batch, Hypothesis
-from seqgen.system.contract import Flagged, Flags
 
 
 def are_languages(*sides: str) -> bool:

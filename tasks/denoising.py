@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from seqgen.config import option
+from seqgen.core.errors import ConfigError, DataError
 from seqgen.data.noising import NoiseTokens, Objective, SpanCorruption
 from seqgen.data.record_lines import (
     DocumentEncoder,
@@ -23,7 +24,6 @@ from seqgen.data.record_lines import (
 from seqgen.data.text_datasets import NoisyTextDataset
 from seqgen.data.token_store import build_store
 from seqgen.data.tokenizers.base import SENTINEL
-from seqgen.errors import ConfigError, DataError
 from seqgen.registry import register_task
 from seqgen.tasks.raw_text import RawTextConfig, RawTextTask, split_files
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seqgen.config import option
+from seqgen.core.errors import ConfigError
 from seqgen.data.text import read_lines
 from seqgen.data.text_datasets import BREAK_MODES, BlockDataset
 from seqgen.data.token_store import TokenEncoder, build_store
-from seqgen.errors import ConfigError
 from seqgen.registry import register_task
 from seqgen.task import PromptTask
 from seqgen.tasks.raw_text import RawTextConfig, RawTextTask, split_files

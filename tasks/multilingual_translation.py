@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 
 from seqgen.config import option
+from seqgen.core.errors import ConfigError, DataError, nearest
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.structures import Batch
 from seqgen.data.combined_datasets import JoinedDataset, mixing_rates
 from seqgen.data.pair_dataset import PairDataset
 from seqgen.data.text import ParallelFiles, find_parallel, read_lines
@@ -19,10 +22,7 @@ from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.language_tokens import with_languages
 from seqgen.data.tokenizers.languages import AddedTokens, Languages, TargetLanguage
 from seqgen.data.tokenizers.setup import prepare_tokenizer
-from seqgen.errors import ConfigError, DataError, nearest
-from seqgen.model import EncoderDecoderModel
 from seqgen.registry import register_task
-from seqgen.structures import Batch
 from seqgen.tasks.raw_text import check_split, missing_split
 from seqgen.tasks.translation import ParallelTextConfig, ParallelTextTask
 

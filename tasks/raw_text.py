@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from seqgen.config import MOST_WORKERS, option
+from seqgen.core.errors import ConfigError, nearest
 from seqgen.data.combined_datasets import JoinedDataset, MixtureDataset
 from seqgen.data.pair_dataset import PairDataset
 from seqgen.data.text import find_files
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.setup import TokenizerConfig, prepare_tokenizer, without_languages
-from seqgen.errors import ConfigError, nearest
 from seqgen.system.files import CACHE
 from seqgen.task import Task
 

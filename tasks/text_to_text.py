@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from seqgen.config import option
 from seqgen.config.values import from_dict
+from seqgen.core.errors import ConfigError
 from seqgen.data.combined_datasets import JoinedDataset, mixing_rates
 from seqgen.data.pair_dataset import PairDataset, Side
 from seqgen.data.record_lines import (
@@ -26,7 +27,6 @@ from seqgen.data.record_lines import (
 from seqgen.data.text import find_files, find_parallel
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.languages import AddedTokens
-from seqgen.errors import ConfigError
 from seqgen.registry import register_task
 from seqgen.system.files import is_frozen, write_atomically
 from seqgen.system.reading import parse_yaml, read_bytes

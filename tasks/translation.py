@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from seqgen.config import option
+from seqgen.core.errors import ConfigError
 from seqgen.data.pair_dataset import Dataset, PairDataset, Side
 from seqgen.data.table import Table, find_table, is_table
 from seqgen.data.text import ParallelFiles, find_parallel
@@ -15,7 +16,6 @@ from seqgen.data.token_store import TokenEncoder, build_store
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.languages import AddedTokens
 from seqgen.data.tokenizers.setup import prepare_tokenizers
-from seqgen.errors import ConfigError
 from seqgen.registry import register_task
 from seqgen.task import are_languages
 from seqgen.tasks.raw_text import TextConfig, TextTask, check_split, missing_split

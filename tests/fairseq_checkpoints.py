@@ -11,8 +11,8 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
+from seqgen.core.model import EncoderDecoderModel
 from seqgen.data.dictionary import Dictionary
-from seqgen.model import EncoderDecoderModel
 from seqgen.models.fconv import FConvConfig
 from seqgen.models.transformer import TransformerConfig
 from seqgen.models.transformer_lm import TransformerLMConfig

@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.core.beam_search import BeamSearch
+from seqgen.core.combinations import LogProbabilityMean, ProbabilityMean
+from seqgen.core.component import Resources
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.search import Search
+from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.data.dictionary import Dictionary
-from seqgen.generation.component import Resources
-from seqgen.generation.ensemble.combinations import LogProbabilityMean, ProbabilityMean
-from seqgen.generation.options import build_setup
-from seqgen.generation.search.base import Search
-from seqgen.generation.search.beam import BeamSearch
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.model import EncoderDecoderModel
+from seqgen.decoding.options import build_setup
 from tests.scripted_model import Rule, ScriptedModel, dictionary
 
 DEBUG = ("use_cache", "beam_table", "skip_log_softmax", "lazy_compaction", "captured_steps")

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from seqgen.config import GenerationConfig
+from seqgen.core.component import Phrases
+from seqgen.core.decoder import Decoder
+from seqgen.core.encoder import Encoder
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.processors import LogitsProcessor
+from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.core.structures import Batch, DecoderOut, EncoderOut, Hypothesis
 from seqgen.data.dictionary import Dictionary
-from seqgen.decoder import Decoder
-from seqgen.encoder import Encoder
-from seqgen.generation.component import Phrases
-from seqgen.generation.options import build_setup
-from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.model import EncoderDecoderModel
-from seqgen.structures import Batch, DecoderOut, EncoderOut, Hypothesis
+from seqgen.decoding.options import build_setup
 from tests.huggingface_t5 import tiny_model
 from tests.scripted_model import batch_of
 

@@ -14,11 +14,11 @@ from torch import Tensor
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import GenerationConfig
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.core.structures import Batch, Hypothesis, Source
 from seqgen.data.dictionary import Dictionary
-from seqgen.generation.options import build_setup
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.model import EncoderDecoderModel
-from seqgen.structures import Batch, Hypothesis, Source
+from seqgen.decoding.options import build_setup
 from tests import huggingface_bart, huggingface_t5
 from tests.huggingface_bart import KINDS
 

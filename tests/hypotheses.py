@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from seqgen.structures import Hypothesis
+from seqgen.core.structures import Hypothesis
 
 Pairs = list[tuple[tuple[int, ...], float]]
 """Tokens and score of each hypothesis."""

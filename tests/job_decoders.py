@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from seqgen.errors import DecodingError
+from seqgen.core.errors import DecodingError
 from seqgen.jobs.folder import JobFolder, Manifest
 from seqgen.jobs.job import Job
 from seqgen.jobs.source import Plan, Source, plan_parts

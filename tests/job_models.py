@@ -24,7 +24,7 @@ import signal
 
 import torch
 
-from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.core.processors import LogitsProcessor
 from seqgen.registry import register_logits_processor
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 import examples.lstm  # noqa: F401  # registers its models
 from seqgen.config import GenerationConfig, option
+from seqgen.core.structures import Batch
 from seqgen.registry import register_criterion
-from seqgen.structures import Batch
 from seqgen.task import Task
 from seqgen.training.criteria import CriterionOut, CrossEntropyConfig, CrossEntropyCriterion
 from seqgen.training.distributed import ProcessGroup, join, leave

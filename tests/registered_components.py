@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from seqgen.generation.component import Resources
-from seqgen.generation.prefix_trie import PrefixTrie
-from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.generation.processors.length import (
+from seqgen.core.component import Resources
+from seqgen.core.processors import LogitsProcessor
+from seqgen.decoding.prefix_trie import PrefixTrie
+from seqgen.decoding.processors.length import (
     ExponentialDecay,
     ForceEndAtMaximum,
     ForceFirst,
     ForceLast,
     MinimumLength,
 )
-from seqgen.generation.processors.prefix_trie import TrieConstraint
-from seqgen.generation.processors.tokens import (
+from seqgen.decoding.processors.prefix_trie import TrieConstraint
+from seqgen.decoding.processors.tokens import (
     BadWords,
     EncoderNoRepeatNgram,
     EncoderRepetitionPenalty,
@@ -26,7 +26,7 @@ from seqgen.generation.processors.tokens import (
     SequenceBias,
     UnknownPenalty,
 )
-from seqgen.generation.processors.warpers import (
+from seqgen.decoding.processors.warpers import (
     Epsilon,
     Eta,
     MinP,

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from seqgen.core.decoder import IncrementalDecoder
+from seqgen.core.encoder import Encoder
+from seqgen.core.incremental_state import StateDict
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.structures import Batch, EncoderOut, Source
 from seqgen.data.pair_dataset import pad_rows
-from seqgen.decoder import IncrementalDecoder
-from seqgen.encoder import Encoder
-from seqgen.incremental_state import StateDict
 from seqgen.lab.checks.subject import tiny_dictionary as dictionary  # noqa: F401  # the tests import it from here
-from seqgen.model import EncoderDecoderModel
-from seqgen.structures import Batch, EncoderOut, Source
 
 Rule = Callable[[tuple[int, ...], tuple[int, ...]], Tensor]
 """A function from source ids and generated tokens to the logits ``(V,)`` of the next token."""
@@ -42,7 +42,7 @@ class ScriptedDecoder(IncrementalDecoder):
         incremental_state: StateDict | None = None,
         need_attention: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        from seqgen.structures import DecoderOut
+        from seqgen.core.structures import DecoderOut
 
         past = prev_output_tokens[:, :0]
         if (module_state := self.get_state(incremental_state)) is not None:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqgen.generation.component import BatchInfo
-from seqgen.generation.context import StepContext
+from seqgen.core.component import BatchInfo
+from seqgen.core.context import StepContext
 
 
 def batch_info(sentences: int, beam: int, end_tokens: Sequence[int] = (2,), **known: Any) -> BatchInfo:

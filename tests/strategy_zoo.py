@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqgen.generation.component import Phrases
-from seqgen.generation.search.base import Search
-from seqgen.model import EncoderDecoderModel
+from seqgen.core.component import Phrases
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.search import Search
+from seqgen.core.structures import Batch, Hypothesis
 from seqgen.registry import SEARCHES
-from seqgen.structures import Batch, Hypothesis
 from tests.generators import make_generator
 from tests.scripted_model import Rule, ScriptedDecoder, ScriptedEncoder, batch_of, dictionary
 

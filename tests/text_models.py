@@ -8,9 +8,9 @@ import torch
 
 import seqgen.models  # noqa: F401  # declares the built-in models
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
+from seqgen.core.model import EncoderDecoderModel
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
-from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MODELS
 from seqgen.text.translator import ModelInMemory
 from tests.model_zoo import small_config

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from seqgen.config import option
-from seqgen.generation.candidates import Candidates
-from seqgen.generation.component import BatchInfo, Resources
-from seqgen.generation.context import StepContext
-from seqgen.generation.ensemble.combinations import Combination
-from seqgen.generation.observers import Observer, StepRecord
-from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.generation.search.beam import BeamSearch
-from seqgen.generation.stopping import StoppingRule
+from seqgen.core.beam_search import BeamSearch
+from seqgen.core.candidates import Candidates
+from seqgen.core.combinations import Combination
+from seqgen.core.component import BatchInfo, Resources
+from seqgen.core.context import StepContext
+from seqgen.core.observers import Observer, StepRecord
+from seqgen.core.processors import LogitsProcessor
+from seqgen.core.stopping import StoppingRule
 from seqgen.registry import (
     register_combination,
     register_logits_processor,

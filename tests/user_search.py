@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from seqgen.config import option
-from seqgen.generation.candidates import Candidates
-from seqgen.generation.context import StepContext
-from seqgen.generation.search.beam import BeamSearch
+from seqgen.core.beam_search import BeamSearch
+from seqgen.core.candidates import Candidates
+from seqgen.core.context import StepContext
 from seqgen.registry import register_search
 
 

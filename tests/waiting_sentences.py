@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.structures import Batch, Source
+from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.core.structures import Batch, Source
 from tests.hypotheses import assert_same
 from tests.model_zoo import VOCAB
 from tests.scripted_model import batch_of

@@ -17,14 +17,14 @@ from benchmarks.decoding.step_times import StepTimes
 from benchmarks.decoding.worker import Answer, Request, Worker, serve
 from seqgen.checkpoints.loading import load_models
 from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.core.structures import Batch
 from seqgen.data.dictionary import Dictionary, VocabularyMap
 from seqgen.data.pair_dataset import collate
-from seqgen.generation.options import build_setup
-from seqgen.generation.scorer import SequenceScorer
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.model import EncoderDecoderModel
+from seqgen.decoding.options import build_setup
+from seqgen.decoding.scorer import SequenceScorer
 from seqgen.modules.dtypes import to_dtype
-from seqgen.structures import Batch
 from seqgen.system.devices import keep_freed_memory
 
 SCORED_AT_ONCE = 8

@@ -10,8 +10,8 @@ from unittest import mock
 
 import torch
 
-from seqgen.generation.session import Session
-from seqgen.model import EncoderDecoderModel
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.session import Session
 
 PARTS = ("encoder", "decoder", "output layer", "scores", "candidates", "rest")
 """``encoder``: also the preparation of a batch, with a shortlist the copy of rows of the output layer; ``decoder``:

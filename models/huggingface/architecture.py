@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from seqgen.checkpoints.loaders import DecodingTask, ForeignConfig
 from seqgen.checkpoints.serialization import read_json
+from seqgen.core.errors import CheckpointError, shown
+from seqgen.core.model import EncoderDecoderModel
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.errors import CheckpointError, shown
-from seqgen.model import EncoderDecoderModel
 from seqgen.models.huggingface.weights import Layout, weights_of
 
 GENERATION_FILE = "generation_config.json"

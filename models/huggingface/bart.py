@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
 from seqgen.config.values import value_text
+from seqgen.core.errors import CheckpointError, ConfigError, DataError
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.models.huggingface.architecture import HEAD, Architecture, JSONConfig, activation_name
 from seqgen.models.huggingface.weights import Layout, Piece, stacked, weights_of, with_bias
 from seqgen.models.transformer import TransformerConfig, TransformerModel

@@ -22,11 +22,11 @@ from seqgen.checkpoints.model_weights import build_on_meta
 from seqgen.checkpoints.serialization import write_json, write_tensors
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
 from seqgen.config.values import to_dict
+from seqgen.core.errors import CheckpointError, ConfigError, shown
+from seqgen.core.model import EncoderDecoderModel
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import IdTokenizer, Tokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
-from seqgen.errors import CheckpointError, ConfigError, shown
-from seqgen.model import EncoderDecoderModel
 from seqgen.models.huggingface.architecture import GENERATION_FILE, HEAD, Architecture, JSONConfig
 from seqgen.models.huggingface.generation import GENERATION_KEYS, read_generation, write_generation
 from seqgen.models.huggingface.weights import SAFETENSORS, fill, weight_files

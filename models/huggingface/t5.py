@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
+from seqgen.core.errors import CheckpointError, shown
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.errors import CheckpointError, shown
 from seqgen.models.huggingface.architecture import ACTIVATIONS, HEAD, Architecture, JSONConfig
 from seqgen.models.huggingface.weights import Layout, Piece, stacked, weights_of
 from seqgen.models.t5 import T5Config, T5Model

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
+from seqgen.core.errors import CheckpointError, ConfigError, shown
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.errors import CheckpointError, ConfigError, shown
 from seqgen.models.huggingface.architecture import Architecture, JSONConfig, activation_name
 from seqgen.models.huggingface.weights import Layout, Piece, stacked
 from seqgen.models.t5gemma import T5GemmaConfig, T5GemmaModel

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.checkpoints.loaders import DecodingTask
+from seqgen.core.errors import ConfigError
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.errors import ConfigError
 from seqgen.models.huggingface.architecture import JSONConfig
 from seqgen.models.huggingface.t5gemma import OUTPUT, SIDES, T5GemmaArchitecture, projections, read_rope
 from seqgen.models.huggingface.weights import Layout, Piece

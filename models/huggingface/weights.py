@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from seqgen.checkpoints.model_weights import materialize
 from seqgen.checkpoints.serialization import read_json, read_tensors
 from seqgen.checkpoints.torch_file import read_torch_file
-from seqgen.errors import CheckpointError, listing
+from seqgen.core.errors import CheckpointError, listing
 from seqgen.system.mapped_weights import MappedFile, release_pages
 from seqgen.system.switches import MAPPED_WEIGHTS
 

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from seqgen.core.errors import CheckpointError, ConfigError, shown
 from seqgen.data.tokenizers import files as tokenizer_files
-from seqgen.errors import CheckpointError, ConfigError, shown
 
 PREFIX = "hf:"
 

@@ -25,10 +25,10 @@ from torch import Tensor
 
 from seqgen.config import ReadingConfig, TrainConfig, option
 from seqgen.config.values import from_dict, to_dict
+from seqgen.core.errors import CheckpointError, ConfigError, DataError, shown
+from seqgen.core.model import EncoderDecoderModel
 from seqgen.data.pair_dataset import PairDataset
 from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer, save_tokenizer
-from seqgen.errors import CheckpointError, ConfigError, DataError, shown
-from seqgen.model import EncoderDecoderModel
 from seqgen.registry import register_task
 from seqgen.task import Task
 

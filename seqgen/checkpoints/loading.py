@@ -27,11 +27,11 @@ from seqgen.checkpoints.run_checkpoints import MODEL, resolve, weight_shapes
 from seqgen.checkpoints.run_config import read_run_config, run_folder_of, verify_run, verify_task
 from seqgen.config import BaseConfig, ReadingConfig
 from seqgen.config.values import to_dict
+from seqgen.core.errors import CheckpointError, ConfigError, UserError, listing, shown
+from seqgen.core.model import EncoderDecoderModel, Vocabularies
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.text import digest
-from seqgen.errors import CheckpointError, ConfigError, UserError, listing, shown
-from seqgen.generation.resolution import settings_of_model
-from seqgen.model import EncoderDecoderModel, Vocabularies
+from seqgen.decoding.resolution import settings_of_model
 from seqgen.registry import MODELS, TASKS
 from seqgen.system.devices import find_device
 from seqgen.system.files import frozen

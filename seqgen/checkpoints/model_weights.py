@@ -21,10 +21,10 @@ from torch.overrides import TorchFunctionMode
 
 from seqgen.checkpoints.run_checkpoints import MODEL, unchanged
 from seqgen.checkpoints.serialization import read_tensors, verify_checksums
-from seqgen.errors import CheckpointError, ConfigError, UserError, listing
+from seqgen.core.errors import CheckpointError, ConfigError, UserError, listing
+from seqgen.core.structures import tensors_in
 from seqgen.modules.cached_weight import CachedWeight
 from seqgen.modules.inspection import memory_footprint
-from seqgen.structures import tensors_in
 from seqgen.system.mapped_weights import MappedFile, release_pages
 from seqgen.system.switches import MAPPED_WEIGHTS
 

@@ -35,7 +35,7 @@ from seqgen.checkpoints.serialization import (
     write_json,
     write_tensors,
 )
-from seqgen.errors import CheckpointError, UserError
+from seqgen.core.errors import CheckpointError, UserError
 from seqgen.system.files import CACHE, disk_errors, new_folder, sync
 from seqgen.system.reading import open_regular, similar_path
 

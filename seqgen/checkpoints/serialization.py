@@ -21,7 +21,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from seqgen.errors import CheckpointError
+from seqgen.core.errors import CheckpointError
 from seqgen.system.files import sync
 from seqgen.system.reading import open_regular, parse_json, read_bytes
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqgen.errors import CheckpointError, shown
+from seqgen.core.errors import CheckpointError, shown
 from seqgen.system.reading import is_stored, open_regular
 
 # What a pickle may name besides tensors: classes of values that hold data and no more ...

@@ -30,7 +30,7 @@ from seqgen.config.values import (
     split_argument,
     to_dict,
 )
-from seqgen.errors import ConfigError, nearest
+from seqgen.core.errors import ConfigError, nearest
 from seqgen.registry import DECODING_COMPONENTS, GROUPS, Registry
 
 R = TypeVar("R")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Self, TypeAlias
 
 from seqgen.config.common import option
-from seqgen.errors import ConfigError
+from seqgen.core.errors import ConfigError
 from seqgen.registry import DECODING_COMPONENTS, SEARCHES
 
 WIDEST = 1 << 16

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from seqgen.config import TrainConfig
-from seqgen.errors import ConfigError
+from seqgen.core.errors import ConfigError
 from seqgen.registry import GROUPS
 
 

@@ -1,7 +1,7 @@
 """Settings of decoding as immutable layers of keys, and their resolved form.
 
 From the bottom to the top: the model's settings, those of the part of a task that is decoded, those of the user, those
-of a call. ``seqgen.generation.resolution`` resolves them, once for all calls with the same settings.
+of a call. ``seqgen.decoding.resolution`` resolves them, once for all calls with the same settings.
 """
 
 from __future__ import annotations

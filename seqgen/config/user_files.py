@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from seqgen.config import GenerationConfig
-from seqgen.errors import ConfigError, UserError
+from seqgen.core.errors import ConfigError, UserError
 from seqgen.registry import DECODING_COMPONENTS, GROUPS, Entry
 
 _PREFIX = "seqgen_user_"

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from seqgen.config import GenerationConfig, TrainConfig
 from seqgen.config.keys import OTHER_VALUES, holds_component, other_names, types_of
-from seqgen.errors import ConfigError, nearest, shown
+from seqgen.core.errors import ConfigError, nearest, shown
 from seqgen.registry import DECODING_COMPONENTS, GROUPS, Registry
 
 R = TypeVar("R")

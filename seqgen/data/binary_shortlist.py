@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from seqgen.errors import DataError, reading_errors
+from seqgen.core.errors import DataError, reading_errors
 from seqgen.system.reading import open_regular, read_bytes
 
 MAGIC = 0xF11A48D5013417F5

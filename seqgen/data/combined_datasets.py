@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from seqgen.core.errors import ConfigError
+from seqgen.core.structures import Batch, Segments, Source
 from seqgen.data.pair_dataset import Dataset, Example, PairDataset, pad_rows
-from seqgen.errors import ConfigError
-from seqgen.structures import Batch, Segments, Source
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
 

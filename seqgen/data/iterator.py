@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from seqgen.core.errors import DataError
+from seqgen.core.structures import Batch
 from seqgen.data.pair_dataset import Dataset
-from seqgen.errors import DataError
-from seqgen.structures import Batch
 
 PREFETCH = 8
 """Number of batches that each thread prepares in advance."""

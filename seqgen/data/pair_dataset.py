@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from seqgen.core.errors import DataError
+from seqgen.core.structures import Batch, Source
 from seqgen.data.token_store import TokenStore, listed
 from seqgen.data.tokenizers.languages import AddedTokens
-from seqgen.errors import DataError
-from seqgen.structures import Batch, Source
 
 
 class Example(NamedTuple):

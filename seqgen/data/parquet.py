@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from seqgen.core.errors import ConfigError, DataError, nearest, shown
 from seqgen.data.text import CHUNK_BYTES, LineChunk
-from seqgen.errors import ConfigError, DataError, nearest, shown
 
 ROWS = 4096
 """Number of rows that are read at a time."""

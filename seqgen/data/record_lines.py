@@ -9,10 +9,10 @@ from pathlib import Path
 from string import Formatter
 from typing import Any, Protocol
 
+from seqgen.core.errors import ConfigError, DataError, nearest, shown
 from seqgen.data.text import CHUNK_BYTES, read_chunks
 from seqgen.data.token_store import LineError, Reader, TokenEncoder, TokenStore, build_store
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.errors import ConfigError, DataError, nearest, shown
 from seqgen.system.reading import parse_json
 
 

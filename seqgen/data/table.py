@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from seqgen.core.errors import ConfigError, DataError, nearest, shown
 from seqgen.data.parquet import read_column_chunks
 from seqgen.data.record_lines import (
     JSON_ENDINGS,
@@ -22,7 +23,6 @@ from seqgen.data.record_lines import (
     split_columns,
 )
 from seqgen.data.text import ParallelFiles, find_files
-from seqgen.errors import ConfigError, DataError, nearest, shown
 
 PARQUET = ".parquet"
 COLUMN_KEYS = ("task.source_column", "task.target_column")

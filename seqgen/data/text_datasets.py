@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from seqgen.core.errors import ConfigError, DataError
 from seqgen.data.noising import NoiseTokens, Objective, check_sentinels
 from seqgen.data.pair_dataset import Example
 from seqgen.data.token_store import TokenStore
-from seqgen.errors import ConfigError, DataError
 
 BREAK_MODES = ("none", "complete", "complete_doc", "eos")
 """fairseq's names of the ways to cut a text into examples; see ``BlockDataset``."""

@@ -22,9 +22,9 @@ from typing import IO, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from seqgen.core.errors import DataError
 from seqgen.data.text import CHUNK_BYTES, LineChunk, digest, read_chunks
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.errors import DataError
 from seqgen.system.files import new_folder
 from seqgen.system.processes import end_with
 from seqgen.system.reading import open_regular, parse_json, read_bytes

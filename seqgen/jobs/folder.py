@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from seqgen.errors import ConfigError, DataError, shown
+from seqgen.core.errors import ConfigError, DataError, shown
 from seqgen.jobs.source import Part, Plan
 from seqgen.jobs.workers import Answers, Failure
 from seqgen.system.files import disk_errors, new_file, open_own, remove_leftovers, sync, write_atomically

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from seqgen.errors import DataError, ResourceError
+from seqgen.core.errors import DataError, ResourceError
 from seqgen.jobs.folder import JobFolder
 from seqgen.jobs.source import Part, Plan, Source, cut, text_digest
 from seqgen.jobs.workers import Answered, Answers, Died, Piece, Ready, Workers

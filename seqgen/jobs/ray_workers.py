@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Any
 
-from seqgen.errors import ConfigError, ResourceError
+from seqgen.core.errors import ConfigError, ResourceError
 from seqgen.jobs.workers import STARTS, Builder, Decoding, Event, Piece, Workers
 
 NODES_SECONDS = 2.0

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from seqgen.core.errors import DataError, nearest, shown
 from seqgen.data.parquet import check_text, read_column
 from seqgen.data.text import decode_line, find_files, read_chunks
-from seqgen.errors import DataError, nearest, shown
 from seqgen.system.reading import parse_json
 
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 import torch
 
 from seqgen.config.user_files import import_modules, user_modules
-from seqgen.errors import CheckpointError, ResourceError, UserError
+from seqgen.core.errors import CheckpointError, ResourceError, UserError
 from seqgen.system.devices import out_of_memory
 from seqgen.system.processes import STOPPING, Child, answering, receive_signals, sendable
 

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from seqgen.decoder import Decoder
-from seqgen.encoder import Encoder
-from seqgen.errors import ConfigError
-from seqgen.generation.component import MEMBER_LOGITS
-from seqgen.generation.observers import Observer, StepRecord
-from seqgen.model import EncoderDecoderModel
+from seqgen.core.component import MEMBER_LOGITS
+from seqgen.core.decoder import Decoder
+from seqgen.core.encoder import Encoder
+from seqgen.core.errors import ConfigError
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.observers import Observer, StepRecord
 from seqgen.modules.inspection import attention_modules
 from seqgen.modules.multihead_attention import MultiheadAttention
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from seqgen.config.compose import MAX_VALUES, sweep_values
 from seqgen.config.settings import ResolvedSettings
-from seqgen.errors import ConfigError
+from seqgen.core.errors import ConfigError
 from seqgen.metrics import TextScore
 from seqgen.text.translator import Translator
 

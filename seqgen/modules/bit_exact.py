@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from seqgen.errors import ConfigError
+from seqgen.core.errors import ConfigError
 
 TILE = 16
 """Rows, or columns, of a tile; a multiple of the number of float32 values in a processor's vector."""

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from seqgen.errors import ConfigError, DecodingError
-from seqgen.incremental_state import ModuleState, StateDict, StatefulModule
+from seqgen.core.errors import ConfigError, DecodingError
+from seqgen.core.incremental_state import ModuleState, StateDict, StatefulModule
 from seqgen.modules.linear import Projection
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from seqgen.errors import ConfigError
+from seqgen.core.errors import ConfigError
 from seqgen.modules.linear import Projection
 
 M = TypeVar("M", bound=nn.Module)

@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from seqgen.errors import ConfigError, nearest
-from seqgen.model import EncoderDecoderModel
+from seqgen.core.errors import ConfigError, nearest
+from seqgen.core.model import EncoderDecoderModel
 from seqgen.modules.attention import MultiStepAttention
 from seqgen.modules.multihead_attention import MultiheadAttention
 

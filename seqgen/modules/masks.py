@@ -16,8 +16,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from seqgen.incremental_state import IncrementalState, StateDict
-from seqgen.structures import Segments
+from seqgen.core.incremental_state import IncrementalState, StateDict
+from seqgen.core.structures import Segments
 from seqgen.system.switches import INPUT_CHOICES
 
 

@@ -8,8 +8,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from seqgen.errors import ConfigError
-from seqgen.incremental_state import IncrementalState, ModuleState, StateDict, StatefulModule
+from seqgen.core.contract import Flags, is_built_in, returned, returned_tensor
+from seqgen.core.errors import ConfigError
+from seqgen.core.incremental_state import IncrementalState, ModuleState, StateDict, StatefulModule
 from seqgen.modules.attention import StepMemory, attend, fold_beams, split_heads, unfold_beams, unfold_weights
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.kv_cache.growing import GrowingCache, StaticCache
@@ -19,7 +20,6 @@ from seqgen.modules.linear import Linear
 from seqgen.modules.masks import step_mask
 from seqgen.modules.positions import Rotation
 from seqgen.modules.step_plan import active_plan
-from seqgen.system.contract import Flags, is_built_in, returned, returned_tensor
 
 
 def choose_cache(incremental_state: StateDict, new: KeysAndValues) -> KeyValueCache:

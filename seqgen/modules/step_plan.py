@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module
 
-from seqgen.system.contract import Flagged, Flags
+from seqgen.core.contract import Flagged, Flags
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqgen.incremental_state import StateDict
+from seqgen.core.incremental_state import StateDict
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.linear import Linear
 from seqgen.modules.multihead_attention import MultiheadAttention

@@ -12,7 +12,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from seqgen.errors import ConfigError, ResourceError
+from seqgen.core.errors import ConfigError, ResourceError
 
 
 def present_devices() -> list[str]:

@@ -16,7 +16,7 @@ from typing import IO
 
 import portalocker
 
-from seqgen.errors import CheckpointError, UserError
+from seqgen.core.errors import CheckpointError, UserError
 
 LEFTOVER_SECONDS = 24 * 3600.0
 """Age from which a temporary file is removed, since its process is no longer running."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from seqgen.errors import CheckpointError
+from seqgen.core.errors import CheckpointError
 from seqgen.system.reading import version_of
 
 _FILES: weakref.WeakKeyDictionary[nn.Module, list[MappedFile]] = weakref.WeakKeyDictionary()

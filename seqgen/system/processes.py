@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from types import FrameType
 from typing import Any, Self, TypeVar
 
-from seqgen.errors import UserError
+from seqgen.core.errors import UserError
 
 _PR_SET_PDEATHSIG = 1
 """Linux: the ``prctl(2)`` option that sets the signal sent to a process when its parent dies."""

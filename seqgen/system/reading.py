@@ -19,7 +19,7 @@ from zipfile import ZIP_STORED, ZipFile
 
 import yaml
 
-from seqgen.errors import nearest
+from seqgen.core.errors import nearest
 
 MAX_BYTES = 1 << 28
 """Maximum bytes of a file that is read as a whole, such as JSON or a SentencePiece model."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from seqgen.structures import Batch
+from seqgen.core.structures import Batch
 from seqgen.text.input_line import InputLine
 from seqgen.text.languages import TextModel, tokens_of
 

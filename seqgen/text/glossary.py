@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from seqgen.core.errors import DataError
 from seqgen.data.text import read_lines
-from seqgen.errors import DataError
 
 Words: TypeAlias = tuple[str, ...]
 

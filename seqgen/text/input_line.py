@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from seqgen.config import GenerationConfig
+from seqgen.core.component import Phrase
+from seqgen.core.errors import DataError
 from seqgen.data.tokenizers.languages import TargetLanguage
-from seqgen.errors import DataError
-from seqgen.generation.component import Phrase
 from seqgen.text.glossary import Glossary, Term, alternatives
 from seqgen.text.languages import LanguageReader, LineLanguages, TextModel, encode_source
 from seqgen.text.results import TextHypothesis, Translation

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from seqgen.config import GenerateConfig
+from seqgen.core.structures import Hypothesis
 from seqgen.data.dictionary import Dictionary
-from seqgen.generation.resolution import changes_scores
-from seqgen.structures import Hypothesis
+from seqgen.decoding.resolution import changes_scores
 from seqgen.text.results import Details, TextHypothesis, Translation, alignment_pairs, on_one_line
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import Translator

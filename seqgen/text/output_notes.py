@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from seqgen.config import GenerationConfig
-from seqgen.generation.setup import DecodingSetup
-from seqgen.structures import Hypothesis
+from seqgen.core.setup import DecodingSetup
+from seqgen.core.structures import Hypothesis
 from seqgen.task import Task
 from seqgen.text.input_line import InputLine
 from seqgen.text.results import TextHypothesis

@@ -18,10 +18,10 @@ import numpy
 from numpy.typing import NDArray
 
 from seqgen.config import GenerationConfig, option
-from seqgen.errors import ConfigError, shown
-from seqgen.generation.component import Component, Resources, build
+from seqgen.core.component import Component, Resources, build
+from seqgen.core.contract import returned, violated
+from seqgen.core.errors import ConfigError, shown
 from seqgen.registry import RERANKERS, UTILITIES, register_utility
-from seqgen.system.contract import returned, violated
 from seqgen.text.results import TextHypothesis, Translation
 
 Matrix: TypeAlias = NDArray[numpy.float64]

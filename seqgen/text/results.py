@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from seqgen.generation.finished import Ranking
-from seqgen.generation.scorer import SequenceScorer
+from seqgen.core.finished import Ranking
+from seqgen.core.structures import Batch, Hypothesis
+from seqgen.decoding.scorer import SequenceScorer
 from seqgen.modules.inspection import Internals
-from seqgen.structures import Batch, Hypothesis
 from seqgen.text.glossary import Term, met_terms
 
 

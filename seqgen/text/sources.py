@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from seqgen.config import GenerationConfig
-from seqgen.errors import DataError
-from seqgen.generation.component import Component, Resources, build
-from seqgen.generation.ensemble.member import EMPTY, field_of
+from seqgen.core.component import Component, Resources, build
+from seqgen.core.contract import returned
+from seqgen.core.errors import DataError
+from seqgen.core.member import EMPTY, field_of
 from seqgen.registry import MEMBER_SOURCES
-from seqgen.system.contract import returned
 
 
 class MemberSource(Component):

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from seqgen.config.settings import ResolvedSettings
-from seqgen.errors import ConfigError
-from seqgen.generation.component import Resources
-from seqgen.generation.finished import Ranking
-from seqgen.generation.scorer import SequenceScorer
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.generation.setup import Streamer
-from seqgen.structures import Hypothesis
+from seqgen.core.component import Resources
+from seqgen.core.errors import ConfigError
+from seqgen.core.finished import Ranking
+from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.core.setup import Streamer
+from seqgen.core.structures import Hypothesis
+from seqgen.decoding.scorer import SequenceScorer
 from seqgen.system.devices import out_of_memory
 from seqgen.text.batching import Batcher
 from seqgen.text.confidence.estimator import ConfidenceEstimator

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from seqgen.config import GenerationConfig
+from seqgen.core.component import Resources
+from seqgen.core.errors import ConfigError, DataError
+from seqgen.core.member import INPUT
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.structures import Batch, Hypothesis
 from seqgen.data.pair_dataset import Example
 from seqgen.data.tokenizers.languages import TargetLanguage
-from seqgen.errors import ConfigError, DataError
-from seqgen.generation.component import Resources
-from seqgen.generation.ensemble.member import INPUT
-from seqgen.generation.scorer import SequenceScorer
-from seqgen.language_model import LanguageModel
-from seqgen.model import EncoderDecoderModel
-from seqgen.structures import Batch, Hypothesis
+from seqgen.decoding.scorer import SequenceScorer
+from seqgen.modules.language_model import LanguageModel
 from seqgen.text.languages import LanguageReader, TextModel, encode_source, encode_target, tokens_of
 from seqgen.text.sources import source_text, sources_from_config
 

@@ -23,18 +23,18 @@ from seqgen.config import GenerationConfig
 from seqgen.config.generation import FILES, SCORES_TARGETS, keys_with
 from seqgen.config.settings import CALL, MODEL, USER, Layer, ResolvedSettings, Settings
 from seqgen.config.values import DEFAULTS
-from seqgen.errors import CheckpointError, ConfigError, DataError
-from seqgen.generation.component import Resources
-from seqgen.generation.ensemble.captured import obstacle
-from seqgen.generation.ensemble.member import MemberSpec
-from seqgen.generation.options import combination_from_config, members_from_config, with_guidance
-from seqgen.generation.resolution import check_types
-from seqgen.generation.scorer import SequenceScorer
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.generation.setup import Streamer
-from seqgen.model import EncoderDecoderModel
+from seqgen.core.component import Resources
+from seqgen.core.errors import CheckpointError, ConfigError, DataError
+from seqgen.core.member import MemberSpec
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.core.setup import Streamer
+from seqgen.core.structures import Hypothesis
+from seqgen.decoding.captured import obstacle
+from seqgen.decoding.options import combination_from_config, members_from_config, with_guidance
+from seqgen.decoding.resolution import check_types
+from seqgen.decoding.scorer import SequenceScorer
 from seqgen.modules.dtypes import note_on, to_dtype
-from seqgen.structures import Hypothesis
 from seqgen.system.reading import version_of
 from seqgen.task import Task
 from seqgen.text.input_line import check_text

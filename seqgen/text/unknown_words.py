@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from seqgen.core.errors import ConfigError, DataError
+from seqgen.core.structures import Hypothesis
 from seqgen.data.text import read_lines
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.errors import ConfigError, DataError
-from seqgen.structures import Hypothesis
 
 SOURCE = "source"
 """The value of ``generation.replace_unknown`` that copies source words."""

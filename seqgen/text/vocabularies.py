@@ -9,13 +9,13 @@ from typing import Any
 from seqgen.config import GenerationConfig
 from seqgen.config.generation import STRATEGY, keys_with
 from seqgen.config.settings import ResolvedSettings, Settings
-from seqgen.errors import ConfigError
-from seqgen.generation.agreement.session import AgreementSearch
-from seqgen.generation.agreement.settings import NOTE, check_details, check_supported, supported_settings
-from seqgen.generation.ensemble.member import ModelOrMember
-from seqgen.generation.options import build_setup
-from seqgen.generation.resolution import resolve
-from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.core.errors import ConfigError
+from seqgen.core.member import ModelOrMember
+from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.decoding.agreement.session import AgreementSearch
+from seqgen.decoding.agreement.settings import NOTE, check_details, check_supported, supported_settings
+from seqgen.decoding.options import build_setup
+from seqgen.decoding.resolution import resolve
 from seqgen.text.languages import (
     TextModel,
     begins_with_language,

@@ -17,7 +17,7 @@ from seqgen.checkpoints.run_checkpoints import (
     update_of,
 )
 from seqgen.checkpoints.run_config import CONFIG_FILE, flatten, read_yaml, run_folder_of, tokenizer_digests, verify_run
-from seqgen.errors import CheckpointError
+from seqgen.core.errors import CheckpointError
 from seqgen.system.files import run_lock
 from seqgen.training.run_log import EVENTS, LOG, SCORES
 

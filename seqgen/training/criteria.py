@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from seqgen.checkpoints.loading import load_models
 from seqgen.config import like, option
-from seqgen.errors import ConfigError
-from seqgen.model import EncoderDecoderModel
+from seqgen.core.contract import Hooked, returned, violated
+from seqgen.core.errors import ConfigError
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.structures import Batch
 from seqgen.registry import register_criterion
-from seqgen.structures import Batch
-from seqgen.system.contract import Hooked, returned, violated
 from seqgen.training.cross_entropy import cross_entropy, projected_cross_entropy, projection_of
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from seqgen.decoder import Decoder
+from seqgen.core.decoder import Decoder
 from seqgen.modules.linear import multiply
 
 _CHUNK_ELEMENTS = 1 << 23

@@ -26,10 +26,10 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from seqgen.config import DistributedConfig
-from seqgen.errors import ConfigError, ResourceError
-from seqgen.model import EncoderDecoderModel
+from seqgen.core.errors import ConfigError, ResourceError
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.structures import Batch
 from seqgen.modules.dropout import LayerDropList
-from seqgen.structures import Batch
 from seqgen.training.criteria import CriterionOut
 
 if TYPE_CHECKING:  # at run time, it is imported where a model is sharded, because that takes half a second

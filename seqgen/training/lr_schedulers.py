@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from seqgen.config import OptimizationConfig, like, option
-from seqgen.errors import ConfigError
+from seqgen.core.contract import Hooked
+from seqgen.core.errors import ConfigError
 from seqgen.registry import register_lr_scheduler
-from seqgen.system.contract import Hooked
 
 
 @dataclass

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from seqgen.config import like, option
-from seqgen.errors import ConfigError
+from seqgen.core.errors import ConfigError
 from seqgen.registry import register_optimizer
 from seqgen.training.distributed import is_part, local_tensors
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from seqgen.checkpoints.run_checkpoints import Checkpoints, read_training_state, read_weights
 from seqgen.config import TrainConfig
-from seqgen.errors import CheckpointError
+from seqgen.core.errors import CheckpointError
 from seqgen.training.distributed import ProcessGroup
 from seqgen.training.trainer import Trainer
 

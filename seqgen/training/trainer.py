@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from seqgen.checkpoints.model_weights import fit, named
 from seqgen.config import TrainConfig
-from seqgen.errors import ConfigError, UserError
-from seqgen.model import EncoderDecoderModel
+from seqgen.core.errors import ConfigError, UserError
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.structures import Batch
 from seqgen.modules.inspection import freeze, num_parameters
 from seqgen.modules.linear import TRAINING
 from seqgen.registry import CRITERIA, LR_SCHEDULERS, OPTIMIZERS
-from seqgen.structures import Batch
 from seqgen.system.devices import out_of_memory, seed_everything
 from seqgen.task import Task
 from seqgen.training.criteria import Criterion, CriterionOut, TrainingContext, checked, sum_outs

@@ -14,14 +14,14 @@ import torch
 
 from seqgen.checkpoints.loading import initialize
 from seqgen.config import TrainConfig
+from seqgen.core.errors import CheckpointError, ConfigError, DataError, ResourceError
+from seqgen.core.structures import Batch
 from seqgen.data.combined_datasets import JoinedDataset, PackedDataset, pack
 from seqgen.data.iterator import EpochIterator
 from seqgen.data.pair_dataset import Dataset, LimitedDataset
-from seqgen.errors import CheckpointError, ConfigError, DataError, ResourceError
 from seqgen.modules.inspection import num_parameters
 from seqgen.modules.linear import TRAINING
 from seqgen.registry import MODELS
-from seqgen.structures import Batch
 from seqgen.system.devices import memory_errors, seed_everything
 from seqgen.system.processes import NotedSignals
 from seqgen.system.switches import KERNEL_CHOICE

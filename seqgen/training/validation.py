@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from seqgen.config.values import to_dict
+from seqgen.core.errors import ConfigError
+from seqgen.core.model import EncoderDecoderModel
 from seqgen.data.iterator import EpochIterator
-from seqgen.errors import ConfigError
-from seqgen.model import EncoderDecoderModel
 from seqgen.text.translator import ModelInMemory, Translator
 from seqgen.training.criteria import checked, mean_scores, sum_outs
 

@@ -18,7 +18,7 @@ import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.loading import load_model, load_models, split_path
 from seqgen.checkpoints.serialization import write_json
-from seqgen.errors import CheckpointError, ConfigError
+from seqgen.core.errors import CheckpointError, ConfigError
 from seqgen.text.translator import Translator
 from tests.commands import command, corpus
 from tests.covering import covering

@@ -17,8 +17,8 @@ from seqgen.checkpoints.loaders import (
 )
 from seqgen.checkpoints.loading import load_model, load_models
 from seqgen.config import ReadingConfig, TrainConfig
+from seqgen.core.errors import CheckpointError, ConfigError, DataError
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.errors import CheckpointError, ConfigError, DataError
 from tests.fairseq_checkpoints import FCONV, dictionary, random_model
 
 

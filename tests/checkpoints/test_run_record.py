@@ -15,7 +15,7 @@ import seqgen
 from seqgen.checkpoints.loading import load_models
 from seqgen.checkpoints.run_config import RUN_CHECKSUMS, save_generation
 from seqgen.config import GenerationConfig
-from seqgen.errors import UserError
+from seqgen.core.errors import UserError
 from tests.commands import SMALL_TRANSFORMER, Outcome, command, corpus, sentences, training_arguments
 
 LINES = [source for source, _ in sentences(400, 4)]

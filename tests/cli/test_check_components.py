@@ -13,8 +13,8 @@ import yaml
 import seqgen.models  # declares the built-in models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from seqgen.config import GenerationConfig
-from seqgen.errors import ConfigError
-from seqgen.generation.search.diverse import DiverseBeamSearch
+from seqgen.core.errors import ConfigError
+from seqgen.decoding.search.diverse import DiverseBeamSearch
 from seqgen.lab.checks import kinds
 from seqgen.lab.checks.checking import check_all
 from seqgen.lab.checks.components import (
@@ -96,7 +96,7 @@ def test_a_component_that_passes() -> None:
 def test_a_component_that_fails(tmp_path: Path) -> None:
     (tmp_path / "noise.py").write_text(
         "import torch\n"
-        "from seqgen.generation.processors.base import LogitsProcessor\n"
+        "from seqgen.core.processors import LogitsProcessor\n"
         "from seqgen.registry import register_logits_processor\n\n"
         "@register_logits_processor('noise_of_the_check')\n"
         "class Noise(LogitsProcessor):\n"

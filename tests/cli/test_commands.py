@@ -22,7 +22,7 @@ from seqgen.checkpoints.run_checkpoints import Checkpoints, numbered, read_train
 from seqgen.cli.generate import line_progress
 from seqgen.cli.output import open_output
 from seqgen.config import GenerateConfig, JobConfig
-from seqgen.errors import UserError
+from seqgen.core.errors import UserError
 from seqgen.system.files import run_lock
 from seqgen.text.results import Translation
 from seqgen.text.text_decoding import TextDecoding

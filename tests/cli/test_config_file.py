@@ -17,7 +17,7 @@ from seqgen.cli.keys import every_key
 from seqgen.config import GenerateConfig, TrainConfig
 from seqgen.config.compose import compose
 from seqgen.config.values import to_dict
-from seqgen.errors import ConfigError
+from seqgen.core.errors import ConfigError
 from tests.cli.test_help import SCHEMAS
 from tests.commands import command
 

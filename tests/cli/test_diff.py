@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-import seqgen.generation.session
-from seqgen.generation.continuous_batching import RollingSession
-from seqgen.generation.ensemble.member import Member
+import seqgen.core.session
+from seqgen.core.member import Member
+from seqgen.decoding.continuous_batching import RollingSession
 from seqgen.lab.traces.difference import DONE, OUTCOME, PARENT, SCORE, TOKEN, Difference, LineTrace, first_difference
 from seqgen.lab.traces.records import StepTrace
 from tests.commands import SMALL_TRANSFORMER, Outcome as Result, command, corpus, training_arguments
@@ -141,8 +141,8 @@ def test_broken_reordering(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_a_broken_log_sum_exp(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    working = seqgen.generation.session.log_sum_exp
-    monkeypatch.setattr(seqgen.generation.session, "log_sum_exp", lambda logits: working(logits) + 0.01)
+    working = seqgen.core.session.log_sum_exp
+    monkeypatch.setattr(seqgen.core.session, "log_sum_exp", lambda logits: working(logits) + 0.01)
     outcome = diff(runs)
     assert cause(outcome) == "debug.skip_log_softmax"
     assert place(outcome) == (1, 0, 1, "cumulative score")

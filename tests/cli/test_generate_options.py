@@ -13,7 +13,7 @@ import pytest
 
 import seqgen
 from seqgen.config import GenerationConfig
-from seqgen.errors import ConfigError
+from seqgen.core.errors import ConfigError
 from tests.commands import Outcome, command, refused
 from tests.huggingface_t5 import tiny_folder, tiny_model, tiny_tokenizer
 

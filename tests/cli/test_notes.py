@@ -10,7 +10,7 @@ import pytest
 
 from seqgen.cli.generate import summary
 from seqgen.cli.output import check_output
-from seqgen.errors import ConfigError
+from seqgen.core.errors import ConfigError
 from tests.commands import SMALL_FCONV, Outcome, command, corpus, refused, training_arguments
 
 

@@ -23,7 +23,7 @@ from seqgen.config.compose import (
     sweep_values,
 )
 from seqgen.config.values import from_dict, repeated, text_list, text_values, to_dict, value_text
-from seqgen.errors import ConfigError
+from seqgen.core.errors import ConfigError
 from seqgen.registry import COMBINATIONS, Registry
 from tests.cli.test_help import SCHEMAS
 

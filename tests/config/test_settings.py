@@ -8,11 +8,11 @@ from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.config.compose import compose
 from seqgen.config.generate import GenerateConfig
 from seqgen.config.settings import ResolvedSettings, Settings, given_settings
-from seqgen.errors import ConfigError
-from seqgen.generation.processors.tokens import Forbid
-from seqgen.generation.resolution import resolve
-from seqgen.generation.search.beam import BeamSearch
-from seqgen.generation.search.diverse import DiverseBeamSearch
+from seqgen.core.beam_search import BeamSearch
+from seqgen.core.errors import ConfigError
+from seqgen.decoding.processors.tokens import Forbid
+from seqgen.decoding.resolution import resolve
+from seqgen.decoding.search.diverse import DiverseBeamSearch
 from seqgen.text.translator import Translator
 from tests.text_models import text_model
 

@@ -24,7 +24,7 @@ from seqgen.config.user_files import (
     user_modules,
 )
 from seqgen.config.values import from_dict, text_list
-from seqgen.errors import ConfigError
+from seqgen.core.errors import ConfigError
 from seqgen.registry import DECODING_COMPONENTS, GROUPS, MODELS
 from tests.commands import Outcome, command
 from tests.training_runs import TINY

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from seqgen.core.errors import ConfigError, DataError
 from seqgen.data.text_datasets import BREAK_MODES, BlockDataset
-from seqgen.errors import ConfigError, DataError
 
 EOS = 2
 

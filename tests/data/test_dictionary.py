@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
+from seqgen.core.errors import DataError
 from seqgen.data.dictionary import FAIRSEQ_SPECIALS, Dictionary
-from seqgen.errors import DataError
 
 token_texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
+from seqgen.core.errors import DataError
+from seqgen.core.structures import Batch
 from seqgen.data.iterator import EpochIterator
 from seqgen.data.pair_dataset import Example, collate
-from seqgen.errors import DataError
-from seqgen.structures import Batch
 
 PAD, EOS, START = 1, 2, 7
 

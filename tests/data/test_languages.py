@@ -15,8 +15,8 @@ import torch
 from seqgen import Translator
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import GenerationConfig
+from seqgen.core.errors import ConfigError
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
-from seqgen.errors import ConfigError
 from seqgen.text.languages import LanguageReader, LineLanguages
 from tests.commands import Outcome, command
 from tests.huggingface_t5 import tiny_folder

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from seqgen.core.errors import ConfigError
 from seqgen.data.combined_datasets import JoinedDataset, MixtureDataset, draws, mixing_rates
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.iterator import EpochIterator
@@ -18,7 +19,6 @@ from seqgen.data.record_lines import JsonFormat, Template, TsvFormat
 from seqgen.data.token_store import TokenEncoder, build_store
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.data.tokenizers.languages import AddedTokens
-from seqgen.errors import ConfigError
 
 SIZES = {"a": 40, "b": 11, "c": 3}
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from seqgen.core.errors import DataError
 from seqgen.data.noising import (
     NoiseTokens,
     SpanCorruption,
@@ -11,7 +12,6 @@ from seqgen.data.noising import (
     replace_spans,
     span_counts,
 )
-from seqgen.errors import DataError
 
 EOS, WORDS, SENTINELS = 1, np.arange(3, 500), np.arange(2999, 500, -1)
 NOISE = NoiseTokens(EOS, SENTINELS)

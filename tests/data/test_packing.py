@@ -10,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from seqgen.core.errors import ConfigError
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.structures import Batch
 from seqgen.data.combined_datasets import PackedDataset, pack
 from seqgen.data.pair_dataset import Example, collate
-from seqgen.errors import ConfigError
-from seqgen.model import EncoderDecoderModel
 from seqgen.modules.masks import segment_mask, segment_positions
-from seqgen.structures import Batch
 from seqgen.training.criteria import CrossEntropyConfig, CrossEntropyCriterion
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
 from tests.model_zoo import ZOO, TinyTask, build

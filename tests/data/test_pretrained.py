@@ -9,11 +9,11 @@ import pytest
 
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
 from seqgen.checkpoints.loading import load_model
+from seqgen.core.errors import ConfigError, DataError, UserError
 from seqgen.data.tokenizers.base import load_tokenizer
 from seqgen.data.tokenizers.language_tokens import with_languages
 from seqgen.data.tokenizers.languages import TargetLanguage
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, make_tokenizer, save_pretrained_tokenizer
-from seqgen.errors import ConfigError, DataError, UserError
 from tests.commands import command, corpus
 from tests.pretrained_folders import files_of, write_folder
 

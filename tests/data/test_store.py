@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from seqgen.core.errors import DataError
 from seqgen.data import token_store
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.token_store import (
@@ -22,7 +23,6 @@ from seqgen.data.token_store import (
     build_store,
 )
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.errors import DataError
 from seqgen.system.files import LEFTOVER_SECONDS
 
 TOKENIZER = WhitespaceTokenizer(Dictionary.from_counts({"a": 3, "b": 2, "c": 1}))

@@ -13,6 +13,7 @@ import pytest
 import sentencepiece
 from hypothesis import given, settings, strategies as st
 
+from seqgen.core.errors import ConfigError, DataError
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.text import ParallelFiles
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer, load_tokenizer, save_tokenizer
@@ -25,7 +26,6 @@ from seqgen.data.tokenizers.pretrained import (
 )
 from seqgen.data.tokenizers.sentencepiece_tokenizer import T5_IDS, SentencePieceTokenizer, train_sentencepiece
 from seqgen.data.tokenizers.setup import TokenizerConfig, prepare_tokenizers
-from seqgen.errors import ConfigError, DataError
 
 TEXT = [f"{a} {b} {c}." for a in ("one", "two", "three") for b in ("red", "green", "blue") for c in ("cats", "dogs")]
 PIECES = 23

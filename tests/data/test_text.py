@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
+from seqgen.core.errors import DataError
 from seqgen.data.text import count_lines, expand, find_parallel, read_chunks, read_lines
-from seqgen.errors import DataError
 
 HARD = ["a\rb", "a\x0bb\x0cc", "\x1c\x1d\x1e", "\x85", "\u2028\u2029", "", "  ", "\ufeff", "e\u0301 👩‍👩‍👧 ﷽", "\0"]
 line_texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n"), max_size=20)

@@ -9,10 +9,10 @@ import pytest
 import sentencepiece
 from hypothesis import given, settings, strategies as st
 
+from seqgen.core.errors import ConfigError, DataError
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer, load_tokenizer, save_tokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model, train_sentencepiece
-from seqgen.errors import ConfigError, DataError
 
 TEXT = [f"{a} {b} {c}" for a in ("one", "two", "three") for b in ("red", "green", "blue") for c in ("cats", "dogs")]
 SHARED = Path(os.environ.get("SEQGEN_SHARED", Path(__file__).resolve().parents[3] / "shared"))

@@ -12,8 +12,8 @@ import pytest
 
 from examples import shortlist
 from examples.shortlist import ibm_model_1, write_map
+from seqgen.core.errors import DataError
 from seqgen.data.dictionary import Dictionary, VocabularyMap
-from seqgen.errors import DataError
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
 from tests.marian_binary import shortlist as binary_shortlist
 

@@ -31,13 +31,13 @@ from examples.extending.tokenizer import CAPITAL, CasedWordTokenizer
 from examples.extending.utility import WordF1
 from seqgen.cli.command import run
 from seqgen.config import GenerationConfig
+from seqgen.core.context import StepContext
+from seqgen.core.member import Member
+from seqgen.core.processors import LogitsProcessor
+from seqgen.core.session import Session
+from seqgen.core.structures import DecoderOut
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import load_tokenizer, save_tokenizer
-from seqgen.generation.context import StepContext
-from seqgen.generation.ensemble.member import Member
-from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.generation.session import Session
-from seqgen.structures import DecoderOut
 from seqgen.text.reranking import by_expected_utility, expected_utilities
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator

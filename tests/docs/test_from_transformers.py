@@ -21,7 +21,7 @@ from seqgen import Translator
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import GenerateConfig
 from seqgen.config.keys import known_keys
-from seqgen.errors import CheckpointError, UserError
+from seqgen.core.errors import CheckpointError, UserError
 from seqgen.registry import SEARCHES
 from seqgen.text.results import Translation
 from tests import huggingface_bart

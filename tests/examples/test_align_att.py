@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from examples.papers.align_att import AlignAtt
-from seqgen.errors import ConfigError
-from seqgen.generation.search.beam import Greedy
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.structures import DecoderOut, EncoderOut
+from seqgen.core.beam_search import Greedy
+from seqgen.core.errors import ConfigError
+from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.core.structures import DecoderOut, EncoderOut
 from seqgen.text.translator import Translator
 from tests.generators import make_generator
 from tests.hypotheses import Pairs, as_pairs, assert_same_pairs

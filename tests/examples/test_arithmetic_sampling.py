@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from examples.papers.arithmetic_sampling import ArithmeticSampling
-from seqgen.errors import ConfigError
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.structures import Batch, Hypothesis
+from seqgen.core.errors import ConfigError
+from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.core.structures import Batch, Hypothesis
 from seqgen.text.translator import Translator
 from tests.generators import make_generator
 from tests.reference_search import EOS, Settings, next_scores

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from examples.papers.best_first_beam import BestFirstBeamSearch
-from seqgen.errors import ConfigError
-from seqgen.generation.observers import Observer
-from seqgen.generation.search.beam import BeamSearch
+from seqgen.core.beam_search import BeamSearch
+from seqgen.core.errors import ConfigError
+from seqgen.core.observers import Observer
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
 from tests.model_zoo import VOCAB, sharp

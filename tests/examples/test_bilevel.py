@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from examples.papers.bilevel import BilevelSearch
-from seqgen.errors import ConfigError
-from seqgen.generation.ensemble.combinations import LogProbabilityMean, ProbabilityMean
+from seqgen.core.combinations import LogProbabilityMean, ProbabilityMean
+from seqgen.core.errors import ConfigError
 from seqgen.text.translator import Translator
 from tests.commands import command
 from tests.generators import make_generator

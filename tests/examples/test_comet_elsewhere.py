@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from seqgen.errors import ConfigError
+from seqgen.core.errors import ConfigError
 from seqgen.metrics import CORPUS_METRICS, Texts
 
 FAKE = """

@@ -16,8 +16,8 @@ from examples.papers.conformal_beams import (
     write_thresholds,
 )
 from seqgen.cli.command import run as run_command
-from seqgen.errors import ConfigError
-from seqgen.generation.search.beam import BeamSearch
+from seqgen.core.beam_search import BeamSearch
+from seqgen.core.errors import ConfigError
 from seqgen.text.translator import Translator
 from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.generators import scripted_generator

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from examples.papers.determinantal_beams import DeterminantalBeams, subsequence_kernel
-from seqgen.errors import ConfigError
+from seqgen.core.errors import ConfigError
 from seqgen.text.translator import Translator
 from tests.generators import scripted_generator
 from tests.hypotheses import Pairs, as_pairs, assert_same_pairs

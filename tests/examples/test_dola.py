@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from examples.papers.dola import Dola
-from seqgen.model import EncoderDecoderModel
+from seqgen.core.model import EncoderDecoderModel
 from seqgen.text.translator import Translator
 from tests.text_models import TEXTS, text_model
 

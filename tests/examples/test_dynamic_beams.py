@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from examples.papers.dynamic_beams import ThresholdPruning
-from seqgen.errors import ConfigError
-from seqgen.generation.search.beam import BeamSearch
+from seqgen.core.beam_search import BeamSearch
+from seqgen.core.errors import ConfigError
 from seqgen.text.translator import Translator
 from tests.generators import scripted_generator
 from tests.hypotheses import Pairs, as_pairs, assert_same_pairs

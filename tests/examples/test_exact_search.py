@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from examples.papers.exact_search.exact import ExactSearch
-from seqgen.errors import ConfigError, DecodingError
-from seqgen.generation.finished import Ranking
-from seqgen.generation.observers import Observer
-from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.core.errors import ConfigError, DecodingError
+from seqgen.core.finished import Ranking
+from seqgen.core.observers import Observer
+from seqgen.core.processors import LogitsProcessor
 from tests.generators import make_generator
 from tests.hypotheses import Pairs, as_pairs, assert_same_pairs
 from tests.reference_search import EOS, Settings, next_scores

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from examples import firefox
+from seqgen.core.errors import DataError
 from seqgen.data.tokenizers.sentencepiece_tokenizer import train_sentencepiece
-from seqgen.errors import DataError
 from seqgen.models.marian_binary import BinaryModel
 from tests.marian_binary import shortlist, write_binary
 

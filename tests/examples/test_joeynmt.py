@@ -14,8 +14,8 @@ import examples.joeynmt.checkpoint
 import examples.joeynmt.search
 from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.run_config import run_folder
+from seqgen.core.errors import DataError, UserError
 from seqgen.data.tokenizers.base import load_tokenizer, save_tokenizer
-from seqgen.errors import DataError, UserError
 from seqgen.text.translator import Translator
 from tests.commands import command
 from tests.joeynmt_models import LINES, WORDS, Plain, changed, write, write_sentencepiece

@@ -14,8 +14,8 @@ import torch
 
 from examples.papers.knn_mt import BuildConfig, KnnMT, build, write_datastore
 from seqgen.cli.command import run as run_command
-from seqgen.errors import ConfigError
-from seqgen.structures import Batch, Hypothesis
+from seqgen.core.errors import ConfigError
+from seqgen.core.structures import Batch, Hypothesis
 from seqgen.text.translator import ModelInMemory, Translator
 from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.hypotheses import assert_same

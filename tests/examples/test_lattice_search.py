@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from examples.papers.exact_search.lattice import LatticeSearch
-from seqgen.errors import ConfigError
+from seqgen.core.errors import ConfigError
 from seqgen.text.translator import Translator
 from tests.generators import scripted_generator
 from tests.hypotheses import as_pairs

@@ -7,9 +7,9 @@ import math
 import pytest
 
 from examples.papers.lookahead import Lookahead
-from seqgen.errors import ConfigError
-from seqgen.generation.observers import Observer
-from seqgen.generation.search.beam import BeamSearch
+from seqgen.core.beam_search import BeamSearch
+from seqgen.core.errors import ConfigError
+from seqgen.core.observers import Observer
 from tests.generators import scripted_generator
 from tests.hypotheses import Pairs, as_pairs, assert_same_pairs
 from tests.reference_search import EOS, Settings, next_scores

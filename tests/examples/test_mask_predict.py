@@ -18,7 +18,7 @@ from examples.papers.mask_predict_model import (
     MaskPredictModelConfig,
     choose_hidden,
 )
-from seqgen.generation.search.sampling import uniform
+from seqgen.decoding.search.sampling import uniform
 from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.generators import make_generator
 from tests.scripted_model import batch_of, dictionary

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from examples.papers.mc_dropout import McDropout
 from examples.papers.uncertainty import UncertaintyObserver
-from seqgen.errors import ConfigError
-from seqgen.generation.search.sampling import uniform
+from seqgen.core.errors import ConfigError
+from seqgen.decoding.search.sampling import uniform
 from seqgen.modules.dropout import Dropout
 from seqgen.text.translator import Translator
 from tests.generators import make_generator

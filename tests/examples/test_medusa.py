@@ -12,8 +12,8 @@ from torch import Tensor
 
 from examples.papers.medusa import Heads, Medusa, MedusaDraft, TrainHeadsConfig, head_losses, main
 from seqgen.cli.command import run
-from seqgen.generation.search.beam import Greedy
-from seqgen.generation.speculative.verification import Drafts
+from seqgen.core.beam_search import Greedy
+from seqgen.decoding.speculative.verification import Drafts
 from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.generators import make_generator
 from tests.hypotheses import assert_same

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from examples.papers.poisson_beams import PoissonBeams, sample
-from seqgen.errors import ConfigError
-from seqgen.generation.search.sampling import uniform
+from seqgen.core.errors import ConfigError
+from seqgen.decoding.search.sampling import uniform
 from seqgen.text.output_formats import FORMATS
 from seqgen.text.translator import Translator
 from tests.examples.test_stochastic_beam import EOS, OUTPUTS, TABLE

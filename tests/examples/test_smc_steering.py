@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from examples.papers.smc_steering import SMCConfig, SMCSteering, resample
-from seqgen.errors import ConfigError
-from seqgen.generation.context import StepContext
-from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.core.context import StepContext
+from seqgen.core.errors import ConfigError
+from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.text.translator import Translator
 from tests.generators import make_generator, resources
 from tests.hypotheses import assert_same

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from examples.papers.stochastic_beam import StochasticBeam, downwards
-from seqgen.generation.search.sampling import draw, uniform
+from seqgen.decoding.search.sampling import draw, uniform
 from tests.generation.test_sampling import chi_square, without_replacement
 from tests.generators import make_generator
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, table_rule

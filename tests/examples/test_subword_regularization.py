@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from examples.papers.subword_regularization import Sampler, SubwordRegularizationConfig, SubwordRegularizationTask
+from seqgen.core.errors import ConfigError
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, train_sentencepiece
-from seqgen.errors import ConfigError
 from tests.commands import command, corpus
 
 FILE = Path(__file__).parent.parent.parent / "examples" / "papers" / "subword_regularization.py"

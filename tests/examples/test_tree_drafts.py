@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from examples.papers.tree_drafts import TreeDrafts
-from seqgen.generation.search.beam import Greedy
-from seqgen.model import EncoderDecoderModel
+from seqgen.core.beam_search import Greedy
+from seqgen.core.model import EncoderDecoderModel
 from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.generators import make_generator
 from tests.hypotheses import assert_same

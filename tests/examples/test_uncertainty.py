@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from examples.papers.uncertainty import MEASURES, UncertaintyObserver
-from seqgen.errors import ConfigError
-from seqgen.structures import Hypothesis
+from seqgen.core.errors import ConfigError
+from seqgen.core.structures import Hypothesis
 from seqgen.text.translator import Translator
 from tests.commands import command
 from tests.generators import make_generator

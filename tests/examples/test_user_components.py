@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from seqgen.config.user_files import import_user_dir
-from seqgen.errors import ConfigError
-from seqgen.generation.search.beam import BeamSearch
-from seqgen.generation.search.constrained import ConstrainedSearch
-from seqgen.generation.search.diverse import DiverseBeamSearch
-from seqgen.generation.search.sampling import Sampling
+from seqgen.core.beam_search import BeamSearch
+from seqgen.core.errors import ConfigError
+from seqgen.decoding.search.constrained import ConstrainedSearch
+from seqgen.decoding.search.diverse import DiverseBeamSearch
+from seqgen.decoding.search.sampling import Sampling
 from seqgen.text.translator import Translator
 from tests import user_components
 from tests.commands import Outcome, command

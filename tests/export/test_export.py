@@ -18,9 +18,10 @@ from seqgen import export as export_module
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask, LoadedModel
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import TrainConfig
+from seqgen.core.errors import ConfigError
+from seqgen.core.model import EncoderDecoderModel
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.errors import ConfigError
 from seqgen.export import (
     PACKAGES,
     ROWS,
@@ -36,7 +37,6 @@ from seqgen.export import (
     write_export,
     write_onnx,
 )
-from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MODELS
 from seqgen.system.switches import INPUT_CHOICES
 from tests.commands import SMALL_TRANSFORMER, Outcome, command, corpus, training_arguments

@@ -28,6 +28,7 @@ from seqgen.checkpoints.run_checkpoints import update_of
 from seqgen.checkpoints.run_config import recorded_user_dirs
 from seqgen.checkpoints.serialization import read_tensors
 from seqgen.cli.convert import ConvertConfig, run_config, write_run
+from seqgen.core.errors import UserError
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.record_lines import JsonFormat, Records, Template
 from seqgen.data.text import read_lines
@@ -35,7 +36,6 @@ from seqgen.data.tokenizers.fast import FastT5Tokenizer
 from seqgen.data.tokenizers.files import TokenizerFiles
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
-from seqgen.errors import UserError
 from seqgen.models.huggingface.weights import weight_files
 from seqgen.tasks.text_to_text import read_mixture
 from seqgen.text.translator import Translator

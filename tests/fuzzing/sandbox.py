@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from seqgen.errors import ResourceError, UserError
+from seqgen.core.errors import ResourceError, UserError
 
 SECONDS = 20.0
 """Time limit of a case; most cases take milliseconds, but the machine may be busy."""

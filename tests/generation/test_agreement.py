@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
+from seqgen.core.combinations import Combination, LogProbabilityMean
+from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.core.structures import Hypothesis
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.pretrained import byte_files
 from seqgen.data.tokenizers.slow import ByteTokenizer
-from seqgen.generation.agreement.session import AgreementSearch
-from seqgen.generation.agreement.vocabulary_trie import END, VocabularyTrie
-from seqgen.generation.ensemble.combinations import Combination, LogProbabilityMean
-from seqgen.generation.processors.length import ForceFirst
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.structures import Hypothesis
+from seqgen.decoding.agreement.session import AgreementSearch
+from seqgen.decoding.agreement.vocabulary_trie import END, VocabularyTrie
+from seqgen.decoding.processors.length import ForceFirst
 from tests.agreement_reference import (
     Found,
     Pieces,

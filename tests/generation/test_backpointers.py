@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from seqgen.generation.backpointers import BackPointers
-from seqgen.generation.candidates import Candidates
+from seqgen.core.backpointers import BackPointers
+from seqgen.core.candidates import Candidates
 
 START = 9
 STEPS = [([1, 2], [0, 0]), ([3, 4], [1, 1]), ([5, 6], [0, 1]), ([7, 8], [1, 0])]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from seqgen.generation import candidates
-from seqgen.generation.candidates import best_continuations, log_sum_exp
+from seqgen.core import candidates
+from seqgen.core.candidates import best_continuations, log_sum_exp
 
 
 @pytest.mark.parametrize("beam", [1, 3, 5])

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from seqgen.config import GenerateConfig
 from seqgen.config.compose import compose
-from seqgen.generation.ensemble.combinations import Combination, Fusion, ProbabilityMean
-from seqgen.generation.options import build_setup
-from seqgen.generation.search.diverse import DiverseBeamSearch
-from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.core.combinations import Combination, Fusion, ProbabilityMean
+from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.decoding.options import build_setup
+from seqgen.decoding.search.diverse import DiverseBeamSearch
 from seqgen.registry import COMBINATIONS
 from tests.covering import covering
 from tests.generators import make_generator, resources

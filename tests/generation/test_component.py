@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.generation.candidates import Candidates
-from seqgen.generation.component import BatchInfo, Component
-from seqgen.generation.context import StepContext
-from seqgen.generation.ensemble.combinations import Combination
-from seqgen.generation.observers import Observer, StepRecord
-from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.generation.stopping import StoppingRule
+from seqgen.core.candidates import Candidates
+from seqgen.core.combinations import Combination
+from seqgen.core.component import BatchInfo, Component
+from seqgen.core.context import StepContext
+from seqgen.core.observers import Observer, StepRecord
+from seqgen.core.processors import LogitsProcessor
+from seqgen.core.stopping import StoppingRule
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
 from tests.model_zoo import VOCAB, sharp

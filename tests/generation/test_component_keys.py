@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from seqgen.errors import ConfigError
+from seqgen.core.errors import ConfigError
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
 from tests.text_models import TEXTS, text_model

@@ -12,22 +12,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.errors import ConfigError
-from seqgen.generation.candidates import Candidates
-from seqgen.generation.component import Phrase, Phrases
-from seqgen.generation.context import StepContext
-from seqgen.generation.search.base import Search
-from seqgen.generation.search.beam import BeamSearch, Greedy
-from seqgen.generation.search.constrained import ConstrainedSearch
-from seqgen.generation.search.contrastive import ContrastiveSearch
-from seqgen.generation.search.diverse import DiverseBeamSearch, DiverseSiblingsSearch
-from seqgen.generation.search.huggingface import HuggingFaceDiverseBeam
-from seqgen.generation.search.marian import MarianBeam
-from seqgen.generation.search.sampling import BeamSampling, Sampling
-from seqgen.generation.speculative.drafters import PromptLookup
-from seqgen.generation.speculative.verification import SpeculativeSearch
-from seqgen.generation.stopping import StoppingRule
-from seqgen.structures import Hypothesis
+from seqgen.core.beam_search import BeamSearch, Greedy
+from seqgen.core.candidates import Candidates
+from seqgen.core.component import Phrase, Phrases
+from seqgen.core.context import StepContext
+from seqgen.core.errors import ConfigError
+from seqgen.core.search import Search
+from seqgen.core.stopping import StoppingRule
+from seqgen.core.structures import Hypothesis
+from seqgen.decoding.search.constrained import ConstrainedSearch
+from seqgen.decoding.search.contrastive import ContrastiveSearch
+from seqgen.decoding.search.diverse import DiverseBeamSearch, DiverseSiblingsSearch
+from seqgen.decoding.search.huggingface import HuggingFaceDiverseBeam
+from seqgen.decoding.search.marian import MarianBeam
+from seqgen.decoding.search.sampling import BeamSampling, Sampling
+from seqgen.decoding.speculative.drafters import PromptLookup
+from seqgen.decoding.speculative.verification import SpeculativeSearch
 from seqgen.text.translator import Translator
 from tests.generators import make_generator
 from tests.hypotheses import Pairs, as_pairs, assert_same_pairs

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.errors import ConfigError
-from seqgen.generation.component import ATTENTION, FEATURES, MEMBER_LOGITS, MEMBER_LPROBS, BatchInfo
-from seqgen.generation.context import StepContext
-from seqgen.generation.ensemble.combinations import Fusion
-from seqgen.generation.observers import Observer, StepRecord
-from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.generation.processors.tokens import Forbid
+from seqgen.core.combinations import Fusion
+from seqgen.core.component import ATTENTION, FEATURES, MEMBER_LOGITS, MEMBER_LPROBS, BatchInfo
+from seqgen.core.context import StepContext
+from seqgen.core.errors import ConfigError
+from seqgen.core.observers import Observer, StepRecord
+from seqgen.core.processors import LogitsProcessor
+from seqgen.decoding.processors.tokens import Forbid
 from seqgen.text.translator import Translator
 from tests.generators import make_generator
 from tests.model_zoo import VOCAB, sharp

@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch import nn
 
-from seqgen.errors import ConfigError
-from seqgen.generation.component import NEEDS, Component, Resources, build
-from seqgen.generation.ensemble.combinations import Combination
-from seqgen.generation.observers import Observer
-from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.generation.search.beam import BeamSearch
-from seqgen.generation.stopping import StoppingRule
+from seqgen.core.beam_search import BeamSearch
+from seqgen.core.combinations import Combination
+from seqgen.core.component import NEEDS, Component, Resources, build
+from seqgen.core.contract import ContractError
+from seqgen.core.errors import ConfigError
+from seqgen.core.observers import Observer
+from seqgen.core.processors import LogitsProcessor
+from seqgen.core.stopping import StoppingRule
 from seqgen.modules.kv_cache.protocol import KeysAndValues, KeyValueCache
 from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.registry import LOGITS_PROCESSORS, Entry
-from seqgen.system.contract import ContractError
 from seqgen.text.reranking import Reranker, Utility, compared, expected_utilities, reranked
 from seqgen.text.sources import MemberSource, source_text
 from seqgen.text.translator import Translator
@@ -130,7 +130,7 @@ def test_the_file_and_line_of_a_class_are_named() -> None:
 def test_a_build_method_that_returns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     made = type("Made", (LogitsProcessor,), {"build": classmethod(lambda cls, cfg, resources: None)})
     monkeypatch.setitem(LOGITS_PROCESSORS._entries, "made", Entry("made", made, type("Cfg", (), {})))
-    monkeypatch.setattr("seqgen.generation.component.component_config", lambda *given: None)
+    monkeypatch.setattr("seqgen.core.component.component_config", lambda *given: None)
     with pytest.raises(ContractError, match=r"Made.build .* must return a LogitsProcessor and returns None"):
         build(LOGITS_PROCESSORS, "made", LogitsProcessor, None, Resources(dictionary(1)))  # type: ignore[arg-type]
 

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from seqgen.config import GenerationConfig
-from seqgen.decoder import IncrementalDecoder
-from seqgen.errors import ConfigError
-from seqgen.generation.options import build_setup
-from seqgen.generation.search.contrastive import ContrastiveSearch
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.model import EncoderDecoderModel
-from seqgen.structures import Batch, EncoderOut, Hypothesis, Source
+from seqgen.core.decoder import IncrementalDecoder
+from seqgen.core.errors import ConfigError
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.core.structures import Batch, EncoderOut, Hypothesis, Source
+from seqgen.decoding.options import build_setup
+from seqgen.decoding.search.contrastive import ContrastiveSearch
 from tests.generators import make_generator
 from tests.huggingface_decoding import dictionary as t5_dictionary, sharp_model
 from tests.huggingface_t5 import seqgen_model

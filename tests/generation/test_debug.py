@@ -12,11 +12,11 @@ from unittest import mock
 import pytest
 
 from seqgen.config import DebugConfig
-from seqgen.generation.ensemble.member import Member
-from seqgen.generation.observers import Observer, StepRecord
-from seqgen.generation.options import build_setup
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.generation.setup import DecodingSetup
+from seqgen.core.member import Member
+from seqgen.core.observers import Observer, StepRecord
+from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.core.setup import DecodingSetup
+from seqgen.decoding.options import build_setup
 from seqgen.system.switches import KERNEL_CHOICE, PREPACKED_WEIGHTS, TWO_STAGE_CANDIDATES
 from seqgen.text.translator import Translator
 from tests.commands import command

@@ -11,20 +11,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.errors import ConfigError, DecodingError
-from seqgen.generation.agreement.session import AgreementSession
-from seqgen.generation.candidates import Candidates, gather_beams
-from seqgen.generation.component import MEMBER_LPROBS
-from seqgen.generation.context import StepContext
-from seqgen.generation.ensemble.combinations import ProbabilityMean
-from seqgen.generation.observers import Observer
-from seqgen.generation.search.beam import BeamSearch
-from seqgen.generation.search.diverse import DiverseBeamSearch
-from seqgen.generation.search.sampling import Sampling
-from seqgen.generation.speculative.drafters import PromptLookup
-from seqgen.generation.speculative.verification import SpeculativeSearch
-from seqgen.model import EncoderDecoderModel
-from seqgen.structures import Hypothesis
+from seqgen.core.beam_search import BeamSearch
+from seqgen.core.candidates import Candidates, gather_beams
+from seqgen.core.combinations import ProbabilityMean
+from seqgen.core.component import MEMBER_LPROBS
+from seqgen.core.context import StepContext
+from seqgen.core.errors import ConfigError, DecodingError
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.observers import Observer
+from seqgen.core.structures import Hypothesis
+from seqgen.decoding.agreement.session import AgreementSession
+from seqgen.decoding.search.diverse import DiverseBeamSearch
+from seqgen.decoding.search.sampling import Sampling
+from seqgen.decoding.speculative.drafters import PromptLookup
+from seqgen.decoding.speculative.verification import SpeculativeSearch
 from seqgen.text.output_formats import FORMATS
 from seqgen.text.translator import Translator
 from tests.generators import make_generator

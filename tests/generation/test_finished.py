@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from seqgen.generation.candidates import Candidates
-from seqgen.generation.finished import BestFinished, EachRow, FinishedHypotheses, FirstFinished, Ranking
+from seqgen.core.candidates import Candidates
+from seqgen.core.finished import BestFinished, EachRow, FinishedHypotheses, FirstFinished, Ranking
 from tests.step_contexts import batch_info
 
 NEVER = -torch.inf

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.errors import ConfigError
-from seqgen.generation.candidates import Candidates
-from seqgen.generation.continuous_batching import RollingSession
-from seqgen.generation.ensemble import captured
-from seqgen.generation.session import Session
-from seqgen.generation.setup import DecodingRequest
-from seqgen.generation.speculative.drafters import PromptLookup
-from seqgen.generation.speculative.verification import SpeculativeSearch
-from seqgen.structures import Hypothesis
+from seqgen.core.candidates import Candidates
+from seqgen.core.errors import ConfigError
+from seqgen.core.session import Session
+from seqgen.core.setup import DecodingRequest
+from seqgen.core.structures import Hypothesis
+from seqgen.decoding import captured
+from seqgen.decoding.continuous_batching import RollingSession
+from seqgen.decoding.speculative.drafters import PromptLookup
+from seqgen.decoding.speculative.verification import SpeculativeSearch
 from tests.covering import covering
 from tests.generation.test_gpu import CASES, FURTHER, OPTIONS, decode
 from tests.generators import make_generator

@@ -13,13 +13,13 @@ from unittest import mock
 import pytest
 import torch
 
-from seqgen.errors import UserError
-from seqgen.generation.search.sampling import Sampling
-from seqgen.generation.session import Session
-from seqgen.generation.speculative.drafters import ModelDrafter, PromptLookup
-from seqgen.generation.speculative.verification import SpeculativeSearch
+from seqgen.core.errors import UserError
+from seqgen.core.session import Session
+from seqgen.core.structures import Hypothesis
+from seqgen.decoding.search.sampling import Sampling
+from seqgen.decoding.speculative.drafters import ModelDrafter, PromptLookup
+from seqgen.decoding.speculative.verification import SpeculativeSearch
 from seqgen.lab.checks.subject import tiny_dictionary
-from seqgen.structures import Hypothesis
 from seqgen.system.devices import find_device
 from seqgen.text.translator import Translator
 from tests.generation.test_keys import BESIDE, LINES, VALUES

@@ -12,7 +12,7 @@ import pytest
 
 from seqgen.config import GenerationConfig
 from seqgen.config.generation import SPEED, keys_with
-from seqgen.errors import ConfigError, DecodingError
+from seqgen.core.errors import ConfigError, DecodingError
 from seqgen.registry import SEARCHES
 from seqgen.text.translator import Translator
 from tests.text_models import text_model

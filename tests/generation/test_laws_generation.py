@@ -13,16 +13,16 @@ import pytest
 import torch
 
 from seqgen.config import GenerationConfig
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.core.structures import Batch, Hypothesis
 from seqgen.data.dictionary import Dictionary
-from seqgen.generation.options import build_setup
-from seqgen.generation.scorer import SequenceScorer
-from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.decoding.options import build_setup
+from seqgen.decoding.scorer import SequenceScorer
 from seqgen.lab.checks import search
 from seqgen.lab.checks.models import SEARCH
-from seqgen.model import EncoderDecoderModel
 from seqgen.modules.cached_weight import CachedWeight
 from seqgen.modules.kv_cache import indirection
-from seqgen.structures import Batch, Hypothesis
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
 from tests.model_zoo import ARCHITECTURES, VOCAB, sharp, subject_of

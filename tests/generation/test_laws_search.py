@@ -17,12 +17,12 @@ from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the built-in models
 from seqgen.config import GenerationConfig
-from seqgen.errors import DecodingError
+from seqgen.core.errors import DecodingError
+from seqgen.core.structures import Batch, map_tensors
 from seqgen.lab.checks.checking import check_all
 from seqgen.lab.checks.kinds import DecodingCheckConfig, component_subject
 from seqgen.lab.checks.strategies import STRATEGY
 from seqgen.registry import SEARCHES
-from seqgen.structures import Batch, map_tensors
 from tests.covering import covering
 from tests.scripted_model import Rule, batch_of, random_rule
 from tests.strategy_zoo import STRATEGIES, Readable, decode

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from seqgen.generation.component import FORBIDDEN
-from seqgen.generation.observers import Observer, Outcome, StepRecord
-from seqgen.structures import Hypothesis
+from seqgen.core.component import FORBIDDEN
+from seqgen.core.observers import Observer, Outcome, StepRecord
+from seqgen.core.structures import Hypothesis
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
 from tests.model_zoo import VOCAB, sharp

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from seqgen.config import GenerationConfig
+from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.core.session import Session
 from seqgen.data.dictionary import Dictionary
-from seqgen.generation.options import build_setup
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.generation.session import Session
+from seqgen.decoding.options import build_setup
 from seqgen.models.t5 import T5Config
 from seqgen.models.transformer import TransformerConfig
 from seqgen.registry import MODELS

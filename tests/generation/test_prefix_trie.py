@@ -17,25 +17,25 @@ from torch import Tensor
 
 from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.config.settings import Settings
-from seqgen.errors import ConfigError, DataError
-from seqgen.generation.candidates import Candidates
-from seqgen.generation.context import StepContext
-from seqgen.generation.ensemble.combinations import Guidance, ProbabilityMean
-from seqgen.generation.finished import Ranking
-from seqgen.generation.options import build_setup
-from seqgen.generation.prefix_trie import NOWHERE, PrefixTrie
-from seqgen.generation.processors.prefix_trie import PrefixConstraint, TrieConstraint, trie_of_file
-from seqgen.generation.processors.tokens import Forbid
-from seqgen.generation.resolution import resolve
-from seqgen.generation.search.beam import BeamSearch
-from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.core.beam_search import BeamSearch
+from seqgen.core.candidates import Candidates
+from seqgen.core.combinations import Guidance, ProbabilityMean
+from seqgen.core.context import StepContext
+from seqgen.core.errors import ConfigError, DataError
+from seqgen.core.finished import Ranking
+from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.decoding.options import build_setup
+from seqgen.decoding.prefix_trie import NOWHERE, PrefixTrie
+from seqgen.decoding.processors.prefix_trie import PrefixConstraint, TrieConstraint, trie_of_file
+from seqgen.decoding.processors.tokens import Forbid
+from seqgen.decoding.resolution import resolve
 from seqgen.text.translator import Translator
 from tests.generators import resources
 from tests.language_models import PROMPTS, language_model
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
 
 EOS = 2
-FEW = "seqgen.generation.processors.prefix_trie._FEW"
+FEW = "seqgen.decoding.processors.prefix_trie._FEW"
 SEQUENCES = [(4, 5, EOS), (4, EOS), (4, 5, 6, EOS), (3, EOS), (3, EOS)]
 VOCAB = 9
 WORDS = dictionary(VOCAB - 4)

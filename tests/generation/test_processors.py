@@ -11,20 +11,20 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from seqgen.generation.context import StepContext
-from seqgen.generation.ensemble.combinations import Guidance, ProbabilityMean
-from seqgen.generation.prefix_trie import PrefixTrie
-from seqgen.generation.processors import warpers as cutoffs
-from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.generation.processors.length import (
+from seqgen.core.combinations import Guidance, ProbabilityMean
+from seqgen.core.context import StepContext
+from seqgen.core.processors import LogitsProcessor
+from seqgen.decoding.prefix_trie import PrefixTrie
+from seqgen.decoding.processors import warpers as cutoffs
+from seqgen.decoding.processors.length import (
     ExponentialDecay,
     ForceEndAtMaximum,
     ForceFirst,
     ForceLast,
     MinimumLength,
 )
-from seqgen.generation.processors.prefix_trie import PrefixConstraint, TrieConstraint
-from seqgen.generation.processors.tokens import (
+from seqgen.decoding.processors.prefix_trie import PrefixConstraint, TrieConstraint
+from seqgen.decoding.processors.tokens import (
     BadWords,
     EncoderNoRepeatNgram,
     EncoderRepetitionPenalty,
@@ -36,7 +36,7 @@ from seqgen.generation.processors.tokens import (
     SequenceBias,
     UnknownPenalty,
 )
-from seqgen.generation.processors.warpers import RemoveInvalid, Renormalize, Temperature
+from seqgen.decoding.processors.warpers import RemoveInvalid, Renormalize, Temperature
 from tests.step_contexts import batch_info, step_context
 
 PAD, EOS, UNK, VOCAB = 0, 1, 2, 11

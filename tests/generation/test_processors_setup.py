@@ -13,16 +13,16 @@ from torch import Tensor
 from seqgen.config import GenerationConfig
 from seqgen.config.generation import WARPER, keys_with
 from seqgen.config.values import check_compatible, incompatible
+from seqgen.core.component import Resources
+from seqgen.core.context import StepContext
+from seqgen.core.errors import ConfigError
+from seqgen.core.processors import LogitsProcessor, apply_all
+from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.data.dictionary import Dictionary
-from seqgen.errors import ConfigError
-from seqgen.generation.component import Resources
-from seqgen.generation.context import StepContext
-from seqgen.generation.fairseq_arguments import fairseq_generator
-from seqgen.generation.options import build_setup, end_tokens_from_config, processors_from_config
-from seqgen.generation.processors.base import LogitsProcessor, apply_all
-from seqgen.generation.rules import FAIRSEQ, HUGGINGFACE, Rules, rules_named
-from seqgen.generation.search.diverse import DiverseBeamSearch
-from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.decoding.fairseq_arguments import fairseq_generator
+from seqgen.decoding.options import build_setup, end_tokens_from_config, processors_from_config
+from seqgen.decoding.rules import FAIRSEQ, HUGGINGFACE, Rules, rules_named
+from seqgen.decoding.search.diverse import DiverseBeamSearch
 from seqgen.registry import LOGITS_PROCESSORS, SEARCHES, register_logits_processor
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
 from tests.step_contexts import step_context

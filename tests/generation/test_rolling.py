@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqgen.generation.component import FEATURES, FORBIDDEN, LAYER_LOGITS, MEMBER_LOGITS
-from seqgen.generation.context import StepContext
-from seqgen.generation.observers import Observer, Outcome, StepRecord
-from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.generation.search.contrastive import ContrastiveSearch
-from seqgen.generation.stopping import StopStrings, TimeLimit
-from seqgen.structures import EncoderOut, Hypothesis
+from seqgen.core.component import FEATURES, FORBIDDEN, LAYER_LOGITS, MEMBER_LOGITS
+from seqgen.core.context import StepContext
+from seqgen.core.observers import Observer, Outcome, StepRecord
+from seqgen.core.processors import LogitsProcessor
+from seqgen.core.stopping import StopStrings, TimeLimit
+from seqgen.core.structures import EncoderOut, Hypothesis
+from seqgen.decoding.search.contrastive import ContrastiveSearch
 from tests.covering import covering
 from tests.generators import make_generator
 from tests.hypotheses import assert_same

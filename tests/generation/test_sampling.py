@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.errors import ConfigError
-from seqgen.generation.processors.warpers import TopP
-from seqgen.generation.search import sampling as randomness
-from seqgen.generation.search.base import Search
-from seqgen.generation.search.sampling import BeamSampling, Sampling, draw, random_bits, uniform
+from seqgen.core.errors import ConfigError
+from seqgen.core.search import Search
+from seqgen.decoding.processors.warpers import TopP
+from seqgen.decoding.search import sampling as randomness
+from seqgen.decoding.search.sampling import BeamSampling, Sampling, draw, random_bits, uniform
 from tests.generators import make_generator
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
 from tests.step_contexts import batch_info, step_context

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.errors import DecodingError
-from seqgen.generation.candidates import Candidates
-from seqgen.generation.component import ATTENTION, FEATURES, LAYER_LOGITS, MEMBER_LOGITS, BatchInfo
-from seqgen.generation.context import StepContext
-from seqgen.generation.ensemble.combinations import Combination
-from seqgen.generation.scorer import SequenceScorer
+from seqgen.core.candidates import Candidates
+from seqgen.core.combinations import Combination
+from seqgen.core.component import ATTENTION, FEATURES, LAYER_LOGITS, MEMBER_LOGITS, BatchInfo
+from seqgen.core.context import StepContext
+from seqgen.core.errors import DecodingError
+from seqgen.decoding.scorer import SequenceScorer
 from seqgen.text.translator import Translator
 from tests.scripted_model import ScriptedModel, batch_of, random_rule
 from tests.text_models import TEXTS, text_model

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.generation.processors.tokens import RepetitionPenalty
-from seqgen.generation.search.base import Search
-from seqgen.generation.search.beam import Greedy
-from seqgen.generation.search.diverse import DiverseBeamSearch
-from seqgen.generation.search.sampling import Sampling
-from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.core.beam_search import Greedy
+from seqgen.core.search import Search
+from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.decoding.processors.tokens import RepetitionPenalty
+from seqgen.decoding.search.diverse import DiverseBeamSearch
+from seqgen.decoding.search.sampling import Sampling
 from tests.generators import make_generator
 from tests.hypotheses import as_pairs, assert_same_pairs
 from tests.model_zoo import VOCAB, build

@@ -12,18 +12,18 @@ from torch import Tensor
 
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
 from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.core.errors import ConfigError
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.processors import LogitsProcessor
+from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.core.session import Session
+from seqgen.core.structures import Batch, Hypothesis
 from seqgen.data.dictionary import VocabularyMap
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.errors import ConfigError
-from seqgen.generation import shortlist
-from seqgen.generation.options import build_setup
-from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.generation.session import Session
-from seqgen.model import EncoderDecoderModel
+from seqgen.decoding import shortlist
+from seqgen.decoding.options import build_setup
 from seqgen.modules.dtypes import to_dtype
 from seqgen.modules.linear import Linear
-from seqgen.structures import Batch, Hypothesis
 from seqgen.text.translator import Translator
 from tests.exhaustive import ranked_outputs
 from tests.hypotheses import as_pairs, assert_same, assert_same_pairs

@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 
 from seqgen.config import GenerationConfig
-from seqgen.errors import ConfigError, DecodingError
-from seqgen.generation.component import FEATURES
-from seqgen.generation.context import StepContext
-from seqgen.generation.options import build_setup
-from seqgen.generation.processors.tokens import RepetitionPenalty
-from seqgen.generation.search.beam import Greedy
-from seqgen.generation.search.contrastive import ContrastiveSearch
-from seqgen.generation.search.sampling import Sampling
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.generation.speculative.drafters import ModelDrafter, NgramDraft, PromptLookup
-from seqgen.generation.speculative.verification import NOTHING, SpeculativeSearch, SpeculativeSession
-from seqgen.model import EncoderDecoderModel
-from seqgen.structures import Batch, Hypothesis, Source
+from seqgen.core.beam_search import Greedy
+from seqgen.core.component import FEATURES
+from seqgen.core.context import StepContext
+from seqgen.core.errors import ConfigError, DecodingError
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.core.structures import Batch, Hypothesis, Source
+from seqgen.decoding.options import build_setup
+from seqgen.decoding.processors.tokens import RepetitionPenalty
+from seqgen.decoding.search.contrastive import ContrastiveSearch
+from seqgen.decoding.search.sampling import Sampling
+from seqgen.decoding.speculative.drafters import ModelDrafter, NgramDraft, PromptLookup
+from seqgen.decoding.speculative.verification import NOTHING, SpeculativeSearch, SpeculativeSession
 from seqgen.task import Task
 from tests.generators import make_generator
 from tests.huggingface_decoding import dictionary as t5_dictionary, sharp_model

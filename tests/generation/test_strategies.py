@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from seqgen.errors import ConfigError
-from seqgen.generation.component import Phrase
-from seqgen.generation.search.base import Search
-from seqgen.generation.search.beam import BeamSearch
-from seqgen.generation.search.constrained import (
+from seqgen.core.beam_search import BeamSearch
+from seqgen.core.component import Phrase
+from seqgen.core.errors import ConfigError
+from seqgen.core.search import Search
+from seqgen.decoding.search.constrained import (
     NONE,
     ConstrainedSearch,
     LexicalConstraints,
@@ -21,7 +21,7 @@ from seqgen.generation.search.constrained import (
     allocate,
     alternatives,
 )
-from seqgen.generation.search.diverse import DiverseBeamSearch, DiverseSiblingsSearch
+from seqgen.decoding.search.diverse import DiverseBeamSearch, DiverseSiblingsSearch
 from tests.generators import make_generator
 from tests.hostile import work
 from tests.hypotheses import Pairs, as_pairs, assert_same_pairs

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from seqgen.config import DebugConfig, GenerationConfig
-from seqgen.errors import ConfigError
-from seqgen.generation.options import build_setup
-from seqgen.generation.prefix_trie import PrefixTrie
-from seqgen.generation.processors.prefix_trie import TrieConstraint
-from seqgen.generation.scorer import SequenceScorer
-from seqgen.generation.search.huggingface import HuggingFaceDiverseBeam
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.model import EncoderDecoderModel
-from seqgen.structures import Hypothesis
+from seqgen.core.errors import ConfigError
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.core.structures import Hypothesis
+from seqgen.decoding.options import build_setup
+from seqgen.decoding.prefix_trie import PrefixTrie
+from seqgen.decoding.processors.prefix_trie import TrieConstraint
+from seqgen.decoding.scorer import SequenceScorer
+from seqgen.decoding.search.huggingface import HuggingFaceDiverseBeam
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
@@ -116,7 +116,7 @@ def test_a_strategy_that_processes_itself() -> None:
 @pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
 def test_allowed_tokens_keep_their_ids(semantics: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The search gets the scores of the allowed tokens alone, of which there may be fewer than are listed."""
-    monkeypatch.setattr("seqgen.generation.processors.prefix_trie._FEW", 1)  # in a small vocabulary there are never few
+    monkeypatch.setattr("seqgen.decoding.processors.prefix_trie._FEW", 1)  # in a small vocabulary there are never few
     trie = PrefixTrie.of([(4, 5, 2), (4, 6, 8, 2), (7, 2), (7, 7, 7, 2)])
     cfg = GenerationConfig(beam=3, max_len_b=6, semantics=semantics, top_tokens=4)
     found = []

@@ -17,8 +17,8 @@ from unittest import mock
 
 import pytest
 
+from seqgen.core.errors import CheckpointError, ConfigError, DataError, ResourceError, UserError
 from seqgen.data.text import CHUNK_BYTES
-from seqgen.errors import CheckpointError, ConfigError, DataError, ResourceError, UserError
 from seqgen.jobs.folder import MAX_NOTES, Manifest, counted, merged_notes
 from seqgen.jobs.source import Source, cut, find_source, plan_parts, text_digest
 from seqgen.jobs.workers import LocalWorkers, Piece, answer, start_error

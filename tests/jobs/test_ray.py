@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from seqgen.errors import ConfigError, ResourceError, UserError
+from seqgen.core.errors import ConfigError, ResourceError, UserError
 from seqgen.jobs.ray_workers import RayWorkers
 from tests.commands import command
 from tests.job_decoders import Bench, Capitals, CapitalsBuilder, expected

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from seqgen.cli.score import system_names
-from seqgen.errors import ConfigError
+from seqgen.core.errors import ConfigError
 from seqgen.lab.compare import significance
 from seqgen.lab.compare.comparison import Options, compare, text_report
 from seqgen.lab.compare.significance import System

@@ -11,12 +11,12 @@ import torch
 
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import GenerationConfig
+from seqgen.core.errors import ConfigError
+from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.core.structures import Batch, Source
 from seqgen.data.dictionary import Dictionary
-from seqgen.errors import ConfigError
-from seqgen.generation.options import build_setup
-from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.decoding.options import build_setup
 from seqgen.lab.inspection import given_embeddings
-from seqgen.structures import Batch, Source
 from tests import huggingface_gpt2
 from tests.generators import make_generator
 from tests.huggingface_internals import assert_near, every_kind, pair_of

@@ -13,14 +13,14 @@ from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the built-in models
 from seqgen.config import SINGLE_COMPONENTS, GenerationConfig
-from seqgen.generation.candidates import Candidates, best_continuations
-from seqgen.generation.component import ATTENTION, FEATURES, MEMBER_LOGITS, Component
-from seqgen.generation.ensemble.combinations import Combination
-from seqgen.generation.observers import Observer
-from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.generation.search.base import Search
-from seqgen.generation.search.beam import BeamSearch, own_beams
-from seqgen.generation.stopping import StoppingRule
+from seqgen.core.beam_search import BeamSearch, own_beams
+from seqgen.core.candidates import Candidates, best_continuations
+from seqgen.core.combinations import Combination
+from seqgen.core.component import ATTENTION, FEATURES, MEMBER_LOGITS, Component
+from seqgen.core.observers import Observer
+from seqgen.core.processors import LogitsProcessor
+from seqgen.core.search import Search
+from seqgen.core.stopping import StoppingRule
 from seqgen.lab.checks.checking import ERROR, Outcome, causes, check_all
 from seqgen.lab.checks.components import COMPONENT_ADVICE
 from seqgen.lab.checks.kinds import (

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from seqgen.checkpoints.loading import load_model
-from seqgen.errors import ConfigError
+from seqgen.core.errors import ConfigError
+from seqgen.core.structures import Source
 from seqgen.lab.inspection import masked_heads
 from seqgen.modules.inspection import recorded
-from seqgen.structures import Source
 from tests import huggingface_gpt2
 from tests.generators import make_generator
 from tests.huggingface_internals import assert_near, every_kind, pair_of

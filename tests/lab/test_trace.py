@@ -15,7 +15,7 @@ import torch
 
 from examples.papers.exact_search.exact import ExactSearch
 from seqgen.config import TraceConfig
-from seqgen.errors import ConfigError, DataError, UserError
+from seqgen.core.errors import ConfigError, DataError, UserError
 from seqgen.lab.traces.page import Fate, page_of, reference_path
 from seqgen.lab.traces.recorder import next_ranks
 from seqgen.lab.traces.records import SentenceTrace, TracedOutput

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import sacrebleu
 
-from seqgen.errors import ConfigError
+from seqgen.core.errors import ConfigError
 from seqgen.lab.tuning import arguments_of
 from seqgen.text.text_decoding import TextDecoding
 from tests.commands import (

@@ -13,8 +13,8 @@ from seqgen import Translator
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask, LoadedModel
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import TrainConfig
+from seqgen.core.errors import ConfigError
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.errors import ConfigError
 from seqgen.models import ctranslate2 as written
 from seqgen.models.ctranslate2 import specification, write_ctranslate2
 from tests.commands import command, refused

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from seqgen.errors import ConfigError
-from seqgen.model import EncoderDecoderModel
+from seqgen.core.errors import ConfigError
+from seqgen.core.model import EncoderDecoderModel
 from seqgen.modules.attention import MultiStepAttention
 from tests.model_zoo import build, inputs, registered
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from seqgen.core.errors import ConfigError, DataError
+from seqgen.core.setup import DecodingRequest
+from seqgen.core.structures import Source
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.pretrained import byte_files, make_tokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import FAIRSEQ_IDS, SentencePieceTokenizer, train_sentencepiece
-from seqgen.errors import ConfigError, DataError
-from seqgen.generation.setup import DecodingRequest
-from seqgen.generation.speculative.verification import SpeculativeSession
-from seqgen.structures import Source
+from seqgen.decoding.speculative.verification import SpeculativeSession
 from seqgen.text.results import Translation
 from seqgen.text.text_scoring import blocks
 from seqgen.text.translator import Translator

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from seqgen.checkpoints.model_weights import on_meta
-from seqgen.errors import ConfigError
+from seqgen.core.errors import ConfigError
 from seqgen.modules.inspection import num_parameters
 from seqgen.registry import MODELS
 from tests.model_zoo import TinyTask, registered

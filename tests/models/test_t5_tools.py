@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.errors import ConfigError
+from seqgen.core.errors import ConfigError
+from seqgen.core.structures import Batch, Source
 from seqgen.models.t5 import T5Config, T5Model
 from seqgen.modules.positions import relative_position_bucket
 from seqgen.modules.rms_norm import RMSNorm
-from seqgen.structures import Batch, Source
 
 CFG = T5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads=3)
 GATED = replace(CFG, feed_forward_proj="gated-gelu", tie_word_embeddings=False, num_decoder_layers=1)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqgen.incremental_state import IncrementalState
+from seqgen.core.incremental_state import IncrementalState
 from seqgen.modules import attention as arithmetic
 from seqgen.modules.attention import attend, fold_beams, unfold_beams
 from seqgen.modules.dropout import Dropout

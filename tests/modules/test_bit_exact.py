@@ -13,16 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqgen.config import GenerationConfig
-from seqgen.errors import ConfigError
-from seqgen.generation.bit_exact import bit_exact
-from seqgen.generation.options import build_setup
-from seqgen.generation.scorer import SequenceScorer
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.model import EncoderDecoderModel
+from seqgen.core.errors import ConfigError
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.core.structures import Batch, Hypothesis
+from seqgen.decoding.bit_exact import bit_exact
+from seqgen.decoding.options import build_setup
+from seqgen.decoding.scorer import SequenceScorer
 from seqgen.modules import bit_exact as forms
 from seqgen.modules.bit_exact import REPLACED, BitExact
 from seqgen.modules.dtypes import to_dtype
-from seqgen.structures import Batch, Hypothesis
 from tests.covering import covering
 from tests.model_zoo import VOCAB, ZOO, sharp
 from tests.scripted_model import batch_of, dictionary

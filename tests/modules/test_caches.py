@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.incremental_state import IncrementalState
+from seqgen.core.incremental_state import IncrementalState
 from seqgen.modules.attention import attend
 from seqgen.modules.kv_cache.growing import GrowingCache, StaticCache
 from seqgen.modules.kv_cache.indirection import IndirectionCache, IndirectionTable

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils import parametrize
 
-from seqgen.errors import ConfigError
+from seqgen.core.errors import ConfigError
 from seqgen.modules.convolution import (
     ConvolutionSpec,
     ConvTBC,

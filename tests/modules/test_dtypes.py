@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from seqgen.errors import ConfigError
+from seqgen.core.errors import ConfigError
 from seqgen.lab.checks.subject import expand
 from seqgen.modules import dtypes, linear
 from seqgen.modules.dtypes import DTYPES, note_on, to_dtype

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqgen.errors import ConfigError, DecodingError
-from seqgen.incremental_state import IncrementalState
+from seqgen.core.errors import ConfigError, DecodingError
+from seqgen.core.incremental_state import IncrementalState
 from seqgen.lab.checks import stepping
 from seqgen.lab.checks.stepping import Decode
 from seqgen.lab.checks.subject import BEAM, LENGTHS, expand

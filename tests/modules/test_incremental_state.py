@@ -9,8 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from seqgen.decoder import IncrementalDecoder
-from seqgen.incremental_state import IncrementalState, ModuleState, StatefulModule, rows_of_parents, rows_of_sentences
+from seqgen.core.decoder import IncrementalDecoder
+from seqgen.core.incremental_state import (
+    IncrementalState,
+    ModuleState,
+    StatefulModule,
+    rows_of_parents,
+    rows_of_sentences,
+)
 
 
 class Layer(StatefulModule):

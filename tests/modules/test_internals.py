@@ -10,12 +10,12 @@ from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import load_model
-from seqgen.errors import ConfigError
-from seqgen.generation.scorer import SequenceScorer
+from seqgen.core.errors import ConfigError
+from seqgen.core.structures import Batch, Source
+from seqgen.decoding.scorer import SequenceScorer
 from seqgen.lab.checks.subject import expand
 from seqgen.lab.inspection import StepLogits
 from seqgen.modules.inspection import StackInternals, recorded
-from seqgen.structures import Batch, Source
 from seqgen.text.translator import Translator
 from tests import huggingface_gpt2
 from tests.huggingface_internals import assert_near, every_kind, pair_of

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.incremental_state import IncrementalState
+from seqgen.core.incremental_state import IncrementalState
 from seqgen.modules.attention import attend
 from seqgen.modules.kv_cache.growing import GrowingCache
 from seqgen.modules.kv_cache.indirection import IndirectionCache

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from seqgen.incremental_state import IncrementalState
+from seqgen.core.incremental_state import IncrementalState
 from seqgen.modules.linear import Linear
 from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.modules.positions import RelativePositionBias

@@ -11,10 +11,10 @@ import torch
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
+from seqgen.core.errors import CheckpointError, ConfigError, DataError
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
-from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.text.translator import Translator
 from tests import fairseq_checkpoints
 from tests.fuzzing.readers import READERS, Bench

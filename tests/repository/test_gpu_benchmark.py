@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import gpu
 from benchmarks.decoding.seqgen_worker import Seqgen
-from seqgen.generation.ensemble.captured import NotCapturable
+from seqgen.decoding.captured import NotCapturable
 
 CASES = [("fconv_uneven", "beam")]
 

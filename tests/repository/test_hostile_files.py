@@ -22,12 +22,12 @@ from torch import Tensor
 from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.run_checkpoints import STATE, update_of
 from seqgen.checkpoints.torch_file import read_torch_file
+from seqgen.core.errors import CheckpointError, DataError, UserError, shown
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.record_lines import read_object
 from seqgen.data.token_store import DamagedStoreError, StoreMeta
 from seqgen.data.tokenizers.fast import FastT5Tokenizer
 from seqgen.data.tokenizers.files import TokenizerFiles
-from seqgen.errors import CheckpointError, DataError, UserError, shown
 from seqgen.models.transformer import TransformerModel
 from seqgen.system import reading
 from seqgen.system.reading import MAX_DEPTH, parse_json, parse_yaml, read_bytes

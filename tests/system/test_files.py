@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from seqgen.errors import CheckpointError, UserError
+from seqgen.core.errors import CheckpointError, UserError
 from seqgen.system.files import (
     CACHE,
     LEFTOVER_SECONDS,

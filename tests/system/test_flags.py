@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the built-in models
-from seqgen.generation.candidates import Candidates
-from seqgen.generation.component import BatchInfo
-from seqgen.generation.context import StepContext
-from seqgen.generation.processors.length import MinimumLength
-from seqgen.generation.processors.tokens import BadWords, SequenceBias
-from seqgen.generation.search.beam import BeamSearch, Greedy
-from seqgen.generation.search.sampling import Sampling
-from seqgen.generation.speculative.drafters import ModelDrafter
-from seqgen.generation.speculative.verification import SpeculativeSearch
+from seqgen.core.beam_search import BeamSearch, Greedy
+from seqgen.core.candidates import Candidates
+from seqgen.core.component import BatchInfo
+from seqgen.core.context import StepContext
+from seqgen.core.contract import Flagged
+from seqgen.core.structures import DecoderOut, Hypothesis
+from seqgen.decoding.processors.length import MinimumLength
+from seqgen.decoding.processors.tokens import BadWords, SequenceBias
+from seqgen.decoding.search.sampling import Sampling
+from seqgen.decoding.speculative.drafters import ModelDrafter
+from seqgen.decoding.speculative.verification import SpeculativeSearch
 from seqgen.modules.kv_cache.growing import GrowingCache
 from seqgen.modules.kv_cache.protocol import KeysAndValues
 from seqgen.registry import MODELS, SEARCHES
-from seqgen.structures import DecoderOut, Hypothesis
-from seqgen.system.contract import Flagged
 from seqgen.training.criteria import has_default_forward
 from tests.generators import make_generator
 from tests.model_zoo import build

@@ -9,8 +9,8 @@ import pytest
 import seqgen.extend
 import seqgen.models
 import seqgen.tasks  # declares the built-in tasks, as the import above declares the models
-from seqgen.errors import ConfigError
-from seqgen.system.contract import Hooked, misspelt
+from seqgen.core.contract import Hooked, misspelt
+from seqgen.core.errors import ConfigError
 from tests.commands import command
 from tests.system.test_flags import built_in
 
@@ -57,7 +57,7 @@ def test_no_built_in_class_is_taken_for_misspelt() -> None:
 
 def test_a_command_names_file_and_line(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
-    file.write_text("from seqgen.generation.search.beam import BeamSearch\n\nclass Own(BeamSearch):\n    begins = 1\n")
+    file.write_text("from seqgen.core.beam_search import BeamSearch\n\nclass Own(BeamSearch):\n    begins = 1\n")
     outcome = command("check", f"common.user_dir={file}", "search=own")
     assert outcome.code == 2
     assert outcome.err.startswith(f"seqgen-check: {file}:3: Own defines 'begins', which nothing calls or reads; did")

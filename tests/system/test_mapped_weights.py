@@ -15,8 +15,8 @@ from benchmarks.decoding.models import numbered_words
 from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.model_weights import load_weights
 from seqgen.checkpoints.serialization import read_tensors, write_checksums, write_tensors
-from seqgen.errors import CheckpointError
-from seqgen.generation.ensemble.ensemble import Ensemble
+from seqgen.core.ensemble import Ensemble
+from seqgen.core.errors import CheckpointError
 from seqgen.models.huggingface.checkpoint import save_pretrained
 from seqgen.models.t5 import T5Config, T5Model
 from seqgen.system.mapped_weights import release_pages

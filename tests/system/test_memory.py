@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from seqgen.errors import DataError, ResourceError
+from seqgen.core.errors import DataError, ResourceError
 from seqgen.system.devices import keep_freed_memory, memory_errors, out_of_memory
 from seqgen.text import batching, text_scoring
 from seqgen.text.batching import Batcher

@@ -13,11 +13,11 @@ import torch
 import seqgen.tasks  # noqa: F401
 from seqgen import Translator
 from seqgen.checkpoints.loading import load_model
+from seqgen.core.errors import UserError
+from seqgen.core.structures import Batch
 from seqgen.data.tokenizers.base import load_tokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
-from seqgen.errors import UserError
 from seqgen.registry import TASKS
-from seqgen.structures import Batch
 from seqgen.tasks.multilingual_translation import MultilingualTranslationConfig, MultilingualTranslationTask
 from tests.commands import SMALL_TRANSFORMER, command, corpus, sentences
 from tests.pretrained_folders import write_folder, write_model

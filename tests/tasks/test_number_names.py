@@ -7,7 +7,7 @@ import pytest
 from num2words import num2words
 
 import seqgen.tasks  # noqa: F401
-from seqgen.errors import ConfigError
+from seqgen.core.errors import ConfigError
 from seqgen.tasks.number_names import LANGUAGES, LIMIT, NumberNamesConfig, NumberNamesTask, number_names, split_numbers
 
 SPLITS = ("train", "valid", "test")

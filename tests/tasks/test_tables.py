@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import seqgen.tasks  # noqa: F401
-from seqgen.errors import UserError
+from seqgen.core.errors import UserError
 from seqgen.tasks.translation import TranslationConfig, TranslationTask
 from tests.commands import command, corpus, refused, sentences
 from tests.training_runs import records

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import seqgen.tasks  # noqa: F401
+from seqgen.core.errors import ConfigError, DataError
 from seqgen.data.dictionary import Dictionary
-from seqgen.errors import ConfigError, DataError
 from seqgen.tasks.translation import TranslationConfig, TranslationTask
 
 SHARED = Path(os.environ.get("SEQGEN_SHARED", Path(__file__).resolve().parents[3] / "shared"))

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from seqgen.config import GenerationConfig
-from seqgen.errors import ConfigError, DataError
+from seqgen.core.errors import ConfigError, DataError
 from seqgen.text.confidence.calibration import (
     Calibration,
     calibrated_settings,

@@ -11,10 +11,10 @@ import torch
 from sacrebleu.metrics.chrf import CHRF
 
 from seqgen.config import GenerationConfig
-from seqgen.errors import ConfigError, DecodingError
-from seqgen.generation.component import Resources, build
+from seqgen.core.component import Resources, build
+from seqgen.core.errors import ConfigError, DecodingError
+from seqgen.core.structures import Hypothesis
 from seqgen.registry import FEATURES
-from seqgen.structures import Hypothesis
 from seqgen.text.confidence.features import LEAST, Feature, feature_values
 from seqgen.text.results import TextHypothesis, Translation
 from seqgen.text.translator import Translator

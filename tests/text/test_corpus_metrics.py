@@ -10,7 +10,7 @@ import pytest
 
 from seqgen.cli.line_decoding import text_cleaner
 from seqgen.cli.output import score_lines
-from seqgen.errors import ConfigError
+from seqgen.core.errors import ConfigError
 from seqgen.metrics import CORPUS_METRICS, Texts, corpus_scores, text_scores
 from tests.commands import command
 

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from examples.papers.align_att import AlignAtt
 from examples.papers.simultaneous import WaitK
-from seqgen.errors import ConfigError
-from seqgen.generation.scorer import SequenceScorer
-from seqgen.generation.search.base import Search
-from seqgen.generation.speculative.drafters import ModelDrafter
-from seqgen.generation.speculative.verification import SpeculativeSearch
-from seqgen.model import EncoderDecoderModel
+from seqgen.core.errors import ConfigError
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.search import Search
+from seqgen.core.structures import Batch, EncoderOut, Hypothesis, Source
+from seqgen.decoding.scorer import SequenceScorer
+from seqgen.decoding.speculative.drafters import ModelDrafter
+from seqgen.decoding.speculative.verification import SpeculativeSearch
 from seqgen.modules.inspection import recorded
-from seqgen.structures import Batch, EncoderOut, Hypothesis, Source
 from tests.generators import make_generator
 from tests.huggingface_internals import assert_near, every_kind, pair_of
 from tests.model_zoo import EOS, ZOO, inputs, sharp

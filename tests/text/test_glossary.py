@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from seqgen.errors import ConfigError, DataError
+from seqgen.core.errors import ConfigError, DataError
 from seqgen.text.glossary import Glossary, Term, met_terms
 from seqgen.text.translator import Translator
 from seqgen.text.word_streaming import TextStreamer

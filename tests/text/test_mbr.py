@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 from sacrebleu.metrics import BLEU, CHRF
 
-from seqgen.errors import ConfigError
+from seqgen.core.errors import ConfigError
 from seqgen.text.reranking import Bleu, Chrf, Utility, by_expected_utility, expected_utilities
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator

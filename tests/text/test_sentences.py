@@ -12,9 +12,9 @@ import torch
 from hypothesis import example, given, settings, strategies as st
 
 from seqgen.config import GenerationConfig
+from seqgen.core.errors import ConfigError
+from seqgen.core.structures import Hypothesis
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.errors import ConfigError
-from seqgen.structures import Hypothesis
 from seqgen.text.input_line import InputEncoder, InputLine
 from seqgen.text.results import Details, TextHypothesis, Translation
 from seqgen.text.sentences import LANGUAGES, WINDOW, ParagraphReader, SplitText, split_text

@@ -10,10 +10,10 @@ import pytest
 import sentencepiece
 from hypothesis import given, settings, strategies as st
 
+from seqgen.core.errors import ConfigError, DataError
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.data.tokenizers.pretrained import byte_files, make_tokenizer, t5_files
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
-from seqgen.errors import ConfigError, DataError
 from seqgen.text.translator import Translator
 from seqgen.text.word_streaming import TextStreamer
 from tests.commands import sentences

@@ -18,10 +18,10 @@ import torch
 import seqgen
 from seqgen.config import GenerationConfig
 from seqgen.config.settings import Settings
+from seqgen.core.errors import CheckpointError, ConfigError, DataError
+from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.errors import CheckpointError, ConfigError, DataError
-from seqgen.generation.resolution import resolve, settings_of_model
-from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.decoding.resolution import resolve, settings_of_model
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import ModelInMemory, Translator
 from tests.generators import make_generator

@@ -16,6 +16,8 @@ from torch import Tensor
 
 import examples.lstm  # noqa: F401  # registers a model that cannot roll back
 from seqgen.checkpoints.loading import load_model, load_models
+from seqgen.core.combinations import Fusion
+from seqgen.core.errors import ConfigError
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.data.tokenizers.files import TokenizerFiles, to_json
@@ -23,11 +25,9 @@ from seqgen.data.tokenizers.language_tokens import LANG_TOKEN_FORMAT, LanguageTo
 from seqgen.data.tokenizers.languages import Languages, TargetLanguage
 from seqgen.data.tokenizers.pretrained import byte_files, load_pretrained_tokenizer, make_tokenizer, t5_files
 from seqgen.data.tokenizers.sentencepiece_tokenizer import T5_IDS, SentencePieceTokenizer, train_sentencepiece
-from seqgen.errors import ConfigError
-from seqgen.generation.agreement.member import AgreementMember
-from seqgen.generation.agreement.session import AgreementSession
-from seqgen.generation.agreement.vocabulary_trie import first_text, token_texts
-from seqgen.generation.ensemble.combinations import Fusion
+from seqgen.decoding.agreement.member import AgreementMember
+from seqgen.decoding.agreement.session import AgreementSession
+from seqgen.decoding.agreement.vocabulary_trie import first_text, token_texts
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
 from seqgen.text.word_streaming import TextStreamer

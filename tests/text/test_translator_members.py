@@ -6,10 +6,10 @@ import pytest
 
 from examples.extending.member import Blind, decode
 from seqgen.config import GenerationConfig
-from seqgen.errors import ConfigError, DataError
-from seqgen.generation.ensemble.combinations import Fusion
-from seqgen.generation.ensemble.member import MemberSpec
-from seqgen.generation.search.diverse import DiverseBeamSearch
+from seqgen.core.combinations import Fusion
+from seqgen.core.errors import ConfigError, DataError
+from seqgen.core.member import MemberSpec
+from seqgen.decoding.search.diverse import DiverseBeamSearch
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
 from tests.text_models import text_model

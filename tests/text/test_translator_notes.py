@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
-from seqgen.errors import ConfigError
-from seqgen.generation.ensemble.ensemble import Ensemble
-from seqgen.generation.search.sampling import Sampling
-from seqgen.generation.stopping import TimeLimit
+from seqgen.core.ensemble import Ensemble
+from seqgen.core.errors import ConfigError
+from seqgen.core.stopping import TimeLimit
+from seqgen.decoding.search.sampling import Sampling
 from seqgen.text.translator import Translator
 from tests.covering import covering
 from tests.generators import make_generator

@@ -9,12 +9,12 @@ import pytest
 import sentencepiece
 import torch
 
+from seqgen.core.errors import ConfigError, DataError
+from seqgen.core.incremental_state import StateDict
+from seqgen.core.structures import DecoderOut, EncoderOut, Hypothesis
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.data.tokenizers.pretrained import byte_files, make_tokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
-from seqgen.errors import ConfigError, DataError
-from seqgen.incremental_state import StateDict
-from seqgen.structures import DecoderOut, EncoderOut, Hypothesis
 from seqgen.text.results import alignment_pairs, attend_to_source
 from seqgen.text.translator import ModelInMemory, Translator
 from seqgen.text.unknown_words import UnknownWords, read_translations, source_word

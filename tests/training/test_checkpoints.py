@@ -29,7 +29,7 @@ from seqgen.checkpoints.run_checkpoints import (
     resolve,
 )
 from seqgen.checkpoints.serialization import pack, read_tensors, unpack, write_tensors
-from seqgen.errors import CheckpointError, UserError
+from seqgen.core.errors import CheckpointError, UserError
 from seqgen.system.files import run_lock, write_atomically
 from seqgen.training.averaging import average, last_checkpoints
 from seqgen.training.distributed import ProcessGroup

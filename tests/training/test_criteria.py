@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqgen.structures import Batch, Source
+from seqgen.core.structures import Batch, Source
 from seqgen.training import cross_entropy as losses
 from seqgen.training.criteria import (
     CrossEntropyConfig,

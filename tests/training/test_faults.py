@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from seqgen.core.errors import DataError, UserError
 from seqgen.data.iterator import EpochIterator
-from seqgen.errors import DataError, UserError
 from seqgen.training import run_log as records_module
 from tests.commands import SMALL_FCONV, corpus, training_arguments
 from tests.training_runs import Lab, assert_identical, everything, lab, records

@@ -15,8 +15,8 @@ from seqgen.cli.run_folder import write_config
 from seqgen.cli.train import with_checkpoint
 from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
+from seqgen.core.errors import CheckpointError
 from seqgen.data.dictionary import Dictionary
-from seqgen.errors import CheckpointError
 from seqgen.models.t5 import T5Config, T5Model
 from seqgen.models.transformer import TransformerConfig, TransformerModel
 from tests import huggingface_bart, huggingface_t5

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from seqgen.checkpoints.run_checkpoints import read_weights
+from seqgen.core.errors import ConfigError
 from seqgen.data.iterator import EpochIterator
-from seqgen.errors import ConfigError
 from seqgen.training.trainer import Trainer
 from tests.training_runs import Lab, assert_identical, everything, lab  # noqa: F401
 

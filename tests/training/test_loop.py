@@ -16,7 +16,7 @@ from seqgen.checkpoints.run_checkpoints import Checkpoints, read_weights, resolv
 from seqgen.cli.run_folder import write_config
 from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
-from seqgen.errors import CheckpointError, ConfigError
+from seqgen.core.errors import CheckpointError, ConfigError
 from seqgen.metrics import text_scores
 from seqgen.modules.linear import TRAINING
 from seqgen.training import training_loop

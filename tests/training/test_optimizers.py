@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from seqgen.errors import ConfigError
+from seqgen.core.errors import ConfigError
 from seqgen.registry import OPTIMIZERS
 
 

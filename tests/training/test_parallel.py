@@ -15,7 +15,7 @@ from torch import nn
 
 from seqgen.checkpoints.run_checkpoints import read_weights
 from seqgen.config import DistributedConfig
-from seqgen.errors import ConfigError, ResourceError
+from seqgen.core.errors import ConfigError, ResourceError
 from seqgen.training.criteria import CriterionOut
 from seqgen.training.distributed import LossModule, ProcessGroup, _sharded, whole
 from seqgen.training.trainer import Trainer

@@ -196,7 +196,7 @@ FAILING = """
 from dataclasses import dataclass
 from pathlib import Path
 import torch
-from seqgen.errors import UserError
+from seqgen.core.errors import UserError
 from seqgen.registry import register_criterion
 from seqgen.training.criteria import CrossEntropyConfig, CrossEntropyCriterion
 

@@ -14,7 +14,7 @@ from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
 from seqgen.config.keys import known_keys
 from seqgen.config.values import to_dict
-from seqgen.errors import ConfigError
+from seqgen.core.errors import ConfigError
 
 
 def plain(*overrides: str) -> dict[str, Any]:

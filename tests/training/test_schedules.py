@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from seqgen.config import OptimizationConfig
-from seqgen.errors import ConfigError
+from seqgen.core.errors import ConfigError
 from seqgen.registry import LR_SCHEDULERS
 from seqgen.training.lr_schedulers import LRScheduler
 

@@ -20,11 +20,11 @@ from seqgen.checkpoints.run_config import write_run_checksums
 from seqgen.cli.run_folder import write_config
 from seqgen.config import GenerationConfig, TrainConfig
 from seqgen.config.compose import compose
+from seqgen.core.errors import ConfigError
+from seqgen.core.structures import Batch, Hypothesis, tensors_in
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.errors import ConfigError
 from seqgen.lab.checks.kinds import new_model, small_transformer
 from seqgen.lab.checks.subject import Ids, tiny_dictionary
-from seqgen.structures import Batch, Hypothesis, tensors_in
 from seqgen.task import Task
 from seqgen.training.criteria import TrainingContext
 from seqgen.training.distributed import ProcessGroup

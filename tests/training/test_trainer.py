@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from seqgen.structures import Batch
+from seqgen.core.structures import Batch
 from seqgen.training.criteria import CriterionOut
 from seqgen.training.distributed import ProcessGroup
 from seqgen.training.optimizers import EMA

@@ -7,6 +7,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer as Pipeline, decoders, models, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
+from seqgen.core.errors import DataError, library_errors
 from seqgen.data.tokenizers.fast import FastTokenizer, read_pipeline
 from seqgen.data.tokenizers.files import (
     CONFIG_FILE,
@@ -19,7 +20,6 @@ from seqgen.data.tokenizers.files import (
     TokenizerFiles,
 )
 from seqgen.data.tokenizers.languages import AddedTokens
-from seqgen.errors import DataError, library_errors
 
 END_OF_TEXT = "<|endoftext|>"
 

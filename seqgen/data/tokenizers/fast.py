@@ -14,6 +14,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer as Pipeline
 from tokenizers.models import BPE
 
+from seqgen.core.errors import DataError, library_errors, shown
 from seqgen.data.tokenizers.files import (
     CONFIG_FILE,
     DEFAULTS,
@@ -30,7 +31,6 @@ from seqgen.data.tokenizers.files import (
 from seqgen.data.tokenizers.languages import MBART, MBART50, NLLB, Languages, TargetLanguage
 from seqgen.data.tokenizers.pipelines import build_pipeline, check_growth, read_model_file, to_pipeline
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
-from seqgen.errors import DataError, library_errors, shown
 
 
 class FastTokenizer(PretrainedTokenizer):

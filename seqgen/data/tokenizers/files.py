@@ -11,8 +11,8 @@ from typing import Any, Self, TypeAlias
 
 from tokenizers import AddedToken
 
+from seqgen.core.errors import DataError, shown
 from seqgen.data.tokenizers.base import SENTINEL
-from seqgen.errors import DataError, shown
 from seqgen.system.files import write_atomically
 from seqgen.system.reading import parse_json, read_bytes
 

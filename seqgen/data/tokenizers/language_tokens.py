@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+from seqgen.core.errors import ConfigError, DataError
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import (
     TokenBytes,
@@ -17,7 +18,6 @@ from seqgen.data.tokenizers.base import (
     write_settings,
 )
 from seqgen.data.tokenizers.languages import AddedTokens, Languages, TargetLanguage
-from seqgen.errors import ConfigError, DataError
 
 LANG_TOKEN_FORMAT = "__{}__"
 """The token of a language if the tokenizer has no languages, as in M2M-100."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple, Self
 
-from seqgen.errors import ConfigError
+from seqgen.core.errors import ConfigError
 
 
 def _codes(text: str) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
+from seqgen.core.errors import DataError, nearest
 from seqgen.data.tokenizers.base import SENTINEL, Tokenizer, register_tokenizer
 from seqgen.data.tokenizers.files import (
     CONFIG_FILE,
@@ -28,7 +29,6 @@ from seqgen.data.tokenizers.files import (
 from seqgen.data.tokenizers.language_tokens import LanguageTokenizer
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, load_processor
-from seqgen.errors import DataError, nearest
 
 T5, BYTES, GPT2 = "T5Tokenizer", "ByT5Tokenizer", "GPT2Tokenizer"
 MARIAN, GEMMA = "MarianTokenizer", "GemmaTokenizer"

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, cast
 
+from seqgen.core.errors import DataError
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import (
     TokenBytes,
@@ -18,7 +19,6 @@ from seqgen.data.tokenizers.base import (
     write_settings,
 )
 from seqgen.data.tokenizers.files import CONFIG_FILE, SpecialTokens, TokenizerFiles
-from seqgen.errors import DataError
 
 MAX_UNUSED = 100_000
 """Maximum number of ids without a token, so that a damaged file cannot make a vocabulary that fills the memory."""

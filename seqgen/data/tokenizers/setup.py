@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 
 from seqgen.config import option
+from seqgen.core.errors import ConfigError
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.text import ParallelFiles
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer, load_tokenizer, save_tokenizer
@@ -23,7 +24,6 @@ from seqgen.data.tokenizers.sentencepiece_tokenizer import (
     read_model,
     train_sentencepiece,
 )
-from seqgen.errors import ConfigError
 from seqgen.system.files import check_not_frozen
 
 logger = logging.getLogger(__name__)

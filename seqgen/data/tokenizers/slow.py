@@ -10,6 +10,7 @@ from typing import Any
 
 from tokenizers import AddedToken
 
+from seqgen.core.errors import DataError, nearest
 from seqgen.data.tokenizers.base import SENTINEL, SPACE, TokenBytes, Tokenizer, write_settings
 from seqgen.data.tokenizers.files import (
     CONFIG_FILE,
@@ -28,7 +29,6 @@ from seqgen.data.tokenizers.files import (
 from seqgen.data.tokenizers.languages import M2M100, WMT21, Languages, TargetLanguage
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import load_processor
-from seqgen.errors import DataError, nearest
 
 
 class SlowTokenizer(PretrainedTokenizer):

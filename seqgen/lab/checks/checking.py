@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from seqgen.system.contract import ContractError, missing
+from seqgen.core.contract import ContractError, missing
 
 
 class Violation(Exception):

@@ -18,20 +18,20 @@ from torch import Tensor
 from torch.nn.functional import pad as pad_columns
 
 from seqgen.config import DebugConfig
+from seqgen.core.candidates import Candidates, gather_beams
+from seqgen.core.combinations import Combination, combine
+from seqgen.core.component import Component, Composite
+from seqgen.core.context import StepContext
+from seqgen.core.errors import ConfigError, DecodingError
+from seqgen.core.processors import LogitsProcessor, apply_all
+from seqgen.core.search import Search
+from seqgen.core.session import Session
+from seqgen.core.structures import Batch, Hypothesis
 from seqgen.data.pair_dataset import pad_rows
-from seqgen.errors import ConfigError, DecodingError
-from seqgen.generation.candidates import Candidates, gather_beams
-from seqgen.generation.component import Component, Composite
-from seqgen.generation.context import StepContext
-from seqgen.generation.ensemble.combinations import Combination, combine
-from seqgen.generation.processors.base import LogitsProcessor, apply_all
-from seqgen.generation.search.base import Search
-from seqgen.generation.session import Session
 from seqgen.lab.checks import search
 from seqgen.lab.checks.checking import Advice, Invariants, NotApplicableError, Violation, at, needs, require
 from seqgen.lab.checks.search import same_hypotheses
 from seqgen.lab.checks.subject import SOURCES, Decoding
-from seqgen.structures import Batch, Hypothesis
 
 WITHOUT_EFFECT = {"two_stage_candidates", "shortlist_columns", "continuous_batching"}
 """Optimizations that the small decodes do not use: ``blocks_change_nothing`` and ``joining_changes_nothing`` do."""

@@ -16,6 +16,8 @@ from torch.nn.functional import pad as pad_columns
 
 from seqgen.config import GenerationConfig
 from seqgen.config.generation import KEEPS_SCORES, keys_with
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.structures import Batch, tensors_in
 from seqgen.lab.checks.checking import (
     Advice,
     Compared,
@@ -30,8 +32,6 @@ from seqgen.lab.checks.checking import (
 )
 from seqgen.lab.checks.search import same_hypotheses
 from seqgen.lab.checks.subject import Ids
-from seqgen.model import EncoderDecoderModel
-from seqgen.structures import Batch, tensors_in
 from seqgen.training.criteria import TrainingContext
 from seqgen.training.sequence_criterion import SequenceCriterion
 

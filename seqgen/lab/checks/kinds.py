@@ -14,19 +14,19 @@ from torch import nn
 from seqgen.checkpoints.loaders import DecodingTask, LoadedModel
 from seqgen.checkpoints.loading import load_models
 from seqgen.config import CommonConfig, GenerationConfig, ReadingConfig, option
+from seqgen.core.combinations import Combination
+from seqgen.core.component import Component
+from seqgen.core.errors import ConfigError, UserError, nearest
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.search import Search
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.errors import ConfigError, UserError, nearest
-from seqgen.generation.component import Component
-from seqgen.generation.ensemble.combinations import Combination
-from seqgen.generation.search.base import Search
 from seqgen.lab.checks.checking import Invariants, Raised
 from seqgen.lab.checks.components import COMBINATION, OBSERVER, PROCESSOR, STOPPING
 from seqgen.lab.checks.criteria import Training
 from seqgen.lab.checks.strategies import STRATEGY
 from seqgen.lab.checks.subject import Decoding, Ids, Subject, randomize_, tiny_dictionary
 from seqgen.lab.checks.tasks import Prepared
-from seqgen.model import EncoderDecoderModel
 from seqgen.modules.kv_cache.protocol import KeyValueCache
 from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.registry import CRITERIA, DECODING_COMPONENTS, MODELS, TASKS

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from seqgen.core.model import EncoderDecoderModel
 from seqgen.lab.checks import search, stepping
 from seqgen.lab.checks.checking import Advice, Invariants, Outcome, Violation, Wrong, check_all, hooked, needs, require
 from seqgen.lab.checks.subject import LENGTHS, Subject
-from seqgen.model import EncoderDecoderModel
 from seqgen.modules.dropout import LayerDropList
 
 _LEAST = 1e-9

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from seqgen.config import DebugConfig
+from seqgen.core.errors import ConfigError
 from seqgen.data.pair_dataset import pad_rows
-from seqgen.errors import ConfigError
-from seqgen.generation.scorer import SequenceScorer
+from seqgen.decoding.scorer import SequenceScorer
 from seqgen.lab.checks.checking import Compared, NotApplicableError, Violation, at, needs, require
 from seqgen.lab.checks.subject import SOURCES, Decoding, Results, Subject
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqgen.decoder import IncrementalDecoder
+from seqgen.core.decoder import IncrementalDecoder
 from seqgen.lab.checks.checking import Violation, needs, require
 from seqgen.lab.checks.subject import BEAM, LENGTHS, Subject, expand
 from seqgen.modules.kv_cache.protocol import KeyValueCache

@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqgen.errors import DecodingError
-from seqgen.generation.candidates import Candidates
-from seqgen.generation.context import StepContext
-from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.generation.search.base import chosen
-from seqgen.generation.session import Session, StepScores
-from seqgen.generation.setup import DecodingSetup
+from seqgen.core.candidates import Candidates
+from seqgen.core.context import StepContext
+from seqgen.core.errors import DecodingError
+from seqgen.core.processors import LogitsProcessor
+from seqgen.core.search import chosen
+from seqgen.core.session import Session, StepScores
+from seqgen.core.setup import DecodingSetup
+from seqgen.core.structures import Batch, Hypothesis
 from seqgen.lab.checks.checking import Invariants, Violation, at, holds, needs, require
 from seqgen.lab.checks.components import SHARED, scores_depend_on_the_hypothesis_alone
 from seqgen.lab.checks.search import same_hypotheses
 from seqgen.lab.checks.subject import LONGEST, SOURCES, Decoding
-from seqgen.structures import Batch, Hypothesis
 
 
 class _CheckedSession(Session):

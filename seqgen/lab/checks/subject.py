@@ -12,21 +12,21 @@ import torch
 from torch import Tensor
 
 from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.core.component import Component, Composite, Phrases
+from seqgen.core.decoder import IncrementalDecoder
+from seqgen.core.errors import ConfigError
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.core.session import Session
+from seqgen.core.setup import DecodingRequest, DecodingSetup
+from seqgen.core.structures import Batch, EncoderOut, Hypothesis
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.pair_dataset import collate
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
-from seqgen.decoder import IncrementalDecoder
-from seqgen.errors import ConfigError
-from seqgen.generation.component import Component, Composite, Phrases
-from seqgen.generation.options import build_setup
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.generation.session import Session
-from seqgen.generation.setup import DecodingRequest, DecodingSetup
+from seqgen.decoding.options import build_setup
 from seqgen.lab.checks.checking import Compared, NotApplicableError, Violation, needs
-from seqgen.language_model import LanguageModel
-from seqgen.model import EncoderDecoderModel
+from seqgen.modules.language_model import LanguageModel
 from seqgen.registry import DECODING_COMPONENTS
-from seqgen.structures import Batch, EncoderOut, Hypothesis
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 """The largest difference of two logits that counts as equal."""

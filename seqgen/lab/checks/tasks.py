@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad as pad_columns
 
+from seqgen.core.errors import ConfigError
+from seqgen.core.model import EncoderDecoderModel
 from seqgen.data.pair_dataset import Dataset, Example, PairDataset
-from seqgen.errors import ConfigError
 from seqgen.lab.checks.checking import Advice, Compared, Invariants, Violation, needs, require
-from seqgen.model import EncoderDecoderModel
 from seqgen.task import Task
 
 MOST = 40

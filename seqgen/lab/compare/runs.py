@@ -18,7 +18,7 @@ from seqgen.checkpoints.run_checkpoints import FOLDER as CHECKPOINTS
 from seqgen.checkpoints.run_config import CONFIG_FILE, flatten
 from seqgen.config import TrainConfig
 from seqgen.config.values import to_dict, value_text
-from seqgen.errors import ConfigError, DataError, nearest
+from seqgen.core.errors import ConfigError, DataError, nearest
 from seqgen.lab.compare.document import WIDTH, Table, text_of
 from seqgen.lab.compare.provenance import read_sessions, recorded_data
 from seqgen.registry import GROUPS

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from seqgen.errors import ConfigError
+from seqgen.core.errors import ConfigError
 from seqgen.metrics import Texts, TextScore, corpus_metric
 
 SEED = "SACREBLEU_SEED"

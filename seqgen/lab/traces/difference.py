@@ -8,9 +8,9 @@ from typing import Any
 
 from seqgen.config import TraceConfig
 from seqgen.config.settings import ResolvedSettings
+from seqgen.core.errors import ConfigError, UserError
+from seqgen.core.session import has_steps
 from seqgen.data.dictionary import Dictionary
-from seqgen.errors import ConfigError, UserError
-from seqgen.generation.session import has_steps
 from seqgen.lab.traces.recorder import Tracer
 from seqgen.lab.traces.records import StepTrace, TracedSteps
 from seqgen.text.languages import TextModel

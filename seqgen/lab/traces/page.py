@@ -16,7 +16,7 @@ from enum import StrEnum
 from importlib import resources
 from typing import Any
 
-from seqgen.generation.observers import Outcome
+from seqgen.core.observers import Outcome
 from seqgen.lab.traces.records import OUTCOMES, SentenceTrace, StepTrace
 from seqgen.lab.traces.trace import Trace
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from seqgen.config import TraceConfig
-from seqgen.generation.component import FORBIDDEN, MEMBER_LPROBS
-from seqgen.generation.observers import Observer, Outcome, StepRecord
-from seqgen.generation.setup import DecodingSetup
+from seqgen.core.component import FORBIDDEN, MEMBER_LPROBS
+from seqgen.core.observers import Observer, Outcome, StepRecord
+from seqgen.core.setup import DecodingSetup
 from seqgen.lab.traces.records import LETTERS, ForbiddenToken, StepTrace
 
 

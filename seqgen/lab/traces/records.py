@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from seqgen.generation.finished import Ranking
-from seqgen.generation.observers import Outcome
-from seqgen.generation.rules import RULES
+from seqgen.core.finished import Ranking
+from seqgen.core.observers import Outcome
+from seqgen.decoding.rules import RULES
 
 R = TypeVar("R")
 FORMAT, VERSION = "seqgen-trace", 1

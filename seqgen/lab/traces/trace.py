@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from seqgen.errors import ConfigError, DataError
+from seqgen.core.errors import ConfigError, DataError
 from seqgen.lab.traces.records import FORMAT, VERSION, SentenceTrace, TraceHeader, read
 from seqgen.system.reading import MAX_BYTES, open_regular, parse_json
 

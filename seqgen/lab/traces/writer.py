@@ -16,13 +16,13 @@ from torch import Tensor
 
 from seqgen import __version__
 from seqgen.config import TraceConfig
-from seqgen.errors import ConfigError
-from seqgen.generation.agreement.session import AgreementSearch
-from seqgen.generation.finished import Ranking
-from seqgen.generation.scorer import ScoredTarget
-from seqgen.generation.search.base import Search
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.generation.session import has_steps
+from seqgen.core.errors import ConfigError
+from seqgen.core.finished import Ranking
+from seqgen.core.search import Search
+from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.core.session import has_steps
+from seqgen.decoding.agreement.session import AgreementSearch
+from seqgen.decoding.scorer import ScoredTarget
 from seqgen.lab.traces.recorder import Tracer
 from seqgen.lab.traces.records import FORMAT, VERSION, SentenceTrace, TracedOutput, TraceHeader, plain
 from seqgen.registry import SEARCHES

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqgen.incremental_state import rows_of_sentences
+from seqgen.core.contract import Flags
+from seqgen.core.incremental_state import rows_of_sentences
 from seqgen.modules.attention import StepMemory, as_keys, rounded_keys, take_rows
 from seqgen.modules.kv_cache.protocol import Attended, KeysAndValues, KeyValueCache, join_rows
-from seqgen.system.contract import Flags
 
 _BLOCK = 32
 """The memory grows by this many positions, or by an eighth of those filled if that is more."""

@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqgen.errors import DecodingError
-from seqgen.incremental_state import rows_of_parents, rows_of_sentences
+from seqgen.core.contract import Flagged, Flags, returned
+from seqgen.core.errors import DecodingError
+from seqgen.core.incremental_state import rows_of_parents, rows_of_sentences
 from seqgen.modules.attention import StepMemory
 from seqgen.modules.masks import step_mask
-from seqgen.system.contract import Flagged, Flags, returned
 
 
 class Attended(NamedTuple):

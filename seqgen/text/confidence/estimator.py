@@ -10,8 +10,8 @@ import numpy
 from torch import nn
 
 from seqgen.config import GenerationConfig
-from seqgen.errors import ConfigError
-from seqgen.generation.component import Resources, build
+from seqgen.core.component import Resources, build
+from seqgen.core.errors import ConfigError
 from seqgen.registry import FEATURES
 from seqgen.text.confidence.calibration import Calibration, calibrated_settings, weights_fingerprint
 from seqgen.text.confidence.features import Feature, feature_values

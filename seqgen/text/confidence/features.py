@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from seqgen.errors import ConfigError
-from seqgen.generation.component import Component, Resources
+from seqgen.core.component import Component, Resources
+from seqgen.core.contract import violated
+from seqgen.core.errors import ConfigError
 from seqgen.registry import register_feature
-from seqgen.system.contract import violated
 from seqgen.text.reranking import Chrf
 from seqgen.text.results import TextHypothesis, Translation
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from examples.objectives.actor_critic import ActorCritic, ActorCriticConfig
 from seqgen.checkpoints.run_checkpoints import read_weights
-from seqgen.errors import CheckpointError, ConfigError
+from seqgen.core.errors import CheckpointError, ConfigError
 from seqgen.training.criteria import TrainingContext
 from seqgen.training.distributed import ProcessGroup
 from tests.examples.objectives import tiny

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from examples.objectives.minimum_risk import MinimumRisk, MinimumRiskConfig
-from seqgen.structures import Batch
+from seqgen.core.structures import Batch
 from tests.examples.objectives import tiny
 
 

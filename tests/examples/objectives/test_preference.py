@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from examples.objectives.preference import Cpo, CpoConfig, Dpo, DpoConfig, Preference
-from seqgen.structures import Batch
+from seqgen.core.structures import Batch
 from tests.examples.objectives import tiny
 from tests.examples.objectives.small import checked
 from tests.examples.objectives.teachers import teachers

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from examples.objectives.r_drop import RDrop, RDropConfig
-from seqgen.model import EncoderDecoderModel
-from seqgen.structures import Batch
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.structures import Batch
 from seqgen.training.criteria import CriterionOut
 from tests.examples.objectives.small import (
     PAIRS,

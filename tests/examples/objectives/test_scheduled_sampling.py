@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from examples.objectives.scheduled_sampling import ScheduledSampling, ScheduledSamplingConfig
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.structures import Batch
 from seqgen.data.combined_datasets import pack
-from seqgen.model import EncoderDecoderModel
-from seqgen.structures import Batch
 from seqgen.training.criteria import TrainingContext
 from tests.examples.objectives.small import (
     EOS,

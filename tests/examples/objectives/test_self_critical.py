@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from examples.objectives.self_critical import SelfCritical, SelfCriticalConfig
-from seqgen.structures import Batch
+from seqgen.core.structures import Batch
 from seqgen.training.criteria import TrainingContext
 from tests.examples.objectives import tiny
 from tests.examples.objectives.small import checked

@@ -9,8 +9,8 @@ from torch import Tensor
 from examples.objectives.sequence_distillation import SequenceDistillation, SequenceDistillationConfig
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import GenerationConfig
+from seqgen.core.model import EncoderDecoderModel
 from seqgen.lab.checks.subject import randomize_
-from seqgen.model import EncoderDecoderModel
 from seqgen.text.reranking import Chrf
 from tests.examples.objectives.small import (
     EOS,

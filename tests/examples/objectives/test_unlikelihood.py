@@ -13,8 +13,8 @@ from examples.objectives.unlikelihood import (
     UnlikelihoodConfig,
 )
 from seqgen.config import GenerationConfig
+from seqgen.core.model import EncoderDecoderModel
 from seqgen.data.combined_datasets import pack
-from seqgen.model import EncoderDecoderModel
 from tests.examples.objectives.small import (
     EOS,
     PAIRS,

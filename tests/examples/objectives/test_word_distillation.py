@@ -8,9 +8,9 @@ from torch import Tensor
 
 from examples.objectives.word_distillation import WordDistillation, WordDistillationConfig
 from seqgen.checkpoints.loading import load_model
+from seqgen.core.errors import ConfigError
+from seqgen.core.model import EncoderDecoderModel
 from seqgen.data.combined_datasets import pack
-from seqgen.errors import ConfigError
-from seqgen.model import EncoderDecoderModel
 from tests.examples.objectives.small import (
     EOS,
     PAIRS,

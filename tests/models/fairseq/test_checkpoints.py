@@ -16,8 +16,8 @@ from torch import Tensor
 import seqgen.models  # noqa: F401  # declares the checkpoint loaders
 from seqgen.checkpoints.loading import load_model, split_path
 from seqgen.config import ReadingConfig
-from seqgen.errors import CheckpointError, UserError
-from seqgen.model import EncoderDecoderModel
+from seqgen.core.errors import CheckpointError, UserError
+from seqgen.core.model import EncoderDecoderModel
 from seqgen.models.fairseq import read_options
 from seqgen.models.fconv import FConvConfig
 from seqgen.models.transformer import TransformerConfig

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import GenerationConfig
+from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.data.pair_dataset import collate
-from seqgen.generation.options import build_setup
-from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.decoding.options import build_setup
 from seqgen.models.transformer_lm import TransformerLanguageModel, TransformerLMConfig
 from tests.commands import command
 from tests.fairseq_checkpoints import (

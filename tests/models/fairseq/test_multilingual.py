@@ -13,8 +13,8 @@ from seqgen import Translator
 from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import ReadingConfig
+from seqgen.core.errors import CheckpointError, ConfigError, DataError
 from seqgen.data.dictionary import Dictionary
-from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.models.fairseq import read_languages
 from tests.commands import command
 from tests.fairseq_checkpoints import COMMON, dictionary, in_args

@@ -22,8 +22,8 @@ from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.checkpoints.loading import load_model
 from seqgen.cli.generate import main as generate
 from seqgen.config import GenerationConfig
-from seqgen.generation.scorer import SequenceScorer
-from seqgen.structures import Batch, Hypothesis
+from seqgen.core.structures import Batch, Hypothesis
+from seqgen.decoding.scorer import SequenceScorer
 
 SHARED = Path(os.environ.get("SEQGEN_SHARED", Path(__file__).resolve().parents[4] / "shared"))
 ORACLES = SHARED / "oracles" / "fairseq"

@@ -19,10 +19,10 @@ import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import GenerationConfig
+from seqgen.core.errors import CheckpointError, ConfigError, DataError
+from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
-from seqgen.errors import CheckpointError, ConfigError, DataError
-from seqgen.generation.options import build_setup
-from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.decoding.options import build_setup
 from seqgen.models.huggingface.architecture import JSONConfig
 from seqgen.models.huggingface.bart import ARCHITECTURE
 from seqgen.models.huggingface.checkpoint import save_pretrained

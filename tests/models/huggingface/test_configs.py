@@ -14,7 +14,7 @@ from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import load_model
-from seqgen.errors import UserError
+from seqgen.core.errors import UserError
 from tests.huggingface_bart import write_tokenizer
 from tests.huggingface_fields import DECODING, FIELDS, random_config
 

@@ -16,7 +16,7 @@ import torch
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import load_model
-from seqgen.errors import CheckpointError
+from seqgen.core.errors import CheckpointError
 from tests.huggingface_t5 import (
     change_config,
     refusal,

@@ -15,8 +15,8 @@ from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import load_model
+from seqgen.core.errors import ConfigError, DataError
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
-from seqgen.errors import ConfigError, DataError
 from seqgen.models.huggingface.architecture import JSONConfig
 from seqgen.models.huggingface.checkpoint import save_pretrained
 from seqgen.models.huggingface.gpt2 import ARCHITECTURE

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from seqgen.generation.component import Phrase, Phrases
-from seqgen.generation.search.constrained import alternatives
+from seqgen.core.component import Phrase, Phrases
+from seqgen.decoding.search.constrained import alternatives
 from tests.huggingface_decoding import EOS, Pair, WrappedModel, assert_same, decode, original, sharp_model
 from tests.huggingface_t5 import seqgen_model
 

@@ -17,18 +17,18 @@ import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import GenerationConfig
+from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.core.setup import Limits
+from seqgen.core.structures import Batch, Source
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.pair_dataset import pad_rows
-from seqgen.generation.options import build_setup
-from seqgen.generation.processors.tokens import SequenceBias
-from seqgen.generation.search.contrastive import ContrastiveSession
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.generation.setup import Limits
+from seqgen.decoding.options import build_setup
+from seqgen.decoding.processors.tokens import SequenceBias
+from seqgen.decoding.search.contrastive import ContrastiveSession
 from seqgen.models.huggingface.architecture import JSONConfig
 from seqgen.models.huggingface.gpt2 import ARCHITECTURE
 from seqgen.models.huggingface.weights import fill
 from seqgen.models.transformer_lm import TransformerLanguageModel
-from seqgen.structures import Batch, Source
 from tests.huggingface_decoding import Pair, assert_same, pairs
 from tests.huggingface_gpt2 import tiny_folder, tiny_model
 

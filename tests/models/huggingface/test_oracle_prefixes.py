@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.generation.prefix_trie import PrefixTrie
-from seqgen.generation.processors.prefix_trie import PrefixConstraint, TrieConstraint
+from seqgen.decoding.prefix_trie import PrefixTrie
+from seqgen.decoding.processors.prefix_trie import PrefixConstraint, TrieConstraint
 from tests.huggingface_decoding import EOS, WORDS, WrappedModel, assert_same, decode, original, sharp_model
 from tests.huggingface_t5 import seqgen_model
 

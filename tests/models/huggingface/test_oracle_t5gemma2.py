@@ -15,8 +15,8 @@ import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import ReadingConfig
+from seqgen.core.errors import UserError
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
-from seqgen.errors import UserError
 from seqgen.models.huggingface.checkpoint import save_pretrained
 from seqgen.models.t5gemma2 import T5Gemma2Model
 from tests.huggingface_decoding import assert_same, decode

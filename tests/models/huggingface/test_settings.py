@@ -14,7 +14,7 @@ import torch
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import load_model
-from seqgen.errors import UserError
+from seqgen.core.errors import UserError
 from seqgen.text.translator import Translator
 from tests import huggingface_bart, huggingface_gpt2
 from tests.huggingface_bart import write_tokenizer

@@ -14,7 +14,7 @@ import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import GenerationConfig
-from seqgen.errors import ConfigError
+from seqgen.core.errors import ConfigError
 from seqgen.models.huggingface.checkpoint import save_pretrained
 from tests.commands import command, corpus
 from tests.huggingface_t5 import (

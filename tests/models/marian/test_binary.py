@@ -15,7 +15,7 @@ import torch
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import load_model
-from seqgen.errors import UserError
+from seqgen.core.errors import UserError
 from seqgen.models.marian_binary import BinaryModel
 from seqgen.text.translator import Translator
 from tests.hostile import YAML, limited, replace_by

@@ -17,8 +17,8 @@ import yaml
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import load_model
+from seqgen.core.errors import UserError
 from seqgen.data.tokenizers.sentencepiece_tokenizer import load_processor, train_sentencepiece
-from seqgen.errors import UserError
 from tests.hostile import YAML, limited
 from tests.marian_models import OPTIONS, WORDS
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
+from seqgen.core.errors import ConfigError
 from seqgen.data.dictionary import Ids, VocabularyMap
-from seqgen.errors import ConfigError
 from seqgen.text.translator import Translator
 from tests import firefox
 from tests.commands import command

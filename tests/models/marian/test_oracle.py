@@ -12,7 +12,7 @@ import torch
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import load_model
-from seqgen.errors import CheckpointError
+from seqgen.core.errors import CheckpointError
 from seqgen.text.translator import Translator
 from tests.commands import command
 from tests.marian_models import LINES, MODELS, OUTPUTS

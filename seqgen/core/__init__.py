@@ -1,0 +1,1 @@
+"""What decoding is: models, the search, and the loop that drives both."""

@@ -1,0 +1,431 @@
+"""The base of all components of decoding: configuration, declared needs, and per-batch state that follows the beams.
+
+Search strategies, logits processors, combinations, stopping rules and observers are components. A component that
+needs values from earlier steps stores them in tensors and lists their names in ``sentence_state`` or ``beam_state``.
+The session then reorders them with the beams, drops them with finished sentences and merges them with joining ones::
+
+    class MaximumCoverage(LogitsProcessor):
+        beam_state = ("seen",)                                   # (sentences, beam, V)
+
+        def begin(self, batch):
+            processor = super().begin(batch)                     # a copy for this batch
+            processor.seen = torch.zeros(batch.num_sentences, batch.beam_size, self.size, device=batch.device)
+            return processor
+
+        def advance(self, active):
+            super().advance(active)                              # row i of seen now belongs to the parent of beam i
+            self.seen.scatter_(2, active.tokens.unsqueeze(2), 1.0)
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from seqgen.config import GenerationConfig
+from seqgen.config.compose import component_config
+from seqgen.core.candidates import Candidates, gather_beams
+from seqgen.core.contract import Flagged, origin, returned, violated
+from seqgen.core.errors import ConfigError, DataError, nearest
+from seqgen.core.structures import map_tensors
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.tokenizers.base import is_id
+from seqgen.registry import Registry
+
+Phrase: TypeAlias = Sequence[int] | Sequence[Sequence[int]]
+"""Token ids that must occur in sequence; or several alternatives, of which one must occur."""
+
+Phrases: TypeAlias = Sequence[Phrase]
+"""The phrases that the output of one sentence must contain."""
+
+
+def tokens_of(phrases: Phrases) -> list[int]:
+    """The tokens of some phrases, with those of all alternatives."""
+    items: Iterator[Any] = (item for phrase in phrases for item in phrase)
+    return [token for item in items for token in ([item] if isinstance(item, int) else item)]
+
+
+FEATURES = "features"
+"""A need: the last hidden features of the first member's decoder."""
+
+ATTENTION = "attention"
+"""A need: attention over the source."""
+
+MEMBER_LOGITS = "member_logits"
+"""A need: the logits of each member before they are combined."""
+
+MEMBER_LPROBS = "member_lprobs"
+"""A need: the log-probabilities of each member of an ensemble before they are combined; they cost no computation."""
+
+LAYER_LOGITS = "layer_logits"
+"""A need: the logits that the output layer gives to the output of each decoder layer."""
+
+FORBIDDEN = "forbidden"
+"""A need of observers: ``StepRecord.forbidden``."""
+
+NEEDS = (FEATURES, ATTENTION, MEMBER_LOGITS, MEMBER_LPROBS, LAYER_LOGITS, FORBIDDEN)
+"""All needs."""
+
+IDS = "ids:"
+"""The beginning of an entry that consists of ids instead of text; see ``Resources.sequence``."""
+
+
+@dataclass(frozen=True)
+class BatchInfo:
+    """The ``live`` sentences, those that have not left the batch: all of them when its decoding begins.
+
+    Attributes:
+        ids: ``(live,)`` int64, line number of each sentence, on which random numbers depend.
+        beam_size: beams of each sentence.
+        eos: id of end-of-sentence.
+        pad: id of padding.
+        end_tokens: ids that end an output, end-of-sentence first.
+        max_lengths: ``(live,)`` int64, last step of each sentence, counted from the first step of the batch.
+        done: ``(live,)`` bool, which sentences need no further hypotheses.
+        counts_start: whether the start token counts as generated (Hugging Face's rules) or not (fairseq's).
+        continues_source: whether the source is a prompt, which counts as generated.
+        start_offsets: ``(live,)`` int64, the step at which each joined the batch; ``None`` where all began together.
+        prefix_tokens: ``(live, P)`` int64, tokens that each output begins with, padded on the right; or ``None``.
+        first_tokens: ``(live,)`` int64, the first token of each output; ``None`` if the batch does not say.
+        constraints: for each sentence the phrases that its output must contain; ``None`` without constraints.
+        src_tokens: ``(live, S)`` int64, ids of the source as the first member reads it; ``None`` if not known.
+        src_padding: ``(live, S)`` bool, true at padding; ``None`` if there is no padding.
+        source_texts: the text of each source line; ``None`` if sentences were not given as text.
+    """
+
+    ids: Tensor
+    beam_size: int
+    eos: int
+    pad: int
+    end_tokens: Sequence[int]
+    max_lengths: Tensor
+    done: Tensor
+    counts_start: bool = False
+    continues_source: bool = False
+    start_offsets: Tensor | None = None
+    prefix_tokens: Tensor | None = None
+    first_tokens: Tensor | None = None
+    constraints: Sequence[Phrases] | None = None
+    src_tokens: Tensor | None = None
+    src_padding: Tensor | None = None
+    source_texts: Sequence[str] | None = None
+
+    @property
+    def num_sentences(self) -> int:
+        """The number of live sentences."""
+        return len(self.ids)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the scores."""
+        return self.ids.device
+
+    @property
+    def num_candidates(self) -> int:
+        """Candidates of which at least ``beam_size`` continue: each end token can end at most ``beam_size`` of them."""
+        return (1 + len(self.end_tokens)) * self.beam_size
+
+    @property
+    def own_limits(self) -> Tensor:
+        """``(live,)`` int64, last step of each sentence, counted from the first step of the sentence."""
+        return self.max_lengths if self.start_offsets is None else self.max_lengths - self.start_offsets
+
+    def select(self, keep: Tensor) -> BatchInfo:
+        """The sentences ``keep``, ``(kept,)`` int64."""
+        rows = keep.tolist() if self.source_texts or self.constraints else []
+        kept: BatchInfo = map_tensors(self, lambda tensor: tensor.index_select(0, keep))
+        return replace(
+            kept,
+            source_texts=self.source_texts and [self.source_texts[row] for row in rows],
+            constraints=self.constraints and [self.constraints[row] for row in rows],
+        )
+
+
+@dataclass(frozen=True)
+class Resources:
+    """The objects that a component can use when it is built from its configuration.
+
+    Attributes:
+        dictionary: the target vocabulary.
+        encode: turns a text of the target language into ids, without end-of-sentence; ``None`` without a tokenizer.
+        decode: turns ids into text; ``None`` without a tokenizer.
+        extra_end_tokens: ids that end an output besides end-of-sentence.
+        device: device of the models.
+        models: the models that decode, each with its task (``TextModel``), for a component that decodes or scores text
+            with them; empty where sentences are not decoded as text, and for components of the search.
+        ensemble: the settings that make them an ensemble: their sources, weights and combination.
+            ``Translator(models, **ensemble)`` scores and decodes with the same ensemble.
+    """
+
+    dictionary: Dictionary
+    encode: Callable[[str], Sequence[int]] | None = None
+    decode: Callable[[Sequence[int]], str] | None = None
+    extra_end_tokens: Sequence[int] = ()
+    device: torch.device = torch.device("cpu")
+    models: Sequence[Any] = ()
+    ensemble: Mapping[str, Any] = field(default_factory=dict)
+
+    def token(self, token: str) -> int:
+        """The id of a token.
+
+        Raises:
+            ConfigError: it is not in the vocabulary.
+        """
+        if token not in self.dictionary:
+            near = nearest(token, self.dictionary.symbols)
+            raise ConfigError(f"{token!r} is not in the target vocabulary{near}")
+        return self.dictionary.index(token)
+
+    def tokens(self, tokens: Sequence[str]) -> list[int]:
+        """The ids of some tokens; see ``token``."""
+        return [self.token(token) for token in tokens]
+
+    def ids(self, text: str) -> tuple[int, ...]:
+        """The ids of a text; without a tokenizer, its words are tokens of the vocabulary."""
+        if self.encode is not None:
+            return tuple(self.encode(text))
+        return tuple(self.dictionary.word_index(word) for word in text.split())
+
+    def phrase(self, text: str) -> tuple[int, ...]:
+        """The ids of a text that the model can generate.
+
+        Raises:
+            ConfigError: the text is empty or has the unknown token.
+        """
+        ids = self.ids(text)
+        if not ids or self.dictionary.unk() in ids:
+            why = "has words or characters that are not in the target vocabulary" if ids else "is empty"
+            raise ConfigError(f"{text!r} {why}, so that the model never generates it; remove it")
+        return ids
+
+    def sequence(self, entry: str) -> tuple[int, ...]:
+        """The ids of an entry of ``bad_words`` or ``sequence_bias``.
+
+        Args:
+            entry: a text; or ``ids:`` and ids of tokens, such as ``ids:7 31``, for sequences that no text gives.
+
+        Raises:
+            ConfigError: the model cannot generate the text, or an id is not in the vocabulary.
+        """
+        if not entry.startswith(IDS):
+            return self.phrase(entry)
+        words, size = entry.removeprefix(IDS).split(), len(self.dictionary)
+        if not words or not all(is_id(word, size) for word in words):
+            raise ConfigError(f"{entry!r} must have ids from 0 to {size - 1} after {IDS!r}, such as '{IDS}7 31'")
+        return tuple(map(int, words))
+
+
+class Component(Flagged):
+    """The base class of all parts of a decoding step that can be exchanged."""
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    """The optional parts of the step context that it reads: any of ``FEATURES``, ``ATTENTION``, ``MEMBER_LOGITS``,
+    ``MEMBER_LPROBS`` and ``LAYER_LOGITS``. The session computes only those that some component in use declares."""
+
+    sentence_state: ClassVar[tuple[str, ...]] = ()
+    """Names of attributes that hold tensors ``(sentences, ...)`` while a batch is decoded."""
+
+    beam_state: ClassVar[tuple[str, ...]] = ()
+    """Names of attributes that hold tensors ``(sentences, beam, ...)`` while a batch is decoded."""
+
+    setting: ClassVar[str] = ""
+    """The key of the ``generation`` group whose value may be such an object in place of a name; empty if none is."""
+
+    certifiable: bool = False
+    """True if ``generation.certificate`` may be used with it. Of log-probabilities, a combination makes scores of at
+    most 0; a processor raises no score, or its changes along any output sum to at most 0 after the first token; a
+    strategy prunes only candidates that score below its beams."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in ("needs", "sentence_state", "beam_state"):
+            if isinstance(given := getattr(cls, name), str):
+                raise ConfigError(f"{origin(cls)}: {cls.__name__}.{name} is the text {given!r}; write {[given]}")
+        if not isinstance(cls.needs, property) and (unknown := sorted(map(str, {*cls.needs} - {*NEEDS}))):
+            raise ConfigError(
+                f"{origin(cls)}: {cls.__name__}.needs has {unknown[0]!r}, which nothing "
+                f"computes{nearest(unknown[0], NEEDS)}; the needs are {', '.join(NEEDS)}"
+            )
+
+    @classmethod
+    def build(cls, cfg: Any, resources: Resources) -> Self:
+        """Make the component from an instance of the configuration class that it is registered with.
+
+        Args:
+            cfg: the configuration; its fields are the arguments of the constructor, unless a subclass overrides this.
+            resources: the target vocabulary and its tokenizer.
+        """
+        return cls(**{field.name: getattr(cfg, field.name) for field in fields(cfg)})
+
+    def begin(self, batch: BatchInfo) -> Self:
+        """Prepare for a batch.
+
+        Args:
+            batch: the properties of the batch.
+
+        Returns:
+            The component for this batch: a shallow copy, on which a subclass sets what belongs to the batch. Changes
+            in place of lists and tensors that ``__init__`` has made last from batch to batch.
+        """
+        return copy.copy(self)
+
+    def advance(self, active: Candidates) -> None:
+        """Follow the beams: beam ``i`` of each sentence now continues beam ``active.beams[:, i]``.
+
+        Args:
+            active: the ``beam`` candidates of each sentence that continue.
+        """
+        for name in self.beam_state:
+            setattr(self, name, gather_beams(getattr(self, name), active.beams))
+
+    def select_sentences(self, keep: Tensor) -> None:
+        """Keep only the sentences ``keep``, ``(kept,)`` int64."""
+        for name in (*self.sentence_state, *self.beam_state):
+            setattr(self, name, getattr(self, name).index_select(0, keep))
+
+    def merge(self, other: Self) -> None:
+        """Append the sentences of another batch; see ``SequenceGenerator.generate_continuously``."""
+        for name in (*self.sentence_state, *self.beam_state):
+            setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
+
+    def token_fields(self, candidates: Candidates, context: Any) -> Mapping[str, Tensor]:
+        """Values of the component for the new token of each candidate, for ``Hypothesis.fields``; none by default.
+
+        Called at each step, after the candidates were chosen and finalized, and after ``Observer.observe``.
+
+        Args:
+            candidates: ``K`` of each live sentence, in the order of the search strategy.
+            context: the ``StepContext`` of the beams that they continue.
+
+        Returns:
+            Tensors ``(live, K, ...)`` by name; the same names, further dimensions and dtypes at every step.
+        """
+        return {}
+
+    def fork(self) -> Self:
+        """A copy whose state changes independently, for a strategy that returns to earlier prefixes."""
+        other = copy.copy(self)
+        for name in (*self.sentence_state, *self.beam_state):
+            setattr(other, name, getattr(self, name).clone())
+        return other
+
+
+class Composite(Component):
+    """A component that consists of other components; a subclass sets ``parts``."""
+
+    parts: list[Any]
+    """The components that it consists of."""
+
+    @property
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        """The needs of all parts."""
+        return frozenset().union(*(part.needs for part in self.parts))
+
+    def begin(self, batch: BatchInfo) -> Self:
+        """See ``Component.begin``."""
+        return self._with([begun(part, batch) for part in self.parts])
+
+    def advance(self, active: Candidates) -> None:
+        """See ``Component.advance``."""
+        for part in self.parts:
+            part.advance(active)
+
+    def select_sentences(self, keep: Tensor) -> None:
+        """See ``Component.select_sentences``."""
+        for part in self.parts:
+            part.select_sentences(keep)
+
+    def merge(self, other: Self) -> None:
+        """See ``Component.merge``."""
+        for mine, theirs in zip(self.parts, other.parts, strict=True):
+            mine.merge(theirs)
+
+    def fork(self) -> Self:
+        """See ``Component.fork``."""
+        return self._with([part.fork() for part in self.parts])
+
+    def _with(self, parts: list[Any]) -> Self:
+        other = copy.copy(self)
+        other.parts = parts
+        return other
+
+
+def flattened(components: Iterable[Component]) -> Iterator[Component]:
+    """The components, each after its parts if it is a composite."""
+    for component in components:
+        yield from flattened(component.parts if isinstance(component, Composite) else ())
+        yield component
+
+
+C = TypeVar("C", bound=Component)
+
+
+def build(
+    registry: Registry,
+    name: str,
+    base: type[C],
+    cfg: GenerationConfig,
+    resources: Resources,
+) -> C:
+    """Make a registered component.
+
+    Args:
+        registry: has it.
+        name: a registered name or a preset.
+        base: the class that it must be a subclass of.
+        cfg: has the values that the user gave for it (``cfg.components``).
+        resources: what it may use.
+
+    Raises:
+        ConfigError: the name is not registered or is of another kind of component, or a value cannot be used.
+    """
+    entry = registry.entry(name)
+    if not issubclass(entry.component, base):
+        raise ConfigError(f"{registry.kind} {name!r} ({entry.origin}) does not subclass {base.__name__}")
+    return returned(
+        entry.component, "build", entry.component.build(component_config(registry, name, cfg), resources), base
+    )
+
+
+def begun(component: C, batch: BatchInfo) -> C:
+    """Prepare a component for a batch, and check the tensors that it names as its state.
+
+    Args:
+        component: the component.
+        batch: the properties of the batch.
+
+    Returns:
+        What its ``begin`` returns.
+
+    Raises:
+        DecodingError: that is no component, or a tensor of its state is missing or has another shape.
+    """
+    found: C = returned(component, "begin", component.begin(batch), Component)  # type: ignore[assignment]
+    of_sentences = dict.fromkeys(found.sentence_state, (batch.num_sentences,))
+    for name, shape in (of_sentences | dict.fromkeys(found.beam_state, (batch.num_sentences, batch.beam_size))).items():
+        value = getattr(found, name, None)
+        if not isinstance(value, Tensor) or value.shape[: len(shape)] != shape:
+            given = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            sizes = ", ".join(map(str, shape))
+            wrong = f"must set {name!r}, which its state names, to ({sizes}, ...): it is {given}"
+            raise violated(found, "begin", wrong)
+    return found
+
+
+@contextmanager
+def naming(key: str) -> Iterator[None]:
+    """Let messages about a value begin with the key that it was given in.
+
+    Args:
+        key: such as ``generation.suppress``.
+    """
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        raise type(error)(f"{key}: {error}") from None

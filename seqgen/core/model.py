@@ -1,0 +1,229 @@
+"""The base class of encoder-decoder models."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+
+from seqgen.core.contract import Flagged, Flags
+from seqgen.core.decoder import Decoder
+from seqgen.core.encoder import Encoder
+from seqgen.core.errors import ConfigError
+from seqgen.core.structures import DecoderOut, Source
+from seqgen.data.dictionary import Dictionary
+
+
+class Vocabularies(Protocol):
+    """The vocabularies that a model is built for; every ``Task`` has them."""
+
+    @property
+    def source_dictionary(self) -> Dictionary:
+        """The vocabulary of the source."""
+        ...
+
+    @property
+    def target_dictionary(self) -> Dictionary:
+        """The vocabulary of the target."""
+        ...
+
+
+def embedding_sizes(task: Vocabularies, vocab_size: int, decoder_start_token_id: int) -> tuple[int, int]:
+    """The rows of the source's and of the target's embedding.
+
+    Args:
+        task: gives the dictionaries.
+        vocab_size: the rows of each; 0 for the sizes of the dictionaries.
+        decoder_start_token_id: the first decoder input; -1 for a token of the dictionary.
+
+    Returns:
+        Both numbers.
+
+    Raises:
+        ConfigError: ``vocab_size`` is too small for a dictionary, or the first decoder input has no row.
+    """
+    sizes = len(task.source_dictionary), len(task.target_dictionary)
+    if vocab_size and vocab_size < (longer := max(sizes)):
+        raise ConfigError(
+            f"model.vocab_size={vocab_size} is too small for a vocabulary of {longer} tokens; set at least {longer}, "
+            "or 0 for the size of the vocabulary"
+        )
+    source, target = (vocab_size or size for size in sizes)
+    if decoder_start_token_id >= target:
+        raise ConfigError(
+            f"model.decoder_start_token_id={decoder_start_token_id} is outside the vocabulary of {target} tokens"
+        )
+    return source, target
+
+
+def check_joined(task: Vocabularies, model: str) -> None:
+    """Check that source and target have one vocabulary.
+
+    Args:
+        task: gives the dictionaries.
+        model: the model that needs it, for the message.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    source, target = task.source_dictionary, task.target_dictionary
+    if not (source is target or source == target):
+        raise ConfigError(
+            f"model={model} has one embedding for source and target and needs one vocabulary for both; set "
+            "task.joined_dictionary=true, or choose another model"
+        )
+
+
+class EncoderDecoderModel(nn.Module, Flagged):
+    """An encoder-decoder model.
+
+    Args:
+        encoder: encodes the source.
+        decoder: predicts the target.
+    """
+
+    flags: ClassVar[Flags] = {
+        "adjusts_logits": ("adjust_logits_during_generation",),
+        "is_composed": ("forward",),
+        "normalizes_by_softmax": ("get_normalized_probs",),
+        "supports_packing": ("build_model", "forward"),
+    }
+    safe_values: ClassVar[Mapping[str, Any]] = {
+        "adjusts_logits": True,
+        "is_composed": False,
+        "normalizes_by_softmax": False,
+    }
+
+    adjusts_logits: bool = False
+    """True if ``adjust_logits_during_generation`` changes logits; neither continuous batching nor a shortlist of the
+    output layer is then possible."""
+
+    is_composed: bool = True
+    """True if ``forward`` is the decoder's for the encoder's output; see ``Decoder.is_composed``."""
+
+    normalizes_by_softmax: bool = True
+    """True if ``get_normalized_probs`` is that of the decoder; see ``Decoder.normalizes_by_softmax``."""
+
+    left_pad_source: bool = False
+    """True if shorter sources are padded on the left rather than on the right."""
+
+    supports_packing: bool = False
+    """True if several examples may share a row: ``forward`` of the encoder and ``extract_features`` of the decoder then
+    have an argument ``segments`` (see ``Segments``), and examples do not attend to each other."""
+
+    continues_source: bool = False
+    """True if the output continues the source, which is then a prompt: the prompt counts as generated text for
+    processors such as the repetition penalty."""
+
+    new_weights: Sequence[str] = ()
+    """Names of weights, in which ``*`` matches anything, that a checkpoint to fine-tune may lack; the model initializes
+    them."""
+
+    saved_weights: Sequence[str] = ("*",)
+    """Names of the weights that checkpoints contain; ``build_model`` gives the others (see ``load_base``)."""
+
+    def __init__(self, encoder: Encoder, decoder: Decoder):
+        super().__init__()
+        self.encoder = encoder
+        self.decoder = decoder
+
+    @classmethod
+    def build_model(cls, cfg: Any, task: Vocabularies) -> Self:
+        """Build the model from its configuration.
+
+        Args:
+            cfg: an instance of the configuration class that the model is registered with.
+            task: has the dictionaries.
+
+        Returns:
+            The model.
+        """
+        raise NotImplementedError
+
+    def merged(self) -> EncoderDecoderModel:
+        """The model without the additions that can be merged into its weights, for layouts that do not have them.
+
+        Returns:
+            A copy, in which ``merge_weights()`` was called on each module that has this method; the model itself if
+            there is none.
+        """
+        if not any(hasattr(module, "merge_weights") for module in self.modules()):
+            return self
+        model = copy.deepcopy(self)
+        for module in [module for module in model.modules() if hasattr(module, "merge_weights")]:
+            module.merge_weights()  # type: ignore[operator]
+        model.new_weights, model.saved_weights = type(self).new_weights, type(self).saved_weights
+        return model
+
+    def start_token(self, task_eos: int) -> int:
+        """The id that ``prev_output_tokens`` begins with.
+
+        Args:
+            task_eos: id of end-of-sentence in the target dictionary, from which most models start.
+        """
+        return task_eos
+
+    def forward(
+        self, src_tokens: Tensor, src_lengths: Tensor, prev_output_tokens: Tensor, need_attention: bool = False
+    ) -> DecoderOut:
+        """The teacher-forced pass.
+
+        Args:
+            src_tokens: ``(N, S)`` int64.
+            src_lengths: ``(N,)`` int64.
+            prev_output_tokens: ``(N, T)`` int64, after the start token.
+            need_attention: whether to return the attention weights.
+
+        Returns:
+            Logits ``(N, T, V)``, and attention, ``(N, T, S)`` or ``None``.
+        """
+        encoder_out = self.encoder(src_tokens, src_lengths)
+        out: DecoderOut = self.decoder(prev_output_tokens, encoder_out, need_attention=need_attention)
+        return out
+
+    def get_normalized_probs(self, logits: Tensor, log_probs: bool = True) -> Tensor:
+        """Normalize logits over the vocabulary; see ``Decoder.get_normalized_probs``."""
+        return self.decoder.get_normalized_probs(logits, log_probs)
+
+    def adjust_logits_during_generation(self, logits: Tensor, step: int) -> Tensor:
+        """Change this model's logits during decoding; by default they are returned unchanged.
+
+        Args:
+            logits: ``(rows, V)``.
+            step: number of tokens of each row.
+
+        Returns:
+            ``(rows, V)``.
+        """
+        return logits
+
+    def max_positions(self) -> tuple[int, int]:
+        """The longest source and the longest target, in tokens with end-of-sentence."""
+        return self.encoder.max_positions(), self.decoder.max_positions()
+
+    def max_target_lengths(self, src_lengths: Tensor) -> Tensor | None:
+        """The longest target of each source, in tokens with end-of-sentence, if it depends on the source.
+
+        Args:
+            src_lengths: ``(N,)`` int64.
+
+        Returns:
+            ``(N,)`` int64; ``None`` if only ``max_positions`` limits targets.
+        """
+        return None
+
+    def empty_source(self, source: Source) -> Source:
+        """The source without any text, for members that read nothing: by default the last token, end-of-sentence.
+
+        Args:
+            source: ``(sentences, S)``.
+
+        Returns:
+            ``(sentences, 1)``.
+        """
+        last = source.src_tokens.size(1) if self.left_pad_source else source.src_lengths
+        columns = torch.as_tensor(last, device=source.src_tokens.device).expand(source.src_tokens.size(0)) - 1
+        return Source(source.src_tokens.gather(1, columns.unsqueeze(1)), torch.ones_like(source.src_lengths))

@@ -1,0 +1,69 @@
+"""The base class of logits processors, which change the scores of the next token. They do not use models or searches.
+
+The processors are in ``tokens``, ``length``, ``prefix_trie`` and ``warpers``. ``options`` builds those of a
+configuration; the rules determine their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import Tensor
+
+from seqgen.core.component import Component
+from seqgen.core.context import StepContext
+from seqgen.core.contract import Flags, returned_tensor
+
+
+class LogitsProcessor(Component):
+    """Changes the scores of the next token; a subclass implements ``__call__``.
+
+    A processor registered with ``@register_logits_processor`` is selected by its name (``generation.processors``).
+    """
+
+    setting = "processors"
+
+    flags: ClassVar[Flags] = {
+        "shift_invariant": ("__call__",),
+        "can_merge": ("__call__", "token_fields"),
+        "certifiable": ("__call__",),
+        "token_attributes": ("__call__",),
+    }
+
+    shift_invariant: bool = False
+    """True if adding a constant to a row before the processor equals adding it after. If all processors are shift
+    invariant, they get logits, and the log-sum-exp is subtracted later, which saves a pass over the vocabulary."""
+
+    can_merge: bool = False
+    """True if it supports continuous batching: it must then not read tokens or source ids, and must use
+    ``context.steps`` instead of ``context.step``."""
+
+    token_attributes: tuple[str, ...] | None = None
+    """The names of its attributes that have ids of tokens (an id, a list or a tensor), if it treats all other tokens
+    alike, reads no generated tokens, and has no state. With a shortlist, it then gets columns in place of ids, also as
+    ``context.eos`` and ``context.pad``, and the scores of these columns only. ``None`` if it needs all scores."""
+
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
+        """Change the scores of the next token.
+
+        Args:
+            lprobs: ``(rows, V)`` log-probabilities, which may be changed in place; under Hugging Face's rules, logits
+                in greedy search and sampling.
+            context: the step context.
+
+        Returns:
+            ``(rows, V)`` scores; ``-inf`` forbids a token.
+        """
+        raise NotImplementedError
+
+
+def apply_all(processors: Sequence[LogitsProcessor], lprobs: Tensor, context: StepContext) -> Tensor:
+    """Apply processors one after the other, and check what each returns."""
+    like = lprobs.shape, lprobs.dtype, lprobs.device
+    for processor in processors:
+        lprobs = processor(lprobs, context)
+        returned_tensor(processor, "__call__", lprobs, *like)
+        if context.watch is not None:
+            context.watch(processor, lprobs)
+    return lprobs

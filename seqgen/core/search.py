@@ -1,0 +1,169 @@
+"""The base class of search strategies, which choose the tokens that continue each beam. They do not use models."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from seqgen.core.candidates import Candidates
+from seqgen.core.component import BatchInfo, Component
+from seqgen.core.context import StepContext
+from seqgen.core.contract import Flags, returned, returned_tensor, violated
+from seqgen.core.errors import ConfigError
+from seqgen.core.finished import FinishedHypotheses, Ranking
+
+
+class Search(Component):
+    """A search strategy; a subclass implements ``step``.
+
+    A strategy with per-batch state declares ``sentence_state`` or ``beam_state`` and initializes it in ``begin``, so
+    that one strategy can decode several batches at once. A strategy that needs another loop sets ``session_class``.
+    """
+
+    setting = "search"
+
+    flags: ClassVar[Flags] = {
+        "accepts_logits": ("begin", "step"),
+        "can_merge": ("begin", "finished", "select_sentences", "advance", "merge", "step", "token_fields"),
+        "certifiable": ("rows", "begin", "finished", "advance", "step"),
+        "continues_each_beam": ("begin", "step"),
+        "samples_tokens": ("begin", "step"),
+        "session_class": ("step",),
+        "takes_columns": ("begin", "step"),
+    }
+
+    accepts_logits: bool = False
+    """True if ``step`` only adds ``lprobs`` and ``scores``. Then the session may pass logits and subtract their
+    log-sum-exp from ``scores``, which saves a pass over the vocabulary."""
+
+    can_merge: bool = False
+    """True if sentences may join a running batch: ``step`` then reads no tokens or source ids, of ``context.step`` only
+    whether it is 0, and ``context.steps`` for the number of tokens."""
+
+    continues_each_beam: bool = False
+    """True if the beams are independent hypotheses: candidate ``i`` continues beam ``i``."""
+
+    samples_tokens: bool = False
+    """True if ``step`` draws one token for each beam from the scores by ``RandomSearch.uniforms``. Speculative decoding
+    then verifies the drafts of a model by rejection sampling."""
+
+    processes_itself: bool = False
+    """True if ``step`` gets unprocessed scores and applies the logits processors itself, by ``context.process``."""
+
+    takes_columns: bool = False
+    """True if ``step`` treats all tokens alike. With a shortlist, the scores then have fewer columns than the
+    vocabulary has tokens, and ``step`` returns columns in place of tokens."""
+
+    enforces_constraints: bool = False
+    """True if its outputs contain the phrases of ``BatchInfo.constraints``."""
+
+    groups: int = 1
+    """Number of groups of beams that do not compete with each other: beam and candidate ``i`` belong to group
+    ``i % groups``."""
+
+    own_scores: bool = False
+    """True if the scores of candidates differ on purpose from cumulative log-probabilities, for example by a penalty.
+    Decoding does not read it; ``seqgen-check`` compares the scores with those of the model unless it is true."""
+
+    is_stochastic: ClassVar[bool | None] = None
+    """True if a built-in strategy draws random numbers, which depend on ``generation.seed``; false if it draws none."""
+
+    generates_one: ClassVar[bool] = False
+    """True if it generates a single output, whatever the beam, because all beams would be equal."""
+
+    stops_early: ClassVar[bool] = True
+    """True if ``generation.early_stopping`` applies to a built-in strategy: several hypotheses of a sentence compete
+    until enough have finished."""
+
+    session_class: ClassVar[type[Any] | None] = None
+    """The class that decodes a batch; ``None`` for ``Session``. It is a subclass of ``Session``, or a class with the
+    same constructor and a method ``run`` that returns the hypotheses of each sentence."""
+
+    def rows(self, beam: int) -> int:
+        """The number of beams that are decoded if the user asks for ``beam``."""
+        return 1 if self.generates_one else beam
+
+    def begin(self, batch: BatchInfo) -> Self:
+        """Prepare for a batch; see ``Component.begin``.
+
+        Raises:
+            ConfigError: the batch has constraints, and the strategy does not support them.
+        """
+        if batch.constraints is not None and not self.enforces_constraints:
+            raise ConfigError(f"{type(self).__name__} does not take constraints; give ConstrainedSearch(inner=...)")
+        return super().begin(batch)
+
+    def finished(self, batch: BatchInfo, ranking: Ranking, early_stopping: str) -> FinishedHypotheses | None:
+        """Make the object that stores finished hypotheses, for a strategy with another rule of which candidates finish.
+
+        Args:
+            batch: the properties of the batch.
+            ranking: how they are scored.
+            early_stopping: see ``BestFinished``.
+
+        Returns:
+            An empty object for the batch; ``None`` for that of the rules in use.
+        """
+        return None
+
+    def complete(self, candidates: Candidates) -> Tensor | None:
+        """Find the candidates that may become hypotheses if they end.
+
+        Args:
+            candidates: those that ``step`` returned, or some of them.
+
+        Returns:
+            Bool of their shape; ``None`` for all.
+        """
+        return None
+
+    def summary(self) -> str:
+        """A sentence about the batches decoded so far, which ``seqgen-generate`` prints at the end; by default none."""
+        return ""
+
+    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+        """Choose the candidates of each sentence.
+
+        Twice as many candidates as beams are needed: at most one candidate of each beam is end-of-sentence, so that
+        enough others continue. With further end tokens, ``BatchInfo.num_candidates`` are needed.
+
+        Args:
+            context: the step context; at ``context.step == 0`` all beams of a sentence are equal.
+            lprobs: ``(sentences, beam, V)`` log-probabilities of the next token; ``-inf`` where it is forbidden.
+            scores: ``(sentences, beam)`` cumulative scores; ``-inf`` for a beam that does not exist.
+
+        Returns:
+            ``2 * beam`` candidates of each sentence, best first: those among the first ``beam`` that are
+            end-of-sentence finish a hypothesis, and the first ``beam`` others continue.
+        """
+        raise NotImplementedError
+
+
+def chosen(search: Search, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+    """Call the ``step`` of a strategy, and check the candidates that it returns.
+
+    Raises:
+        ContractError: they are no ``Candidates``, too few, their tensors have other shapes or dtypes, or, at the first
+            step, there is no such token or beam.
+    """
+    found = returned(search, "step", search.step(context, lprobs, scores), Candidates)
+    live, beams = scores.shape
+    count = returned(search, "step", found.tokens, Tensor).size(-1)
+    if count < beams:
+        raise violated(search, "step", f"must return at least {beams} candidates of each sentence, not {count}")
+    dtypes = {"scores": torch.result_type(lprobs, scores), "tokens": torch.int64, "beams": torch.int64}
+    for name, dtype in dtypes.items():
+        returned_tensor(search, "step", getattr(found, name), (live, count), dtype, scores.device, f"{name} ")
+    if context.step == 0:  # only here, because this waits for the device
+        sizes, exists = {"tokens": lprobs.size(2), "beams": beams}, found.scores > -torch.inf
+        wrong = {}
+        for name, size in sizes.items():
+            values = getattr(found, name)
+            wrong[name] = ((values < 0) | (values >= size)) & exists
+        if bool((wrong["tokens"] | wrong["beams"]).any()):
+            name = "tokens" if bool(wrong["tokens"].any()) else "beams"
+            bad = int(getattr(found, name)[wrong[name]][0])
+            raise violated(search, "step", f"must return {name} from 0 to {sizes[name] - 1} and returns {bad}")
+    return found

@@ -1,0 +1,648 @@
+"""The session: the loop that decodes one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from seqgen.core.backpointers import BackPointers
+from seqgen.core.candidates import Candidates, best_continuations, gather_beams, log_sum_exp, normalized
+from seqgen.core.combinations import combine
+from seqgen.core.component import (
+    ATTENTION,
+    FEATURES,
+    FORBIDDEN,
+    LAYER_LOGITS,
+    MEMBER_LOGITS,
+    MEMBER_LPROBS,
+    BatchInfo,
+    Component,
+    begun,
+    flattened,
+)
+from seqgen.core.context import LayerLogits, StepContext, StepOutputs
+from seqgen.core.contract import is_built_in, returned, returned_tensor
+from seqgen.core.errors import ConfigError, DecodingError, listing
+from seqgen.core.finished import Coverage, EachRow, FinishedHypotheses
+from seqgen.core.member import Member, MemberOutput, MemberSpec, check_features, check_layers
+from seqgen.core.observers import Forbidden, StepRecord
+from seqgen.core.processors import apply_all
+from seqgen.core.search import Search, chosen
+from seqgen.core.setup import DecodingRequest, DecodingSetup, Streamer
+from seqgen.core.stopping import TimeLimit
+from seqgen.core.structures import Hypothesis, Source, map_tensors, with_forked_attributes
+from seqgen.core.token_fields import fields_of, with_fields
+from seqgen.decoding.captured import CapturedMember
+from seqgen.decoding.processors.prefix_trie import defer_trie
+from seqgen.decoding.shortlist import OutputColumns
+from seqgen.modules.kernel_choice import fastest_threads
+from seqgen.system.devices import copied_to_cpu, turn_off_cudnn_attention
+from seqgen.system.graphs import GRAPHS
+
+
+@dataclass(frozen=True)
+class StepScores:
+    """The scores of the next token; the score of a candidate is ``scores + lprobs``.
+
+    Attributes:
+        lprobs: ``(live, beam, V)`` log-probabilities, or logits if the log-softmax is skipped.
+        scores: ``(live, beam)`` cumulative scores; if the log-softmax is skipped, less the log-sum-exp of the logits.
+        attention: ``(live, beam, S)`` attention over the source; ``None`` if no component needs it.
+        log_sum: ``(live, beam, 1)`` log-sum-exp of the logits if the log-softmax is skipped; else ``None``.
+        tokens: ``(live, beam, W)`` int64, the tokens of ``lprobs`` if these are the scores of the allowed tokens alone.
+    """
+
+    lprobs: Tensor
+    scores: Tensor
+    attention: Tensor | None
+    log_sum: Tensor | None = None
+    tokens: Tensor | None = None
+
+
+_LAZY = 8
+"""Rows of done sentences are dropped when at least one in eight live sentences is done: dropping copies the others."""
+
+
+class Session:
+    """Decodes one batch; each call of the generator makes a new session.
+
+    Its tensors contain the live sentences only; ``live`` has their indices in the batch. A sentence that is done stays
+    live until enough sentences are done to pay for copying the others.
+
+    Args:
+        setup: how to decode.
+        request: what to decode.
+        beam: rows of each sentence; the setup's beam size if not given.
+
+    Attributes:
+        members: the models that decode this batch, with their encoder outputs and states.
+        reads_alike: for each member whether it reads the same source as the first one.
+        ids: ``(sentences,)`` int64, line number of each sentence of the batch, live or not.
+        live: ``(live,)`` int64, index in the batch of each live sentence.
+        sentences: the live sentences, as components see them.
+        scores: ``(live, beam)`` cumulative score of each beam.
+        backpointers: the tokens that each beam has generated.
+        finished: the finished hypotheses of the live sentences.
+        results: the hypotheses of each sentence of the batch; empty while it is live.
+        search: the search strategy for this batch, as ``begin`` returned it.
+        combination: the combination for this batch.
+        processors: the logits processors for this batch.
+        trie: the allowed outputs, if only their scores are given to the search; ``None`` for those of all tokens.
+        stopping: the stopping rules for this batch.
+        observers: the observers for this batch.
+        shortlist: the tokens that each sentence may generate; ``None`` for the whole vocabulary.
+        columns: the part of the vocabulary that the members compute; ``None`` for all of it.
+        needs: what components need besides scores.
+        coverage: the attention that each source position has received.
+        timed_out: ``(live,)`` bool, which sentences were ended by a time limit; ``None`` if none was.
+        num_done: number of live sentences that are done.
+        first_end: the smallest last step of the live sentences.
+        has_fields: whether a component has fields, see ``Component.token_fields``.
+    """
+
+    def __init__(self, setup: DecodingSetup, request: DecodingRequest, beam: int | None = None):
+        self.setup, self.request = setup, request
+        self.beam = beam or setup.beam_size
+        sources = setup.ensemble.sources(request.sample)
+        device, count = sources[0].src_tokens.device, request.sample.num_sentences
+        if device.type == "cuda":
+            turn_off_cudnn_attention()
+        start = self._begin_members(sources)
+        self.reads_alike = setup.ensemble.read_alike(sources)
+        self.sentences = batch = self._sentences(sources)
+        self.ids, self.live = batch.ids, torch.arange(count, device=device)
+        self.search = begun(setup.search, batch)
+        self.combination = begun(setup.ensemble.combination, batch)
+        self.processors = [begun(processor, batch) for processor in setup.processors]
+        self.trie = defer_trie(self.processors) if setup.plan.edges and request.prefix_tokens is None else None
+        self.stopping = [begun(rule, batch) for rule in setup.stopping]
+        self.observers = [begun(observer, batch) for observer in setup.observers]
+        self.shortlist = None if setup.shortlist is None else setup.shortlist.begin(batch)
+        self.columns: OutputColumns | None = None
+        self.choose_columns()
+        self.needs = setup.needs
+        models = [spec.model for spec in setup.ensemble.members]
+        if FEATURES in self.needs:
+            check_features(models[:1], setup.needing(FEATURES))
+        if LAYER_LOGITS in self.needs:
+            check_layers(models, setup.needing(LAYER_LOGITS))
+        self.timed_out: Tensor | None = None
+        self.num_done = 0
+        self.first_end = int(batch.max_lengths.min())
+        self.scores = torch.zeros(count, self.beam, device=device)
+        self.coverage = Coverage(setup.ranking.coverage, batch)
+        self.backpointers = BackPointers(self.beam, start)
+        self.finished = self.new_finished(batch)
+        self.has_fields = bool(with_fields(self.components))
+        self.results: list[list[Hypothesis]] = [[] for _ in range(count)]
+
+    def _begin_members(self, sources: Sequence[Source]) -> Tensor:
+        """Make the members; returns ``(sentences,)`` int64, the start tokens, which are those of the first member."""
+        setup, given = self.setup, self.request.sample.start_tokens
+        specs, device = setup.ensemble.members, sources[0].src_tokens.device
+        starts = [spec.model.start_token(setup.eos) for spec in specs]
+        different = [None if given is not None or start == starts[0] else start for start in starts]
+        with setup.exact():
+            self.members = [self.new_member(*each) for each in zip(specs, sources, different, strict=True)]
+        return torch.full_like(self.request.sample.ids, starts[0]).to(device) if given is None else given.to(device)
+
+    def _sentences(self, sources: Sequence[Source]) -> BatchInfo:
+        """The sentences of the batch, as components see them; ``sources`` are those of the members."""
+        setup, sample, first = self.setup, self.request.sample, sources[0]
+        last_steps = setup.limits.last_steps(first.src_lengths)
+        for spec, source in zip(setup.ensemble.members, sources, strict=True):
+            if (longest := spec.model.max_target_lengths(source.src_lengths)) is not None:
+                last_steps = torch.minimum(last_steps, longest - 1)
+        model, device = setup.ensemble.members[0].model, first.src_tokens.device
+        return BatchInfo(
+            ids=sample.ids.to(device),
+            beam_size=self.beam,
+            eos=setup.eos,
+            pad=setup.pad,
+            end_tokens=setup.end_tokens,
+            max_lengths=last_steps,
+            done=torch.zeros_like(last_steps, dtype=torch.bool),
+            counts_start=setup.rules.counts_start,
+            continues_source=model.continues_source,
+            prefix_tokens=self.request.prefix_tokens,
+            first_tokens=None if sample.first_tokens is None else sample.first_tokens.to(device),
+            constraints=self.request.constraints,
+            src_tokens=first.src_tokens,
+            src_padding=first.padding(model.left_pad_source),
+            source_texts=sample.texts,
+        )
+
+    def new_member(self, spec: MemberSpec, source: Source, start_token: int | None) -> Member:
+        """Make a member; a session that needs another class overrides this.
+
+        Args:
+            spec: the model and its role.
+            source: the sentences as this model reads them.
+            start_token: the model's start token, if it differs from that of the first member; else ``None``.
+        """
+        captures = self.setup.debug.captured_steps and source.src_tokens.device.type in GRAPHS
+        member = CapturedMember if captures else Member
+        return member(spec.model, source, self.beam, start_token, self.setup.debug)
+
+    def choose_columns(self) -> None:
+        """With a shortlist, let the members compute only the columns that some sentence needs, if that is possible."""
+        if self.shortlist is None:
+            return
+        setup = self.setup
+        self.columns = None
+        if setup.plan.columns and self.request.prefix_tokens is None:  # forced tokens are compared with ids
+            ensemble = setup.ensemble
+            self.columns = OutputColumns.choose(self.shortlist, ensemble, self.processors, setup.eos, setup.pad)
+        self.shortlist.use_columns(None if self.columns is None else self.columns.ids)
+        for number, member in enumerate(self.members):
+            member.output_columns = None if self.columns is None else self.columns.projections[number]
+
+    def new_finished(self, batch: BatchInfo) -> FinishedHypotheses:
+        """Make the object that stores finished hypotheses; see ``Search.finished``.
+
+        Args:
+            batch: the properties of the batch.
+        """
+        setup = self.setup
+        if (of_search := self.search.finished(batch, setup.ranking, setup.early_stopping)) is not None:
+            return returned(self.search, "finished", of_search, FinishedHypotheses)
+        if self.search.continues_each_beam:
+            return EachRow(batch, setup.ranking)
+        return setup.rules.finished(batch, setup.ranking, setup.early_stopping)
+
+    def run(self) -> list[list[Hypothesis]]:
+        """Decode until every sentence is done.
+
+        Raises:
+            DecodingError: a model gave NaN or infinity.
+        """
+        while self.step():
+            pass
+        self.collect_all()
+        return self.results
+
+    def step(self) -> bool:
+        """Decode one step.
+
+        Returns:
+            Whether any sentence needs another step.
+
+        Raises:
+            DecodingError: a model gave NaN or infinity.
+        """
+        step = self.backpointers.length
+        with self.setup.exact(), fastest_threads(self.scores.numel(), self.scores.device):
+            # (1) The members score the next token, the combination merges their scores, the processors change them.
+            context, scored = self.score(step)
+            # (2) The search strategy chooses candidates.
+            candidates = self.choose(context, scored)
+        # (3) Some candidates end: at end-of-sentence, at the maximum length, by a stopping rule.
+        ended = self.ended(candidates, context)
+        # (4) Those that end may become finished hypotheses; of the others, the best continue.
+        self.backpointers.record(attention=scored.attention, **self.top_tokens(context, scored))
+        self.coverage.attend(scored.attention)
+        active = self.finalize(context, candidates, ended, scored)
+        if self.has_fields:
+            with self.setup.exact():
+                given = map_tensors(candidates, Tensor.clone)  # which components cannot change
+                fields = fields_of(self.components, given, context, self.backpointers.fields)
+            self.backpointers.record_fields(candidates, fields)
+        # (5) If enough sentences are done, they leave the batch.
+        if not self.needs_another_step(candidates, step):
+            return False
+        if self.num_done * (_LAZY if self.setup.debug.lazy_compaction else len(self.live)) >= len(self.live):
+            active = self.compact(active)
+        # (6) Tokens, scores, decoder states and components follow the beams that continue.
+        self.advance(active)
+        return True
+
+    def score(self, step: int) -> tuple[StepContext, StepScores]:
+        """Score the next token of each beam."""
+        plan, scores = self.setup.plan, self.scores
+        logits, outputs = self.outputs()
+        context = self.context(step, self.beam, outputs=outputs, scores=scores.flatten())
+        attention = None if outputs.attention is None else context.by_sentence(outputs.attention)
+        forbids = bool(self.setup.processors)
+        if plan.renormalizes and forbids:  # a processor may forbid all tokens of a row; a model may not
+            nothing = logits[0].amax(1) == -torch.inf
+            scores = torch.where(nothing.view_as(scores), torch.nan, scores)
+        if plan.processes_logits or plan.adds_logits:
+            lprobs = logits[0]
+        else:
+            context, lprobs = self._combine(context, logits)
+        # before the processors, since they work in place
+        log_sum = log_sum_exp(lprobs) if plan.adds_logits and not plan.renormalizes else None
+        context, lprobs = self.process(context, lprobs, log_sum)
+        lprobs, tokens = (lprobs, None) if self.trie is None else self.trie.allowed(lprobs)
+        if plan.renormalizes and plan.adds_logits:
+            largest = lprobs.amax(1, keepdim=True)
+            log_sum = log_sum_exp(lprobs, largest)
+            if forbids:
+                log_sum.masked_fill_(largest == -torch.inf, 0.0)  # everything is forbidden
+        elif plan.renormalizes:
+            lprobs = normalized(lprobs)
+        if log_sum is not None:
+            scores = scores - log_sum.view_as(scores)
+            log_sum = context.by_sentence(log_sum)
+        tokens = None if tokens is None else context.by_sentence(tokens)
+        return context, StepScores(context.by_sentence(lprobs), scores, attention, log_sum, tokens)
+
+    def _combine(self, context: StepContext, logits: list[Tensor]) -> tuple[StepContext, Tensor]:
+        """Normalize and combine the members' logits, ``(rows, V)`` each."""
+        each = []
+        for spec, values in zip(self.setup.ensemble.members, logits, strict=True):
+            found, shape = spec.model.get_normalized_probs(values), tuple(values.shape)
+            each.append(returned_tensor(spec.model, "get_normalized_probs", found, shape, values.dtype, values.device))
+        lprobs = combine(self.combination, each, context)
+        if MEMBER_LPROBS not in self.needs:
+            return context, lprobs
+        outputs = replace(context.outputs, member_lprobs=each)
+        # a copy, since processors work in place, and a combination may return a member's scores
+        return replace(context, outputs=outputs), lprobs.clone()
+
+    def _check_outputs(self, outputs: Sequence[MemberOutput]) -> None:
+        """Check what the members computed: logits ``(rows, V)``, and attention ``(rows, S)`` if there is any."""
+        rows, vocab = self.scores.numel(), self.setup.vocab_size if self.shortlist is None else -1
+        for spec, out in zip(self.setup.ensemble.members, outputs, strict=True):
+            model, on = spec.model, self.scores.device
+            owner: Any = model if model.adjusts_logits else model.decoder
+            method = "adjust_logits_during_generation" if model.adjusts_logits else "forward"
+            returned_tensor(owner, method, out.logits, (rows, vocab), None, on, "the newest logits ")
+            if out.attention is not None:
+                returned_tensor(model.decoder, "forward", out.attention, (rows, -1), None, on, "the newest attention ")
+
+    def outputs(self) -> tuple[list[Tensor], StepOutputs]:
+        """Logits ``(rows, V)`` of each member, in float32 or wider, and what components need besides."""
+        outputs = self.member_outputs()
+        if not self.backpointers.length:
+            self._check_outputs(outputs)
+        logits = []
+        for out in outputs:
+            wide = out.logits if out.logits.dtype == torch.float32 else _widened(out.logits)
+            wide = wide / self.setup.temperature if self.setup.temperature != 1.0 else wide
+            logits.append(wide if self.shortlist is None else self.shortlist.restrict(wide))
+        attention = None
+        if ATTENTION in self.needs:
+            weights = [out.attention if alike else None for out, alike in zip(outputs, self.reads_alike, strict=True)]
+            attention = self.setup.ensemble.combine_attention(weights)
+        kept = [values.clone() for values in logits] if MEMBER_LOGITS in self.needs else None
+        exits = self._layer_logits(outputs[0]) if LAYER_LOGITS in self.needs else None
+        return logits, StepOutputs(outputs[0].features, attention, kept, exits)
+
+    def _layer_logits(self, output: MemberOutput) -> LayerLogits:
+        """The logits of each layer; a session that does not record layers cannot compute them."""
+        if output.layers is None:
+            what = self.setup.needing(LAYER_LOGITS)
+            raise ConfigError(
+                f"{what} needs the logits of each layer, which {type(self.search).__name__} does not compute; leave "
+                f"out {what} or choose another search"
+            )
+        decoder: Any = self.setup.ensemble.members[0].model.decoder
+
+        def early_exit(hidden: Tensor) -> Tensor:
+            return _widened(decoder.early_exit(hidden)) / self.setup.temperature
+
+        return LayerLogits(output.layers, early_exit)
+
+    def member_outputs(self) -> list[MemberOutput]:
+        """Run each member on the newest token of each row."""
+        tokens, needs = self._decoder_input(), self.needs
+        return [
+            member.next_output(tokens, needs - {FEATURES} if number else needs)
+            for number, member in enumerate(self.members)
+        ]
+
+    def _decoder_input(self) -> Tensor:
+        """Decoder input ``(rows, 1 + step)`` int64; if no decoder reads earlier columns, only the last is valid."""
+        if self.setup.reads_history:
+            return self.backpointers.matrix().flatten(0, 1)
+        return self.backpointers.last_tokens().reshape(-1, 1).expand(-1, 1 + self.backpointers.length)
+
+    def process(
+        self, context: StepContext, lprobs: Tensor, log_sum: Tensor | None = None
+    ) -> tuple[StepContext, Tensor]:
+        """Apply the logits processors to ``(rows, V)`` scores, whose log-sum-exp ``(rows, 1)`` may be known."""
+        if self.columns is not None:
+            return context, self.columns.process(lprobs, context)
+        if FORBIDDEN in self.needs:
+            context = replace(context, watch=Forbidden(lprobs, 2 * self.beam, log_sum))
+        if not self.search.processes_itself:
+            return context, apply_all(self.processors, lprobs, context)
+
+        def process(scores: Tensor) -> Tensor:
+            return apply_all(self.processors, scores.flatten(0, 1), context).view_as(scores)
+
+        return replace(context, process=process), lprobs
+
+    def context(self, step: int, rows: int, tokens: Tensor | None = None, **known: Any) -> StepContext:
+        """The step context of components.
+
+        Args:
+            step: number of tokens of each row.
+            rows: rows of each live sentence.
+            tokens: ``(live, rows, 1 + step)`` int64 tokens of the rows; those of the beams if not given.
+            known: other attributes of the context.
+        """
+        return StepContext(
+            step=step,
+            sentences=self.sentences,
+            rows_per_sentence=rows,
+            first_end=self.first_end,
+            read_tokens=lambda: (self.backpointers.matrix() if tokens is None else tokens).flatten(0, 1),
+            **known,
+        )
+
+    def choose(self, context: StepContext, scored: StepScores) -> Candidates:
+        """Let the search strategy choose candidates; those of done sentences get score ``-inf``."""
+        candidates = chosen(self.search, context, scored.lprobs, scored.scores)
+        alive = candidates.scores.masked_fill(self.sentences.done.unsqueeze(1), -torch.inf)
+        return Candidates(alive, self._token_ids(candidates.tokens, candidates.beams, scored), candidates.beams)
+
+    def _token_ids(self, columns: Tensor, beams: Tensor, scored: StepScores) -> Tensor:
+        """The tokens of ``columns`` of the scores of ``beams``, all ``(live, k)`` int64."""
+        if self.columns is not None:
+            return self.columns.ids[columns]
+        if scored.tokens is None:
+            return columns
+        return scored.tokens.flatten(1).gather(1, beams * scored.tokens.size(2) + columns)
+
+    def top_tokens(self, context: StepContext, scored: StepScores) -> dict[str, Tensor]:
+        """The most probable tokens of each beam and their log-probabilities, ``(live, beam, N)``, if requested."""
+        if not (count := self.setup.top_tokens):
+            return {}
+        lprobs = scored.lprobs if context.process is None else context.process(scored.lprobs.clone())
+        rows = lprobs.flatten(0, 1).unsqueeze(1)
+        best = best_continuations(rows, torch.zeros_like(rows[..., 0]), count)
+        shape = (*lprobs.shape[:2], count)
+        scores = best.scores.view(shape) - (0 if scored.log_sum is None else scored.log_sum)
+        beams = torch.arange(shape[1], device=scores.device).view(-1, 1).expand(shape).flatten(1)
+        return {
+            "top_tokens": self._token_ids(best.tokens.view_as(beams), beams, scored).view(shape),
+            "top_scores": scores,
+        }
+
+    def ended(self, candidates: Candidates, context: StepContext) -> Tensor:
+        """``(live, K)`` bool, true for candidates that end."""
+        ended = candidates.tokens == self.setup.end_tokens[0]
+        for token in self.setup.end_tokens[1:]:
+            ended |= candidates.tokens == token
+        if not self.setup.rules.forces_end and context.step >= self.first_end:
+            ended |= (self.sentences.max_lengths <= context.step).unsqueeze(1)
+        if self.stopping:
+            parents = gather_beams(self.backpointers.matrix(), candidates.beams)
+            tokens = torch.cat([parents, candidates.tokens.unsqueeze(-1)], dim=-1)
+            of_candidates = self.context(
+                context.step,
+                candidates.tokens.size(1),
+                tokens[..., :-1],
+                scores=candidates.scores.flatten(),
+                parents=candidates.beams,
+            )
+            rows = tokens.flatten(0, 1)[:, 1:]
+            for rule in self.stopping:
+                found = rule(rows, of_candidates)
+                returned_tensor(rule, "__call__", found, rows.shape[:1], torch.bool, rows.device)
+                ended |= found.view_as(ended)
+            if any(isinstance(rule, TimeLimit) and rule.expired for rule in self.stopping):
+                self.timed_out = ~self.sentences.done
+        return ended
+
+    def finalize(self, context: StepContext, candidates: Candidates, ended: Tensor, scored: StepScores) -> Candidates:
+        """Finalize hypotheses, update which sentences are done, and call observers and the streamer.
+
+        Returns:
+            The ``beam`` candidates of each sentence that continue.
+        """
+        offsets = self.sentences.start_offsets
+        step = context.step if offsets is None else context.step - offsets  # of each sentence
+        by_candidate = step.unsqueeze(1) if isinstance(step, Tensor) else step
+        before = self.finished.fork() if self.observers else None  # a copy: some classes write in place
+        was_done = self.sentences.done
+        penalty = self.coverage.penalty(candidates, self.sentences.src_padding)
+        complete = self.search.complete(candidates)
+        ending = candidates if complete is None else candidates.without(ended & ~complete)
+        active = self.finished.finalize(ending, ended, by_candidate, penalty)
+        done = was_done | self.finished.done(active, step, self.sentences.own_limits)
+        self.sentences = replace(self.sentences, done=done)
+        if before is not None:
+            watch = context.watch if isinstance(context.watch, Forbidden) else None
+            shown = [map_tensors(each, Tensor.clone) for each in (candidates, active)]  # which observers cannot change
+            of_sentences = ended, shown[1], was_done, done, before, self.finished.fork()
+            record = StepRecord(context, shown[0], *of_sentences, scored.lprobs, scored.scores, watch)
+            for observer in self.observers:
+                observer.observe(record)
+        if self.request.streamer is not None:
+            self.stream(self.request.streamer, candidates, done & ~was_done)
+        return active
+
+    def stream(self, streamer: Streamer, candidates: Candidates, done: Tensor) -> None:
+        """Pass the newest token of each sentence's first beam to the streamer, and which sentences have become done."""
+        exists = (candidates.scores[:, 0] > -torch.inf).tolist()
+        tokens, ids = candidates.tokens[:, 0].tolist(), self.sentences.ids.tolist()
+        for sentence, token, exists_, done_ in zip(ids, tokens, exists, done.tolist(), strict=True):
+            if exists_:
+                streamer.put(sentence, [token])
+            if done_:
+                streamer.end(sentence)
+
+    def needs_another_step(self, candidates: Candidates, step: int) -> bool:
+        """True if any sentence is not done. This is the only point of a step that waits for the device."""
+        damaged = candidates.scores.isnan()
+        self.num_done, bad = torch.stack([self.sentences.done.sum(), damaged.sum()]).tolist()
+        if bad:
+            sentence = int(self.live[damaged.any(1)][0])
+            users = sorted({type(part).__name__ for part in self.components if not is_built_in(type(part))})
+            raise DecodingError(
+                f"a model's scores are NaN or infinite at step {step} in sentence {sentence} of the batch; its weights "
+                f"are damaged or its dtype overflows{f', or {listing(users)} returns such scores' if users else ''}"
+            )
+        return self.num_done < len(self.live)
+
+    @property
+    def components(self) -> list[Component]:
+        """All components; their state follows the beams."""
+        shortlist = [] if self.shortlist is None else [self.shortlist]
+        others = (self.finished, self.coverage, *shortlist)
+        return [self.search, self.combination, *self.processors, *self.stopping, *self.observers, *others]
+
+    def compact(self, active: Candidates) -> Candidates:
+        """Collect the results of the sentences that are done, and drop their rows."""
+        order = self.sentences.done.to(torch.int8).argsort(descending=True, stable=True)  # nonzero would wait
+        done, keep = order[: self.num_done], order[self.num_done :]
+        self.collect(done)
+        self.select_sentences(keep)
+        self.num_done = 0
+        self.first_end = int(self.sentences.max_lengths.min()) if len(keep) else 0
+        return active.select(keep)
+
+    def select_sentences(self, keep: Tensor) -> None:
+        """Keep only the rows of the sentences ``keep``, ``(kept,)`` int64."""
+        self.live, self.scores = self.live.index_select(0, keep), self.scores.index_select(0, keep)
+        self.sentences = self.sentences.select(keep)
+        self.timed_out = None if self.timed_out is None else self.timed_out.index_select(0, keep)
+        self.backpointers.select(keep)
+        for component in self.components:
+            component.select_sentences(keep)
+        for member in self.members:
+            member.select_sentences(keep)
+
+    def fork(self, rows: Tensor | None = None) -> Self:
+        """Branch the search: a session that continues from the same prefixes, independently of this one.
+
+        Every attribute is copied: objects with a method ``fork`` by it (members, components, back-pointers), lists,
+        tuples and dicts with their items. Tensors of rows are copied by ``select_sentences``. All else, such as the
+        setup, the streamer and what an observer collects outside of its state, belongs to both sessions.
+
+        Args:
+            rows: ``(k,)`` int64 live sentences, in any order and with repeats, of which the new session is the batch:
+                its results are those of these rows, and ``sentences.ids`` has their line numbers. All beams of a
+                sentence are copied. If not given, the batch is the same.
+        """
+        other = with_forked_attributes(self)
+        pairs = zip(flattened(self.components), flattened(other.components), strict=True)
+        copies = {id(component): copied for component, copied in pairs}
+        for owner, given in [(other, vars(self)), *((copied, vars(copied)) for copied in copies.values())]:
+            # components that refer to each other refer to each other's copies
+            vars(owner).update({name: copies[id(value)] for name, value in given.items() if id(value) in copies})
+        keep = torch.arange(len(self.live), device=self.live.device) if rows is None else rows
+        other.select_sentences(keep)
+        if rows is not None:
+            other.ids, other.live = self.ids[self.live[rows]], torch.arange(len(rows), device=rows.device)
+            other.results = [[] for _ in rows]
+            other.num_done = int(other.sentences.done.sum())
+            other.first_end = int(other.sentences.max_lengths.min()) if len(rows) else 0
+        return other
+
+    def merge(self, other: Self) -> None:
+        """Append the sentences of another session; the steps of both need not be equal, but are above 0.
+
+        Positions are aligned at the newest one: ``sentences.start_offsets`` has the step at which each sentence began,
+        counted from the first step of the merged session. ``DecodingSetup.merge_obstacle`` says whether models and
+        components can be merged. Done sentences leave this session before.
+
+        Args:
+            other: a session of the same setup; it must not be used afterwards.
+        """
+        if self.num_done:
+            newest = self.backpointers.last_tokens()
+            self.compact(Candidates(self.scores, newest, newest))
+        self.live = torch.cat([self.live, other.live + len(self.ids)])
+        self.ids = torch.cat([self.ids, other.ids])
+        self.results += other.results
+        self.scores = torch.cat([self.scores, other.scores])
+        for mine, theirs in zip(self.components, other.components, strict=True):
+            mine.merge(theirs)
+        for mine_, theirs_ in zip(self.members, other.members, strict=True):
+            mine_.merge(theirs_)
+        own_limits = torch.cat([one.sentences.own_limits for one in (self, other)])
+        self.backpointers.merge(other.backpointers)
+        if (unseen := int(self.backpointers.start_offsets.min())) > 0:
+            self.backpointers.crop(unseen)
+            for member in self.members:
+                member.crop(unseen)
+        start_offsets = self.backpointers.start_offsets
+        texts = [one.sentences.source_texts for one in (self, other)]
+        self.sentences = replace(
+            self.sentences,
+            ids=torch.cat([self.sentences.ids, other.sentences.ids]),
+            max_lengths=own_limits + start_offsets,
+            done=torch.cat([self.sentences.done, other.sentences.done]),
+            start_offsets=start_offsets,
+            source_texts=None if None in texts else [text for some in texts for text in some or ()],
+            # components that support merged batches do not read these
+            src_tokens=None,
+            src_padding=None,
+            prefix_tokens=None,
+            first_tokens=None,
+            constraints=None,
+        )
+        self.first_end = int(self.sentences.max_lengths.min())
+        self.choose_columns()
+
+    def advance(self, active: Candidates) -> None:
+        """Let tokens, scores, components and decoder states follow the beams that continue."""
+        self.backpointers.append(active)
+        self.scores = active.scores
+        for component in self.components:
+            component.advance(active)
+        if self.search.continues_each_beam or self.beam == 1:
+            return  # each beam continues itself
+        for member in self.members:
+            member.reorder_beams(active.beams)
+
+    def collect(self, rows: Tensor) -> list[int]:
+        """Read the hypotheses of the live sentences ``rows``, ``(k,)`` int64, all of which are done.
+
+        Returns:
+            The index in the batch of each of them.
+        """
+        owners = self.live[rows]
+        late = torch.zeros_like(self.sentences.done) if self.timed_out is None else self.timed_out
+        of_rows = [owners, self.ids[owners], late[rows], self.sentences.own_limits[rows]]
+        read = [values.tolist() for values in copied_to_cpu(of_rows)]
+        found = self.finished.hypotheses(rows, self.backpointers)
+        for sentence, number, timed_out, last_step, hypotheses in zip(*read, found, strict=True):
+            self.results[sentence] = [self.setup.ended(each, last_step, timed_out) for each in hypotheses]
+            for observer in self.observers:
+                observer.end(number, self.results[sentence])
+        return read[0]
+
+    def collect_all(self) -> None:
+        """Read the hypotheses of all live sentences."""
+        if self.setup.debug.captured_steps and self.live.device.type in GRAPHS:
+            self.setup.eager_steps.update(member.refused for member in self.members if member.refused)
+        self.collect(torch.arange(len(self.live), device=self.live.device))
+
+
+def has_steps(search: Search) -> bool:
+    """True if a strategy decodes by the steps of ``Session``."""
+    return getattr(search.session_class or Session, "step", None) is Session.step
+
+
+def _widened(logits: Tensor) -> Tensor:
+    """Logits in float32 or wider."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -1,0 +1,97 @@
+"""Bit-exact decoding: batches are filled up to widths at which their numbers do not depend on the batch.
+
+Where a sum over source positions begins and ends, in the vectors of a processor and in the tiles of a product, depends
+on the width of the batch. Widths are therefore multiples of a tile. ``modules/bit_exact`` has the products and
+functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from seqgen.core.ensemble import Ensemble
+from seqgen.core.errors import ConfigError
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.structures import Batch, Hypothesis, Source
+from seqgen.modules.bit_exact import INNER, TILE, BitExact, rounded_up
+from seqgen.system.switches import INPUT_CHOICES
+
+
+@contextmanager
+def bit_exact() -> Iterator[None]:
+    """In the ``with`` block, models compute each row with the same bits in every batch."""
+    with INPUT_CHOICES.off(), BitExact():
+        yield
+
+
+def pad_to_tiles(sample: Batch, ensemble: Ensemble, pad: int) -> Batch:
+    """Fill up the sources and targets of a batch with padding.
+
+    Args:
+        sample: the batch.
+        ensemble: the models that read it.
+        pad: id of padding.
+
+    Returns:
+        The batch, with widths at which its numbers do not depend on the other sentences.
+
+    Raises:
+        ConfigError: an encoder's output is given in place of a source.
+    """
+    models = ensemble.models
+    return replace(
+        sample,
+        source=_padded(sample.source, models[0], pad),
+        member_sources=sample.member_sources
+        and [_padded(source, model, pad) for source, model in zip(sample.member_sources, models, strict=True)],
+        target=_filled(sample.target, pad),
+        prev_output_tokens=_filled(sample.prev_output_tokens, pad),
+    )
+
+
+def _filled(target: Tensor | None, pad: int) -> Tensor | None:
+    if target is None:
+        return None
+    return F.pad(target, (0, rounded_up(target.size(1), TILE) - target.size(1)), value=pad)
+
+
+def _padded(source: Source, model: EncoderDecoderModel, pad: int) -> Source:
+    if source.encoder_out is not None:
+        raise ConfigError("generation.bit_exact=true needs sources, and an encoder's output is given; leave it out")
+    width = source.src_tokens.size(1)
+    missing = _width(width, model) - width
+    sides = (missing, 0) if model.left_pad_source else (0, missing)
+    return replace(source, src_tokens=F.pad(source.src_tokens, sides, value=pad))
+
+
+def _width(width: int, model: EncoderDecoderModel) -> int:
+    """The width to which a source is filled up.
+
+    The prompt of a language model is followed by the output, so that the tiles of both must begin at the same places
+    for every width. A source that is padded on the left must end where a tile ends.
+    """
+    if model.continues_source or (model.left_pad_source and width > INNER):
+        return rounded_up(width, INNER)
+    longest = model.max_positions()[0]
+    return max(width, min(rounded_up(width, TILE), longest))
+
+
+def unpad_attention(hypothesis: Hypothesis, sample: Batch, model: EncoderDecoderModel) -> Hypothesis:
+    """Undo ``pad_to_tiles`` for the attention weights of a hypothesis.
+
+    Args:
+        hypothesis: a hypothesis for the batch that ``pad_to_tiles`` returned.
+        sample: the batch before ``pad_to_tiles``.
+        model: the first model.
+    """
+    if hypothesis.attention is None:
+        return hypothesis
+    missing = hypothesis.attention.size(1) - sample.source.src_tokens.size(1)
+    kept = slice(missing, None) if model.left_pad_source else slice(0, hypothesis.attention.size(1) - missing)
+    attention = hypothesis.attention[:, kept]
+    return replace(hypothesis, attention=attention, alignment=attention.argmax(-1))

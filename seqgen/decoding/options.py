@@ -1,0 +1,373 @@
+"""Builds a ``DecodingSetup`` from a configuration, with its processors in the order in which they are applied."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from seqgen.config import DEFAULT_COMBINATION, DebugConfig, GenerationConfig
+from seqgen.config.compose import check_component_keys
+from seqgen.config.generation import STRATEGY, WARPER, keys_with
+from seqgen.config.values import DEFAULTS, check_compatible
+from seqgen.core.combinations import Combination, Guidance
+from seqgen.core.component import Resources, build, naming
+from seqgen.core.contract import returned
+from seqgen.core.ensemble import Ensemble
+from seqgen.core.errors import ConfigError
+from seqgen.core.finished import Ranking
+from seqgen.core.member import EMPTY, MemberSpec, ModelOrMember, field_of, input_of
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.observers import Observer
+from seqgen.core.processors import LogitsProcessor
+from seqgen.core.search import Search
+from seqgen.core.session import has_steps
+from seqgen.core.setup import DecodingSetup, Limits
+from seqgen.core.stopping import StoppingRule, stopping_from_config
+from seqgen.core.token_fields import with_fields
+from seqgen.data.dictionary import Dictionary, VocabularyMap
+from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.decoding.certificate import Certificate, check_certifiable
+from seqgen.decoding.processors import length, prefix_trie, tokens, warpers
+from seqgen.decoding.rules import Rules, rules_named
+from seqgen.decoding.search.constrained import ConstrainedSearch
+from seqgen.decoding.search.sampling import RandomSearch
+from seqgen.decoding.shortlist import Shortlist
+from seqgen.decoding.speculative.drafters import ModelDrafter, PromptLookup
+from seqgen.decoding.speculative.verification import SpeculativeSearch
+from seqgen.registry import COMBINATIONS, LOGITS_PROCESSORS, OBSERVERS, SEARCHES
+
+
+def build_setup(
+    models: Sequence[ModelOrMember],
+    tgt_dict: Dictionary,
+    cfg: GenerationConfig,
+    tokenizer: Tokenizer | None = None,
+    draft: EncoderDecoderModel | None = None,
+    *,
+    shortlist: VocabularyMap | None = None,
+    search_strategy: Search | None = None,
+    combination: Combination | None = None,
+    processors: Sequence[LogitsProcessor] = (),
+    stopping: Sequence[StoppingRule] = (),
+    observers: Sequence[Observer] = (),
+    need_attention: bool = False,
+    debug: DebugConfig | None = None,
+) -> DecodingSetup:
+    """Make the setup that the ``generation`` group of a configuration asks for.
+
+    Args:
+        models: one or more models that share the target vocabulary; ``MemberSpec`` gives a model a role.
+        tgt_dict: the target vocabulary.
+        cfg: the configuration.
+        tokenizer: the target tokenizer, for keys whose values are texts.
+        draft: the model that ``cfg.draft`` names; it has the same target vocabulary.
+        shortlist: the content of the file that ``cfg.shortlist`` names.
+        search_strategy: used instead of the strategy of the configuration.
+        combination: used instead of the combination of the configuration.
+        processors: further logits processors, applied after those of the configuration.
+        stopping: further stopping rules.
+        observers: further observers.
+        need_attention: whether hypotheses have attention weights and alignments.
+        debug: switches of optimizations.
+
+    Raises:
+        ConfigError: two keys contradict each other, or a component is not registered.
+    """
+    rules = rules_named(cfg.semantics)
+    check_compatible(cfg)
+    cfg = replace(cfg, search=search_name(cfg, rules))
+    objects = {"search": search_strategy, "combination": combination}
+    check_component_keys(cfg, [group for group, given in objects.items() if given is not None])
+    if search_strategy is not None:
+        _check_search_keys(cfg, search_strategy)
+    ends = end_tokens_from_config(cfg, tgt_dict)
+    encode, decode = (None, None) if tokenizer is None else (tokenizer.encode, tokenizer.decode)
+    resources = Resources(tgt_dict, encode, decode, ends[1:])
+    search = search_strategy or search_from_config(cfg, resources)
+    if cfg.is_constrained and not search.enforces_constraints:
+        search = ConstrainedSearch(cfg.constraints == "ordered", search)
+    search = rules.search(search)
+    search = _with_drafts(search, cfg, draft)
+    beam = returned(search, "rows", search.rows(cfg.beam), int)
+    if cfg.nbest > beam:
+        raise ConfigError(
+            f"generation.nbest={cfg.nbest}: the search strategy {cfg.search} returns at most {beam} per sentence; "
+            "lower generation.nbest, or choose another strategy"
+        )
+    if cfg.top_tokens and search.session_class is not None:
+        raise ConfigError(
+            f"generation.top_tokens={cfg.top_tokens} is not supported by {type(search).__name__}, which has its own "
+            "decoding loop; leave it out, or use beam search, greedy search or sampling"
+        )
+    members = members_from_config(models, cfg)
+    ensemble = with_guidance(members, combination_from_config(cfg, resources, combination), cfg.guidance_scale)
+    longest = min(cfg.max_len or sys.maxsize, *(model.max_positions()[1] for model in ensemble.models))
+    of_config = processors_from_config(cfg, rules, resources)
+    named = [build(OBSERVERS, name, Observer, cfg, resources) for name in cfg.observers]
+    bounds = [Certificate(cfg.nbest, [*of_config, *processors])] if cfg.certificate else []
+    setup = DecodingSetup(
+        ensemble=ensemble,
+        rules=rules,
+        search=search,
+        processors=[*of_config, *processors],
+        stopping=[*stopping_from_config(cfg, tgt_dict, tokenizer), *stopping],
+        observers=[*named, *observers, *bounds],
+        ranking=Ranking(not cfg.unnormalized, cfg.lenpen, cfg.length_penalty, cfg.coverage_penalty),
+        limits=Limits(cfg.max_len_a, cfg.effective_max_len_b, longest, cfg.match_source_len),
+        beam_size=beam,
+        temperature=cfg.temperature if rules.divides_by_temperature_first else 1.0,
+        early_stopping=cfg.early_stopping,
+        eos=tgt_dict.eos(),
+        pad=tgt_dict.pad(),
+        end_tokens=ends,
+        vocab_size=len(tgt_dict),
+        need_attention=need_attention,
+        debug=debug or DebugConfig(),
+        shortlist=_shortlist(cfg, search, shortlist, resources),
+        bit_exact=cfg.bit_exact,
+        top_tokens=cfg.top_tokens,
+    )
+    if not has_steps(search) and (owners := with_fields(setup.components)):
+        names = [type(one).__name__ for one in (owners[0], search)]
+        raise ConfigError("{} has fields of each step, and the loop of {} has none; leave out one".format(*names))
+    if cfg.certificate:
+        check_certifiable(search, [ensemble.combination, *setup.processors, *setup.stopping], setup.ranking)
+    return setup
+
+
+def _shortlist(
+    cfg: GenerationConfig, search: Search, candidates: VocabularyMap | None, resources: Resources
+) -> Shortlist | None:
+    """The shortlist, which contains the tokens that the configuration forces.
+
+    Raises:
+        ConfigError: the configuration names a shortlist, but ``candidates`` is ``None``; or the strategy has another
+            decoding loop.
+    """
+    if candidates is None:
+        if cfg.shortlist:
+            raise ConfigError(
+                f"generation.shortlist={cfg.shortlist} names a file that has not been read; give its VocabularyMap as "
+                "shortlist=MAP where the generator is built"
+            )
+        return None
+    if search.session_class is not None:
+        raise ConfigError(
+            f"generation.shortlist={cfg.shortlist} is not supported by {type(search).__name__}, which has its own "
+            "decoding loop; leave it out, or use beam search, greedy search or sampling"
+        )
+    forced = [resources.token(token) for token in (cfg.forced_first, cfg.forced_last) if token]
+    return Shortlist(candidates, resources.dictionary, forced)
+
+
+def processors_from_config(cfg: GenerationConfig, rules: Rules, resources: Resources) -> list[LogitsProcessor]:
+    """Build all processors of a configuration, in the order of the rules; warpers come last.
+
+    Args:
+        cfg: the configuration.
+        rules: fairseq's or Hugging Face's.
+        resources: the target vocabulary and its tokenizer.
+
+    Returns:
+        The processors of the keys of ``processor_makers``, and those that ``generation.processors`` names.
+
+    Raises:
+        ConfigError: a token or text is not in the vocabulary, a bias is not a number, or a name is not registered.
+        DataError: the file of allowed outputs cannot be used.
+    """
+    makers, neutral = processor_makers(cfg, rules, resources), {**DEFAULTS, "min_len": 0}
+    usual = [key for key in makers if key not in ("temperature", *keys_with(WARPER), "renormalize")]
+
+    def make(*keys: str) -> dict[str, LogitsProcessor]:
+        found = {}
+        for key in keys:
+            if (value := getattr(cfg, key)) != neutral[key]:
+                with naming(f"generation.{key}"):
+                    found[key] = makers[key](value)
+        return found
+
+    registered = []
+    for name in cfg.processors:
+        with naming(f"processor.{name}"):
+            registered.append(build(LOGITS_PROCESSORS, name, LogitsProcessor, cfg, resources))
+    words = resources.dictionary
+    processors = rules.order(make(*usual), registered, None if words.pad() == words.eos() else words.pad())
+    if not cfg.is_stochastic:
+        return [*processors, *make("renormalize").values()]
+    temperature = () if rules.divides_by_temperature_first else ("temperature",)
+    return [*processors, *make(*temperature, *keys_with(WARPER), "renormalize").values()]
+
+
+def processor_makers(
+    cfg: GenerationConfig, rules: Rules, resources: Resources
+) -> dict[str, Callable[[Any], LogitsProcessor]]:
+    """For each key of the ``generation`` group that stands for a processor, what makes it from the key's value.
+
+    The keys are in the order in which transformers' ``generate`` applies their processors.
+    """
+    ends, eos, unk = resources.extra_end_tokens, resources.dictionary.eos(), resources.dictionary.unk()
+    yields = rules.max_len_overrides_min_len
+    # if the beams of a sentence compete, a warper must keep one token besides all end tokens
+    keep = 2 + len(ends) if cfg.beam > 1 and cfg.search not in ("", "sampling") else 1
+    return {
+        "unkpen": lambda penalty: tokens.UnknownPenalty(unk, penalty),
+        "sequence_bias": lambda entries: tokens.SequenceBias(tokens.biases_of_texts(entries, resources)),
+        "encoder_repetition_penalty": tokens.EncoderRepetitionPenalty,
+        "repetition_penalty": tokens.RepetitionPenalty,
+        "no_repeat_ngram_size": tokens.NoRepeatNgram,
+        "encoder_no_repeat_ngram_size": tokens.EncoderNoRepeatNgram,
+        "bad_words": lambda texts: tokens.BadWords(list(map(resources.sequence, texts)), [eos, *ends]),
+        "min_len": lambda least: length.MinimumLength(least, ends, yields),
+        "min_total_len": lambda least: length.MinimumLength(least, ends, yields, counts_prompt=True),
+        "match_source_len": lambda _: length.MinimumLength(sys.maxsize, ends),
+        "prefix_trie": lambda file: prefix_trie.TrieConstraint(prefix_trie.trie_of_file(Path(file), resources)),
+        "forced_first": lambda token: length.ForceFirst(resources.token(token), rules.keeps_forced_score),
+        "forced_last": lambda token: length.ForceLast(resources.token(token)),
+        "remove_invalid": lambda _: warpers.RemoveInvalid(),
+        "exponential_decay_factor": lambda factor: length.ExponentialDecay(cfg.exponential_decay_start, factor, ends),
+        "suppress": lambda names: tokens.Forbid(resources.tokens(names)),
+        "suppress_at_begin": lambda names: tokens.ForbidFirst(resources.tokens(names), 1 if cfg.forced_first else 0),
+        "temperature": warpers.Temperature,
+        "sampling_topk": lambda k: warpers.TopK(k, keep),
+        "sampling_topp": lambda p: warpers.TopP(p, keep),
+        "min_p": lambda p: warpers.MinP(p, keep),
+        "typical_p": lambda mass: warpers.Typical(mass, keep),
+        "epsilon_cutoff": lambda epsilon: warpers.Epsilon(epsilon, keep),
+        "eta_cutoff": lambda epsilon: warpers.Eta(epsilon, keep),
+        "renormalize": lambda _: warpers.Renormalize(),
+    }
+
+
+def end_tokens_from_config(cfg: GenerationConfig, dictionary: Dictionary) -> list[int]:
+    """The ids of the tokens that end an output, without repetitions, end-of-sentence first.
+
+    Args:
+        cfg: the configuration.
+        dictionary: the target vocabulary.
+
+    Raises:
+        ConfigError: a token is not in the vocabulary.
+    """
+    with naming("generation.end_symbols"):
+        return list(dict.fromkeys([dictionary.eos(), *Resources(dictionary).tokens(cfg.end_symbols)]))
+
+
+def search_name(cfg: GenerationConfig, rules: Rules) -> str:
+    """The name of the strategy that a configuration asks for."""
+    return cfg.search or ("constrained" if cfg.is_constrained and not cfg.sampling else rules.default_search(cfg))
+
+
+def _check_search_keys(cfg: GenerationConfig, search: Search) -> None:
+    """Refuse keys of the ``generation`` group that configure a strategy if the strategy is given as an object.
+
+    ``constraints`` is allowed, because it also determines how lines are read, unless the strategy has another order.
+
+    Raises:
+        ConfigError: the first such key.
+    """
+    ordered = getattr(search, "ordered", None)
+    agrees = not search.enforces_constraints or ordered in (None, cfg.constraints == "ordered")
+    for key in keys_with(STRATEGY):
+        if (value := getattr(cfg, key)) != DEFAULTS[key] and not (key == "constraints" and agrees):
+            raise ConfigError(
+                f"generation.{key}={value} does not apply to the search object {type(search).__name__}; set the value "
+                "in the object, or give the strategy's name instead"
+            )
+
+
+def search_from_config(cfg: GenerationConfig, resources: Resources) -> Search:
+    """Make the strategy that ``cfg.search`` names.
+
+    Built-in strategies have the seed and the order of constraints from the keys of the ``generation`` group.
+
+    Raises:
+        ConfigError: it is not registered.
+    """
+    search = build(SEARCHES, cfg.search, Search, cfg, resources)
+    if cfg.uses_seed and isinstance(search, RandomSearch):
+        search.seed = cfg.seed
+    elif cfg.search == "constrained" and isinstance(search, ConstrainedSearch):
+        search.ordered = cfg.constraints == "ordered"
+    return search
+
+
+def combination_from_config(
+    cfg: GenerationConfig, resources: Resources, given: Combination | None = None
+) -> Combination:
+    """Make the combination that a configuration names.
+
+    Args:
+        cfg: the configuration.
+        resources: what the combinations may use.
+        given: the combination as an object, in place of the name.
+
+    Raises:
+        ConfigError: it is not registered.
+    """
+    return given or build(COMBINATIONS, cfg.combination or DEFAULT_COMBINATION, Combination, cfg, resources)
+
+
+def members_from_config(models: Sequence[ModelOrMember], cfg: GenerationConfig) -> list[ModelOrMember]:
+    """The models, each with the source that ``generation.members`` gives it.
+
+    Args:
+        models: the models; a ``MemberSpec`` is returned as it is.
+        cfg: its ``members`` has one source for each model; if it is empty, all models read the input line.
+
+    Raises:
+        ConfigError: the number of entries is not the number of models, an entry is not a source, or a ``MemberSpec``
+            has a different source.
+    """
+    if not cfg.members:
+        return list(models)
+    if len(cfg.members) != len(models):
+        raise ConfigError(
+            f"generation.members has {len(cfg.members)} entries for {len(models)} models; give one for each of them"
+        )
+    members: list[ModelOrMember] = []
+    for model, source in zip(models, cfg.members, strict=True):
+        field_of(source)  # raises ``ConfigError`` if this is not a source
+        member = model if isinstance(model, MemberSpec) else MemberSpec(model, source)
+        if input_of(member) != source:
+            raise ConfigError(
+                f"generation.members gives the source {source} to a MemberSpec whose source is {member.source}; give "
+                "the source in one place only"
+            )
+        members.append(member)
+    return members
+
+
+def with_guidance(models: Sequence[ModelOrMember], combination: Combination, guidance_scale: float) -> Ensemble:
+    """The ensemble; for classifier-free guidance, each model is also a member that reads an empty source.
+
+    Args:
+        models: the models or members.
+        combination: combines their scores.
+        guidance_scale: 1 for no guidance.
+    """
+    plain = Ensemble(models, combination)
+    if guidance_scale == 1:
+        return plain
+    unconditional = [MemberSpec(model, EMPTY, companion=True) for model in plain.models]
+    return Ensemble([*plain.members, *unconditional], Guidance(combination, guidance_scale))
+
+
+def _with_drafts(search: Search, cfg: GenerationConfig, draft: EncoderDecoderModel | None) -> Search:
+    """The strategy, wrapped in speculative search if the configuration asks for drafts.
+
+    Raises:
+        ConfigError: the configuration names a draft model, but ``draft`` is ``None``.
+    """
+    if draft is not None:
+        return SpeculativeSearch(ModelDrafter(draft), cfg.draft_tokens, search)
+    if cfg.draft:
+        raise ConfigError(
+            f"generation.draft={cfg.draft} names a model that has not been loaded; give it as draft=MODEL where the "
+            "generator is built"
+        )
+    if cfg.prompt_lookup:
+        return SpeculativeSearch(PromptLookup(cfg.prompt_lookup), cfg.draft_tokens, search)
+    return search

@@ -1,0 +1,174 @@
+"""Constraints on the next token, given by a function or by a trie of all allowed outputs."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from seqgen.core.candidates import Candidates
+from seqgen.core.component import BatchInfo, Resources
+from seqgen.core.context import StepContext
+from seqgen.core.errors import DataError
+from seqgen.core.processors import LogitsProcessor
+from seqgen.data.text import read_lines
+from seqgen.data.tokenizers.base import read_ids
+from seqgen.decoding.prefix_trie import PrefixTrie
+from seqgen.decoding.processors.tokens import ForcePrefix
+
+
+class PrefixConstraint(LogitsProcessor):
+    """Allows the next tokens that a function returns (De Cao et al. 2021). It is used from Python only.
+
+    Args:
+        allowed: called with the id of a sentence and its generated tokens, ``(K,)`` int64 (under Hugging Face's rules
+            with the start token; of a decoder-only model with the prompt); returns the ids of the allowed next tokens.
+            If there are none, the hypothesis is dropped.
+    """
+
+    shift_invariant = True
+    certifiable = True
+
+    def __init__(self, allowed: Callable[[int, Tensor], Sequence[int]]):
+        self.allowed = allowed
+
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
+        """See ``LogitsProcessor``."""
+        mask = torch.full_like(lprobs, -torch.inf)
+        padding = context.generated_padding
+        for row, (sentence, generated) in enumerate(zip(context.sentence_ids.tolist(), context.generated, strict=True)):
+            counted = generated if padding is None else generated[~padding[row]]
+            mask[row, list(self.allowed(sentence, counted))] = 0.0
+        return lprobs + mask
+
+
+TRIE_SUFFIX = ".safetensors"
+"""The end of the name of a file that has a trie."""
+
+_FEW = 8
+"""The session reads the scores of allowed tokens alone if no row has more of them than an eighth of the vocabulary."""
+
+
+class TrieConstraint(LogitsProcessor):
+    """Allows only outputs that are sequences of a trie.
+
+    Each beam has its node of the trie, so that a step reads only the edges of these nodes.
+
+    Args:
+        trie: the trie.
+
+    Attributes:
+        nodes: ``(sentences, beam)`` int64, the node of each beam.
+        is_deferred: whether a call changes nothing, because the session calls ``allowed`` after all processors.
+    """
+
+    shift_invariant = True
+    can_merge = True
+    certifiable = True
+    beam_state = ("nodes",)
+
+    def __init__(self, trie: PrefixTrie):
+        self.trie = trie
+        self.nodes = torch.zeros(0, 0, dtype=torch.int64)
+        self.is_deferred = False
+
+    def begin(self, batch: BatchInfo) -> Self:
+        """See ``Component.begin``."""
+        processor = super().begin(batch)
+        self.trie = processor.trie = self.trie.to(batch.device)
+        processor.nodes = torch.zeros(batch.num_sentences, batch.beam_size, dtype=torch.int64, device=batch.device)
+        return processor
+
+    def advance(self, active: Candidates) -> None:
+        """See ``Component.advance``."""
+        super().advance(active)
+        self.nodes = self.trie.child(self.nodes, active.tokens)
+
+    def allowed(self, lprobs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The scores of the allowed tokens alone, if they are few.
+
+        Args:
+            lprobs: ``(rows, V)``.
+
+        Returns:
+            ``(rows, W)`` their scores, and ``(rows, W)`` int64 their tokens, ascending; the score is ``-inf`` where a
+            row has fewer than ``W``. If a row has many, the scores ``(rows, V)`` of all tokens and ``None``.
+        """
+        nodes = self.nodes.flatten()
+        first, counts = self.trie.degrees(nodes)
+        width = max(1, int(counts.max()))
+        if width * _FEW > lprobs.size(1):
+            return self._all_scores(lprobs), None
+        places = torch.arange(width, device=nodes.device)
+        children = (first.unsqueeze(1) + places).clamp(max=len(self.trie.tokens) - 1)
+        tokens = self.trie.tokens[children].long().clamp(min=0)
+        return lprobs.gather(1, tokens).masked_fill(places >= counts.unsqueeze(1), -torch.inf), tokens
+
+    def _all_scores(self, lprobs: Tensor) -> Tensor:
+        """The scores ``(rows, V)``, ``-inf`` where a token is not allowed."""
+        nodes, of_row = self.nodes.flatten().unique(return_inverse=True)  # at the first step all rows are at the root
+        rows, children = self.trie.edges(nodes)
+        added = lprobs.new_full((len(nodes), lprobs.size(1)), -torch.inf)
+        added[rows, self.trie.tokens[children].long()] = 0.0
+        return lprobs + (added if len(nodes) == 1 else added[of_row])
+
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
+        """See ``LogitsProcessor``."""
+        return lprobs if self.is_deferred else self._all_scores(lprobs)
+
+
+def defer_trie(processors: Sequence[LogitsProcessor]) -> TrieConstraint | None:
+    """Let the session read the scores of the allowed tokens alone, if a trie is the last of its processors.
+
+    Args:
+        processors: the processors for a batch that has no prefixes.
+
+    Returns:
+        The trie, which is now deferred; ``None`` if another processor is the last one.
+    """
+    last = processors[-1] if processors else None
+    while isinstance(last, ForcePrefix):
+        last = last.parts[-1] if last.parts else None
+    if not isinstance(last, TrieConstraint):
+        return None
+    last.is_deferred = True
+    return last
+
+
+def trie_of_file(path: Path, resources: Resources) -> PrefixTrie:
+    """Read the allowed outputs of a file.
+
+    Args:
+        path: text, one output per line; ids of tokens if the name ends in ``.ids``; or a trie that ``PrefixTrie.save``
+            wrote if it ends in ``TRIE_SUFFIX``.
+        resources: the target vocabulary and its tokenizer.
+
+    Raises:
+        DataError: the file is empty or damaged, or a line cannot be read.
+    """
+    if path.suffix == TRIE_SUFFIX:
+        return PrefixTrie.load(path, len(resources.dictionary))
+    flat, lengths = array("i"), array("q")
+    for number, text in enumerate(read_lines(path), start=1):
+        where = f"{path}, line {number}"
+        if "\t" in text:
+            raise DataError(f"{where} has a tab; each line must be an allowed output alone")
+        words = resources.dictionary
+        ids = read_ids(text, len(words), where) if path.suffix == ".ids" else resources.ids(text)
+        if words.eos() in ids:
+            raise DataError(f"{where} has end-of-sentence (id {words.eos()}), which is added to each output; remove it")
+        if words.unk() in ids:
+            raise DataError(
+                f"{where} has words or characters that are not in the target vocabulary; remove or correct it"
+            )
+        flat.extend(ids)
+        flat.append(words.eos())
+        lengths.append(len(ids) + 1)
+    if not lengths:
+        raise DataError(f"{path} is empty; each of its lines must be an allowed output")
+    return PrefixTrie.of_arrays(np.frombuffer(flat, np.int32), np.frombuffer(lengths, np.int64))

@@ -1,0 +1,317 @@
+"""The scorer: log-probabilities of given targets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seqgen.core.candidates import Candidates
+from seqgen.core.combinations import Combination, combine
+from seqgen.core.component import ATTENTION, FEATURES, LAYER_LOGITS, MEMBER_LOGITS, BatchInfo, begun
+from seqgen.core.context import LayerLogits, StepContext, StepOutputs
+from seqgen.core.ensemble import Ensemble
+from seqgen.core.errors import ConfigError, DecodingError
+from seqgen.core.member import (
+    INPUT,
+    MemberOutput,
+    ModelOrMember,
+    check_features,
+    check_layers,
+    decoded,
+    encode,
+)
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.structures import Batch, Hypothesis, Source
+from seqgen.decoding.bit_exact import bit_exact, pad_to_tiles, unpad_attention
+from seqgen.modules.inspection import Internals, Recording, recorded
+
+
+@dataclass(frozen=True)
+class ScoredTarget:
+    """A target and its scores.
+
+    Attributes:
+        hypothesis: the target with the scores of the ensemble.
+        member_scores: for each member that reads the input, ``(T,)`` log-probabilities of the tokens in nats.
+    """
+
+    hypothesis: Hypothesis
+    member_scores: list[Tensor]
+
+
+class SequenceScorer:
+    """Scores the targets of a batch by teacher forcing.
+
+    The scorer applies no temperature, processor or penalty. A generator without them gives an output the same score. A
+    combination that reads the step context is called once for each position, as in decoding.
+
+    Args:
+        models: one or more models over one target vocabulary.
+        pad: id of padding in it.
+        eos: id of end-of-sentence in it.
+        normalize_scores: whether a score is the mean over tokens; if not, it is the sum.
+        combination: combines the members' scores; by default the mean of probabilities.
+        need_attention: whether hypotheses have attention weights and alignments.
+        bit_exact: whether the scores of a target have the same bits in every batch.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[ModelOrMember],
+        pad: int,
+        eos: int,
+        normalize_scores: bool = True,
+        combination: Combination | None = None,
+        need_attention: bool = False,
+        bit_exact: bool = False,
+    ):
+        self.ensemble = Ensemble(models, combination)
+        self.pad, self.eos = pad, eos
+        self.normalize_scores = normalize_scores
+        self.need_attention, self.bit_exact = need_attention, bit_exact
+        self.single = len(self.ensemble.members) == 1 and self.ensemble.combination.keeps_single
+        members, what = [spec.model for spec in self.ensemble.members], type(self.ensemble.combination).__name__
+        if FEATURES in self.needs:
+            check_features(members[:1], what)
+        if LAYER_LOGITS in self.needs:
+            check_layers(members, what)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The outputs that are needed besides the logits; see ``Component.needs``."""
+        needs = frozenset() if self.single else self.ensemble.combination.needs
+        return needs | {ATTENTION} if self.need_attention else needs
+
+    def generate(self, sample: Batch) -> list[list[Hypothesis]]:
+        """Score a batch.
+
+        Args:
+            sample: the batch, with targets.
+
+        Returns:
+            For each sentence a list of one hypothesis, the target.
+
+        Raises:
+            ConfigError: the batch has no targets.
+            DecodingError: a model returned NaN.
+        """
+        return [[scored.hypothesis] for scored in self.score(sample)]
+
+    @torch.inference_mode()
+    def score(self, sample: Batch, lengths: Sequence[int] | None = None) -> list[ScoredTarget]:
+        """Score a batch by the ensemble and by each member.
+
+        Args:
+            sample: the batch, with targets.
+            lengths: number of tokens of each target. By default the tokens that are not padding are counted; give it
+                for outputs that contain the padding token (Hugging Face's rules allow it).
+
+        Raises:
+            ConfigError: the batch has no targets.
+            DecodingError: a model returned NaN.
+        """
+        if not self.bit_exact:
+            return self._score(sample, lengths)
+        with bit_exact():
+            found = self._score(pad_to_tiles(sample, self.ensemble, self.pad), lengths)
+        model = self.ensemble.models[0]
+        return [replace(one, hypothesis=unpad_attention(one.hypothesis, sample, model)) for one in found]
+
+    def _score(self, sample: Batch, lengths: Sequence[int] | None) -> list[ScoredTarget]:
+        target, _ = _targets(sample)
+        if lengths is None and sample.target_lengths is not None:
+            lengths = sample.target_lengths.tolist()
+        with self.ensemble.evaluating():
+            sources = self.ensemble.sources(sample)
+            alike = self.ensemble.read_alike(sources)
+            outputs = [
+                self._output(spec.model, source, sample, self.needs - {FEATURES} if number else self.needs)
+                for number, (spec, source) in enumerate(zip(self.ensemble.members, sources, strict=True))
+            ]
+            weights = [out.attention if same else None for out, same in zip(outputs, alike, strict=True)]
+            attention = self.ensemble.combine_attention(weights) if ATTENTION in self.needs else None
+            pairs = zip(self.ensemble.members, outputs, strict=True)
+            lprobs = [spec.model.get_normalized_probs(out.logits, log_probs=True) for spec, out in pairs]
+            members = [_of_tokens(scores, target) for scores in lprobs]
+            if self.single:
+                positional = members[0]
+            elif self.ensemble.combination.ignores_context:
+                positional = _of_tokens(combine(self.ensemble.combination, lprobs, None), target)
+            else:
+                positional = self._step_by_step(sample, sources[0], lprobs, outputs, attention).cpu()
+        attention = attention if self.need_attention else None
+        members = [scores for scores, spec in zip(members, self.ensemble.members, strict=True) if spec.source == INPUT]
+        results = []
+        for row, tokens in enumerate(target.cpu()):
+            length = int((tokens != self.pad).sum()) if lengths is None else lengths[row]
+            scores = positional[row, :length]
+            if scores.isnan().any():
+                raise DecodingError(
+                    f"a model's scores are NaN in target {row} of the batch; its weights are damaged or its dtype "
+                    "overflows"
+                )
+            score = float(scores.sum()) / (length if self.normalize_scores else 1)
+            attended = None if attention is None else attention[row, :length].cpu()
+            alignment = None if attended is None else attended.argmax(-1)
+            hypothesis = Hypothesis(tokens[:length], score, scores, attended, alignment)
+            results.append(ScoredTarget(hypothesis, [member[row, :length] for member in members]))
+        return results
+
+    def _output(self, model: EncoderDecoderModel, source: Source, sample: Batch, needs: Set[str]) -> MemberOutput:
+        """The output of a member at all positions, ``(N, T, ...)``."""
+        decoder_input = self._decoder_input(model, sample)
+        if source.encoder_out is not None or needs & {FEATURES, LAYER_LOGITS}:
+            return decoded(model.decoder, decoder_input, encode(model.encoder, source), needs)
+        out = model(source.src_tokens, source.src_lengths, decoder_input, need_attention=ATTENTION in needs)
+        return MemberOutput(out.logits, out.attention)
+
+    def _step_by_step(
+        self,
+        sample: Batch,
+        source: Source,
+        lprobs: Sequence[Tensor],
+        outputs: Sequence[MemberOutput],
+        attention: Tensor | None,
+    ) -> Tensor:
+        """Combine the members' scores as in decoding, one position after the other.
+
+        Args:
+            sample: the batch.
+            source: what the first member reads.
+            lprobs: ``(N, T, V)`` log-probabilities of each member.
+            outputs: what each member computed.
+            attention: ``(N, T, S)`` combined attention, if the combination needs it.
+
+        Returns:
+            ``(N, T)`` scores of the target tokens.
+        """
+        target, previous = _targets(sample)
+        count, device = len(target), target.device
+        model = self.ensemble.members[0].model
+        sentences = BatchInfo(
+            ids=sample.ids.to(device),
+            beam_size=1,
+            eos=self.eos,
+            pad=self.pad,
+            end_tokens=[self.eos],
+            max_lengths=target.ne(self.pad).sum(1) - 1,
+            done=torch.zeros(count, dtype=torch.bool, device=device),
+            continues_source=model.continues_source,
+            src_tokens=source.src_tokens,
+            src_padding=source.padding(model.left_pad_source),
+            source_texts=sample.texts,
+        )
+        combination = begun(self.ensemble.combination, sentences)
+        total, positional = lprobs[0].new_zeros(count, 1), []
+        for step in range(target.size(1)):
+            context = StepContext(
+                step=step,
+                sentences=sentences,
+                rows_per_sentence=1,
+                first_end=0,
+                read_tokens=partial(previous.narrow, 1, 0, 1 + step),
+                scores=total.squeeze(1),
+                outputs=self._outputs_at(step, outputs, attention),
+            )
+            tokens = target[:, step : step + 1]
+            combined = combine(combination, [scores[:, step] for scores in lprobs], context)
+            positional.append(combined.gather(1, tokens))
+            total = total + positional[-1]
+            combination.advance(Candidates(total, tokens, torch.zeros_like(tokens)))
+        return torch.cat(positional, dim=1)
+
+    def _outputs_at(self, step: int, outputs: Sequence[MemberOutput], attention: Tensor | None) -> StepOutputs:
+        """The outputs that the combination needs of one position."""
+        first, logits, exits = outputs[0].at(step), None, None
+        if MEMBER_LOGITS in self.needs:
+            logits = [out.logits[:, step].to(torch.promote_types(out.logits.dtype, torch.float32)) for out in outputs]
+        if first.layers is not None:
+            decoder: Any = self.ensemble.members[0].model.decoder
+            exits = LayerLogits(first.layers, decoder.early_exit)
+        return StepOutputs(first.features, None if attention is None else attention[:, step], logits, exits)
+
+    @torch.inference_mode()
+    def features(self, sample: Batch) -> list[Tensor]:
+        """The last hidden features of each member's decoder over the targets of a batch.
+
+        Args:
+            sample: the batch, with targets.
+
+        Returns:
+            For each member that reads the input, ``(sentences, T, C)`` on the CPU: position ``t`` has the features from
+            which the decoder predicts token ``t``.
+
+        Raises:
+            ConfigError: the batch has no targets, or a decoder does not return features.
+        """
+        found = []
+        with self.ensemble.evaluating():
+            for model, source in self._readers(sample):
+                check_features([model], "return_hidden")
+                encoder_out = encode(model.encoder, source)
+                found.append(model.decoder.extract_features(self._decoder_input(model, sample), encoder_out)[0].cpu())
+        return found
+
+    @torch.inference_mode()
+    def internals(self, sample: Batch, lengths: Sequence[int]) -> list[list[Internals]]:
+        """Record the computations of the layers of each member for the targets of a batch.
+
+        Args:
+            sample: the batch, with targets.
+            lengths: number of tokens of each target.
+
+        Returns:
+            For each target, one value for each member that reads the input, on the CPU; see ``Internals``.
+
+        Raises:
+            ConfigError: the batch has no targets, or the layers of a model cannot be recorded.
+        """
+        found: list[list[Internals]] = [[] for _ in lengths]
+        with self.ensemble.evaluating():
+            for model, source in self._readers(sample):
+                decoder_input = self._decoder_input(model, sample)
+                with recorded(model) as recording:
+                    model.decoder(decoder_input, encode(model.encoder, source))
+                for row, length in enumerate(lengths):
+                    found[row].append(_internals_of_row(row, length, recording, source, model, decoder_input))
+        return found
+
+    def _readers(self, sample: Batch) -> list[tuple[EncoderDecoderModel, Source]]:
+        """The members that read the input, each with its source."""
+        pairs = zip(self.ensemble.members, self.ensemble.sources(sample), strict=True)
+        return [(spec.model, source) for spec, source in pairs if spec.source == INPUT]
+
+    def _decoder_input(self, model: EncoderDecoderModel, sample: Batch) -> Tensor:
+        decoder_input = _targets(sample)[1].clone()
+        starts = sample.start_tokens
+        decoder_input[:, 0] = model.start_token(self.eos) if starts is None else starts.to(decoder_input.device)
+        return decoder_input
+
+
+def _targets(sample: Batch) -> tuple[Tensor, Tensor]:
+    if sample.target is None or sample.prev_output_tokens is None:
+        raise ConfigError("the batch has no targets to score; give a target for each source")
+    return sample.target, sample.prev_output_tokens
+
+
+def _of_tokens(lprobs: Tensor, target: Tensor) -> Tensor:
+    """The log-probabilities ``(N, T)`` of the target tokens, on the CPU."""
+    return lprobs.gather(-1, target.unsqueeze(-1)).squeeze(-1).cpu()
+
+
+def _internals_of_row(
+    row: int, length: int, recording: Recording, source: Source, model: EncoderDecoderModel, decoder_input: Tensor
+) -> Internals:
+    """The record for one target of ``length`` tokens, without padding, on the CPU."""
+    width, read = source.src_tokens.size(1), int(source.src_lengths[row])
+    of_source = slice(width - read, width) if model.left_pad_source else slice(0, read)
+    (decoder,) = recording.decoder
+    before = decoder.hidden_states[0].size(1) - decoder_input.size(1)  # columns of a prompt
+    of_target = slice(of_source.start if model.continues_source else 0, before + length)
+    encoder = recording.encoder[0].of_row(row, of_source, of_source) if recording.encoder else None
+    return Internals(encoder, decoder.of_row(row, of_target, of_source))

@@ -1,0 +1,124 @@
+"""Diverse beam search and diverse siblings: strategies that make the hypotheses of a sentence differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from seqgen.config import option
+from seqgen.core.beam_search import BeamSearch
+from seqgen.core.candidates import Candidates
+from seqgen.core.component import BatchInfo
+from seqgen.core.context import StepContext
+from seqgen.core.errors import ConfigError
+from seqgen.registry import register_search
+
+
+@dataclass
+class DiverseBeamConfig:
+    """Configuration of diverse beam search."""
+
+    groups: int = option(2, "number of groups that the beam is split into", minimum=1)
+    strength: float = option(
+        0.5, "penalty for a token per earlier group that chose it at this step, in nats", minimum=0
+    )
+
+
+@register_search("diverse_beam", config=DiverseBeamConfig)
+class DiverseBeamSearch(BeamSearch):
+    """Groups of beams, each of which avoids the tokens of the groups before it (Vijayakumar et al. 2018, section 4).
+
+    The groups choose one after the other, at every step. The score of a token is lowered by ``strength`` for each time
+    that it is among the candidates of an earlier group (Hamming diversity), and the cumulative scores include this
+    penalty. Beam ``i`` belongs to group ``i % groups``, and the candidates are interleaved rank by rank, so that the
+    first ``beam`` candidates are the best ones of each group. As in fairseq, a group is a set of ranks: when a
+    hypothesis has finished, those after it move up, and may be in another group at the next step. Under Hugging Face's
+    rules, ``HuggingFaceDiverseBeam`` is used instead.
+
+    Args:
+        groups: number of groups; the beam size must be a multiple of it. One group is plain beam search.
+        strength: the penalty, in nats.
+    """
+
+    accepts_logits = True
+    can_merge = True
+    own_scores = True
+
+    def __init__(self, groups: int = 2, strength: float = 0.5):
+        self.groups, self.strength = groups, strength
+
+    def begin(self, batch: BatchInfo) -> Self:
+        """See ``Search.begin``."""
+        check_groups(batch.beam_size, self.groups)
+        return super().begin(batch)
+
+    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+        """See ``Search.step``."""
+        if self.groups == 1:
+            return super().step(context, lprobs, scores)
+        used = torch.zeros_like(lprobs[:, 0])  # (sentences, V), how often earlier groups have each token
+        chosen = []
+        for group in range(self.groups):
+            members = slice(group, None, self.groups)
+            penalized = lprobs[:, members] - self.strength * used.unsqueeze(1)
+            found = super().step(context, penalized, scores[:, members])
+            used.scatter_add_(1, found.tokens, (found.scores > -torch.inf).to(used.dtype))
+            # with 3 groups, beams 0 and 1 of group 2 are beams 2 and 5 of the sentence
+            chosen.append(Candidates(found.scores, found.tokens, found.beams * self.groups + group))
+        return Candidates.joined(chosen, interleaved=True)
+
+
+@dataclass
+class DiverseSiblingsConfig:
+    """Configuration of diverse siblings search."""
+
+    rate: float = option(0.5, "penalty for a candidate, times its rank among those of its beam, in nats", minimum=0)
+
+
+@register_search("diverse_siblings", config=DiverseSiblingsConfig)
+class DiverseSiblingsSearch(BeamSearch):
+    """Beam search that penalizes continuations of the same beam (Li, Monroe and Jurafsky 2016, section 3.2).
+
+    The score of the i-th best continuation of a beam is lowered by ``i * rate``, and the cumulative scores include this
+    penalty. The first step, at which all beams are equal, is plain beam search.
+
+    Args:
+        rate: the penalty, in nats.
+    """
+
+    accepts_logits = True
+    can_merge = True
+    own_scores = True
+
+    def __init__(self, rate: float = 0.5):
+        self.rate = rate
+
+    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+        """See ``Search.step``."""
+        if context.step == 0:
+            return super().step(context, lprobs, scores)
+        beam, vocab = lprobs.shape[1:]
+        count = self.candidates_per_beam * beam
+        siblings = min(count, vocab)
+        children, tokens = (lprobs + scores.unsqueeze(-1)).topk(siblings, dim=2)
+        children = children - self.rate * torch.arange(1, siblings + 1, device=lprobs.device)
+        # (sentences, beam, siblings) -> (sentences, beam * siblings): entry 2 * siblings + 1 is a child of beam 2
+        best, entries = children.flatten(1).topk(min(count, beam * siblings), dim=1)
+        candidates = Candidates(best, tokens.flatten(1).gather(1, entries), entries // siblings)
+        return candidates.padded(count)
+
+
+def check_groups(beam: int, groups: int) -> None:
+    """Check that the beam size is a multiple of the number of groups.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if beam % groups:
+        raise ConfigError(
+            f"generation.beam={beam} cannot be divided into search.groups={groups} groups of equal size; give "
+            "a beam that is a multiple of it"
+        )

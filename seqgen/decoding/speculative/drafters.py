@@ -1,0 +1,201 @@
+"""Drafters: they propose the next tokens at low cost, and the decoded models verify all of them in one pass."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from seqgen.core.candidates import normalized
+from seqgen.core.component import FEATURES
+from seqgen.core.ensemble import Ensemble
+from seqgen.core.errors import ConfigError, DecodingError
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.processors import apply_all
+from seqgen.core.structures import Source
+from seqgen.decoding.speculative.verification import (
+    DRAFTED,
+    NOTHING,
+    Draft,
+    Drafter,
+    Drafts,
+    LookAhead,
+    SpeculativeSession,
+    other_vocabulary,
+)
+from seqgen.modules.language_model import LanguageModel
+
+
+class ModelDrafter(Drafter):
+    """Drafts with a smaller model of the same target vocabulary (Leviathan et al. 2023, Chen et al. 2023).
+
+    Args:
+        model: any model; its source vocabulary may differ.
+    """
+
+    def __init__(self, model: EncoderDecoderModel):
+        self.model = model
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """See ``Drafter.evaluating``; the model is in evaluation mode in this context."""
+        return Ensemble([self.model]).evaluating()
+
+    def begin(self, target: SpeculativeSession, source: Source) -> Draft:
+        """See ``Drafter.begin``.
+
+        Raises:
+            ConfigError: a source is longer than the model can read, or a processor needs hidden features.
+        """
+        if any(FEATURES in processor.needs for processor in target.processors):
+            raise ConfigError(
+                f"{target.setup.needing(FEATURES)} needs hidden features of the decoded model, and the draft model has "
+                "other ones; leave out the draft"
+            )
+        longest = self.model.max_positions()[0]
+        if int(source.src_lengths.max()) > longest:
+            raise ConfigError(
+                f"the draft model reads at most {longest} source tokens, and a sentence has "
+                f"{int(source.src_lengths.max())}; shorten it, or decode without generation.draft"
+            )
+        return ModelDraft(self.model, target, source)
+
+
+class ModelDraft(Draft):
+    """Drafts for one batch with a model; see ``Draft``.
+
+    The logits processors of the verifying session are applied to the draft model's scores. If the verifying session
+    samples, drafts are drawn as well; otherwise they are the most probable tokens.
+
+    Args:
+        model: the draft model.
+        target: the session that verifies the drafts.
+        source: the sentences of the batch, encoded for the draft model.
+    """
+
+    def __init__(self, model: EncoderDecoderModel, target: SpeculativeSession, source: Source):
+        self.target = target
+        start = model.start_token(target.setup.eos) if target.request.sample.start_tokens is None else None
+        self.member = LookAhead(model, source, target.beam, start, target.setup.debug, target.reach)
+        room = model.max_target_lengths(source.src_lengths)
+        self.longest = model.max_positions()[1] if room is None else int(room.min())
+
+    def propose(self, step: int, generated: Tensor, count: int) -> Drafts:
+        """See ``Draft.propose``."""
+        self.member.rewind(step)
+        tokens = generated
+        drawn: list[Tensor] = []
+        for place in range(max(0, min(count, self.longest - step))):
+            self.member.read(tokens.flatten(0, 1))
+            lprobs = self.scores(tokens, step + place)
+            if self.target.search.samples_tokens:
+                drawn.append(lprobs)
+                newest = self.target.draw(DRAFTED, step + place, lprobs)
+            else:
+                newest = lprobs.argmax(-1)
+            tokens = torch.cat([tokens, newest.unsqueeze(-1)], dim=-1)
+        return Drafts(tokens[..., 1 + step :], drawn)
+
+    def scores(self, tokens: Tensor, step: int) -> Tensor:
+        """Compute the processed scores of the next token.
+
+        Args:
+            tokens: ``(live, beam, 1 + step)`` int64, the start token and the tokens so far.
+            step: number of tokens that each row has.
+
+        Returns:
+            ``(live, beam, V)`` scores; log-probabilities in nats if the verifying session samples.
+
+        Raises:
+            ConfigError: the target vocabulary of the model has another size.
+            DecodingError: a score is NaN.
+        """
+        target, setup = self.target, self.target.setup
+        logits = self.member.next_output(tokens.flatten(0, 1)).logits
+        if logits.size(-1) < setup.vocab_size:
+            raise other_vocabulary(logits.size(-1), setup.vocab_size)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / setup.temperature
+        lprobs = logits if setup.plan.processes_logits else self.member.model.get_normalized_probs(logits)
+        context = target.context(step, target.beam, tokens)
+        lprobs = apply_all(target.processors, lprobs, context).view(*tokens.shape[:2], -1)
+        if bool(lprobs.isnan().any()):
+            raise DecodingError(
+                f"the draft model's scores are NaN at step {step}; its weights are damaged or its dtype overflows"
+            )
+        return normalized(lprobs) if target.search.samples_tokens else lprobs
+
+    def select_sentences(self, keep: Tensor) -> None:
+        """See ``Draft.select_sentences``."""
+        self.member.select_sentences(keep)
+
+
+class PromptLookup(Drafter):
+    """Drafts the tokens that followed an earlier occurrence of the newest n-gram, in the source or in the output.
+
+    It suits outputs that repeat much of their source, such as corrections and summaries. Source and target must have
+    the same vocabulary. A longer match has priority over a shorter one, a match in the source over one in the output,
+    and an earlier match over a later one. Hugging Face's prompt lookup has the same priorities, but for encoder-decoder
+    models it searches only the output.
+
+    Args:
+        longest: the largest size of an n-gram.
+    """
+
+    def __init__(self, longest: int = 2):
+        self.longest = longest
+
+    def begin(self, target: SpeculativeSession, source: Source) -> Draft:
+        """See ``Drafter.begin``."""
+        has_prompts = isinstance(target.setup.ensemble.members[0].model, LanguageModel)
+        return NgramDraft(self.longest, target, has_prompts)
+
+
+class NgramDraft(Draft):
+    """Drafts for one batch with n-grams; see ``Draft``.
+
+    Args:
+        longest: the largest size of an n-gram.
+        target: the session that verifies the drafts.
+        has_prompts: whether outputs continue their sources, as those of language models do.
+    """
+
+    def __init__(self, longest: int, target: SpeculativeSession, has_prompts: bool = False):
+        self.longest = longest
+        self.target = target
+        self.has_prompts = has_prompts
+
+    def propose(self, step: int, generated: Tensor, count: int) -> Drafts:
+        """See ``Draft.propose``.
+
+        With the source ``a b c d`` and the output ``x b``, the newest unigram ``b`` gives the draft ``c d``. The text
+        that is searched is ``a b c d - x b``; nothing matches the gap ``-``, and a draft ends at it. The output of a
+        language model continues its prompt, without a gap.
+        """
+        output = generated[..., 1:].flatten(0, 1)
+        text = torch.cat([self.source(generated.size(1)), output], dim=1)
+        length = text.size(1)
+        begins = text.new_full((len(text),), length)  # first column of the draft; behind the end without a match
+        known = length - 1 if self.has_prompts else step
+        for size in range(1, min(self.longest, known) + 1):
+            windows = text.unfold(1, size, 1)[:, :-1]  # all but the last, which nothing follows
+            hits = (windows == text[:, -size:].unsqueeze(1)).all(-1) & (text[:, size:] != NOTHING)
+            # window 2 of size 3 covers the columns 2, 3 and 4; what follows it begins in column 2 + 3
+            begins = torch.where(hits.any(1), hits.to(torch.int8).argmax(1) + size, begins)
+        text = torch.nn.functional.pad(text, (0, count), value=NOTHING)
+        columns = begins.unsqueeze(1) + torch.arange(count, device=text.device)
+        drafted = text.gather(1, columns)
+        drafted = drafted.masked_fill((drafted == NOTHING).cumsum(1) > 0, NOTHING)
+        useful = int((drafted != NOTHING).any(0).sum())
+        return Drafts(drafted[:, :useful].view(*generated.shape[:2], useful), [])
+
+    def source(self, beam: int) -> Tensor:
+        """The source of each row, ``(live * beam, S or S + 1)``; padding, ends and what follows a source are gaps."""
+        target = self.target
+        tokens, padding = target.sentences.src_tokens, target.sentences.src_padding
+        assert tokens is not None  # no other batch has joined this one
+        hidden = tokens == target.setup.eos
+        if padding is not None:
+            hidden = hidden | padding
+        gap = 0 if self.has_prompts else 1
+        tokens = torch.nn.functional.pad(tokens.masked_fill(hidden, NOTHING), (0, gap), value=NOTHING)
+        return tokens.repeat_interleave(beam, dim=0)

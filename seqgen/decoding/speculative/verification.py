@@ -1,0 +1,423 @@
+"""Speculative decoding: a drafter proposes several tokens, and the models verify all of them in one pass."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Set
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from seqgen.config import DebugConfig
+from seqgen.core.beam_search import BeamSearch, own_beams
+from seqgen.core.candidates import Candidates
+from seqgen.core.component import ATTENTION, FEATURES, LAYER_LOGITS, BatchInfo
+from seqgen.core.context import StepContext
+from seqgen.core.decoder import IncrementalDecoder
+from seqgen.core.errors import ConfigError
+from seqgen.core.incremental_state import IncrementalState, rows_of_sentences
+from seqgen.core.member import Member, MemberOutput, MemberSpec, decoded
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.search import Search
+from seqgen.core.session import Session, StepScores
+from seqgen.core.setup import DecodingRequest, DecodingSetup
+from seqgen.core.structures import Hypothesis, Source, map_tensors
+from seqgen.decoding.search.sampling import RandomSearch, draw
+
+DRAFTED, ACCEPTANCE, REPLACEMENT = 3, 4, 5
+"""Counters of independent random numbers, as in ``search.sampling``: for drafting a token, for accepting it, and for
+replacing it."""
+
+NOTHING = -1
+"""Marks a position without a drafted token."""
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """Drafted tokens for some steps.
+
+    Attributes:
+        tokens: ``(live, beam, D)`` int64, for ``D`` steps; ``NOTHING`` at positions without a token.
+        lprobs: for each step the log-probabilities ``(live, beam, V)`` of the distribution from which the token was
+            drawn; empty if tokens were not drawn at random.
+    """
+
+    tokens: Tensor
+    lprobs: list[Tensor]
+
+    def select(self, keep: Tensor) -> Drafts:
+        """The drafts of the sentences ``keep``, ``(kept,)`` int64."""
+        return Drafts(self.tokens.index_select(0, keep), [lprobs.index_select(0, keep) for lprobs in self.lprobs])
+
+
+class Draft:
+    """Drafts tokens for one batch; a subclass implements ``propose``."""
+
+    def propose(self, step: int, generated: Tensor, count: int) -> Drafts:
+        """Draft the next tokens of all rows.
+
+        Args:
+            step: number of tokens that each row has generated.
+            generated: ``(live, beam, 1 + step)`` int64, the start token and the generated tokens.
+            count: the largest number of steps to draft for.
+
+        Returns:
+            Drafts for ``count`` steps or fewer.
+        """
+        raise NotImplementedError
+
+    def select_sentences(self, keep: Tensor) -> None:
+        """Drop all sentences except ``keep``, ``(kept,)`` int64; needed by drafts with state."""
+
+
+class Drafter:
+    """Drafts tokens; it has no state of a batch. A subclass implements ``begin``."""
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    """``frozenset({FEATURES})`` if its drafts read ``SpeculativeSession.newest_features``."""
+
+    def begin(self, target: SpeculativeSession, source: Source) -> Draft:
+        """Start a batch.
+
+        Args:
+            target: the session that verifies the drafts.
+            source: the sentences of the batch, encoded for the drafter.
+
+        Returns:
+            The object that drafts for this batch.
+        """
+        raise NotImplementedError
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """A context in which decoding runs, for example with the draft model in evaluation mode."""
+        return nullcontext()
+
+
+class LookAhead(Member):
+    """A member that reads drafted tokens before they are verified.
+
+    ``rewind`` drops rejected tokens, ``read`` reads the newest and the drafted tokens in one pass, and then
+    ``next_output`` returns the stored output of each of these positions.
+
+    If the decoder can roll back its state, ``rewind`` does so; otherwise it restores a copy of the state.
+
+    Args:
+        model: see ``Member``.
+        source: see ``Member``.
+        beam_size: see ``Member``.
+        start_token: see ``Member``.
+        debug: see ``Member``.
+        reach: the largest number of positions that ``rewind`` drops.
+    """
+
+    def __init__(
+        self,
+        model: EncoderDecoderModel,
+        source: Source,
+        beam_size: int,
+        start_token: int | None,
+        debug: DebugConfig,
+        reach: int,
+    ):
+        super().__init__(model, source, beam_size, start_token, debug)
+        if self.state is not None:
+            self.state.max_roll_back = reach
+        self.can_roll_back = isinstance(model.decoder, IncrementalDecoder) and model.decoder.can_roll_back
+        self.seen = 0
+        """Number of columns of the decoder's input that have been read."""
+        self.first = 0
+        """The first column of the newest pass."""
+        self.out = MemberOutput(torch.empty(0, 0), None)
+        """The output for all columns of the newest pass, ``(rows, new, ...)``."""
+        self.mark: tuple[int, IncrementalState] | None = None
+        """``seen`` and a copy of the state at the last ``rewind``, if the decoder cannot roll back."""
+
+    def rewind(self, columns: int) -> None:
+        """Drop all columns but the first.
+
+        Args:
+            columns: number of columns to keep; at least as many as at the last call.
+        """
+        if self.state is None:
+            self.seen = min(self.seen, columns)
+            return
+        if self.seen > columns:
+            if self.can_roll_back:
+                self.model.decoder.roll_back(self.state, self.seen - columns)  # type: ignore[operator]
+                self.seen = columns
+            elif self.mark is not None:
+                self.seen, self.state = self.mark
+        if not self.can_roll_back:
+            self.mark = self.seen, copy.deepcopy(self.state)
+
+    def read(self, tokens: Tensor, needs: Set[str] = frozenset()) -> None:
+        """Read the columns that have not been read yet.
+
+        Args:
+            tokens: ``(rows, L)`` int64 from the start token on; columns read before are not read again.
+            needs: ``ATTENTION`` to compute attention weights, ``FEATURES`` to store the decoder's last hidden features.
+        """
+        if self.start_token is not None:
+            tokens = torch.cat([torch.full_like(tokens[:, :1], self.start_token), tokens[:, 1:]], dim=1)
+        state: dict[str, Any] = {} if self.state is None else {"incremental_state": self.state}
+        out = decoded(self.model.decoder, tokens, self.encoder_out, needs, **state)
+        first = self.seen if self.state is None else 0  # without a state, all columns are computed
+        self.out = map_tensors(out, lambda tensor: tensor[:, first:])
+        self.first, self.seen = self.seen, tokens.size(1)
+
+    def next_output(self, tokens: Tensor, needs: Set[str] = frozenset()) -> MemberOutput:
+        """The output for the last column of ``tokens``, which the newest pass has read; see ``Member``."""
+        column = tokens.size(1) - 1 - self.first
+        newest = self.out.at(column)
+        return replace(newest, logits=self.model.adjust_logits_during_generation(newest.logits, tokens.size(1) - 1))
+
+    def select_sentences(self, keep: Tensor) -> None:
+        """Drop all sentences except ``keep``, ``(kept,)`` int64."""
+        super().select_sentences(keep)
+        if self.mark is not None:
+            self.model.decoder.select_sentences(self.mark[1], keep)  # type: ignore[operator]
+        self.out = self.out.select(rows_of_sentences(keep, self.beam_size))
+
+
+class SpeculativeSession(Session):
+    """Decodes a batch with drafts.
+
+    The loop is that of ``Session``. The members read the drafts for several steps in one pass, and the outputs of these
+    steps are stored. The stored outputs are valid as long as every sentence generates its draft.
+
+    Args:
+        setup: see ``Session``; its search is a ``SpeculativeSearch``.
+        request: see ``Session``; if the batch has ``member_sources``, the last one may be that of the draft model.
+    """
+
+    def __init__(self, setup: DecodingSetup, request: DecodingRequest):
+        assert isinstance(setup.search, SpeculativeSearch)
+        self.speculative = setup.search
+        if LAYER_LOGITS in setup.needs:
+            raise ConfigError(
+                f"{setup.needing(LAYER_LOGITS)} needs hidden features of all layers, which are not stored in "
+                "speculative decoding; leave out the draft"
+            )
+        self.reach = self.speculative.draft_tokens + 1
+        sample = request.sample
+        source, models = sample.source, setup.ensemble.models
+        if sample.member_sources is not None and len(sample.member_sources) == len(models) + 1:
+            *others, source = sample.member_sources
+            request = replace(request, sample=replace(sample, member_sources=others))
+        source = replace(source, encoder_out=None)  # which is that of another encoder
+        with self.speculative.drafter.evaluating():
+            super().__init__(setup, request)
+            self.draft = self.speculative.drafter.begin(self, source)
+        self.drafts = Drafts(self.backpointers.matrix()[..., :0], [])
+        self.start = 0
+        """The step of the first drafted token."""
+        self.stop = 0
+        """The step at which a new draft is needed."""
+
+    def run(self) -> list[list[Hypothesis]]:
+        """See ``Session.run``."""
+        with self.speculative.drafter.evaluating():
+            return super().run()
+
+    @property
+    def newest_features(self) -> Tensor | None:
+        """``(live * beam, C)``, the features from which the first model predicted the newest token.
+
+        ``None`` before the first step, and if neither the drafter nor a component has ``FEATURES`` in its ``needs``.
+        """
+        first, step = self.members[0], self.backpointers.length
+        assert isinstance(first, LookAhead)
+        # the newest token is in column `step`; the column before it has the features from which it was predicted
+        features = first.out.features
+        return None if features is None else features[:, step - 1 - first.first]
+
+    def new_member(self, spec: MemberSpec, source: Source, start_token: int | None) -> LookAhead:
+        """A model that can read several tokens and roll back; see ``Session.new_member``."""
+        return LookAhead(spec.model, source, self.beam, start_token, self.setup.debug, self.reach)
+
+    def member_outputs(self) -> list[MemberOutput]:
+        """Make and read a new draft if the last one is used up; see ``Session.member_outputs``."""
+        step = self.backpointers.length
+        if step >= self.stop:
+            self.look_ahead(step)
+        return super().member_outputs()
+
+    def look_ahead(self, step: int) -> None:
+        """Make a new draft; the members read it in one pass.
+
+        With 3 tokens generated and 5 drafted, the members read the last generated token and the 5 drafted ones, which
+        gives scores for steps 3 to 8. Step 8 has no drafted token. If drafts are drawn at random, its scores are not
+        used, and a new draft is made instead. Otherwise an output would depend on its batch: if another sentence
+        rejected its draft earlier, a new draft would be made earlier, and step 8 would have a drafted token.
+
+        Args:
+            step: number of generated tokens.
+        """
+        generated = self.backpointers.matrix()
+        last = int(self.sentences.max_lengths.max())
+        self.drafts = self.draft.propose(step, generated, min(self.speculative.draft_tokens, last - step + 1))
+        count = self.drafts.tokens.size(-1)
+        tokens = torch.cat([generated, self._known(self.drafts.tokens)], dim=-1)[..., : 1 + last].flatten(0, 1)
+        for number, member in enumerate(self.members):
+            assert isinstance(member, LookAhead)
+            member.rewind(step)
+            member.read(tokens, self.needs & ({ATTENTION, FEATURES} if number == 0 else {ATTENTION}))
+        self.start, self.stop = step, tokens.size(1)
+        if self.drafts.lprobs:
+            self.stop = min(self.stop, step + count)
+
+    def _known(self, drafted: Tensor) -> Tensor:
+        """Drafted tokens as members read them, limited to ids of their vocabulary."""
+        return drafted.clamp(0, self.setup.vocab_size - 1)
+
+    def choose(self, context: StepContext, scored: StepScores) -> Candidates:
+        """Verify drafted tokens that were drawn at random; otherwise see ``Session.choose``."""
+        offset, lprobs = context.step - self.start, scored.lprobs
+        if offset >= len(self.drafts.lprobs):
+            return super().choose(context, scored)
+        tokens = self.verified(lprobs, self.drafts.tokens[..., offset], self.drafts.lprobs[offset], context.step)
+        gains = lprobs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        scores = (scored.scores + gains).masked_fill(self.sentences.done.unsqueeze(1), -torch.inf)
+        return Candidates(scores, tokens, own_beams(tokens))
+
+    def verified(self, lprobs: Tensor, drafted: Tensor, drafted_with: Tensor, step: int) -> Tensor:
+        """Accept or replace drafted tokens, so that the results have the distribution of the verifying models.
+
+        Let ``q`` be the draft model's probability of the drafted token, and ``p`` that of the verifying models. The
+        token is accepted with probability ``min(1, p / q)``. Otherwise its replacement is drawn from the normalized
+        ``max(0, p - q)`` (Leviathan et al. 2023, algorithm 1).
+
+        Args:
+            lprobs: ``(live, beam, V)``, log p in nats.
+            drafted: ``(live, beam)`` int64.
+            drafted_with: ``(live, beam, V)``, log q in nats.
+            step: number of tokens that each row has generated.
+
+        Returns:
+            ``(live, beam)`` int64, the accepted and the replacing tokens.
+
+        Raises:
+            ConfigError: the vocabularies have different sizes.
+        """
+        if lprobs.size(-1) != drafted_with.size(-1):
+            raise other_vocabulary(drafted_with.size(-1), lprobs.size(-1))
+        log_p, log_q = (values.gather(-1, drafted.unsqueeze(-1)).squeeze(-1) for values in (lprobs, drafted_with))
+        accepted = self.uniforms(ACCEPTANCE, step).log() < log_p - log_q
+        residual = (lprobs.exp() - drafted_with.exp()).clamp(min=0.0).log()
+        return torch.where(accepted, drafted, self.draw(REPLACEMENT, step, residual))
+
+    def draw(self, purpose: int, step: int, lprobs: Tensor) -> Tensor:
+        """Draw a token for each row: ``(live, beam, V)`` log-probabilities give ``(live, beam)`` int64."""
+        tokens, _ = draw(lprobs.flatten(0, 1), self.uniforms(purpose, step).view(-1, 1))
+        return tokens.view(lprobs.shape[:2])
+
+    def uniforms(self, purpose: int, step: int) -> Tensor:
+        """Uniform random numbers of the strategy, ``(live, beam)``; see ``RandomSearch.uniforms``."""
+        assert isinstance(self.search, RandomSearch)
+        return self.search.uniforms(purpose, step, torch.arange(self.beam, device=self.scores.device))
+
+    def fork(self, rows: Tensor | None = None) -> Self:
+        """Refused; see ``Session.fork``."""
+        raise ConfigError("a draft belongs to one session; leave out the draft to branch the search by Session.fork")
+
+    def select_sentences(self, keep: Tensor) -> None:
+        """See ``Session.select_sentences``."""
+        super().select_sentences(keep)
+        self.draft.select_sentences(keep)
+        self.drafts = self.drafts.select(keep)
+
+    def advance(self, active: Candidates) -> None:
+        """Compare the generated tokens with the draft; see ``Session.advance``."""
+        step = self.backpointers.length
+        super().advance(active)
+        offset = step - self.start
+        if offset >= self.drafts.tokens.size(-1):
+            return
+        drafted = self.drafts.tokens[..., offset]
+        right = active.tokens == self._known(drafted)
+        continues = (active.scores > -torch.inf) & ~self.sentences.done.unsqueeze(1)
+        counted = continues & (drafted != NOTHING)
+        verified, accepted, wrong = torch.stack(
+            [counted.sum(), (counted & right).sum(), (continues & ~right).sum()]
+        ).tolist()
+        self.speculative.verified += verified
+        self.speculative.accepted += accepted
+        if wrong:
+            self.stop = step + 1  # members have read drafted tokens that were rejected
+
+
+class SpeculativeSearch(Search):
+    """Runs another strategy with fewer passes of the models (Leviathan et al. 2023, Chen et al. 2023).
+
+    The output of greedy search does not change. With a draft model, samples have the same distribution, but differ from
+    those that the strategy alone draws with the same seed; with n-gram drafts they are the same.
+
+    A new draft is made for the whole batch as soon as one sentence rejects a token, so that the speedup is largest for
+    small batches. The output for a sentence does not depend on the other sentences.
+
+    Args:
+        drafter: makes the drafts.
+        draft_tokens: number of tokens in a draft.
+        inner: the strategy; its beams must be independent of each other, or there must be one beam.
+
+    Raises:
+        ConfigError: the strategy has another decoding loop.
+    """
+
+    session_class = SpeculativeSession
+
+    def __init__(self, drafter: Drafter, draft_tokens: int = 5, inner: Search | None = None):
+        self.inner = inner or BeamSearch()
+        if self.inner.session_class is not None:
+            raise ConfigError(
+                f"a draft is verified token by token, and {type(self.inner).__name__} has a loop of its own; "
+                "choose greedy search or sampling, or leave out the draft"
+            )
+        self.drafter = drafter
+        self.draft_tokens = draft_tokens
+        self.accepts_logits, self.continues_each_beam = self.inner.accepts_logits, self.inner.continues_each_beam
+        self.needs = self.inner.needs | drafter.needs  # type: ignore[misc]
+        self.verified = 0
+        """Number of verified tokens of drafts, over all batches."""
+        self.accepted = 0
+        """Number of accepted tokens of drafts."""
+
+    @property
+    def acceptance_rate(self) -> float:
+        """The share of drafted tokens that were accepted; NaN before the first."""
+        return self.accepted / self.verified if self.verified else float("nan")
+
+    def summary(self) -> str:
+        """The acceptance rate; see ``Search.summary``."""
+        if not self.verified:
+            return ""
+        return f"{self.verified} drafted tokens were verified, and {100 * self.acceptance_rate:.1f} % of them accepted"
+
+    def rows(self, beam: int) -> int:
+        """See ``Search.rows``.
+
+        Raises:
+            ConfigError: the strategy compares beams with each other.
+        """
+        rows = self.inner.rows(beam)
+        if rows > 1 and not self.inner.continues_each_beam:
+            raise ConfigError(
+                f"a draft is verified token by token, and {type(self.inner).__name__} with beam_size={beam} compares "
+                "hypotheses with each other; choose beam_size=1 or sampling, or leave out the draft"
+            )
+        return rows
+
+    def begin(self, batch: BatchInfo) -> Any:
+        """See ``Search.begin``; returns what ``begin`` of the inner strategy returns."""
+        return self.inner.begin(batch)
+
+
+def other_vocabulary(draft: int, wanted: int) -> ConfigError:
+    """The error for a draft model whose target vocabulary has another size than that of the decoded models."""
+    return ConfigError(
+        f"the target vocabulary of the draft model has {draft} tokens, and that of the models that it drafts for "
+        f"{wanted}; choose a draft model with the same vocabulary"
+    )

@@ -1,1 +1,0 @@
-"""Members of an ensemble, and the combinations of their scores."""
