@@ -16,8 +16,8 @@ from seqgen.cli.output import check_output, write_report
 from seqgen.cli.tune import TuneConfig, check_text, lines_with_references
 from seqgen.config import option
 from seqgen.config.settings import Settings, given_settings
-from seqgen.core.component import Resources, build
 from seqgen.core.errors import ConfigError, DataError
+from seqgen.decoding.building import Resources, build
 from seqgen.lab.confidence_report import PICTURES, ConfidenceReport
 from seqgen.registry import UTILITIES
 from seqgen.text.confidence.calibration import (

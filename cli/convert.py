@@ -25,9 +25,9 @@ from seqgen.config import CommonConfig, GenerationConfig, ReadingConfig, TrainCo
 from seqgen.config.compose import compose
 from seqgen.config.user_files import recorded_files
 from seqgen.config.values import changed, from_dict
-from seqgen.core.component import Resources
 from seqgen.core.errors import ConfigError
 from seqgen.data.tokenizers.base import load_tokenizer
+from seqgen.decoding.building import Resources
 from seqgen.decoding.processors.prefix_trie import TRIE_SUFFIX, trie_of_file
 from seqgen.export import check_installed, write_export
 from seqgen.models import ctranslate2

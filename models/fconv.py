@@ -16,8 +16,9 @@ from seqgen.core.decoder import IncrementalDecoder
 from seqgen.core.encoder import Encoder
 from seqgen.core.errors import ConfigError
 from seqgen.core.incremental_state import StateDict
-from seqgen.core.model import EncoderDecoderModel, Vocabularies
+from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.structures import EncoderOut
+from seqgen.data.vocabularies import Vocabularies
 from seqgen.modules.attention import MultiStepAttention, scaled_sum
 from seqgen.modules.convolution import (
     ConvolutionSpec,

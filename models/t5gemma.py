@@ -14,8 +14,9 @@ from seqgen.core.decoder import IncrementalDecoder, ProjectedOutput
 from seqgen.core.encoder import Encoder
 from seqgen.core.errors import ConfigError, shown
 from seqgen.core.incremental_state import StateDict
-from seqgen.core.model import EncoderDecoderModel, Vocabularies, embedding_sizes
+from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.structures import EncoderOut, Segments
+from seqgen.data.vocabularies import Vocabularies, embedding_sizes
 from seqgen.modules.attention import soft_capped
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.linear import Linear

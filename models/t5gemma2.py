@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from seqgen.config import option
 from seqgen.core.errors import ConfigError
-from seqgen.core.model import Vocabularies, check_joined
+from seqgen.data.vocabularies import Vocabularies, check_joined
 from seqgen.models.t5gemma import (
     FULL,
     SLIDING,

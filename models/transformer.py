@@ -14,8 +14,9 @@ from seqgen.core.decoder import IncrementalDecoder, ProjectedOutput
 from seqgen.core.encoder import Encoder
 from seqgen.core.errors import ConfigError
 from seqgen.core.incremental_state import StateDict
-from seqgen.core.model import EncoderDecoderModel, Vocabularies, embedding_sizes
+from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.structures import EncoderOut, Segments
+from seqgen.data.vocabularies import Vocabularies, embedding_sizes
 from seqgen.modules.dropout import Dropout, LayerDropList
 from seqgen.modules.linear import Linear
 from seqgen.modules.masks import QueryPositions, padding_mask_of, segment_mask

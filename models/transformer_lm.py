@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from seqgen.config import option
 from seqgen.core.decoder import ProjectedOutput
 from seqgen.core.incremental_state import StateDict
-from seqgen.core.model import Vocabularies
+from seqgen.data.vocabularies import Vocabularies
 from seqgen.models.transformer import check_layers, layer_options
 from seqgen.modules.dropout import Dropout, LayerDropList
 from seqgen.modules.language_model import LanguageModel, LanguageModelDecoder

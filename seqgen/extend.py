@@ -22,7 +22,7 @@ from seqgen.config import BaseConfig, CommonConfig, GenerationConfig, ReadingCon
 from seqgen.core.backpointers import BackPointers
 from seqgen.core.beam_search import BeamSearch, Greedy, own_beams
 from seqgen.core.candidates import Candidates, best_continuations, gather_beams
-from seqgen.core.combinations import Combination, Fusion, LogProbabilityMean, MeanConfig, ProbabilityMean
+from seqgen.core.combinations import Combination, ProbabilityMean
 from seqgen.core.component import (
     ATTENTION,
     FEATURES,
@@ -32,7 +32,6 @@ from seqgen.core.component import (
     MEMBER_LPROBS,
     BatchInfo,
     Component,
-    Resources,
 )
 from seqgen.core.context import LayerLogits, StepContext, StepOutputs
 from seqgen.core.decoder import Decoder, IncrementalDecoder
@@ -41,7 +40,7 @@ from seqgen.core.errors import CheckpointError, ConfigError, DataError, Decoding
 from seqgen.core.finished import EachRow, FinishedHypotheses, Ranking
 from seqgen.core.incremental_state import StateDict, StatefulModule
 from seqgen.core.member import Member, MemberOutput, MemberSpec, check_features
-from seqgen.core.model import EncoderDecoderModel, Vocabularies
+from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.observers import Forbidden, Observer, Outcome, StepRecord
 from seqgen.core.processors import LogitsProcessor
 from seqgen.core.search import Search
@@ -64,6 +63,9 @@ from seqgen.data.tokenizers.base import (
 )
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
+from seqgen.data.vocabularies import Vocabularies
+from seqgen.decoding.building import Resources
+from seqgen.decoding.combinations import Fusion, LogProbabilityMean, MeanConfig
 from seqgen.decoding.fairseq_arguments import fairseq_generator
 from seqgen.decoding.options import build_setup
 from seqgen.decoding.processors.length import ForceEndAtMaximum, MinimumLength

@@ -8,12 +8,13 @@ from typing import Any
 
 from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.core.beam_search import BeamSearch
-from seqgen.core.combinations import LogProbabilityMean, ProbabilityMean
-from seqgen.core.component import Resources
+from seqgen.core.combinations import ProbabilityMean
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.search import Search
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.data.dictionary import Dictionary
+from seqgen.decoding.building import Resources
+from seqgen.decoding.combinations import LogProbabilityMean
 from seqgen.decoding.options import build_setup
 from tests.scripted_model import Rule, ScriptedModel, dictionary
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from seqgen.core.component import Resources
 from seqgen.core.processors import LogitsProcessor
+from seqgen.decoding.building import Resources
 from seqgen.decoding.prefix_trie import PrefixTrie
 from seqgen.decoding.processors.length import (
     ExponentialDecay,

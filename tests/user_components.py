@@ -15,11 +15,12 @@ from seqgen.config import option
 from seqgen.core.beam_search import BeamSearch
 from seqgen.core.candidates import Candidates
 from seqgen.core.combinations import Combination
-from seqgen.core.component import BatchInfo, Resources
+from seqgen.core.component import BatchInfo
 from seqgen.core.context import StepContext
 from seqgen.core.observers import Observer, StepRecord
 from seqgen.core.processors import LogitsProcessor
 from seqgen.core.stopping import StoppingRule
+from seqgen.decoding.building import Resources
 from seqgen.registry import (
     register_combination,
     register_logits_processor,

@@ -15,9 +15,9 @@ from seqgen.checkpoints.loaders import LARGEST
 from seqgen.config import GenerationConfig, TrainConfig
 from seqgen.config.compose import component_config
 from seqgen.config.values import from_dict
-from seqgen.core.component import IDS, Resources
 from seqgen.core.errors import CheckpointError, ConfigError, shown
 from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.decoding.building import IDS, Resources
 from seqgen.decoding.resolution import TOOLKIT_LENGTH
 from seqgen.decoding.rules import HUGGINGFACE
 from seqgen.models.huggingface.architecture import GENERATION_FILE, JSONConfig

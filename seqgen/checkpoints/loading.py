@@ -28,9 +28,10 @@ from seqgen.checkpoints.run_config import read_run_config, run_folder_of, verify
 from seqgen.config import BaseConfig, ReadingConfig
 from seqgen.config.values import to_dict
 from seqgen.core.errors import CheckpointError, ConfigError, UserError, listing, shown
-from seqgen.core.model import EncoderDecoderModel, Vocabularies
+from seqgen.core.model import EncoderDecoderModel
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.text import digest
+from seqgen.data.vocabularies import Vocabularies
 from seqgen.decoding.resolution import settings_of_model
 from seqgen.registry import MODELS, TASKS
 from seqgen.system.devices import find_device

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from seqgen.core.candidates import Candidates, gather_beams
-from seqgen.core.structures import map_tensors, tensors_in
-from seqgen.system.devices import copied_to_cpu
+from seqgen.core.structures import copy_to_cpu, map_tensors, tensors_in
 
 CONTINUATION = "token and parent"
 """The record of which token and beam each candidate has, beside those of fields with names of users."""
@@ -179,7 +178,7 @@ class BackPointers:
         """
         found = copy.copy(self)
         found._matrix = None
-        copied = iter(copied_to_cpu([*(tensor[sentences] for tensor in tensors_in(vars(found))), *others]))
+        copied = iter(copy_to_cpu([*(tensor[sentences] for tensor in tensors_in(vars(found))), *others]))
         vars(found).update(map_tensors(vars(found), lambda _: next(copied)))
         return found, list(copied)
 

@@ -11,10 +11,8 @@ from seqgen.core.candidates import Candidates, best_continuations
 from seqgen.core.component import BatchInfo
 from seqgen.core.context import StepContext
 from seqgen.core.search import Search
-from seqgen.registry import register_search
 
 
-@register_search("beam")
 class BeamSearch(Search):
     """Keeps the hypotheses with the largest cumulative log-probabilities."""
 
@@ -42,7 +40,6 @@ class BeamSearch(Search):
         return best_continuations(lprobs, scores, count)
 
 
-@register_search("greedy")
 class Greedy(Search):
     """Generates the most probable token at every step."""
 

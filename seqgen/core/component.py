@@ -20,23 +20,17 @@ The session then reorders them with the beams, drops them with finished sentence
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from seqgen.config import GenerationConfig
-from seqgen.config.compose import component_config
 from seqgen.core.candidates import Candidates, gather_beams
 from seqgen.core.contract import Flagged, origin, returned, violated
-from seqgen.core.errors import ConfigError, DataError, nearest
+from seqgen.core.errors import ConfigError, nearest
 from seqgen.core.structures import map_tensors
-from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizers.base import is_id
-from seqgen.registry import Registry
 
 Phrase: TypeAlias = Sequence[int] | Sequence[Sequence[int]]
 """Token ids that must occur in sequence; or several alternatives, of which one must occur."""
@@ -71,9 +65,6 @@ FORBIDDEN = "forbidden"
 
 NEEDS = (FEATURES, ATTENTION, MEMBER_LOGITS, MEMBER_LPROBS, LAYER_LOGITS, FORBIDDEN)
 """All needs."""
-
-IDS = "ids:"
-"""The beginning of an entry that consists of ids instead of text; see ``Resources.sequence``."""
 
 
 @dataclass(frozen=True)
@@ -147,80 +138,6 @@ class BatchInfo:
         )
 
 
-@dataclass(frozen=True)
-class Resources:
-    """The objects that a component can use when it is built from its configuration.
-
-    Attributes:
-        dictionary: the target vocabulary.
-        encode: turns a text of the target language into ids, without end-of-sentence; ``None`` without a tokenizer.
-        decode: turns ids into text; ``None`` without a tokenizer.
-        extra_end_tokens: ids that end an output besides end-of-sentence.
-        device: device of the models.
-        models: the models that decode, each with its task (``TextModel``), for a component that decodes or scores text
-            with them; empty where sentences are not decoded as text, and for components of the search.
-        ensemble: the settings that make them an ensemble: their sources, weights and combination.
-            ``Translator(models, **ensemble)`` scores and decodes with the same ensemble.
-    """
-
-    dictionary: Dictionary
-    encode: Callable[[str], Sequence[int]] | None = None
-    decode: Callable[[Sequence[int]], str] | None = None
-    extra_end_tokens: Sequence[int] = ()
-    device: torch.device = torch.device("cpu")
-    models: Sequence[Any] = ()
-    ensemble: Mapping[str, Any] = field(default_factory=dict)
-
-    def token(self, token: str) -> int:
-        """The id of a token.
-
-        Raises:
-            ConfigError: it is not in the vocabulary.
-        """
-        if token not in self.dictionary:
-            near = nearest(token, self.dictionary.symbols)
-            raise ConfigError(f"{token!r} is not in the target vocabulary{near}")
-        return self.dictionary.index(token)
-
-    def tokens(self, tokens: Sequence[str]) -> list[int]:
-        """The ids of some tokens; see ``token``."""
-        return [self.token(token) for token in tokens]
-
-    def ids(self, text: str) -> tuple[int, ...]:
-        """The ids of a text; without a tokenizer, its words are tokens of the vocabulary."""
-        if self.encode is not None:
-            return tuple(self.encode(text))
-        return tuple(self.dictionary.word_index(word) for word in text.split())
-
-    def phrase(self, text: str) -> tuple[int, ...]:
-        """The ids of a text that the model can generate.
-
-        Raises:
-            ConfigError: the text is empty or has the unknown token.
-        """
-        ids = self.ids(text)
-        if not ids or self.dictionary.unk() in ids:
-            why = "has words or characters that are not in the target vocabulary" if ids else "is empty"
-            raise ConfigError(f"{text!r} {why}, so that the model never generates it; remove it")
-        return ids
-
-    def sequence(self, entry: str) -> tuple[int, ...]:
-        """The ids of an entry of ``bad_words`` or ``sequence_bias``.
-
-        Args:
-            entry: a text; or ``ids:`` and ids of tokens, such as ``ids:7 31``, for sequences that no text gives.
-
-        Raises:
-            ConfigError: the model cannot generate the text, or an id is not in the vocabulary.
-        """
-        if not entry.startswith(IDS):
-            return self.phrase(entry)
-        words, size = entry.removeprefix(IDS).split(), len(self.dictionary)
-        if not words or not all(is_id(word, size) for word in words):
-            raise ConfigError(f"{entry!r} must have ids from 0 to {size - 1} after {IDS!r}, such as '{IDS}7 31'")
-        return tuple(map(int, words))
-
-
 class Component(Flagged):
     """The base class of all parts of a decoding step that can be exchanged."""
 
@@ -254,12 +171,12 @@ class Component(Flagged):
             )
 
     @classmethod
-    def build(cls, cfg: Any, resources: Resources) -> Self:
+    def build(cls, cfg: Any, resources: Any) -> Self:
         """Make the component from an instance of the configuration class that it is registered with.
 
         Args:
             cfg: the configuration; its fields are the arguments of the constructor, unless a subclass overrides this.
-            resources: the target vocabulary and its tokenizer.
+            resources: what it may use besides, such as the target vocabulary and its tokenizer.
         """
         return cls(**{field.name: getattr(cfg, field.name) for field in fields(cfg)})
 
@@ -366,33 +283,6 @@ def flattened(components: Iterable[Component]) -> Iterator[Component]:
 C = TypeVar("C", bound=Component)
 
 
-def build(
-    registry: Registry,
-    name: str,
-    base: type[C],
-    cfg: GenerationConfig,
-    resources: Resources,
-) -> C:
-    """Make a registered component.
-
-    Args:
-        registry: has it.
-        name: a registered name or a preset.
-        base: the class that it must be a subclass of.
-        cfg: has the values that the user gave for it (``cfg.components``).
-        resources: what it may use.
-
-    Raises:
-        ConfigError: the name is not registered or is of another kind of component, or a value cannot be used.
-    """
-    entry = registry.entry(name)
-    if not issubclass(entry.component, base):
-        raise ConfigError(f"{registry.kind} {name!r} ({entry.origin}) does not subclass {base.__name__}")
-    return returned(
-        entry.component, "build", entry.component.build(component_config(registry, name, cfg), resources), base
-    )
-
-
 def begun(component: C, batch: BatchInfo) -> C:
     """Prepare a component for a batch, and check the tensors that it names as its state.
 
@@ -416,16 +306,3 @@ def begun(component: C, batch: BatchInfo) -> C:
             wrong = f"must set {name!r}, which its state names, to ({sizes}, ...): it is {given}"
             raise violated(found, "begin", wrong)
     return found
-
-
-@contextmanager
-def naming(key: str) -> Iterator[None]:
-    """Let messages about a value begin with the key that it was given in.
-
-    Args:
-        key: such as ``generation.suppress``.
-    """
-    try:
-        yield
-    except (ConfigError, DataError) as error:
-        raise type(error)(f"{key}: {error}") from None

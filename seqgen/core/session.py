@@ -33,14 +33,14 @@ from seqgen.core.observers import Forbidden, StepRecord
 from seqgen.core.processors import apply_all
 from seqgen.core.search import Search, chosen
 from seqgen.core.setup import DecodingRequest, DecodingSetup, Streamer
-from seqgen.core.stopping import TimeLimit
-from seqgen.core.structures import Hypothesis, Source, map_tensors, with_forked_attributes
+from seqgen.core.structures import Hypothesis, Source, copy_to_cpu, map_tensors, with_forked_attributes
 from seqgen.core.token_fields import fields_of, with_fields
 from seqgen.decoding.captured import CapturedMember
 from seqgen.decoding.processors.prefix_trie import defer_trie
 from seqgen.decoding.shortlist import OutputColumns
+from seqgen.decoding.stopping import TimeLimit
 from seqgen.modules.kernel_choice import fastest_threads
-from seqgen.system.devices import copied_to_cpu, turn_off_cudnn_attention
+from seqgen.system.devices import turn_off_cudnn_attention
 from seqgen.system.graphs import GRAPHS
 
 
@@ -623,7 +623,7 @@ class Session:
         owners = self.live[rows]
         late = torch.zeros_like(self.sentences.done) if self.timed_out is None else self.timed_out
         of_rows = [owners, self.ids[owners], late[rows], self.sentences.own_limits[rows]]
-        read = [values.tolist() for values in copied_to_cpu(of_rows)]
+        read = [values.tolist() for values in copy_to_cpu(of_rows)]
         found = self.finished.hypotheses(rows, self.backpointers)
         for sentence, number, timed_out, last_step, hypotheses in zip(*read, found, strict=True):
             self.results[sentence] = [self.setup.ended(each, last_step, timed_out) for each in hypotheses]

@@ -70,6 +70,23 @@ def tensors_in(value: Any) -> list[Tensor]:
     return tensors
 
 
+def copy_to_cpu(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copy tensors of one device to the CPU, as one tensor, since each copy would wait for the device.
+
+    Args:
+        tensors: of any shapes and dtypes.
+
+    Returns:
+        The tensors on the CPU, in their order; those of the CPU themselves.
+    """
+    if not tensors or tensors[0].device.type == "cpu":
+        return list(tensors)
+    parts = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors]
+    copied = torch.cat(parts).cpu().split([len(part) for part in parts])
+    # a clone begins at an address that every dtype accepts
+    return [part.clone().view(like.dtype).view(like.shape) for part, like in zip(copied, tensors, strict=True)]
+
+
 @dataclass(frozen=True)
 class EncoderOut:
     """The output of an encoder, which its decoder reads; the first dimension of every tensor is the row.

@@ -12,8 +12,7 @@ from seqgen.config import DEFAULT_COMBINATION, DebugConfig, GenerationConfig
 from seqgen.config.compose import check_component_keys
 from seqgen.config.generation import STRATEGY, WARPER, keys_with
 from seqgen.config.values import DEFAULTS, check_compatible
-from seqgen.core.combinations import Combination, Guidance
-from seqgen.core.component import Resources, build, naming
+from seqgen.core.combinations import Combination
 from seqgen.core.contract import returned
 from seqgen.core.ensemble import Ensemble
 from seqgen.core.errors import ConfigError
@@ -25,11 +24,13 @@ from seqgen.core.processors import LogitsProcessor
 from seqgen.core.search import Search
 from seqgen.core.session import has_steps
 from seqgen.core.setup import DecodingSetup, Limits
-from seqgen.core.stopping import StoppingRule, stopping_from_config
+from seqgen.core.stopping import StoppingRule
 from seqgen.core.token_fields import with_fields
 from seqgen.data.dictionary import Dictionary, VocabularyMap
 from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.decoding.building import Resources, build, naming
 from seqgen.decoding.certificate import Certificate, check_certifiable
+from seqgen.decoding.combinations import Guidance
 from seqgen.decoding.processors import length, prefix_trie, tokens, warpers
 from seqgen.decoding.rules import Rules, rules_named
 from seqgen.decoding.search.constrained import ConstrainedSearch
@@ -37,6 +38,7 @@ from seqgen.decoding.search.sampling import RandomSearch
 from seqgen.decoding.shortlist import Shortlist
 from seqgen.decoding.speculative.drafters import ModelDrafter, PromptLookup
 from seqgen.decoding.speculative.verification import SpeculativeSearch
+from seqgen.decoding.stopping import stopping_from_config
 from seqgen.registry import COMBINATIONS, LOGITS_PROCESSORS, OBSERVERS, SEARCHES
 
 

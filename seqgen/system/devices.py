@@ -10,7 +10,6 @@ from contextlib import contextmanager
 
 import numpy
 import torch
-from torch import Tensor
 
 from seqgen.core.errors import ConfigError, ResourceError
 
@@ -53,23 +52,6 @@ def turn_off_cudnn_attention() -> None:
     first sentences took 95 ms a step instead of 8, and later ones were no faster.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
-
-
-def copied_to_cpu(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copy tensors of one device to the CPU, as one tensor, since each copy would wait for the device.
-
-    Args:
-        tensors: of any shapes and dtypes.
-
-    Returns:
-        The tensors on the CPU, in their order; those of the CPU themselves.
-    """
-    if not tensors or tensors[0].device.type == "cpu":
-        return list(tensors)
-    parts = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors]
-    copied = torch.cat(parts).cpu().split([len(part) for part in parts])
-    # a clone begins at an address that every dtype accepts
-    return [part.clone().view(like.dtype).view(like.shape) for part, like in zip(copied, tensors, strict=True)]
 
 
 _PHRASES = (

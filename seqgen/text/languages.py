@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from seqgen.config import GenerationConfig
-from seqgen.core.component import Resources
 from seqgen.core.errors import ConfigError, DataError
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.data.tokenizers.languages import Languages, TargetLanguage
+from seqgen.decoding.building import Resources
 from seqgen.task import Task
 
 _FIELD = re.compile(r"field([1-9]\d?)")

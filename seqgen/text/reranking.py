@@ -18,9 +18,10 @@ import numpy
 from numpy.typing import NDArray
 
 from seqgen.config import GenerationConfig, option
-from seqgen.core.component import Component, Resources, build
+from seqgen.core.component import Component
 from seqgen.core.contract import returned, violated
 from seqgen.core.errors import ConfigError, shown
+from seqgen.decoding.building import Resources, build
 from seqgen.registry import RERANKERS, UTILITIES, register_utility
 from seqgen.text.results import TextHypothesis, Translation
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from seqgen.config import GenerationConfig
-from seqgen.core.component import Component, Resources, build
+from seqgen.core.component import Component
 from seqgen.core.contract import returned
 from seqgen.core.errors import DataError
 from seqgen.core.member import EMPTY, field_of
+from seqgen.decoding.building import Resources, build
 from seqgen.registry import MEMBER_SOURCES
 
 

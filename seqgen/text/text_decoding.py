@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from seqgen.config.settings import ResolvedSettings
-from seqgen.core.component import Resources
 from seqgen.core.errors import ConfigError
 from seqgen.core.finished import Ranking
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.setup import Streamer
 from seqgen.core.structures import Hypothesis
+from seqgen.decoding.building import Resources
 from seqgen.decoding.scorer import SequenceScorer
 from seqgen.system.devices import out_of_memory
 from seqgen.text.batching import Batcher

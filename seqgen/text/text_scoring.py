@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from seqgen.config import GenerationConfig
-from seqgen.core.component import Resources
 from seqgen.core.errors import ConfigError, DataError
 from seqgen.core.member import INPUT
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.structures import Batch, Hypothesis
 from seqgen.data.pair_dataset import Example
 from seqgen.data.tokenizers.languages import TargetLanguage
+from seqgen.decoding.building import Resources
 from seqgen.decoding.scorer import SequenceScorer
 from seqgen.modules.language_model import LanguageModel
 from seqgen.text.languages import LanguageReader, TextModel, encode_source, encode_target, tokens_of

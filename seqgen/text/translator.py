@@ -23,13 +23,13 @@ from seqgen.config import GenerationConfig
 from seqgen.config.generation import FILES, SCORES_TARGETS, keys_with
 from seqgen.config.settings import CALL, MODEL, USER, Layer, ResolvedSettings, Settings
 from seqgen.config.values import DEFAULTS
-from seqgen.core.component import Resources
 from seqgen.core.errors import CheckpointError, ConfigError, DataError
 from seqgen.core.member import MemberSpec
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.setup import Streamer
 from seqgen.core.structures import Hypothesis
+from seqgen.decoding.building import Resources
 from seqgen.decoding.captured import obstacle
 from seqgen.decoding.options import combination_from_config, members_from_config, with_guidance
 from seqgen.decoding.resolution import check_types

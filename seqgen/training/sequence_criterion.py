@@ -23,10 +23,10 @@ from seqgen.config import GenerationConfig, option
 from seqgen.config.compose import named_in_training
 from seqgen.config.generation import NOT_IN_TRAINING, keys_with
 from seqgen.config.values import changed
-from seqgen.core.component import Resources
 from seqgen.core.errors import ConfigError
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.structures import Batch, EncoderOut, Hypothesis, Source, map_tensors
+from seqgen.decoding.building import Resources
 from seqgen.decoding.search.sampling import RandomSearch
 from seqgen.text.reranking import Utility, compared, utility_from_config
 from seqgen.training.criteria import Criterion, CriterionOut, TargetPositions, has_default_forward

@@ -15,9 +15,9 @@ from examples.dates import LetterTokenizer
 from examples.papers.automata.automaton import Automaton
 from examples.papers.automata.json_texts import Json, JsonConfig, JsonProcessor
 from examples.papers.automata.regular import Regex, RegexConfig, RegexProcessor
-from seqgen.core.component import Resources
 from seqgen.core.errors import ConfigError
 from seqgen.data.dictionary import Dictionary
+from seqgen.decoding.building import Resources
 from seqgen.text.translator import Translator
 from tests.commands import command
 from tests.generators import make_generator

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from examples.papers.bilevel import BilevelSearch
-from seqgen.core.combinations import LogProbabilityMean, ProbabilityMean
+from seqgen.core.combinations import ProbabilityMean
 from seqgen.core.errors import ConfigError
+from seqgen.decoding.combinations import LogProbabilityMean
 from seqgen.text.translator import Translator
 from tests.commands import command
 from tests.generators import make_generator

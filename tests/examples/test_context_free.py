@@ -13,8 +13,8 @@ from examples.papers.automata.characters import Terminal
 from examples.papers.automata.earley import Earley
 from examples.papers.automata.gbnf import GrammarFile, Rules
 from examples.papers.automata.processor import GrammarConfig, GrammarProcessor
-from seqgen.core.component import Resources
 from seqgen.core.errors import ConfigError, DataError
+from seqgen.decoding.building import Resources
 from seqgen.text.translator import Translator
 from tests.commands import command
 from tests.examples.test_automata import letters

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from examples.papers.token_healing import TokenHealing, TokenHealingConfig
-from seqgen.core.component import Resources
 from seqgen.core.errors import ConfigError
+from seqgen.decoding.building import Resources
 from seqgen.text.translator import Translator
 from tests.commands import command
 from tests.examples.test_automata import letters

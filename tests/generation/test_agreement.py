@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from seqgen.core.combinations import Combination, LogProbabilityMean
+from seqgen.core.combinations import Combination
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Hypothesis
 from seqgen.data.tokenizers.base import Tokenizer
@@ -19,6 +19,7 @@ from seqgen.data.tokenizers.pretrained import byte_files
 from seqgen.data.tokenizers.slow import ByteTokenizer
 from seqgen.decoding.agreement.session import AgreementSearch
 from seqgen.decoding.agreement.vocabulary_trie import END, VocabularyTrie
+from seqgen.decoding.combinations import LogProbabilityMean
 from seqgen.decoding.processors.length import ForceFirst
 from tests.agreement_reference import (
     Found,

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from seqgen.config import GenerateConfig
 from seqgen.config.compose import compose
-from seqgen.core.combinations import Combination, Fusion, ProbabilityMean
+from seqgen.core.combinations import Combination, ProbabilityMean
 from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.decoding.combinations import Fusion
 from seqgen.decoding.options import build_setup
 from seqgen.decoding.search.diverse import DiverseBeamSearch
 from seqgen.registry import COMBINATIONS

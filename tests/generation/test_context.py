@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.core.combinations import Fusion
 from seqgen.core.component import ATTENTION, FEATURES, MEMBER_LOGITS, MEMBER_LPROBS, BatchInfo
 from seqgen.core.context import StepContext
 from seqgen.core.errors import ConfigError
 from seqgen.core.observers import Observer, StepRecord
 from seqgen.core.processors import LogitsProcessor
+from seqgen.decoding.combinations import Fusion
 from seqgen.decoding.processors.tokens import Forbid
 from seqgen.text.translator import Translator
 from tests.generators import make_generator

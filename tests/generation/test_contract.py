@@ -14,12 +14,13 @@ from torch import nn
 
 from seqgen.core.beam_search import BeamSearch
 from seqgen.core.combinations import Combination
-from seqgen.core.component import NEEDS, Component, Resources, build
+from seqgen.core.component import NEEDS, Component
 from seqgen.core.contract import ContractError
 from seqgen.core.errors import ConfigError
 from seqgen.core.observers import Observer
 from seqgen.core.processors import LogitsProcessor
 from seqgen.core.stopping import StoppingRule
+from seqgen.decoding.building import Resources, build
 from seqgen.modules.kv_cache.protocol import KeysAndValues, KeyValueCache
 from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.registry import LOGITS_PROCESSORS, Entry

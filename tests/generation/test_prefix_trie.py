@@ -19,11 +19,12 @@ from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.config.settings import Settings
 from seqgen.core.beam_search import BeamSearch
 from seqgen.core.candidates import Candidates
-from seqgen.core.combinations import Guidance, ProbabilityMean
+from seqgen.core.combinations import ProbabilityMean
 from seqgen.core.context import StepContext
 from seqgen.core.errors import ConfigError, DataError
 from seqgen.core.finished import Ranking
 from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.decoding.combinations import Guidance
 from seqgen.decoding.options import build_setup
 from seqgen.decoding.prefix_trie import NOWHERE, PrefixTrie
 from seqgen.decoding.processors.prefix_trie import PrefixConstraint, TrieConstraint, trie_of_file

@@ -11,9 +11,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from seqgen.core.combinations import Guidance, ProbabilityMean
+from seqgen.core.combinations import ProbabilityMean
 from seqgen.core.context import StepContext
 from seqgen.core.processors import LogitsProcessor
+from seqgen.decoding.combinations import Guidance
 from seqgen.decoding.prefix_trie import PrefixTrie
 from seqgen.decoding.processors import warpers as cutoffs
 from seqgen.decoding.processors.length import (

@@ -13,12 +13,12 @@ from torch import Tensor
 from seqgen.config import GenerationConfig
 from seqgen.config.generation import WARPER, keys_with
 from seqgen.config.values import check_compatible, incompatible
-from seqgen.core.component import Resources
 from seqgen.core.context import StepContext
 from seqgen.core.errors import ConfigError
 from seqgen.core.processors import LogitsProcessor, apply_all
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.data.dictionary import Dictionary
+from seqgen.decoding.building import Resources
 from seqgen.decoding.fairseq_arguments import fairseq_generator
 from seqgen.decoding.options import build_setup, end_tokens_from_config, processors_from_config
 from seqgen.decoding.rules import FAIRSEQ, HUGGINGFACE, Rules, rules_named

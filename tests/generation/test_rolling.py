@@ -16,9 +16,9 @@ from seqgen.core.component import FEATURES, FORBIDDEN, LAYER_LOGITS, MEMBER_LOGI
 from seqgen.core.context import StepContext
 from seqgen.core.observers import Observer, Outcome, StepRecord
 from seqgen.core.processors import LogitsProcessor
-from seqgen.core.stopping import StopStrings, TimeLimit
 from seqgen.core.structures import EncoderOut, Hypothesis
 from seqgen.decoding.search.contrastive import ContrastiveSearch
+from seqgen.decoding.stopping import StopStrings, TimeLimit
 from tests.covering import covering
 from tests.generators import make_generator
 from tests.hypotheses import assert_same

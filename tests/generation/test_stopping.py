@@ -14,14 +14,10 @@ from torch import Tensor
 from seqgen.config import GenerationConfig
 from seqgen.core.context import StepContext
 from seqgen.core.errors import ConfigError
-from seqgen.core.stopping import (
-    StoppingRule,
-    StopStrings,
-    TimeLimit,
-    stopping_from_config,
-)
+from seqgen.core.stopping import StoppingRule
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
+from seqgen.decoding.stopping import StopStrings, TimeLimit, stopping_from_config
 from seqgen.registry import STOPPING_RULES, register_stopping_rule
 from tests.generators import make_generator
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, table_rule

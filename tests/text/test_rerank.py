@@ -12,9 +12,9 @@ import torch
 from examples.extending.reranker import LengthRatio
 from examples.papers.noisy_channel import NoisyChannel
 from seqgen.config import option
-from seqgen.core.combinations import Fusion
-from seqgen.core.component import Resources
 from seqgen.core.errors import ConfigError
+from seqgen.decoding.building import Resources
+from seqgen.decoding.combinations import Fusion
 from seqgen.registry import register_member_source, register_reranker
 from seqgen.text.reranking import Reranker
 from seqgen.text.results import TextHypothesis, Translation

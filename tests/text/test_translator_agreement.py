@@ -16,7 +16,6 @@ from torch import Tensor
 
 import examples.lstm  # noqa: F401  # registers a model that cannot roll back
 from seqgen.checkpoints.loading import load_model, load_models
-from seqgen.core.combinations import Fusion
 from seqgen.core.errors import ConfigError
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
@@ -28,6 +27,7 @@ from seqgen.data.tokenizers.sentencepiece_tokenizer import T5_IDS, SentencePiece
 from seqgen.decoding.agreement.member import AgreementMember
 from seqgen.decoding.agreement.session import AgreementSession
 from seqgen.decoding.agreement.vocabulary_trie import first_text, token_texts
+from seqgen.decoding.combinations import Fusion
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
 from seqgen.text.word_streaming import TextStreamer

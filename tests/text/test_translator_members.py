@@ -6,9 +6,9 @@ import pytest
 
 from examples.extending.member import Blind, decode
 from seqgen.config import GenerationConfig
-from seqgen.core.combinations import Fusion
 from seqgen.core.errors import ConfigError, DataError
 from seqgen.core.member import MemberSpec
+from seqgen.decoding.combinations import Fusion
 from seqgen.decoding.search.diverse import DiverseBeamSearch
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator

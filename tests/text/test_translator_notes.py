@@ -13,8 +13,8 @@ import torch
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
 from seqgen.core.ensemble import Ensemble
 from seqgen.core.errors import ConfigError
-from seqgen.core.stopping import TimeLimit
 from seqgen.decoding.search.sampling import Sampling
+from seqgen.decoding.stopping import TimeLimit
 from seqgen.text.translator import Translator
 from tests.covering import covering
 from tests.generators import make_generator

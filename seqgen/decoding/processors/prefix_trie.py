@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from seqgen.core.candidates import Candidates
-from seqgen.core.component import BatchInfo, Resources
+from seqgen.core.component import BatchInfo
 from seqgen.core.context import StepContext
 from seqgen.core.errors import DataError
 from seqgen.core.processors import LogitsProcessor
 from seqgen.data.text import read_lines
 from seqgen.data.tokenizers.base import read_ids
+from seqgen.decoding.building import Resources
 from seqgen.decoding.prefix_trie import PrefixTrie
 from seqgen.decoding.processors.tokens import ForcePrefix
 

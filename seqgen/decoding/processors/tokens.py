@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from seqgen.config.values import LARGEST_FLOAT
-from seqgen.core.component import BatchInfo, Composite, Resources
+from seqgen.core.component import BatchInfo, Composite
 from seqgen.core.context import StepContext
 from seqgen.core.errors import ConfigError
 from seqgen.core.processors import LogitsProcessor, apply_all
+from seqgen.decoding.building import Resources
 
 _FEW = 4
 

@@ -10,8 +10,8 @@ import numpy
 from torch import nn
 
 from seqgen.config import GenerationConfig
-from seqgen.core.component import Resources, build
 from seqgen.core.errors import ConfigError
+from seqgen.decoding.building import Resources, build
 from seqgen.registry import FEATURES
 from seqgen.text.confidence.calibration import Calibration, calibrated_settings, weights_fingerprint
 from seqgen.text.confidence.features import Feature, feature_values

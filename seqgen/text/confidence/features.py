@@ -8,9 +8,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from seqgen.core.component import Component, Resources
+from seqgen.core.component import Component
 from seqgen.core.contract import violated
 from seqgen.core.errors import ConfigError
+from seqgen.decoding.building import Resources
 from seqgen.registry import register_feature
 from seqgen.text.reranking import Chrf
 from seqgen.text.results import TextHypothesis, Translation

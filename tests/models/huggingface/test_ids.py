@@ -8,9 +8,9 @@ import pytest
 
 from seqgen import Translator, load_model
 from seqgen.config import ReadingConfig
-from seqgen.core.component import Resources
 from seqgen.core.errors import CheckpointError, ConfigError, DataError
 from seqgen.data.tokenizers.base import load_tokenizer
+from seqgen.decoding.building import Resources
 from tests import huggingface_gpt2, huggingface_t5
 from tests.huggingface_t5 import change_config, tiny_model
 

@@ -1,0 +1,138 @@
+"""Components are built from their configuration, with the vocabulary and the tokenizer that they may use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from seqgen.config import GenerationConfig
+from seqgen.config.compose import component_config
+from seqgen.core.component import Component
+from seqgen.core.contract import returned
+from seqgen.core.errors import ConfigError, DataError, nearest
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.tokenizers.base import is_id
+from seqgen.registry import Registry
+
+C = TypeVar("C", bound=Component)
+
+IDS = "ids:"
+"""The beginning of an entry that consists of ids instead of text; see ``Resources.sequence``."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """The objects that a component can use when it is built from its configuration.
+
+    Attributes:
+        dictionary: the target vocabulary.
+        encode: turns a text of the target language into ids, without end-of-sentence; ``None`` without a tokenizer.
+        decode: turns ids into text; ``None`` without a tokenizer.
+        extra_end_tokens: ids that end an output besides end-of-sentence.
+        device: device of the models.
+        models: the models that decode, each with its task (``TextModel``), for a component that decodes or scores text
+            with them; empty where sentences are not decoded as text, and for components of the search.
+        ensemble: the settings that make them an ensemble: their sources, weights and combination.
+            ``Translator(models, **ensemble)`` scores and decodes with the same ensemble.
+    """
+
+    dictionary: Dictionary
+    encode: Callable[[str], Sequence[int]] | None = None
+    decode: Callable[[Sequence[int]], str] | None = None
+    extra_end_tokens: Sequence[int] = ()
+    device: torch.device = torch.device("cpu")
+    models: Sequence[Any] = ()
+    ensemble: Mapping[str, Any] = field(default_factory=dict)
+
+    def token(self, token: str) -> int:
+        """The id of a token.
+
+        Raises:
+            ConfigError: it is not in the vocabulary.
+        """
+        if token not in self.dictionary:
+            near = nearest(token, self.dictionary.symbols)
+            raise ConfigError(f"{token!r} is not in the target vocabulary{near}")
+        return self.dictionary.index(token)
+
+    def tokens(self, tokens: Sequence[str]) -> list[int]:
+        """The ids of some tokens; see ``token``."""
+        return [self.token(token) for token in tokens]
+
+    def ids(self, text: str) -> tuple[int, ...]:
+        """The ids of a text; without a tokenizer, its words are tokens of the vocabulary."""
+        if self.encode is not None:
+            return tuple(self.encode(text))
+        return tuple(self.dictionary.word_index(word) for word in text.split())
+
+    def phrase(self, text: str) -> tuple[int, ...]:
+        """The ids of a text that the model can generate.
+
+        Raises:
+            ConfigError: the text is empty or has the unknown token.
+        """
+        ids = self.ids(text)
+        if not ids or self.dictionary.unk() in ids:
+            why = "has words or characters that are not in the target vocabulary" if ids else "is empty"
+            raise ConfigError(f"{text!r} {why}, so that the model never generates it; remove it")
+        return ids
+
+    def sequence(self, entry: str) -> tuple[int, ...]:
+        """The ids of an entry of ``bad_words`` or ``sequence_bias``.
+
+        Args:
+            entry: a text; or ``ids:`` and ids of tokens, such as ``ids:7 31``, for sequences that no text gives.
+
+        Raises:
+            ConfigError: the model cannot generate the text, or an id is not in the vocabulary.
+        """
+        if not entry.startswith(IDS):
+            return self.phrase(entry)
+        words, size = entry.removeprefix(IDS).split(), len(self.dictionary)
+        if not words or not all(is_id(word, size) for word in words):
+            raise ConfigError(f"{entry!r} must have ids from 0 to {size - 1} after {IDS!r}, such as '{IDS}7 31'")
+        return tuple(map(int, words))
+
+
+def build(
+    registry: Registry,
+    name: str,
+    base: type[C],
+    cfg: GenerationConfig,
+    resources: Resources,
+) -> C:
+    """Make a registered component.
+
+    Args:
+        registry: has it.
+        name: a registered name or a preset.
+        base: the class that it must be a subclass of.
+        cfg: has the values that the user gave for it (``cfg.components``).
+        resources: what it may use.
+
+    Raises:
+        ConfigError: the name is not registered or is of another kind of component, or a value cannot be used.
+    """
+    entry = registry.entry(name)
+    if not issubclass(entry.component, base):
+        raise ConfigError(f"{registry.kind} {name!r} ({entry.origin}) does not subclass {base.__name__}")
+    return returned(
+        entry.component, "build", entry.component.build(component_config(registry, name, cfg), resources), base
+    )
+
+
+@contextmanager
+def naming(key: str) -> Iterator[None]:
+    """Let messages about a value begin with the key that it was given in.
+
+    Args:
+        key: such as ``generation.suppress``.
+    """
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        raise type(error)(f"{key}: {error}") from None
