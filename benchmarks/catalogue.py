@@ -5,10 +5,10 @@
 
 The model is a T5-small shape with random weights; the catalogue has random identifiers of 4 tokens. In each round, all
 ways decode the same queries one after the other in this process. ``edges`` is the default, ``all scores`` the plain way
-(``debug.trie_edges=false``), and ``transformers`` is ``prefix_allowed_tokens_fn`` over a trie of Python dicts, with the
-same weights (``--original``; it decodes one query, since it takes seconds). The table has medians of the rounds, the
-time to build the trie, and its memory. Each way is warmed up once. It also checks that all outputs are allowed and that
-the ways agree.
+(``debug.narrowed_scores=false``), and ``transformers`` is ``prefix_allowed_tokens_fn`` over a trie of Python dicts,
+with the same weights (``--original``; it decodes one query, since it takes seconds). The table has medians of the
+rounds, the time to build the trie, and its memory. Each way is warmed up once. It also checks that all outputs are
+allowed and that the ways agree.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def ways_of(
     cfg = GenerationConfig(semantics="huggingface", beam=beam, nbest=beam, max_len_b=LENGTH)
     trie, batch = trie_of(catalogue), batch_of(sources)
     ways: dict[str, Callable[[], Found]] = {}
-    for name, debug in (("edges", DebugConfig()), ("all scores", DebugConfig(trie_edges=False))):
+    for name, debug in (("edges", DebugConfig()), ("all scores", DebugConfig(narrowed_scores=False))):
         generator = SequenceGenerator(
             build_setup(
                 [loaded.model], loaded.task.target_dictionary, cfg, processors=[TrieConstraint(trie)], debug=debug

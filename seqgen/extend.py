@@ -20,7 +20,7 @@ from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.output import check_output
 from seqgen.config import BaseConfig, CommonConfig, GenerationConfig, ReadingConfig, TrainConfig, option
 from seqgen.core.backpointers import BackPointers
-from seqgen.core.beam_search import BeamSearch, Greedy, own_beams
+from seqgen.core.beam_search import BeamSearch, Greedy
 from seqgen.core.candidates import Candidates, best_continuations, gather_beams
 from seqgen.core.combinations import Combination, ProbabilityMean
 from seqgen.core.component import (
@@ -43,10 +43,11 @@ from seqgen.core.member import Member, MemberOutput, MemberSpec, check_features
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.observers import Forbidden, Observer, Outcome, StepRecord
 from seqgen.core.processors import LogitsProcessor
+from seqgen.core.scores import Scores, own_beams
 from seqgen.core.search import Search
 from seqgen.core.sequence_generator import SequenceGenerator
-from seqgen.core.session import Session, StepScores
-from seqgen.core.setup import DecodingRequest, DecodingSetup, Streamer
+from seqgen.core.session import Session
+from seqgen.core.setup import DecodingRequest, DecodingSetup
 from seqgen.core.stopping import StoppingRule
 from seqgen.core.structures import Batch, DecoderOut, EncoderOut, Hypothesis, Source, map_tensors
 from seqgen.data.dictionary import Dictionary, VocabularyMap
@@ -83,6 +84,7 @@ from seqgen.decoding.speculative.verification import (
     SpeculativeSearch,
     SpeculativeSession,
 )
+from seqgen.decoding.streaming import Streamer
 from seqgen.metrics import Texts, TextScore, register_metric
 from seqgen.models.huggingface.checkpoint import save_pretrained
 from seqgen.models.transformer import TransformerConfig, TransformerDecoder, TransformerEncoder, TransformerModel
@@ -164,7 +166,7 @@ __all__ += ["Forbidden", "Observer", "Outcome", "StepRecord", "StoppingRule", "r
 __all__ += ["register_stopping_rule"]
 # Decoding loops
 __all__ += ["BackPointers", "DecodingRequest", "DecodingSetup", "EachRow", "FinishedHypotheses", "Member"]
-__all__ += ["MemberOutput", "Ranking", "SequenceGenerator", "SequenceScorer", "Session", "StepScores", "Streamer"]
+__all__ += ["MemberOutput", "Ranking", "Scores", "SequenceGenerator", "SequenceScorer", "Session", "Streamer"]
 __all__ += ["build_setup", "check_features", "fairseq_generator"]
 # Speculative decoding
 __all__ += ["Draft", "Drafter", "Drafts", "LookAhead", "SpeculativeSearch", "SpeculativeSession"]

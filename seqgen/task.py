@@ -18,12 +18,12 @@ from seqgen.core.errors import ConfigError
 from seqgen.core.member import MemberSpec
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.sequence_generator import SequenceGenerator
-from seqgen.core.setup import Streamer
 from seqgen.core.structures import Batch, Hypothesis
 from seqgen.data.dictionary import Dictionary, VocabularyMap
 from seqgen.data.pair_dataset import Dataset, collate
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.decoding.options import build_setup
+from seqgen.decoding.streaming import Streamer, Streaming
 from seqgen.metrics import signatures, text_scores
 from seqgen.registry import MODELS
 
@@ -360,7 +360,8 @@ class Task(_Scored):
         Returns:
             The hypotheses of each sentence, best first.
         """
-        return generator.generate(sample, prefix_tokens=prefix_tokens, constraints=constraints, streamer=streamer)
+        observers = [] if streamer is None else [Streaming(streamer, generator.setup)]
+        return generator.generate(sample, prefix_tokens, constraints, observers)
 
     def metrics(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
         """Score decoded text.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Batch, Source
+from seqgen.decoding.continuous_batching import generate_continuously
 from tests.hypotheses import assert_same
 from tests.model_zoo import VOCAB
 from tests.scripted_model import batch_of
@@ -55,7 +56,7 @@ def assert_continuous_equals_alone(
         The number of running sentences each time that sentences were asked for.
     """
     take, asked = queue(rows, size, left)
-    found = dict(generator.generate_continuously(take))
+    found = dict(generate_continuously(generator, take))
     assert sorted(found) == list(range(len(rows)))
     for number, row in enumerate(rows):
         alone = replace(batch_of([row]), ids=torch.tensor([number]))

@@ -714,7 +714,7 @@ class DebugConfig:
     shortlist_columns: bool = option(
         True, "with a shortlist, compute only the scores of tokens that are in the shortlist of any sentence"
     )
-    trie_edges: bool = option(
+    narrowed_scores: bool = option(
         True, "with a trie of allowed outputs, let the search choose among the scores of allowed tokens alone"
     )
     prepacked_weights: bool = option(True, "use weights arranged in the memory layout that is fastest on this CPU")

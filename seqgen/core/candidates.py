@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seqgen.system.switches import TWO_STAGE_CANDIDATES
-
 _BLOCK = 64
 """Vocabulary entries per block; the first stage looks at the maximum of each block only.
 
@@ -80,7 +78,7 @@ class Candidates:
         )
 
 
-def best_continuations(lprobs: Tensor, scores: Tensor, count: int) -> Candidates:
+def best_continuations(lprobs: Tensor, scores: Tensor, count: int, in_blocks: bool = True) -> Candidates:
     """The continuations with the largest sums over all beams of each sentence, exactly.
 
     The vocabulary is searched in two stages: the ``count`` largest sums are in the ``count`` blocks with the largest
@@ -91,13 +89,14 @@ def best_continuations(lprobs: Tensor, scores: Tensor, count: int) -> Candidates
         lprobs: ``(sentences, beam, V)`` what each token adds to its beam's score.
         scores: ``(sentences, beam)`` cumulative score of each beam.
         count: candidates of each sentence.
+        in_blocks: whether the vocabulary may be searched in two stages; the result is the same.
 
     Returns:
         ``count`` candidates of each sentence, best first; missing ones have score ``-inf``.
     """
     beam, vocab = lprobs.shape[1:]
     blocks = vocab // _BLOCK
-    if blocks < 2 * count or not TWO_STAGE_CANDIDATES.is_on():
+    if blocks < 2 * count or not in_blocks:
         # (sentences, beam, V) -> (sentences, beam * V): entry 2 * V + 7 is token 7 after beam 2
         best, entries = (lprobs + scores.unsqueeze(-1)).flatten(1).topk(min(count, beam * vocab), dim=1)
         return Candidates(best, entries % vocab, entries // vocab).padded(count)

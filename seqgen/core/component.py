@@ -27,9 +27,10 @@ from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
+from seqgen.core.backpointers import CONTINUATION
 from seqgen.core.candidates import Candidates, gather_beams
-from seqgen.core.contract import Flagged, origin, returned, violated
-from seqgen.core.errors import ConfigError, nearest
+from seqgen.core.contract import Flagged, origin, returned, returned_tensor, violated
+from seqgen.core.errors import ConfigError, DecodingError, nearest
 from seqgen.core.structures import map_tensors
 
 Phrase: TypeAlias = Sequence[int] | Sequence[Sequence[int]]
@@ -207,7 +208,7 @@ class Component(Flagged):
             setattr(self, name, getattr(self, name).index_select(0, keep))
 
     def merge(self, other: Self) -> None:
-        """Append the sentences of another batch; see ``SequenceGenerator.generate_continuously``."""
+        """Append the sentences of another batch; see ``Session.merge``."""
         for name in (*self.sentence_state, *self.beam_state):
             setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
 
@@ -306,3 +307,62 @@ def begun(component: C, batch: BatchInfo) -> C:
             wrong = f"must set {name!r}, which its state names, to ({sizes}, ...): it is {given}"
             raise violated(found, "begin", wrong)
     return found
+
+
+def with_fields(components: Iterable[Component]) -> list[Component]:
+    """The components, and parts of composites, that have fields."""
+    return [one for one in flattened(components) if type(one).token_fields is not Component.token_fields]
+
+
+def fields_of(
+    components: Iterable[Component], candidates: Candidates, context: Any, known: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The fields of candidates, with what they return checked.
+
+    Args:
+        components: see ``Component.token_fields``.
+        candidates: see ``Component.token_fields``.
+        context: see ``Component.token_fields``.
+        known: the fields of earlier steps, ``(live, steps, K, ...)`` by name; empty at the first step.
+
+    Raises:
+        ContractError: a component returns something else, or other fields than at earlier steps.
+        ConfigError: two components have a field of the same name.
+    """
+    found: dict[str, Tensor] = {}
+    for one in with_fields(components):
+        fields: Mapping[str, Tensor] = returned(one, "token_fields", one.token_fields(candidates, context), Mapping)
+        for name, value in fields.items():
+            if name in found:
+                raise ConfigError(f"{type(one).__name__} and another component have a field {name!r}; leave out one")
+            like = known[name][:, 0] if name in known else returned(one, "token_fields", value, Tensor)
+            shape, device = (*candidates.tokens.shape, *like.shape[2:]), candidates.tokens.device
+            found[name] = returned_tensor(one, "token_fields", value, shape, like.dtype, device, f"{name} ")
+    if known and (other := sorted({*found} ^ {*known} - {CONTINUATION})):
+        raise DecodingError(f"the field {other[0]!r} is missing at some steps; its token_fields must always return it")
+    return found
+
+
+def check_phrases(phrases: Sequence[Phrases], sentences: int, vocab: int) -> None:
+    """Check constraints against the batch and the vocabulary.
+
+    Args:
+        phrases: the phrases of each sentence.
+        sentences: sentences of the batch.
+        vocab: size of the vocabulary.
+
+    Raises:
+        ConfigError: there are not as many lists as sentences, or something in a phrase is not an id of the vocabulary.
+    """
+    if len(phrases) != sentences:
+        raise ConfigError(
+            f"there are constraints for {len(phrases)} sentences, but the batch has {sentences}; give a list of "
+            "phrases for each sentence, an empty one for none"
+        )
+    for sentence, row in enumerate(phrases):
+        wrong = [token for token in tokens_of(row) if not isinstance(token, int) or not 0 <= token < vocab]
+        if wrong:
+            raise ConfigError(
+                f"a phrase of sentence {sentence} has {wrong[0]!r}, which is no id of the target vocabulary of {vocab} "
+                "tokens; a phrase is a list of ids, or a list of such lists for alternatives"
+            )

@@ -389,6 +389,13 @@ class IncrementalDecoder(StatefulModule, Decoder):
         if positions > 0:
             _change(incremental_state, "roll_back_state", positions)
 
+    def merge_obstacle(self) -> str:
+        """Why the states of two batches cannot be merged although ``can_merge`` is true; empty if they can.
+
+        A module states its reason in an attribute ``merge_obstacle``.
+        """
+        return next(filter(None, (getattr(module, "merge_obstacle", "") for module in list(self.modules())[1:])), "")
+
     def crop(self, incremental_state: IncrementalState, positions: int) -> None:
         """Crop all rows on the left, in place: remove the first positions, which no sentence sees.
 

@@ -14,7 +14,6 @@ from seqgen.core.errors import ConfigError
 from seqgen.core.member import INPUT, MemberSpec, ModelOrMember
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.structures import Batch, Source
-from seqgen.system.mapped_weights import check_unchanged
 
 
 class Ensemble:
@@ -40,16 +39,23 @@ class Ensemble:
         """The models of all members except companions: each of these models has a source in a batch."""
         return [member.model for member in self.members if not member.companion]
 
+    @property
+    def normalizes_by_softmax(self) -> bool:
+        """True if the probabilities of every member are the softmax of its logits."""
+        models = [member.model for member in self.members]
+        return all(model.normalizes_by_softmax and model.decoder.normalizes_by_softmax for model in models)
+
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Put all models into evaluation mode, and restore their modes afterwards.
 
         Raises:
-            CheckpointError: a file that weights are mapped from was changed, before or in the meantime.
+            UserError: a check of a model fails, before or afterwards; see ``EncoderDecoderModel.checks``.
         """
         training = [model for model in self.models if model.training]
         for model in self.models:
-            check_unchanged(model)
+            for check in model.checks:
+                check(model)
             if any(module.training for module in model.modules()):
                 model.eval()
         try:
@@ -58,7 +64,8 @@ class Ensemble:
             for model in training:
                 model.train()
             for model in self.models:
-                check_unchanged(model)  # what was computed from other weights is not returned
+                for check in model.checks:
+                    check(model)  # what was computed from other weights is not returned
 
     def sources(self, sample: Batch) -> list[Source]:
         """The source of a batch as each member reads it.

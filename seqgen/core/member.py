@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor
 
-from seqgen.config import DebugConfig
 from seqgen.core.component import ATTENTION, FEATURES, LAYER_LOGITS
 from seqgen.core.contract import returned, returned_tensor
 from seqgen.core.decoder import Decoder, IncrementalDecoder
@@ -20,14 +18,34 @@ from seqgen.core.errors import ConfigError
 from seqgen.core.incremental_state import IncrementalState, rows_of_sentences
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.structures import DecoderOut, EncoderOut, Source, map_tensors, with_forked_attributes
-from seqgen.modules.step_plan import StepPlan
-from seqgen.registry import MEMBER_SOURCES
 
 INPUT, EMPTY = "input", "empty"
-"""Sources of a member: the input line, or a source of end-of-sentence only. ``field2`` is the second tab-separated
-field of the input line, such as the same sentence in another language."""
+"""Sources of a member: the input line, or a source of end-of-sentence only."""
 
-_FIELD = re.compile(r"field([1-9]\d?)")
+
+@dataclass(frozen=True)
+class FastPaths:
+    """Switches of optimizations, none of which changes a result.
+
+    Attributes:
+        use_cache: decoders keep the state of earlier positions.
+        beam_table: ``"on"`` or ``"off"`` for the indirection table of self-attention; ``"auto"`` while it is faster.
+        share_encoder_output: the encoder output has one row for each sentence instead of one for each beam.
+        skip_log_softmax: the log-softmax stays pending where that is possible; see ``Scores``.
+        two_stage_candidates: the best candidates are searched in two stages; see ``best_continuations``.
+        narrowed_scores: the search may get the scores of the allowed tokens alone; see ``LogitsProcessor.defer``.
+        lazy_compaction: sentences that are done stay in the batch until enough of them are.
+        continuous_batching: waiting sentences join a running batch.
+    """
+
+    use_cache: bool = True
+    beam_table: str = "auto"
+    share_encoder_output: bool = True
+    skip_log_softmax: bool = True
+    two_stage_candidates: bool = True
+    narrowed_scores: bool = True
+    lazy_compaction: bool = True
+    continuous_batching: bool = True
 
 
 @dataclass(frozen=True)
@@ -52,28 +70,6 @@ class MemberSpec:
 
 ModelOrMember: TypeAlias = EncoderDecoderModel | MemberSpec
 """A model, or a model with a role in an ensemble."""
-
-
-def input_of(member: MemberSpec) -> str:
-    """The source that is encoded for a member: ``source``, or ``"input"`` if a subclass makes another source."""
-    source = member.source
-    return source if source == EMPTY or _FIELD.fullmatch(source) or MEMBER_SOURCES.find(source) else INPUT
-
-
-def field_of(source: str) -> int:
-    """The number ``N`` of ``"fieldN"``; 0 for any other source.
-
-    Raises:
-        ConfigError: ``source`` is not a valid source.
-    """
-    if source in (INPUT, EMPTY) or MEMBER_SOURCES.find(source) is not None:
-        return 0
-    if (found := _FIELD.fullmatch(source)) is None:
-        raise ConfigError(
-            f"generation.members: {source!r} is not a source; a member reads input, empty, fieldN (the N-th "
-            "tab-separated field of the line), or a source that is registered"
-        )
-    return int(found[1])
 
 
 @dataclass(frozen=True)
@@ -165,18 +161,14 @@ class Member:
         source: the sentences as this model reads them.
         beam_size: rows of each sentence.
         start_token: the start token of this model; ``None`` if the generated tokens already begin with it.
-        debug: switches of optimizations.
+        fast: switches of optimizations.
 
     Attributes:
         encoder_out: the encoder's output, with a row for each sentence or for each of its beams.
         shares_encoder_output: whether ``encoder_out`` has one row for each sentence.
         state: the incremental state of the decoder; ``None`` for decoding without a state.
-        plan: the functions of the modules, which are the same at every step.
         output_columns: if set, it takes the place of the decoder's output layer; see ``Decoder.output_columns``.
-        refused: why steps are not recorded, see ``CapturedMember``; ``None`` if they are, or if that is not known yet.
     """
-
-    refused: str | None = "steps of this search have changing shapes"
 
     def __init__(
         self,
@@ -184,18 +176,17 @@ class Member:
         source: Source,
         beam_size: int,
         start_token: int | None,
-        debug: DebugConfig,
+        fast: FastPaths,
     ):
         self.model = model
         self.beam_size = beam_size
         self.start_token = start_token
         sentences, device = source.src_tokens.size(0), source.src_tokens.device
         decoder = model.decoder
-        self.plan = StepPlan()
-        with self.plan.active():
+        with self.computing():
             self.encoder_out: Any = encode(model.encoder, source)  # a model may have a subclass of EncoderOut
-        use_cache, shares = debug.use_cache, getattr(decoder, "shares_encoder_output", False)
-        self.shares_encoder_output = use_cache and debug.share_encoder_output and shares
+        use_cache, shares = fast.use_cache, getattr(decoder, "shares_encoder_output", False)
+        self.shares_encoder_output = use_cache and fast.share_encoder_output and shares
         if not self.shares_encoder_output:
             rows = torch.arange(sentences, device=device).repeat_interleave(beam_size)
             self.encoder_out = model.encoder.reorder_encoder_out(self.encoder_out, rows)
@@ -204,7 +195,14 @@ class Member:
         if use_cache and isinstance(decoder, IncrementalDecoder):
             decoder.set_beam_size(beam_size)
             self.state = decoder.new_incremental_state(sentences, beam_size, device)
-            self.state.beam_table = {"auto": None, "on": True, "off": False}[debug.beam_table]
+            self.state.beam_table = {"auto": None, "on": True, "off": False}[fast.beam_table]
+
+    def computing(self) -> AbstractContextManager[object]:
+        """The context in which the encoder and the decoder run; a subclass may set what lasts for the batch."""
+        return nullcontext()
+
+    def finish(self, notes: set[str]) -> None:
+        """Called when all sentences are done; adds what the user should know about this decode to ``notes``."""
 
     def next_output(self, tokens: Tensor, needs: Set[str] = frozenset()) -> MemberOutput:
         """Score the token after the last one.
@@ -223,7 +221,7 @@ class Member:
     def compute(self, tokens: Tensor, needs: Set[str]) -> MemberOutput:
         """Run the decoder; see ``next_output``."""
         state = {} if self.state is None else {"incremental_state": self.state}
-        with self.plan.active():
+        with self.computing():
             return decoded(self.model.decoder, tokens, self.encoder_out, needs, self.output_columns, **state).at(-1)
 
     def reorder_beams(self, parents: Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -55,6 +55,9 @@ class EncoderDecoderModel(nn.Module, Flagged):
     continues_source: bool = False
     """True if the output continues the source, which is then a prompt: the prompt counts as generated text for
     processors such as the repetition penalty."""
+
+    checks: ClassVar[list[Callable[[nn.Module], None]]] = []
+    """Called with each model before and after it decodes; they raise if its weights must not be used any more."""
 
     new_weights: Sequence[str] = ()
     """Names of weights, in which ``*`` matches anything, that a checkpoint to fine-tune may lack; the model initializes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -17,6 +17,7 @@ from seqgen.core.context import StepContext
 from seqgen.core.contract import Flags
 from seqgen.core.finished import FinishedHypotheses
 from seqgen.core.processors import LogitsProcessor
+from seqgen.core.scores import Scores
 from seqgen.core.structures import Hypothesis
 
 
@@ -82,8 +83,7 @@ class StepRecord:
         now_done: ``(live,)`` bool, which sentences are done after the step.
         before: the finished hypotheses before the step.
         after: the finished hypotheses after the step.
-        lprobs: ``(live, beam, V)`` what each token adds to the score of its beam, as the search strategy saw it.
-        scores: ``(live, beam)`` the score of each beam; ``scores + lprobs`` is the cumulative score of a continuation.
+        scored: the scores that the search strategy received.
         forbidden: see ``Forbidden``; ``None`` unless an observer declares the need ``FORBIDDEN``.
     """
 
@@ -95,9 +95,18 @@ class StepRecord:
     now_done: Tensor
     before: FinishedHypotheses
     after: FinishedHypotheses
-    lprobs: Tensor
-    scores: Tensor
+    scored: Scores
     forbidden: Forbidden | None = None
+
+    @property
+    def lprobs(self) -> Tensor:
+        """``(live, beam, V)`` what each token adds to the score of its beam, as the search strategy saw it."""
+        return self.scored.lprobs()
+
+    @property
+    def scores(self) -> Tensor:
+        """``(live, beam)`` the score of each beam; ``scores + lprobs`` is the cumulative score of a continuation."""
+        return self.scored.beams
 
     @cached_property
     def outcomes(self) -> Tensor:
@@ -133,15 +142,27 @@ class Observer(Component):
 
     setting = "observers"
 
-    flags: ClassVar[Flags] = {"can_merge": ("begin", "observe", "merge", "token_fields"), "reads_scores": ("observe",)}
+    flags: ClassVar[Flags] = {"can_merge": ("begin", "observe", "beam_values", "merge", "token_fields")}
 
-    reads_scores: bool = True
-    """True if ``observe`` reads ``StepRecord.lprobs``; if not, these may be the scores of a part of the vocabulary."""
+    reads_finished: bool = True
+    """True if it reads the finished hypotheses of a step, which are then copied before they change."""
 
     can_merge: bool = False
     """True if it is correct in continuous batching: ``observe`` uses ``context.steps`` of each row instead of
     ``context.step``, reads no source ids, and reads only the last ``context.steps`` columns of ``context.tokens``.
     Otherwise each batch is decoded by itself; the observer is then called in the same way, and decoding is slower."""
+
+    def beam_values(self, context: StepContext, scores: Scores) -> Mapping[str, Tensor]:
+        """Values of the next token of each beam, before the search chooses; none by default.
+
+        Args:
+            context: the step context.
+            scores: what the search receives.
+
+        Returns:
+            ``(live, beam, ...)`` by the name of the field of ``Hypothesis`` that lists them for each token.
+        """
+        return {}
 
     def observe(self, record: StepRecord) -> None:
         """Look at one step; does nothing by default. The tensors must not be changed.

@@ -44,6 +44,9 @@ class LogitsProcessor(Component):
     alike, reads no generated tokens, and has no state. With a shortlist, it then gets columns in place of ids, also as
     ``context.eos`` and ``context.pad``, and the scores of these columns only. ``None`` if it needs all scores."""
 
+    forces_end: bool = False
+    """True if it forces the last token of an output of the maximum length."""
+
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """Change the scores of the next token.
 
@@ -54,6 +57,25 @@ class LogitsProcessor(Component):
 
         Returns:
             ``(rows, V)`` scores; ``-inf`` forbids a token.
+        """
+        raise NotImplementedError
+
+    def defer(self) -> LogitsProcessor | None:
+        """A processor that gives the scores of few tokens, by ``allowed``, after all processors; by default none.
+
+        It is called at each step, of the last processor. ``__call__`` of the processor that it returns is not called,
+        or changes nothing.
+        """
+        return None
+
+    def allowed(self, lprobs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The scores of the allowed tokens alone; see ``defer``.
+
+        Args:
+            lprobs: ``(rows, V)``.
+
+        Returns:
+            ``(rows, W)`` scores and ``(rows, W)`` int64 tokens; or the scores of all tokens, and ``None``.
         """
         raise NotImplementedError
 

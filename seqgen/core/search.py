@@ -13,6 +13,7 @@ from seqgen.core.context import StepContext
 from seqgen.core.contract import Flags, returned, returned_tensor, violated
 from seqgen.core.errors import ConfigError
 from seqgen.core.finished import FinishedHypotheses, Ranking
+from seqgen.core.scores import Scores
 
 
 class Search(Component):
@@ -25,18 +26,12 @@ class Search(Component):
     setting = "search"
 
     flags: ClassVar[Flags] = {
-        "accepts_logits": ("begin", "step"),
         "can_merge": ("begin", "finished", "select_sentences", "advance", "merge", "step", "token_fields"),
         "certifiable": ("rows", "begin", "finished", "advance", "step"),
         "continues_each_beam": ("begin", "step"),
         "samples_tokens": ("begin", "step"),
         "session_class": ("step",),
-        "takes_columns": ("begin", "step"),
     }
-
-    accepts_logits: bool = False
-    """True if ``step`` only adds ``lprobs`` and ``scores``. Then the session may pass logits and subtract their
-    log-sum-exp from ``scores``, which saves a pass over the vocabulary."""
 
     can_merge: bool = False
     """True if sentences may join a running batch: ``step`` then reads no tokens or source ids, of ``context.step`` only
@@ -51,10 +46,6 @@ class Search(Component):
 
     processes_itself: bool = False
     """True if ``step`` gets unprocessed scores and applies the logits processors itself, by ``context.process``."""
-
-    takes_columns: bool = False
-    """True if ``step`` treats all tokens alike. With a shortlist, the scores then have fewer columns than the
-    vocabulary has tokens, and ``step`` returns columns in place of tokens."""
 
     enforces_constraints: bool = False
     """True if its outputs contain the phrases of ``BatchInfo.constraints``."""
@@ -123,7 +114,7 @@ class Search(Component):
         """A sentence about the batches decoded so far, which ``seqgen-generate`` prints at the end; by default none."""
         return ""
 
-    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+    def step(self, context: StepContext, scores: Scores) -> Candidates:
         """Choose the candidates of each sentence.
 
         Twice as many candidates as beams are needed: at most one candidate of each beam is end-of-sentence, so that
@@ -131,8 +122,8 @@ class Search(Component):
 
         Args:
             context: the step context; at ``context.step == 0`` all beams of a sentence are equal.
-            lprobs: ``(sentences, beam, V)`` log-probabilities of the next token; ``-inf`` where it is forbidden.
-            scores: ``(sentences, beam)`` cumulative scores; ``-inf`` for a beam that does not exist.
+            scores: the scores of the next token after each beam: ``scores.best(k)`` gives the best candidates,
+                ``scores.lprobs()`` and ``scores.distribution()`` the log-probabilities of all tokens.
 
         Returns:
             ``2 * beam`` candidates of each sentence, best first: those among the first ``beam`` that are
@@ -141,23 +132,23 @@ class Search(Component):
         raise NotImplementedError
 
 
-def chosen(search: Search, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+def chosen(search: Search, context: StepContext, scores: Scores) -> Candidates:
     """Call the ``step`` of a strategy, and check the candidates that it returns.
 
     Raises:
         ContractError: they are no ``Candidates``, too few, their tensors have other shapes or dtypes, or, at the first
             step, there is no such token or beam.
     """
-    found = returned(search, "step", search.step(context, lprobs, scores), Candidates)
-    live, beams = scores.shape
+    found = returned(search, "step", search.step(context, scores), Candidates)
+    live, beams = scores.beams.shape
     count = returned(search, "step", found.tokens, Tensor).size(-1)
     if count < beams:
         raise violated(search, "step", f"must return at least {beams} candidates of each sentence, not {count}")
-    dtypes = {"scores": torch.result_type(lprobs, scores), "tokens": torch.int64, "beams": torch.int64}
+    dtypes = {"scores": torch.result_type(scores.values, scores.beams), "tokens": torch.int64, "beams": torch.int64}
     for name, dtype in dtypes.items():
-        returned_tensor(search, "step", getattr(found, name), (live, count), dtype, scores.device, f"{name} ")
+        returned_tensor(search, "step", getattr(found, name), (live, count), dtype, scores.beams.device, f"{name} ")
     if context.step == 0:  # only here, because this waits for the device
-        sizes, exists = {"tokens": lprobs.size(2), "beams": beams}, found.scores > -torch.inf
+        sizes, exists = {"tokens": scores.size, "beams": beams}, found.scores > -torch.inf
         wrong = {}
         for name, size in sizes.items():
             values = getattr(found, name)

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from seqgen.core.component import Phrases
+from seqgen.core.component import Phrases, check_phrases
 from seqgen.core.contract import returned
-from seqgen.core.errors import ConfigError
 from seqgen.core.observers import Observer
 from seqgen.core.search import Search
 from seqgen.core.session import Session
-from seqgen.core.setup import DecodingRequest, DecodingSetup, Streamer
+from seqgen.core.setup import DecodingRequest, DecodingSetup
 from seqgen.core.structures import Batch, Hypothesis
-from seqgen.decoding.bit_exact import pad_to_tiles, unpad_attention
-from seqgen.decoding.continuous_batching import decode_continuously
-from seqgen.decoding.search.constrained import check_phrases
 
 
 class SequenceGenerator:
     """Decodes batches of sentences.
 
     Args:
-        setup: the components and options of decoding; ``build_setup`` makes it from a configuration, and
-            ``fairseq_generator`` makes a generator from the arguments of fairseq's constructor.
+        setup: the components and options of decoding.
     """
 
     def __init__(self, setup: DecodingSetup):
@@ -47,7 +42,7 @@ class SequenceGenerator:
         sample: Batch,
         prefix_tokens: Tensor | None = None,
         constraints: Sequence[Phrases] | None = None,
-        streamer: Streamer | None = None,
+        observers: Sequence[Observer] = (),
     ) -> list[list[Hypothesis]]:
         """Decode a batch.
 
@@ -56,7 +51,7 @@ class SequenceGenerator:
             prefix_tokens: ``(sentences, P)`` int64 tokens that each output begins with, padded on the right.
             constraints: for each sentence the phrases (token ids) that its outputs must contain; the search strategy
                 must support constraints.
-            streamer: receives tokens as they are generated; needs one beam, or a strategy with independent beams.
+            observers: observers of this call, besides those of the setup.
 
         Returns:
             The hypotheses of each sentence in the order of the batch, best first. There are ``beam_size`` of them, or
@@ -66,50 +61,17 @@ class SequenceGenerator:
             ConfigError: the search strategy does not support the beam size or the constraints.
             DecodingError: a model returned NaN or infinity.
         """
-        setup = self.setup
+        setup, read = self.setup, sample
         if sample.num_sentences == 0:
             return []
-        if streamer is not None and setup.beam_size > 1 and not setup.search.continues_each_beam:
-            raise ConfigError(
-                f"beam search can replace tokens that it has generated, so that beam_size={setup.beam_size} cannot "
-                "be streamed; use beam_size=1 or sampling"
-            )
         if constraints is not None:
             check_phrases(constraints, sample.num_sentences, setup.vocab_size)
-        read = pad_to_tiles(sample, setup.ensemble, setup.pad) if setup.bit_exact else sample
+        for stage in setup.stages:
+            read = stage.before(read)
         session_class = setup.search.session_class or Session
-        with setup.ensemble.evaluating(), setup.switched():
-            session = session_class(setup, DecodingRequest(read, prefix_tokens, constraints, streamer))
+        with setup.ensemble.evaluating(), setup.active():
+            session = session_class(setup, DecodingRequest(read, prefix_tokens, constraints, observers))
             results: list[list[Hypothesis]] = session.run()
-        if not setup.bit_exact:
-            return results
-        model = setup.ensemble.models[0]
-        return [[unpad_attention(each, sample, model) for each in hypotheses] for hypotheses in results]
-
-    @torch.inference_mode()
-    def generate_continuously(
-        self, waiting: Callable[[int, int], Batch | None]
-    ) -> Iterator[tuple[int, list[Hypothesis]]]:
-        """Decode any number of sentences by continuous batching: waiting sentences replace those that are done.
-
-        The batch stays full, whereas a separate batch shrinks after its shortest output. If ``can_merge`` is false,
-        each batch is decoded separately.
-
-        Args:
-            waiting: called with the number of sentences in the running batch and the width of their sources; returns a
-                batch of sentences that join it, or ``None`` if no more fit or none are left.
-
-        Yields:
-            The number of a sentence in its batch's ``ids``, and its hypotheses, in the order in which they are done.
-        """
-        with self.setup.ensemble.evaluating():
-            if self.can_merge:
-                found = decode_continuously(self.setup, waiting)
-                while True:
-                    with self.setup.switched():  # only while decoding, not while the caller uses the result
-                        result = next(found, None)
-                    if result is None:
-                        return
-                    yield result
-            while (batch := waiting(0, 0)) is not None:
-                yield from zip(batch.ids.tolist(), self.generate(batch), strict=True)
+        for stage in setup.stages:
+            results = [[stage.after(each, sample) for each in hypotheses] for hypotheses in results]
+        return results

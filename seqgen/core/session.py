@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from seqgen.core.backpointers import BackPointers
-from seqgen.core.candidates import Candidates, best_continuations, gather_beams, log_sum_exp, normalized
-from seqgen.core.combinations import combine
+from seqgen.core.candidates import Candidates, gather_beams
 from seqgen.core.component import (
     ATTENTION,
     FEATURES,
-    FORBIDDEN,
     LAYER_LOGITS,
     MEMBER_LOGITS,
-    MEMBER_LPROBS,
     BatchInfo,
     Component,
     begun,
+    fields_of,
     flattened,
 )
 from seqgen.core.context import LayerLogits, StepContext, StepOutputs
@@ -30,38 +29,11 @@ from seqgen.core.errors import ConfigError, DecodingError, listing
 from seqgen.core.finished import Coverage, EachRow, FinishedHypotheses
 from seqgen.core.member import Member, MemberOutput, MemberSpec, check_features, check_layers
 from seqgen.core.observers import Forbidden, StepRecord
-from seqgen.core.processors import apply_all
+from seqgen.core.scores import Scores
+from seqgen.core.scoring import Scoring
 from seqgen.core.search import Search, chosen
-from seqgen.core.setup import DecodingRequest, DecodingSetup, Streamer
+from seqgen.core.setup import DecodingRequest, DecodingSetup
 from seqgen.core.structures import Hypothesis, Source, copy_to_cpu, map_tensors, with_forked_attributes
-from seqgen.core.token_fields import fields_of, with_fields
-from seqgen.decoding.captured import CapturedMember
-from seqgen.decoding.processors.prefix_trie import defer_trie
-from seqgen.decoding.shortlist import OutputColumns
-from seqgen.decoding.stopping import TimeLimit
-from seqgen.modules.kernel_choice import fastest_threads
-from seqgen.system.devices import turn_off_cudnn_attention
-from seqgen.system.graphs import GRAPHS
-
-
-@dataclass(frozen=True)
-class StepScores:
-    """The scores of the next token; the score of a candidate is ``scores + lprobs``.
-
-    Attributes:
-        lprobs: ``(live, beam, V)`` log-probabilities, or logits if the log-softmax is skipped.
-        scores: ``(live, beam)`` cumulative scores; if the log-softmax is skipped, less the log-sum-exp of the logits.
-        attention: ``(live, beam, S)`` attention over the source; ``None`` if no component needs it.
-        log_sum: ``(live, beam, 1)`` log-sum-exp of the logits if the log-softmax is skipped; else ``None``.
-        tokens: ``(live, beam, W)`` int64, the tokens of ``lprobs`` if these are the scores of the allowed tokens alone.
-    """
-
-    lprobs: Tensor
-    scores: Tensor
-    attention: Tensor | None
-    log_sum: Tensor | None = None
-    tokens: Tensor | None = None
-
 
 _LAZY = 8
 """Rows of done sentences are dropped when at least one in eight live sentences is done: dropping copies the others."""
@@ -89,19 +61,13 @@ class Session:
         finished: the finished hypotheses of the live sentences.
         results: the hypotheses of each sentence of the batch; empty while it is live.
         search: the search strategy for this batch, as ``begin`` returned it.
-        combination: the combination for this batch.
-        processors: the logits processors for this batch.
-        trie: the allowed outputs, if only their scores are given to the search; ``None`` for those of all tokens.
+        scoring: turns the members' logits into scores: the combination and the processors for this batch.
         stopping: the stopping rules for this batch.
         observers: the observers for this batch.
-        shortlist: the tokens that each sentence may generate; ``None`` for the whole vocabulary.
-        columns: the part of the vocabulary that the members compute; ``None`` for all of it.
-        needs: what components need besides scores.
         coverage: the attention that each source position has received.
         timed_out: ``(live,)`` bool, which sentences were ended by a time limit; ``None`` if none was.
         num_done: number of live sentences that are done.
         first_end: the smallest last step of the live sentences.
-        has_fields: whether a component has fields, see ``Component.token_fields``.
     """
 
     def __init__(self, setup: DecodingSetup, request: DecodingRequest, beam: int | None = None):
@@ -109,27 +75,20 @@ class Session:
         self.beam = beam or setup.beam_size
         sources = setup.ensemble.sources(request.sample)
         device, count = sources[0].src_tokens.device, request.sample.num_sentences
-        if device.type == "cuda":
-            turn_off_cudnn_attention()
+        models = [spec.model for spec in setup.ensemble.members]
+        if FEATURES in setup.needs:
+            check_features(models[:1], setup.needing(FEATURES))
+        if LAYER_LOGITS in setup.needs:
+            check_layers(models, setup.needing(LAYER_LOGITS))
         start = self._begin_members(sources)
         self.reads_alike = setup.ensemble.read_alike(sources)
         self.sentences = batch = self._sentences(sources)
         self.ids, self.live = batch.ids, torch.arange(count, device=device)
-        self.search = begun(setup.search, batch)
-        self.combination = begun(setup.ensemble.combination, batch)
-        self.processors = [begun(processor, batch) for processor in setup.processors]
-        self.trie = defer_trie(self.processors) if setup.plan.edges and request.prefix_tokens is None else None
+        self.search: Search = begun(setup.search, batch)
+        self.scoring: Scoring = (setup.scoring or Scoring)(setup, batch)
+        self.scoring.attach(self.members)
         self.stopping = [begun(rule, batch) for rule in setup.stopping]
-        self.observers = [begun(observer, batch) for observer in setup.observers]
-        self.shortlist = None if setup.shortlist is None else setup.shortlist.begin(batch)
-        self.columns: OutputColumns | None = None
-        self.choose_columns()
-        self.needs = setup.needs
-        models = [spec.model for spec in setup.ensemble.members]
-        if FEATURES in self.needs:
-            check_features(models[:1], setup.needing(FEATURES))
-        if LAYER_LOGITS in self.needs:
-            check_layers(models, setup.needing(LAYER_LOGITS))
+        self.observers = [begun(observer, batch) for observer in (*setup.observers, *request.observers)]
         self.timed_out: Tensor | None = None
         self.num_done = 0
         self.first_end = int(batch.max_lengths.min())
@@ -137,8 +96,17 @@ class Session:
         self.coverage = Coverage(setup.ranking.coverage, batch)
         self.backpointers = BackPointers(self.beam, start)
         self.finished = self.new_finished(batch)
-        self.has_fields = bool(with_fields(self.components))
         self.results: list[list[Hypothesis]] = [[] for _ in range(count)]
+
+    def computing(self, phase: str) -> AbstractContextManager[object]:
+        """The contexts around the computation of a phase; see ``DecodingSetup.around_step``."""
+        makers = self.setup.around_step
+        if len(makers) < 2:  # an ``ExitStack`` takes several microseconds
+            return makers[0](self, phase) if makers else nullcontext()
+        stack = ExitStack()
+        for make in makers:
+            stack.enter_context(make(self, phase))
+        return stack
 
     def _begin_members(self, sources: Sequence[Source]) -> Tensor:
         """Make the members; returns ``(sentences,)`` int64, the start tokens, which are those of the first member."""
@@ -146,7 +114,7 @@ class Session:
         specs, device = setup.ensemble.members, sources[0].src_tokens.device
         starts = [spec.model.start_token(setup.eos) for spec in specs]
         different = [None if given is not None or start == starts[0] else start for start in starts]
-        with setup.exact():
+        with self.computing("begin"):
             self.members = [self.new_member(*each) for each in zip(specs, sources, different, strict=True)]
         return torch.full_like(self.request.sample.ids, starts[0]).to(device) if given is None else given.to(device)
 
@@ -184,22 +152,7 @@ class Session:
             source: the sentences as this model reads them.
             start_token: the model's start token, if it differs from that of the first member; else ``None``.
         """
-        captures = self.setup.debug.captured_steps and source.src_tokens.device.type in GRAPHS
-        member = CapturedMember if captures else Member
-        return member(spec.model, source, self.beam, start_token, self.setup.debug)
-
-    def choose_columns(self) -> None:
-        """With a shortlist, let the members compute only the columns that some sentence needs, if that is possible."""
-        if self.shortlist is None:
-            return
-        setup = self.setup
-        self.columns = None
-        if setup.plan.columns and self.request.prefix_tokens is None:  # forced tokens are compared with ids
-            ensemble = setup.ensemble
-            self.columns = OutputColumns.choose(self.shortlist, ensemble, self.processors, setup.eos, setup.pad)
-        self.shortlist.use_columns(None if self.columns is None else self.columns.ids)
-        for number, member in enumerate(self.members):
-            member.output_columns = None if self.columns is None else self.columns.projections[number]
+        return self.setup.member(spec.model, source, self.beam, start_token, self.setup.fast)
 
     def new_finished(self, batch: BatchInfo) -> FinishedHypotheses:
         """Make the object that stores finished hypotheses; see ``Search.finished``.
@@ -235,78 +188,39 @@ class Session:
             DecodingError: a model gave NaN or infinity.
         """
         step = self.backpointers.length
-        with self.setup.exact(), fastest_threads(self.scores.numel(), self.scores.device):
+        with self.computing("step"):
             # (1) The members score the next token, the combination merges their scores, the processors change them.
-            context, scored = self.score(step)
+            context, scores = self.score(step)
             # (2) The search strategy chooses candidates.
-            candidates = self.choose(context, scored)
+            candidates = self.choose(context, scores)
         # (3) Some candidates end: at end-of-sentence, at the maximum length, by a stopping rule.
         ended = self.ended(candidates, context)
         # (4) Those that end may become finished hypotheses; of the others, the best continue.
-        self.backpointers.record(attention=scored.attention, **self.top_tokens(context, scored))
-        self.coverage.attend(scored.attention)
-        active = self.finalize(context, candidates, ended, scored)
-        if self.has_fields:
-            with self.setup.exact():
+        self.record(context, scores)
+        active = self.finalize(context, candidates, ended, scores)
+        if self.setup.has_fields:
+            with self.computing("fields"):
                 given = map_tensors(candidates, Tensor.clone)  # which components cannot change
                 fields = fields_of(self.components, given, context, self.backpointers.fields)
             self.backpointers.record_fields(candidates, fields)
         # (5) If enough sentences are done, they leave the batch.
         if not self.needs_another_step(candidates, step):
             return False
-        if self.num_done * (_LAZY if self.setup.debug.lazy_compaction else len(self.live)) >= len(self.live):
+        if self.num_done * (_LAZY if self.setup.fast.lazy_compaction else len(self.live)) >= len(self.live):
             active = self.compact(active)
         # (6) Tokens, scores, decoder states and components follow the beams that continue.
         self.advance(active)
         return True
 
-    def score(self, step: int) -> tuple[StepContext, StepScores]:
+    def score(self, step: int) -> tuple[StepContext, Scores]:
         """Score the next token of each beam."""
-        plan, scores = self.setup.plan, self.scores
         logits, outputs = self.outputs()
-        context = self.context(step, self.beam, outputs=outputs, scores=scores.flatten())
-        attention = None if outputs.attention is None else context.by_sentence(outputs.attention)
-        forbids = bool(self.setup.processors)
-        if plan.renormalizes and forbids:  # a processor may forbid all tokens of a row; a model may not
-            nothing = logits[0].amax(1) == -torch.inf
-            scores = torch.where(nothing.view_as(scores), torch.nan, scores)
-        if plan.processes_logits or plan.adds_logits:
-            lprobs = logits[0]
-        else:
-            context, lprobs = self._combine(context, logits)
-        # before the processors, since they work in place
-        log_sum = log_sum_exp(lprobs) if plan.adds_logits and not plan.renormalizes else None
-        context, lprobs = self.process(context, lprobs, log_sum)
-        lprobs, tokens = (lprobs, None) if self.trie is None else self.trie.allowed(lprobs)
-        if plan.renormalizes and plan.adds_logits:
-            largest = lprobs.amax(1, keepdim=True)
-            log_sum = log_sum_exp(lprobs, largest)
-            if forbids:
-                log_sum.masked_fill_(largest == -torch.inf, 0.0)  # everything is forbidden
-        elif plan.renormalizes:
-            lprobs = normalized(lprobs)
-        if log_sum is not None:
-            scores = scores - log_sum.view_as(scores)
-            log_sum = context.by_sentence(log_sum)
-        tokens = None if tokens is None else context.by_sentence(tokens)
-        return context, StepScores(context.by_sentence(lprobs), scores, attention, log_sum, tokens)
-
-    def _combine(self, context: StepContext, logits: list[Tensor]) -> tuple[StepContext, Tensor]:
-        """Normalize and combine the members' logits, ``(rows, V)`` each."""
-        each = []
-        for spec, values in zip(self.setup.ensemble.members, logits, strict=True):
-            found, shape = spec.model.get_normalized_probs(values), tuple(values.shape)
-            each.append(returned_tensor(spec.model, "get_normalized_probs", found, shape, values.dtype, values.device))
-        lprobs = combine(self.combination, each, context)
-        if MEMBER_LPROBS not in self.needs:
-            return context, lprobs
-        outputs = replace(context.outputs, member_lprobs=each)
-        # a copy, since processors work in place, and a combination may return a member's scores
-        return replace(context, outputs=outputs), lprobs.clone()
+        context = self.context(step, self.beam, outputs=outputs, scores=self.scores.flatten())
+        return self.scoring(context, logits, self.scores)
 
     def _check_outputs(self, outputs: Sequence[MemberOutput]) -> None:
         """Check what the members computed: logits ``(rows, V)``, and attention ``(rows, S)`` if there is any."""
-        rows, vocab = self.scores.numel(), self.setup.vocab_size if self.shortlist is None else -1
+        rows, vocab = self.scores.numel(), self.scoring.num_tokens
         for spec, out in zip(self.setup.ensemble.members, outputs, strict=True):
             model, on = spec.model, self.scores.device
             owner: Any = model if model.adjusts_logits else model.decoder
@@ -324,13 +238,13 @@ class Session:
         for out in outputs:
             wide = out.logits if out.logits.dtype == torch.float32 else _widened(out.logits)
             wide = wide / self.setup.temperature if self.setup.temperature != 1.0 else wide
-            logits.append(wide if self.shortlist is None else self.shortlist.restrict(wide))
+            logits.append(self.scoring.restrict(wide))
         attention = None
-        if ATTENTION in self.needs:
+        if ATTENTION in self.setup.needs:
             weights = [out.attention if alike else None for out, alike in zip(outputs, self.reads_alike, strict=True)]
             attention = self.setup.ensemble.combine_attention(weights)
-        kept = [values.clone() for values in logits] if MEMBER_LOGITS in self.needs else None
-        exits = self._layer_logits(outputs[0]) if LAYER_LOGITS in self.needs else None
+        kept = [values.clone() for values in logits] if MEMBER_LOGITS in self.setup.needs else None
+        exits = self._layer_logits(outputs[0]) if LAYER_LOGITS in self.setup.needs else None
         return logits, StepOutputs(outputs[0].features, attention, kept, exits)
 
     def _layer_logits(self, output: MemberOutput) -> LayerLogits:
@@ -350,7 +264,7 @@ class Session:
 
     def member_outputs(self) -> list[MemberOutput]:
         """Run each member on the newest token of each row."""
-        tokens, needs = self._decoder_input(), self.needs
+        tokens, needs = self._decoder_input(), self.setup.needs
         return [
             member.next_output(tokens, needs - {FEATURES} if number else needs)
             for number, member in enumerate(self.members)
@@ -361,22 +275,6 @@ class Session:
         if self.setup.reads_history:
             return self.backpointers.matrix().flatten(0, 1)
         return self.backpointers.last_tokens().reshape(-1, 1).expand(-1, 1 + self.backpointers.length)
-
-    def process(
-        self, context: StepContext, lprobs: Tensor, log_sum: Tensor | None = None
-    ) -> tuple[StepContext, Tensor]:
-        """Apply the logits processors to ``(rows, V)`` scores, whose log-sum-exp ``(rows, 1)`` may be known."""
-        if self.columns is not None:
-            return context, self.columns.process(lprobs, context)
-        if FORBIDDEN in self.needs:
-            context = replace(context, watch=Forbidden(lprobs, 2 * self.beam, log_sum))
-        if not self.search.processes_itself:
-            return context, apply_all(self.processors, lprobs, context)
-
-        def process(scores: Tensor) -> Tensor:
-            return apply_all(self.processors, scores.flatten(0, 1), context).view_as(scores)
-
-        return replace(context, process=process), lprobs
 
     def context(self, step: int, rows: int, tokens: Tensor | None = None, **known: Any) -> StepContext:
         """The step context of components.
@@ -396,34 +294,19 @@ class Session:
             **known,
         )
 
-    def choose(self, context: StepContext, scored: StepScores) -> Candidates:
+    def choose(self, context: StepContext, scores: Scores) -> Candidates:
         """Let the search strategy choose candidates; those of done sentences get score ``-inf``."""
-        candidates = chosen(self.search, context, scored.lprobs, scored.scores)
+        candidates = chosen(self.search, context, scores)
         alive = candidates.scores.masked_fill(self.sentences.done.unsqueeze(1), -torch.inf)
-        return Candidates(alive, self._token_ids(candidates.tokens, candidates.beams, scored), candidates.beams)
+        return Candidates(alive, candidates.tokens, candidates.beams)
 
-    def _token_ids(self, columns: Tensor, beams: Tensor, scored: StepScores) -> Tensor:
-        """The tokens of ``columns`` of the scores of ``beams``, all ``(live, k)`` int64."""
-        if self.columns is not None:
-            return self.columns.ids[columns]
-        if scored.tokens is None:
-            return columns
-        return scored.tokens.flatten(1).gather(1, beams * scored.tokens.size(2) + columns)
-
-    def top_tokens(self, context: StepContext, scored: StepScores) -> dict[str, Tensor]:
-        """The most probable tokens of each beam and their log-probabilities, ``(live, beam, N)``, if requested."""
-        if not (count := self.setup.top_tokens):
-            return {}
-        lprobs = scored.lprobs if context.process is None else context.process(scored.lprobs.clone())
-        rows = lprobs.flatten(0, 1).unsqueeze(1)
-        best = best_continuations(rows, torch.zeros_like(rows[..., 0]), count)
-        shape = (*lprobs.shape[:2], count)
-        scores = best.scores.view(shape) - (0 if scored.log_sum is None else scored.log_sum)
-        beams = torch.arange(shape[1], device=scores.device).view(-1, 1).expand(shape).flatten(1)
-        return {
-            "top_tokens": self._token_ids(best.tokens.view_as(beams), beams, scored).view(shape),
-            "top_scores": scores,
-        }
+    def record(self, context: StepContext, scores: Scores) -> None:
+        """Store what hypotheses list for each token: attention, and values of observers."""
+        attention = None if context.outputs.attention is None else context.by_sentence(context.outputs.attention)
+        self.backpointers.record(attention=attention)
+        self.coverage.attend(attention)
+        for observer in self.observers:
+            self.backpointers.record(**observer.beam_values(context, scores))
 
     def ended(self, candidates: Candidates, context: StepContext) -> Tensor:
         """``(live, K)`` bool, true for candidates that end."""
@@ -447,12 +330,12 @@ class Session:
                 found = rule(rows, of_candidates)
                 returned_tensor(rule, "__call__", found, rows.shape[:1], torch.bool, rows.device)
                 ended |= found.view_as(ended)
-            if any(isinstance(rule, TimeLimit) and rule.expired for rule in self.stopping):
+            if any(rule.expired for rule in self.stopping):
                 self.timed_out = ~self.sentences.done
         return ended
 
-    def finalize(self, context: StepContext, candidates: Candidates, ended: Tensor, scored: StepScores) -> Candidates:
-        """Finalize hypotheses, update which sentences are done, and call observers and the streamer.
+    def finalize(self, context: StepContext, candidates: Candidates, ended: Tensor, scores: Scores) -> Candidates:
+        """Finalize hypotheses, update which sentences are done, and call observers.
 
         Returns:
             The ``beam`` candidates of each sentence that continue.
@@ -460,7 +343,9 @@ class Session:
         offsets = self.sentences.start_offsets
         step = context.step if offsets is None else context.step - offsets  # of each sentence
         by_candidate = step.unsqueeze(1) if isinstance(step, Tensor) else step
-        before = self.finished.fork() if self.observers else None  # a copy: some classes write in place
+        # copies, since some classes write in place
+        reads_finished = any(observer.reads_finished for observer in self.observers)
+        before = self.finished.fork() if reads_finished else self.finished
         was_done = self.sentences.done
         penalty = self.coverage.penalty(candidates, self.sentences.src_padding)
         complete = self.search.complete(candidates)
@@ -468,26 +353,14 @@ class Session:
         active = self.finished.finalize(ending, ended, by_candidate, penalty)
         done = was_done | self.finished.done(active, step, self.sentences.own_limits)
         self.sentences = replace(self.sentences, done=done)
-        if before is not None:
+        if self.observers:
             watch = context.watch if isinstance(context.watch, Forbidden) else None
             shown = [map_tensors(each, Tensor.clone) for each in (candidates, active)]  # which observers cannot change
-            of_sentences = ended, shown[1], was_done, done, before, self.finished.fork()
-            record = StepRecord(context, shown[0], *of_sentences, scored.lprobs, scored.scores, watch)
+            after = self.finished.fork() if reads_finished else self.finished
+            record = StepRecord(context, shown[0], ended, shown[1], was_done, done, before, after, scores, watch)
             for observer in self.observers:
                 observer.observe(record)
-        if self.request.streamer is not None:
-            self.stream(self.request.streamer, candidates, done & ~was_done)
         return active
-
-    def stream(self, streamer: Streamer, candidates: Candidates, done: Tensor) -> None:
-        """Pass the newest token of each sentence's first beam to the streamer, and which sentences have become done."""
-        exists = (candidates.scores[:, 0] > -torch.inf).tolist()
-        tokens, ids = candidates.tokens[:, 0].tolist(), self.sentences.ids.tolist()
-        for sentence, token, exists_, done_ in zip(ids, tokens, exists, done.tolist(), strict=True):
-            if exists_:
-                streamer.put(sentence, [token])
-            if done_:
-                streamer.end(sentence)
 
     def needs_another_step(self, candidates: Candidates, step: int) -> bool:
         """True if any sentence is not done. This is the only point of a step that waits for the device."""
@@ -505,9 +378,7 @@ class Session:
     @property
     def components(self) -> list[Component]:
         """All components; their state follows the beams."""
-        shortlist = [] if self.shortlist is None else [self.shortlist]
-        others = (self.finished, self.coverage, *shortlist)
-        return [self.search, self.combination, *self.processors, *self.stopping, *self.observers, *others]
+        return [self.search, self.scoring, *self.stopping, *self.observers, self.finished, self.coverage]
 
     def compact(self, active: Candidates) -> Candidates:
         """Collect the results of the sentences that are done, and drop their rows."""
@@ -535,7 +406,7 @@ class Session:
 
         Every attribute is copied: objects with a method ``fork`` by it (members, components, back-pointers), lists,
         tuples and dicts with their items. Tensors of rows are copied by ``select_sentences``. All else, such as the
-        setup, the streamer and what an observer collects outside of its state, belongs to both sessions.
+        setup and what an observer collects outside of its state, belongs to both sessions.
 
         Args:
             rows: ``(k,)`` int64 live sentences, in any order and with repeats, of which the new session is the batch:
@@ -601,7 +472,7 @@ class Session:
             constraints=None,
         )
         self.first_end = int(self.sentences.max_lengths.min())
-        self.choose_columns()
+        self.scoring.attach(self.members)
 
     def advance(self, active: Candidates) -> None:
         """Let tokens, scores, components and decoder states follow the beams that continue."""
@@ -633,8 +504,8 @@ class Session:
 
     def collect_all(self) -> None:
         """Read the hypotheses of all live sentences."""
-        if self.setup.debug.captured_steps and self.live.device.type in GRAPHS:
-            self.setup.eager_steps.update(member.refused for member in self.members if member.refused)
+        for member in self.members:
+            member.finish(self.setup.notes)
         self.collect(torch.arange(len(self.live), device=self.live.device))
 
 

@@ -2,57 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
 
-from seqgen.config import DebugConfig
-from seqgen.core.component import (
-    ATTENTION,
-    FORBIDDEN,
-    LAYER_LOGITS,
-    MEMBER_LOGITS,
-    MEMBER_LPROBS,
-    Component,
-    Phrases,
-    flattened,
-)
+from seqgen.core.component import ATTENTION, BatchInfo, Component, Phrases, flattened, with_fields
 from seqgen.core.ensemble import Ensemble
 from seqgen.core.errors import listing
 from seqgen.core.finished import Ranking
+from seqgen.core.member import FastPaths, Member
 from seqgen.core.observers import Observer
 from seqgen.core.processors import LogitsProcessor
+from seqgen.core.rules import Rules
 from seqgen.core.search import Search
 from seqgen.core.stopping import StoppingRule
 from seqgen.core.structures import Batch, Hypothesis
-from seqgen.decoding.certificate import Certificate
-from seqgen.decoding.processors.length import ForceEndAtMaximum, ForceLast
-from seqgen.decoding.rules import Rules
-from seqgen.decoding.shortlist import Shortlist
-from seqgen.modules.bit_exact import BitExact
-from seqgen.modules.multihead_attention import MultiheadAttention
-from seqgen.system.switches import INPUT_CHOICES, KERNEL_CHOICE, PREPACKED_WEIGHTS, TWO_STAGE_CANDIDATES, switched
 
-
-class Streamer(Protocol):
-    """Receives tokens while they are generated."""
-
-    def put(self, sentence: int, tokens: Sequence[int]) -> None:
-        """Receive the next tokens of a sentence.
-
-        Args:
-            sentence: the sentence's number, one of the batch's ``ids``.
-            tokens: ids of the tokens.
-        """
-        ...
-
-    def end(self, sentence: int) -> None:
-        """Called when a sentence is complete."""
-        ...
+Context: TypeAlias = AbstractContextManager[object]
 
 
 @dataclass(frozen=True)
@@ -86,24 +56,16 @@ class Limits:
         return (self.max_len_a * src_lengths + self.max_len_b).clamp(min=0, max=self.max_len - 1).long()
 
 
-@dataclass(frozen=True)
-class ScorePlan:
-    """How member logits become search scores; see ``Session.score``.
+class BatchStage(Protocol):
+    """Changes a batch before it is decoded or scored, and each result afterwards."""
 
-    Attributes:
-        processes_logits: whether processors see logits rather than log-probabilities.
-        adds_logits: whether the log-softmax can be skipped: the search then adds logits and subtracts their
-            log-sum-exp.
-        renormalizes: whether scores are renormalized after the processors.
-        columns: whether scores of a part of the vocabulary are enough for all components but the processors.
-        edges: whether the search may get the scores of the tokens that a trie allows alone.
-    """
+    def before(self, sample: Batch) -> Batch:
+        """The batch that is decoded in place of ``sample``; its sentences are the same."""
+        ...
 
-    processes_logits: bool
-    adds_logits: bool
-    renormalizes: bool
-    columns: bool
-    edges: bool
+    def after(self, one: Hypothesis, sample: Batch) -> Hypothesis:
+        """The result for ``sample``, given that of the batch that was decoded."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -112,7 +74,7 @@ class DecodingSetup:
 
     Attributes:
         ensemble: the members and their combination.
-        rules: fairseq's or Hugging Face's rules.
+        rules: the rules of a toolkit.
         search: the strategy, in the variant that the rules select.
         processors: logits processors, in the order in which they are applied.
         stopping: stopping rules besides end-of-sentence and the maximum length.
@@ -127,11 +89,15 @@ class DecodingSetup:
         end_tokens: ids that end an output.
         vocab_size: size of the target vocabulary.
         need_attention: whether hypotheses have attention weights and alignments.
-        debug: switches of optimizations.
-        shortlist: the tokens that each sentence may generate; ``None`` for the whole vocabulary.
-        bit_exact: whether the numbers of a sentence have the same bits in every batch.
-        top_tokens: number of most probable tokens that hypotheses list for each token.
-        eager_steps: with ``debug.captured_steps`` on a GPU, why some steps were not captured; sessions add to it.
+        fast: switches of optimizations.
+        member: makes a member of a session, with the arguments of ``Member``.
+        scoring: makes what turns the members' logits into scores, with the arguments of ``Scoring``, which is the
+            default.
+        around: contexts around the decoding of a batch; each is made from the setup.
+        around_step: contexts around the computation of a phase: ``"begin"`` (the encoders), ``"step"`` (the members and
+            components) and ``"fields"`` (fields of tokens); each is made from the session and the phase.
+        stages: change the batch before, and the hypotheses after the decoding, in this order.
+        notes: what the user should know, before and after a decode; members and observers add to it.
     """
 
     ensemble: Ensemble
@@ -150,29 +116,20 @@ class DecodingSetup:
     end_tokens: Sequence[int]
     vocab_size: int
     need_attention: bool = False
-    debug: DebugConfig = field(default_factory=DebugConfig)
-    shortlist: Shortlist | None = None
-    bit_exact: bool = False
-    top_tokens: int = 0
-    eager_steps: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        """Bit-exact decoding keeps the keys of a row in the order of its tokens, and lets no sentence join later."""
-        if self.bit_exact:
-            debug = replace(self.debug, beam_table="off", kernel_choice="fixed", continuous_batching=False)
-            object.__setattr__(self, "debug", debug)
+    fast: FastPaths = field(default_factory=FastPaths)
+    member: Callable[..., Member] = Member
+    scoring: Callable[[DecodingSetup, BatchInfo], Any] | None = None
+    around: Sequence[Callable[[DecodingSetup], Context]] = ()
+    around_step: Sequence[Callable[[Any, str], Context]] = ()
+    stages: Sequence[BatchStage] = ()
+    notes: set[str] = field(default_factory=set)
 
     @property
     def components(self) -> list[Component]:
         """All components of a step."""
         return [self.search, self.ensemble.combination, *self.processors, *self.stopping, *self.observers]
 
-    @property
-    def certificate(self) -> Certificate | None:
-        """The observer that bounds the scores of pruned outputs; ``None`` without one."""
-        return next((observer for observer in self.observers if isinstance(observer, Certificate)), None)
-
-    @property
+    @cached_property
     def needs(self) -> frozenset[str]:
         """The needs of all components."""
         wanted = frozenset({ATTENTION}) if self.need_attention or self.ranking.coverage else frozenset()
@@ -182,30 +139,23 @@ class DecodingSetup:
         """The class of the first component that declares a need, for a message."""
         return next(type(component).__name__ for component in self.components if need in component.needs)
 
+    @cached_property
+    def has_fields(self) -> bool:
+        """True if a component has fields; see ``Component.token_fields``."""
+        return bool(with_fields(self.components))
+
     @contextmanager
-    def switched(self) -> Iterator[None]:
-        """While the context is active, the switches of ``seqgen/system/switches.py`` have the values of ``debug``.
-
-        A strategy with another loop computes with the same bits in every batch in all of the loop, see ``exact``.
-        """
-        debug = self.debug
-        switches = {
-            PREPACKED_WEIGHTS: debug.prepacked_weights,
-            KERNEL_CHOICE: debug.kernel_choice == "measured",
-            TWO_STAGE_CANDIDATES: debug.two_stage_candidates,
-        }
-        whole_loop = self.bit_exact and self.search.session_class is not None
-        with switched({**switches, INPUT_CHOICES: not self.bit_exact}), BitExact() if whole_loop else nullcontext():
+    def active(self) -> Iterator[None]:
+        """In the ``with`` block, the contexts of ``around`` are active."""
+        with ExitStack() as stack:
+            for make in self.around:
+                stack.enter_context(make(self))
             yield
-
-    def exact(self) -> AbstractContextManager[object]:
-        """With ``bit_exact``, models and components compute with the same bits in every batch in the ``with`` block."""
-        return BitExact() if self.bit_exact and self.search.session_class is None else nullcontext()
 
     @cached_property
     def forces_end(self) -> bool:
         """True if a processor forces the last token of an output of the maximum length."""
-        return any(isinstance(one, ForceEndAtMaximum | ForceLast) for one in flattened(self.processors))
+        return any(getattr(one, "forces_end", False) for one in flattened(self.processors))
 
     def ended(self, one: Hypothesis, last_step: int, timed_out: bool) -> Hypothesis:
         """The hypothesis with the reason why it ended; ``last_step`` is the step of its maximum length."""
@@ -216,61 +166,26 @@ class DecodingSetup:
     def reads_history(self) -> bool:
         """True if any decoder reads columns of its input before the newest one."""
         models = self.ensemble.models
-        return not self.debug.use_cache or any(getattr(model.decoder, "reads_history", True) for model in models)
-
-    @cached_property
-    def plan(self) -> ScorePlan:
-        """How member logits become search scores."""
-        combination, search = self.ensemble.combination, self.search
-        models = [member.model for member in self.ensemble.members]
-        softmax = all(model.normalizes_by_softmax and model.decoder.normalizes_by_softmax for model in models)
-        single = len(models) == 1 and combination.keeps_single
-        return ScorePlan(
-            processes_logits=single and self.rules.processes_logits(search),
-            adds_logits=self.debug.skip_log_softmax
-            and single
-            and search.accepts_logits
-            and softmax
-            and all(processor.shift_invariant for processor in self.processors),
-            renormalizes=self.rules.renormalizes(search),
-            columns=self.debug.shortlist_columns
-            and search.takes_columns
-            and combination.takes_columns
-            and not self.needs & {MEMBER_LOGITS, MEMBER_LPROBS, LAYER_LOGITS, FORBIDDEN}
-            and not any(model.adjusts_logits for model in models)
-            and softmax,
-            edges=self.debug.trie_edges
-            and search.takes_columns
-            and not search.processes_itself
-            and not any(observer.reads_scores for observer in self.observers),
-        )
+        return not self.fast.use_cache or any(getattr(model.decoder, "reads_history", True) for model in models)
 
     @cached_property
     def merge_obstacle(self) -> str:
         """The reason why waiting sentences cannot join a running batch, for a message; empty if they can."""
-        models, debug = self.ensemble.models, self.debug
+        models = self.ensemble.models
         unset = _without_merge([*self.components, *(model.decoder for model in models)])
         adjusting = [type(model).__name__ for model in models if model.adjusts_logits]
-        cache = self.cache_without_merge
-        off = [name for name in ("use_cache", "continuous_batching") if not getattr(debug, name)]
+        found = (getattr(model.decoder, "merge_obstacle", lambda: "")() for model in models)
+        of_decoder = next(filter(None, found), "")
+        off = [name for name in ("use_cache", "continuous_batching") if not getattr(self.fast, name)]
         reasons = {
             f"debug.{listing(off)} is off": off,
             f"{type(self.search).__name__} has a decoding loop of its own": self.search.session_class,
             f"can_merge is not set in {listing(unset)}": unset,
             "a component or the output needs attention": ATTENTION in self.needs,
             f"{listing(adjusting)} overrides adjust_logits_during_generation": adjusting,
-            cache: cache,
+            of_decoder: of_decoder,
         }
         return next((reason for reason, applies in reasons.items() if applies), "")
-
-    @property
-    def cache_without_merge(self) -> str:
-        """The user's key/value cache that cannot merge batches, for a message; empty if there is none."""
-        layers = [layer for model in self.ensemble.models for layer in model.decoder.modules()]
-        used = {layer.cache for layer in layers if isinstance(layer, MultiheadAttention) and layer.cache is not None}
-        caches = (cache() for cache in used)
-        names = (type(cache).__name__ for cache in caches if not cache.can_merge)
-        return next((f"the key/value cache {name} does not set can_merge (with merge and crop)" for name in names), "")
 
 
 @dataclass(frozen=True)
@@ -281,13 +196,13 @@ class DecodingRequest:
         sample: the batch; only its sources are read.
         prefix_tokens: ``(sentences, P)`` int64 tokens that each output begins with, padded on the right; or ``None``.
         constraints: for each sentence the phrases that its outputs must contain; or ``None``.
-        streamer: receives the tokens of the first beam; or ``None``.
+        observers: observers of this call, besides those of the setup.
     """
 
     sample: Batch
     prefix_tokens: Tensor | None = None
     constraints: Sequence[Phrases] | None = None
-    streamer: Streamer | None = None
+    observers: Sequence[Observer] = ()
 
 
 def _without_merge(parts: Sequence[Any]) -> list[str]:

@@ -17,9 +17,10 @@ from torch import Tensor
 from seqgen.core.ensemble import Ensemble
 from seqgen.core.errors import ConfigError
 from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.setup import DecodingSetup
 from seqgen.core.structures import Batch, Hypothesis, Source
 from seqgen.modules.bit_exact import INNER, TILE, BitExact, rounded_up
-from seqgen.system.switches import INPUT_CHOICES
+from seqgen.system.switches import INPUT_CHOICES, KERNEL_CHOICE, switched
 
 
 @contextmanager
@@ -27,6 +28,46 @@ def bit_exact() -> Iterator[None]:
     """In the ``with`` block, models compute each row with the same bits in every batch."""
     with INPUT_CHOICES.off(), BitExact():
         yield
+
+
+class TilePadding:
+    """Fills up the batches of bit-exact decoding; a ``BatchStage``.
+
+    Args:
+        ensemble: the models that read the batches.
+        pad: id of padding.
+    """
+
+    def __init__(self, ensemble: Ensemble, pad: int):
+        self.ensemble, self.pad = ensemble, pad
+
+    def before(self, sample: Batch) -> Batch:
+        """See ``BatchStage.before``."""
+        return pad_to_tiles(sample, self.ensemble, self.pad)
+
+    def after(self, one: Hypothesis, sample: Batch) -> Hypothesis:
+        """See ``BatchStage.after``."""
+        return unpad_attention(one, sample, self.ensemble.models[0])
+
+
+def make_bit_exact(setup: DecodingSetup) -> DecodingSetup:
+    """A setup whose sessions compute the numbers of a sentence with the same bits in every batch.
+
+    Keys stay in the order of the tokens of their row, and no sentence joins a running batch. A strategy with another
+    loop computes exactly in all of the loop.
+    """
+    own_loop = setup.search.session_class is not None
+    return replace(
+        setup,
+        fast=replace(setup.fast, beam_table="off", continuous_batching=False),
+        stages=[*setup.stages, TilePadding(setup.ensemble, setup.pad)],
+        around=[
+            *setup.around,
+            lambda _: switched({INPUT_CHOICES: False, KERNEL_CHOICE: False}),
+            *([lambda _: BitExact()] if own_loop else []),
+        ],
+        around_step=[*setup.around_step, *([] if own_loop else [lambda session, phase: BitExact()])],
+    )
 
 
 def pad_to_tiles(sample: Batch, ensemble: Ensemble, pad: int) -> Batch:

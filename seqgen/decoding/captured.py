@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import zip_longest
 from threading import Lock
@@ -30,7 +31,9 @@ from seqgen.core.errors import listing
 from seqgen.core.incremental_state import IncrementalState, leaves, rows_of_sentences
 from seqgen.core.member import Member, MemberOutput, decoded, encode, has_features
 from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.setup import DecodingSetup
 from seqgen.core.structures import Source, map_tensors
+from seqgen.decoding.planned_member import PlannedMember
 from seqgen.modules.step_plan import StepPlan, has_hooks
 from seqgen.system.graphs import GRAPHS
 
@@ -226,18 +229,44 @@ _STEPS: WeakKeyDictionary[nn.Module, list[CapturedStep]] = WeakKeyDictionary()
 _CHOICE = Lock()
 
 
-class CapturedMember(Member):
+class Capturing:
+    """Lets the sessions of a setup record their steps, on devices that can."""
+
+    def __init__(self) -> None:
+        self.used = False
+
+    def member(self, model: EncoderDecoderModel, source: Source, *arguments: Any) -> Member:
+        """Make a member; see ``DecodingSetup.member``."""
+        if source.src_tokens.device.type not in GRAPHS:
+            return PlannedMember(model, source, *arguments)
+        self.used = True
+        return CapturedMember(model, source, *arguments)
+
+    @contextmanager
+    def around(self, setup: DecodingSetup) -> Iterator[None]:
+        """See ``DecodingSetup.around``; a session that makes members of its own captures nothing."""
+        yield
+        device = next(setup.ensemble.models[0].parameters(), torch.zeros(0)).device
+        if not self.used and device.type in GRAPHS:
+            setup.notes.add(_NOTE.format("steps of this search have changing shapes"))
+
+
+_NOTE = "some steps were not captured: {}"
+
+
+class CapturedMember(PlannedMember):
     """A member whose steps after the first are replayed; a change of its sentences returns to the ordinary state.
 
     Attributes:
         step: the recording in use; ``None`` if there is none yet.
+        refused: why steps are not recorded; ``None`` if they are, or if that is not known yet.
     """
 
     def __init__(self, model: EncoderDecoderModel, source: Source, *arguments: Any):
         super().__init__(model, source, *arguments)
         self.step: CapturedStep | None = None
         given = "" if source.encoder_out is None else "the encoder's output is given"
-        self.refused = obstacle(model, source.src_tokens.device) or given or None
+        self.refused: str | None = obstacle(model, source.src_tokens.device) or given or None
         self._source, self._width = source, _rounded(1 + source.src_tokens.size(1), _SMALLEST_SOURCE)
         self._parents: Tensor | None = None
         self._free = 0
@@ -246,6 +275,11 @@ class CapturedMember(Member):
         """``(sentences,)`` int64, the places of the sentences in the recording; ``None`` for the first ones."""
         if self.state is not None and not self.refused:
             self.state.beam_table = False  # the memory of a table changes its size
+
+    def finish(self, notes: set[str]) -> None:
+        """See ``Member.finish``."""
+        if self.refused:
+            notes.add(_NOTE.format(self.refused))
 
     def compute(self, tokens: Tensor, needs: Set[str]) -> MemberOutput:
         """See ``Member.compute``."""

@@ -15,6 +15,7 @@ from seqgen.core.finished import Ranking
 from seqgen.core.observers import Observer, Outcome, StepRecord
 from seqgen.core.processors import LogitsProcessor
 from seqgen.core.search import Search
+from seqgen.core.setup import DecodingSetup
 from seqgen.core.structures import Hypothesis
 from seqgen.decoding.processors.prefix_trie import TrieConstraint
 
@@ -39,7 +40,6 @@ class Certificate(Observer):
         counts: numbers of sentences decoded so far, and of exact lists among them.
     """
 
-    reads_scores = False
     sentence_state = ("ids", "bound", "longest")
 
     def __init__(self, wanted: int, processors: Sequence[LogitsProcessor]) -> None:
@@ -111,3 +111,8 @@ def check_certifiable(search: Search, components: Sequence[Component], ranking: 
             f"generation.certificate needs scores that never rise and outputs that nothing cuts off, which {what[0]} "
             "does not promise (certifiable); leave one of the two out"
         )
+
+
+def certificate_of(setup: DecodingSetup) -> Certificate | None:
+    """The observer that bounds the scores of pruned outputs; ``None`` without one."""
+    return next((observer for observer in setup.observers if isinstance(observer, Certificate)), None)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Self
 
+import torch
 from torch import Tensor
 
+from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.session import Session
 from seqgen.core.setup import DecodingRequest, DecodingSetup
 from seqgen.core.structures import Batch, Hypothesis
@@ -54,6 +56,37 @@ class RollingSession(Session):
         return max(int(member.encoder_out.encoder_out.size(1)) for member in self.members)
 
 
+@torch.inference_mode()
+def generate_continuously(
+    generator: SequenceGenerator, waiting: Callable[[int, int], Batch | None]
+) -> Iterator[tuple[int, list[Hypothesis]]]:
+    """Decode any number of sentences by continuous batching: waiting sentences replace those that are done.
+
+    The batch stays full, whereas a separate batch shrinks after its shortest output. If sentences cannot join (see
+    ``DecodingSetup.merge_obstacle``), each batch is decoded separately.
+
+    Args:
+        generator: decodes them.
+        waiting: called with the number of sentences in the running batch and the width of their sources; returns a
+            batch of sentences that join it, or ``None`` if no more fit or none are left.
+
+    Yields:
+        The number of a sentence in its batch's ``ids``, and its hypotheses, in the order in which they are done.
+    """
+    setup = generator.setup
+    with setup.ensemble.evaluating():
+        if generator.can_merge:
+            found = decode_continuously(setup, waiting)
+            while True:
+                with setup.active():  # only while decoding, not while the caller uses the result
+                    result = next(found, None)
+                if result is None:
+                    return
+                yield result
+        while (batch := waiting(0, 0)) is not None:
+            yield from zip(batch.ids.tolist(), generator.generate(batch), strict=True)
+
+
 def decode_continuously(
     setup: DecodingSetup, waiting: Callable[[int, int], Batch | None]
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
@@ -64,7 +97,7 @@ def decode_continuously(
 
     Args:
         setup: how to decode.
-        waiting: see ``SequenceGenerator.generate_continuously``.
+        waiting: see ``generate_continuously``.
 
     Yields:
         The number of a sentence in its batch's ``ids``, and its hypotheses.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,33 +15,40 @@ from seqgen.config.compose import check_component_keys
 from seqgen.config.generation import STRATEGY, WARPER, keys_with
 from seqgen.config.values import DEFAULTS, check_compatible
 from seqgen.core.combinations import Combination
+from seqgen.core.component import with_fields
 from seqgen.core.contract import returned
 from seqgen.core.ensemble import Ensemble
 from seqgen.core.errors import ConfigError
 from seqgen.core.finished import Ranking
-from seqgen.core.member import EMPTY, MemberSpec, ModelOrMember, field_of, input_of
+from seqgen.core.member import EMPTY, FastPaths, MemberSpec, ModelOrMember
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.observers import Observer
 from seqgen.core.processors import LogitsProcessor
 from seqgen.core.search import Search
-from seqgen.core.session import has_steps
+from seqgen.core.session import Session, has_steps
 from seqgen.core.setup import DecodingSetup, Limits
 from seqgen.core.stopping import StoppingRule
-from seqgen.core.token_fields import with_fields
 from seqgen.data.dictionary import Dictionary, VocabularyMap
 from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.decoding.bit_exact import make_bit_exact
 from seqgen.decoding.building import Resources, build, naming
+from seqgen.decoding.captured import Capturing
 from seqgen.decoding.certificate import Certificate, check_certifiable
 from seqgen.decoding.combinations import Guidance
+from seqgen.decoding.member_sources import field_of, input_of
+from seqgen.decoding.planned_member import PlannedMember
 from seqgen.decoding.processors import length, prefix_trie, tokens, warpers
-from seqgen.decoding.rules import Rules, rules_named
+from seqgen.decoding.rules import ToolkitRules, rules_named
 from seqgen.decoding.search.constrained import ConstrainedSearch
 from seqgen.decoding.search.sampling import RandomSearch
-from seqgen.decoding.shortlist import Shortlist
+from seqgen.decoding.shortlist import Shortlist, ShortlistScoring
 from seqgen.decoding.speculative.drafters import ModelDrafter, PromptLookup
 from seqgen.decoding.speculative.verification import SpeculativeSearch
 from seqgen.decoding.stopping import stopping_from_config
+from seqgen.decoding.top_tokens import TopTokens
+from seqgen.modules.kernel_choice import fastest_threads
 from seqgen.registry import COMBINATIONS, LOGITS_PROCESSORS, OBSERVERS, SEARCHES
+from seqgen.system.switches import KERNEL_CHOICE, PREPACKED_WEIGHTS, switched
 
 
 def build_setup(
@@ -108,15 +117,18 @@ def build_setup(
     ensemble = with_guidance(members, combination_from_config(cfg, resources, combination), cfg.guidance_scale)
     longest = min(cfg.max_len or sys.maxsize, *(model.max_positions()[1] for model in ensemble.models))
     of_config = processors_from_config(cfg, rules, resources)
+    debug = debug or DebugConfig()
+    capturing = Capturing()
     named = [build(OBSERVERS, name, Observer, cfg, resources) for name in cfg.observers]
     bounds = [Certificate(cfg.nbest, [*of_config, *processors])] if cfg.certificate else []
+    of_shortlist = _shortlist(cfg, search, shortlist, resources)
     setup = DecodingSetup(
         ensemble=ensemble,
         rules=rules,
         search=search,
         processors=[*of_config, *processors],
         stopping=[*stopping_from_config(cfg, tgt_dict, tokenizer), *stopping],
-        observers=[*named, *observers, *bounds],
+        observers=[*named, *observers, *bounds, *([TopTokens(cfg.top_tokens)] if cfg.top_tokens else [])],
         ranking=Ranking(not cfg.unnormalized, cfg.lenpen, cfg.length_penalty, cfg.coverage_penalty),
         limits=Limits(cfg.max_len_a, cfg.effective_max_len_b, longest, cfg.match_source_len),
         beam_size=beam,
@@ -127,17 +139,33 @@ def build_setup(
         end_tokens=ends,
         vocab_size=len(tgt_dict),
         need_attention=need_attention,
-        debug=debug or DebugConfig(),
-        shortlist=_shortlist(cfg, search, shortlist, resources),
-        bit_exact=cfg.bit_exact,
-        top_tokens=cfg.top_tokens,
+        fast=FastPaths(**{path.name: getattr(debug, path.name) for path in fields(FastPaths)}),
+        member=capturing.member if debug.captured_steps else PlannedMember,
+        scoring=None if of_shortlist is None else partial(ShortlistScoring, of_shortlist, debug.shortlist_columns),
+        around=[partial(_switches, debug), *([capturing.around] if debug.captured_steps else [])],
+        around_step=[_threads],
     )
+    if cfg.bit_exact:
+        setup = make_bit_exact(setup)
     if not has_steps(search) and (owners := with_fields(setup.components)):
         names = [type(one).__name__ for one in (owners[0], search)]
         raise ConfigError("{} has fields of each step, and the loop of {} has none; leave out one".format(*names))
     if cfg.certificate:
         check_certifiable(search, [ensemble.combination, *setup.processors, *setup.stopping], setup.ranking)
     return setup
+
+
+def _switches(debug: DebugConfig, setup: DecodingSetup) -> AbstractContextManager[None]:
+    """The switches of optimizations that modules read; see ``seqgen/system/switches.py``."""
+    measured = debug.kernel_choice == "measured"
+    return switched({PREPACKED_WEIGHTS: debug.prepacked_weights, KERNEL_CHOICE: measured})
+
+
+def _threads(session: Session, phase: str) -> AbstractContextManager[None]:
+    """The number of threads that is the fastest for a step."""
+    if phase != "step":
+        return nullcontext()
+    return fastest_threads(session.scores.numel(), session.scores.device)
 
 
 def _shortlist(
@@ -165,7 +193,7 @@ def _shortlist(
     return Shortlist(candidates, resources.dictionary, forced)
 
 
-def processors_from_config(cfg: GenerationConfig, rules: Rules, resources: Resources) -> list[LogitsProcessor]:
+def processors_from_config(cfg: GenerationConfig, rules: ToolkitRules, resources: Resources) -> list[LogitsProcessor]:
     """Build all processors of a configuration, in the order of the rules; warpers come last.
 
     Args:
@@ -204,7 +232,7 @@ def processors_from_config(cfg: GenerationConfig, rules: Rules, resources: Resou
 
 
 def processor_makers(
-    cfg: GenerationConfig, rules: Rules, resources: Resources
+    cfg: GenerationConfig, rules: ToolkitRules, resources: Resources
 ) -> dict[str, Callable[[Any], LogitsProcessor]]:
     """For each key of the ``generation`` group that stands for a processor, what makes it from the key's value.
 
@@ -257,7 +285,7 @@ def end_tokens_from_config(cfg: GenerationConfig, dictionary: Dictionary) -> lis
         return list(dict.fromkeys([dictionary.eos(), *Resources(dictionary).tokens(cfg.end_symbols)]))
 
 
-def search_name(cfg: GenerationConfig, rules: Rules) -> str:
+def search_name(cfg: GenerationConfig, rules: ToolkitRules) -> str:
     """The name of the strategy that a configuration asks for."""
     return cfg.search or ("constrained" if cfg.is_constrained and not cfg.sampling else rules.default_search(cfg))
 

@@ -18,7 +18,8 @@ from seqgen.config.settings import ResolvedSettings, Settings, as_fields
 from seqgen.config.values import DEFAULTS, check_compatible, from_dict, incompatible, restricting, to_dict, value_text
 from seqgen.core.component import Component
 from seqgen.core.errors import ConfigError, shown
-from seqgen.core.member import MemberSpec, input_of
+from seqgen.core.member import MemberSpec
+from seqgen.decoding.member_sources import input_of
 from seqgen.decoding.rules import HUGGINGFACE, with_semantics
 
 TOOLKIT_LENGTH = 20

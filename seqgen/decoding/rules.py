@@ -12,8 +12,9 @@ from typing import ClassVar
 from seqgen.config import GenerationConfig
 from seqgen.core.beam_search import BeamSearch
 from seqgen.core.component import BatchInfo
-from seqgen.core.finished import BestFinished, FinishedHypotheses, FirstFinished, Ranking
+from seqgen.core.finished import BestFinished, FinishedHypotheses, Ranking
 from seqgen.core.processors import LogitsProcessor
+from seqgen.core.rules import Rules
 from seqgen.core.search import Search
 from seqgen.decoding.processors.length import ForceEndAtMaximum
 from seqgen.decoding.processors.tokens import Forbid, ForcePrefix
@@ -22,7 +23,7 @@ from seqgen.decoding.search.diverse import DiverseBeamSearch
 from seqgen.decoding.search.huggingface import HuggingFaceConstrainedBeam, HuggingFaceDiverseBeam
 
 
-class Rules:
+class ToolkitRules(Rules):
     """The decoding rules of one toolkit.
 
     ``generation.semantics`` selects the object by its ``name``, once; no other code of the decoder compares names.
@@ -30,12 +31,6 @@ class Rules:
 
     name: ClassVar[str]
     """Its value of ``generation.semantics``."""
-
-    forces_end: ClassVar[bool]
-    """True if end-of-sentence is forced at the maximum length; if not, an output is cut there."""
-
-    counts_start: ClassVar[bool]
-    """True if processors see the start token as a generated token."""
 
     divides_by_temperature_first: ClassVar[bool]
     """True if logits are divided by the temperature first; otherwise only in sampling, after the other processors."""
@@ -67,20 +62,8 @@ class Rules:
         """
         raise NotImplementedError
 
-    def finished(self, batch: BatchInfo, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:
-        """Make the finished hypotheses of a beam search."""
-        raise NotImplementedError
 
-    def renormalizes(self, search: Search) -> bool:
-        """True if scores are renormalized after the processors."""
-        raise NotImplementedError
-
-    def processes_logits(self, search: Search) -> bool:
-        """True if processors see the logits of a single member instead of log-probabilities."""
-        return False
-
-
-class FairseqRules(Rules):
+class FairseqRules(ToolkitRules):
     """The first ``beam`` finished hypotheses are kept, and end-of-sentence is forced at the maximum length.
 
     Padding is never generated. A given prefix overrides most processors.
@@ -100,7 +83,7 @@ class FairseqRules(Rules):
     def order(
         self, made: Mapping[str, LogitsProcessor], registered: Sequence[LogitsProcessor], pad: int | None
     ) -> list[LogitsProcessor]:
-        """See ``Rules.order``."""
+        """See ``ToolkitRules.order``."""
         before, after = ("remove_invalid", "unkpen"), ("no_repeat_ngram_size",)
         first = ("min_len", "min_total_len", "match_source_len", "suppress", "suppress_at_begin")
         others = [key for key in made if key not in (*before, *first, *after)]
@@ -113,16 +96,8 @@ class FairseqRules(Rules):
             *registered,
         ]
 
-    def finished(self, batch: BatchInfo, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:
-        """See ``Rules.finished``."""
-        return FirstFinished(batch, ranking)
 
-    def renormalizes(self, search: Search) -> bool:
-        """Only in sampling."""
-        return search.continues_each_beam and not search.accepts_logits
-
-
-class HuggingFaceRules(Rules):
+class HuggingFaceRules(ToolkitRules):
     """A better hypothesis replaces the worst finished one, and an output is cut at the maximum length.
 
     Padding can be generated, the start token counts as generated, and a given prefix overrides all processors.
@@ -158,7 +133,7 @@ class HuggingFaceRules(Rules):
     def order(
         self, made: Mapping[str, LogitsProcessor], registered: Sequence[LogitsProcessor], pad: int | None
     ) -> list[LogitsProcessor]:
-        """See ``Rules.order``."""
+        """See ``ToolkitRules.order``."""
         exact = [ForceEndAtMaximum()] if "match_source_len" in made else []
         return [ForcePrefix([*made.values(), *exact, *registered])]
 
@@ -176,10 +151,10 @@ class HuggingFaceRules(Rules):
 
 
 FAIRSEQ, HUGGINGFACE = FairseqRules(), HuggingFaceRules()
-RULES: dict[str, Rules] = {rules.name: rules for rules in (FAIRSEQ, HUGGINGFACE)}
+RULES: dict[str, ToolkitRules] = {rules.name: rules for rules in (FAIRSEQ, HUGGINGFACE)}
 
 
-def rules_named(semantics: str) -> Rules:
+def rules_named(semantics: str) -> ToolkitRules:
     """The rules that ``generation.semantics`` names; fairseq's where it is empty."""
     return RULES[semantics] if semantics else FAIRSEQ
 

@@ -18,10 +18,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seqgen.core.component import BatchInfo, Component, Composite, tokens_of
+from seqgen.core.component import (
+    FORBIDDEN,
+    LAYER_LOGITS,
+    MEMBER_LOGITS,
+    MEMBER_LPROBS,
+    BatchInfo,
+    Component,
+    Composite,
+    begun,
+    tokens_of,
+)
 from seqgen.core.context import StepContext
 from seqgen.core.ensemble import Ensemble
+from seqgen.core.member import Member
 from seqgen.core.processors import LogitsProcessor, apply_all
+from seqgen.core.scoring import Scoring
+from seqgen.core.setup import DecodingSetup
 from seqgen.data.dictionary import Dictionary, VocabularyMap
 
 
@@ -103,6 +116,64 @@ def _sources(batch: BatchInfo) -> Iterator[list[int]]:
     padding = batch.src_padding
     for row, tokens in enumerate(batch.src_tokens):
         yield (tokens if padding is None else tokens[~padding[row]]).tolist()
+
+
+class ShortlistScoring(Scoring):
+    """The scores of the tokens in the shortlists of a batch.
+
+    Args:
+        shortlist: the tokens that each sentence may generate.
+        in_columns: whether members may compute only the columns that some sentence needs.
+        setup: see ``Scoring``.
+        batch: see ``Scoring``.
+
+    Attributes:
+        columns: the part of the vocabulary that the members compute; ``None`` for all of it.
+    """
+
+    def __init__(self, shortlist: Shortlist, in_columns: bool, setup: DecodingSetup, batch: BatchInfo):
+        super().__init__(setup, batch)
+        self.parts = [*self.parts, begun(shortlist, batch)]
+        self.num_tokens = -1
+        self.columns: OutputColumns | None = None
+        self._in_columns = (
+            in_columns
+            and batch.prefix_tokens is None  # forced tokens are compared with ids
+            and self.combination.takes_columns
+            and not setup.search.processes_itself
+            and not setup.needs & {MEMBER_LOGITS, MEMBER_LPROBS, LAYER_LOGITS, FORBIDDEN}
+            and not any(model.adjusts_logits for model in setup.ensemble.models)
+            and setup.ensemble.normalizes_by_softmax
+        )
+
+    @property
+    def shortlist(self) -> Shortlist:
+        """The tokens that each sentence of the batch may generate."""
+        shortlist: Shortlist = self.parts[-1]
+        return shortlist
+
+    def attach(self, members: Sequence[Member]) -> None:
+        """See ``Scoring.attach``."""
+        if self._in_columns:
+            setup = self.setup
+            arguments = setup.ensemble, self.processors, setup.eos, setup.pad
+            self.columns = OutputColumns.choose(self.shortlist, *arguments)
+        self.tokens = None if self.columns is None else self.columns.ids
+        self.shortlist.use_columns(self.tokens)
+        for number, member in enumerate(members):
+            member.output_columns = None if self.columns is None else self.columns.projections[number]
+
+    def restrict(self, logits: Tensor) -> Tensor:
+        """See ``Scoring.restrict``."""
+        return self.shortlist.restrict(logits)
+
+    def process(
+        self, context: StepContext, lprobs: Tensor, log_sum: Tensor | None = None
+    ) -> tuple[StepContext, Tensor]:
+        """See ``Scoring.process``."""
+        if self.columns is None:
+            return super().process(context, lprobs, log_sum)
+        return context, self.columns.process(lprobs, context)
 
 
 LARGEST_SHARE = 0.5

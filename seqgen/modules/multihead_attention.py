@@ -131,6 +131,13 @@ class MultiheadAttention(StatefulModule):
         self.on_weights: Callable[[Tensor], None] | None = None
         self.reset_parameters()
 
+    @property
+    def merge_obstacle(self) -> str:
+        """Why the states of two batches cannot be merged; empty if they can."""
+        if self.cache is None or (made := self.cache()).can_merge:
+            return ""
+        return f"the key/value cache {type(made).__name__} does not set can_merge (with merge and crop)"
+
     def reset_parameters(self) -> None:
         """Initialize the query, key and value matrices each by Glorot initialization with gain 1/sqrt(2)."""
         rows, shared = self.num_heads * self.head_dim, self.kv_heads * self.head_dim

@@ -15,6 +15,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from seqgen.core.errors import CheckpointError
+from seqgen.core.model import EncoderDecoderModel
 from seqgen.system.reading import version_of
 
 _FILES: weakref.WeakKeyDictionary[nn.Module, list[MappedFile]] = weakref.WeakKeyDictionary()
@@ -93,6 +94,9 @@ def check_unchanged(model: nn.Module) -> None:
                 f"the content of {file.path} was changed while a model with its weights was in use; load the model "
                 "again, and replace such files by renaming new ones, or set common.map_weights=false"
             )
+
+
+EncoderDecoderModel.checks.append(check_unchanged)
 
 
 def is_mapped(tensor: Tensor) -> bool:

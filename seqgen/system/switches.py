@@ -40,7 +40,6 @@ KERNEL_CHOICE = Switch("kernel_choice")
 """Choosing the kernels of products by measurement; see ``seqgen.modules.kernel_choice``."""
 MAPPED_WEIGHTS = Switch("mapped_weights")
 """Using weights from their mapped file when a model is loaded; see ``seqgen.system.mapped_weights``."""
-TWO_STAGE_CANDIDATES = Switch("two_stage_candidates")
 INPUT_CHOICES = Switch("input_choices")
 """Choosing the computation by the size or the values of the input, for example no mask for a batch without padding. It
 is off while a model is exported, since the exported computation must be right for all inputs."""

@@ -6,8 +6,9 @@ from seqgen.config import GenerationConfig
 from seqgen.core.component import Component
 from seqgen.core.contract import returned
 from seqgen.core.errors import DataError
-from seqgen.core.member import EMPTY, field_of
+from seqgen.core.member import EMPTY
 from seqgen.decoding.building import Resources, build
+from seqgen.decoding.member_sources import field_of
 from seqgen.registry import MEMBER_SOURCES
 
 

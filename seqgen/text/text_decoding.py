@@ -18,10 +18,12 @@ from seqgen.config.settings import ResolvedSettings
 from seqgen.core.errors import ConfigError
 from seqgen.core.finished import Ranking
 from seqgen.core.sequence_generator import SequenceGenerator
-from seqgen.core.setup import Streamer
 from seqgen.core.structures import Hypothesis
 from seqgen.decoding.building import Resources
+from seqgen.decoding.certificate import certificate_of
+from seqgen.decoding.continuous_batching import generate_continuously
 from seqgen.decoding.scorer import SequenceScorer
+from seqgen.decoding.streaming import Streamer
 from seqgen.system.devices import out_of_memory
 from seqgen.text.batching import Batcher
 from seqgen.text.confidence.estimator import ConfidenceEstimator
@@ -189,7 +191,7 @@ class TextDecoding:
         """The translations of lines in the order in which they are done, and whether each ends a line of the input."""
         if self.generator.can_merge and self.task.joins_batches and not self._inference_arguments(lines):
             by_number = {line.number: line for line in lines}
-            for number, hypotheses in self.generator.generate_continuously(self.batcher.waiting(lines)):
+            for number, hypotheses in generate_continuously(self.generator, self.batcher.waiting(lines)):
                 yield self._translation(by_number[number], hypotheses, 0), by_number[number].ends_line
             return
         for number, batch in enumerate(self.batcher.batches(lines)):
@@ -246,15 +248,14 @@ class TextDecoding:
             found.append(TextHypothesis(self._text(line, aligned, replaces), aligned))
         ranked = found if self.ranker is None or not found else self.ranker.ranked(line.translation(), found)
         best = ranked[: self.cfg.nbest]
-        certificate = self.generator.setup.certificate
+        certificate = certificate_of(self.generator.setup)
         bound, exact = (None, None) if certificate is None else certificate.found.pop(line.number)
         made = line.translation(best, [*notes, *self.output_notes.on_outputs(line, best)], bound, exact)
         return made if self.confidence is None else self.confidence.rated(made, ranked)
 
     def _notes_on_speed(self) -> list[str]:
         """Why decoding is slower than it might be, each reason once, if the notes on the settings do not have it."""
-        eager = {f"some steps were not captured: {reason}" for reason in self.generator.setup.eager_steps}
-        new = (eager | self._speed_notes) - self._noted
+        new = (self.generator.setup.notes | self._speed_notes) - self._noted
         self._noted |= new
         known = "\n".join(self.notes)
         return [note for note in sorted(new) if note.partition(": ")[2] not in known]

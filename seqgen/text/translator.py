@@ -27,13 +27,13 @@ from seqgen.core.errors import CheckpointError, ConfigError, DataError
 from seqgen.core.member import MemberSpec
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.sequence_generator import SequenceGenerator
-from seqgen.core.setup import Streamer
 from seqgen.core.structures import Hypothesis
 from seqgen.decoding.building import Resources
 from seqgen.decoding.captured import obstacle
 from seqgen.decoding.options import combination_from_config, members_from_config, with_guidance
 from seqgen.decoding.resolution import check_types
 from seqgen.decoding.scorer import SequenceScorer
+from seqgen.decoding.streaming import Streamer
 from seqgen.modules.dtypes import note_on, to_dtype
 from seqgen.system.reading import version_of
 from seqgen.task import Task

@@ -19,6 +19,7 @@ from seqgen.core.setup import DecodingRequest
 from seqgen.core.structures import Hypothesis
 from seqgen.decoding import captured
 from seqgen.decoding.captured import CapturedMember, CapturedStep
+from seqgen.decoding.continuous_batching import generate_continuously
 from seqgen.lab.checks.subject import tiny_dictionary
 from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.system.graphs import GRAPHS
@@ -203,7 +204,7 @@ def test_sentences_that_join_a_batch_are_replayed() -> None:
             batch.ids.copy_(torch.tensor(next(ids)))
             return batch.to("gpu")
 
-        found = dict(generator.generate_continuously(waiting))
+        found = dict(generate_continuously(generator, waiting))
         assert counts.launches["replay"] > 4
     assert_equal([found[number] for number in range(len(sources))], wanted, 1e-9)
 

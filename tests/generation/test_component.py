@@ -15,6 +15,7 @@ from seqgen.core.context import StepContext
 from seqgen.core.observers import Observer, StepRecord
 from seqgen.core.processors import LogitsProcessor
 from seqgen.core.stopping import StoppingRule
+from seqgen.decoding.continuous_batching import generate_continuously
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
 from tests.model_zoo import VOCAB, sharp
@@ -171,7 +172,7 @@ def test_a_processor_that_joins(semantics: str) -> None:
     assert generator.can_merge
     assert not plain.can_merge
     take, asked = queue(rows, 5)
-    found = dict(generator.generate_continuously(take))
+    found = dict(generate_continuously(generator, take))
     assert len([running for running in asked if 0 < running < 5]) > 2
     wanted = plain.generate(batch_of(rows))
     assert_same([found[number] for number in range(17)], wanted)
@@ -187,5 +188,5 @@ def test_a_combination_declares_whether_sentences_may_join(declared: bool) -> No
         [sharp("transformer_tiny", seed=3)], dictionary(VOCAB - 4), beam_size=3, max_len_b=5, combination=Own()
     )
     assert generator.can_merge == declared
-    found = dict(generator.generate_continuously(queue(rows, 3)[0]))
+    found = dict(generate_continuously(generator, queue(rows, 3)[0]))
     assert_same([found[number] for number in range(9)], generator.generate(batch_of(rows)))

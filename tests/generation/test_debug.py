@@ -16,6 +16,7 @@ from seqgen.core.member import Member
 from seqgen.core.observers import Observer, StepRecord
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.setup import DecodingSetup
+from seqgen.decoding.continuous_batching import generate_continuously
 from seqgen.decoding.options import build_setup
 from seqgen.system.switches import KERNEL_CHOICE, PREPACKED_WEIGHTS, TWO_STAGE_CANDIDATES
 from seqgen.text.translator import Translator
@@ -135,7 +136,7 @@ def test_a_switch_is_off_only_while_its_own_decode_computes() -> None:
     generator = Translator(member).prepare(**{"debug.prepacked_weights": False}).generator
     examples = [(number, member.task.encode_source(text), None) for number, text in enumerate(TEXTS)]
     batches = [member.task.collate(examples, member.model)]
-    results = generator.generate_continuously(lambda running, width: batches.pop() if batches else None)
+    results = generate_continuously(generator, lambda running, width: batches.pop() if batches else None)
     assert generator.can_merge
     next(results)
     assert PREPACKED_WEIGHTS.is_on()

@@ -16,6 +16,7 @@ import torch
 from seqgen.core.errors import UserError
 from seqgen.core.session import Session
 from seqgen.core.structures import Hypothesis
+from seqgen.decoding.continuous_batching import generate_continuously
 from seqgen.decoding.search.sampling import Sampling
 from seqgen.decoding.speculative.drafters import ModelDrafter, PromptLookup
 from seqgen.decoding.speculative.verification import SpeculativeSearch
@@ -96,8 +97,8 @@ def decode(name: str, device: str, options: dict[str, Any]) -> list[list[Hypothe
         return generator.generate(batch, prefix, phrases)
     waiting, _ = queue(sources, 2)
     found = dict(
-        generator.generate_continuously(
-            lambda taken, width: None if (more := waiting(taken, width)) is None else more.to(device)
+        generate_continuously(
+            generator, lambda taken, width: None if (more := waiting(taken, width)) is None else more.to(device)
         )
     )
     return [found[number] for number in range(len(sources))]

@@ -182,7 +182,7 @@ class TestTheConstraint:
 
             def decode(processor: Any, debug: DebugConfig, model: ScriptedModel = model) -> list[Any]:
                 generator = SequenceGenerator(build_setup([model], WORDS, cfg, processors=[processor], debug=debug))
-                assert not generator.setup.plan.edges or debug.trie_edges
+                assert not generator.setup.plan.edges or debug.narrowed_scores
                 return [
                     [(tuple(one.tokens.tolist()), pytest.approx(one.score, abs=1e-9)) for one in hypotheses]
                     for hypotheses in generator.generate(batch_of([[4, 5, EOS], [EOS], [3, 7, 7, EOS]]))
@@ -190,7 +190,7 @@ class TestTheConstraint:
 
             wanted = decode(PrefixConstraint(follows), DebugConfig())
             assert all(tokens in lines for hypotheses in wanted for tokens, _ in hypotheses)
-            for debug in (DebugConfig(), DebugConfig(trie_edges=False), DebugConfig(skip_log_softmax=False)):
+            for debug in (DebugConfig(), DebugConfig(narrowed_scores=False), DebugConfig(skip_log_softmax=False)):
                 assert decode(TrieConstraint(PrefixTrie.of(lines)), debug) == wanted
 
 

@@ -17,6 +17,7 @@ from seqgen.core.context import StepContext
 from seqgen.core.observers import Observer, Outcome, StepRecord
 from seqgen.core.processors import LogitsProcessor
 from seqgen.core.structures import EncoderOut, Hypothesis
+from seqgen.decoding.continuous_batching import generate_continuously
 from seqgen.decoding.search.contrastive import ContrastiveSearch
 from seqgen.decoding.stopping import StopStrings, TimeLimit
 from tests.covering import covering
@@ -202,7 +203,7 @@ def test_where_nobody_can_join_each_batch_is_decoded_by_itself(name: str) -> Non
 
 def test_nobody_waits() -> None:
     generator = make_generator([sharp("transformer_tiny")], dictionary(VOCAB - 4))
-    assert list(generator.generate_continuously(lambda running, width: None)) == []
+    assert list(generate_continuously(generator, lambda running, width: None)) == []
 
 
 class Journal(Observer):
@@ -248,7 +249,7 @@ def test_observers_see_the_same_as_without_continuous_batching(semantics: str, n
     generator = make_generator([model], dictionary(VOCAB - 4), observers=[together], **options)
     assert generator.can_merge
     take, asked = queue(rows, 5)
-    found = dict(generator.generate_continuously(take))
+    found = dict(generate_continuously(generator, take))
     assert len([running for running in asked if 0 < running < 5]) > 2
     plain = make_generator([model], dictionary(VOCAB - 4), observers=[alone], **options)
     for number, row in enumerate(rows):
@@ -267,6 +268,6 @@ def test_an_observer_that_cannot_follow_joining_sentences_is_still_called() -> N
     generator = make_generator([sharp("transformer_tiny")], dictionary(VOCAB - 4), observers=[observer], max_len_b=5)
     assert not generator.can_merge
     take, asked = queue(rows, 3)
-    assert len(dict(generator.generate_continuously(take))) == 7
+    assert len(dict(generate_continuously(generator, take))) == 7
     assert set(asked) == {0}
     assert observer.steps.keys() == observer.ended.keys() == set(range(7))

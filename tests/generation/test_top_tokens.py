@@ -121,7 +121,7 @@ def test_allowed_tokens_keep_their_ids(semantics: str, monkeypatch: pytest.Monke
     cfg = GenerationConfig(beam=3, max_len_b=6, semantics=semantics, top_tokens=4)
     found = []
     for edges in (True, False):
-        processors, debug = [TrieConstraint(trie)], DebugConfig(trie_edges=edges)
+        processors, debug = [TrieConstraint(trie)], DebugConfig(narrowed_scores=edges)
         setup = build_setup(models(), dictionary(WORDS), cfg, processors=processors, debug=debug)
         assert setup.plan.edges == edges
         found.append(SequenceGenerator(setup).generate(batch_of(SOURCES)))

@@ -13,12 +13,13 @@ from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the built-in models
 from seqgen.config import SINGLE_COMPONENTS, GenerationConfig
-from seqgen.core.beam_search import BeamSearch, own_beams
+from seqgen.core.beam_search import BeamSearch
 from seqgen.core.candidates import Candidates, best_continuations
 from seqgen.core.combinations import Combination
 from seqgen.core.component import ATTENTION, FEATURES, MEMBER_LOGITS, Component
 from seqgen.core.observers import Observer
 from seqgen.core.processors import LogitsProcessor
+from seqgen.core.scores import own_beams
 from seqgen.core.search import Search
 from seqgen.core.stopping import StoppingRule
 from seqgen.lab.checks.checking import ERROR, Outcome, causes, check_all

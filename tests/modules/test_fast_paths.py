@@ -12,6 +12,7 @@ from torch import Tensor
 
 from seqgen.core.errors import ConfigError, DecodingError
 from seqgen.core.incremental_state import IncrementalState
+from seqgen.decoding.continuous_batching import generate_continuously
 from seqgen.lab.checks import stepping
 from seqgen.lab.checks.stepping import Decode
 from seqgen.lab.checks.subject import BEAM, LENGTHS, expand
@@ -293,7 +294,7 @@ def test_a_users_cache_is_used(name: str, own: type[KeyValueCache]) -> None:
             options = {"beam_size": beam, "max_len_b": 8, "beam_table": "on"}
             generator = make_generator([decoded], dictionary(VOCAB - 4), **options)
             assert generator.can_merge
-            rolling = dict(generator.generate_continuously(queue(rows, 2)[0]))
+            rolling = dict(generate_continuously(generator, queue(rows, 2)[0]))
             found.append([*generator.generate(batch_of(rows)), *(rolling[number] for number in range(5))])
         assert len(APPENDED) > 8 * (len(layers) - 1) > 0
         assert set(APPENDED) == {own}

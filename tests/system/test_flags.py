@@ -17,6 +17,7 @@ from seqgen.core.component import BatchInfo
 from seqgen.core.context import StepContext
 from seqgen.core.contract import Flagged
 from seqgen.core.structures import DecoderOut, Hypothesis
+from seqgen.decoding.continuous_batching import generate_continuously
 from seqgen.decoding.processors.length import MinimumLength
 from seqgen.decoding.processors.tokens import BadWords, SequenceBias
 from seqgen.decoding.search.sampling import Sampling
@@ -132,7 +133,7 @@ def test_a_beam_search_of_ones_own_is_asked_where_sentences_wait() -> None:
         [build("transformer_tiny")], dictionary(19), beam_size=2, max_len_b=4, search_strategy=Counting()
     )
     take, _ = queue([(4, 5, 2), (6, 2), (7, 2)], 2)
-    assert len(list(generator.generate_continuously(take))) == 3
+    assert len(list(generate_continuously(generator, take))) == 3
     assert len(calls) == 2
 
 

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from seqgen.core.decoder import IncrementalDecoder
 from seqgen.core.incremental_state import rows_of_parents, rows_of_sentences
-from seqgen.core.member import Member, MemberSpec, has_features
+from seqgen.core.member import MemberSpec, has_features
 from seqgen.core.setup import DecodingSetup
 from seqgen.core.structures import Source
+from seqgen.decoding.planned_member import PlannedMember
 
 
-class AgreementMember(Member):
+class AgreementMember(PlannedMember):
     """A member of an ensemble whose members have different vocabularies.
 
     Rows have different lengths, but a decoding state has one number of positions for all rows. So the state is rolled
@@ -38,7 +39,7 @@ class AgreementMember(Member):
     """
 
     def __init__(self, spec: MemberSpec, source: Source, setup: DecodingSetup, eos: int, max_len: int):
-        super().__init__(spec.model, source, setup.beam_size, None, setup.debug)
+        super().__init__(spec.model, source, setup.beam_size, None, setup.fast)
         self.eos = eos
         self.temperature = setup.temperature
         decoder = spec.model.decoder

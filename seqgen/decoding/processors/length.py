@@ -62,6 +62,7 @@ class ForceEndAtMaximum(LogitsProcessor):
     shift_invariant = True
     can_merge = True
     certifiable = True
+    forces_end = True
     token_attributes = ()
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
@@ -120,6 +121,7 @@ class ForceLast(LogitsProcessor):
         token: its id.
     """
 
+    forces_end = True
     token_attributes = ("token",)
 
     def __init__(self, token: int):

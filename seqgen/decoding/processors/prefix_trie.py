@@ -20,7 +20,6 @@ from seqgen.data.text import read_lines
 from seqgen.data.tokenizers.base import read_ids
 from seqgen.decoding.building import Resources
 from seqgen.decoding.prefix_trie import PrefixTrie
-from seqgen.decoding.processors.tokens import ForcePrefix
 
 
 class PrefixConstraint(LogitsProcessor):
@@ -52,7 +51,7 @@ TRIE_SUFFIX = ".safetensors"
 """The end of the name of a file that has a trie."""
 
 _FEW = 8
-"""The session reads the scores of allowed tokens alone if no row has more of them than an eighth of the vocabulary."""
+"""The search gets the scores of allowed tokens alone if no row has more of them than an eighth of the vocabulary."""
 
 
 class TrieConstraint(LogitsProcessor):
@@ -65,7 +64,7 @@ class TrieConstraint(LogitsProcessor):
 
     Attributes:
         nodes: ``(sentences, beam)`` int64, the node of each beam.
-        is_deferred: whether a call changes nothing, because the session calls ``allowed`` after all processors.
+        is_deferred: whether a call changes nothing, because ``allowed`` is called after all processors.
     """
 
     shift_invariant = True
@@ -89,6 +88,11 @@ class TrieConstraint(LogitsProcessor):
         """See ``Component.advance``."""
         super().advance(active)
         self.nodes = self.trie.child(self.nodes, active.tokens)
+
+    def defer(self) -> LogitsProcessor:
+        """See ``LogitsProcessor.defer``."""
+        self.is_deferred = True
+        return self
 
     def allowed(self, lprobs: Tensor) -> tuple[Tensor, Tensor | None]:
         """The scores of the allowed tokens alone, if they are few.
@@ -121,24 +125,6 @@ class TrieConstraint(LogitsProcessor):
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         return lprobs if self.is_deferred else self._all_scores(lprobs)
-
-
-def defer_trie(processors: Sequence[LogitsProcessor]) -> TrieConstraint | None:
-    """Let the session read the scores of the allowed tokens alone, if a trie is the last of its processors.
-
-    Args:
-        processors: the processors for a batch that has no prefixes.
-
-    Returns:
-        The trie, which is now deferred; ``None`` if another processor is the last one.
-    """
-    last = processors[-1] if processors else None
-    while isinstance(last, ForcePrefix):
-        last = last.parts[-1] if last.parts else None
-    if not isinstance(last, TrieConstraint):
-        return None
-    last.is_deferred = True
-    return last
 
 
 def trie_of_file(path: Path, resources: Resources) -> PrefixTrie:

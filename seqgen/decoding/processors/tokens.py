@@ -121,6 +121,10 @@ class ForcePrefix(Composite, LogitsProcessor):
         """True if all processors are certifiable."""
         return all(processor.certifiable for processor in self.parts)
 
+    def defer(self) -> LogitsProcessor | None:
+        """See ``LogitsProcessor.defer``; called for batches without prefixes."""
+        return self.parts[-1].defer() if self.parts else None
+
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         prefix = context.prefix_tokens

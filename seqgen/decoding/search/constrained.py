@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from seqgen.core.beam_search import BeamSearch
-from seqgen.core.candidates import Candidates, gather_beams, normalized
-from seqgen.core.component import BatchInfo, Phrase, Phrases, begun, tokens_of
+from seqgen.core.candidates import Candidates, gather_beams
+from seqgen.core.component import BatchInfo, Phrase, Phrases, begun
 from seqgen.core.context import StepContext
 from seqgen.core.errors import ConfigError
+from seqgen.core.scores import Scores
 from seqgen.core.search import Search, chosen
 from seqgen.registry import register_search
 
@@ -305,31 +306,6 @@ def _insert(nodes: list[dict[int, int]], tokens: Node) -> list[int]:
     return path
 
 
-def check_phrases(phrases: Sequence[Phrases], sentences: int, vocab: int) -> None:
-    """Check constraints against the batch and the vocabulary.
-
-    Args:
-        phrases: the phrases of each sentence.
-        sentences: sentences of the batch.
-        vocab: size of the vocabulary.
-
-    Raises:
-        ConfigError: there are not as many lists as sentences, or something in a phrase is not an id of the vocabulary.
-    """
-    if len(phrases) != sentences:
-        raise ConfigError(
-            f"there are constraints for {len(phrases)} sentences, but the batch has {sentences}; give a list of "
-            "phrases for each sentence, an empty one for none"
-        )
-    for sentence, row in enumerate(phrases):
-        wrong = [token for token in tokens_of(row) if not isinstance(token, int) or not 0 <= token < vocab]
-        if wrong:
-            raise ConfigError(
-                f"a phrase of sentence {sentence} has {wrong[0]!r}, which is no id of the target vocabulary of {vocab} "
-                "tokens; a phrase is a list of ids, or a list of such lists for alternatives"
-            )
-
-
 def alternatives(phrase: Phrase) -> list[Node]:
     """The alternatives of a phrase without duplicates; the phrase itself if it has none.
 
@@ -445,14 +421,16 @@ class _BankedBatch(ConstrainedBatch):
         """``(sentences, K)`` bool, true for candidates that have every phrase; see ``Search.complete``."""
         return ~self.constraints.unmet(self.reached(candidates))
 
-    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+    def step(self, context: StepContext, scores: Scores) -> Candidates:
         """See ``Search.step``; the candidates of each group are divided among the banks."""
-        if self._inner.continues_each_beam:
-            lprobs = normalized(lprobs)  # as without constraints
+        independent = self._inner.continues_each_beam
+        if independent:
+            scores = Scores(scores.distribution(), scores.beams)
         unmet = self.constraints.unmet(self.progress)
-        for token in self.batch.end_tokens:
-            lprobs[..., token].masked_fill_(unmet, -torch.inf)
-        candidates = self._candidates(context, lprobs, scores)
+        forbidden = scores.values.new_zeros(*unmet.shape, scores.size)
+        forbidden[..., list(self.batch.end_tokens)] = torch.where(unmet, -torch.inf, 0.0).unsqueeze(-1)
+        # independent beams draw from the distribution without constraints, less end-of-sentence
+        candidates = self._candidates(context, replace(scores.plus(forbidden), is_distribution=independent))
         banks = self.constraints.bank(self.reached(candidates))
         size, parts = self.batch.num_candidates // self.groups, []
         for group in range(self.groups):
@@ -467,14 +445,14 @@ class _BankedBatch(ConstrainedBatch):
         continues = ~ends & (found.scores > -torch.inf)
         return found.without(continues & (continues.cumsum(1) > self.batch.beam_size))
 
-    def _candidates(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+    def _candidates(self, context: StepContext, scores: Scores) -> Candidates:
         """The strategy's candidates, the best one of each beam, and those that match a further token.
 
         A strategy that returns fewer candidates than it might has pruned the others: then only beams that have begun a
         phrase keep their best candidate.
         """
-        totals = lprobs + scores.unsqueeze(-1)
-        top = chosen(self._inner, context, lprobs, scores)
+        totals = scores.totals()
+        top = chosen(self._inner, context, scores)
         beam, vocab = totals.shape[1:]
         if context.step == 0:  # all beams of a group are equal
             beam, top = self.groups, replace(top, beams=top.beams % self.groups)

@@ -14,10 +14,12 @@ from seqgen.core.context import StepContext
 from seqgen.core.errors import ConfigError
 from seqgen.core.incremental_state import rows_of_sentences
 from seqgen.core.member import Member, MemberOutput, MemberSpec, check_features
+from seqgen.core.scores import Scores
 from seqgen.core.search import Search
-from seqgen.core.session import Session, StepScores
+from seqgen.core.session import Session
 from seqgen.core.setup import DecodingRequest, DecodingSetup
 from seqgen.core.structures import Source
+from seqgen.decoding.planned_member import PlannedMember
 from seqgen.modules.language_model import LanguageModelDecoder
 from seqgen.registry import register_search
 
@@ -56,7 +58,7 @@ class ContrastiveSession(Session):
 
     def new_member(self, spec: MemberSpec, source: Source, start_token: int | None) -> Member:
         """A member with ``k`` rows for each sentence; see ``Session.new_member``."""
-        return Member(spec.model, source, self.topk, start_token, self.setup.debug)
+        return PlannedMember(spec.model, source, self.topk, start_token, self.setup.fast)
 
     def _read(self, tokens: Tensor) -> MemberOutput:
         """Run the decoder on the newest token of each row.
@@ -64,7 +66,7 @@ class ContrastiveSession(Session):
         Args:
             tokens: ``(live, k, L)`` int64 from the start token on.
         """
-        return self.members[0].next_output(tokens.flatten(0, 1), self.needs - {LAYER_LOGITS} | {FEATURES})
+        return self.members[0].next_output(tokens.flatten(0, 1), self.setup.needs - {LAYER_LOGITS} | {FEATURES})
 
     def _features(self) -> Tensor:
         """The features of the rows at their newest token, ``(live, k, C)``."""
@@ -90,10 +92,10 @@ class ContrastiveSession(Session):
         rows = torch.arange(0, len(self.out.logits), self.topk, device=self.chosen.device)
         return [self.out.select(rows + self.chosen.squeeze(1))]
 
-    def choose(self, context: StepContext, scored: StepScores) -> Candidates:
+    def choose(self, context: StepContext, scores: Scores) -> Candidates:
         """Let the model read the most probable tokens, and choose the one that maximizes equation 5."""
-        candidates = super().choose(context, scored)
-        probabilities = scored.lprobs[:, 0].gather(1, candidates.tokens).exp()
+        candidates = super().choose(context, scores)
+        probabilities = scores.distribution()[:, 0].gather(1, candidates.tokens).exp()
         possible = candidates.scores > -torch.inf
         # at the last position that the decoder can read, the most probable token is chosen
         if context.step + 1 < self.setup.ensemble.models[0].decoder.max_positions():
@@ -153,10 +155,10 @@ class ContrastiveSearch(Search):
     def __init__(self, penalty_alpha: float = 0.6, contrastive_topk: int = 4):
         self.penalty_alpha, self.contrastive_topk = penalty_alpha, contrastive_topk
 
-    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+    def step(self, context: StepContext, scores: Scores) -> Candidates:
         """The ``k`` most probable continuations, among which ``ContrastiveSession`` chooses; see ``Search.step``."""
-        best, tokens = lprobs[:, 0].topk(min(self.contrastive_topk, lprobs.size(-1)), dim=-1)
-        return Candidates(scores + best, tokens, torch.zeros_like(tokens))
+        best, tokens = scores.distribution()[:, 0].topk(min(self.contrastive_topk, scores.size), dim=-1)
+        return Candidates(scores.beams + best, tokens, torch.zeros_like(tokens))
 
 
 def _normalized(features: Tensor) -> Tensor:

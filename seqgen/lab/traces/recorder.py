@@ -57,7 +57,7 @@ class Tracer(Observer):
         members = options.members and len(setup.ensemble.members) > 1
         needs = [need for need, wanted in ((MEMBER_LPROBS, members), (FORBIDDEN, options.forbidden)) if wanted]
         # with a shortlist, components see only the scores of its tokens
-        self.needs = frozenset(needs if setup.shortlist is None else ())  # type: ignore[misc]
+        self.needs = frozenset(needs if setup.scoring is None else ())  # type: ignore[misc]
         self.reference_of, self.vocab_size = reference_of, setup.vocab_size
         self.references: dict[int, FollowedReference] = {}
         self.limit = options.sentences or None

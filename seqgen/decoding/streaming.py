@@ -1,0 +1,62 @@
+"""Streaming: the tokens of an output are passed on while they are generated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from seqgen.core.errors import ConfigError
+from seqgen.core.observers import Observer, StepRecord
+from seqgen.core.setup import DecodingSetup
+
+
+class Streamer(Protocol):
+    """Receives tokens while they are generated."""
+
+    def put(self, sentence: int, tokens: Sequence[int]) -> None:
+        """Receive the next tokens of a sentence.
+
+        Args:
+            sentence: the sentence's number, one of the batch's ``ids``.
+            tokens: ids of the tokens.
+        """
+        ...
+
+    def end(self, sentence: int) -> None:
+        """Called when a sentence is complete."""
+        ...
+
+
+class Streaming(Observer):
+    """Passes the newest token of each sentence's first beam to a streamer.
+
+    Args:
+        streamer: receives the tokens.
+        setup: how the batch is decoded: with one beam, or a strategy with independent beams.
+
+    Raises:
+        ConfigError: the beams of a sentence compete, so that tokens may be replaced.
+    """
+
+    reads_finished = False
+
+    def __init__(self, streamer: Streamer, setup: DecodingSetup):
+        if setup.beam_size > 1 and not setup.search.continues_each_beam:
+            raise ConfigError(
+                f"beam search can replace tokens that it has generated, so that beam_size={setup.beam_size} cannot "
+                "be streamed; use beam_size=1 or sampling"
+            )
+        self.streamer = streamer
+
+    def observe(self, record: StepRecord) -> None:
+        """See ``Observer.observe``."""
+        first = record.candidates.scores[:, 0] > -torch.inf
+        done = (record.now_done & ~record.was_done).tolist()
+        tokens, ids = record.candidates.tokens[:, 0].tolist(), record.context.sentences.ids.tolist()
+        for sentence, token, exists, is_done in zip(ids, tokens, first.tolist(), done, strict=True):
+            if exists:
+                self.streamer.put(sentence, [token])
+            if is_done:
+                self.streamer.end(sentence)
