@@ -69,6 +69,7 @@ from seqgen.decoding.building import Resources
 from seqgen.decoding.combinations import Fusion, LogProbabilityMean, MeanConfig
 from seqgen.decoding.fairseq_arguments import fairseq_generator
 from seqgen.decoding.options import build_setup
+from seqgen.decoding.planned_member import PlannedMember
 from seqgen.decoding.processors.length import ForceEndAtMaximum, MinimumLength
 from seqgen.decoding.processors.prefix_trie import PrefixConstraint
 from seqgen.decoding.processors.tokens import Forbid, ForcePrefix
@@ -160,7 +161,7 @@ __all__ += ["Forbid", "ForceEndAtMaximum", "ForcePrefix", "LogitsProcessor", "Mi
 __all__ += ["register_logits_processor"]
 # Combinations and members
 __all__ += ["Combination", "Fusion", "LogProbabilityMean", "MeanConfig", "MemberSource", "MemberSpec"]
-__all__ += ["ProbabilityMean", "register_combination", "register_member_source"]
+__all__ += ["PlannedMember", "ProbabilityMean", "register_combination", "register_member_source"]
 # Stopping rules and observers
 __all__ += ["Forbidden", "Observer", "Outcome", "StepRecord", "StoppingRule", "register_observer"]
 __all__ += ["register_stopping_rule"]

@@ -19,6 +19,7 @@ from seqgen.core.component import BatchInfo
 from seqgen.core.context import StepContext
 from seqgen.core.observers import Observer, StepRecord
 from seqgen.core.processors import LogitsProcessor
+from seqgen.core.scores import Scores
 from seqgen.core.stopping import StoppingRule
 from seqgen.decoding.building import Resources
 from seqgen.registry import (
@@ -43,8 +44,8 @@ class CroppingSearch(BeamSearch):
         super().__init__()
         self.delta = delta
 
-    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
-        found = super().step(context, lprobs, scores)
+    def step(self, context: StepContext, scores: Scores) -> Candidates:
+        found = super().step(context, scores)
         low = found.scores < found.scores[:, :1] - self.delta
         return replace(found, scores=found.scores.masked_fill(low, -torch.inf))
 

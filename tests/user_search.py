@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from seqgen.config import option
 from seqgen.core.beam_search import BeamSearch
 from seqgen.core.candidates import Candidates
 from seqgen.core.context import StepContext
+from seqgen.core.scores import Scores
 from seqgen.registry import register_search
 
 
@@ -27,7 +27,7 @@ class PruningSearch(BeamSearch):
         super().__init__()
         self.delta = delta
 
-    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
-        found = super().step(context, lprobs, scores)
+    def step(self, context: StepContext, scores: Scores) -> Candidates:
+        found = super().step(context, scores)
         low = found.scores < found.scores[:, :1] - self.delta
         return replace(found, scores=found.scores.masked_fill(low, -torch.inf))

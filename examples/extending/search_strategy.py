@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
+from seqgen.core.scores import Scores
 from seqgen.extend import BeamSearch, Candidates, StepContext, option, register_search
 
 
@@ -29,25 +28,22 @@ class ThresholdSearch(BeamSearch):
     """
 
     # A subclass that overrides `step` loses these flags unless it states them again; decoding is then slower.
-    accepts_logits = True  # `step` only adds and compares lprobs and scores
     can_merge = True  # `step` does not read context.step, tokens or source ids
-    takes_columns = True  # `step` treats all tokens alike, so that a shortlist may leave columns out
 
     def __init__(self, delta: float):
         super().__init__()
         self.delta = delta
 
-    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+    def step(self, context: StepContext, scores: Scores) -> Candidates:
         """Choose as beam search does, then set the scores of dropped candidates to ``-inf``.
 
         Args:
             context: the step.
-            lprobs: ``(sentences, beam, V)`` log-probabilities of the next token.
-            scores: ``(sentences, beam)`` cumulative scores.
+            scores: the scores of the next token after each beam.
 
         Returns:
             ``2 * beam`` candidates of each sentence, best first; a score of ``-inf`` means that there is no candidate.
         """
-        found = super().step(context, lprobs, scores)
+        found = super().step(context, scores)
         too_low = found.scores < found.scores[:, :1] - self.delta
         return found.without(too_low)

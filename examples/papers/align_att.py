@@ -36,16 +36,17 @@ from seqgen.extend import (
     Member,
     MemberOutput,
     MemberSpec,
+    PlannedMember,
+    Scores,
     Session,
     Source,
     StepContext,
-    StepScores,
     option,
     register_search,
 )
 
 
-class PrefixMember(Member):
+class PrefixMember(PlannedMember):
     """A member that reads the first tokens of each source, with one row for each sentence; see ``Member``."""
 
     def __init__(self, spec: MemberSpec, source: Source, *arguments: Any):
@@ -91,7 +92,7 @@ class AlignAttSession(Session):
     def __init__(self, setup: DecodingSetup, request: DecodingRequest):
         if request.sample.source.encoder_out is not None:
             raise ConfigError("search=align_att encodes parts of the source, not known encoder outputs; give the text")
-        super().__init__(replace(setup, debug=replace(setup.debug, use_cache=False)), request)
+        super().__init__(replace(setup, fast=replace(setup.fast, use_cache=False)), request)
         if not all(self.reads_alike) or setup.ensemble.models[0].continues_source:
             raise ConfigError("search=align_att needs models with encoders which all read the input as the same tokens")
         # |x| and g of each sentence of the batch, and the values of g at which its tokens were emitted
@@ -100,27 +101,27 @@ class AlignAttSession(Session):
 
     def new_member(self, spec: MemberSpec, source: Source, start_token: int | None) -> Member:
         """See ``Session.new_member``."""
-        return PrefixMember(spec, source, self.beam, start_token, self.setup.debug)
+        return PrefixMember(spec, source, self.beam, start_token, self.setup.fast)
 
-    def score(self, step: int) -> tuple[StepContext, StepScores]:
+    def score(self, step: int) -> tuple[StepContext, Scores]:
         """Read until each sentence can emit its next token, and score that token; see ``Session.score``."""
         while True:
             for member in self.members:  # end-of-sentence is read with the last token
                 member.encode([self.read[i] + (self.read[i] == self.words[i]) for i in self.live.tolist()])
-            context, scored = super().score(step)
-            if not (waiting := self.waiting(scored)):
+            context, scores = super().score(step)
+            if not (waiting := self.waiting(context, scores)):
                 break
             for sentence in waiting:
                 self.read[sentence] += 1
         for sentence in self.live.tolist():
             self.delays[sentence].append(self.read[sentence])
-        return context, scored
+        return context, scores
 
-    def waiting(self, scored: StepScores) -> list[int]:
+    def waiting(self, context: StepContext, scores: Scores) -> list[int]:
         """The sentences of the batch whose next token is not emitted yet."""
-        if scored.attention is None:
+        if (attention := context.outputs.attention) is None:
             raise ConfigError("search=align_att needs the attention of the model, which it does not return")
-        aligned, tokens = scored.attention[:, 0].argmax(-1).tolist(), scored.lprobs[:, 0].argmax(-1).tolist()
+        aligned, tokens = attention.argmax(-1).tolist(), scores.best_of_each().tokens[:, 0].tolist()
         found = []
         for row, sentence in enumerate(self.live.tolist()):
             g, position = self.read[sentence], aligned[row] - self.members[0].first[row]  # position from 0

@@ -27,6 +27,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from seqgen.core.scores import Scores
 from seqgen.extend import BatchInfo, Candidates, RandomSearch, StepContext, option, own_beams, register_search, uniform
 
 SHIFT, CODE = 11, 12
@@ -76,21 +77,21 @@ class ArithmeticSampling(RandomSearch):
         search.codes = (points + shift) % 1.0
         return search
 
-    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+    def step(self, context: StepContext, scores: Scores) -> Candidates:
         """Choose the token whose interval contains the code of the beam.
 
         Args:
             context: the step.
-            lprobs: ``(sentences, beam, V)`` log-probabilities of the next token.
-            scores: ``(sentences, beam)`` cumulative scores.
+            scores: the scores of the next token after each beam.
 
         Returns:
             One candidate for each beam, ``(sentences, beam)``.
         """
-        beams = torch.arange(scores.size(1), device=scores.device)
+        lprobs, so_far = scores.distribution(), scores.beams
+        beams = torch.arange(so_far.size(1), device=so_far.device)
         steps = context.by_sentence(context.steps)  # unlike `context.step`, the same when sentences join the batch
         new = uniform(self.seed, CODE, steps, self.ids.unsqueeze(1), beams)
-        codes = new.where(scores < math.log(self.resolution), self.codes) if self.resolution else self.codes
+        codes = new.where(so_far < math.log(self.resolution), self.codes) if self.resolution else self.codes
         # (sentences, beam, V + 1): token v owns the interval from bounds[v] to bounds[v + 1]
         bounds = torch.nn.functional.pad(lprobs.double().exp().cumsum(-1), (1, 0))
         total = bounds[..., -1:]
@@ -99,4 +100,4 @@ class ArithmeticSampling(RandomSearch):
         low, high = bounds.gather(-1, tokens), bounds.gather(-1, tokens + 1)
         self.codes = ((target - low) / (high - low)).squeeze(-1).clamp(0.0, _BELOW_ONE)
         gained = lprobs.gather(-1, tokens).where(total.isfinite(), torch.nan).squeeze(-1)  # NaN: reported as an error
-        return Candidates(scores + gained, tokens.squeeze(-1), own_beams(scores))
+        return Candidates(so_far + gained, tokens.squeeze(-1), own_beams(so_far))

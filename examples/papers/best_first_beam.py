@@ -97,7 +97,7 @@ class BestFirstSession:
 
     def __init__(self, setup: DecodingSetup, request: DecodingRequest):
         penalty = setup.ranking.normalize and setup.ranking.len_penalty != 0
-        if penalty or setup.observers or setup.top_tokens or request.streamer or request.prefix_tokens is not None:
+        if penalty or setup.observers or request.observers or request.prefix_tokens is not None:
             what = "length penalty (set generation.lenpen=0), observers, streamers, prefixes and generation.top_tokens"
             raise ConfigError(f"search=best_first_beam takes no {what}; leave them out or take search=beam")
         if obstacle := replace(setup, search=BeamSearch()).merge_obstacle:
@@ -130,8 +130,8 @@ class BestFirstSession:
     def expand(self, session: Session, prefixes: list[Prefix]) -> None:
         """Score the continuations of some prefixes, the rows of a session."""
         self.search.expansions += len(prefixes)
-        context, scored = session.score(session.backpointers.length)
-        found = session.choose(context, scored)
+        context, scores = session.score(session.backpointers.length)
+        found = session.choose(context, scores)
         session.needs_another_step(found, context.step)  # raises where a score is NaN
         if bool((found.scores > session.scores + 1e-4).any()):
             raise ConfigError("search=best_first_beam needs scores that only fall; take search=beam")

@@ -35,6 +35,7 @@ from seqgen.extend import (
     DecodingRequest,
     DecodingSetup,
     ProbabilityMean,
+    Scores,
     Session,
     StepContext,
     best_continuations,
@@ -90,21 +91,20 @@ class BilevelSearch(BeamSearch):
         self.lower_beam = lower_beam
         self.weights: list[float] = []
 
-    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+    def step(self, context: StepContext, scores: Scores) -> Candidates:
         """Choose the ``beam`` continuations with the most votes.
 
         Args:
             context: the step, with each member's ``(rows, V)`` logits.
-            lprobs: ``(sentences, beam, V)`` log-probabilities of the combination, which are not used.
-            scores: ``(sentences, beam)`` cumulative scores.
+            scores: those of the combination, of which only the cumulative scores are used.
 
         Returns:
             ``2 * beam`` candidates of each sentence, best first; those after the first ``beam`` have score ``-inf``.
         """
         assert context.outputs.member_logits is not None
-        beam = lprobs.size(1)
+        beam = scores.beams.size(1)
         votes = [
-            self.votes(context, logits, scores) + math.log(weight)
+            self.votes(context, logits, scores.beams) + math.log(weight)
             for weight, logits in zip(self.weights, context.outputs.member_logits, strict=True)
             if weight > 0
         ]

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch import Tensor
 
 from seqgen import load_models
 from seqgen.extend import (
@@ -38,6 +37,7 @@ from seqgen.extend import (
     ConfigError,
     ReadingConfig,
     Resources,
+    Scores,
     SequenceScorer,
     StepContext,
     TextModel,
@@ -60,7 +60,6 @@ class ConformalConfig:
 class ConformalPruning(BeamSearch):
     """Beam search that drops candidates below ``thresholds``, one for each length; the last is that of longer ones."""
 
-    accepts_logits = True
     can_merge = True
 
     def __init__(self, thresholds: Sequence[float]):
@@ -76,11 +75,11 @@ class ConformalPruning(BeamSearch):
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ConfigError(f"search.file={cfg.file} is not a file of thresholds: {error}") from None
 
-    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+    def step(self, context: StepContext, scores: Scores) -> Candidates:
         """Choose as beam search does, ``(sentences, 2 * beam)``; then drop candidates below the threshold."""
-        found = super().step(context, lprobs, scores)
+        found = super().step(context, scores)
         steps = context.by_sentence(context.steps)[:, :1]  # (sentences, 1): those that joined the batch have fewer
-        limits = self.thresholds.to(scores.device)[steps.clamp(max=len(self.thresholds) - 1)]
+        limits = self.thresholds.to(found.scores.device)[steps.clamp(max=len(self.thresholds) - 1)]
         dropped = found.scores.double() / (steps + 1) < limits
         return found.without(dropped)
 

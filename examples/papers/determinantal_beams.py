@@ -28,9 +28,9 @@ from torch import Tensor
 from seqgen.extend import (
     BatchInfo,
     Candidates,
+    Scores,
     Search,
     StepContext,
-    best_continuations,
     gather_beams,
     option,
     register_search,
@@ -58,8 +58,6 @@ class DeterminantalBeams(Search):
         pool: continuations among which the set is chosen, for each beam.
     """
 
-    accepts_logits = True  # probabilities are normalized over the continuations, so that a constant does not matter
-
     def __init__(self, weight: float = 0.1, order: int = 2, decay: float = 0.5, pool: int = 3):
         self.weight, self.order, self.decay, self.pool = weight, order, decay, pool
         self.num_candidates, self.end_tokens = 0, list[int]()
@@ -70,21 +68,19 @@ class DeterminantalBeams(Search):
         search.num_candidates, search.end_tokens = batch.num_candidates, list(batch.end_tokens)
         return search
 
-    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+    def step(self, context: StepContext, scores: Scores) -> Candidates:
         """Choose candidates one after the other, each as the one that increases the determinant most.
 
         Args:
             context: the step.
-            lprobs: ``(sentences, beam, V)`` log-probabilities of the next token.
-            scores: ``(sentences, beam)`` cumulative scores.
+            scores: the scores of the next token after each beam.
 
         Returns:
             Candidates of each sentence in the order in which they were chosen, ``beam`` of which can continue.
         """
-        beam = lprobs.size(1)
-        if context.step == 0:
-            lprobs, scores = lprobs[:, :1], scores[:, :1]  # all beams are equal
-        pool = best_continuations(lprobs, scores, max(self.pool * beam, self.num_candidates))
+        beam = scores.beams.size(1)
+        expanded = scores if context.step else scores.of_beams(slice(1))  # at the first step all beams are equal
+        pool = expanded.best(max(self.pool * beam, self.num_candidates))
         prefixes = gather_beams(context.by_sentence(context.tokens), pool.beams)
         similarity = subsequence_kernel(torch.cat([prefixes, pool.tokens.unsqueeze(2)], 2), self.order, self.decay)
         exists = pool.scores > -torch.inf

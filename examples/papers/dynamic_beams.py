@@ -19,8 +19,8 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
+from seqgen.core.scores import Scores
 from seqgen.extend import BeamSearch, Candidates, StepContext, option, register_search
 
 
@@ -38,7 +38,6 @@ class ThresholdPruningConfig:
 class ThresholdPruning(BeamSearch):
     """Beam search that drops candidates much worse than the best one; see ``ThresholdPruningConfig``."""
 
-    accepts_logits = True  # scores are compared with each other, and those of words are differences
     can_merge = True
 
     def __init__(self, absolute: float = 2.5, relative: float = 0.0, local: float = 0.0, per_beam: int = 0):
@@ -47,12 +46,13 @@ class ThresholdPruning(BeamSearch):
         self.distance, self.per_beam = min(limits), per_beam
         self.local = -math.log(local) if local else math.inf
 
-    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+    def step(self, context: StepContext, scores: Scores) -> Candidates:
         """Choose as beam search does among the best of each beam, ``(sentences, 2 * beam)``; then drop candidates."""
-        if 0 < self.per_beam < lprobs.size(-1):
+        if 0 < self.per_beam < scores.size:
+            lprobs = scores.lprobs()
             worst = lprobs.topk(self.per_beam, dim=-1).values[..., -1:]
-            lprobs = lprobs.masked_fill(lprobs < worst, -torch.inf)
-        found = super().step(context, lprobs, scores)
+            scores = Scores(lprobs.masked_fill(lprobs < worst, -torch.inf), scores.beams)
+        found = super().step(context, scores)
         assert context.scores is not None
         words = found.scores - context.by_sentence(context.scores).gather(1, found.beams)
         words = words.masked_fill(found.scores == -torch.inf, -torch.inf)

@@ -29,9 +29,9 @@ from seqgen.extend import (
     ConfigError,
     DecodingRequest,
     DecodingSetup,
+    Scores,
     Session,
     StepContext,
-    StepScores,
     option,
     register_search,
 )
@@ -43,13 +43,13 @@ class LookaheadSession(Session):
     search: Lookahead
 
     def __init__(self, setup: DecodingSetup, request: DecodingRequest):
-        if setup.observers or setup.stopping or request.streamer is not None:
+        if setup.observers or setup.stopping or request.observers:
             raise ConfigError("search=lookahead takes no observers, stopping rules and streamers; leave them out")
         super().__init__(setup, request)
 
-    def choose(self, context: StepContext, scored: StepScores) -> Candidates:
+    def choose(self, context: StepContext, scores: Scores) -> Candidates:
         """The candidates of beam search, in another order; see ``Session.choose``."""
-        found = super().choose(context, scored)
+        found = super().choose(context, scores)
         if not self.search.depth:
             return found
         ended = self.ended(found, context)
@@ -77,16 +77,14 @@ class LookaheadSession(Session):
         ahead.advance(candidates.padded(self.beam))
         total = torch.zeros_like(ahead.scores)
         running = ahead.scores > -torch.inf
-        own = torch.arange(self.beam, device=total.device).expand_as(total)
         for _ in range(self.search.depth):
             step = ahead.backpointers.length
             if step > int(self.sentences.max_lengths.max()) or not bool(running.any()):
                 break
-            context, scored = ahead.score(step)
-            best, tokens = scored.lprobs.max(-1)
-            gains = scored.scores + best - ahead.scores
+            context, scores = ahead.score(step)
+            newest = scores.best_of_each()
+            gains = newest.scores - ahead.scores
             total = torch.where(running & (gains > -torch.inf), total + gains, total)
-            newest = Candidates(ahead.scores + gains, tokens, own)
             running = running & ~ahead.ended(newest, context)
             ahead.advance(newest)
         return total[:, :size]
@@ -105,7 +103,6 @@ class Lookahead(BeamSearch):
     """Beam search that looks ahead; see ``LookaheadConfig``."""
 
     session_class = LookaheadSession
-    takes_columns = False
     certifiable = False
 
     def __init__(self, depth: int = 2, weight: float = 0.5):

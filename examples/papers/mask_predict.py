@@ -67,8 +67,8 @@ class MaskPredictSession(Session):
                     self.forbidden |= set(part.tokens)
                 elif not isinstance(part, ForceEndAtMaximum):
                     refused.append(type(part).__name__)
-        refused += ["a prefix"] * (request.prefix_tokens is not None) + ["streaming"] * (request.streamer is not None)
-        refused += sorted(self.needs) + ["end_symbols"] * (len(setup.end_tokens) > 1)
+        refused += ["a prefix"] * (request.prefix_tokens is not None) + ["streaming"] * bool(request.observers)
+        refused += sorted(setup.needs) + ["end_symbols"] * (len(setup.end_tokens) > 1)
         if refused:
             raise ConfigError(f"mask-predict does not decode from left to right; leave out {', '.join(refused)}")
         if not all(hasattr(member.encoder_out, "length_logits") for member in self.members):
@@ -93,7 +93,7 @@ class MaskPredictSession(Session):
     def choose_lengths(self) -> tuple[Tensor, Tensor]:
         """The most probable lengths ``(sentences, beam)`` int64 within the limits, and which of them exist."""
         logits = [(member.model, member.encoder_out.length_logits[:: self.beam]) for member in self.members]
-        lprobs = self.combination([model.get_normalized_probs(output) for model, output in logits], None)
+        lprobs = self.scoring.combination([model.get_normalized_probs(output) for model, output in logits], None)
         sizes = torch.arange(lprobs.size(1), device=lprobs.device)
         longest = self.sentences.max_lengths.unsqueeze(1)
         shortest = longest.clamp(max=self.min_len)
@@ -125,7 +125,7 @@ class MaskPredictSession(Session):
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.setup.temperature
             each.append(member.model.get_normalized_probs(logits))
         forbidden = torch.tensor(sorted(self.forbidden), device=tokens.device)
-        return self.combination(each, None).index_fill(-1, forbidden, -torch.inf)
+        return self.scoring.combination(each, None).index_fill(-1, forbidden, -torch.inf)
 
 
 @dataclass

@@ -40,6 +40,7 @@ from seqgen.extend import (
     MemberOutput,
     MemberSpec,
     MultiheadAttention,
+    PlannedMember,
     Session,
     Source,
     option,
@@ -50,7 +51,7 @@ from seqgen.extend import (
 ENCODER, DECODER = 0, 1
 
 
-class DropoutMember(Member):
+class DropoutMember(PlannedMember):
     """A member with dropout.
 
     Args:
@@ -117,7 +118,7 @@ class DropoutSession(Session):
         """See ``Session.new_member``."""
         search = self.setup.search
         assert isinstance(search, McDropout)
-        ids, arguments = self.request.sample.ids, (spec.model, source, self.beam, start_token, self.setup.debug)
+        ids, arguments = self.request.sample.ids, (spec.model, source, self.beam, start_token, self.setup.fast)
         return DropoutMember(search, next(self.numbers), ids.to(source.src_tokens.device), *arguments)
 
 

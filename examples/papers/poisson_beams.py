@@ -35,6 +35,7 @@ from seqgen.extend import (
     Hypothesis,
     RandomSearch,
     Ranking,
+    Scores,
     StepContext,
     option,
     register_search,
@@ -118,11 +119,12 @@ class PoissonBeams(RandomSearch):
             raise ConfigError("outputs are ranked by weight; leave out lenpen, coverage_penalty and early_stopping")
         return Ended(batch, ranking, self)
 
-    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+    def step(self, context: StepContext, scores: Scores) -> Candidates:
         """Choose ``beam`` of all continuations and ended hypotheses; see ``Search.step``."""
+        lprobs, so_far = scores.lprobs(), scores.beams
         beam, vocab = lprobs.shape[1:]
         ended = torch.nn.functional.pad(self.lprobs.unsqueeze(2), (0, vocab - 1), value=-torch.inf)
-        totals = (self.lprobs.unsqueeze(2) + lprobs).where((scores != -torch.inf).unsqueeze(2), ended).flatten(1)
+        totals = (self.lprobs.unsqueeze(2) + lprobs).where((so_far != -torch.inf).unsqueeze(2), ended).flatten(1)
         bounded = totals.clamp(max=-1e-12)  # w is finite
         odds = bounded - (-bounded.expm1()).log()
 
@@ -131,7 +133,7 @@ class PoissonBeams(RandomSearch):
         parents, tokens, empty = entries // vocab, entries % vocab, included == -torch.inf
         self.lprobs = totals.gather(1, entries).masked_fill(empty, -torch.inf)
         self.included = (self.included.gather(1, parents) + included).masked_fill(empty, 0.0)
-        found = (scores.unsqueeze(2) + lprobs).flatten(1).gather(1, entries)
+        found = (so_far.unsqueeze(2) + lprobs).flatten(1).gather(1, entries)
         found = found.masked_fill(empty, -torch.inf).masked_fill(totals.isnan().any(1, keepdim=True), torch.nan)
         return Candidates(found, tokens, parents)
 

@@ -34,17 +34,18 @@ from seqgen.extend import (
     Member,
     MemberOutput,
     MemberSpec,
+    PlannedMember,
+    Scores,
     Session,
     Source,
     StepContext,
-    StepScores,
     option,
     pad_rows,
     register_search,
 )
 
 
-class PrefixMember(Member):
+class PrefixMember(PlannedMember):
     """A member that reads the first tokens of each source, by ``k``; see ``Member``."""
 
     k: int
@@ -100,24 +101,23 @@ class WaitKSession(Session):
             raise ConfigError("search=wait_k needs a model with an encoder; choose another search for language models")
         if request.sample.source.encoder_out is not None:
             raise ConfigError("search=wait_k encodes parts of the source, not known encoder outputs; give the text")
-        super().__init__(replace(setup, debug=replace(setup.debug, use_cache=False)), request)
+        super().__init__(replace(setup, fast=replace(setup.fast, use_cache=False)), request)
         self.sizes = [len(source) - 1 for source in self.members[0].sources]
 
     def new_member(self, spec: MemberSpec, source: Source, start_token: int | None) -> Member:
         """See ``Session.new_member``."""
-        member = PrefixMember(spec, source, self.beam, start_token, self.setup.debug)
+        member = PrefixMember(spec, source, self.beam, start_token, self.setup.fast)
         assert isinstance(self.setup.search, WaitK)
         member.k = self.setup.search.k
         return member
 
-    def choose(self, context: StepContext, scored: StepScores) -> Candidates:
+    def choose(self, context: StepContext, scores: Scores) -> Candidates:
         """Choose as beam search does; an output ends only if its source is read, or at the maximum length."""
         unread = torch.tensor([member.unread(context.step) for member in self.members], device=self.live.device).any(0)
         unread &= self.sentences.max_lengths > context.step
-        ends = torch.zeros(scored.lprobs.size(-1), dtype=torch.bool, device=self.live.device)
-        ends[list(self.setup.end_tokens)] = True
-        lprobs = scored.lprobs.masked_fill(unread.view(-1, 1, 1) & ends, -torch.inf)
-        return super().choose(context, replace(scored, lprobs=lprobs))
+        forbidden = torch.zeros(len(unread), 1, scores.size, device=self.live.device)
+        forbidden[:, 0, list(self.setup.end_tokens)] = torch.where(unread, -torch.inf, 0.0).unsqueeze(1)
+        return super().choose(context, scores.plus(forbidden))
 
     def collect(self, rows: Tensor) -> list[int]:
         """Append the delays of the best hypotheses to the file; see ``Session.collect``."""

@@ -30,6 +30,7 @@ from seqgen.extend import (
     RandomSearch,
     Ranking,
     Resources,
+    Scores,
     StepContext,
     option,
     register_search,
@@ -87,8 +88,9 @@ class SMCSteering(RandomSearch):
             raise ConfigError("outputs are ranked by weight; leave out lenpen, coverage_penalty and early_stopping")
         return Population(batch, ranking, self)
 
-    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+    def step(self, context: StepContext, scores: Scores) -> Candidates:
         """Extend all active particles and choose the survivors, ``(sentences, beam)``; see ``Search.step``."""
+        lprobs, so_far = scores.lprobs(), scores.beams
         beam, size = lprobs.size(1), min(self.cfg.children, lprobs.size(2))
         places = torch.arange(beam, device=lprobs.device)
         points = self.uniforms(21, context.step, places).view(-1, 1) + torch.arange(size, device=lprobs.device)
@@ -97,15 +99,15 @@ class SMCSteering(RandomSearch):
         found = self.potential(prefixes, context).double().view_as(tokens)
         ended = torch.nn.functional.pad(self.weights.unsqueeze(2), (0, size - 1), value=-torch.inf)
         weights = (self.weights - self.potentials).unsqueeze(2) + gained + found  # (sentences, beam, size)
-        weights = weights.where((scores != -torch.inf).unsqueeze(2), ended).flatten(1)
+        weights = weights.where((so_far != -torch.inf).unsqueeze(2), ended).flatten(1)
         points = self.uniforms(22, context.step, places)
         points = points.sort(1).values * beam if self.cfg.resampling == "multinomial" else points[:, :1] + places
         chosen, survived = resample(weights, beam, points, self.cfg.resampling == "optimal")
-        moves = (scores != -torch.inf).any(1, keepdim=True)  # false: all particles have ended, and nothing changes
+        moves = (so_far != -torch.inf).any(1, keepdim=True)  # false: all particles have ended, and nothing changes
         chosen, self.weights = chosen.where(moves, places * size), survived.where(moves, self.weights)
         empty = self.weights == -torch.inf
         self.potentials = found.flatten(1).gather(1, chosen).masked_fill(empty, 0.0)
-        totals = (scores.unsqueeze(2) + lprobs.gather(2, tokens)).flatten(1).gather(1, chosen)
+        totals = (so_far.unsqueeze(2) + lprobs.gather(2, tokens)).flatten(1).gather(1, chosen)
         return Candidates(totals.masked_fill(empty, -torch.inf), tokens.flatten(1).gather(1, chosen), chosen // size)
 
 

@@ -26,6 +26,7 @@ from seqgen.extend import (
     FinishedHypotheses,
     RandomSearch,
     Ranking,
+    Scores,
     StepContext,
     draw,
     drawn_scores,
@@ -55,7 +56,6 @@ class StochasticBeam(RandomSearch):
         seed: seed of the random numbers.
     """
 
-    accepts_logits = True
     sentence_state = ("ids", "lprobs", "perturbed", "ended", "candidate_lprobs", "candidate_perturbed")
 
     def __init__(self, seed: int = 1):
@@ -81,8 +81,9 @@ class StochasticBeam(RandomSearch):
         """See ``Search.finished``."""
         return DrawnHypotheses(batch, ranking, self)
 
-    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+    def step(self, context: StepContext, scores: Scores) -> Candidates:
         """See ``Search.step``."""
+        lprobs, so_far = scores.lprobs(), scores.beams
         beam, vocab = lprobs.shape[1:]
         beams, places = torch.arange(beam, device=lprobs.device), torch.arange(min(beam, vocab), device=lprobs.device)
         numbers = self.uniforms(TOKEN, context.step, beams, places)
@@ -94,7 +95,7 @@ class StochasticBeam(RandomSearch):
         before = self.lprobs.unsqueeze(-1) - left[..., :1].masked_fill(left[..., :1] == -torch.inf, 0.0)
         lprobs_so_far, masses = before + gained, before + left
         perturbed = downwards(self.perturbed, masses, self.uniforms(PERTURBATION, context.step, beams, places))
-        found = Candidates(gained + scores.unsqueeze(-1), tokens, parents)
+        found = Candidates(gained + so_far.unsqueeze(-1), tokens, parents)
         return self._kept(found, lprobs_so_far, perturbed)
 
     def _kept(self, found: Candidates, lprobs: Tensor, perturbed: Tensor) -> Candidates:

@@ -52,7 +52,7 @@ class TreeDraft(Draft):
 
     def __init__(self, model: EncoderDecoderModel, target: TreeSession, source: Source):
         self.target, self.widths = target, target.speculative.widths
-        of_session = model.start_token(target.setup.eos), target.setup.debug, target.reach
+        of_session = model.start_token(target.setup.eos), target.setup.fast, target.reach
         self.member = LookAhead(model, source, target.speculative.paths, *of_session)
 
     def propose(self, step: int, generated: Tensor, count: int) -> Drafts:
@@ -81,7 +81,7 @@ class TreeSession(SpeculativeSession):
 
     def new_member(self, spec: MemberSpec, source: Source, start_token: int | None) -> LookAhead:
         """A member with a row for each path."""
-        return LookAhead(spec.model, source, self.speculative.paths, start_token, self.setup.debug, self.reach)
+        return LookAhead(spec.model, source, self.speculative.paths, start_token, self.setup.fast, self.reach)
 
     def accepted(self) -> tuple[Tensor, Tensor]:
         """``(live,)`` int64 each: the number of generated tokens that a path of the tree has, and the path."""
@@ -102,7 +102,7 @@ class TreeSession(SpeculativeSession):
             assert isinstance(member, LookAhead)
             member.reorder_beams(parents)
             member.rewind(step)
-            member.read(tokens, self.needs)
+            member.read(tokens, self.setup.needs)
         self.start, self.stop = step, tokens.size(1)
         self.speculative.passes += 1
 

@@ -149,6 +149,6 @@ def test_what_it_cannot_do_is_said() -> None:
     with pytest.raises(DecodingError, match="cumulative scores that only fall"):
         generator([model], 3, unk_penalty=-5.0).generate(batch)
     with pytest.raises(ConfigError, match="cannot be streamed"):
-        generator([model], 3).generate(batch, streamer=object())
+        generator([model], 3).generate(batch, observers=[Observer()])
     with pytest.raises(ConfigError, match=r"no steps that an observer \(Observer\)"):
         generator([model], 3, observers=[Observer()]).generate(batch)

@@ -17,6 +17,7 @@ from seqgen.core.candidates import Candidates
 from seqgen.core.component import Phrase, Phrases
 from seqgen.core.context import StepContext
 from seqgen.core.errors import ConfigError
+from seqgen.core.scores import Scores
 from seqgen.core.search import Search
 from seqgen.core.stopping import StoppingRule
 from seqgen.core.structures import Hypothesis
@@ -47,8 +48,8 @@ PHRASES: list[list[Phrase]] = [
 class Pruning(BeamSearch):
     """Drops candidates that are much worse than the best one."""
 
-    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
-        found = super().step(context, lprobs, scores)
+    def step(self, context: StepContext, scores: Scores) -> Candidates:
+        found = super().step(context, scores)
         return found.without(found.scores < found.scores[:, :1] - 1.0)
 
 

@@ -19,6 +19,7 @@ from seqgen.core.context import StepContext
 from seqgen.core.errors import ConfigError, DecodingError
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.observers import Observer
+from seqgen.core.scores import Scores
 from seqgen.core.structures import Hypothesis
 from seqgen.decoding.agreement.session import AgreementSession
 from seqgen.decoding.search.diverse import DiverseBeamSearch
@@ -150,10 +151,10 @@ class Voters(ProbabilityMean):
 class Pruned(BeamSearch):
     """Returns fewer candidates at odd steps, and says at which step each was chosen."""
 
-    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
-        found = super().step(context, lprobs, scores)
-        kept = scores.size(1) + 1 if context.step % 2 else found.scores.size(1)
-        return found.gather(torch.arange(kept).expand(len(scores), -1))
+    def step(self, context: StepContext, scores: Scores) -> Candidates:
+        found = super().step(context, scores)
+        kept = scores.beams.size(1) + 1 if context.step % 2 else found.scores.size(1)
+        return found.gather(torch.arange(kept).expand(len(scores.beams), -1))
 
     def token_fields(self, candidates: Candidates, context: StepContext) -> Mapping[str, Tensor]:
         return {"step": torch.full_like(candidates.tokens, context.step)}

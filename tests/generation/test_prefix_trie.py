@@ -23,6 +23,7 @@ from seqgen.core.combinations import ProbabilityMean
 from seqgen.core.context import StepContext
 from seqgen.core.errors import ConfigError, DataError
 from seqgen.core.finished import Ranking
+from seqgen.core.scores import Scores
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.decoding.combinations import Guidance
 from seqgen.decoding.options import build_setup
@@ -337,8 +338,9 @@ class OwnMean(ProbabilityMean):
 
 
 class OwnSearch(BeamSearch):
-    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
-        return super().step(context, lprobs[..., :5], scores)
+    def step(self, context: StepContext, scores: Scores) -> Candidates:
+        lprobs, so_far = scores.lprobs(), scores.beams
+        return super().step(context, Scores(lprobs[..., :5], so_far))
 
 
 @pytest.mark.parametrize(

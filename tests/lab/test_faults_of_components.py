@@ -19,7 +19,7 @@ from seqgen.core.combinations import Combination
 from seqgen.core.component import ATTENTION, FEATURES, MEMBER_LOGITS, Component
 from seqgen.core.observers import Observer
 from seqgen.core.processors import LogitsProcessor
-from seqgen.core.scores import own_beams
+from seqgen.core.scores import Scores, own_beams
 from seqgen.core.search import Search
 from seqgen.core.stopping import StoppingRule
 from seqgen.lab.checks.checking import ERROR, Outcome, causes, check_all
@@ -64,8 +64,9 @@ class Repeats(BeamSearch):
         search.counts = torch.zeros(batch.num_sentences, batch.beam_size, device=batch.device)
         return search
 
-    def step(self, context: Any, lprobs: Tensor, scores: Tensor) -> Candidates:
-        return super().step(context, lprobs - 0.1 * self.counts.unsqueeze(-1), scores)
+    def step(self, context: Any, scores: Scores) -> Candidates:
+        lprobs, so_far = scores.lprobs(), scores.beams
+        return super().step(context, Scores(lprobs - 0.1 * self.counts.unsqueeze(-1), so_far))
 
     def advance(self, active: Candidates) -> None:
         super().advance(active)
@@ -88,17 +89,19 @@ class StateOnTheStrategy(Repeats):
 
 @bug("the same hypothesis is kept twice")
 class AllBeamsAtTheFirstStep(BeamSearch):
-    def step(self, context: Any, lprobs: Tensor, scores: Tensor) -> Candidates:
-        return best_continuations(lprobs, scores, self.candidates_per_beam * lprobs.size(1))
+    def step(self, context: Any, scores: Scores) -> Candidates:
+        lprobs, so_far = scores.lprobs(), scores.beams
+        return best_continuations(lprobs, so_far, self.candidates_per_beam * lprobs.size(1))
 
 
 @bug("tokens or beams of candidates are wrong")
 class WrongIndices(BeamSearch):
     """The index of a candidate is divided by the beam size in place of the vocabulary size."""
 
-    def step(self, context: Any, lprobs: Tensor, scores: Tensor) -> Candidates:
+    def step(self, context: Any, scores: Scores) -> Candidates:
+        lprobs, so_far = scores.lprobs(), scores.beams
         beam = lprobs.size(1)
-        found = super().step(context, lprobs, scores)
+        found = super().step(context, Scores(lprobs, so_far))
         entries = found.beams * lprobs.size(2) + found.tokens
         return Candidates(found.scores, found.tokens, entries // beam)
 
@@ -107,10 +110,11 @@ class WrongIndices(BeamSearch):
 class GlobalRandomNumbers(Search):
     continues_each_beam = True
 
-    def step(self, context: Any, lprobs: Tensor, scores: Tensor) -> Candidates:
-        tokens = torch.multinomial(lprobs.flatten(0, 1).softmax(-1), 1).view_as(scores)
+    def step(self, context: Any, scores: Scores) -> Candidates:
+        lprobs, so_far = scores.distribution(), scores.beams
+        tokens = torch.multinomial(lprobs.flatten(0, 1).softmax(-1), 1).view_as(so_far)
         drawn = lprobs.gather(2, tokens.unsqueeze(2)).squeeze(2)
-        return Candidates(scores + drawn, tokens, own_beams(tokens))
+        return Candidates(so_far + drawn, tokens, own_beams(tokens))
 
 
 @bug("continues_each_beam is true")
@@ -122,20 +126,23 @@ class NotIndependent(BeamSearch):
 class ScoresOfOneToken(BeamSearch):
     """The scores of candidates are not cumulative."""
 
-    def step(self, context: Any, lprobs: Tensor, scores: Tensor) -> Candidates:
-        return super().step(context, lprobs, scores.clamp(max=0) * 0.5)
+    def step(self, context: Any, scores: Scores) -> Candidates:
+        lprobs, so_far = scores.lprobs(), scores.beams
+        return super().step(context, Scores(lprobs, so_far.clamp(max=0) * 0.5))
 
 
 @bug("scores that are NaN are replaced or compared away")
 class HidesNaN(BeamSearch):
-    def step(self, context: Any, lprobs: Tensor, scores: Tensor) -> Candidates:
-        return super().step(context, lprobs.masked_fill(lprobs.isnan(), -9.0), scores)
+    def step(self, context: Any, scores: Scores) -> Candidates:
+        lprobs, so_far = scores.lprobs(), scores.beams
+        return super().step(context, Scores(lprobs.masked_fill(lprobs.isnan(), -9.0), so_far))
 
 
 @bug("candidates with a score of -inf become possible")
 class AllowsForbiddenTokens(BeamSearch):
-    def step(self, context: Any, lprobs: Tensor, scores: Tensor) -> Candidates:
-        return super().step(context, lprobs.clamp(min=-20), scores.clamp(min=-500))
+    def step(self, context: Any, scores: Scores) -> Candidates:
+        lprobs, so_far = scores.lprobs(), scores.beams
+        return super().step(context, Scores(lprobs.clamp(min=-20), so_far.clamp(min=-500)))
 
 
 # -- logits processors -------------------------------------------------------------------------------------------------
@@ -296,9 +303,10 @@ class StateNotDeclared(LogitsProcessor):
 class StateOfTheWrongAxis(Repeats):
     """Subtracts the mean of the sentences in place of that of the beams."""
 
-    def step(self, context: Any, lprobs: Tensor, scores: Tensor) -> Candidates:
+    def step(self, context: Any, scores: Scores) -> Candidates:
+        lprobs, so_far = scores.lprobs(), scores.beams
         centred = self.counts - self.counts.mean(0, keepdim=True)
-        return BeamSearch.step(self, context, lprobs - 0.1 * centred.unsqueeze(-1), scores)
+        return BeamSearch.step(self, context, Scores(lprobs - 0.1 * centred.unsqueeze(-1), so_far))
 
 
 @bug("the result of a sentence depends on the other sentences of the batch")
@@ -313,8 +321,9 @@ class ReadsTheStepWhereBatchesJoin(BeamSearch):
     can_merge = True
     own_scores = True
 
-    def step(self, context: Any, lprobs: Tensor, scores: Tensor) -> Candidates:
-        return super().step(context, lprobs * (1 + 0.2 * context.step), scores)
+    def step(self, context: Any, scores: Scores) -> Candidates:
+        lprobs, so_far = scores.lprobs(), scores.beams
+        return super().step(context, Scores(lprobs * (1 + 0.2 * context.step), so_far))
 
 
 @bug("the component writes into a tensor that it was given")
@@ -336,19 +345,20 @@ class RandomNumbersOfThePosition(LogitsProcessor):
 class ForgetsTheEnd(BeamSearch):
     """Replaces the score of end-of-sentence, also where all else is forbidden."""
 
-    def step(self, context: Any, lprobs: Tensor, scores: Tensor) -> Candidates:
+    def step(self, context: Any, scores: Scores) -> Candidates:
+        lprobs, so_far = scores.lprobs(), scores.beams
         lprobs = lprobs.clone()
         lprobs[..., context.eos] = -torch.inf
-        return super().step(context, lprobs, scores)
+        return super().step(context, Scores(lprobs, so_far))
 
 
 @bug("accepts_logits or shift_invariant is true")
 class LogitsByMistake(BeamSearch):
-    accepts_logits = True
     own_scores = True
 
-    def step(self, context: Any, lprobs: Tensor, scores: Tensor) -> Candidates:
-        return super().step(context, torch.where(lprobs < -3.0, lprobs - 1.0, lprobs), scores)
+    def step(self, context: Any, scores: Scores) -> Candidates:
+        lprobs, so_far = scores.lprobs(), scores.beams
+        return super().step(context, Scores(torch.where(lprobs < -3.0, lprobs - 1.0, lprobs), so_far))
 
 
 @bug("with several members")

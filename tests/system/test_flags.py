@@ -16,6 +16,7 @@ from seqgen.core.candidates import Candidates
 from seqgen.core.component import BatchInfo
 from seqgen.core.context import StepContext
 from seqgen.core.contract import Flagged
+from seqgen.core.scores import Scores
 from seqgen.core.structures import DecoderOut, Hypothesis
 from seqgen.decoding.continuous_batching import generate_continuously
 from seqgen.decoding.processors.length import MinimumLength
@@ -103,9 +104,10 @@ def pairs(found: list[list[Hypothesis]]) -> list[list[tuple[list[int], float]]]:
 class Sure(BeamSearch):
     """Selects only tokens with a probability above 1/12, so that it needs normalized scores."""
 
-    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+    def step(self, context: StepContext, scores: Scores) -> Candidates:
+        lprobs, so_far = scores.lprobs(), scores.beams
         assert bool((lprobs.logsumexp(-1) <= 1e-9).all())
-        return super().step(context, lprobs.masked_fill(lprobs.exp() < 1 / 12, -torch.inf), scores)
+        return super().step(context, Scores(lprobs.masked_fill(lprobs.exp() < 1 / 12, -torch.inf), so_far))
 
 
 def test_a_beam_search_of_ones_own_gets_log_probabilities_and_writes_nothing_forbidden() -> None:
@@ -159,8 +161,8 @@ def test_a_processor_of_ones_own_is_given_what_it_reads() -> None:
 @pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
 def test_rows_that_are_not_known_to_be_independent_are_decoded_all_the_same(semantics: str) -> None:
     class Own(Greedy):
-        def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
-            return super().step(context, lprobs, scores)
+        def step(self, context: StepContext, scores: Scores) -> Candidates:
+            return super().step(context, scores)
 
     def decode(search: Greedy) -> list[list[Hypothesis]]:
         return make_generator(
@@ -178,8 +180,9 @@ def test_sampling_of_ones_own_is_not_replaced_by_that_of_a_draft() -> None:
 
         continues_each_beam = True
 
-        def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
-            return Greedy().step(context, lprobs, scores)
+        def step(self, context: StepContext, scores: Scores) -> Candidates:
+            lprobs, so_far = scores.distribution(), scores.beams
+            return Greedy().step(context, Scores(lprobs, so_far))
 
     options = {"beam_size": 3, "max_len_b": 6, "search_strategy": Surest()}
     model, draft = (ScriptedModel(random_rule(9, seed)) for seed in (1, 2))

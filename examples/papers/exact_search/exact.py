@@ -25,9 +25,9 @@ from seqgen.extend import (
     DecodingSetup,
     EachRow,
     Hypothesis,
+    Scores,
     Search,
     Session,
-    StepScores,
     option,
     register_search,
 )
@@ -79,7 +79,7 @@ class ExactSession:
     """
 
     def __init__(self, setup: DecodingSetup, request: DecodingRequest):
-        if request.streamer is not None:
+        if request.observers:
             raise ConfigError("exact search knows an output only when it is complete, so that it cannot be streamed")
         if setup.observers:
             names = ", ".join(type(observer).__name__ for observer in setup.observers)
@@ -139,10 +139,9 @@ class ExactSession:
                 "and would need more; raise search.expansions, lower generation.max_len, "
                 "or take beam search"
             )
-        context, scored = session.score(step)
-        candidates = self.continuations(session, scored, step)
-        session.backpointers.record(attention=scored.attention)
-        session.coverage.attend(scored.attention)
+        context, scores = session.score(step)
+        candidates = self.continuations(session, scores, step)
+        session.record(context, scores)
         ends = session.ended(candidates, context)[0]
         self.timed_out = session.timed_out is not None
         if self.timed_out and self.found:
@@ -153,9 +152,9 @@ class ExactSession:
             return []
         return [Branch(session, active, self.bounds(active.scores[0], step + 2))]
 
-    def continuations(self, session: Session, scored: StepScores, step: int) -> Candidates:
+    def continuations(self, session: Session, scored: Scores, step: int) -> Candidates:
         """All continuations whose bound exceeds ``least``, by falling cumulative score: ``(1, K)``."""
-        lprobs, scores = scored.lprobs, scored.scores
+        lprobs, scores = scored.lprobs(), scored.beams
         vocab = lprobs.size(-1)
         totals = (scores.unsqueeze(-1) + lprobs)[0]  # (beam, V)
         totals = totals.masked_fill((scores[0] == -torch.inf).unsqueeze(1), -torch.inf)
