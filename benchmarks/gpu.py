@@ -199,7 +199,7 @@ class Subject:
         with replays() as replay:
             waits: float | str = round(waits_of(lambda: worker.answer(request), counts) / load.length, 1)
         if captures and not replay.call_count:
-            raise RuntimeError(f"no step was replayed: {listing(sorted(worker.eager_steps))}")
+            raise RuntimeError(f"no step was replayed: {listing(sorted(worker.notes))}")
         launches = [] if counts is None else [f"{counts.launches.total() / load.length:.0f}"]
         seconds = min(sum(worker.answer(request)["seconds"]) for _ in range(2 if counts is None else 1))
         memory: float | str = round(first["used_bytes"] / 2**20)

@@ -39,7 +39,7 @@ class Seqgen(Worker):
     """
 
     version = f"torch {torch.__version__}"
-    eager_steps: Set[str] = frozenset()
+    notes: Set[str] = frozenset()
     """Why some steps were not captured."""
 
     def __init__(self, arguments: argparse.Namespace):
@@ -68,7 +68,7 @@ class Seqgen(Worker):
         """
         generator = self.generator(request)
         hypotheses = generator.generate(self.batch(sources))
-        self.eager_steps = generator.setup.eager_steps
+        self.notes = generator.setup.notes
         return [best.tokens.tolist() for best, *_ in hypotheses]
 
     def generator(self, request: Request) -> SequenceGenerator:

@@ -139,7 +139,7 @@ def build_setup(
         end_tokens=ends,
         vocab_size=len(tgt_dict),
         need_attention=need_attention,
-        fast=FastPaths(**{path.name: getattr(debug, path.name) for path in fields(FastPaths)}),
+        fast=fast_paths(debug),
         member=capturing.member if debug.captured_steps else PlannedMember,
         scoring=None if of_shortlist is None else partial(ShortlistScoring, of_shortlist, debug.shortlist_columns),
         around=[partial(_switches, debug), *([capturing.around] if debug.captured_steps else [])],
@@ -153,6 +153,11 @@ def build_setup(
     if cfg.certificate:
         check_certifiable(search, [ensemble.combination, *setup.processors, *setup.stopping], setup.ranking)
     return setup
+
+
+def fast_paths(debug: DebugConfig) -> FastPaths:
+    """The optimizations of sessions and members that a configuration switches on."""
+    return FastPaths(**{path.name: getattr(debug, path.name) for path in fields(FastPaths)})
 
 
 def _switches(debug: DebugConfig, setup: DecodingSetup) -> AbstractContextManager[None]:

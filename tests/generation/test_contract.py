@@ -42,8 +42,8 @@ def component(base: type[Any], **methods: Any) -> Any:
 def narrowed(name: str) -> Callable[..., Any]:
     """Beam search of which one tensor of the candidates has 32 bits."""
 
-    def step(self: Any, context: Any, lprobs: Any, scores: Any) -> Any:
-        found = BeamSearch.step(self, context, lprobs, scores)
+    def step(self: Any, context: Any, scores: Any) -> Any:
+        found = BeamSearch.step(self, context, scores)
         own = getattr(found, name)
         return replace(found, **{name: own.float() if own.is_floating_point() else own.int()})
 

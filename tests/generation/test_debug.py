@@ -17,8 +17,8 @@ from seqgen.core.observers import Observer, StepRecord
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.setup import DecodingSetup
 from seqgen.decoding.continuous_batching import generate_continuously
-from seqgen.decoding.options import build_setup
-from seqgen.system.switches import KERNEL_CHOICE, PREPACKED_WEIGHTS, TWO_STAGE_CANDIDATES
+from seqgen.decoding.options import build_setup, fast_paths
+from seqgen.system.switches import KERNEL_CHOICE, PREPACKED_WEIGHTS
 from seqgen.text.translator import Translator
 from tests.commands import command
 from tests.covering import covering
@@ -37,12 +37,14 @@ class Spy(Observer):
         self.prepacked: set[bool] = set()
         self.measures: set[bool] = set()
         self.two_stage: set[bool] = set()
+        self.pending: set[bool] = set()
         self.done: set[int] = set()
 
     def observe(self, record: StepRecord) -> None:
         self.prepacked.add(PREPACKED_WEIGHTS.is_on())
         self.measures.add(KERNEL_CHOICE.is_on())
-        self.two_stage.add(TWO_STAGE_CANDIDATES.is_on())
+        self.two_stage.add(record.scored.in_blocks)
+        self.pending.add(record.scored.log_sum is not None)
         self.done.add(int(record.was_done.sum()))
 
 
@@ -97,7 +99,7 @@ def test_each_switch_is_honoured(key: str, members: list[Member]) -> None:
         if member.state is not None:
             assert member.state.beam_table is (False if key == "beam_table" else None)
             assert ("indirection_table" in member.state.shared) == (key != "beam_table")
-    assert generator.setup.plan.adds_logits == (key != "skip_log_softmax")
+    assert spy.pending == {key != "skip_log_softmax"}
     assert spy.two_stage == {key != "two_stage_candidates"}
     assert spy.prepacked == {key != "prepacked_weights"}
     assert spy.measures == {key != "kernel_choice"}
@@ -156,4 +158,4 @@ def test_the_command_hands_the_switches_to_the_generator(tmp_path: Path) -> None
     with mock.patch("seqgen.task.build_setup", note):
         outcome = command("generate", f"path={tmp_path}/run", *switches, "input=-", "common.device=cpu", stdin=b"7\n")
     assert outcome.code == 0, outcome.err
-    assert [setup.debug for setup in setups] == [DebugConfig.off()]
+    assert [setup.fast for setup in setups] == [fast_paths(DebugConfig.off())]

@@ -25,6 +25,7 @@ from seqgen.core.errors import ConfigError, DataError
 from seqgen.core.finished import Ranking
 from seqgen.core.scores import Scores
 from seqgen.core.sequence_generator import SequenceGenerator
+from seqgen.decoding.certificate import certificate_of
 from seqgen.decoding.combinations import Guidance
 from seqgen.decoding.options import build_setup
 from seqgen.decoding.prefix_trie import NOWHERE, PrefixTrie
@@ -183,7 +184,6 @@ class TestTheConstraint:
 
             def decode(processor: Any, debug: DebugConfig, model: ScriptedModel = model) -> list[Any]:
                 generator = SequenceGenerator(build_setup([model], WORDS, cfg, processors=[processor], debug=debug))
-                assert not generator.setup.plan.edges or debug.narrowed_scores
                 return [
                     [(tuple(one.tokens.tolist()), pytest.approx(one.score, abs=1e-9)) for one in hypotheses]
                     for hypotheses in generator.generate(batch_of([[4, 5, EOS], [EOS], [3, 7, 7, EOS]]))
@@ -289,7 +289,7 @@ def certified(seed: int) -> list[bool]:
         cfg.early_stopping = draw.choice(["true", "false", "never"])
     trie = TrieConstraint(PrefixTrie.of(lines))
     generator = SequenceGenerator(build_setup(list(map(ScriptedModel, rules)), WORDS, cfg, processors=[trie]))
-    certificate = generator.setup.certificate
+    certificate = certificate_of(generator.setup)
     assert certificate is not None
     results = []
     for number, got in enumerate(generator.generate(batch_of([[4, EOS], [EOS]]))):
@@ -382,7 +382,7 @@ def test_what_a_certificate_cannot_cover_is_refused(keys: dict[str, Any], words:
 def test_what_declares_that_no_score_rises_is_certifiable(keys: dict[str, Any]) -> None:
     models = [ScriptedModel(random_rule(VOCAB, seed)) for seed in (1, 2)]
     cfg = GenerationConfig(beam=4, certificate=True, **keys)
-    assert build_setup(models, WORDS, cfg).certificate is not None
+    assert certificate_of(build_setup(models, WORDS, cfg)) is not None
 
 
 def test_a_composite_with_a_call_of_its_own_is_not_certifiable() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from seqgen.core.errors import ConfigError
+from seqgen.core.scores import Scores
 from seqgen.core.search import Search
 from seqgen.decoding.processors.warpers import TopP
 from seqgen.decoding.search import sampling as randomness
@@ -137,7 +138,7 @@ def test_draws_are_distributed_as_the_cut_distribution() -> None:
     context = step_context(0, torch.zeros(1, 0, dtype=torch.int64), torch.tensor([9]), 9, None, EOS, 1)
     cut = TopP(0.75)(LPROBS.unsqueeze(0), context).log_softmax(-1)
     assert cut.exp()[0].tolist() == pytest.approx([0, 0, 0.375, 0, 0.25, 0, 0.375])
-    found = begun(Sampling(3), 20000, 2).step(step_context(4), cut.expand(20000, 2, -1), torch.zeros(20000, 2))
+    found = begun(Sampling(3), 20000, 2).step(step_context(4), Scores(cut.expand(20000, 2, -1), torch.zeros(20000, 2)))
     assert found.beams.tolist()[:2] == [[0, 1], [0, 1]]
     torch.testing.assert_close(found.scores, cut[0][found.tokens])
     assert abs(chi_square(found.tokens.flatten().bincount(minlength=7), cut[0].exp())) < 4
@@ -148,12 +149,12 @@ def test_draws_are_distributed_as_the_cut_distribution() -> None:
 def test_draws_differ_by_seed_step_sentence_and_beam() -> None:
     lprobs = torch.full((200, 3, 50), 1 / 50).log()
     scores = torch.zeros(200, 3)
-    base = begun(Sampling(1), 200, 3).step(step_context(0), lprobs, scores).tokens
-    assert torch.equal(base, begun(Sampling(1), 200, 3).step(step_context(0), lprobs, scores).tokens)
+    base = begun(Sampling(1), 200, 3).step(step_context(0), Scores(lprobs, scores)).tokens
+    assert torch.equal(base, begun(Sampling(1), 200, 3).step(step_context(0), Scores(lprobs, scores)).tokens)
     others = [
-        begun(Sampling(2), 200, 3).step(step_context(0), lprobs, scores).tokens,
-        begun(Sampling(1), 200, 3).step(step_context(1), lprobs, scores).tokens,
-        begun(Sampling(1), 200, 3, first=200).step(step_context(0), lprobs, scores).tokens,
+        begun(Sampling(2), 200, 3).step(step_context(0), Scores(lprobs, scores)).tokens,
+        begun(Sampling(1), 200, 3).step(step_context(1), Scores(lprobs, scores)).tokens,
+        begun(Sampling(1), 200, 3, first=200).step(step_context(0), Scores(lprobs, scores)).tokens,
         base.roll(1, 0),
         base.roll(1, 1),
     ]
@@ -179,7 +180,7 @@ def test_candidates_are_drawn_without_replacement() -> None:
     lprobs = torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.5, 0.3]]).log()
     scores = torch.tensor([0.6, 0.4]).log()
     search, sentences = begun(BeamSampling(2), 30000, 2), 30000
-    found = search.step(step_context(1), lprobs.expand(sentences, -1, -1), scores.expand(sentences, -1))
+    found = search.step(step_context(1), Scores(lprobs.expand(sentences, -1, -1), scores.expand(sentences, -1)))
     entries = found.beams * 3 + found.tokens
     wanted = without_replacement([0.3, 0.3, 1e-300, 0.08, 0.2, 0.12], 4)
     counts = Counter(tuple(row) for row in entries.tolist())

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from seqgen.core.beam_search import Greedy
+from seqgen.core.scores import Scores
 from seqgen.core.search import Search
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.decoding.processors.tokens import RepetitionPenalty
@@ -218,6 +219,6 @@ def test_groups_differ_only_from_tokens_that_were_possible() -> None:
     """The first group has one possible token; the others, of score -inf, only fill its list of candidates."""
     lprobs = torch.full((1, 2, 3), -1.0)
     lprobs[0, 0, :2] = -torch.inf
-    found = DiverseBeamSearch(2, strength=0.5).step(step_context(1), lprobs, torch.zeros(1, 2))
+    found = DiverseBeamSearch(2, strength=0.5).step(step_context(1), Scores(lprobs, torch.zeros(1, 2)))
     second = zip(found.tokens[0, 1::2].tolist(), found.scores[0, 1::2].tolist(), strict=True)
     assert sorted(second) == [(0, -1.0), (1, -1.0)], "the first group has chosen token 2"

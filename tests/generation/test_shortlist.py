@@ -16,7 +16,6 @@ from seqgen.core.errors import ConfigError
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.processors import LogitsProcessor
 from seqgen.core.sequence_generator import SequenceGenerator
-from seqgen.core.session import Session
 from seqgen.core.structures import Batch, Hypothesis
 from seqgen.data.dictionary import VocabularyMap
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
@@ -67,15 +66,14 @@ def generator(
 def _made(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each choice of columns, whether there are some; their number is not limited."""
     made: list[bool] = []
-    choose = Session.choose_columns
+    choose = shortlist.ShortlistScoring.attach
 
-    def note(session: Session) -> None:
-        choose(session)
-        if session.shortlist is not None:
-            made.append(session.columns is not None)
+    def note(scoring: shortlist.ShortlistScoring, members: Any) -> None:
+        choose(scoring, members)
+        made.append(scoring.columns is not None)
 
     monkeypatch.setattr(shortlist, "LARGEST_SHARE", 1.0)
-    monkeypatch.setattr(Session, "choose_columns", note)
+    monkeypatch.setattr(shortlist.ShortlistScoring, "attach", note)
     return made
 
 

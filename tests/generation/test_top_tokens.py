@@ -13,6 +13,7 @@ from torch import Tensor
 from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.core.errors import ConfigError
 from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.observers import Observer, StepRecord
 from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Hypothesis
 from seqgen.decoding.options import build_setup
@@ -113,6 +114,16 @@ def test_a_strategy_that_processes_itself() -> None:
             assert_top(hypothesis, lprobs, V)
 
 
+class Narrowed(Observer):
+    """Whether the search gets the scores of some tokens alone."""
+
+    def __init__(self) -> None:
+        self.seen: set[bool] = set()
+
+    def observe(self, record: StepRecord) -> None:
+        self.seen.add(record.scored.tokens is not None)
+
+
 @pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
 def test_allowed_tokens_keep_their_ids(semantics: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The search gets the scores of the allowed tokens alone, of which there may be fewer than are listed."""
@@ -122,9 +133,10 @@ def test_allowed_tokens_keep_their_ids(semantics: str, monkeypatch: pytest.Monke
     found = []
     for edges in (True, False):
         processors, debug = [TrieConstraint(trie)], DebugConfig(narrowed_scores=edges)
-        setup = build_setup(models(), dictionary(WORDS), cfg, processors=processors, debug=debug)
-        assert setup.plan.edges == edges
+        spy = Narrowed()
+        setup = build_setup(models(), dictionary(WORDS), cfg, processors=processors, debug=debug, observers=[spy])
         found.append(SequenceGenerator(setup).generate(batch_of(SOURCES)))
+        assert spy.seen == {edges}
     assert_same(*found)
     tokens, scores = found[0][0][0].top_tokens, found[0][0][0].top_scores
     assert tokens is not None

@@ -225,7 +225,7 @@ class MultipliesForbiddenScores(LogitsProcessor):
         return lprobs * (torch.arange(lprobs.size(1)) > 1)
 
 
-@bug("accepts_logits or shift_invariant is true")
+@bug("shift_invariant is true")
 class ThresholdOfProbabilities(LogitsProcessor):
     shift_invariant = True
 
@@ -352,13 +352,13 @@ class ForgetsTheEnd(BeamSearch):
         return super().step(context, Scores(lprobs, so_far))
 
 
-@bug("accepts_logits or shift_invariant is true")
+@bug("shift_invariant is true")
 class LogitsByMistake(BeamSearch):
     own_scores = True
 
     def step(self, context: Any, scores: Scores) -> Candidates:
-        lprobs, so_far = scores.lprobs(), scores.beams
-        return super().step(context, Scores(torch.where(lprobs < -3.0, lprobs - 1.0, lprobs), so_far))
+        values = scores.values
+        return super().step(context, Scores(torch.where(values < -3.0, values - 1.0, values), scores.offsets))
 
 
 @bug("with several members")

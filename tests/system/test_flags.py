@@ -65,10 +65,10 @@ def promises() -> list[tuple[type[Flagged], str, str]]:
 def test_who_overrides_a_method_inherits_no_promise_about_it() -> None:
     found = promises()
     assert {flag for _, flag, _ in found} == {
-        *("accepts_logits", "can_merge", "ignores_context", "continues_each_beam", "keeps_single", "session_class"),
+        *("can_merge", "ignores_context", "continues_each_beam", "keeps_single", "session_class"),
         *("shift_invariant", "takes_columns", "token_attributes", "output_columns"),
         *("shares_encoder_output", "reads_history", "can_roll_back", "supports_packing"),
-        *("reads_scores", "certifiable"),
+        "certifiable",
         *("reorder_state_beams", "select_state"),
         *("is_composed", "normalizes_by_softmax", "adjusts_logits", "moves_rows_by_modules", "samples_tokens"),
         *("attended", "step_memory", "steps_by_head", "planned"),
@@ -204,7 +204,8 @@ def test_probabilities_of_ones_own_are_those_that_are_searched(part: str) -> Non
 
     def decode(model: ScriptedModel) -> list[list[tuple[list[int], float]]]:
         generator = make_generator([model], dictionary(5), beam_size=3, max_len_b=6)
-        assert generator.setup.plan.adds_logits == (model.normalizes_by_softmax and model.decoder.normalizes_by_softmax)
+        softmax = model.normalizes_by_softmax and model.decoder.normalizes_by_softmax
+        assert generator.setup.ensemble.normalizes_by_softmax == softmax
         return pairs(generator.generate(batch_of(SOURCES)))
 
     rule = random_rule(9, 3)

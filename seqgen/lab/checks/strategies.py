@@ -13,8 +13,9 @@ from seqgen.core.candidates import Candidates
 from seqgen.core.context import StepContext
 from seqgen.core.errors import DecodingError
 from seqgen.core.processors import LogitsProcessor
+from seqgen.core.scores import Scores
 from seqgen.core.search import chosen
-from seqgen.core.session import Session, StepScores
+from seqgen.core.session import Session
 from seqgen.core.setup import DecodingSetup
 from seqgen.core.structures import Batch, Hypothesis
 from seqgen.lab.checks.checking import Invariants, Violation, at, holds, needs, require
@@ -26,15 +27,15 @@ from seqgen.lab.checks.subject import LONGEST, SOURCES, Decoding
 class _CheckedSession(Session):
     """A session that checks the candidates of each step before it uses them."""
 
-    def choose(self, context: StepContext, scored: StepScores) -> Candidates:
+    def choose(self, context: StepContext, scores: Scores) -> Candidates:
         """See ``Session.choose``."""
-        found = chosen(self.search, context, scored.lprobs, scored.scores)
-        _check_candidates(found, scored, self.setup, context.step)
+        found = chosen(self.search, context, scores)
+        _check_candidates(found, scores, self.setup, context.step)
         return replace(found, scores=found.scores.masked_fill(self.sentences.done.unsqueeze(1), -torch.inf))
 
-    def finalize(self, context: StepContext, candidates: Candidates, ended: Tensor, scored: StepScores) -> Candidates:
+    def finalize(self, context: StepContext, candidates: Candidates, ended: Tensor, scores: Scores) -> Candidates:
         """See ``Session.finalize``."""
-        active = super().finalize(context, candidates, ended, scored)
+        active = super().finalize(context, candidates, ended, scores)
         if not self.search.continues_each_beam:
             entries, alive = active.beams * self.setup.vocab_size + active.tokens, active.scores > -torch.inf
             twice = (entries.unsqueeze(1) == entries.unsqueeze(2)) & alive.unsqueeze(1) & alive.unsqueeze(2)
@@ -49,8 +50,8 @@ def candidates_are_continuations(subject: Decoding) -> None:
         session.run()
 
 
-def _check_candidates(found: Candidates, scored: StepScores, setup: DecodingSetup, step: int) -> None:
-    beams = scored.scores.size(1)
+def _check_candidates(found: Candidates, scores: Scores, setup: DecodingSetup, step: int) -> None:
+    beams = scores.beams.size(1)
     count, independent = found.tokens.size(1), setup.search.continues_each_beam
     what = f"continues_each_beam is true, but {beams} beams have {count} candidates"
     require(count == beams or not independent, what, step)
@@ -58,11 +59,13 @@ def _check_candidates(found: Candidates, scored: StepScores, setup: DecodingSetu
     for name, values, size in (("token", found.tokens, setup.vocab_size), ("beam", found.beams, beams)):
         wrong = possible & ((values < 0) | (values >= size))
         _refuse(wrong, f"the {name} of a candidate is not in the range from 0 to {size - 1}", step)
-    totals = scored.scores.unsqueeze(-1) + scored.lprobs.gather(2, found.tokens.unsqueeze(1).expand(-1, beams, -1))
-    of_beams = totals == found.scores.unsqueeze(1)  # (live, beam, K): which beams have this score
+    totals = scores.totals().gather(2, found.tokens.unsqueeze(1).expand(-1, beams, -1))
+    # (live, beam, K): which beams have this score; strategies may add its summands in another order
+    rounding = torch.finfo(totals.dtype).eps ** 0.75
+    of_beams = (totals == found.scores.unsqueeze(1)) | ((totals - found.scores.unsqueeze(1)).abs() < rounding)
     wrong = possible & of_beams.any(1) & ~of_beams.gather(1, found.beams.unsqueeze(1)).squeeze(1)
     _refuse(wrong, "the score of a candidate is that of another beam", step)
-    wrong = possible & (scored.scores == -torch.inf).gather(1, found.beams.clamp(0, beams - 1))
+    wrong = possible & (scores.beams == -torch.inf).gather(1, found.beams.clamp(0, beams - 1))
     _refuse(wrong, "a candidate continues a beam that does not exist (its score is -inf)", step)
     if independent:
         wrong = possible & (found.beams != torch.arange(beams).expand_as(found.beams))
