@@ -19,7 +19,7 @@ from seqgen.cli.help import WIDTH
 from seqgen.cli.keys import CONFIG_KEY
 from seqgen.config import SINGLE_COMPONENTS, option
 from seqgen.config.values import split_argument, text_list, text_values
-from seqgen.core.errors import ConfigError, nearest, printable
+from seqgen.core.errors import ConfigError, nearest
 from seqgen.lab.checks import kinds
 from seqgen.lab.checks.checking import Advice, Outcome, Raised, S, causes, check_all, failed
 from seqgen.lab.checks.components import COMPONENT_ADVICE
@@ -28,6 +28,7 @@ from seqgen.lab.checks.kinds import KINDS
 from seqgen.lab.checks.models import MODEL_ADVICE, check as check_model
 from seqgen.lab.checks.tasks import TASK, TASK_ADVICE
 from seqgen.registry import DECODING_COMPONENTS
+from seqgen.system.error_messages import printable
 
 HOW = """in float64 on the CPU. Prints a line for each invariant; if one fails, the first step, sentence and beam that
 differ, and the probable cause. Exit code: 0 if all invariants hold, 1 if one fails, 2 if what is

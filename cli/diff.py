@@ -19,7 +19,7 @@ from seqgen.config import CommonConfig, DebugConfig, GenerationConfig, ReadingCo
 from seqgen.config.compose import compose
 from seqgen.config.settings import given_settings
 from seqgen.config.values import split_argument, value_text
-from seqgen.core.errors import CheckpointError, ConfigError, nearest, printable
+from seqgen.core.errors import CheckpointError, ConfigError, nearest
 from seqgen.data.text import read_lines, stream_lines
 from seqgen.lab.compare.runs import as_dict, text_table
 from seqgen.lab.traces.difference import (
@@ -33,6 +33,7 @@ from seqgen.lab.traces.difference import (
     keys_of_difference,
 )
 from seqgen.registry import DECODING_COMPONENTS
+from seqgen.system.error_messages import printable
 from seqgen.text.input_line import with_prefixes
 from seqgen.text.languages import TextModel
 

@@ -8,8 +8,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
-from seqgen.core.errors import ConfigError, printable
+from seqgen.core.errors import ConfigError
 from seqgen.metrics import TextScore
+from seqgen.system.error_messages import printable
 from seqgen.system.files import disk_errors, write_atomically
 from seqgen.text.output_formats import json_text
 

@@ -12,13 +12,14 @@ from seqgen.checkpoints.run_config import run_folder
 from seqgen.cli.command import log, run
 from seqgen.cli.output import check_output, write_report
 from seqgen.config import option
-from seqgen.core.errors import ConfigError, printable
+from seqgen.core.errors import ConfigError
 from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.lab.compare.curves import page_of_runs
 from seqgen.lab.compare.runs import Run, as_dict, find_runs, read_runs, sorted_runs, text_table
 from seqgen.lab.traces.page import page_of
 from seqgen.lab.traces.trace import Trace
+from seqgen.system.error_messages import printable
 from seqgen.system.files import write_atomically
 
 DESCRIPTION = """shows what a file or folder contains: seqgen-show FILE|FOLDER... A trace, which seqgen-generate

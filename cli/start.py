@@ -15,7 +15,8 @@ from seqgen.config import GenerateConfig
 from seqgen.config.compose import is_component_key
 from seqgen.config.keys import locate
 from seqgen.config.values import split_argument
-from seqgen.core.errors import ConfigError, printable
+from seqgen.core.errors import ConfigError
+from seqgen.system.error_messages import printable
 
 
 def main() -> None:

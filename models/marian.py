@@ -40,7 +40,7 @@ from seqgen.checkpoints.model_weights import build_on_meta
 from seqgen.checkpoints.run_config import read_yaml
 from seqgen.config import ReadingConfig, TrainConfig
 from seqgen.config.values import from_dict
-from seqgen.core.errors import CheckpointError, ConfigError, DataError, reading_errors, shown
+from seqgen.core.errors import CheckpointError, ConfigError, DataError, shown
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.data.tokenizers.files import (
@@ -57,6 +57,7 @@ from seqgen.models.huggingface.weights import Layout, Piece, fill
 from seqgen.models.marian_binary import BinaryModel
 from seqgen.models.transformer import TransformerConfig, TransformerModel
 from seqgen.modules.inspection import num_parameters
+from seqgen.system.error_messages import reading_errors
 from seqgen.system.reading import is_stored, open_regular, parse_yaml, read_bytes
 
 OPTIONS = "special:model.yml"

@@ -25,7 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seqgen.core.errors import CheckpointError, reading_errors, shown
+from seqgen.core.errors import CheckpointError, shown
+from seqgen.system.error_messages import reading_errors
 from seqgen.system.reading import open_regular
 
 _INT8, _FLOAT32, _INTGEMM8 = 0x101, 0x404, 0x4101

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from seqgen.config import option
-from seqgen.core.decoder import IncrementalDecoder, ProjectedOutput
+from seqgen.core.decoder import IncrementalDecoder
 from seqgen.core.encoder import Encoder
 from seqgen.core.errors import ConfigError, shown
 from seqgen.core.incremental_state import StateDict
@@ -23,6 +23,7 @@ from seqgen.modules.linear import Linear
 from seqgen.modules.masks import QueryPositions, padding_mask_of, segment_mask
 from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.modules.positions import RotaryPositions, Rotation
+from seqgen.modules.projected_output import ProjectedOutput
 from seqgen.modules.rms_norm import RMSNorm
 from seqgen.modules.transformer_layer import ACTIVATIONS
 from seqgen.registry import register_model

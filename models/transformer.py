@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from seqgen.config import option
-from seqgen.core.decoder import IncrementalDecoder, ProjectedOutput
+from seqgen.core.decoder import IncrementalDecoder
 from seqgen.core.encoder import Encoder
 from seqgen.core.errors import ConfigError
 from seqgen.core.incremental_state import StateDict
@@ -21,6 +21,7 @@ from seqgen.modules.dropout import Dropout, LayerDropList
 from seqgen.modules.linear import Linear
 from seqgen.modules.masks import QueryPositions, padding_mask_of, segment_mask
 from seqgen.modules.positions import SINUSOIDS, LearnedPositions, Positions, SinusoidalPositions, token_embedding
+from seqgen.modules.projected_output import ProjectedOutput
 from seqgen.modules.transformer_layer import (
     ACTIVATIONS,
     TransformerDecoderLayer,

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from seqgen.config import option
-from seqgen.core.decoder import ProjectedOutput
 from seqgen.core.incremental_state import StateDict
 from seqgen.data.vocabularies import Vocabularies
 from seqgen.models.transformer import check_layers, layer_options
@@ -19,6 +18,7 @@ from seqgen.modules.language_model import LanguageModel, LanguageModelDecoder
 from seqgen.modules.linear import Linear
 from seqgen.modules.masks import QueryPositions
 from seqgen.modules.positions import LearnedPositions, Positions, SinusoidalPositions, token_embedding
+from seqgen.modules.projected_output import ProjectedOutput
 from seqgen.modules.transformer_layer import ACTIVATIONS, TransformerDecoderLayer, TransformerLayerOptions
 from seqgen.registry import register_model
 

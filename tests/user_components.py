@@ -19,8 +19,8 @@ from seqgen.core.component import BatchInfo
 from seqgen.core.context import StepContext
 from seqgen.core.observers import Observer, StepRecord
 from seqgen.core.processors import LogitsProcessor
+from seqgen.core.rules import StoppingRule
 from seqgen.core.scores import Scores
-from seqgen.core.stopping import StoppingRule
 from seqgen.decoding.building import Resources
 from seqgen.registry import (
     register_combination,

@@ -8,6 +8,7 @@ the checkpoint, they are allocated, on the device and in the dtype in which they
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -22,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from seqgen.checkpoints.run_checkpoints import MODEL, unchanged
 from seqgen.checkpoints.serialization import read_tensors, verify_checksums
 from seqgen.core.errors import CheckpointError, ConfigError, UserError, listing
+from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.structures import tensors_in
 from seqgen.modules.cached_weight import CachedWeight
 from seqgen.modules.inspection import memory_footprint
@@ -376,3 +378,19 @@ def _most_parameters(weights: Mapping[str, Tensor], where: str) -> Iterator[None
         yield
     finally:
         hook.remove()
+
+
+def merged_model(model: EncoderDecoderModel) -> EncoderDecoderModel:
+    """A model without the additions that can be merged into its weights, for layouts that do not have them.
+
+    Returns:
+        A copy, in which ``merge_weights()`` was called on each module that has this method; the model itself if there
+        is none.
+    """
+    if not any(hasattr(module, "merge_weights") for module in model.modules()):
+        return model
+    merged = copy.deepcopy(model)
+    for module in [module for module in merged.modules() if hasattr(module, "merge_weights")]:
+        module.merge_weights()  # type: ignore[operator]
+    merged.new_weights, merged.saved_weights = type(model).new_weights, type(model).saved_weights
+    return merged

@@ -14,7 +14,8 @@ from seqgen.checkpoints.serialization import digest
 from seqgen.config import GenerationConfig, TrainConfig
 from seqgen.config.keys import known_keys
 from seqgen.config.values import check_compatible, from_dict, to_dict
-from seqgen.core.errors import CheckpointError, ConfigError, reading_errors
+from seqgen.core.errors import CheckpointError, ConfigError
+from seqgen.system.error_messages import reading_errors
 from seqgen.system.files import run_lock, write_atomically
 from seqgen.system.reading import parse_json, parse_yaml, read_bytes
 from seqgen.task import Task

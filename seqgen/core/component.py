@@ -40,12 +40,6 @@ Phrases: TypeAlias = Sequence[Phrase]
 """The phrases that the output of one sentence must contain."""
 
 
-def tokens_of(phrases: Phrases) -> list[int]:
-    """The tokens of some phrases, with those of all alternatives."""
-    items: Iterator[Any] = (item for phrase in phrases for item in phrase)
-    return [token for item in items for token in ([item] if isinstance(item, int) else item)]
-
-
 FEATURES = "features"
 """A need: the last hidden features of the first member's decoder."""
 
@@ -341,28 +335,3 @@ def fields_of(
     if known and (other := sorted({*found} ^ {*known} - {CONTINUATION})):
         raise DecodingError(f"the field {other[0]!r} is missing at some steps; its token_fields must always return it")
     return found
-
-
-def check_phrases(phrases: Sequence[Phrases], sentences: int, vocab: int) -> None:
-    """Check constraints against the batch and the vocabulary.
-
-    Args:
-        phrases: the phrases of each sentence.
-        sentences: sentences of the batch.
-        vocab: size of the vocabulary.
-
-    Raises:
-        ConfigError: there are not as many lists as sentences, or something in a phrase is not an id of the vocabulary.
-    """
-    if len(phrases) != sentences:
-        raise ConfigError(
-            f"there are constraints for {len(phrases)} sentences, but the batch has {sentences}; give a list of "
-            "phrases for each sentence, an empty one for none"
-        )
-    for sentence, row in enumerate(phrases):
-        wrong = [token for token in tokens_of(row) if not isinstance(token, int) or not 0 <= token < vocab]
-        if wrong:
-            raise ConfigError(
-                f"a phrase of sentence {sentence} has {wrong[0]!r}, which is no id of the target vocabulary of {vocab} "
-                "tokens; a phrase is a list of ids, or a list of such lists for alternatives"
-            )

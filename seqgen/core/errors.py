@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import reprlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _SHORT = reprlib.Repr()
@@ -39,46 +38,6 @@ class DecodingError(UserError, ValueError):
 
 class ResourceError(UserError):
     """A failure of the machine: memory ran out, or a training process ended or does not respond."""
-
-
-@contextlib.contextmanager
-def library_errors(what: str) -> Iterator[None]:
-    """Turn errors of a library into a ``DataError``, panics of one that is written in Rust included.
-
-    Args:
-        what: beginning of the message, such as a file.
-
-    Raises:
-        DataError: instead of the library's error.
-    """
-    try:
-        yield
-    except DataError:
-        raise
-    except BaseException as error:  # a panic is not an Exception
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise DataError(f"{what}: {' '.join(str(error).split())[:300]}") from None
-
-
-@contextlib.contextmanager
-def reading_errors(path: Any, kind: type[UserError], missing: str = "") -> Iterator[None]:
-    """Report a failure to read a file in one sentence.
-
-    Args:
-        path: the file.
-        kind: the class of the error.
-        missing: the message if there is no such file; empty for one that says so.
-
-    Raises:
-        UserError: the file is missing or cannot be read.
-    """
-    try:
-        yield
-    except FileNotFoundError:
-        raise kind(missing or f"there is no file {path}") from None
-    except OSError as error:
-        raise kind(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def nearest(name: str, known: Iterable[str], count: int = 1) -> str:
@@ -115,18 +74,3 @@ def listing(names: Sequence[str], limit: int = 5) -> str:
     """The first names of a list for a message, and how many more there are: ``a, b and 3 more``."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return f"{', '.join(names[:limit])}{more}"
-
-
-def printable(message: str) -> str:
-    """Escape what a terminal could take for a command.
-
-    Args:
-        message: a message, which may show text of a malicious file.
-
-    Returns:
-        The message with control characters and the like as ``\\x1b``; line breaks and tabs are kept.
-    """
-    return "".join(
-        letter if letter.isprintable() or letter in "\n\t" else letter.encode("unicode_escape").decode()
-        for letter in message
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -83,21 +82,6 @@ class EncoderDecoderModel(nn.Module, Flagged):
             The model.
         """
         raise NotImplementedError
-
-    def merged(self) -> EncoderDecoderModel:
-        """The model without the additions that can be merged into its weights, for layouts that do not have them.
-
-        Returns:
-            A copy, in which ``merge_weights()`` was called on each module that has this method; the model itself if
-            there is none.
-        """
-        if not any(hasattr(module, "merge_weights") for module in self.modules()):
-            return self
-        model = copy.deepcopy(self)
-        for module in [module for module in model.modules() if hasattr(module, "merge_weights")]:
-            module.merge_weights()  # type: ignore[operator]
-        model.new_weights, model.saved_weights = type(self).new_weights, type(self).saved_weights
-        return model
 
     def start_token(self, task_eos: int) -> int:
         """The id that ``prev_output_tokens`` begins with.

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from seqgen.core.candidates import log_sum_exp, normalized
 from seqgen.core.combinations import Combination, combine
-from seqgen.core.component import FORBIDDEN, MEMBER_LPROBS, BatchInfo, Composite, begun
-from seqgen.core.context import StepContext
+from seqgen.core.component import (
+    ATTENTION,
+    FORBIDDEN,
+    LAYER_LOGITS,
+    MEMBER_LOGITS,
+    MEMBER_LPROBS,
+    BatchInfo,
+    Composite,
+    begun,
+)
+from seqgen.core.context import LayerLogits, StepContext, StepOutputs
 from seqgen.core.contract import returned_tensor
-from seqgen.core.member import Member
+from seqgen.core.errors import ConfigError
+from seqgen.core.member import Member, MemberOutput
 from seqgen.core.observers import Forbidden
 from seqgen.core.processors import LogitsProcessor, apply_all
 from seqgen.core.scores import Scores
@@ -31,6 +42,8 @@ class Scoring(Composite):
 
     Attributes:
         parts: the combination, then the processors, and what a subclass adds.
+        rows: rows of the batch at the first step.
+        device: the device of the scores.
         num_tokens: size of the last dimension of the members' logits; -1 for any size.
         tokens: ``(W,)`` int64, the tokens that the logits have; ``None`` for all tokens.
         processes_logits: whether processors see logits rather than log-probabilities.
@@ -43,7 +56,7 @@ class Scoring(Composite):
     def __init__(self, setup: DecodingSetup, batch: BatchInfo):
         self.setup, ensemble, search = setup, setup.ensemble, setup.search
         self.parts = [begun(part, batch) for part in (ensemble.combination, *setup.processors)]
-        self.num_tokens = setup.vocab_size
+        self.num_tokens, self.rows, self.device = setup.vocab_size, batch.num_sentences * batch.beam_size, batch.device
         self.narrows = setup.fast.narrowed_scores and batch.prefix_tokens is None and not search.processes_itself
         single = len(ensemble.members) == 1 and ensemble.combination.keeps_single
         self.processes_logits = single and setup.rules.processes_logits(search)
@@ -76,6 +89,58 @@ class Scoring(Composite):
     def restrict(self, logits: Tensor) -> Tensor:
         """Change the logits ``(rows, W)`` of a member before they are normalized; by default not at all."""
         return logits
+
+    def read(
+        self, outputs: Sequence[MemberOutput], alike: Sequence[bool], is_first: bool
+    ) -> tuple[list[Tensor], StepOutputs]:
+        """Read the outputs of the members for the newest token of each row.
+
+        Args:
+            outputs: those of each member.
+            alike: for each member whether it reads the same source as the first one.
+            is_first: whether this is the first step, at which the outputs are checked.
+
+        Returns:
+            The logits ``(rows, W)`` of each member, in float32 or wider, and what components need besides.
+        """
+        setup, logits = self.setup, []
+        if is_first:
+            self._check(outputs)
+        for out in outputs:
+            wide = out.logits if out.logits.dtype == torch.float32 else _widened(out.logits)
+            wide = wide / setup.temperature if setup.temperature != 1.0 else wide
+            logits.append(self.restrict(wide))
+        attention = None
+        if ATTENTION in setup.needs:
+            weights = [out.attention if same else None for out, same in zip(outputs, alike, strict=True)]
+            attention = setup.ensemble.combine_attention(weights)
+        kept = [values.clone() for values in logits] if MEMBER_LOGITS in setup.needs else None
+        exits = self._layer_logits(outputs[0]) if LAYER_LOGITS in setup.needs else None
+        return logits, StepOutputs(outputs[0].features, attention, kept, exits)
+
+    def _check(self, outputs: Sequence[MemberOutput]) -> None:
+        """Check what the members computed: logits ``(rows, W)``, and attention ``(rows, S)`` if there is any."""
+        for spec, out in zip(self.setup.ensemble.members, outputs, strict=True):
+            model, on = spec.model, self.device
+            owner: Any = model if model.adjusts_logits else model.decoder
+            method = "adjust_logits_during_generation" if model.adjusts_logits else "forward"
+            returned_tensor(owner, method, out.logits, (self.rows, self.num_tokens), None, on, "the newest logits ")
+            if out.attention is not None:
+                returned_tensor(
+                    model.decoder, "forward", out.attention, (self.rows, -1), None, on, "the newest attention "
+                )
+
+    def _layer_logits(self, output: MemberOutput) -> LayerLogits:
+        """The logits of each layer; a session that does not record layers cannot compute them."""
+        setup = self.setup
+        if output.layers is None:
+            what = setup.needing(LAYER_LOGITS)
+            raise ConfigError(
+                f"{what} needs the logits of each layer, which {type(setup.search).__name__} does not compute; leave "
+                f"out {what} or choose another search"
+            )
+        decoder: Any = setup.ensemble.members[0].model.decoder
+        return LayerLogits(output.layers, lambda hidden: _widened(decoder.early_exit(hidden)) / setup.temperature)
 
     def __call__(self, context: StepContext, logits: Sequence[Tensor], beams: Tensor) -> tuple[StepContext, Scores]:
         """The scores of a step.
@@ -144,3 +209,8 @@ class Scoring(Composite):
             return apply_all(self.processors, scores.flatten(0, 1), context).view_as(scores)
 
         return replace(context, process=process), lprobs
+
+
+def _widened(logits: Tensor) -> Tensor:
+    """Logits in float32 or wider."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

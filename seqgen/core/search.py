@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from seqgen.core.candidates import Candidates
-from seqgen.core.component import BatchInfo, Component
+from seqgen.core.component import BatchInfo, Component, Phrases
 from seqgen.core.context import StepContext
 from seqgen.core.contract import Flags, returned, returned_tensor, violated
 from seqgen.core.errors import ConfigError
@@ -85,6 +86,18 @@ class Search(Component):
         if batch.constraints is not None and not self.enforces_constraints:
             raise ConfigError(f"{type(self).__name__} does not take constraints; give ConstrainedSearch(inner=...)")
         return super().begin(batch)
+
+    def check_constraints(self, constraints: Sequence[Phrases], sentences: int, vocab_size: int) -> None:
+        """Check the phrases of a batch; a strategy that enforces constraints overrides this.
+
+        Args:
+            constraints: for each sentence the phrases that its outputs must contain.
+            sentences: sentences of the batch.
+            vocab_size: size of the target vocabulary.
+
+        Raises:
+            ConfigError: a phrase cannot be generated.
+        """
 
     def finished(self, batch: BatchInfo, ranking: Ranking, early_stopping: str) -> FinishedHypotheses | None:
         """Make the object that stores finished hypotheses, for a strategy with another rule of which candidates finish.

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from seqgen.core.component import Phrases, check_phrases
+from seqgen.core.component import Phrases
 from seqgen.core.contract import returned
 from seqgen.core.observers import Observer
 from seqgen.core.search import Search
 from seqgen.core.session import Session
 from seqgen.core.setup import DecodingRequest, DecodingSetup
-from seqgen.core.structures import Batch, Hypothesis
+from seqgen.core.structures import Batch, Hypothesis, Source
 
 
 class SequenceGenerator:
@@ -39,7 +39,7 @@ class SequenceGenerator:
     @torch.inference_mode()
     def generate(
         self,
-        sample: Batch,
+        sample: Batch | Source,
         prefix_tokens: Tensor | None = None,
         constraints: Sequence[Phrases] | None = None,
         observers: Sequence[Observer] = (),
@@ -47,7 +47,7 @@ class SequenceGenerator:
         """Decode a batch.
 
         Args:
-            sample: the batch; only its sources are read.
+            sample: the batch, of which only the sources are read; or the source of one model.
             prefix_tokens: ``(sentences, P)`` int64 tokens that each output begins with, padded on the right.
             constraints: for each sentence the phrases (token ids) that its outputs must contain; the search strategy
                 must support constraints.
@@ -61,11 +61,14 @@ class SequenceGenerator:
             ConfigError: the search strategy does not support the beam size or the constraints.
             DecodingError: a model returned NaN or infinity.
         """
-        setup, read = self.setup, sample
+        setup = self.setup
+        if isinstance(sample, Source):
+            sample = Batch(torch.arange(len(sample.src_tokens)), sample)
+        read = sample
         if sample.num_sentences == 0:
             return []
         if constraints is not None:
-            check_phrases(constraints, sample.num_sentences, setup.vocab_size)
+            setup.search.check_constraints(constraints, sample.num_sentences, setup.vocab_size)
         for stage in setup.stages:
             read = stage.before(read)
         session_class = setup.search.session_class or Session

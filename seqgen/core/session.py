@@ -13,19 +13,17 @@ from torch import Tensor
 from seqgen.core.backpointers import BackPointers
 from seqgen.core.candidates import Candidates, gather_beams
 from seqgen.core.component import (
-    ATTENTION,
     FEATURES,
     LAYER_LOGITS,
-    MEMBER_LOGITS,
     BatchInfo,
     Component,
     begun,
     fields_of,
     flattened,
 )
-from seqgen.core.context import LayerLogits, StepContext, StepOutputs
+from seqgen.core.context import StepContext
 from seqgen.core.contract import is_built_in, returned, returned_tensor
-from seqgen.core.errors import ConfigError, DecodingError, listing
+from seqgen.core.errors import DecodingError, listing
 from seqgen.core.finished import Coverage, EachRow, FinishedHypotheses
 from seqgen.core.member import Member, MemberOutput, MemberSpec, check_features, check_layers
 from seqgen.core.observers import Forbidden, StepRecord
@@ -214,53 +212,9 @@ class Session:
 
     def score(self, step: int) -> tuple[StepContext, Scores]:
         """Score the next token of each beam."""
-        logits, outputs = self.outputs()
+        logits, outputs = self.scoring.read(self.member_outputs(), self.reads_alike, is_first=not step)
         context = self.context(step, self.beam, outputs=outputs, scores=self.scores.flatten())
         return self.scoring(context, logits, self.scores)
-
-    def _check_outputs(self, outputs: Sequence[MemberOutput]) -> None:
-        """Check what the members computed: logits ``(rows, V)``, and attention ``(rows, S)`` if there is any."""
-        rows, vocab = self.scores.numel(), self.scoring.num_tokens
-        for spec, out in zip(self.setup.ensemble.members, outputs, strict=True):
-            model, on = spec.model, self.scores.device
-            owner: Any = model if model.adjusts_logits else model.decoder
-            method = "adjust_logits_during_generation" if model.adjusts_logits else "forward"
-            returned_tensor(owner, method, out.logits, (rows, vocab), None, on, "the newest logits ")
-            if out.attention is not None:
-                returned_tensor(model.decoder, "forward", out.attention, (rows, -1), None, on, "the newest attention ")
-
-    def outputs(self) -> tuple[list[Tensor], StepOutputs]:
-        """Logits ``(rows, V)`` of each member, in float32 or wider, and what components need besides."""
-        outputs = self.member_outputs()
-        if not self.backpointers.length:
-            self._check_outputs(outputs)
-        logits = []
-        for out in outputs:
-            wide = out.logits if out.logits.dtype == torch.float32 else _widened(out.logits)
-            wide = wide / self.setup.temperature if self.setup.temperature != 1.0 else wide
-            logits.append(self.scoring.restrict(wide))
-        attention = None
-        if ATTENTION in self.setup.needs:
-            weights = [out.attention if alike else None for out, alike in zip(outputs, self.reads_alike, strict=True)]
-            attention = self.setup.ensemble.combine_attention(weights)
-        kept = [values.clone() for values in logits] if MEMBER_LOGITS in self.setup.needs else None
-        exits = self._layer_logits(outputs[0]) if LAYER_LOGITS in self.setup.needs else None
-        return logits, StepOutputs(outputs[0].features, attention, kept, exits)
-
-    def _layer_logits(self, output: MemberOutput) -> LayerLogits:
-        """The logits of each layer; a session that does not record layers cannot compute them."""
-        if output.layers is None:
-            what = self.setup.needing(LAYER_LOGITS)
-            raise ConfigError(
-                f"{what} needs the logits of each layer, which {type(self.search).__name__} does not compute; leave "
-                f"out {what} or choose another search"
-            )
-        decoder: Any = self.setup.ensemble.members[0].model.decoder
-
-        def early_exit(hidden: Tensor) -> Tensor:
-            return _widened(decoder.early_exit(hidden)) / self.setup.temperature
-
-        return LayerLogits(output.layers, early_exit)
 
     def member_outputs(self) -> list[MemberOutput]:
         """Run each member on the newest token of each row."""
@@ -512,8 +466,3 @@ class Session:
 def has_steps(search: Search) -> bool:
     """True if a strategy decodes by the steps of ``Session``."""
     return getattr(search.session_class or Session, "step", None) is Session.step
-
-
-def _widened(logits: Tensor) -> Tensor:
-    """Logits in float32 or wider."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))

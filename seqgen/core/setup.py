@@ -10,16 +10,16 @@ from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
 
+from seqgen.core.combinations import Combination
 from seqgen.core.component import ATTENTION, BatchInfo, Component, Phrases, flattened, with_fields
 from seqgen.core.ensemble import Ensemble
 from seqgen.core.errors import listing
 from seqgen.core.finished import Ranking
-from seqgen.core.member import FastPaths, Member
+from seqgen.core.member import FastPaths, Member, ModelOrMember
 from seqgen.core.observers import Observer
 from seqgen.core.processors import LogitsProcessor
-from seqgen.core.rules import Rules
+from seqgen.core.rules import Rules, StoppingRule
 from seqgen.core.search import Search
-from seqgen.core.stopping import StoppingRule
 from seqgen.core.structures import Batch, Hypothesis
 
 Context: TypeAlias = AbstractContextManager[object]
@@ -186,6 +186,43 @@ class DecodingSetup:
             of_decoder: of_decoder,
         }
         return next((reason for reason, applies in reasons.items() if applies), "")
+
+
+def Setup(  # it stands for the class, whose other arguments it fills in
+    models: Sequence[ModelOrMember],
+    search: Search,
+    *,
+    eos: int,
+    pad: int,
+    max_len: int,
+    beam_size: int = 1,
+    combination: Combination | None = None,
+    **others: Any,
+) -> DecodingSetup:
+    """A setup with defaults: plain rules, no processors, scores divided by the length.
+
+    Args:
+        models: one or more models that share the target vocabulary.
+        search: the strategy.
+        eos: id of end-of-sentence.
+        pad: id of padding.
+        max_len: maximum number of tokens of an output, end-of-sentence included.
+        beam_size: beams of each sentence.
+        combination: combines the members' scores; by default the mean of probabilities.
+        others: other fields of ``DecodingSetup``.
+    """
+    defaults: dict[str, Any] = {
+        "rules": Rules(),
+        **dict.fromkeys(("processors", "stopping", "observers"), ()),
+        "ranking": Ranking(),
+        "limits": Limits(0.0, max_len, max_len),
+        "temperature": 1.0,
+        "early_stopping": "false",
+        "end_tokens": [eos],
+        "vocab_size": -1,
+    }
+    given = {"search": search, "beam_size": search.rows(beam_size), "eos": eos, "pad": pad}
+    return DecodingSetup(ensemble=Ensemble(models, combination), **{**defaults, **given, **others})
 
 
 @dataclass(frozen=True)

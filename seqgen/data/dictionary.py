@@ -13,9 +13,10 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from seqgen.core.errors import DataError, reading_errors, shown
+from seqgen.core.errors import DataError, shown
 from seqgen.data.binary_shortlist import is_binary_shortlist, read_binary_shortlist
 from seqgen.data.text import decode_line, read_chunks, read_lines
+from seqgen.system.error_messages import reading_errors
 from seqgen.system.files import write_atomically
 from seqgen.system.reading import parse_json, read_bytes
 

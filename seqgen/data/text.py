@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
-from seqgen.core.errors import DataError, reading_errors
+from seqgen.core.errors import DataError
+from seqgen.system.error_messages import reading_errors
 from seqgen.system.reading import open_regular, similar_path
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"

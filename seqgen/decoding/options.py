@@ -24,10 +24,10 @@ from seqgen.core.member import EMPTY, FastPaths, MemberSpec, ModelOrMember
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.observers import Observer
 from seqgen.core.processors import LogitsProcessor
+from seqgen.core.rules import StoppingRule
 from seqgen.core.search import Search
 from seqgen.core.session import Session, has_steps
 from seqgen.core.setup import DecodingSetup, Limits
-from seqgen.core.stopping import StoppingRule
 from seqgen.data.dictionary import Dictionary, VocabularyMap
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.decoding.bit_exact import make_bit_exact

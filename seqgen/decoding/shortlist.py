@@ -27,7 +27,6 @@ from seqgen.core.component import (
     Component,
     Composite,
     begun,
-    tokens_of,
 )
 from seqgen.core.context import StepContext
 from seqgen.core.ensemble import Ensemble
@@ -36,6 +35,7 @@ from seqgen.core.processors import LogitsProcessor, apply_all
 from seqgen.core.scoring import Scoring
 from seqgen.core.setup import DecodingSetup
 from seqgen.data.dictionary import Dictionary, VocabularyMap
+from seqgen.decoding.phrases import tokens_of
 
 
 class Shortlist(Component):

@@ -15,7 +15,7 @@ from seqgen.config import GenerationConfig
 from seqgen.core.component import BatchInfo
 from seqgen.core.context import StepContext
 from seqgen.core.errors import ConfigError
-from seqgen.core.stopping import StoppingRule
+from seqgen.core.rules import StoppingRule
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.decoding.building import Resources, build

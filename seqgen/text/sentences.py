@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from seqgen.config import GenerationConfig
-from seqgen.core.errors import ConfigError, DataError, library_errors
+from seqgen.core.errors import ConfigError, DataError
 from seqgen.core.finished import Ranking
 from seqgen.core.structures import Hypothesis
+from seqgen.system.error_messages import library_errors
 from seqgen.text.input_line import InputEncoder, InputLine, check_text
 from seqgen.text.languages import LineLanguages
 from seqgen.text.results import TextHypothesis, Translation

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from seqgen.core.errors import printable
+from seqgen.system.error_messages import printable
 from seqgen.system.progress import clock, duration
 from seqgen.training.criteria import mean_scores
 from seqgen.training.trainer import UpdateResult

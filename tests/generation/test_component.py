@@ -14,7 +14,7 @@ from seqgen.core.component import BatchInfo, Component
 from seqgen.core.context import StepContext
 from seqgen.core.observers import Observer, StepRecord
 from seqgen.core.processors import LogitsProcessor
-from seqgen.core.stopping import StoppingRule
+from seqgen.core.rules import StoppingRule
 from seqgen.decoding.continuous_batching import generate_continuously
 from tests.generators import make_generator
 from tests.hypotheses import assert_same

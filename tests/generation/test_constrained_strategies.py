@@ -17,9 +17,9 @@ from seqgen.core.candidates import Candidates
 from seqgen.core.component import Phrase, Phrases
 from seqgen.core.context import StepContext
 from seqgen.core.errors import ConfigError
+from seqgen.core.rules import StoppingRule
 from seqgen.core.scores import Scores
 from seqgen.core.search import Search
-from seqgen.core.stopping import StoppingRule
 from seqgen.core.structures import Hypothesis
 from seqgen.decoding.search.constrained import ConstrainedSearch
 from seqgen.decoding.search.contrastive import ContrastiveSearch

@@ -19,7 +19,7 @@ from seqgen.core.contract import ContractError
 from seqgen.core.errors import ConfigError
 from seqgen.core.observers import Observer
 from seqgen.core.processors import LogitsProcessor
-from seqgen.core.stopping import StoppingRule
+from seqgen.core.rules import StoppingRule
 from seqgen.decoding.building import Resources, build
 from seqgen.modules.kv_cache.protocol import KeysAndValues, KeyValueCache
 from seqgen.modules.multihead_attention import MultiheadAttention

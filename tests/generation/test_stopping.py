@@ -14,7 +14,7 @@ from torch import Tensor
 from seqgen.config import GenerationConfig
 from seqgen.core.context import StepContext
 from seqgen.core.errors import ConfigError
-from seqgen.core.stopping import StoppingRule
+from seqgen.core.rules import StoppingRule
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.decoding.stopping import StopStrings, TimeLimit, stopping_from_config

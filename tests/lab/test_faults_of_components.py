@@ -19,9 +19,9 @@ from seqgen.core.combinations import Combination
 from seqgen.core.component import ATTENTION, FEATURES, MEMBER_LOGITS, Component
 from seqgen.core.observers import Observer
 from seqgen.core.processors import LogitsProcessor
+from seqgen.core.rules import StoppingRule
 from seqgen.core.scores import Scores, own_beams
 from seqgen.core.search import Search
-from seqgen.core.stopping import StoppingRule
 from seqgen.lab.checks.checking import ERROR, Outcome, causes, check_all
 from seqgen.lab.checks.components import COMPONENT_ADVICE
 from seqgen.lab.checks.kinds import (

@@ -15,10 +15,11 @@ import yaml
 from seqgen.checkpoints.run_config import save_generation
 from seqgen.config import GenerationConfig
 from seqgen.config.settings import Settings
-from seqgen.core.errors import ConfigError, DataError, UserError, printable
+from seqgen.core.errors import ConfigError, DataError, UserError
 from seqgen.data import text
 from seqgen.data.text import stream_lines
 from seqgen.decoding.resolution import resolve, settings_of_model
+from seqgen.system.error_messages import printable
 from seqgen.system.reading import read_bytes
 from seqgen.training.progress import ProgressLines
 from tests.commands import command

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from seqgen.core.contract import Flagged
-from seqgen.core.errors import ConfigError, DataError, reading_errors, shown
+from seqgen.core.errors import ConfigError, DataError, shown
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.languages import AddedTokens, Languages
 from seqgen.registry import Registry
+from seqgen.system.error_messages import reading_errors
 from seqgen.system.files import new_folder, write_atomically
 from seqgen.system.reading import parse_json, read_bytes
 

@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer as Pipeline, decoders, models, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
-from seqgen.core.errors import DataError, library_errors
+from seqgen.core.errors import DataError
 from seqgen.data.tokenizers.fast import FastTokenizer, read_pipeline
 from seqgen.data.tokenizers.files import (
     CONFIG_FILE,
@@ -20,6 +20,7 @@ from seqgen.data.tokenizers.files import (
     TokenizerFiles,
 )
 from seqgen.data.tokenizers.languages import AddedTokens
+from seqgen.system.error_messages import library_errors
 
 END_OF_TEXT = "<|endoftext|>"
 

@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer as Pipeline
 from tokenizers.models import BPE
 
-from seqgen.core.errors import DataError, library_errors, shown
+from seqgen.core.errors import DataError, shown
 from seqgen.data.tokenizers.files import (
     CONFIG_FILE,
     DEFAULTS,
@@ -31,6 +31,7 @@ from seqgen.data.tokenizers.files import (
 from seqgen.data.tokenizers.languages import MBART, MBART50, NLLB, Languages, TargetLanguage
 from seqgen.data.tokenizers.pipelines import build_pipeline, check_growth, read_model_file, to_pipeline
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
+from seqgen.system.error_messages import library_errors
 
 
 class FastTokenizer(PretrainedTokenizer):

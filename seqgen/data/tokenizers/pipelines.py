@@ -14,8 +14,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer as Pipeline, decoders, models, normalizers, pre_tokenizers
 
-from seqgen.core.errors import DataError, library_errors
+from seqgen.core.errors import DataError
 from seqgen.data.tokenizers.base import SENTINEL
+from seqgen.system.error_messages import library_errors
 
 MAX_GROWTH = 1000
 """Maximum factor by which a text may grow; that of T5 and related tokenizers is below 50."""

@@ -13,9 +13,10 @@ from typing import Any, Self
 
 import sentencepiece
 
-from seqgen.core.errors import DataError, UserError, reading_errors
+from seqgen.core.errors import DataError, UserError
 from seqgen.data.dictionary import FAIRSEQ_SPECIALS, Dictionary
 from seqgen.data.tokenizers.base import TokenBytes, Tokenizer, of_spaced_pieces, register_tokenizer, write_settings
+from seqgen.system.error_messages import reading_errors
 from seqgen.system.files import write_atomically
 from seqgen.system.reading import read_bytes
 

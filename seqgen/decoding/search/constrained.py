@@ -20,6 +20,7 @@ from seqgen.core.context import StepContext
 from seqgen.core.errors import ConfigError
 from seqgen.core.scores import Scores
 from seqgen.core.search import Search, chosen
+from seqgen.decoding.phrases import check_phrases
 from seqgen.registry import register_search
 
 NONE = -1
@@ -509,6 +510,10 @@ class ConstrainedSearch(Search):
                 "generation.glossary, or choose a strategy that can, such as beam search or sampling"
             )
         self.needs, self.own_scores = self.inner.needs, self.inner.own_scores  # type: ignore[misc]
+
+    def check_constraints(self, constraints: Sequence[Phrases], sentences: int, vocab_size: int) -> None:
+        """See ``Search.check_constraints``."""
+        check_phrases(constraints, sentences, vocab_size)
 
     def summary(self) -> str:
         """See ``Search.summary``."""

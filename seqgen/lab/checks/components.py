@@ -452,9 +452,9 @@ COMPONENT_ADVICE: Advice[Decoding] = {
         "super().begin) and store them there"
     ),
     "optimized = not optimized | skip_log_softmax": (
-        "shift_invariant is true, but the component needs normalized log-probabilities: adding a constant to the scores "
-        "of a row changes its choices; remove the attribute (a strategy that reads Scores.values gets logits, too: let "
-        "it ask Scores.lprobs)"
+        "shift_invariant is true, but the component needs normalized log-probabilities: adding a constant to the "
+        "scores of a row changes its choices; remove the attribute (a strategy that reads Scores.values gets logits, "
+        "too: let it ask Scores.lprobs)"
     ),
     "optimized = not optimized | use_cache": (
         "the result differs if nothing is cached (debug.use_cache=false computes all positions at each step): the "

@@ -23,8 +23,9 @@ from torch import nn
 from seqgen.config import GenerationConfig, option
 from seqgen.config.generation import FILES, KEEPS_CONFIDENCE, SPEED, keys_with
 from seqgen.config.values import DEFAULTS, from_dict, to_dict
-from seqgen.core.errors import ConfigError, DataError, listing, reading_errors
+from seqgen.core.errors import ConfigError, DataError, listing
 from seqgen.data.text import digest
+from seqgen.system.error_messages import reading_errors
 from seqgen.system.files import write_atomically
 from seqgen.system.reading import parse_json, read_bytes
 from seqgen.text.reranking import Matrix, Utility, compared
