@@ -252,7 +252,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
         Returns:
             Logits ``(N, new positions, V)``, and attention, ``(N, new positions, S)`` or ``None``.
         """
-        found = self.extract_features(prev_output_tokens, encoder_out, incremental_state, need_attention)
+        found = self.extract_features(prev_output_tokens, encoder_out, incremental_state, need_attention=need_attention)
         features, attention = found if type(found) is tuple else returned(self, "extract_features", found, tuple)
         return DecoderOut(self.output_layer(features), attention)
 
