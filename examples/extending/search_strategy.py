@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seqgen.core.scores import Scores
-from seqgen.extend import BeamSearch, Candidates, StepContext, option, register_search
+from seqgen.extend import BeamSearch, Candidates, Scores, StepContext, option, register_search
 
 
 @dataclass

@@ -7,7 +7,15 @@ import re
 
 from tests.mutants.faults import FAULTS, ROOT
 
-PARTS = ("seqgen/generation/", "seqgen/modules/", "seqgen/training/", "seqgen/data/", "seqgen/checkpoints/", "models/")
+PARTS = (
+    "seqgen/core/",
+    "seqgen/decoding/",
+    "seqgen/modules/",
+    "seqgen/training/",
+    "seqgen/data/",
+    "seqgen/checkpoints/",
+    "models/",
+)
 
 
 def test_each_fault_can_be_planted() -> None:
