@@ -70,7 +70,7 @@ def entry(name: str) -> str:
 
 def description(name: str) -> str | None:
     """The docstring of a constant or a type: the text that follows its assignment."""
-    imports = ast.parse(Path(seqgen.extend.__file__).read_text(encoding="utf-8")).body
+    imports = ast.walk(ast.parse(Path(seqgen.extend.__file__).read_text(encoding="utf-8")))
     (home,) = [each for each in imports if isinstance(each, ast.ImportFrom) and name in [a.name for a in each.names]]
     body = ast.parse(inspect.getsource(importlib.import_module(str(home.module)))).body
     for assignment, text in pairwise(body):

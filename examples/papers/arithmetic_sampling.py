@@ -27,8 +27,17 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from seqgen.core.scores import Scores
-from seqgen.extend import BatchInfo, Candidates, RandomSearch, StepContext, option, own_beams, register_search, uniform
+from seqgen.extend import (
+    BatchInfo,
+    Candidates,
+    RandomSearch,
+    Scores,
+    StepContext,
+    option,
+    own_beams,
+    register_search,
+    uniform,
+)
 
 SHIFT, CODE = 11, 12
 """Purposes of random numbers: the shift of a sentence's codes, and a code that is drawn again."""

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-from seqgen.core.scores import Scores
-from seqgen.extend import BeamSearch, Candidates, StepContext, option, register_search
+from seqgen.extend import BeamSearch, Candidates, Scores, StepContext, option, register_search
 
 
 @dataclass
