@@ -69,7 +69,8 @@ class SequenceGenerator:
         setup = self.setup
         if sample.num_sentences == 0:
             return []
-        if streamer is not None and setup.beam_size > 1 and not setup.search.continues_each_beam:
+        independent = setup.search.continues_each_beam and constraints is None
+        if streamer is not None and setup.beam_size > 1 and not independent:
             raise ConfigError(
                 f"beam search can replace tokens that it has generated, so that beam_size={setup.beam_size} cannot "
                 "be streamed; use beam_size=1 or sampling"

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from seqgen.errors import ConfigError
-from seqgen.generation.candidates import Candidates, gather_beams, normalized
+from seqgen.generation.candidates import Candidates, gather_beams
 from seqgen.generation.component import BatchInfo, Phrase, Phrases, begun, tokens_of
 from seqgen.generation.context import StepContext
+from seqgen.generation.finished import FinishedHypotheses, FirstFinished, Ranking
 from seqgen.generation.search.base import Search, chosen
 from seqgen.generation.search.beam import BeamSearch
 from seqgen.registry import register_search
@@ -151,6 +152,11 @@ class LexicalConstraints:
         """Forget all sentences but those in ``keep``, ``(kept,)`` int64."""
         for name in ("alphabet", "following", "table", "accepting", "lengths", "worths", "predecessors"):
             setattr(self, name, getattr(self, name).index_select(0, keep))
+
+    @property
+    def any_given(self) -> Tensor:
+        """``(sentences, 1)`` bool, true for sentences with phrases."""
+        return self.lengths.any(1, keepdim=True)
 
     def start(self, beam: int) -> Progress:
         """The progress of ``beam`` hypotheses without tokens; the empty phrases that pad the lists are met."""
@@ -441,18 +447,24 @@ class _BankedBatch(ConstrainedBatch):
         super().advance(active)
         self._inner.advance(active)
 
+    def finished(self, batch: BatchInfo, ranking: Ranking, early_stopping: str) -> FinishedHypotheses | None:
+        """See ``Search.finished``; samples do not replace each other."""
+        return _FinishedSamples(batch, ranking, self) if self._inner.continues_each_beam else None
+
     def complete(self, candidates: Candidates) -> Tensor:
         """``(sentences, K)`` bool, true for candidates that have every phrase; see ``Search.complete``."""
         return ~self.constraints.unmet(self.reached(candidates))
 
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
-        """See ``Search.step``; the candidates of each group are divided among the banks."""
-        if self._inner.continues_each_beam:
-            lprobs = normalized(lprobs)  # as without constraints
+        """See ``Search.step``; the candidates of each group are divided among the banks.
+
+        A sentence without phrases has the strategy's candidates.
+        """
         unmet = self.constraints.unmet(self.progress)
         for token in self.batch.end_tokens:
             lprobs[..., token].masked_fill_(unmet, -torch.inf)
-        candidates = self._candidates(context, lprobs, scores)
+        top = chosen(self._inner, context, lprobs, scores)
+        candidates = self._candidates(context, lprobs + scores.unsqueeze(-1), top)
         banks = self.constraints.bank(self.reached(candidates))
         size, parts = self.batch.num_candidates // self.groups, []
         for group in range(self.groups):
@@ -460,21 +472,21 @@ class _BankedBatch(ConstrainedBatch):
             columns = allocate(banks.masked_fill(of_group.scores == -torch.inf, NONE))
             parts.append(of_group.gather(columns[:, :size]).padded(size))
         found = Candidates.joined(parts, interleaved=True)
-        if not self.batch.counts_start:
-            return found
-        # Hugging Face's rules continue the candidates with the best scores: only those of the allocation may remain
-        ends = torch.isin(found.tokens, torch.tensor(self.batch.end_tokens, device=found.tokens.device))
-        continues = ~ends & (found.scores > -torch.inf)
-        return found.without(continues & (continues.cumsum(1) > self.batch.beam_size))
+        if self.batch.counts_start:
+            # Hugging Face's rules continue the candidates with the best scores: only those of the allocation may remain
+            ends = torch.isin(found.tokens, torch.tensor(self.batch.end_tokens, device=found.tokens.device))
+            continues = ~ends & (found.scores > -torch.inf)
+            found = found.without(continues & (continues.cumsum(1) > self.batch.beam_size))
+        width = max(found.scores.size(1), top.scores.size(1))
+        pairs = zip(vars(found.padded(width)).values(), vars(top.padded(width)).values(), strict=True)
+        return Candidates(*(torch.where(self.constraints.any_given, *pair) for pair in pairs))
 
-    def _candidates(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+    def _candidates(self, context: StepContext, totals: Tensor, top: Candidates) -> Candidates:
         """The strategy's candidates, the best one of each beam, and those that match a further token.
 
         A strategy that returns fewer candidates than it might has pruned the others: then only beams that have begun a
         phrase keep their best candidate.
         """
-        totals = lprobs + scores.unsqueeze(-1)
-        top = chosen(self._inner, context, lprobs, scores)
         beam, vocab = totals.shape[1:]
         if context.step == 0:  # all beams of a group are equal
             beam, top = self.groups, replace(top, beams=top.beams % self.groups)
@@ -490,6 +502,18 @@ class _BankedBatch(ConstrainedBatch):
         found = Candidates.joined([top, others.gather(by_score)])
         entries = (found.beams * vocab + found.tokens).masked_fill(found.scores == -torch.inf, NONE)
         return found.without(repeated(entries))
+
+
+class _FinishedSamples(FirstFinished):
+    """The first samples that end; in a sentence without phrases, each beam continues itself, as in ``EachRow``."""
+
+    def __init__(self, batch: BatchInfo, ranking: Ranking, search: _BankedBatch):
+        super().__init__(batch, ranking)
+        self.search = search
+
+    def _first_active(self, candidates: Candidates, ends: Tensor) -> Candidates:
+        order = torch.where(self.search.constraints.any_given, ends, False)
+        return super()._first_active(candidates.without(ends), order)
 
 
 @register_search("constrained")
@@ -531,6 +555,7 @@ class ConstrainedSearch(Search):
                 "generation.glossary, or choose a strategy that can, such as beam search or sampling"
             )
         self.needs, self.own_scores = self.inner.needs, self.inner.own_scores  # type: ignore[misc]
+        self.continues_each_beam = self.inner.continues_each_beam  # the rules of scores read it
 
     def summary(self) -> str:
         """See ``Search.summary``."""
