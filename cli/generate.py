@@ -91,7 +91,7 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | Non
     loaded, decoding = prepare_decoding(cfg, given, set_up_device(cfg.common), log, streamer)
     if record is not None:
         record.models(loaded)
-    task = decoding.task
+    task, noted = decoding.task, len(decoding.notes)
     lines, prefixes = input_lines(cfg, task, typed), prefix_lines(cfg)
     if not cfg.input and references is None:
         references = split_references(cfg, task)
@@ -128,7 +128,7 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | Non
             if _buffer_size(cfg) == 1:
                 file.flush()
     seconds = time.perf_counter() - start - (typed.waited if typed is not None else 0.0)
-    for note in trace.notes:
+    for note in [*trace.notes, *decoding.notes[noted:]]:
         log(note)
     if record is not None:
         record.write(decoding)
