@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from seqgen.config import GenerationConfig
-from seqgen.config.generation import WARPER, keys_with
+from seqgen.config.generation import ACTIVE_DEFAULT, WARPER, keys_with
+from seqgen.config.settings import Settings
 from seqgen.config.values import check_compatible, incompatible
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import ConfigError
@@ -20,6 +21,7 @@ from seqgen.generation.context import StepContext
 from seqgen.generation.fairseq_arguments import fairseq_generator
 from seqgen.generation.options import build_setup, end_tokens_from_config, processors_from_config
 from seqgen.generation.processors.base import LogitsProcessor, apply_all
+from seqgen.generation.resolution import resolve
 from seqgen.generation.rules import FAIRSEQ, HUGGINGFACE, Rules, rules_named
 from seqgen.generation.search.diverse import DiverseBeamSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
@@ -306,6 +308,28 @@ REFUSED = [
 def test_what_does_not_go_together(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_compatible(GenerationConfig(**values))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"search": "greedy", "beam": 5}, "generation.beam=5 has no effect, because greedy"),
+        ({"seed": 1}, "generation.seed=1 has no effect"),
+        ({"unnormalized": True, "lenpen": 1.0}, "generation.lenpen=1.0 has no effect"),
+        ({"draft_tokens": 5}, "generation.draft_tokens=5 has no effect without a draft"),
+    ],
+)
+def test_a_default_that_the_user_gives_is_checked_too(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(Settings().with_layer("user", given))
+    off = {key: value for key, value in vars(GenerationConfig()).items() if key not in keys_with(ACTIVE_DEFAULT)}
+    resolve(Settings().with_layer("user", off))
+
+
+def test_a_beam_of_the_user_replaces_the_greedy_search_of_a_model() -> None:
+    for beam in (4, 5):
+        found = resolve(Settings().with_layer("user", {"beam": beam}), [{"search": "greedy"}]).generation
+        assert (found.search, found.beam) == ("", beam)
 
 
 def test_every_built_in_strategy_declares_whether_it_is_stochastic() -> None:
