@@ -16,6 +16,7 @@ from typing import IO, Any
 from seqgen.cli.command import Arguments, log, run, set_up_device
 from seqgen.cli.line_decoding import (
     check_outputs,
+    check_plain_text,
     complete,
     decoding_files,
     part_of,
@@ -233,6 +234,7 @@ def checked_input(cfg: Any) -> tuple[list[str] | None, int | None]:
     Raises:
         DataError: a file cannot be read, or the numbers of lines differ.
     """
+    check_plain_text(input=[cfg.input], reference=[cfg.reference], prefix=[cfg.prefix])
     references = list(read_lines(Path(cfg.reference), pipes=True)) if cfg.reference else None
     if cfg.input in ("", "-") or is_pipe(Path(cfg.input)):  # a pipe can be read only once
         return references, None if references is None else len(references)

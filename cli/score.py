@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.cli.command import log, run, set_up_device
-from seqgen.cli.line_decoding import load_noted
+from seqgen.cli.line_decoding import check_plain_text, load_noted
 from seqgen.cli.output import check_output, open_output, score_lines, write_report
 from seqgen.config import DecodingCommonConfig, GenerationConfig, ReadingConfig, like, option
 from seqgen.config.values import changed, text_list
@@ -148,6 +148,7 @@ def score(cfg: ScoreConfig) -> int:
             "model needs no source)"
         )
     _check_keys(cfg)
+    check_plain_text(hypothesis=cfg.hypothesis, reference=cfg.reference, source=[cfg.source])
     if cfg.path:
         return _score_by_model(cfg)
     if _compares(cfg):
