@@ -197,7 +197,7 @@ def _check_keys(cfg: GenerateConfig) -> None:
             "stream=true writes tokens as they come, without remove_bpe and detokenize; remove one of them"
         )
     files = (cfg.input, cfg.reference, cfg.prefix, *decoding_files(cfg))
-    check_output("output", cfg.output, *files)
+    check_output("output", cfg.output, *files, in_place=True)
     check_trace(cfg, *files)
     if cfg.record == "-":
         raise ConfigError("record=- is not possible, because outputs are written there; give record=FILE.json")
@@ -407,7 +407,7 @@ def check_trace(cfg: GenerateConfig, *inputs: str) -> None:
         return
     if not cfg.trace.endswith(SUFFIXES):
         raise ConfigError(f"trace={cfg.trace} must end in {' or '.join(SUFFIXES)}; give another name")
-    check_output("trace", cfg.trace, *inputs, other_outputs=[cfg.output])
+    check_output("trace", cfg.trace, *inputs, other_outputs=[cfg.output], in_place=True)
 
 
 def tracing(cfg: GenerateConfig, decoding: TextDecoding, references: Sequence[str] | None) -> TraceWriter | NoTrace:

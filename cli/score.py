@@ -258,7 +258,7 @@ def _score_by_model(cfg: ScoreConfig) -> int:
     if len(cfg.reference) > 1:
         raise ConfigError("a model scores one text of references; give reference=FILE")
     (reference,) = cfg.reference
-    check_output("output", cfg.output, cfg.source, reference)
+    check_output("output", cfg.output, cfg.source, reference, in_place=True)
     if cfg.source and (cfg.tokens_per_sample or cfg.context_window):
         raise ConfigError("tokens_per_sample and context_window are for text without sources; remove them, or source")
     sources, references = parallel_lines([cfg.source or reference, reference])
