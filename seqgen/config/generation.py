@@ -52,8 +52,6 @@ NOT_IN_TRAINING: Facts = frozenset({"NOT_IN_TRAINING"})
 """Has no effect in a criterion that decodes."""
 SCORES_TARGETS: Facts = frozenset({"SCORES_TARGETS"})
 """Has an effect on the scores of known targets."""
-ACTIVE_DEFAULT: Facts = frozenset({"ACTIVE_DEFAULT"})
-"""Its default is not "off": a user who gives the default asks for an effect, as with any other value."""
 
 
 class Need(NamedTuple):
@@ -131,7 +129,7 @@ class GenerationConfig:
     beam: int = decoding_key(
         5,
         "beam size: hypotheses kept at each step; 1 for greedy search",
-        MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES | ACTIVE_DEFAULT,
+        MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES,
         Need(
             lambda cfg: cfg.beam == 1 or not cfg.declared("generates_one", False),
             "has no effect, because greedy and contrastive search generate one output whatever the beam; leave it "
@@ -204,7 +202,7 @@ class GenerationConfig:
     max_len_b: int = decoding_key(
         200,
         "see max_len_a; in tokens without end-of-sentence",
-        MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES | ACTIVE_DEFAULT,
+        MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES,
         _LIMITS_LENGTH,
         minimum=0,
         maximum=LONGEST,
@@ -222,7 +220,7 @@ class GenerationConfig:
     min_len: int = decoding_key(
         1,
         "minimum output length, in tokens without end-of-sentence",
-        MODEL | ACROSS_VOCABULARIES | ACTIVE_DEFAULT,
+        MODEL | ACROSS_VOCABULARIES,
         _LIMITS_LENGTH,
         Need(
             lambda cfg: not cfg.max_len or cfg.min_len <= cfg.max_len,
@@ -282,7 +280,7 @@ class GenerationConfig:
     lenpen: float = decoding_key(
         1.0,
         "exponent of the length penalty; values above 1 favour longer outputs",
-        MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES | ACTIVE_DEFAULT,
+        MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES,
         _NORMALIZES,
         minimum=-10,
         maximum=10,
@@ -291,7 +289,7 @@ class GenerationConfig:
     length_penalty: str = decoding_key(
         "power",
         "scores are divided by length ** lenpen (power) or by ((5 + length) / 6) ** lenpen (wu)",
-        MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES | ACTIVE_DEFAULT,
+        MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES,
         _NORMALIZES,
         choices=("power", "wu"),
     )
@@ -451,7 +449,7 @@ class GenerationConfig:
     seed: int = decoding_key(
         1,
         "seed of sampling; random numbers depend only on the seed, the line number and the step",
-        MODEL | STRATEGY | KEEPS_SCORES | ACTIVE_DEFAULT,
+        MODEL | STRATEGY | KEEPS_SCORES,
         Need(
             lambda cfg: cfg.uses_seed,
             "has no effect, because the search strategy does not use it; give generation.sampling=true, or leave "
@@ -470,7 +468,7 @@ class GenerationConfig:
     draft_tokens: int = decoding_key(
         5,
         "speculative decoding: number of tokens drafted at a time",
-        MODEL | KEEPS_SCORES | ACTIVE_DEFAULT,
+        MODEL | KEEPS_SCORES,
         Need(
             lambda cfg: cfg.draft or cfg.prompt_lookup > 0,
             "has no effect without a draft; give generation.draft or generation.prompt_lookup, or leave it out",

@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from seqgen.config import GenerationConfig, TrainConfig
-from seqgen.config.generation import ACTIVE_DEFAULT, keys_with
 from seqgen.config.keys import OTHER_VALUES, holds_component, other_names, types_of
 from seqgen.errors import ConfigError, nearest, shown
 from seqgen.registry import DECODING_COMPONENTS, GROUPS, Registry
@@ -128,7 +127,7 @@ def incompatible(cfg: GenerationConfig, given: Collection[str] = ()) -> Iterator
     Yields:
         Pairs of a key and the reason.
     """
-    checked = {*restricting(vars(cfg)), *(set(given) & set(keys_with(ACTIVE_DEFAULT)))}
+    checked = {*restricting(vars(cfg)), *({"beam"} & {*given})}  # the only default that asks for a strategy
     for field in dataclasses.fields(GenerationConfig):
         for need in field.metadata["needs"] if field.name in checked else ():
             if not need.met(cfg):

@@ -37,7 +37,6 @@ FACTS = {
         buffer_size dtype
     """,
     "KEEPS_CONFIDENCE": "nbest input_split input_split_lang observers features confidence review_share review_risk",
-    "ACTIVE_DEFAULT": "beam max_len_b min_len lenpen length_penalty seed draft_tokens",
     "SCORES_TARGETS": "source_lang target_lang unnormalized combination batch_size bit_exact",
 }
 """The keys with each fact, except ``MODEL``, which the keys without another scope have."""
