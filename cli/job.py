@@ -139,9 +139,7 @@ def _check_keys(cfg: GenerateConfig, keys: Mapping[str, str]) -> None:
 
 def _check_places(cfg: GenerateConfig, source: Source, folder: Path) -> None:
     """Check that outputs do not overwrite inputs, and do not become inputs when the command is repeated."""
-    check_output(
-        "output", cfg.output, *map(str, source.files), *decoding_files(cfg), in_place=is_pipe(Path(cfg.output))
-    )
+    check_output("output", cfg.output, *map(str, source.files), *decoding_files(cfg))
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"job.folder={folder} is a file; give a folder")
     inputs = Path(cfg.input)

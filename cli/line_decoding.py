@@ -63,11 +63,8 @@ def check_outputs(cfg: GenerateConfig) -> None:
         ConfigError: it cannot, or a package is not installed.
     """
     check_path_and_split(cfg.path, cfg.input, cfg.dataset)
-    named = FORMAT_OF.get(Path(cfg.output).suffix, cfg.format)
-    if named != cfg.format:
-        raise ConfigError(
-            f"output={cfg.output} would have format={cfg.format}; give format={named}, or a name with another ending"
-        )
+    if (named := FORMAT_OF.get(Path(cfg.output).suffix, cfg.format)) != cfg.format:
+        raise ConfigError(f"output={cfg.output} would have format={cfg.format}; give format={named}, or another name")
     if cfg.print_alignment and cfg.format != "fairseq":
         raise ConfigError(f"print_alignment=true needs format=fairseq, not format={cfg.format}; remove one of them")
     text_cleaner(cfg.remove_bpe, cfg.detokenize)
@@ -89,10 +86,7 @@ def check_plain_text(**files: Sequence[str]) -> None:
     """
     for key, name in ((key, name) for key, names in files.items() for name in names):
         if is_table(name) and not (key in ("input", "source") and name.removesuffix(".gz").endswith(".tsv")):
-            raise ConfigError(
-                f"{key}={name} is a table by its name, and would be read as plain text; give a text file, or another "
-                "name; seqgen-generate with job.column=FIELD decodes a field of JSON lines or Parquet"
-            )
+            raise ConfigError(f"{key}={name} is a table by its name; give plain text (job.column=FIELD is for a job)")
 
 
 def decoding_files(cfg: GenerateConfig) -> list[str]:
@@ -169,15 +163,14 @@ def prepare_decoding(
     for text in decoding.notes:
         note(text)
     target = decoding.task.target_tokenizer
-    mark = MARKS.get(cfg.remove_bpe, "")
-    if mark and mark not in target.decode([i for i, piece in enumerate(target.dictionary) if mark in piece]):
+    mark = "@@" if cfg.remove_bpe == "subword_nmt" else SPACE
+    if cfg.remove_bpe and mark not in target.decode([i for i, piece in enumerate(target.dictionary) if mark in piece]):
         raise ConfigError(f"remove_bpe={cfg.remove_bpe} has no effect: no output of the model has a {mark}; remove it")
     used = {"nbest": cfg.trace, "top_tokens": decoding.cfg.features or decoding.cfg.confidence}
     for key, (what, formats) in WRITTEN.items():
         value = getattr(decoding.cfg, key)
         if value != DEFAULTS[key] and cfg.format not in formats and not used.get(key):
-            others = " or ".join(f"format={name}" for name in formats)
-            note(f"generation.{key}={value_text(value)}: format={cfg.format} writes {what}; choose {others}")
+            note(f"generation.{key}={value_text(value)}: format={cfg.format} writes {what}; choose {formats}")
     return loaded, decoding
 
 
@@ -201,15 +194,12 @@ def complete(translation: Translation, cfg: GenerateConfig, clean: Callable[[str
 
 
 WRITTEN = {
-    "nbest": ("only the best hypothesis of each line", ("json", "fairseq")),
-    "confidence": ("no probabilities", ("json", "tsv")),
-    "features": ("no features", ("json",)),
-    "top_tokens": ("no probable tokens", ("json",)),
+    "nbest": ("only the best hypothesis of each line", "format=json or format=fairseq"),
+    "confidence": ("no probabilities", "format=json or format=tsv"),
+    "features": ("no features", "format=json"),
+    "top_tokens": ("no probable tokens", "format=json"),
 }
 """By key of the ``generation`` group: what other formats write of it, and the formats that write all."""
-
-MARKS = {"subword_nmt": "@@", "sentencepiece": SPACE}
-"""The mark that ``BPE_MARKS`` removes, by the name of the format."""
 
 BPE_MARKS: dict[str, Callable[[str], str]] = {
     # subword-nmt's format: "lo@@ w@@ er" is "lower"; a mark at the end, as of an output that is cut off, goes too

@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
+from seqgen.data.text import is_pipe
 from seqgen.errors import ConfigError, printable
 from seqgen.metrics import TextScore
 from seqgen.system.files import disk_errors, write_atomically
@@ -44,10 +45,10 @@ def check_output(key: str, path: str, *inputs: str, other_outputs: Sequence[str]
             if name not in ("", "-") and Path(name).resolve() == place.resolve():
                 raise ConfigError(f"{key}={path} would overwrite the {kind} {name}; give another file name")
     with disk_errors(f"{key}={path}"):
-        if not (in_place and place.exists()):
-            tempfile.TemporaryFile(dir=place.parent).close()
-        elif place.is_file():  # opening a pipe would wait for its reader
+        if in_place and place.is_file():
             place.open("ab").close()
+        elif not is_pipe(place):
+            tempfile.TemporaryFile(dir=place.parent).close()
 
 
 def score_lines(scores: Mapping[str, TextScore], hypotheses: Sequence[str]) -> list[str]:
