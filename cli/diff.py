@@ -13,6 +13,7 @@ import torch
 
 from seqgen.checkpoints.loading import load_models
 from seqgen.cli.command import Arguments, log, run, set_up_device
+from seqgen.cli.line_decoding import check_plain_text
 from seqgen.cli.output import check_output, write_report
 from seqgen.cli.show import runs_of
 from seqgen.config import CommonConfig, DebugConfig, GenerationConfig, ReadingConfig, option
@@ -141,6 +142,7 @@ def diff_decodes(cfg: DiffConfig, shared: Sequence[str], prefixed: dict[str, lis
             f"{missing}, and other=RUN_FOLDER or other.KEY=VALUE for the decode to "
             "compare it with; or give two run folders"
         )
+    check_plain_text(input=[cfg.input], prefix=[cfg.prefix])
     device = set_up_device(cfg.common)
     sides = [_side([*shared, *_of_one_side(side, prefixed[side])]) for side in SIDES]
     # errors in the files are reported before the models are loaded

@@ -16,6 +16,7 @@ from typing import IO, Any
 from seqgen.cli.command import Arguments, log, run, set_up_device
 from seqgen.cli.line_decoding import (
     check_outputs,
+    check_plain_text,
     complete,
     decoding_files,
     part_of,
@@ -91,7 +92,7 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | Non
     loaded, decoding = prepare_decoding(cfg, given, set_up_device(cfg.common), log, streamer)
     if record is not None:
         record.models(loaded)
-    task = decoding.task
+    task, noted = decoding.task, len(decoding.notes)
     lines, prefixes = input_lines(cfg, task, typed), prefix_lines(cfg)
     if not cfg.input and references is None:
         references = split_references(cfg, task)
@@ -128,7 +129,7 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | Non
             if _buffer_size(cfg) == 1:
                 file.flush()
     seconds = time.perf_counter() - start - (typed.waited if typed is not None else 0.0)
-    for note in trace.notes:
+    for note in [*trace.notes, *decoding.notes[noted:]]:
         log(note)
     if record is not None:
         record.write(decoding)
@@ -192,11 +193,9 @@ def _check_keys(cfg: GenerateConfig) -> None:
     if cfg.stream and cfg.generation.confidence:
         raise ConfigError("stream=true writes no probabilities (generation.confidence); remove one of them")
     if cfg.stream and (cfg.remove_bpe or cfg.detokenize):
-        raise ConfigError(
-            "stream=true writes tokens as they come, without remove_bpe and detokenize; remove one of them"
-        )
+        raise ConfigError("stream=true writes tokens as they come, without remove_bpe and detokenize; remove one")
     files = (cfg.input, cfg.reference, cfg.prefix, *decoding_files(cfg))
-    check_output("output", cfg.output, *files)
+    check_output("output", cfg.output, *files, in_place=True)
     check_trace(cfg, *files)
     if cfg.record == "-":
         raise ConfigError("record=- is not possible, because outputs are written there; give record=FILE.json")
@@ -233,6 +232,7 @@ def checked_input(cfg: Any) -> tuple[list[str] | None, int | None]:
     Raises:
         DataError: a file cannot be read, or the numbers of lines differ.
     """
+    check_plain_text(input=[cfg.input], reference=[cfg.reference], prefix=[cfg.prefix])
     references = list(read_lines(Path(cfg.reference), pipes=True)) if cfg.reference else None
     if cfg.input in ("", "-") or is_pipe(Path(cfg.input)):  # a pipe can be read only once
         return references, None if references is None else len(references)
@@ -405,7 +405,7 @@ def check_trace(cfg: GenerateConfig, *inputs: str) -> None:
         return
     if not cfg.trace.endswith(SUFFIXES):
         raise ConfigError(f"trace={cfg.trace} must end in {' or '.join(SUFFIXES)}; give another name")
-    check_output("trace", cfg.trace, *inputs, other_outputs=[cfg.output])
+    check_output("trace", cfg.trace, *inputs, other_outputs=[cfg.output], in_place=True)
 
 
 def tracing(cfg: GenerateConfig, decoding: TextDecoding, references: Sequence[str] | None) -> TraceWriter | NoTrace:

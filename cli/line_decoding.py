@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,10 @@ from seqgen.cli.command import log
 from seqgen.config import GenerateConfig, GenerateDatasetConfig
 from seqgen.config.generation import FILES, keys_with
 from seqgen.config.settings import Settings
+from seqgen.config.values import DEFAULTS, value_text
 from seqgen.core.errors import ConfigError, nearest
+from seqgen.data.table import is_table
+from seqgen.data.tokenizers.base import SPACE
 from seqgen.system.switches import MAPPED_WEIGHTS, switched
 from seqgen.task import Task
 from seqgen.text.output_formats import wanted_details
@@ -48,6 +52,10 @@ def check_path_and_split(path: Sequence[str], lines: str, dataset: GenerateDatas
         )
 
 
+FORMAT_OF = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".tsv": "tsv"}
+"""The format that the end of an output's name means."""
+
+
 def check_outputs(cfg: GenerateConfig) -> None:
     """Check, as ``check_path_and_split`` does, what is decoded, and that the format of the outputs can be written.
 
@@ -55,6 +63,8 @@ def check_outputs(cfg: GenerateConfig) -> None:
         ConfigError: it cannot, or a package is not installed.
     """
     check_path_and_split(cfg.path, cfg.input, cfg.dataset)
+    if (named := FORMAT_OF.get(Path(cfg.output).suffix, cfg.format)) != cfg.format:
+        raise ConfigError(f"output={cfg.output} would have format={cfg.format}; give format={named}, or another name")
     if cfg.print_alignment and cfg.format != "fairseq":
         raise ConfigError(f"print_alignment=true needs format=fairseq, not format={cfg.format}; remove one of them")
     text_cleaner(cfg.remove_bpe, cfg.detokenize)
@@ -63,6 +73,20 @@ def check_outputs(cfg: GenerateConfig) -> None:
         refused |= {"remove_bpe": cfg.remove_bpe, "detokenize": cfg.detokenize}
         for key in (key for key, given in refused.items() if given):
             raise ConfigError(f"{key} cannot be used with generation.input_split=sentences; remove one of them")
+
+
+def check_plain_text(**files: Sequence[str]) -> None:
+    """Check that files are not tables, whose rows would be taken for sentences.
+
+    Args:
+        files: the files by key; lines of ``input`` and ``source`` can have fields with tabs between them.
+
+    Raises:
+        ConfigError: a file is a table or JSON by its name.
+    """
+    for key, name in ((key, name) for key, names in files.items() for name in names):
+        if is_table(name) and not (key in ("input", "source") and name.removesuffix(".gz").endswith(".tsv")):
+            raise ConfigError(f"{key}={name} is a table by its name; give plain text (job.column=FIELD is for a job)")
 
 
 def decoding_files(cfg: GenerateConfig) -> list[str]:
@@ -138,17 +162,15 @@ def prepare_decoding(
         )
     for text in decoding.notes:
         note(text)
-    if cfg.format == "text" and decoding.cfg.nbest > 1 and not cfg.trace:
-        note(
-            f"generation.nbest={decoding.cfg.nbest}: format=text writes only the best hypothesis of each line; "
-            "format=json and format=fairseq write all of them"
-        )
-    if decoding.cfg.confidence and cfg.format in ("text", "fairseq"):
-        note(
-            f"generation.confidence: format={cfg.format} writes no probabilities; format=json and format=tsv write them"
-        )
-    if decoding.cfg.features and cfg.format != "json":
-        note(f"generation.features: format={cfg.format} writes no features; format=json writes them")
+    target = decoding.task.target_tokenizer
+    mark = "@@" if cfg.remove_bpe == "subword_nmt" else SPACE
+    if cfg.remove_bpe and mark not in target.decode([i for i, piece in enumerate(target.dictionary) if mark in piece]):
+        raise ConfigError(f"remove_bpe={cfg.remove_bpe} has no effect: no output of the model has a {mark}; remove it")
+    used = {"nbest": cfg.trace, "top_tokens": decoding.cfg.features or decoding.cfg.confidence}
+    for key, (what, formats) in WRITTEN.items():
+        value = getattr(decoding.cfg, key)
+        if value != DEFAULTS[key] and cfg.format not in formats and not used.get(key):
+            note(f"generation.{key}={value_text(value)}: format={cfg.format} writes {what}; choose {formats}")
     return loaded, decoding
 
 
@@ -170,6 +192,14 @@ def complete(translation: Translation, cfg: GenerateConfig, clean: Callable[[str
         notes = [*notes, "no alignment is written: the model returns no attention weights"]
     return replace(translation, hypotheses=hypotheses, notes=notes)
 
+
+WRITTEN = {
+    "nbest": ("only the best hypothesis of each line", "format=json or format=fairseq"),
+    "confidence": ("no probabilities", "format=json or format=tsv"),
+    "features": ("no features", "format=json"),
+    "top_tokens": ("no probable tokens", "format=json"),
+}
+"""By key of the ``generation`` group: what other formats write of it, and the formats that write all."""
 
 BPE_MARKS: dict[str, Callable[[str], str]] = {
     # subword-nmt's format: "lo@@ w@@ er" is "lower"; a mark at the end, as of an output that is cut off, goes too

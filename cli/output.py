@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
 from seqgen.core.errors import ConfigError
+from seqgen.data.text import is_pipe
 from seqgen.metrics import TextScore
 from seqgen.system.error_messages import printable
 from seqgen.system.files import disk_errors, write_atomically
@@ -18,7 +20,7 @@ BLEU_WORDS = 4
 """Number of words in the longest sequences that BLEU counts."""
 
 
-def check_output(key: str, path: str, *inputs: str, other_outputs: Sequence[str] = ()) -> None:
+def check_output(key: str, path: str, *inputs: str, other_outputs: Sequence[str] = (), in_place: bool = False) -> None:
     """Check before the work starts that the output can be written.
 
     Args:
@@ -26,9 +28,11 @@ def check_output(key: str, path: str, *inputs: str, other_outputs: Sequence[str]
         path: the file or folder to write; ``-`` for standard output.
         inputs: input files, which must not be overwritten; empty names and ``-`` are ignored.
         other_outputs: files that the command also writes, likewise.
+        in_place: whether an older file is written over, and not replaced as ``write_atomically`` does.
 
     Raises:
         ConfigError: the output is a folder, an input file or another output, or its folder does not exist.
+        UserError: the system does not allow writing it.
     """
     if path == "-":
         return
@@ -41,6 +45,11 @@ def check_output(key: str, path: str, *inputs: str, other_outputs: Sequence[str]
         for name in names:
             if name not in ("", "-") and Path(name).resolve() == place.resolve():
                 raise ConfigError(f"{key}={path} would overwrite the {kind} {name}; give another file name")
+    with disk_errors(f"{key}={path}"):
+        if in_place and place.is_file():
+            place.open("ab").close()
+        elif not is_pipe(place):
+            tempfile.TemporaryFile(dir=place.parent).close()
 
 
 def score_lines(scores: Mapping[str, TextScore], hypotheses: Sequence[str]) -> list[str]:

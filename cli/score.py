@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.cli.command import log, run, set_up_device
-from seqgen.cli.line_decoding import load_noted
+from seqgen.cli.line_decoding import check_plain_text, load_noted
 from seqgen.cli.output import check_output, open_output, score_lines, write_report
 from seqgen.config import DecodingCommonConfig, GenerationConfig, ReadingConfig, like, option
 from seqgen.config.values import changed, text_list
@@ -148,6 +148,7 @@ def score(cfg: ScoreConfig) -> int:
             "model needs no source)"
         )
     _check_keys(cfg)
+    check_plain_text(hypothesis=cfg.hypothesis, reference=cfg.reference, source=[cfg.source])
     if cfg.path:
         return _score_by_model(cfg)
     if _compares(cfg):
@@ -257,7 +258,7 @@ def _score_by_model(cfg: ScoreConfig) -> int:
     if len(cfg.reference) > 1:
         raise ConfigError("a model scores one text of references; give reference=FILE")
     (reference,) = cfg.reference
-    check_output("output", cfg.output, cfg.source, reference)
+    check_output("output", cfg.output, cfg.source, reference, in_place=True)
     if cfg.source and (cfg.tokens_per_sample or cfg.context_window):
         raise ConfigError("tokens_per_sample and context_window are for text without sources; remove them, or source")
     sources, references = parallel_lines([cfg.source or reference, reference])

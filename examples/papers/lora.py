@@ -12,7 +12,8 @@ run_dir=runs/lora task.train=NEW/train task.valid=NEW/val optimization.lr=[2e-3]
 The base is a run, or any model that ``checkpoint.finetune_from`` reads: ``transformer`` (also BART, Marian and NLLB),
 ``t5``, ``fconv`` and others whose layers are ``Linear``. Checkpoints contain A and B only, and the run records where
 the base is. Training computes the small products separately, as written above. For decoding, W + (alpha / r) B A is
-computed once, so that decoding costs as much as that of the base; ``seqgen-convert`` writes this sum.
+computed once, so that decoding costs as much as that of the base; ``seqgen-convert path=runs/lora output=FOLDER`` with
+``format=huggingface``, ``export`` or ``ctranslate2`` writes this sum.
 
 In a ``transformer`` or ``t5``, the projections of queries, keys and values are rows of one matrix, and have one A. A
 weight-normalized W (``fconv``) is normalized before the product is added.

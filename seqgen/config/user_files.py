@@ -27,7 +27,8 @@ _PREFIX = "seqgen_user_"
 class _UserFiles(MetaPathFinder, Loader):
     """Finds the user's files, as modules ``seqgen_user_NAME`` and by their names, so that they can import one another.
 
-    It is asked last: an installed module with the name of a file is not hidden by it.
+    An installed module with the name of a file is not hidden by it. It is asked first nevertheless: where Python's path
+    has the folder of the files, as in ``torchrun -m``, a file would be a second module under its own name.
     """
 
     def __init__(self) -> None:
@@ -54,7 +55,12 @@ class _UserFiles(MetaPathFinder, Loader):
         if (file := self.files.get(fullname)) is not None:
             folder = [str(file.parent)] if file.name == "__init__.py" else None
             return spec_from_file_location(fullname, file, submodule_search_locations=folder)
-        return spec_from_loader(fullname, self) if self._called(fullname) else None
+        if not self._called(fullname):
+            return None
+        specs = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+        found = next(filter(None, specs), None)
+        own = found is None or Path(found.origin or "").resolve() in self.files.values()
+        return spec_from_loader(fullname, self) if own else found
 
     def exec_module(self, module: ModuleType) -> None:
         """A module that is imported by the name of its file is the same as ``seqgen_user_NAME``."""
@@ -67,7 +73,7 @@ class _UserFiles(MetaPathFinder, Loader):
 
 
 _USER_FILES = _UserFiles()
-sys.meta_path.append(_USER_FILES)
+sys.meta_path.insert(0, _USER_FILES)
 
 
 def _file_name(file: Path) -> str:

@@ -8,7 +8,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from seqgen.config import GenerationConfig, TrainConfig
@@ -103,31 +103,33 @@ def restricting(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in changed.items() if (key, value) != ("min_len", 0)}
 
 
-def check_compatible(cfg: GenerationConfig) -> None:
+def check_compatible(cfg: GenerationConfig, given: Collection[str] = ()) -> None:
     """Refuse keys that exclude each other, or that have no effect without another key or under the rules in use.
 
     Args:
         cfg: the configuration.
+        given: see ``incompatible``.
 
     Raises:
         ConfigError: names the first such key, the reason and what to do.
     """
-    for key, reason in incompatible(cfg):
+    for key, reason in incompatible(cfg, given):
         raise ConfigError(f"generation.{key}={value_text(getattr(cfg, key))} {reason}")
 
 
-def incompatible(cfg: GenerationConfig) -> Iterator[tuple[str, str]]:
+def incompatible(cfg: GenerationConfig, given: Collection[str] = ()) -> Iterator[tuple[str, str]]:
     """Find the keys that ``check_compatible`` refuses.
 
     Args:
         cfg: the configuration.
+        given: the keys that the user gave, also those with their default.
 
     Yields:
         Pairs of a key and the reason.
     """
-    given = restricting(vars(cfg))
+    checked = {*restricting(vars(cfg)), *({"beam"} & {*given})}  # the only default that asks for a strategy
     for field in dataclasses.fields(GenerationConfig):
-        for need in field.metadata["needs"] if field.name in given else ():
+        for need in field.metadata["needs"] if field.name in checked else ():
             if not need.met(cfg):
                 yield field.name, need.sentence
 

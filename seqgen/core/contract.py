@@ -23,6 +23,14 @@ T = TypeVar("T")
 SIMILARITY = 0.85
 """Names at least this similar (``difflib.SequenceMatcher.ratio``) are taken for misspelt: one letter of seven."""
 
+FORMER = {
+    "additive": "accepts_logits",
+    "adjusts_scores": "own_scores",
+    "independent_rows": "continues_each_beam",
+    "takes_constraints": "enforces_constraints",
+}
+"""Earlier names of flags, which no longer have an effect."""
+
 
 class Hooked:
     """A base class with hooks: a user's subclass that misspells one is refused, because nothing would call it.
@@ -43,7 +51,7 @@ class Hooked:
 
 
 def misspelt(cls: type) -> Iterator[tuple[str, str]]:
-    """Find the names in the body of a class that are close to a hook's name.
+    """Find the names in the body of a class that are close to a hook's name, or its earlier name.
 
     Args:
         cls: a subclass of a class of seqgen.
@@ -55,7 +63,7 @@ def misspelt(cls: type) -> Iterator[tuple[str, str]]:
     for name in vars(cls):
         if name.startswith("_") or any(name in vars(home) for home in cls.__mro__[1:]):
             continue
-        near = difflib.get_close_matches(name, hooks, n=1, cutoff=SIMILARITY)
+        near = difflib.get_close_matches(FORMER.get(name, name), hooks, n=1, cutoff=SIMILARITY)
         if near := near or [hook for hook in hooks if sorted(hook) == sorted(name)]:
             yield name, near[0]
 

@@ -423,15 +423,16 @@ class IncrementalDecoder(StatefulModule, Decoder):
 
         Raises:
             DecodingError: the decoder cannot merge.
+            ValueError: one of the states has seen no position, or they differ in the model or in the beam size.
         """
         _check_can(self, self.can_merge, "merge batches", "can_merge")
         if incremental_state.beam_size != other.beam_size:
             raise ValueError(f"batches of {incremental_state.beam_size} and {other.beam_size} beams cannot be merged")
-        if set(incremental_state) != set(other):
+        seen = [self.positions_seen(state) for state in (incremental_state, other)]
+        if 0 in seen or set(incremental_state) != set(other):
             raise ValueError("batches can be merged only after both have decoded a step, with the same model")
         merged = copy.copy(incremental_state)
         merged.shared = {}
-        seen = [self.positions_seen(state) for state in (incremental_state, other)]
         start_offsets = [
             state.start_offsets + max(seen) - n for state, n in zip((incremental_state, other), seen, strict=True)
         ]

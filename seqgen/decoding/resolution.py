@@ -68,7 +68,7 @@ def resolve(settings: Settings, models: Sequence[Mapping[str, Any]] = ({},)) -> 
         taken["components"] = {key: value for key, value in kept.items() if key not in cfg.components}
         cfg = dataclasses.replace(cfg, components=kept)
     cfg = dataclasses.replace(cfg, components=parse_components(cfg))
-    check_compatible(cfg)
+    check_compatible(cfg, given)
     notes = _notes(cfg, taken, models, given)
     return ResolvedSettings(settings, cfg, from_dict(DebugConfig, settings.debug, "debug"), objects, tuple(notes))
 
@@ -106,16 +106,20 @@ def _check_limits(of_model: Mapping[str, Any], given: Mapping[str, Any]) -> None
 
 def _not_contradicting(of_model: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a model that the user does not set, and that do not contradict those of the user."""
+
+    def conflicts(values: Mapping[str, Any]) -> set[str]:
+        return {key for key, _ in incompatible(_config({**values, **given}), given)}
+
     taken = {key: value for key, value in of_model.items() if key not in given}
     wanted = _config({**taken, **given})
     if _config(given).is_constrained:  # not every strategy takes constraints, and warpers forbid tokens of phrases
         taken = {key: value for key, value in taken.items() if key not in ("search", "sampling", *keys_with(WARPER))}
     if "min_len" in taken and 0 < wanted.max_len < wanted.min_len:  # then every output has the maximum length
         taken["min_len"] = wanted.max_len
-    while refused := {key for key, _ in incompatible(_config({**taken, **given}))} & set(taken):
+    while refused := conflicts(taken) & set(taken):
         taken = {key: value for key, value in taken.items() if key not in refused}
     without = {key: value for key, value in taken.items() if key != "search"}
-    if any(incompatible(_config({**taken, **given}))) and not any(incompatible(_config({**without, **given}))):
+    if conflicts(taken) and not conflicts(without):
         return without  # the user asks for another strategy by a key such as sampling
     return taken
 

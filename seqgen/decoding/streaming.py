@@ -43,7 +43,8 @@ class Streaming(Observer):
     reads_finished = False
 
     def __init__(self, streamer: Streamer, setup: DecodingSetup):
-        if setup.beam_size > 1 and not setup.search.continues_each_beam:
+        independent = setup.search.continues_each_beam and not setup.search.enforces_constraints
+        if setup.beam_size > 1 and not independent:
             raise ConfigError(
                 f"beam search can replace tokens that it has generated, so that beam_size={setup.beam_size} cannot "
                 "be streamed; use beam_size=1 or sampling"

@@ -188,13 +188,15 @@ def _field(text: str) -> str:
 
 
 def tsv_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Writer:
-    """Format ``tsv``: source, output, score, confidence and ``review`` or nothing, separated by tabs."""
+    """Format ``tsv``: source, output, score, confidence and ``review`` or nothing, after a line with these names."""
+    head = "source\toutput\tscore\tconfidence\treview\n"
 
     def write(translation: Translation) -> str:
         numbers = [f"{translation.score:.4f}" if translation.hypotheses else ""]
         numbers.append("" if translation.confidence is None else f"{translation.confidence:.4f}")
         texts = [_field(translation.source), _field(translation.text)]
-        return "\t".join([*texts, *numbers, "review" if translation.review else ""]) + "\n"
+        fields = [*texts, *numbers, "review" if translation.review else ""]
+        return (head if translation.id == 0 else "") + "\t".join(fields) + "\n"
 
     return write
 

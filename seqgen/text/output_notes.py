@@ -42,7 +42,8 @@ class OutputNotes:
             missing = f"no output within the maximum length{in_time} has all phrases"
             return [f"{missing if line.phrases else 'every output was forbidden'}, so that the output is empty"]
         if len(hypotheses) < self.cfg.nbest:
-            why = "were found in time" if hypotheses[0].timed_out else "are possible"
+            possible = "have all phrases" if line.phrases else "are possible"
+            why = "were found in time" if hypotheses[0].timed_out else possible
             return [f"only {len(hypotheses)} of {self.cfg.nbest} hypotheses {why}"]
         return []
 

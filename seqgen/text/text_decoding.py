@@ -54,10 +54,12 @@ class TextDecoding:
         details: which optional fields of hypotheses are computed.
         streamer: receives tokens or words as they are generated; lines are then decoded in their order instead of
             being batched by length.
-        notes: notes for the user about the settings.
+        notes: see the attribute.
         draft: the model that drafts for the generator; it encodes the source with the tokenizer of its task.
 
     Attributes:
+        notes: notes for the user about the settings, and, once lines are decoded, why that was slower than it might be:
+            this depends on how many lines are decoded together, so that it is no note on a line.
         input_encoder: encodes lines.
         batcher: divides them into batches.
         ranker: ranks their hypotheses; ``None`` for the order of the search.
@@ -101,7 +103,6 @@ class TextDecoding:
         rates = cfg.features or cfg.confidence
         self.confidence = ConfidenceEstimator(cfg, self.models, resources) if rates else None
         self.output_notes = OutputNotes(cfg, setup, self.task, self.input_encoder.longest_output)
-        self._speed_notes, self._noted = set[str](), set[str]()  # the notes on speed, and those that were written
 
     @cached_property
     def scorer(self) -> SequenceScorer:
@@ -167,6 +168,7 @@ class TextDecoding:
                 found[translation.id] = translation
                 if on_line is not None and ends_line:
                     on_line()
+            self._add_notes(sorted(self.generator.setup.notes))
             if self.details.rescores:
                 for batch in self.batcher.batches(readable):
                     found |= {one.id: one for one in self._with_details([(line, found[line.number]) for line in batch])}
@@ -196,7 +198,7 @@ class TextDecoding:
             return
         for number, batch in enumerate(self.batcher.batches(lines)):
             if number and self.streamer is None:
-                self._speed_notes.update(self._why_separate(lines))
+                self._add_notes(self._why_separate(lines))
             yield from zip(self._decoded_batch(batch), (line.ends_line for line in batch), strict=True)
 
     def _why_separate(self, lines: Sequence[InputLine]) -> Iterator[str]:
@@ -238,7 +240,7 @@ class TextDecoding:
             hypotheses: ids and scores, best first.
             width: columns of the batch's source, over which attention is defined; 0 without attention.
         """
-        notes = [*self.output_notes.on_search(line, hypotheses), *self._notes_on_speed()]
+        notes = self.output_notes.on_search(line, hypotheses)
         found = []
         for hypothesis in hypotheses if self.ranker or self.confidence else hypotheses[: self.cfg.nbest]:
             aligned = attend_to_source(hypothesis, width, len(line.sources[0]), self.models[0].left_pad_source)
@@ -253,12 +255,10 @@ class TextDecoding:
         made = line.translation(best, [*notes, *self.output_notes.on_outputs(line, best)], bound, exact)
         return made if self.confidence is None else self.confidence.rated(made, ranked)
 
-    def _notes_on_speed(self) -> list[str]:
-        """Why decoding is slower than it might be, each reason once, if the notes on the settings do not have it."""
-        new = (self.generator.setup.notes | self._speed_notes) - self._noted
-        self._noted |= new
+    def _add_notes(self, notes: Iterable[str]) -> None:
+        """Add notes on speed, unless there is one with the same reason."""
         known = "\n".join(self.notes)
-        return [note for note in sorted(new) if note.partition(": ")[2] not in known]
+        self.notes += [note for note in notes if note.partition(": ")[2] not in known]
 
     def _text(self, line: InputLine, hypothesis: Hypothesis, replaces: bool) -> str:
         """The text of a hypothesis, after a prompt the text that it adds to the prompt's.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from seqgen.config.values import to_dict
+from seqgen.config.values import DEFAULTS, to_dict
 from seqgen.core.errors import ConfigError
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.data.iterator import EpochIterator
@@ -183,7 +183,8 @@ class Validator:
         limit = None if self.decode_limit < 0 else self.decode_limit
         sources = list(itertools.islice(task.source_lines(self.split), limit))
         references = list(itertools.islice(task.references(self.split) or (), len(sources)))
-        settings = {**to_dict(trainer.cfg.generation), **task.decoding_settings()}
+        chosen = {key: value for key, value in to_dict(trainer.cfg.generation).items() if value != DEFAULTS[key]}
+        settings = {**chosen, **task.decoding_settings()}
         decoding = Translator(ModelInMemory(trainer.task, model), **settings).prepare()
         hypotheses = [""] * len(sources)
         share = range(group.rank, len(sources), group.world_size)

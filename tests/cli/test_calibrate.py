@@ -59,7 +59,9 @@ def test_marks_in_all_formats_and_in_a_job(place: Path, tmp_path: Path) -> None:
     held_out = [record for record in records if any(abs(record["confidence"] - one) < 1e-6 for one in known)]
     assert len(held_out) == 30
     assert sum(record["review"] for record in held_out) == pytest.approx(15, abs=1), "exact but for equal lines"
-    rows = [line.split("\t") for line in decode(place, "text", "format=tsv", mark).splitlines() if "\t" in line]
+    table = [line for line in decode(place, "text", "format=tsv", mark).splitlines() if "\t" in line]
+    header, *rows = [line.split("\t") for line in table]
+    assert header == ["source", "output", "score", "confidence", "review"]
     assert [row[3] for row in rows] == [f"{record['confidence']:.4f}" for record in records]
     assert [row[4] for row in rows] == ["review" if record["review"] else "" for record in records]
     assert [row[1] for row in rows] == [record["hypotheses"][0]["text"] for record in records]
@@ -70,6 +72,8 @@ def test_marks_in_all_formats_and_in_a_job(place: Path, tmp_path: Path) -> None:
     assert f"{sum(one['review'] for one in records)} of 60 lines are marked for a person" in outcome.err
     in_job = [json.loads(line) for line in output.read_text().splitlines()]
     assert [one["review"] for one in in_job] == [one["review"] for one in records]
+    decode(place, "text", "format=tsv", mark, f"output={tmp_path}/out.tsv", "generation.part_lines=25")
+    assert (tmp_path / "out.tsv").read_text().splitlines() == table, "a job has one header, too"
     assert [one["confidence"] for one in in_job] == pytest.approx([one["confidence"] for one in records])
 
 

@@ -20,7 +20,7 @@ from seqgen import GenerationConfig, save_generation
 from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.run_checkpoints import Checkpoints, numbered, read_training_state, read_weights
 from seqgen.cli.generate import line_progress
-from seqgen.cli.output import open_output
+from seqgen.cli.output import check_output, open_output
 from seqgen.config import GenerateConfig, JobConfig
 from seqgen.core.errors import UserError
 from seqgen.system.files import run_lock
@@ -365,6 +365,35 @@ class TestRefused:
         )
         assert not list(tmp_path.iterdir())
         refused(command("generate", model, f"input={data}/test.en", f"output={tmp_path}"), f"{tmp_path} is a folder")
+
+    @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs a folder in which nobody can create files")
+    def test_a_place_that_cannot_be_written_is_found_before_the_models_are_loaded(self, data: Path) -> None:
+        texts, model = (f"input={data}/test.en", f"reference={data}/test.de"), "path=nowhere"
+        for name, key, *others in (
+            ("generate", "output=/proc/o", texts[0]),
+            ("generate", "trace=/proc/o.jsonl", texts[0]),
+            ("generate", "record=/proc/o.json", texts[0]),
+            ("generate", "output=/proc/o", texts[0], "job.folder=parts"),
+            ("calibrate", "output=/proc/o.json", *texts),
+            ("calibrate", "picture=/proc/o.svg", *texts, "generation.confidence=nowhere"),
+            ("calibrate", "json=/proc/o", *texts, "output=made.json"),
+            ("tune", "json=/proc/o", *texts, "tune.generation.beam=1,2"),
+            ("score", "output=/proc/o", f"source={data}/test.en", texts[1]),
+        ):
+            refused(command(name, model, key, *others), f"cannot write {key}:")
+        of_text = (f"hypothesis={data}/test.de", f"reference={data}/test.de", "json=/proc/o")
+        refused(command("score", *of_text), "cannot write json=/proc/o:")
+
+    def test_an_older_file_that_cannot_be_written_over(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        old = tmp_path / "old"
+        old.write_text("kept")
+        check_output("output", str(old), in_place=True)
+        monkeypatch.setattr(Path, "open", mock.Mock(side_effect=PermissionError(13, "Permission denied")))
+        with pytest.raises(UserError, match=r"cannot write output=.*old: Permission denied"):
+            check_output("output", str(old), in_place=True)
+        check_output("json", str(old))
+        monkeypatch.undo()
+        assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"old": "kept"}, "nothing is left behind"
 
     def test_an_output_that_would_overwrite_what_is_read(self, runs: Path, data: Path, tmp_path: Path) -> None:
         shutil.copytree(data, tmp_path, dirs_exist_ok=True)

@@ -281,9 +281,9 @@ def test_a_glossary(runs: Path, tmp_path: Path) -> None:
             met += term["met"]
     assert met
     assert f"terms: 3 found, {met} met" in outcome.err
-    refused(command("generate", *keys, f"output={terms}"), "would overwrite the input")
+    refused(command("generate", *keys, f"output={terms}", "format=tsv"), "would overwrite the input")
     terms.write_text("dog\tHund\ntree Baum\n")
-    refused(command("generate", *keys, f"output={output}"), f"{terms}, line 2 is not SOURCE<tab>TARGET")
+    refused(command("generate", *keys, f"output={output}", "format=json"), f"{terms}, line 2 is not SOURCE<tab>TARGET")
 
 
 @pytest.mark.slow

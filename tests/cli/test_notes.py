@@ -46,6 +46,45 @@ def test_hypotheses_that_a_format_does_not_write(run: Path, tmp_path: Path) -> N
         assert "format=text" not in generate(run, *arguments).err
 
 
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (("generation.nbest=3", "format=tsv"), "nbest=3: format=tsv writes only the best hypothesis of each line"),
+        (("generation.top_tokens=2",), "top_tokens=2: format=text writes no probable tokens; choose format=json"),
+        (("generation.top_tokens=2", "format=tsv"), "top_tokens=2: format=tsv writes no probable tokens"),
+        (("generation.top_tokens=2", "format=json"), ""),
+        (("generation.top_tokens=2", "format=tsv", "generation.features=[boosted_lprob]"), "writes no features"),
+    ],
+)
+def test_what_a_format_does_not_write(run: Path, keys: tuple[str, ...], said: str) -> None:
+    outcome = generate(run, *keys)
+    assert outcome.code == 0
+    assert said in outcome.err
+    assert outcome.err.count("; choose format=") == bool(said)
+
+
+def test_files_whose_names_mean_another_format(run: Path, tmp_path: Path) -> None:
+    for name in ("a.jsonl", "a.tsv", "a.parquet", "a.json.gz", "a.txt"):
+        (tmp_path / name).write_text("the dog\n")
+    text = tmp_path / "a.txt"
+    for name in ("a.jsonl", "a.parquet", "a.json.gz"):
+        refused(generate(run, f"input={tmp_path / name}"), name, "is a table by its name", "job.column=FIELD")
+        refused(command("diff", f"path={run}", f"input={tmp_path / name}", "other.generation.beam=2"), name)
+        refused(generate(run, f"input={text}", f"reference={tmp_path / name}"), f"reference={tmp_path / name}")
+    for name in ("a.jsonl", "a.tsv"):
+        refused(command("score", f"hypothesis={tmp_path / name}", f"reference={text}"), f"hypothesis={tmp_path / name}")
+        refused(command("score", f"hypothesis=[{text},{text}]", f"reference={tmp_path / name}"), "reference=")
+    assert generate(run, f"input={tmp_path / 'a.tsv'}").code == 0, "its lines can have fields"
+    for name, wanted in (("o.json", "json"), ("o.jsonl", "json"), ("o.tsv", "tsv")):
+        refused(generate(run, f"output={tmp_path / name}"), "would have format=text", f"give format={wanted}")
+        assert generate(run, f"output={tmp_path / name}", f"format={wanted}").code == 0
+
+
+@pytest.mark.parametrize(("name", "mark"), [("subword_nmt", "@@"), ("sentencepiece", "▁")])
+def test_marks_that_no_output_has(run: Path, name: str, mark: str) -> None:
+    refused(generate(run, f"remove_bpe={name}"), f"remove_bpe={name} has no effect", mark)
+
+
 def test_what_cut_an_output_off_is_reported_by_line(run: Path) -> None:
     outcome = generate(run, "generation.max_time=1e-9", "format=json")
     notes = [json.loads(line)["notes"] for line in outcome.out.splitlines()]

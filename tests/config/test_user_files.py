@@ -221,8 +221,8 @@ def files_that_import_one_another(folder: Path) -> list[Path]:
     return [folder / "a_net.py", folder / "net_config.py"]
 
 
-@pytest.mark.parametrize("given", ["folder", "files", "package"])
-def test_files_import_one_another(tmp_path: Path, given: str) -> None:
+@pytest.mark.parametrize("given", ["folder", "files", "package", "on the path"])
+def test_files_import_one_another(tmp_path: Path, given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is one module, whatever imports it, also in another process; files that were not given are not found."""
     files = files_that_import_one_another(tmp_path / "net")
     with pytest.raises(ConfigError, match=r"a_net\.py fails to import: ModuleNotFoundError: .*'net_config'"):
@@ -231,6 +231,8 @@ def test_files_import_one_another(tmp_path: Path, given: str) -> None:
         (tmp_path / "net" / "__init__.py").write_text("from . import a_net\n")
         files[0].write_text(files[0].read_text().replace("from net_config", "from .net_config"))
         files[1].write_text(files[1].read_text().replace("import a_net\n", ""))
+    if given == "on the path":  # as in ``python -m seqgen.cli.train`` and ``torchrun -m``, started in the folder
+        monkeypatch.syspath_prepend(tmp_path / "net")
     import_user_dir(*(files if given == "files" else [tmp_path / "net"]))
     recorded = recorded_files(compose(TrainConfig, ["model=own_net"]), [str(tmp_path / "net")])
     assert recorded == {"model.own_net": str(tmp_path / "net" / ("" if given == "package" else "a_net.py"))}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import fnmatch
 import importlib.util
-import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from tests.toolkit_models import write_models
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted({page.relative_to(ROOT).as_posix() for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]})
-COMMANDS = ("seqgen-", "python examples/", "torchrun --standalone")
+COMMANDS = ("seqgen-", "python examples/", "torchrun --standalone", "printf ", "paste ", "sed ", "cut ", "cp ", "{ ")
 QUICK = [
     "optimization.max_update=3",
     "checkpoint.save_interval_updates=1",
@@ -34,17 +35,33 @@ QUICK = [
 """Appended to each training command of a page."""
 
 
-def shown_commands(page: str) -> list[str]:
-    """The lines of a page's code blocks that are commands of seqgen, continued lines joined."""
+def shell_lines(page: str) -> list[str]:
+    """The lines of a page's shell blocks and its indented commands, with continued lines joined and loops unrolled."""
     text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
-    fenced = re.findall(r"^```bash\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-    indented = re.findall(r"^    seqgen-.*$", text, flags=re.MULTILINE)
-    lines = [line for block in fenced for line in block.splitlines()] + indented
-    return [line.strip() for line in lines if line.strip().startswith(COMMANDS)]
+    blocks = re.findall(
+        r"^```bash\n(.*?)^```|^    ((?:seqgen-|printf |unzip )[^\n]*\n)", text, flags=re.MULTILINE | re.DOTALL
+    )
+    lines = []
+    for block in map("".join, blocks):
+        loops = re.findall(r"for (\w+) in (.*); do", block)
+        for line in block.splitlines():
+            unrolled = [re.sub(r"(^|\s+)#\s.*", "", line).strip()]
+            for name, values in loops:
+                unrolled = [one.replace(f"${name}", value) for one in unrolled for value in values.split()]
+            lines += [one for one in dict.fromkeys(unrolled) if one]
+    return lines
+
+
+def shown_commands(page: str) -> list[str]:
+    """The commands of a page that can be run without a network."""
+    return [line for line in shell_lines(page) if line.startswith(COMMANDS)]
 
 
 def run(line: str) -> None:
     """Run one shell line of a page, and check its exit code."""
+    if not line.startswith(COMMANDS[:3]):
+        subprocess.run(line, check=True, shell=True, executable="/bin/bash")
+        return
     words = shlex.split(line.replace("examples/", f"{ROOT}/examples/"), comments=True)
     stdin = b"the dog sees a man\n"
     if "<" in words:
@@ -77,38 +94,118 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     corpus(folder / "DATA")
     corpus(folder / "NEWS")
     for language in ("en", "de"):
-        (folder / f"test.{language}").write_bytes((folder / "DATA" / f"test.{language}").read_bytes())
-        (folder / f"val.{language}").write_bytes((folder / "DATA" / f"test.{language}").read_bytes())
-    (folder / "distilled.en").write_bytes((folder / "DATA" / "train.en").read_bytes())
+        text = (folder / "DATA" / f"test.{language}").read_bytes()
+        for name in ("test", "DATA/val", "DATA/test_2016_flickr"):
+            (folder / f"{name}.{language}").write_bytes(text)
     lines = (folder / "test.en").read_text(encoding="utf-8").splitlines()
     answers = (folder / "test.de").read_text(encoding="utf-8").splitlines()
-    (folder / "two_languages.tsv").write_text("".join(f"{line}\t{line}\n" for line in lines), encoding="utf-8")
     table = "".join(f"{line}\t{answer}\n" for line, answer in zip(lines, answers, strict=True))
     (folder / "articles.tsv").write_text(table, encoding="utf-8")
-    (folder / "pairs.tsv").write_text("english\tgerman\n" + table, encoding="utf-8")
-    pairs = [{"english": line, "german": answer} for line, answer in zip(lines, answers, strict=True)]
-    (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    (folder / "phrases.en").write_text("".join(f"{line}\tder\n" for line in lines), encoding="utf-8")
-    (folder / "beginnings.de").write_text("".join(f"{line.split()[0]}\n" for line in answers), encoding="utf-8")
-    (folder / "terms.tsv").write_text("source\ttarget\ndog|dogs\tHund|Hunde\nthe man\tder Herr\n", encoding="utf-8")
-    (folder / "decoding.yaml").write_text("generation: {beam: 3}\n")
-    (folder / "prompts.de").write_text("der Hund\n\nder Mann sieht einen\n", encoding="utf-8")
     (yaml,) = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs/training.md").read_text(), re.MULTILINE | re.DOTALL)
     (folder / "mixture.yaml").write_text(yaml)
-    (folder / "DATA" / "reviews.tsv").write_text("text\tsize\n" + "".join(f"{x}\t{len(x.split())}\n" for x in lines))
-    articles = [{"title": x.split()[1], "body": x, "subject": "a dog"} for x in lines]
-    (folder / "DATA" / "articles1.jsonl").write_text("".join(json.dumps(article) + "\n" for article in articles))
     for name in ("a", "b"):
-        outcome = command("train", *training_arguments(folder / "DATA", folder / "runs" / name), *SMALL_FCONV, *QUICK)
+        arguments = training_arguments(folder / "DATA", folder / "runs" / name)
+        shown = [argument for argument in arguments if not argument.startswith("task.test=")]  # as in the README
+        outcome = command("train", *shown, *SMALL_FCONV, *QUICK)
         assert outcome.code == 0, outcome.err
     write_model(folder / "nllb", "NllbTokenizer")
     write_model(folder / "flan-t5", "PegasusTokenizer")
     write_models(folder, [*lines, *answers])
-    (folder / "to_many.tsv").write_text("the dog sees a man\tdeu_Latn\nthe dog sees a man\tfra_Latn\n")
     joeynmt_models.write(folder / "joeynmt-en-de")
     for name in ("model.pt", "other.pt"):
         write(folder, random_model(FCONV), in_args(options_of(FCONV)), name=name)
     return folder
+
+
+OUTPUTS = re.compile(
+    r"run_dir|output|json|page|record|trace|picture|file|heads|datastore|job\.folder|search\.latency|observer.*\.file"
+)
+"""Keys whose value is a file or folder that the command writes."""
+
+MODELS = re.compile(
+    r"path|other|.*\.(finetune_from|datastore|draft|reference|teachers|channel|lm)|task\.(train|valid|test|pretrained_tokenizer)"
+)
+"""Keys whose value is always a file or folder that the command reads; other values are recognized by their form."""
+
+FILE = re.compile(r"(?!hf:|https:).*\.(en|de|tsv|jsonl|json|yaml|txt|hyp|mbr|npz|pt|gz|gbnf|safetensors|model|onnx)")
+
+OWN = {
+    "docs/ensembles.md": {"opus-en-de", "fairseq/model.pt", "bart-en-de"},
+    "docs/extending.md": {"joeynmt-en-de"},
+    "docs/from-fairseq.md": {"model.pt", "other.pt"},
+    "docs/training.md": {"NEWS/train", "NEWS/val", "articles.tsv"},
+}
+"""Files that a page names and a reader brings."""
+
+SHARED = "docs/README.md"
+"""The page that says where files of all pages come from: the first section of the tutorial, the README, and itself."""
+
+
+def files_of(line: str, known: Iterable[str]) -> tuple[set[str], set[str]]:
+    """The files and folders that a command writes, and those that it reads."""
+    command_, *words = shlex.split(line, comments=True)
+    written, read = set[str](), set[str]()
+    if command_ == "gunzip":
+        return {name.removesuffix(".gz") for name in fnmatch.filter(known, words[-1])}, set()
+    if command_ in ("cp", "unzip"):
+        return {words[-1]}, {words[0]} if command_ == "cp" else set()
+    for before, word in zip(["", *words], words, strict=False):
+        key, equals, value = word.partition("=")
+        parts = [part for part in re.split(r"[\[\],]", value) if part] if equals else [word]
+        if before == ">" or (equals and OUTPUTS.fullmatch(key)):
+            written.add(value if equals else word)
+        elif MODELS.fullmatch(key) if equals else command_ in ("seqgen-diff", "seqgen-show"):
+            read |= {part for name in parts for part in (name.split(":") if ".pt:" in name else [name])} - {"-"}
+        elif not re.search(r"\s", word):
+            read |= {part for part in parts if FILE.fullmatch(part)}
+    if "format=average" in words and not written:
+        written.add(f"{words[1].removeprefix('path=')}/checkpoints/average")
+    return written, {name for name in read if not name.startswith(("hf:", "~")) and not (ROOT / name).exists()}
+
+
+def is_made(name: str, made: Iterable[str]) -> bool:
+    """True if a file, or a folder that it is in, or a file that its wildcard or prefix selects, was written."""
+    return any(
+        fnmatch.fnmatch(file, name) or name.startswith(f"{file}/") or file.startswith((f"{name}.", f"{name}/"))
+        for file in made
+    )
+
+
+def test_each_file_of_the_commands_is_made_by_one_command() -> None:
+    """A run, a job or an output has one name in all pages; what a command reads is made before, or the reader's own."""
+    writers: dict[str, set[str]] = {}
+    shared = set[str]()
+    missing = []
+    for page in ["docs/tutorial.md", "README.md", SHARED, *PAGES]:
+        text, made = (ROOT / page).read_text(encoding="utf-8"), {*shared, *OWN.get(page, ())}
+        made |= set(re.findall(r"^```yaml\n# (\S+)$", text, flags=re.MULTILINE))
+        lines = shell_lines(page)
+        for line in lines:
+            written, read = files_of(line, made)
+            missing += [f"{page}: {name} of {line}" for name in read if not is_made(name, made)]
+            made |= written
+            for name in written - {"-"}:
+                writers.setdefault(name, set()).add(" ".join(line.split()))
+            if page in ("README.md", SHARED) or line.startswith(("curl", "gunzip", "cp DATA/test")):
+                shared |= written
+        assert all(f"`{name.removesuffix('/val')}" in text for name in OWN.get(page, ())), page
+    assert missing == []
+    assert {name: lines for name, lines in writers.items() if len(lines) > 1} == {}
+
+
+def test_each_run_has_one_name_in_all_pages_and_their_tables() -> None:
+    texts = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
+    made = [(name, page) for page, text in texts.items() for name in re.findall(r"run_dir=(runs/[\w.-]+)", text)]
+    assert [one for one in made if [name for name, _ in made].count(one[0]) > 1] == []
+
+
+def test_pages_link_to_where_their_files_come_from() -> None:
+    using = [
+        page for page in PAGES if page.startswith("docs/") and any("test.en" in line for line in shell_lines(page))
+    ]
+    pages = [page for page in using if page not in (SHARED, "docs/tutorial.md")]
+    link = "README.md#the-files-of-the-commands"
+    assert [page for page in pages if link not in (ROOT / page).read_text(encoding="utf-8")] == []
 
 
 COMPONENT = re.compile(r"^seqgen-check .*\b(search|processor|combination|stopping|observer|task|criterion)=")
@@ -149,8 +246,8 @@ def test_shown_commands_run(page: str, workplace: Path, tmp_path: Path, monkeypa
     named = {name for line in commands for name in re.findall(r"hf:([^@\s]+)", line)}
     hub = serve(tmp_path / "cache", monkeypatch) if named else None
     for name in named:
-        hub.add(name, workplace / "nllb")
-        hub.add(name, workplace / "nllb", "v1.0")
+        for revision in ("main", "v1.0"):
+            hub.add(name, workplace / ("flan-t5" if "flan-t5" in name else "nllb"), revision)
     for line in commands:
         run(line)
     if hub is not None:
@@ -190,7 +287,7 @@ def test_shown_python_runs(
 def test_shown_python_of_languages_runs(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workplace)
     (code,) = [block for block in shown_python("models.md") if "target_lang" in block]
-    exec(compile(code, "docs/models.md", "exec"), {})
+    exec(compile(code.replace("runs/nllb", "nllb"), "docs/models.md", "exec"), {})
 
 
 def test_shown_python_of_inspection_runs(

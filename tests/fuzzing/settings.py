@@ -176,7 +176,8 @@ def read_settings(folder: Path) -> None:
     for translation in found:
         _check(translation, decoding.cfg)
         text = write(translation)
-        if not text.endswith("\n") or (cfg.format != "fairseq" and text.count("\n") != 1):
+        header = cfg.format == "tsv" and translation.id == 0
+        if not text.endswith("\n") or (cfg.format != "fairseq" and text.count("\n") != 1 + header):
             raise Wrong(f"{text!r} is not one line")
         if cfg.format == "json" and any(word in text for word in (": NaN", ": Infinity", ": -Infinity")):
             raise Wrong(f"{text!r} is no JSON")

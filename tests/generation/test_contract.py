@@ -311,9 +311,9 @@ def test_a_cache_without_merge_turns_continuous_batching_off() -> None:
     usual = Translator(text_model(), **settings)
     assert usual.prepare().generator.can_merge
     for cache in (ThreeMethods, lambda: component(ThreeMethods)):
-        found = Translator(with_cache(cache), **settings)
-        decoded = found.translate(TEXTS)
-        (note,) = [note for one in decoded for note in one.notes if "running batch" in note]
+        decoding = Translator(with_cache(cache), **settings).prepare()
+        decoded = list(decoding.translate(TEXTS))
+        (note,) = [note for note in decoding.notes if "running batch" in note]
         assert re.search("slower: the key/value cache (ThreeMethods|Mine) does not set can_merge", note)
         assert [one.text for one in decoded] == [one.text for one in usual.translate(TEXTS)]
 

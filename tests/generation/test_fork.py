@@ -164,6 +164,19 @@ def test_prefixes_of_different_steps_decode_in_one_batch(
         assert_same([found], [wanted[int(longer.ids[0])]])
 
 
+@pytest.mark.parametrize("name", ["transformer_lm_tiny", "transformer_tiny"])
+@torch.inference_mode()
+def test_sessions_are_merged_after_their_first_step_only(name: str) -> None:
+    """Before it, prompts of different lengths would be padded on the right."""
+    for steps in ((0, 0), (0, 1), (1, 0)):
+        one, two = (begin({}, name) for _ in steps)
+        for session, count in zip((one, two), steps, strict=True):
+            for _ in range(count):
+                session.step()
+        with pytest.raises(ValueError, match="only after both have decoded a step"):
+            one.merge(two)
+
+
 @torch.inference_mode()
 def test_what_a_fork_is_made_of() -> None:
     """Attributes of subclasses are copied as well, and components that refer to each other are copied together."""

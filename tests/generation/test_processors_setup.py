@@ -12,6 +12,7 @@ from torch import Tensor
 
 from seqgen.config import GenerationConfig
 from seqgen.config.generation import WARPER, keys_with
+from seqgen.config.settings import Settings
 from seqgen.config.values import check_compatible, incompatible
 from seqgen.core.context import StepContext
 from seqgen.core.errors import ConfigError
@@ -21,6 +22,7 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.decoding.building import Resources
 from seqgen.decoding.fairseq_arguments import fairseq_generator
 from seqgen.decoding.options import build_setup, end_tokens_from_config, processors_from_config
+from seqgen.decoding.resolution import resolve
 from seqgen.decoding.rules import FAIRSEQ, HUGGINGFACE, Rules, rules_named
 from seqgen.decoding.search.diverse import DiverseBeamSearch
 from seqgen.registry import LOGITS_PROCESSORS, SEARCHES, register_logits_processor
@@ -306,6 +308,20 @@ REFUSED = [
 def test_what_does_not_go_together(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_compatible(GenerationConfig(**values))
+
+
+@pytest.mark.parametrize("search", ["greedy", "contrastive"])
+def test_the_default_beam_is_refused_too_if_the_user_gives_it(search: str) -> None:
+    for beam in (4, 5):
+        with pytest.raises(ConfigError, match=f"generation.beam={beam} has no effect, because greedy"):
+            resolve(Settings().with_layer("user", {"search": search, "beam": beam}))
+    assert resolve(Settings().with_layer("user", {"search": search}), [{"beam": 5}]).generation.search == search
+
+
+def test_a_beam_of_the_user_replaces_the_greedy_search_of_a_model() -> None:
+    for beam in (4, 5):
+        found = resolve(Settings().with_layer("user", {"beam": beam}), [{"search": "greedy"}]).generation
+        assert (found.search, found.beam) == ("", beam)
 
 
 def test_every_built_in_strategy_declares_whether_it_is_stochastic() -> None:

@@ -425,14 +425,35 @@ BASES = {
 EACH = [name if name == "CountsNotReordered" else pytest.param(name, marks=pytest.mark.slow) for name in BUGS]
 
 
-def outcomes_of(name: str, component: type[Component], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[Outcome]]:
+def outcomes_of(
+    name: str, component: type[Component], monkeypatch: pytest.MonkeyPatch, only: str = ""
+) -> tuple[Any, list[Outcome]]:
     group = next(group for group, base in BASES.items() if issubclass(component, base))
     registry, chooser = DECODING_COMPONENTS[group]
     entry = Entry(name, component, make_dataclass(f"{name}Config", []))
     monkeypatch.setitem(registry._entries, name, entry)
     generation = GenerationConfig(**{chooser: name if group in SINGLE_COMPONENTS else [name]})
     subject = component_subject(group, DecodingCheckConfig(generation=generation))
-    return subject, list(check_all(KINDS[group].invariants, subject))
+    invariants = KINDS[group].invariants
+    return subject, list(check_all({only: invariants[only]} if only else invariants, subject))
+
+
+@pytest.mark.parametrize("best", [1, 2, 3])
+def test_sentences_without_hypotheses_are_not_scored(best: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The combination is correct; where the members' best tokens differ, a sentence has no output."""
+
+    class AgreesOnTheBest(Combination):
+        ignores_context = True
+
+        def __call__(self, lprobs: Any, context: Any) -> Tensor:
+            least = torch.stack([scores.topk(best).values[..., -1:] for scores in lprobs])
+            return lprobs[0].masked_fill((torch.stack(list(lprobs)) < least).any(0), -torch.inf)
+
+    subject, (outcome,) = outcomes_of("AgreesOnTheBest", AgreesOnTheBest, monkeypatch, only="scorer = generator")
+    found = [len(hypotheses) for hypotheses in subject.decode(subject.batch(), min_len=0, end_symbols=[])]
+    assert 0 in found
+    assert outcome.violation is None
+    assert outcome.reason == ("" if any(found) else "no sentence has a hypothesis")
 
 
 @pytest.mark.parametrize("name", EACH)

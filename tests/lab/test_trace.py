@@ -389,7 +389,7 @@ def test_the_commands(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     many = (run / "data/test.en").read_text() * 2
     assert many.count("\n") > 33
     (run / "many.en").write_text(many)
-    cleaned = ("path=a", "input=many.en", "generation.max_len_b=9", "remove_bpe=sentencepiece")
+    cleaned = ("path=a", "input=many.en", "generation.max_len_b=9", "detokenize=de")
     texts = command("generate", *cleaned, "trace=c.jsonl").out.splitlines()
     found = [sentence.hypotheses[0].text for sentence in Trace("c.jsonl")]
     assert found == texts, "also where lines are written together"

@@ -51,3 +51,21 @@ def test_phrases_that_do_not_fit_are_reported_with_their_line(semantics: str) ->
     assert [translation.id for translation in found if not translation.hypotheses] == [1]
     assert found[1].notes == ["no output within the maximum length has all phrases, so that the output is empty"]
     assert "w3" in found[0].text.split()
+
+
+@pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
+@pytest.mark.parametrize("search", ["sampling", "beam_sampling"])
+def test_a_line_without_phrases_has_the_samples_that_it_has_without_constraints(search: str, semantics: str) -> None:
+    """Also where samples begin with the same token, which low temperatures make likely."""
+    options = {"search": search, "temperature": 0.1, "beam": 4, "nbest": 4, "max_len_b": 8, "repetition_penalty": 1.2}
+    translator = Translator(text_model("transformer_tiny"), seed=1, semantics=semantics, **options)
+    plain = translator.translate(["w1 w2", "w3"])
+    found = translator.translate(["w1 w2", "w3", "w5\tw4"], constraints="unordered")
+    for wanted, got in zip(plain, found, strict=False):
+        assert [one.tokens.tolist() for one in got.hypotheses] == [one.tokens.tolist() for one in wanted.hypotheses]
+        assert [one.score for one in got.hypotheses] == pytest.approx([one.score for one in wanted.hypotheses])
+        assert got.notes == wanted.notes
+        assert len(got.hypotheses) == 4
+    assert all("w4" in one.text.split() for one in found[2].hypotheses)
+    count = len(found[2].hypotheses)
+    assert (f"only {count} of 4 hypotheses have all phrases" in found[2].notes) == (count < 4)

@@ -91,11 +91,12 @@ def test_what_gloo_says_of_a_lost_rank_is_told_from_other_errors(said: str) -> N
 
 class TestStopSignals:
     def test_hangup_asks_to_stop(self) -> None:
+        before = signal.getsignal(signal.SIGHUP)
         with StopSignals() as signals, mock.patch("seqgen.training.train._leave_terminal"):
             os.kill(os.getpid(), signal.SIGHUP)
             assert signals.received == signal.SIGHUP
             assert signals.exit_code == 129
-        assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+        assert signal.getsignal(signal.SIGHUP) == before
 
     def test_hangup_stays_ignored_under_nohup(self) -> None:
         before = signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -18,6 +18,7 @@ from seqgen.core.candidates import Candidates, gather_beams
 from seqgen.core.component import BatchInfo, Phrase, Phrases, begun
 from seqgen.core.context import StepContext
 from seqgen.core.errors import ConfigError
+from seqgen.core.finished import FinishedHypotheses, FirstFinished, Ranking
 from seqgen.core.scores import Scores
 from seqgen.core.search import Search, chosen
 from seqgen.decoding.phrases import check_phrases
@@ -153,6 +154,11 @@ class LexicalConstraints:
         """Forget all sentences but those in ``keep``, ``(kept,)`` int64."""
         for name in ("alphabet", "following", "table", "accepting", "lengths", "worths", "predecessors"):
             setattr(self, name, getattr(self, name).index_select(0, keep))
+
+    @property
+    def any_given(self) -> Tensor:
+        """``(sentences, 1)`` bool, true for sentences with phrases."""
+        return self.lengths.any(1, keepdim=True)
 
     def start(self, beam: int) -> Progress:
         """The progress of ``beam`` hypotheses without tokens; the empty phrases that pad the lists are met."""
@@ -418,12 +424,19 @@ class _BankedBatch(ConstrainedBatch):
         super().advance(active)
         self._inner.advance(active)
 
+    def finished(self, batch: BatchInfo, ranking: Ranking, early_stopping: str) -> FinishedHypotheses | None:
+        """See ``Search.finished``; samples do not replace each other."""
+        return _FinishedSamples(batch, ranking, self) if self._inner.continues_each_beam else None
+
     def complete(self, candidates: Candidates) -> Tensor:
         """``(sentences, K)`` bool, true for candidates that have every phrase; see ``Search.complete``."""
         return ~self.constraints.unmet(self.reached(candidates))
 
     def step(self, context: StepContext, scores: Scores) -> Candidates:
-        """See ``Search.step``; the candidates of each group are divided among the banks."""
+        """See ``Search.step``; the candidates of each group are divided among the banks.
+
+        A sentence without phrases has the strategy's candidates.
+        """
         independent = self._inner.continues_each_beam
         if independent:
             scores = Scores(scores.distribution(), scores.beams)
@@ -431,7 +444,9 @@ class _BankedBatch(ConstrainedBatch):
         forbidden = scores.values.new_zeros(*unmet.shape, scores.size)
         forbidden[..., list(self.batch.end_tokens)] = torch.where(unmet, -torch.inf, 0.0).unsqueeze(-1)
         # independent beams draw from the distribution without constraints, less end-of-sentence
-        candidates = self._candidates(context, replace(scores.plus(forbidden), is_distribution=independent))
+        scores = replace(scores.plus(forbidden), is_distribution=independent)
+        top = chosen(self._inner, context, scores)
+        candidates = self._candidates(context, scores.totals(), top)
         banks = self.constraints.bank(self.reached(candidates))
         size, parts = self.batch.num_candidates // self.groups, []
         for group in range(self.groups):
@@ -439,21 +454,21 @@ class _BankedBatch(ConstrainedBatch):
             columns = allocate(banks.masked_fill(of_group.scores == -torch.inf, NONE))
             parts.append(of_group.gather(columns[:, :size]).padded(size))
         found = Candidates.joined(parts, interleaved=True)
-        if not self.batch.counts_start:
-            return found
-        # Hugging Face's rules continue the candidates with the best scores: only those of the allocation may remain
-        ends = torch.isin(found.tokens, torch.tensor(self.batch.end_tokens, device=found.tokens.device))
-        continues = ~ends & (found.scores > -torch.inf)
-        return found.without(continues & (continues.cumsum(1) > self.batch.beam_size))
+        if self.batch.counts_start:
+            # Hugging Face's rules continue the candidates with the best scores: only those of the allocation may remain
+            ends = torch.isin(found.tokens, torch.tensor(self.batch.end_tokens, device=found.tokens.device))
+            continues = ~ends & (found.scores > -torch.inf)
+            found = found.without(continues & (continues.cumsum(1) > self.batch.beam_size))
+        width = max(found.scores.size(1), top.scores.size(1))
+        pairs = zip(vars(found.padded(width)).values(), vars(top.padded(width)).values(), strict=True)
+        return Candidates(*(torch.where(self.constraints.any_given, *pair) for pair in pairs))
 
-    def _candidates(self, context: StepContext, scores: Scores) -> Candidates:
+    def _candidates(self, context: StepContext, totals: Tensor, top: Candidates) -> Candidates:
         """The strategy's candidates, the best one of each beam, and those that match a further token.
 
         A strategy that returns fewer candidates than it might has pruned the others: then only beams that have begun a
         phrase keep their best candidate.
         """
-        totals = scores.totals()
-        top = chosen(self._inner, context, scores)
         beam, vocab = totals.shape[1:]
         if context.step == 0:  # all beams of a group are equal
             beam, top = self.groups, replace(top, beams=top.beams % self.groups)
@@ -469,6 +484,18 @@ class _BankedBatch(ConstrainedBatch):
         found = Candidates.joined([top, others.gather(by_score)])
         entries = (found.beams * vocab + found.tokens).masked_fill(found.scores == -torch.inf, NONE)
         return found.without(repeated(entries))
+
+
+class _FinishedSamples(FirstFinished):
+    """The first samples that end; in a sentence without phrases, each beam continues itself, as in ``EachRow``."""
+
+    def __init__(self, batch: BatchInfo, ranking: Ranking, search: _BankedBatch):
+        super().__init__(batch, ranking)
+        self.search = search
+
+    def _first_active(self, candidates: Candidates, ends: Tensor) -> Candidates:
+        order = torch.where(self.search.constraints.any_given, ends, False)
+        return super()._first_active(candidates.without(ends), order)
 
 
 @register_search("constrained")
@@ -510,6 +537,7 @@ class ConstrainedSearch(Search):
                 "generation.glossary, or choose a strategy that can, such as beam search or sampling"
             )
         self.needs, self.own_scores = self.inner.needs, self.inner.own_scores  # type: ignore[misc]
+        self.continues_each_beam = self.inner.continues_each_beam  # the rules of scores read it
 
     def check_constraints(self, constraints: Sequence[Phrases], sentences: int, vocab_size: int) -> None:
         """See ``Search.check_constraints``."""

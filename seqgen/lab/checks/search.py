@@ -93,14 +93,16 @@ def ensemble_of_itself(subject: Subject | Decoding, what: str) -> None:
 
 def scorer_equals_generator(subject: Subject | Decoding, **options: Any) -> None:
     """Scoring the best hypotheses as given targets gives the scores that the search gave them."""
-    batch, ids, ensemble = subject.batch(), subject.ids, subject.generator().setup.ensemble
-    wanted = [hypotheses[:1] for hypotheses in subject.decode(batch, **options)]
-    outputs = [hypotheses[0].tokens for hypotheses in wanted]
-    target = pad_rows(outputs, ids.pad)
+    ids, ensemble = subject.ids, subject.generator().setup.ensemble
+    wanted = [hypotheses[:1] for hypotheses in subject.decode(subject.batch(), **options)]
+    outputs = {row: hypotheses[0].tokens for row, hypotheses in enumerate(wanted) if hypotheses}
+    needs(outputs, "no sentence has a hypothesis")
+    batch, lengths = subject.batch(list(outputs)), [len(one) for one in outputs.values()]
+    target = pad_rows(list(outputs.values()), ids.pad)
     previous = torch.cat([torch.full((len(target), 1), ids.start), target[:, :-1]], dim=1)
     scorer = SequenceScorer(ensemble.members, ids.pad, ids.eos, combination=ensemble.combination)
-    scored = scorer.score(replace(batch, target=target, prev_output_tokens=previous), [len(one) for one in outputs])
-    got = [[one.hypothesis] for one in scored]
+    scored = iter(scorer.score(replace(batch, target=target, prev_output_tokens=previous), lengths))
+    got = [[next(scored).hypothesis] if hypotheses else [] for hypotheses in wanted]
     same_hypotheses(subject, got, wanted, "the scorer disagrees with the generator")
 
 

@@ -30,7 +30,7 @@ class _CheckedSession(Session):
     def choose(self, context: StepContext, scores: Scores) -> Candidates:
         """See ``Session.choose``."""
         found = chosen(self.search, context, scores)
-        _check_candidates(found, scores, self.setup, context.step)
+        _check_candidates(found, scores, self, context.step)
         return replace(found, scores=found.scores.masked_fill(self.sentences.done.unsqueeze(1), -torch.inf))
 
     def finalize(self, context: StepContext, candidates: Candidates, ended: Tensor, scores: Scores) -> Candidates:
@@ -50,13 +50,13 @@ def candidates_are_continuations(subject: Decoding) -> None:
         session.run()
 
 
-def _check_candidates(found: Candidates, scores: Scores, setup: DecodingSetup, step: int) -> None:
+def _check_candidates(found: Candidates, scores: Scores, session: Session, step: int) -> None:
     beams = scores.beams.size(1)
-    count, independent = found.tokens.size(1), setup.search.continues_each_beam
+    count, independent = found.tokens.size(1), session.search.continues_each_beam
     what = f"continues_each_beam is true, but {beams} beams have {count} candidates"
     require(count == beams or not independent, what, step)
     possible = found.scores > -torch.inf
-    for name, values, size in (("token", found.tokens, setup.vocab_size), ("beam", found.beams, beams)):
+    for name, values, size in (("token", found.tokens, session.setup.vocab_size), ("beam", found.beams, beams)):
         wrong = possible & ((values < 0) | (values >= size))
         _refuse(wrong, f"the {name} of a candidate is not in the range from 0 to {size - 1}", step)
     totals = scores.totals().gather(2, found.tokens.unsqueeze(1).expand(-1, beams, -1))
