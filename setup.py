@@ -1,10 +1,16 @@
-"""Packaging: four folders at the top of the repository are installed as one package."""
+"""Packaging: five folders at the top of the repository are installed as one package."""
 
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
-FOLDERS = {"seqgen": "seqgen", "seqgen.models": "models", "seqgen.tasks": "tasks", "seqgen.cli": "cli"}
+FOLDERS = {
+    "seqgen": "seqgen",
+    "seqgen.models": "models",
+    "seqgen.tasks": "tasks",
+    "seqgen.cli": "cli",
+    "seqgen.addons": "addons",
+}
 """The packages at the top of the repository, and their folders."""
 
 PACKAGES = [

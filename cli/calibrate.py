@@ -13,12 +13,11 @@ from seqgen.cli.command import Arguments, log, run, set_up_device
 from seqgen.cli.generate import checked_input, prefix_lines
 from seqgen.cli.line_decoding import load_noted, settings_of_part
 from seqgen.cli.output import check_output, write_report
-from seqgen.cli.tune import TuneConfig, check_text, lines_with_references
+from seqgen.cli.referenced_text import ReferencedTextConfig, check_text, lines_with_references
 from seqgen.config import option
 from seqgen.config.settings import Settings, given_settings
 from seqgen.core.errors import ConfigError, DataError
 from seqgen.decoding.building import Resources, build
-from seqgen.lab.confidence_report import PICTURES, ConfidenceReport
 from seqgen.registry import UTILITIES
 from seqgen.text.confidence.calibration import (
     Calibration,
@@ -29,6 +28,7 @@ from seqgen.text.confidence.calibration import (
     measured,
     weights_fingerprint,
 )
+from seqgen.text.confidence.report import PICTURES, ConfidenceReport
 from seqgen.text.reranking import Matrix, Utility
 from seqgen.text.translator import Translator
 
@@ -41,7 +41,7 @@ FEATURES += ["length_ratio", "unknown_tokens", "copied_words"]
 
 
 @dataclass
-class CalibrateConfig(TuneConfig):
+class CalibrateConfig(ReferencedTextConfig):
     """The configuration of ``seqgen-calibrate``."""
 
     output: str = option("", "calibration to write (.json)", role="output_path")

@@ -30,9 +30,7 @@ from seqgen.core.errors import ConfigError
 from seqgen.data.tokenizers.base import load_tokenizer
 from seqgen.decoding.building import Resources
 from seqgen.decoding.processors.prefix_trie import TRIE_SUFFIX, trie_of_file
-from seqgen.export import check_installed, write_export
-from seqgen.models import ctranslate2
-from seqgen.registry import TASKS
+from seqgen.registry import TASKS, import_declared
 from seqgen.system.files import new_folder
 from seqgen.training.averaging import average_runs
 
@@ -93,6 +91,19 @@ KEYS = {
 }
 """By the value of ``format``, the keys that have an effect, besides ``path``, ``output`` and ``common``."""
 
+WRITERS = {"export": "seqgen.addons.export.onnx", "ctranslate2": "seqgen.addons.export.ctranslate2"}
+"""By the value of ``format`` the module that writes it: ``check_installed()`` raises if a package is missing,
+and ``write(cfg, loaded)`` writes a model and prints what it wrote."""
+
+
+def writer_of(form: str) -> Any:
+    """The module that writes a format.
+
+    Raises:
+        ConfigError: it belongs to an add-on that is not installed.
+    """
+    return import_declared(WRITERS[form], f"format={form}")
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command."""
@@ -117,15 +128,14 @@ def convert(cfg: ConvertConfig) -> None:
     if to_run and path.exists() and checkpoint_loader_of(path) is None:
         resolve(path)  # raises if it is no run either
         raise ConfigError(f"path={path} is a run; runs of seqgen need no conversion")
-    in_float32 = cfg.format in ("export", "ctranslate2")
+    in_float32 = cfg.format in WRITERS
     loaded = load_model(path, dtype=torch.float32 if in_float32 else None, reading=cfg.reading)
     for note in loaded.notes:
         log(note)
     loaded = dataclasses.replace(loaded, model=merged_model(loaded.model))
-    if cfg.format == "export":
-        return _write_export(cfg, loaded)
-    if cfg.format == "ctranslate2":
-        return _write_ctranslate2(cfg, loaded)
+    if cfg.format in WRITERS:
+        writer_of(cfg.format).write(cfg, loaded)
+        return
     if cfg.format == "trie":
         return _write_trie(cfg, loaded)
     if to_run:
@@ -166,10 +176,8 @@ def _check_keys(cfg: ConvertConfig) -> None:
         raise ConfigError(f"output={cfg.output} already exists; give the name of a new folder")
     if cfg.format in ("huggingface", "export", "ctranslate2", "trie"):
         check_output("output", cfg.output, cfg.input)
-    if cfg.format == "export":
-        check_installed()
-    if cfg.format == "ctranslate2":
-        ctranslate2.check_installed()
+    if cfg.format in WRITERS:
+        writer_of(cfg.format).check_installed()
 
 
 def _write_average(cfg: ConvertConfig) -> None:
@@ -196,32 +204,6 @@ def _write_average(cfg: ConvertConfig) -> None:
     written, checkpoints = average_runs(cfg.path, cfg.last, cfg.name, new_run, log)
     names = [str(path) if len(cfg.path) > 1 else path.name for path in checkpoints]
     print(f"{written}: the average of {', '.join(names)}")
-
-
-def _write_export(cfg: ConvertConfig, loaded: LoadedModel) -> None:
-    """Write a model as graphs that run without seqgen.
-
-    Raises:
-        UserError: see ``write_export``.
-    """
-    folder = Path(cfg.output)
-    difference = write_export(loaded, folder, cfg.opset)
-    print(f"{folder}: {type(loaded.model).__name__}, from {cfg.path[0]}")
-    for file in sorted(folder.iterdir()):
-        if file.is_file():
-            print(f"  {file.name:<13} {file.stat().st_size:>13,} bytes")
-    print(f"logits differ by at most {difference:.1e} from those of the model")
-
-
-def _write_ctranslate2(cfg: ConvertConfig, loaded: LoadedModel) -> None:
-    """Write a model for CTranslate2.
-
-    Raises:
-        UserError: see ``write_ctranslate2``.
-    """
-    difference = ctranslate2.write_ctranslate2(loaded, Path(cfg.output))
-    print(f"{cfg.output}: {type(loaded.model).__name__}, from {cfg.path[0]}")
-    print(f"log-probabilities differ by at most {difference:.1e} from those of the model")
 
 
 def _write_trie(cfg: ConvertConfig, loaded: LoadedModel) -> None:

@@ -30,8 +30,8 @@ from seqgen.config.settings import given_settings
 from seqgen.config.values import changed, split_argument
 from seqgen.core.errors import ConfigError, DataError
 from seqgen.data.text import count_lines, is_pipe, read_lines, stream_lines
-from seqgen.lab.traces.writer import TraceWriter
 from seqgen.metrics import text_scores
+from seqgen.registry import import_declared
 from seqgen.system.devices import memory_errors
 from seqgen.system.progress import LineProgress
 from seqgen.task import Task
@@ -408,8 +408,8 @@ def check_trace(cfg: GenerateConfig, *inputs: str) -> None:
     check_output("trace", cfg.trace, *inputs, other_outputs=[cfg.output], in_place=True)
 
 
-def tracing(cfg: GenerateConfig, decoding: TextDecoding, references: Sequence[str] | None) -> TraceWriter | NoTrace:
-    """The writer of the trace that the user asks for.
+def tracing(cfg: GenerateConfig, decoding: TextDecoding, references: Sequence[str] | None) -> Any:
+    """The writer of the trace that the user asks for, or ``NoTrace``.
 
     Raises:
         ConfigError: the strategy cannot be traced, or an option has no effect.
@@ -418,7 +418,8 @@ def tracing(cfg: GenerateConfig, decoding: TextDecoding, references: Sequence[st
         return NoTrace()
     if cfg.trace_options.reference_scores and references is None:
         raise ConfigError("trace_options.reference_scores has no effect without references; give reference=FILE")
-    return TraceWriter(Path(cfg.trace), decoding, cfg.trace_options, references, cfg.path)
+    writer = import_declared("seqgen.addons.traces.writer", f"trace={cfg.trace}").TraceWriter
+    return writer(Path(cfg.trace), decoding, cfg.trace_options, references, cfg.path)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 from importlib import resources
+from importlib.metadata import entry_points
 
 from seqgen.cli.keys import Chooser, Key, choosers, decoding_choosers, every_key, is_switch, keys_of
+from seqgen.cli.start import is_installed
 from seqgen.config import TrainConfig
 from seqgen.config.keys import did_you_mean, similar_keys
 from seqgen.config.values import describe, value_text
@@ -41,8 +43,11 @@ COMMANDS = {
 
 
 def commands() -> str:
-    """The commands, one on each line."""
-    return "\n".join(f"  {name:<17}{purpose}" for name, purpose in COMMANDS.items())
+    """The installed commands, one on each line."""
+    installed = {name: purpose for name, purpose in COMMANDS.items() if is_installed(name.removeprefix("seqgen-"))}
+    for entry in entry_points(group="seqgen.commands"):
+        installed[f"seqgen-{entry.name}"] = f"of {entry.dist.name if entry.dist else entry.value}"
+    return "\n".join(f"  {name:<17}{purpose}" for name, purpose in installed.items())
 
 
 def help_text(schema: type, program: str, description: str) -> str:

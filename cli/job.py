@@ -26,6 +26,7 @@ from seqgen.cli.line_decoding import (
     text_cleaner,
 )
 from seqgen.cli.output import check_output
+from seqgen.cli.provenance import versions
 from seqgen.cli.record import file_digests, models_fingerprint, named_files
 from seqgen.config import GenerateConfig
 from seqgen.config.generation import SPEED, keys_with
@@ -37,7 +38,6 @@ from seqgen.jobs.folder import ERRORS, JobFolder, Manifest, merged_notes
 from seqgen.jobs.job import Job, JobStopped, Stop
 from seqgen.jobs.source import Source, find_source, plan_parts
 from seqgen.jobs.workers import Answers, LocalWorkers, Workers
-from seqgen.lab.compare.provenance import versions
 from seqgen.modules.kernel_choice import TIMES, Kind, measure_all
 from seqgen.system.files import disk_errors, new_file, remove_leftovers, run_lock
 from seqgen.system.progress import LineProgress, duration

@@ -34,10 +34,10 @@ from seqgen.checkpoints.run_checkpoints import resolve
 from seqgen.checkpoints.run_config import CONFIG_FILE, run_folder, tokenizer_digests
 from seqgen.checkpoints.serialization import digest
 from seqgen.cli.keys import keys_of
+from seqgen.cli.provenance import versions
 from seqgen.config import GenerateConfig
 from seqgen.config.values import split_argument, text_values, to_dict
 from seqgen.core.errors import ConfigError, shown
-from seqgen.lab.compare.provenance import versions
 from seqgen.registry import DECODING_COMPONENTS, GROUPS
 from seqgen.system.files import write_atomically
 from seqgen.text.text_decoding import TextDecoding

@@ -22,13 +22,13 @@ from seqgen.checkpoints.run_config import (
     write_run_checksums,
 )
 from seqgen.cli.command import Arguments, log
+from seqgen.cli.provenance import add_session, read_sessions, recorded_data
 from seqgen.config import TrainConfig
 from seqgen.config.user_files import recorded_files
 from seqgen.config.values import to_dict
 from seqgen.core.errors import ConfigError
 from seqgen.data.text import digest
 from seqgen.data.tokenizers.setup import TokenizerConfig, given_vocabulary
-from seqgen.lab.compare.provenance import add_session, read_sessions, recorded_data
 from seqgen.registry import TASKS
 from seqgen.system.files import CACHE, frozen, remove_leftovers, write_atomically
 from seqgen.task import Task

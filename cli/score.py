@@ -18,10 +18,9 @@ from seqgen.config.values import changed, text_list
 from seqgen.core.errors import ConfigError, DataError
 from seqgen.core.structures import Hypothesis
 from seqgen.data.text import read_lines
-from seqgen.lab.compare.comparison import Options, compare, text_report
-from seqgen.lab.compare.significance import System, seed_of
 from seqgen.metrics import CORPUS_METRICS, METRICS, Texts, corpus_metric, corpus_scores
 from seqgen.modules.language_model import LanguageModel
+from seqgen.registry import import_declared
 from seqgen.text.output_formats import json_text
 from seqgen.text.translator import Translator
 
@@ -230,7 +229,7 @@ def compare_systems(cfg: ScoreConfig) -> int:
     Raises:
         UserError: a key or file cannot be used.
     """
-    keys = cfg.compare
+    keys, tools = cfg.compare, import_declared("seqgen.addons.compare.comparison", "the comparison of several systems")
     if cfg.json:
         check_output("json", cfg.json, *cfg.hypothesis, *cfg.reference, cfg.source)
     names = system_names(cfg.hypothesis, keys.names)
@@ -238,14 +237,15 @@ def compare_systems(cfg: ScoreConfig) -> int:
     for name in metrics:
         if corpus_metric(name).needs_sources and not cfg.source:
             raise ConfigError(f"metric {name} reads the sources; give source=FILE")
-    seed = seed_of(keys.seed)
+    seed = tools.seed_of(keys.seed)
     texts, others = read_texts(cfg)
     if not texts.references:
         return 2  # the user was told that there is nothing to score, so that nothing is written
-    tests, systems = keys.tests, [System(*pair) for pair in zip(names, [list(texts.hypotheses), *others], strict=True)]
-    options = Options(metrics, tests != "none", tests == "both", seed, keys.examples)
-    comparison = compare(systems, texts, options)
-    write_report(text_report(comparison), comparison.as_dict(), cfg.json)
+    tests, outputs = keys.tests, [list(texts.hypotheses), *others]
+    systems = [tools.System(*pair) for pair in zip(names, outputs, strict=True)]
+    options = tools.Options(metrics, tests != "none", tests == "both", seed, keys.examples)
+    comparison = tools.compare(systems, texts, options)
+    write_report(tools.text_report(comparison), comparison.as_dict(), cfg.json)
     return 0
 
 

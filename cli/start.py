@@ -6,8 +6,10 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from seqgen import __version__
 from seqgen.cli.keys import CONFIG_KEY
@@ -15,7 +17,8 @@ from seqgen.config import GenerateConfig
 from seqgen.config.compose import is_component_key
 from seqgen.config.keys import locate
 from seqgen.config.values import split_argument
-from seqgen.core.errors import ConfigError
+from seqgen.core.errors import ConfigError, nearest
+from seqgen.registry import import_declared
 from seqgen.system.error_messages import printable
 
 
@@ -30,7 +33,46 @@ def main() -> None:
             check_keys(sys.argv[1:])
         except ConfigError as error:
             fail(program, str(error), 2)
-    importlib.import_module(f"seqgen.cli.{program.removeprefix('seqgen-')}").main()
+    try:
+        module = command_module(program.removeprefix("seqgen-"))
+    except ConfigError as error:
+        fail(program, str(error), 2)
+    module.main()
+
+
+ADDON_COMMANDS = {"check": "checks", "diff": "traces", "show": "compare", "tune": "tuning"}
+"""By the name of a command without ``seqgen-`` the add-on that it belongs to."""
+
+
+def command_module(name: str) -> Any:
+    """The module of a command, whose ``main`` runs it.
+
+    A package adds a command ``seqgen-NAME`` by two entry points: ``seqgen-NAME = seqgen.cli.start:main`` of the group
+    ``console_scripts``, and ``NAME = MODULE`` of the group ``seqgen.commands``.
+
+    Args:
+        name: name of the command, without ``seqgen-``.
+
+    Raises:
+        ConfigError: the command belongs to an add-on that is not installed, or does not exist.
+    """
+    if name in ADDON_COMMANDS:
+        return import_declared(f"seqgen.addons.{ADDON_COMMANDS[name]}.command", f"the command seqgen-{name}")
+    if name in BUILT_IN:
+        return importlib.import_module(f"seqgen.cli.{name}")
+    for entry in entry_points(group="seqgen.commands"):
+        if entry.name == name:
+            return entry.load()
+    raise ConfigError(f"there is no command seqgen-{name}{nearest(name, [*BUILT_IN, *ADDON_COMMANDS])}")
+
+
+def is_installed(name: str) -> bool:
+    """True unless a command, without ``seqgen-``, belongs to an add-on that is not installed."""
+    return name not in ADDON_COMMANDS or find_spec(f"seqgen.addons.{ADDON_COMMANDS[name]}") is not None
+
+
+BUILT_IN = ("train", "generate", "score", "convert", "calibrate")
+"""The commands of the engine, without ``seqgen-``."""
 
 
 def check_keys(typed: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -31,8 +31,7 @@ from seqgen.config.values import split_argument, text_values, value_text
 from seqgen.core.errors import CheckpointError, ConfigError, UserError
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.data.tokenizers.setup import TokenizerConfig
-from seqgen.lab.compare.runs import read_runs, score_names, sorted_runs, text_table
-from seqgen.registry import GROUPS, MODELS, TASKS
+from seqgen.registry import GROUPS, MODELS, TASKS, MissingAddonError, import_declared
 from seqgen.system.files import run_lock
 from seqgen.system.processes import end_with
 from seqgen.training.distributed import ProcessGroup, group_from_environment, join, leave
@@ -77,9 +76,9 @@ def train_sweep(arguments: Arguments) -> int:
         code = train_run(cfg, base / name, replace(arguments, overrides=job))
         if code:
             return code
-    runs = read_runs([base / name for _, name in jobs])
-    by = metric if metric.lower() in map(str.lower, score_names(runs)) else ""
-    print(text_table(sorted_runs(runs, by), by))
+    with suppress(MissingAddonError):
+        tables = import_declared("seqgen.addons.compare.runs", "the table of runs")
+        print(tables.table_by_score([base / name for _, name in jobs], metric))
     return 0
 
 

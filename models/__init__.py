@@ -14,8 +14,8 @@ MODELS.declare("transformer", "seqgen.models.transformer")
 MODELS.declare("transformer_lm", "seqgen.models.transformer_lm")
 MODELS.declare("transformer_ssru", "seqgen.models.transformer_ssru")
 MODELS.declare("t5", "seqgen.models.t5")
-MODELS.declare("t5gemma", "seqgen.models.t5gemma")
-MODELS.declare("t5gemma2", "seqgen.models.t5gemma2")
+MODELS.declare("t5gemma", "seqgen.addons.t5gemma.model")
+MODELS.declare("t5gemma2", "seqgen.addons.t5gemma.model2")
 
 declare_checkpoint_loader(
     "fairseq checkpoint", lambda path: path.suffix == ".pt" and path.is_file(), "seqgen.models.fairseq"
@@ -30,7 +30,7 @@ declare_checkpoint_loader(
         if path.suffix in (".npz", ".bin")
         else any(any(path.glob(names)) for names in ("*decoder.yml", "*intgemm*.bin"))
     ),
-    "seqgen.models.marian",
+    "seqgen.addons.marian.loader",
 )
 
 

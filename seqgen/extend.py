@@ -1,7 +1,8 @@
 """The names for the author of a component: ``from seqgen.extend import Search, option, register_search``.
 
 The groups are those of docs/reference.md, which has the arguments of each name. Users of models import from ``seqgen``,
-those who examine models and decodes from ``seqgen.lab``; every other module is private and may move. A name is loaded
+those who examine models and decodes from ``seqgen.inspection`` and ``seqgen.addons.traces``; every other module is
+private and may move. A name is loaded
 when it is used.
 """
 
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from seqgen.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from seqgen.addons.mixtures.denoising import DenoisingConfig, DenoisingTask
     from seqgen.checkpoints.loaders import (
         DecodingConfig,
         DecodingTask,
@@ -125,7 +127,6 @@ if TYPE_CHECKING:
     from seqgen.system.files import new_file, new_folder
     from seqgen.system.reading import read_bytes
     from seqgen.task import Task
-    from seqgen.tasks.denoising import DenoisingConfig, DenoisingTask
     from seqgen.tasks.number_names import number_names, split_numbers
     from seqgen.tasks.raw_text import cache_folder, check_split
     from seqgen.tasks.translation import ParallelTextConfig, ParallelTextTask, TranslationConfig, TranslationTask

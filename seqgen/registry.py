@@ -10,10 +10,12 @@ A configuration class belongs to one component, so that its instances determine 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, is_dataclass, make_dataclass
+from types import ModuleType
 from typing import Any, TypeVar
 
 from seqgen.core.contract import origin
@@ -55,6 +57,29 @@ class Entry:
     def can_be_chosen(self) -> bool:
         """True if a user can choose it; the task of a converted checkpoint comes with its run only."""
         return getattr(self.component, "can_be_chosen", True)
+
+
+class MissingAddonError(ConfigError):
+    """Something belongs to an add-on that is not installed."""
+
+
+def import_declared(module: str, what: str) -> ModuleType:
+    """Import a module that a table names.
+
+    Args:
+        module: dotted name of the module.
+        what: what it defines, for the message.
+
+    Raises:
+        MissingAddonError: the module belongs to an add-on that is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package, name = "seqgen.addons", module.removeprefix("seqgen.addons.").partition(".")[0]
+        if error.name not in (package, f"{package}.{name}") or not module.startswith(f"{package}."):
+            raise
+        raise MissingAddonError(f"{what} belongs to the add-on {name}, which is not installed") from None
 
 
 class Registry:
@@ -153,7 +178,7 @@ class Registry:
         if found is None:
             for prefix in sorted(self._modules, key=len, reverse=True):
                 if name.startswith(prefix):
-                    importlib.import_module(self._modules[prefix])
+                    import_declared(self._modules[prefix], f"{self.kind} {name!r}")
                     break
             found = self.find(name)
         if found is None:
@@ -182,9 +207,10 @@ class Registry:
         return f"there is no {self.kind} {name!r}{hint}; {names}; your own are imported with common.user_dir=FILE"
 
     def names(self) -> list[str]:
-        """All names and presets, sorted; imports every declared module."""
-        for module in self._modules.values():
-            importlib.import_module(module)
+        """All names and presets, sorted; imports every declared module, except those of missing add-ons."""
+        for prefix, module in self._modules.items():
+            with contextlib.suppress(MissingAddonError):
+                import_declared(module, prefix)
         return sorted(self._entries)
 
     def entries(self) -> list[Entry]:
@@ -283,7 +309,7 @@ SEARCHES.declare("constrained", "seqgen.decoding.search.constrained")
 SEARCHES.declare("sampling", "seqgen.decoding.search.sampling")
 SEARCHES.declare("beam_sampling", "seqgen.decoding.search.sampling")
 SEARCHES.declare("contrastive", "seqgen.decoding.search.contrastive")
-SEARCHES.declare("marian", "seqgen.decoding.search.marian")
+SEARCHES.declare("marian", "seqgen.addons.marian.search")
 COMBINATIONS.declare("", "seqgen.decoding.combinations")
 UTILITIES.declare("", "seqgen.text.reranking")
 FEATURES.declare("", "seqgen.text.confidence.features")

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
+from seqgen.cli.start import command_module
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -23,7 +25,7 @@ class Outcome:
 
 def command(name: str, *arguments: str, stdin: bytes = b"") -> Outcome:
     """Run ``seqgen-NAME``, or the module of an example; standard output is a real file with a descriptor."""
-    main = importlib.import_module(name if "." in name else f"seqgen.cli.{name}").main
+    main = (importlib.import_module(name) if "." in name else command_module(name)).main
     err = io.StringIO()
     with tempfile.TemporaryFile("w+b") as file, contextlib.redirect_stderr(err):
         saved = os.dup(1)

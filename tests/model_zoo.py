@@ -16,9 +16,9 @@ import torch
 import examples.lstm
 import examples.ported  # noqa: F401  # both examples register their models
 import seqgen.models  # noqa: F401  # declares the built-in models
+from seqgen.addons.checks.kinds import Vocabularies
+from seqgen.addons.checks.subject import TOLERANCE, Ids, Inputs, Subject, tiny_dictionary
 from seqgen.core.model import EncoderDecoderModel
-from seqgen.lab.checks.kinds import Vocabularies
-from seqgen.lab.checks.subject import TOLERANCE, Ids, Inputs, Subject, tiny_dictionary
 from seqgen.registry import MODELS
 
 PAD, EOS, VOCAB = 1, 2, 23

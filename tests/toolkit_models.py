@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from seqgen.addons.marian.loader import _layout, _model_config
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
@@ -24,7 +25,6 @@ from seqgen.data.tokenizers.sentencepiece_tokenizer import load_processor, train
 from seqgen.models.huggingface.architecture import JSONConfig
 from seqgen.models.huggingface.checkpoint import save_pretrained
 from seqgen.models.huggingface.weights import weights_of
-from seqgen.models.marian import _layout, _model_config
 from seqgen.models.transformer import TransformerConfig, TransformerModel
 from tests.fairseq_checkpoints import TRANSFORMER, in_args, options_of, write
 from tests.marian_models import OPTIONS

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-import importlib
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from seqgen.models.huggingface.architecture import GENERATION_FILE, HEAD, Archit
 from seqgen.models.huggingface.generation import GENERATION_KEYS, read_generation, write_generation
 from seqgen.models.huggingface.weights import SAFETENSORS, fill, weight_files
 from seqgen.modules.inspection import num_parameters
+from seqgen.registry import MissingAddonError, import_declared
 from seqgen.system.files import new_folder
 
 LAYER_BYTES = 500
@@ -40,8 +41,8 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 
 MODULES = {
     **dict.fromkeys(("t5", "mt5", "umt5"), "seqgen.models.huggingface.t5"),
-    "t5gemma": "seqgen.models.huggingface.t5gemma",
-    "t5gemma2": "seqgen.models.huggingface.t5gemma2",
+    "t5gemma": "seqgen.addons.t5gemma.layout",
+    "t5gemma2": "seqgen.addons.t5gemma.layout2",
     "gpt2": "seqgen.models.huggingface.gpt2",
     **dict.fromkeys(("bart", "mbart", "pegasus", "marian", "m2m_100"), "seqgen.models.huggingface.bart"),
 }
@@ -226,7 +227,10 @@ def architecture_of_model(model: EncoderDecoderModel) -> Architecture:
     Raises:
         ConfigError: there is none.
     """
-    architectures = [_imported(module) for module in dict.fromkeys(MODULES.values())]
+    architectures = []
+    for module in dict.fromkeys(MODULES.values()):
+        with contextlib.suppress(MissingAddonError):
+            architectures.append(_imported(module))
     for kind in type(model).__mro__:  # a derived class before the one that it is derived from
         for architecture in architectures:
             if architecture.model_class is kind:
@@ -237,5 +241,5 @@ def architecture_of_model(model: EncoderDecoderModel) -> Architecture:
 
 
 def _imported(module: str) -> Architecture:
-    architecture: Architecture = importlib.import_module(module).ARCHITECTURE
+    architecture: Architecture = import_declared(module, "the architecture").ARCHITECTURE
     return architecture

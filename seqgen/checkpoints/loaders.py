@@ -13,7 +13,6 @@ A model of another toolkit has no data: its task only encodes and decodes text.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from seqgen.core.errors import CheckpointError, ConfigError, DataError, shown
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.data.pair_dataset import PairDataset
 from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer, save_tokenizer
-from seqgen.registry import register_task
+from seqgen.registry import import_declared, register_task
 from seqgen.task import Task
 
 
@@ -124,7 +123,7 @@ def checkpoint_loader_of(path: Path) -> CheckpointLoader | None:
     for kind, (recognizes, module) in _DECLARED.items():
         if recognizes(path):
             if kind not in _LOADERS:
-                importlib.import_module(module)
+                import_declared(module, f"{path}, a {kind},")
             return _LOADERS[kind]
     return None
 

@@ -12,24 +12,24 @@ import yaml
 
 import seqgen.models  # declares the built-in models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks
-from seqgen.config import GenerationConfig
-from seqgen.core.errors import ConfigError
-from seqgen.decoding.search.diverse import DiverseBeamSearch
-from seqgen.lab.checks import kinds
-from seqgen.lab.checks.checking import check_all
-from seqgen.lab.checks.components import (
+from seqgen.addons.checks import kinds
+from seqgen.addons.checks.checking import check_all
+from seqgen.addons.checks.components import (
     OF_ONE_MODEL,
     SHARED,
     alone_equals_batched,
 )
-from seqgen.lab.checks.kinds import KINDS, DecodingCheckConfig, component_subject
-from seqgen.lab.checks.strategies import (
+from seqgen.addons.checks.kinds import KINDS, DecodingCheckConfig, component_subject
+from seqgen.addons.checks.strategies import (
     STRATEGY,
     forbidden_tokens_are_not_generated,
     hypotheses_are_outputs,
     scores_are_the_models,
 )
-from seqgen.lab.checks.subject import Ids
+from seqgen.addons.checks.subject import Ids
+from seqgen.config import GenerationConfig
+from seqgen.core.errors import ConfigError
+from seqgen.decoding.search.diverse import DiverseBeamSearch
 from seqgen.registry import COMBINATIONS, CRITERIA, SEARCHES, TASKS, Registry
 from tests import registered_components
 from tests.commands import Outcome, command, corpus

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from seqgen.lab.checks.checking import ERROR
-from seqgen.lab.checks.models import NOT_REORDERED, PASSES, SEARCH, STEPPING, WEIGHTS
+from seqgen.addons.checks.checking import ERROR
+from seqgen.addons.checks.models import NOT_REORDERED, PASSES, SEARCH, STEPPING, WEIGHTS
 from tests.cli.test_check_components import check
 from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.huggingface_t5 import tiny_folder

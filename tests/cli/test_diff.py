@@ -9,10 +9,10 @@ import pytest
 from torch import Tensor
 
 import seqgen.core.session
+from seqgen.addons.traces.difference import DONE, OUTCOME, PARENT, SCORE, TOKEN, Difference, LineTrace, first_difference
+from seqgen.addons.traces.records import StepTrace
 from seqgen.core.member import Member
 from seqgen.decoding.continuous_batching import RollingSession
-from seqgen.lab.traces.difference import DONE, OUTCOME, PARENT, SCORE, TOKEN, Difference, LineTrace, first_difference
-from seqgen.lab.traces.records import StepTrace
 from tests.commands import SMALL_TRANSFORMER, Outcome as Result, command, corpus, training_arguments
 from tests.step_traces import step_of
 

@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 
 import seqgen
+from seqgen.addons.checks.kinds import ModelCheckConfig
+from seqgen.addons.compare.command import ShowConfig
+from seqgen.addons.traces.command import DiffConfig
+from seqgen.addons.tuning.command import TuneConfig
 from seqgen.cli.calibrate import CalibrateConfig
 from seqgen.cli.convert import ConvertConfig
-from seqgen.cli.diff import DiffConfig
 from seqgen.cli.help import COMMON_KEYS, EXAMPLES
 from seqgen.cli.keys import every_key
 from seqgen.cli.score import ScoreConfig
-from seqgen.cli.show import ShowConfig
 from seqgen.cli.start import check_keys, in_red
-from seqgen.cli.tune import TuneConfig
 from seqgen.config import GenerateConfig, TrainConfig
 from seqgen.config.compose import compose, expand_sweep
-from seqgen.lab.checks.kinds import ModelCheckConfig
 from tests.commands import command
 
 ROOT = Path(__file__).parent.parent.parent

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from examples import firefox
+from seqgen.addons.marian.binary import BinaryModel
 from seqgen.core.errors import DataError
 from seqgen.data.tokenizers.sentencepiece_tokenizer import train_sentencepiece
-from seqgen.models.marian_binary import BinaryModel
 from tests.marian_binary import shortlist, write_binary
 
 ROOT = Path(__file__).parents[2]

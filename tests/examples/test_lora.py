@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from examples.papers.lora import LoRA, LoRAConfig, LoRALinear, adapt
+from seqgen.addons.checks.kinds import Vocabularies
+from seqgen.addons.checks.subject import tiny_dictionary
 from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.model_weights import merged_model
 from seqgen.checkpoints.run_checkpoints import read_weights
-from seqgen.lab.checks.kinds import Vocabularies
-from seqgen.lab.checks.subject import tiny_dictionary
 from seqgen.modules.linear import Linear
 from seqgen.registry import MODELS
 from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, command, corpus, refused, training_arguments

@@ -14,15 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen import export as export_module
-from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask, LoadedModel
-from seqgen.checkpoints.loading import load_model
-from seqgen.config import TrainConfig
-from seqgen.core.errors import ConfigError
-from seqgen.core.model import EncoderDecoderModel
-from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.export import (
+from seqgen.addons.export import onnx as export_module
+from seqgen.addons.export.onnx import (
     PACKAGES,
     ROWS,
     TOLERANCE,
@@ -37,6 +30,13 @@ from seqgen.export import (
     write_export,
     write_onnx,
 )
+from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask, LoadedModel
+from seqgen.checkpoints.loading import load_model
+from seqgen.config import TrainConfig
+from seqgen.core.errors import ConfigError
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.registry import MODELS
 from seqgen.system.switches import INPUT_CHOICES
 from tests.commands import SMALL_TRANSFORMER, Outcome, command, corpus, training_arguments
@@ -262,6 +262,6 @@ def test_wrong_input_is_answered_by_a_sentence(tmp_path: Path, monkeypatch: pyte
     _refused(exported("path=[a,b]", output), "path names 2 models", "give one, such as path=a")
     _refused(exported(path, output, "opset=7"), "opset=7")
     _refused(exported(path, output), "none")
-    monkeypatch.setattr("seqgen.export.find_spec", lambda name: None)
+    monkeypatch.setattr("seqgen.addons.export.onnx.find_spec", lambda name: None)
     _refused(exported(path, output), "pip install onnx onnxscript onnxruntime")
     assert not (tmp_path / "out").exists()

@@ -23,6 +23,7 @@ import sentencepiece
 import torch
 import yaml
 
+from seqgen.addons.mixtures.text_to_text import read_mixture
 from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.run_checkpoints import update_of
 from seqgen.checkpoints.run_config import recorded_user_dirs
@@ -37,7 +38,6 @@ from seqgen.data.tokenizers.files import TokenizerFiles
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
 from seqgen.models.huggingface.weights import weight_files
-from seqgen.tasks.text_to_text import read_mixture
 from seqgen.text.translator import Translator
 from tests import fairseq_checkpoints
 from tests.fuzzing import settings

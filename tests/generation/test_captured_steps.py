@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from seqgen.addons.checks.subject import tiny_dictionary
 from seqgen.core.session import Session
 from seqgen.core.setup import DecodingRequest
 from seqgen.core.structures import Hypothesis
 from seqgen.decoding import captured
 from seqgen.decoding.captured import CapturedMember, CapturedStep
 from seqgen.decoding.continuous_batching import generate_continuously
-from seqgen.lab.checks.subject import tiny_dictionary
 from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.system.graphs import GRAPHS
 from tests.generation.test_gpu import OPTIONS, assert_equal, decode, needs_gpu

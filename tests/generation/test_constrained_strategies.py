@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from seqgen.addons.marian.search import MarianBeam
 from seqgen.core.beam_search import BeamSearch, Greedy
 from seqgen.core.candidates import Candidates
 from seqgen.core.component import Phrase, Phrases
@@ -25,7 +26,6 @@ from seqgen.decoding.search.constrained import ConstrainedSearch
 from seqgen.decoding.search.contrastive import ContrastiveSearch
 from seqgen.decoding.search.diverse import DiverseBeamSearch, DiverseSiblingsSearch
 from seqgen.decoding.search.huggingface import HuggingFaceDiverseBeam
-from seqgen.decoding.search.marian import MarianBeam
 from seqgen.decoding.search.sampling import BeamSampling, Sampling
 from seqgen.decoding.speculative.drafters import PromptLookup
 from seqgen.decoding.speculative.verification import SpeculativeSearch

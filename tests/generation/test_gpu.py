@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 import torch
 
+from seqgen.addons.checks.subject import tiny_dictionary
 from seqgen.core.errors import UserError
 from seqgen.core.session import Session
 from seqgen.core.structures import Hypothesis
@@ -20,7 +21,6 @@ from seqgen.decoding.continuous_batching import generate_continuously
 from seqgen.decoding.search.sampling import Sampling
 from seqgen.decoding.speculative.drafters import ModelDrafter, PromptLookup
 from seqgen.decoding.speculative.verification import SpeculativeSearch
-from seqgen.lab.checks.subject import tiny_dictionary
 from seqgen.system.devices import find_device
 from seqgen.text.translator import Translator
 from tests.generation.test_keys import BESIDE, LINES, VALUES

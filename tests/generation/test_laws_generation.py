@@ -12,6 +12,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from seqgen.addons.checks import search
+from seqgen.addons.checks.models import SEARCH
 from seqgen.config import GenerationConfig
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.sequence_generator import SequenceGenerator
@@ -19,8 +21,6 @@ from seqgen.core.structures import Batch, Hypothesis
 from seqgen.data.dictionary import Dictionary
 from seqgen.decoding.options import build_setup
 from seqgen.decoding.scorer import SequenceScorer
-from seqgen.lab.checks import search
-from seqgen.lab.checks.models import SEARCH
 from seqgen.modules.cached_weight import CachedWeight
 from seqgen.modules.kv_cache import indirection
 from tests.generators import make_generator

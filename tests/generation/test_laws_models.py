@@ -1,4 +1,4 @@
-"""The invariants of ``seqgen.lab.checks`` about the parallel pass, steps and weights, for every registered model."""
+"""The invariants of ``seqgen.addons.checks`` about the parallel pass, steps and weights, for every registered model."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from seqgen.lab.checks.checking import NotApplicableError
-from seqgen.lab.checks.models import PASSES, STEPPING, WEIGHTS
-from seqgen.lab.checks.subject import TOLERANCE
+from seqgen.addons.checks.checking import NotApplicableError
+from seqgen.addons.checks.models import PASSES, STEPPING, WEIGHTS
+from seqgen.addons.checks.subject import TOLERANCE
 from tests.covering import covering
 from tests.model_zoo import ARCHITECTURES, PAD, ZOO, build, inputs, subject_of
 

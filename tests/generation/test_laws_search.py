@@ -16,12 +16,12 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the built-in models
+from seqgen.addons.checks.checking import check_all
+from seqgen.addons.checks.kinds import DecodingCheckConfig, component_subject
+from seqgen.addons.checks.strategies import STRATEGY
 from seqgen.config import GenerationConfig
 from seqgen.core.errors import DecodingError
 from seqgen.core.structures import Batch, map_tensors
-from seqgen.lab.checks.checking import check_all
-from seqgen.lab.checks.kinds import DecodingCheckConfig, component_subject
-from seqgen.lab.checks.strategies import STRATEGY
 from seqgen.registry import SEARCHES
 from tests.covering import covering
 from tests.scripted_model import Rule, batch_of, random_rule

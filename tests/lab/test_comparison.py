@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from seqgen.addons.compare import significance
+from seqgen.addons.compare.comparison import Options, compare, text_report
+from seqgen.addons.compare.significance import System
 from seqgen.cli.score import system_names
 from seqgen.core.errors import ConfigError
-from seqgen.lab.compare import significance
-from seqgen.lab.compare.comparison import Options, compare, text_report
-from seqgen.lab.compare.significance import System
 from seqgen.metrics import CORPUS_METRICS, Texts, TextScore, register_metric
 from tests.commands import command, sentences
 

@@ -16,7 +16,7 @@ from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.core.structures import Batch, Source
 from seqgen.data.dictionary import Dictionary
 from seqgen.decoding.options import build_setup
-from seqgen.lab.inspection import given_embeddings
+from seqgen.inspection import given_embeddings
 from tests import huggingface_gpt2
 from tests.generators import make_generator
 from tests.huggingface_internals import assert_near, every_kind, pair_of

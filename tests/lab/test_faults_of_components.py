@@ -12,6 +12,17 @@ import torch
 from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the built-in models
+from seqgen.addons.checks.checking import ERROR, Outcome, causes, check_all
+from seqgen.addons.checks.components import COMPONENT_ADVICE
+from seqgen.addons.checks.kinds import (
+    KINDS,
+    DecodingCheckConfig,
+    ModelCheckConfig,
+    component_subject,
+    model_subject,
+    small_transformer,
+)
+from seqgen.addons.checks.models import MODEL_ADVICE, check as check_model
 from seqgen.config import SINGLE_COMPONENTS, GenerationConfig
 from seqgen.core.beam_search import BeamSearch
 from seqgen.core.candidates import Candidates, best_continuations
@@ -22,17 +33,6 @@ from seqgen.core.processors import LogitsProcessor
 from seqgen.core.rules import StoppingRule
 from seqgen.core.scores import Scores, own_beams
 from seqgen.core.search import Search
-from seqgen.lab.checks.checking import ERROR, Outcome, causes, check_all
-from seqgen.lab.checks.components import COMPONENT_ADVICE
-from seqgen.lab.checks.kinds import (
-    KINDS,
-    DecodingCheckConfig,
-    ModelCheckConfig,
-    component_subject,
-    model_subject,
-    small_transformer,
-)
-from seqgen.lab.checks.models import MODEL_ADVICE, check as check_model
 from seqgen.modules.kv_cache.growing import GrowingCache
 from seqgen.modules.kv_cache.protocol import KeysAndValues
 from seqgen.registry import DECODING_COMPONENTS, Entry

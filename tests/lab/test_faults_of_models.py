@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from examples import lstm
+from seqgen.addons.checks.checking import check_all, diagnose
+from seqgen.addons.checks.models import MODEL_ADVICE, PASSES, STEPPING, WEIGHTS
+from seqgen.addons.checks.subject import Subject, randomize_, tiny_dictionary
 from seqgen.core.incremental_state import StateKey
 from seqgen.core.model import EncoderDecoderModel
-from seqgen.lab.checks.checking import check_all, diagnose
-from seqgen.lab.checks.models import MODEL_ADVICE, PASSES, STEPPING, WEIGHTS
-from seqgen.lab.checks.subject import Subject, randomize_, tiny_dictionary
 from seqgen.models import fconv, t5, transformer
 from seqgen.modules.convolution import LinearizedConvolution
 from seqgen.modules.multihead_attention import MultiheadAttention

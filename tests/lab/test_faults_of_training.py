@@ -16,15 +16,15 @@ import seqgen.models  # declares the built-in models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from examples.dates import DatesConfig, DatesTask, LetterTokenizer
 from examples.objectives.minimum_risk import MinimumRisk, MinimumRiskConfig
+from seqgen.addons.checks.checking import Advice, Outcome, check_all, diagnose
+from seqgen.addons.checks.criteria import CRITERION_ADVICE, LENGTHS, Training, check_criterion
+from seqgen.addons.checks.kinds import new_model, small_transformer
+from seqgen.addons.checks.subject import Ids, randomize_, tiny_dictionary
+from seqgen.addons.checks.tasks import TASK, TASK_ADVICE, Prepared
 from seqgen.config import GenerationConfig
 from seqgen.core.structures import Batch
 from seqgen.data.pair_dataset import PairDataset
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.lab.checks.checking import Advice, Outcome, check_all, diagnose
-from seqgen.lab.checks.criteria import CRITERION_ADVICE, LENGTHS, Training, check_criterion
-from seqgen.lab.checks.kinds import new_model, small_transformer
-from seqgen.lab.checks.subject import Ids, randomize_, tiny_dictionary
-from seqgen.lab.checks.tasks import TASK, TASK_ADVICE, Prepared
 from seqgen.task import Task
 from seqgen.training.criteria import (
     Criterion,

@@ -13,7 +13,7 @@ from torch import Tensor
 from seqgen.checkpoints.loading import load_model
 from seqgen.core.errors import ConfigError
 from seqgen.core.structures import Source
-from seqgen.lab.inspection import masked_heads
+from seqgen.inspection import masked_heads
 from seqgen.modules.inspection import recorded
 from tests import huggingface_gpt2
 from tests.generators import make_generator

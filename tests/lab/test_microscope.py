@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from seqgen.addons.traces.page import SCRIPTS, Fate, page_of, reference_path
+from seqgen.addons.traces.trace import Trace
+from seqgen.addons.traces.writer import TraceWriter
 from seqgen.config import TraceConfig
-from seqgen.lab.traces.page import SCRIPTS, Fate, page_of, reference_path
-from seqgen.lab.traces.trace import Trace
-from seqgen.lab.traces.writer import TraceWriter
 from seqgen.text.results import Details
 from seqgen.text.translator import Translator
 from tests.text_models import TEXTS, text_model

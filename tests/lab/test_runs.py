@@ -13,15 +13,8 @@ import yaml
 
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks
-from seqgen.checkpoints.run_config import flatten
-from seqgen.cli.keys import keys_of
-from seqgen.cli.record import OUTPUTS, changes, model_digests
-from seqgen.config import GenerateConfig, TrainConfig
-from seqgen.config.compose import compose
-from seqgen.config.values import to_dict
-from seqgen.lab.compare.curves import charts
-from seqgen.lab.compare.provenance import PROVENANCE, read_sessions, versions
-from seqgen.lab.compare.runs import (
+from seqgen.addons.compare.curves import charts
+from seqgen.addons.compare.runs import (
     MISSING,
     as_dict,
     differences,
@@ -30,6 +23,13 @@ from seqgen.lab.compare.runs import (
     sorted_runs,
     text_table,
 )
+from seqgen.checkpoints.run_config import flatten
+from seqgen.cli.keys import keys_of
+from seqgen.cli.provenance import PROVENANCE, read_sessions, versions
+from seqgen.cli.record import OUTPUTS, changes, model_digests
+from seqgen.config import GenerateConfig, TrainConfig
+from seqgen.config.compose import compose
+from seqgen.config.values import to_dict
 from seqgen.registry import MODELS
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
 

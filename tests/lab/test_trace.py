@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from examples.papers.exact_search.exact import ExactSearch
+from seqgen.addons.traces.page import Fate, page_of, reference_path
+from seqgen.addons.traces.recorder import next_ranks
+from seqgen.addons.traces.records import SentenceTrace, TracedOutput
+from seqgen.addons.traces.trace import Trace
+from seqgen.addons.traces.writer import TraceWriter
 from seqgen.config import TraceConfig
 from seqgen.core.errors import ConfigError, DataError, UserError
-from seqgen.lab.traces.page import Fate, page_of, reference_path
-from seqgen.lab.traces.recorder import next_ranks
-from seqgen.lab.traces.records import SentenceTrace, TracedOutput
-from seqgen.lab.traces.trace import Trace
-from seqgen.lab.traces.writer import TraceWriter
 from seqgen.text.results import Details, Translation
 from seqgen.text.translator import Translator
 from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments

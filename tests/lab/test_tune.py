@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import sacrebleu
 
+from seqgen.addons.tuning.trials import arguments_of
 from seqgen.core.errors import ConfigError
-from seqgen.lab.tuning import arguments_of
 from seqgen.text.text_decoding import TextDecoding
 from tests.commands import (
     SMALL_FCONV,

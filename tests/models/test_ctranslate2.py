@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from seqgen import Translator
+from seqgen.addons.export import ctranslate2 as written
+from seqgen.addons.export.ctranslate2 import specification, write_ctranslate2
 from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask, LoadedModel
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import TrainConfig
 from seqgen.core.errors import ConfigError
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.models import ctranslate2 as written
-from seqgen.models.ctranslate2 import specification, write_ctranslate2
 from tests.commands import command, refused
 from tests.huggingface_bart import VARIANTS as BARTS, tiny_folder as bart_folder
 from tests.huggingface_t5 import VARIANTS as T5S, tiny_folder as t5_folder

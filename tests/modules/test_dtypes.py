@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from seqgen.addons.checks.subject import expand
 from seqgen.core.errors import ConfigError
-from seqgen.lab.checks.subject import expand
 from seqgen.modules import dtypes, linear
 from seqgen.modules.dtypes import DTYPES, note_on, to_dtype
 from seqgen.modules.linear import Linear, Projection

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from seqgen.addons.checks import stepping
+from seqgen.addons.checks.stepping import Decode
+from seqgen.addons.checks.subject import BEAM, LENGTHS, expand
 from seqgen.core.errors import ConfigError, DecodingError
 from seqgen.core.incremental_state import IncrementalState
 from seqgen.decoding.continuous_batching import generate_continuously
-from seqgen.lab.checks import stepping
-from seqgen.lab.checks.stepping import Decode
-from seqgen.lab.checks.subject import BEAM, LENGTHS, expand
 from seqgen.modules import attention
 from seqgen.modules.kv_cache import growing, indirection
 from seqgen.modules.kv_cache.growing import GrowingCache

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
+from seqgen.addons.checks.subject import expand
 from seqgen.checkpoints.loading import load_model
 from seqgen.core.errors import ConfigError
 from seqgen.core.structures import Batch, Source
 from seqgen.decoding.scorer import SequenceScorer
-from seqgen.lab.checks.subject import expand
-from seqgen.lab.inspection import StepLogits
+from seqgen.inspection import StepLogits
 from seqgen.modules.inspection import StackInternals, recorded
 from seqgen.text.translator import Translator
 from tests import huggingface_gpt2

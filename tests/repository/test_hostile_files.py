@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from seqgen.addons.mixtures.text_to_text import read_mixture
 from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.run_checkpoints import STATE, update_of
 from seqgen.checkpoints.torch_file import read_torch_file
@@ -31,7 +32,6 @@ from seqgen.data.tokenizers.files import TokenizerFiles
 from seqgen.models.transformer import TransformerModel
 from seqgen.system import reading
 from seqgen.system.reading import MAX_DEPTH, parse_json, parse_yaml, read_bytes
-from seqgen.tasks.text_to_text import read_mixture
 from tests import fairseq_checkpoints
 from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.covering import covering

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import seqgen.tasks  # noqa: F401
+from seqgen.addons.mixtures.denoising import DenoisingConfig, DenoisingTask
 from seqgen.core.errors import ConfigError, DataError, UserError
 from seqgen.data.iterator import EpochIterator
-from seqgen.tasks.denoising import DenoisingConfig, DenoisingTask
 from tests.commands import command, sentences
 from tests.training_runs import assert_identical, everything
 

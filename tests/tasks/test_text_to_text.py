@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 import seqgen.tasks  # noqa: F401
+from seqgen.addons.mixtures.text_to_text import TextToTextConfig, TextToTextTask
 from seqgen.core.errors import ConfigError, DataError, UserError
-from seqgen.tasks.text_to_text import TextToTextConfig, TextToTextTask
 from tests.commands import command, corpus, sentences
 from tests.training_runs import assert_identical, everything, records
 

@@ -16,6 +16,8 @@ from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the built-in models
 from examples.objectives.minimum_risk import MinimumRisk, MinimumRiskConfig
+from seqgen.addons.checks.kinds import new_model, small_transformer
+from seqgen.addons.checks.subject import Ids, tiny_dictionary
 from seqgen.checkpoints.run_config import write_run_checksums
 from seqgen.cli.run_folder import write_config
 from seqgen.config import GenerationConfig, TrainConfig
@@ -23,8 +25,6 @@ from seqgen.config.compose import compose
 from seqgen.core.errors import ConfigError
 from seqgen.core.structures import Batch, Hypothesis, tensors_in
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.lab.checks.kinds import new_model, small_transformer
-from seqgen.lab.checks.subject import Ids, tiny_dictionary
 from seqgen.task import Task
 from seqgen.training.criteria import TrainingContext
 from seqgen.training.distributed import ProcessGroup

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the built-in models
+from seqgen.addons.checks.kinds import new_model, small_transformer
+from seqgen.addons.checks.subject import randomize_, tiny_dictionary
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.structures import Batch
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.lab.checks.kinds import new_model, small_transformer
-from seqgen.lab.checks.subject import randomize_, tiny_dictionary
 from seqgen.task import Task
 from tests.commands import command
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from examples.objectives.sequence_distillation import SequenceDistillation, SequenceDistillationConfig
+from seqgen.addons.checks.subject import randomize_
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import GenerationConfig
 from seqgen.core.model import EncoderDecoderModel
-from seqgen.lab.checks.subject import randomize_
 from seqgen.text.reranking import Chrf
 from tests.examples.objectives.small import (
     EOS,

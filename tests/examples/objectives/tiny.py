@@ -10,11 +10,11 @@ import torch
 from sacrebleu.metrics import CHRF
 from torch import Tensor
 
+from seqgen.addons.checks.kinds import new_model, small_transformer
+from seqgen.addons.checks.subject import Ids, tiny_dictionary
 from seqgen.config import GenerationConfig
 from seqgen.core.structures import Batch, Hypothesis
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
-from seqgen.lab.checks.kinds import new_model, small_transformer
-from seqgen.lab.checks.subject import Ids, tiny_dictionary
 from seqgen.task import Task
 
 WORDS = tiny_dictionary(3)

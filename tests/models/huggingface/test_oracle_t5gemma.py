@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
+from seqgen.addons.t5gemma.model import T5GemmaModel
 from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import ReadingConfig
 from seqgen.core.errors import UserError
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
 from seqgen.models.huggingface.checkpoint import save_pretrained
-from seqgen.models.t5gemma import T5GemmaModel
 from tests.commands import command
 from tests.huggingface_decoding import assert_same, decode, source_batch
 from tests.huggingface_t5 import change_config

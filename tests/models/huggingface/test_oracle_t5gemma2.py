@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
+from seqgen.addons.t5gemma.model2 import T5Gemma2Model
 from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import ReadingConfig
 from seqgen.core.errors import UserError
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.models.huggingface.checkpoint import save_pretrained
-from seqgen.models.t5gemma2 import T5Gemma2Model
 from tests.huggingface_decoding import assert_same, decode
 from tests.models.huggingface.test_oracle_t5gemma import RECORDED as T5GEMMA, SOURCES, assert_near, logits
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
+from seqgen.addons.marian.binary import BinaryModel
 from seqgen.checkpoints.loading import load_model
 from seqgen.core.errors import UserError
-from seqgen.models.marian_binary import BinaryModel
 from seqgen.text.translator import Translator
 from tests.hostile import YAML, limited, replace_by
 from tests.marian_binary import FLOAT32, INT8, INTGEMM8, encoded, is_matrix, quantized, write_binary

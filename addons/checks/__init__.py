@@ -1,0 +1,1 @@
+"""Checks: the invariants of models, components, tasks and criteria; docs/extending.md."""

@@ -1,0 +1,499 @@
+"""Invariants of every decoding component, and those of processors, combinations, stopping rules and observers.
+
+Batching, optimizations and the component's state change nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad as pad_columns
+
+from seqgen.addons.checks import search
+from seqgen.addons.checks.checking import Advice, Invariants, NotApplicableError, Violation, at, needs, require
+from seqgen.addons.checks.search import same_hypotheses
+from seqgen.addons.checks.subject import SOURCES, Decoding
+from seqgen.config import DebugConfig
+from seqgen.core.candidates import Candidates, gather_beams
+from seqgen.core.combinations import Combination, combine
+from seqgen.core.component import Component, Composite
+from seqgen.core.context import StepContext
+from seqgen.core.errors import ConfigError, DecodingError
+from seqgen.core.processors import LogitsProcessor, apply_all
+from seqgen.core.scores import Scores
+from seqgen.core.search import Search
+from seqgen.core.session import Session
+from seqgen.core.structures import Batch, Hypothesis
+from seqgen.data.pair_dataset import pad_rows
+from seqgen.decoding.continuous_batching import generate_continuously
+
+WITHOUT_EFFECT = {"two_stage_candidates", "shortlist_columns", "continuous_batching"}
+"""Optimizations that the small decodes do not use: ``blocks_change_nothing`` and ``joining_changes_nothing`` do."""
+
+SWITCHES = [field.name for field in fields(DebugConfig) if field.name not in WITHOUT_EFFECT]
+"""Each other optimization of decoding."""
+
+
+def decodes_are_repeatable(subject: Decoding) -> None:
+    """A second decode gives the same result, also after another batch was decoded with the same generator."""
+    generator, batch = subject.generator(), subject.batch()
+    phrases = subject.phrases(generator.setup, batch)
+    first = generator.generate(batch, None, phrases)
+    again = generator.generate(batch, None, phrases)
+    same_hypotheses(subject, again, first, "a second decode of the same batch differs")
+    other = subject.batch(lengths=[3, 6, 4], seed=2)
+    generator.generate(other, None, subject.phrases(generator.setup, other))
+    again = generator.generate(batch, None, phrases)
+    same_hypotheses(subject, again, first, "a decode after that of another batch differs")
+
+
+def alone_equals_batched(subject: Decoding) -> None:
+    """A sentence alone gives the same result as in a batch, in any order of sentences and with a given prefix."""
+    search.alone_equals_batched(subject)
+    search.alone_equals_batched(subject, order=[3, 0, 4, 2, 1], prefix=True)
+
+
+def blocks_change_nothing(subject: Decoding) -> None:
+    """The component works with a vocabulary of another size, and searching it in blocks changes nothing."""
+    wide = subject.wide
+    options: dict[str, Any] = {"beam": min(2, subject.generation.beam), "max_len": 3}
+    try:
+        wide.decode(wide.batch(), **options)
+    except DecodingError as error:
+        raise NotApplicableError(f"the decode ends with an error: {error}") from None
+    search.off_changes_nothing(wide, ["two_stage_candidates"], [options])
+
+
+def joining_changes_nothing(subject: Decoding) -> None:
+    """Sentences that join a running batch give the same result."""
+    generator = subject.generator(max_len_a=0.75, max_len_b=1, max_len=9)  # sentences end at different steps
+    needs(generator.can_merge, f"sentences cannot join a running batch: {generator.setup.merge_obstacle}")
+    lengths = [SOURCES[row % len(SOURCES)] for row in range(12)]
+    waiting = list(range(len(lengths)))
+
+    def take(running: int, width: int) -> Batch | None:
+        taken, waiting[: 4 - running] = waiting[: 4 - running], []
+        return subject.batch(taken, lengths) if taken else None
+
+    usual = generator.generate(subject.batch(lengths=lengths))
+    found: dict[int, list[Hypothesis]] = dict(generate_continuously(generator, take))
+    joined = [found[row] for row in range(len(lengths))]
+    same_hypotheses(subject, joined, usual, "joining a running batch changes the result of a sentence")
+
+
+def two_decodes_at_a_time(subject: Decoding) -> None:
+    """Two batches whose steps alternate give the same results as one after the other."""
+    batches = [subject.batch(), subject.batch(lengths=[3, 6, 4], seed=2)]
+    usual = [subject.decode(batch) for batch in batches]
+    generator = subject.generator()
+    sessions = [subject.session(batch, generator.setup) for batch in batches]
+    with torch.inference_mode():
+        running = list(sessions)
+        while running:
+            running = [session for session in running if session.step()]
+    for session, wanted in zip(sessions, usual, strict=True):
+        session.collect_all()
+        same_hypotheses(subject, session.results, wanted, "another decode at the same time changes the result")
+
+
+def holds_in_an_ensemble(subject: Decoding) -> None:
+    """With an ensemble of two different models, neither the batch nor the optimizations change a result."""
+    if subject.build is None:
+        raise NotApplicableError("the models are trained; path=[RUN,RUN] decodes with an ensemble")
+    subject.models = [subject.build(subject.dictionary, seed) for seed in (0, 1)]
+    try:
+        search.alone_equals_batched(subject)
+    except ConfigError as error:
+        raise NotApplicableError(f"ensembles are refused: {error}") from None
+    plain = subject.decode(subject.batch(), debug=DebugConfig.off(*SWITCHES))
+    what = "an ensemble of two models gives another result without optimizations"
+    same_hypotheses(subject, subject.decode(subject.batch()), plain, what)
+    with suppress(NotApplicableError):
+        joining_changes_nothing(subject)
+
+
+def state_follows_the_beams(subject: Decoding) -> None:
+    """``advance`` reorders the tensors ``(sentences, beam, ...)`` of the component: reordering them before is equal."""
+    found = False
+    for part, live, beam in _after_some_steps(subject):
+        names = [name for name in _tensors(part, (live, beam)) if name not in part.sentence_state]
+        found |= bool(names)
+        parents = (torch.arange(beam) + 1).remainder(beam).expand(live, -1).contiguous()
+        parents = parents.where(torch.arange(live).unsqueeze(1) % 2 == 0, 0)  # others all continue one beam
+        tokens = (subject.ids.words[0] + torch.arange(live * beam).view(live, beam) % 5).clamp(max=subject.ids.word(4))
+        scores = -torch.arange(live * beam, dtype=torch.float64).view(live, beam)
+        moved, wanted = copy.deepcopy(part), copy.deepcopy(part)
+        for name in names:
+            setattr(wanted, name, gather_beams(getattr(wanted, name), parents))
+        moved.advance(Candidates(scores, tokens, parents))
+        unmoved = torch.arange(beam).expand(live, -1).contiguous()
+        wanted.advance(Candidates(scores, tokens, unmoved))
+        tensors = {name: getattr(wanted, name) for name in names}
+        _same_tensors(subject, moved, tensors, "advance does not reorder")
+    needs(found, "it keeps no tensors of the beams")
+
+
+def state_of_sentences_that_leave(subject: Decoding) -> None:
+    """``select_sentences`` keeps the rows of the remaining sentences in all tensors ``(sentences, ...)``."""
+    for part, live, _ in _after_some_steps(subject):
+        keep = torch.tensor([live - 1, 0])
+        wanted = {name: getattr(part, name).index_select(0, keep) for name in _tensors(part, (live,))}
+        part.select_sentences(keep)
+        _same_tensors(subject, part, wanted, "select_sentences does not drop the rows of")
+
+
+def _after_some_steps(subject: Decoding) -> Iterator[tuple[Component, int, int]]:
+    """The parts of the component that keep tensors of the batch after three steps; live sentences and beams.
+
+    Raises:
+        NotApplicableError: there are none.
+    """
+    session: Session = subject.session(subject.batch(), end_symbols=[], min_len=6)
+    fresh = {id(value) for part in subject.parts(session.setup) for value in vars(part).values()}
+    with torch.inference_mode():
+        continues = all(session.step() for _ in range(3))
+    needs(continues, "all outputs end within three steps")
+    live, beam, found = len(session.live), session.beam, False
+    for part in subject.parts(session):
+        names = [name for name in _tensors(part, (live,)) if id(getattr(part, name)) not in fresh]
+        if names and live > 1:
+            found = True
+            yield part, live, beam
+    needs(found, "it keeps no tensors of the batch")
+
+
+def _tensors(part: Component, shape: tuple[int, ...]) -> list[str]:
+    """The names of the tensors whose first dimensions are these."""
+    return [
+        name for name, value in vars(part).items() if isinstance(value, Tensor) and value.shape[: len(shape)] == shape
+    ]
+
+
+def _same_tensors(subject: Decoding, part: Component, wanted: Mapping[str, Tensor], what: str) -> None:
+    for name, value in wanted.items():
+        ours, theirs = (one.double().reshape(len(one), -1) for one in (getattr(part, name), value))
+        with at(step=None, beam=None):
+            subject.same(ours, theirs, what=f"{what} {type(part).__name__}.{name}")
+
+
+SHARED: Invariants[Decoding] = {
+    "decodes are repeatable": decodes_are_repeatable,
+    "alone = in a batch": alone_equals_batched,
+    "optimized = not optimized": partial(search.off_changes_nothing, names=SWITCHES),
+    "blocks of the vocabulary": blocks_change_nothing,
+    "joining = one batch": joining_changes_nothing,
+    "two decodes at a time": two_decodes_at_a_time,
+    "[m, m] = m": partial(search.ensemble_of_itself, what="an ensemble of a model with itself differs from the model"),
+    "ensemble of two models": holds_in_an_ensemble,
+    "state follows the beams": state_follows_the_beams,
+    "state of sentences that leave": state_of_sentences_that_leave,
+}
+"""The invariants of every kind of decoding component."""
+
+
+class CombinationProbe(Composite, Combination):
+    """Calls a combination, and checks that it leaves the members' scores as they are.
+
+    Args:
+        combination: the combination.
+    """
+
+    def __init__(self, combination: Combination):
+        self.parts = [combination]
+
+    def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
+        """See ``Combination``."""
+        before = [scores.clone() for scores in lprobs]
+        found = combine(self.parts[0], lprobs, context)
+        for member, (scores, kept) in enumerate(zip(lprobs, before, strict=True)):
+            what = f"the combination changes lprobs[{member}], the scores of a member, in place"
+            require(torch.equal(scores, kept), what)
+        return found
+
+    def attention_weights(self, members: int) -> list[float]:
+        """The weights of the combination."""
+        weights: list[float] = self.parts[0].attention_weights(members)
+        return weights
+
+
+def calls_change_no_scores(subject: Decoding) -> None:
+    """A call does not change the members' scores."""
+    probe = CombinationProbe(subject.generator().setup.ensemble.combination)
+    others = subject.keys_without("combination.")
+    options: dict[str, Any] = {"combination": "", "components": others}
+    subject.decode(subject.batch(), objects={"combination": probe}, **options)
+
+
+def observing_changes_nothing(subject: Decoding) -> None:
+    """A decode without the observer gives the same result."""
+    observed = subject.decode(subject.batch())
+    alone = subject.decode(subject.batch(), **subject.without)
+    same_hypotheses(subject, observed, alone, "the observer changes the result")
+
+
+OF_ONE_MODEL = {"[m, m] = m", "ensemble of two models"}
+"""Invariants that begin with a single model."""
+
+COMBINATION: Invariants[Decoding] = {
+    **{name: invariant for name, invariant in SHARED.items() if name not in OF_ONE_MODEL},
+    "scorer = generator": partial(search.scorer_equals_generator, min_len=0, end_symbols=[]),
+    "calls change nothing else": calls_change_no_scores,
+}
+"""The invariants of a combination, with two models."""
+
+STOPPING: Invariants[Decoding] = SHARED
+"""The invariants of a stopping rule."""
+
+OBSERVER: Invariants[Decoding] = {**SHARED, "observed = not observed": observing_changes_nothing}
+"""The invariants of an observer."""
+
+
+class Probe(Composite, LogitsProcessor):
+    """Calls a processor, and checks each call.
+
+    Args:
+        processor: the processor.
+    """
+
+    def __init__(self, processor: LogitsProcessor):
+        self.parts = [processor]
+
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
+        """See ``LogitsProcessor``."""
+        (processor,) = self.parts
+        seen = {name: value for name in READ if (value := attrgetter(name)(context)) is not None}
+        before, state = {name: tensor.clone() for name, tensor in seen.items()}, _tensors_of(processor)
+        with at(step=context.step):
+            found = apply_all([processor], lprobs.clone(), context)
+            self._check_values(found, lprobs, context)
+            for name, tensor in before.items():
+                require(torch.equal(tensor, seen[name]), f"the processor changes context.{name} in place")
+            _check_state(processor, state, "the call changes the state")
+            kept: Tensor = found.clone()
+            found.fill_(5.0)  # as a later processor may do
+            again = apply_all([processor], lprobs.clone(), context)
+            same = torch.equal(again.nan_to_num(), kept.nan_to_num())
+            require(same, "a second call with the same scores and context gives another result")
+        return kept
+
+    def _check_values(self, found: Tensor, lprobs: Tensor, context: StepContext) -> None:
+        wrong = (found.isnan() & ~lprobs.isnan()) | ((found == torch.inf) & (lprobs != torch.inf))
+        for row, token in wrong.nonzero().tolist():
+            what = f"the score of token {token} becomes {found[row, token]}; before it was {lprobs[row, token]}"
+            sentence, beam = divmod(row, context.rows_per_sentence)
+            raise Violation(what, sentence=sentence, beam=beam)
+
+
+READ = (
+    *("tokens", "scores", "sentences.max_lengths", "sentences.ids", "src_tokens", "src_padding"),
+    *("sentences.src_tokens", "sentences.src_padding", "prefix_tokens"),
+)
+"""The tensors of a context that a processor may read."""
+
+
+def _tensors_of(part: Component) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in vars(part).items() if isinstance(value, Tensor)}
+
+
+def _check_state(part: Component, before: Mapping[str, Tensor], what: str) -> None:
+    """A component has the same tensors as before."""
+    for name, value in before.items():
+        same = torch.equal(getattr(part, name).nan_to_num(7.0), value.nan_to_num(7.0))
+        require(same, f"{what} {type(part).__name__}.{name}")
+
+
+def calls_are_pure(subject: Decoding) -> None:
+    """A call returns finite scores or ``-inf`` of the same shape and dtype, and changes neither context nor state."""
+    parts = subject.parts(subject.generator().setup)
+    processors = [part for part in parts if isinstance(part, LogitsProcessor)]
+    for dtype in (torch.float64, torch.float32):
+        subject.models = [model.to(dtype) for model in subject.models]
+        try:
+            probes = [Probe(processor) for processor in processors]
+            for min_len in (0, 3):  # end-of-sentence is forbidden before
+                without: dict[str, Any] = {**subject.without, "min_len": min_len}
+                subject.decode(subject.batch(), objects={"processors": probes}, **without)
+        finally:
+            subject.models = [model.double() for model in subject.models]
+
+
+class Replay(Search):
+    """Generates given outputs, one for each sentence, and keeps their scores.
+
+    Args:
+        targets: ``(sentences, T)`` int64, padded with end-of-sentence.
+        continues_each_beam: whether scores are computed as for strategies whose beams are independent.
+    """
+
+    sentence_state = ("targets",)
+
+    def __init__(self, targets: Tensor, continues_each_beam: bool = False):
+        self.targets, self.continues_each_beam = targets, continues_each_beam
+
+    def rows(self, beam: int) -> int:
+        """One, whatever the beam of the configuration."""
+        return 1
+
+    def step(self, context: StepContext, scores: Scores) -> Candidates:
+        """See ``Search.step``; one candidate."""
+        tokens = self.targets[:, context.step : context.step + 1]
+        lprobs = scores.distribution() if self.continues_each_beam else scores.lprobs()
+        totals = scores.beams + lprobs[:, 0].gather(1, tokens)
+        return Candidates(totals, tokens, torch.zeros_like(tokens)).padded(1 if self.continues_each_beam else 2)
+
+
+def scores_depend_on_the_hypothesis_alone(subject: Decoding) -> None:
+    """Generating each hypothesis again, without other beams, gives the same scores."""
+    strategy = subject.generator().setup.search
+    needs(not strategy.own_scores, "the search strategy changes scores on purpose: own_scores is set")
+    results = subject.decode(subject.batch())
+    places = [(row, beam) for row, hypotheses in enumerate(results) for beam in range(len(hypotheses))]
+    needs(places, "the processor allows no output")
+    outputs = [results[row][beam].tokens for row, beam in places]
+    targets = pad_columns(pad_rows(outputs, subject.ids.eos), (0, 1), value=subject.ids.eos)
+    options: dict[str, Any] = {"search": "", "components": subject.keys_without("search.")}
+    batch = subject.batch([row for row, _ in places])
+    again = subject.decode(batch, objects={"search_strategy": Replay(targets, strategy.continues_each_beam)}, **options)
+    what = "the scores of a hypothesis depend on the other beams, or not on its own tokens"
+    for (row, beam), found in zip(places, again, strict=True):
+        wanted = results[row][beam]
+        with at(sentence=row, beam=beam):
+            step = 0 if not found else min(len(found[0].tokens), len(wanted.tokens))
+            same = found and torch.equal(found[0].tokens, wanted.tokens)
+            require(same, f"{what}: alone it is forbidden", step)
+            subject.same(wanted.positional_scores[None], found[0].positional_scores[None], what=what)
+
+
+def forks_are_independent(subject: Decoding) -> None:
+    """A fork has its own state: what happens to it does not change the original."""
+    session = subject.session(subject.batch(), end_symbols=[], min_len=5)
+    with torch.inference_mode():
+        for _ in range(2):
+            session.step()
+    live, beam = len(session.live), session.beam
+    parents = torch.zeros(live, beam, dtype=torch.int64)
+    active = Candidates(torch.zeros(live, beam), parents + subject.ids.word(1), parents)
+    for part in subject.parts(session):
+        before = _tensors_of(part)
+        part.fork().advance(active)
+        _check_state(part, before, "a fork shares the state")
+
+
+def sampled_alone_equals_batched(subject: Decoding) -> None:
+    """In sampling, whose beams are independent, a sentence alone gives the same result as in a batch."""
+    options: dict[str, Any] = {"search": "sampling", "components": subject.keys_without("search.")}
+    search.alone_equals_batched(subject, "sampling: the batch changes the result of a sentence", **options)
+
+
+PROCESSOR: Invariants[Decoding] = {
+    **SHARED,
+    "calls change nothing else": calls_are_pure,
+    "scores depend on the hypothesis": scores_depend_on_the_hypothesis_alone,
+    "alone = in a batch, sampled": sampled_alone_equals_batched,
+    "forks are independent": forks_are_independent,
+}
+"""The invariants of a logits processor."""
+
+_CHANGED_BY_CALL = (
+    "a call changes the component's own tensors, or returns one of them; change state in advance, and return a new "
+    "tensor"
+)
+_INDICES = (
+    "tokens or beams of candidates are wrong; of an index into (beam * V) scores, the beam is index // V and the token "
+    "index % V"
+)
+_FORBIDDEN = "candidates with a score of -inf become possible; leave -inf as it is"
+_MIXES_SENTENCES = (
+    "the result of a sentence depends on the other sentences of the batch; do not reduce over the first dimension, and "
+    "leave out the positions of the source where context.src_padding is true"
+)
+_FIRST_STEP = (
+    "the same hypothesis is kept twice; at context.step == 0 all beams are equal, so that only the first one may be "
+    "expanded"
+)
+
+COMPONENT_ADVICE: Advice[Decoding] = {
+    "calls change nothing else | becomes": (
+        "a score becomes NaN or infinite, often because -inf is multiplied by zero or subtracted from itself; leave "
+        "-inf as it is"
+    ),
+    "calls change nothing else | in place": (
+        "the component writes into a tensor that it was given, of the context or the scores of a member; clone it first"
+    ),
+    "calls change nothing else | the call changes": _CHANGED_BY_CALL,
+    "state follows the beams": (
+        "a state does not follow the beams; name its tensor (sentences, beam, ...) in beam_state, and call "
+        "super().advance where you override advance"
+    ),
+    "state of sentences that leave": (
+        "a state keeps the rows of sentences that have left the batch; name its tensor in sentence_state or beam_state"
+    ),
+    "candidates are continuations | continues_each_beam": (
+        "continues_each_beam is true, but candidate i does not continue beam i; remove the attribute"
+    ),
+    "candidates are continuations | not in the range": _INDICES,
+    "candidates are continuations | of another beam": _INDICES,
+    "candidates are continuations | does not exist": _FORBIDDEN,
+    "decodes are repeatable": (
+        "the component draws from PyTorch's own random numbers (use uniform of seqgen.extend, whose numbers depend on "
+        "a seed, the line number and the step), or keeps values of a batch on the object that all batches share (let "
+        "begin return a copy)"
+    ),
+    "two decodes at a time": (
+        "the component keeps values of a batch on the object that all batches share; let begin return a copy (call "
+        "super().begin) and store them there"
+    ),
+    "optimized = not optimized | skip_log_softmax": (
+        "shift_invariant is true, but the component needs normalized log-probabilities: adding a constant to the "
+        "scores of a row changes its choices; remove the attribute (a strategy that reads Scores.values gets logits, "
+        "too: let it ask Scores.lprobs)"
+    ),
+    "optimized = not optimized | use_cache": (
+        "the result differs if nothing is cached (debug.use_cache=false computes all positions at each step): the "
+        "component changes a decoder's cache or features in place, or depends on how a step is computed"
+    ),
+    "alone = in a batch": _MIXES_SENTENCES,
+    "alone = in a batch, sampled": _MIXES_SENTENCES,
+    "observed = not observed": "the observer changes a tensor of the record or context; clone what you change",
+    "scorer = generator": (
+        "the combination gives another score where all positions are known; ignores_context is true only for a "
+        "combination that does not read the context"
+    ),
+    "joining = one batch": (
+        "can_merge is true, but the component reads context.step, tokens or source ids, or a state is not merged; use "
+        "context.steps, name the state in sentence_state or beam_state, or remove the attribute"
+    ),
+    "NaN is an error": "scores that are NaN are replaced or compared away, so that a damaged model is not noticed",
+    "forbidden tokens": _FORBIDDEN,
+    "a sentence without outputs": _FORBIDDEN,
+    "candidates are continuations": _FIRST_STEP,
+    "hypotheses differ": _FIRST_STEP,
+    "scores are the model's": (
+        "the scores of candidates are not scores + lprobs; return these sums, or set own_scores if a penalty is "
+        "intended"
+    ),
+    "hypotheses end, are sorted": "hypotheses do not end, or are not sorted; see the method finished",
+    "calls change nothing else": _CHANGED_BY_CALL,
+    "forks are independent": (
+        "a fork shares a tensor that is changed in place; name the tensor in sentence_state or beam_state"
+    ),
+    "ensemble of two models": (
+        "with several members, the scores are those of the combination, and context.outputs has those of each member; "
+        "the component relies on a single model, or its flags are not true of an ensemble"
+    ),
+    "blocks of the vocabulary": (
+        "the component works for one size of the vocabulary only; take the size from lprobs.size(-1)"
+    ),
+    "scores depend on the hypothesis": (
+        "the scores of a beam depend on the other beams of its sentence; compute each row by itself"
+    ),
+}
+"""Causes of violations of a decoding component."""

@@ -1,0 +1,393 @@
+"""The kinds of components that ``seqgen-check`` checks: the configuration of each check, and what it builds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from seqgen.addons.checks.checking import Invariants, Raised
+from seqgen.addons.checks.components import COMBINATION, OBSERVER, PROCESSOR, STOPPING
+from seqgen.addons.checks.criteria import Training
+from seqgen.addons.checks.strategies import STRATEGY
+from seqgen.addons.checks.subject import Decoding, Ids, Subject, randomize_, tiny_dictionary
+from seqgen.addons.checks.tasks import Prepared
+from seqgen.checkpoints.loaders import DecodingTask, LoadedModel
+from seqgen.checkpoints.loading import load_models
+from seqgen.config import CommonConfig, GenerationConfig, ReadingConfig, option
+from seqgen.core.combinations import Combination
+from seqgen.core.component import Component
+from seqgen.core.errors import ConfigError, UserError, nearest
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.search import Search
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.tokenizers.base import WhitespaceTokenizer
+from seqgen.modules.kv_cache.protocol import KeyValueCache
+from seqgen.modules.multihead_attention import MultiheadAttention
+from seqgen.registry import CRITERIA, DECODING_COMPONENTS, MODELS, TASKS
+from seqgen.task import PromptTask, Task
+
+Note = Callable[[str], None]
+"""Shows a note to the user."""
+
+_WIDTHS = {"embed_dim": 16, "ffn_embed_dim": 24, "attention_heads": 2}
+SMALL = {
+    **{f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in _WIDTHS.items()},
+    **{"encoder_layers": 1, "decoder_layers": 2, "dropout": 0.0},
+}
+
+
+@contextmanager
+def _building(what: str, otherwise: str) -> Iterator[None]:
+    """Turn an error of the user's component, which may raise anything, into a ``ConfigError``.
+
+    Args:
+        what: what is built, and from what.
+        otherwise: what to do if that fails.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"the {what}: {Raised(error).what}; {otherwise}") from error
+
+
+class Vocabularies:
+    """The vocabularies, all that a model needs of its task; one for both sides unless the source has another."""
+
+    def __init__(self, words: Dictionary, source: Dictionary | None = None):
+        self.source_dictionary, self.target_dictionary = source or words, words
+
+
+def small_transformer(name: str = "transformer") -> Any:
+    """The configuration of a transformer with 16 features, without dropout."""
+    config = MODELS.config(name)
+    return replace(config, **{key: value for key, value in SMALL.items() if hasattr(config, key)})
+
+
+def new_model(config: Any, words: Dictionary, seed: int = 0) -> EncoderDecoderModel:
+    """Build a model in float64 with newly initialized weights.
+
+    Args:
+        config: the configuration of a registered model.
+        words: its vocabulary.
+        seed: seed of the weights.
+
+    Raises:
+        UserError: it cannot be built.
+    """
+    component: Any = MODELS.of(config).component
+    torch.manual_seed(seed)
+    what = "model cannot be built from its keys and the dictionaries of a task"
+    with _building(what, "correct build_model, or check a trained run with path=RUN"):
+        model: EncoderDecoderModel = component.build_model(config, Vocabularies(words))
+    return model.double()
+
+
+SHORTEST = 40
+"""The number of positions that the checks need."""
+
+
+@dataclass
+class ModelCheckConfig:
+    """The configuration of the check of a model."""
+
+    model: Any = None
+    path: str = option("", "run, or model of another toolkit, in place of model=NAME", role="input_path")
+    cache: str = option("", "where self-attention keeps keys and values: the name of a class in common.user_dir")
+    tolerance: float = option(
+        1e-10, "largest difference of logits and scores that counts as equal, relative if they are above 1", minimum=0
+    )
+    reading: ReadingConfig = field(default_factory=ReadingConfig)
+    common: CommonConfig = field(default_factory=CommonConfig)
+
+
+def model_subject(cfg: ModelCheckConfig, note: Note = print) -> Subject:
+    """A random model, or a trained one.
+
+    Args:
+        cfg: the configuration.
+        note: shows a note.
+
+    Raises:
+        UserError: the model cannot be built or loaded, or is too short for the checks.
+    """
+    if (cfg.model is not None) == bool(cfg.path):
+        raise ConfigError(
+            "give either model=NAME for a random model or path=RUN for a trained one, or another component, such as "
+            "search=NAME"
+        )
+    if cfg.model is not None and cfg.reading != ReadingConfig():
+        raise ConfigError("reading.KEY applies only to path=CHECKPOINT of another toolkit; remove the key")
+    subject = _trained_model(cfg, note) if cfg.path else _random_model(cfg)
+    if cfg.cache:
+        _use_cache(subject.model.decoder, cfg.cache)
+    positions = subject.model.max_positions()
+    if min(positions) < SHORTEST:
+        raise ConfigError(
+            f"the model has {positions[0]} source and {positions[1]} target positions, and the checks need {SHORTEST}; "
+            "set the model's maximum lengths to at least that"
+        )
+    return subject
+
+
+def _use_cache(decoder: nn.Module, name: str) -> None:
+    found, unread = dict[str, type[KeyValueCache]](), KeyValueCache.__subclasses__()
+    while unread:
+        cache = unread.pop()
+        found[cache.__name__] = cache
+        unread += cache.__subclasses__()
+    layers = [one for one in decoder.modules() if isinstance(one, MultiheadAttention) and not one.encoder_decoder]
+    if name not in found or not layers:
+        wrong = f"there is no class of this name{nearest(name, found)}" if layers else "the decoder has no attention"
+        raise ConfigError(f"cache={name}: {wrong}; name a subclass of KeyValueCache, and a transformer")
+    for layer in layers:
+        layer.cache = found[name]
+
+
+def _random_model(cfg: ModelCheckConfig) -> Subject:
+    """A random model in float64, with another one that has peaked distributions for the invariants of search."""
+    words = tiny_dictionary()
+
+    def build(seed: int = 1) -> EncoderDecoderModel:
+        return new_model(cfg.model, words, seed)
+
+    models = [randomize_(build(0)), randomize_(build(0), factor=1.5)]
+    one, two = (Subject(model, words, len(words), build, tolerance=cfg.tolerance) for model in models)
+    one.peaked = two
+    return one
+
+
+def _trained_model(cfg: ModelCheckConfig, note: Note) -> Subject:
+    loaded, *others = _loaded([cfg.path], cfg.reading, note)
+    if others:
+        raise ConfigError(f"path={cfg.path} names {len(others) + 1} models; check them one at a time")
+    source, target = loaded.task.source_dictionary, loaded.task.target_dictionary
+    return Subject(loaded.model, target, len(source), tolerance=cfg.tolerance)
+
+
+def _loaded(paths: Sequence[str], reading: ReadingConfig, note: Note) -> Sequence[LoadedModel]:
+    loaded = load_models(paths, "cpu", reading, torch.float64)
+    for text in (text for one in loaded for text in one.notes):
+        note(text)
+    return loaded
+
+
+WORDS = 9
+"""Words of the vocabulary, besides its four special tokens: an odd number of tokens, and few, so that ties occur."""
+
+
+FEWEST = 4
+"""The smallest number of words with which a component can be checked."""
+
+
+class Kind(NamedTuple):
+    """A kind of component.
+
+    Attributes:
+        what: what its check is about.
+        invariants: its invariants.
+        base: its base class, if the rules may replace a component by a variant.
+    """
+
+    what: str
+    invariants: Invariants[Decoding]
+    base: type[Component] | None = None
+
+
+KINDS = {
+    "search": Kind("a search strategy", STRATEGY, Search),
+    "processor": Kind("a logits processor", PROCESSOR),
+    "combination": Kind("a combination of an ensemble's members, with two models", COMBINATION, Combination),
+    "stopping": Kind("a stopping rule", STOPPING),
+    "observer": Kind("an observer of the search", OBSERVER),
+}
+"""The kinds of decoding components that can be checked, by the prefix of their keys."""
+
+
+@dataclass
+class DecodingCheckConfig:
+    """The configuration of the check of a decoding component."""
+
+    model: Any = None
+    path: list[str] = option(
+        [], "run or checkpoint that decodes, in place of a random model; several for an ensemble", role="input_path"
+    )
+    beam: int = option(4, "beam size of the decodes; a strategy that refuses it is checked with 1", minimum=1)
+    semantics: str = option(
+        "both", "rules of which toolkit the component is checked under", choices=("both", "fairseq", "huggingface")
+    )
+    tolerance: float = option(
+        1e-9, "largest difference of scores that counts as equal, relative if they are above 1", minimum=0
+    )
+    generation: GenerationConfig = field(default_factory=GenerationConfig)
+    reading: ReadingConfig = field(default_factory=ReadingConfig)
+    common: CommonConfig = field(default_factory=CommonConfig)
+
+
+def component_subject(group: str, cfg: DecodingCheckConfig, note: Note = print) -> Decoding:
+    """The subject of a check: the component, and small random models or trained ones.
+
+    Args:
+        group: the kind of component.
+        cfg: the configuration; ``generation`` names the component.
+        note: shows a note.
+
+    Raises:
+        UserError: the component or the models cannot be built, or do not fit.
+    """
+    registry, chooser = DECODING_COMPONENTS[group]
+    chosen = getattr(cfg.generation, chooser)
+    component = registry.entry(chosen if isinstance(chosen, str) else chosen[-1]).component
+    generation, kind = replace(cfg.generation, beam=cfg.beam), KINDS[group].base or component
+    if cfg.path:
+        subject = _trained_decoding(group, cfg, generation, kind, note)
+    else:
+        model, words = cfg.model or small_transformer(), tiny_dictionary(WORDS)
+
+        def build(words: Dictionary, seed: int) -> EncoderDecoderModel:
+            return randomize_(new_model(model, words, seed), seed, factor=1.6)
+
+        subject = Decoding(generation, group, build, words, words, kind, tolerance=cfg.tolerance)
+        if group == "combination":
+            subject.models.append(build(words, 1))
+    begin, end = subject.ids.words
+    if end - begin < FEWEST:
+        raise ConfigError(f"the vocabulary has a range of {end - begin} words at most, and the checks need {FEWEST}")
+    subject.all_rules = ["fairseq", "huggingface"] if cfg.semantics == "both" else [cfg.semantics]
+    return _accepted(subject, note)
+
+
+def _trained_decoding(
+    group: str, cfg: DecodingCheckConfig, generation: GenerationConfig, kind: type[Component], note: Note
+) -> Decoding:
+    """The component with trained models.
+
+    Raises:
+        UserError: a model cannot be loaded, ``model`` is given as well, or the number or vocabularies do not fit.
+    """
+    if cfg.model is not None:
+        raise ConfigError("give either model=NAME for a random model or path=RUN for a trained one")
+    loaded = _loaded(cfg.path, cfg.reading, note)
+    if group == "combination" and len(loaded) < 2:
+        raise ConfigError("path names 1 model; a combination is checked with two or more: path=[RUN,RUN]")
+    task = loaded[0].task
+    words, sources = task.target_dictionary, task.source_dictionary
+    if any((one.task.target_dictionary, one.task.source_dictionary) != (words, sources) for one in loaded):
+        raise ConfigError("the models of path have different vocabularies; give models with the same")
+    models = [one.model for one in loaded]
+    options: dict[str, Any] = {"models": models, "tokenizer": task.target_tokenizer, "tolerance": cfg.tolerance}
+    return Decoding(generation, group, None, words, sources, kind, **options)
+
+
+def _accepted(subject: Decoding, note: Note) -> Decoding:
+    """The subject under the rules that accept the component, with a beam of 1 if the strategy has no beams.
+
+    Raises:
+        ConfigError: no rules accept it.
+    """
+    wanted, refusals = subject.generation.beam, list[ConfigError]()
+    for beam in dict.fromkeys((wanted, 1)):
+        subject.generation = replace(subject.generation, beam=beam)
+        found = {rules: _refusal(subject, rules) for rules in subject.all_rules}
+        refusals += filter(None, found.values())
+        if accepted := [rules for rules, refusal in found.items() if refusal is None]:
+            if beam != wanted:
+                note(f"checked with beam=1: {refusals[0]}")
+            subject.all_rules = accepted
+            return subject
+    raise refusals[len(subject.all_rules) - 1]  # with the beam of the user
+
+
+def _refusal(subject: Decoding, rules: str) -> ConfigError | None:
+    """The error with which a decode is refused; ``None`` if it is accepted."""
+    subject.rules = rules
+    with _building(f"{subject.group} cannot be built from its keys", "correct its build or __init__"):
+        try:
+            generator = subject.generator()
+        except ConfigError as error:
+            return error
+    with suppress(Exception):  # an error of the component, which the checks report
+        try:
+            generator.generate(subject.batch([1]))
+        except ConfigError as error:
+            return error
+    return None
+
+
+@dataclass
+class CriterionCheckConfig:
+    """The configuration of the check of a criterion."""
+
+    criterion: Any = None
+    model: Any = None
+    tolerance: float = option(
+        1e-9, "largest difference of losses and gradients that counts as equal, relative if they are above 1", minimum=0
+    )
+    common: CommonConfig = field(default_factory=CommonConfig)
+
+
+def criterion_subject(cfg: CriterionCheckConfig) -> Training:
+    """A criterion with a random model.
+
+    Raises:
+        UserError: the criterion or the model cannot be built.
+    """
+    words = tiny_dictionary()
+    model = randomize_(new_model(cfg.model or small_transformer(), words))
+    component: Any = CRITERIA.of(cfg.criterion).component
+    what = "criterion cannot be built from its keys and a task"
+    with _building(what, "correct its __init__"):
+        tokenizer = WhitespaceTokenizer(words)
+        criterion = component(cfg.criterion, Task(None, tokenizer, tokenizer))
+        criterion.begin_training(model)
+    randomize_(criterion.module.double())
+    return Training(criterion, model, Ids.of(model, words, len(words)), tolerance=cfg.tolerance)
+
+
+@dataclass
+class TaskCheckConfig:
+    """The configuration of the check of a task."""
+
+    task: Any = None
+    common: CommonConfig = field(default_factory=CommonConfig)
+
+
+def task_subject(cfg: TaskCheckConfig, folder: Path) -> Prepared:
+    """A task with a small random model.
+
+    Args:
+        cfg: the configuration.
+        folder: the run folder.
+
+    Raises:
+        UserError: the task cannot be made, or its data cannot be read.
+    """
+    component: Any = TASKS.of(cfg.task).component
+    if issubclass(component, DecodingTask):
+        raise ConfigError(
+            f"task={TASKS.of(cfg.task).name} is for decoding and has no data to check; choose another task, such as "
+            "task=translation"
+        )
+
+    def make() -> Task:
+        with _building("task cannot be made from its keys", "correct its setup_task"):
+            task: Task = component.setup_task(cfg.task, folder)
+        return task
+
+    task = make()
+    splits = task.splits()
+    split = next((name for name in ("valid", "test", *splits) if name in splits), None)
+    if split is None:
+        raise ConfigError("the task has no data to check; give them by its keys, such as task.train and task.valid")
+    task.dataset(split)
+    config = small_transformer("transformer_lm" if isinstance(task, PromptTask) else "transformer")
+    torch.manual_seed(0)
+    model = randomize_(task.build_model(config).double())
+    return Prepared(task, make, model, split)

@@ -1,0 +1,226 @@
+"""Invariants of tasks: text and ids, datasets, and batches."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad as pad_columns
+
+from seqgen.addons.checks.checking import Advice, Compared, Invariants, Violation, needs, require
+from seqgen.core.errors import ConfigError
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.data.pair_dataset import Dataset, Example, PairDataset
+from seqgen.task import Task
+
+MOST = 40
+"""Number of examples or lines that an invariant looks at."""
+
+
+@dataclass
+class Prepared(Compared):
+    """A task whose invariants are checked.
+
+    Attributes:
+        task: the task.
+        again: makes the task once more from its run folder, as a resumed run or decoding does.
+        model: a small model in float64 that the task has built.
+        split: the split whose examples are looked at; another one than the training data, if there is one.
+    """
+
+    task: Task
+    again: Callable[[], Task]
+    model: EncoderDecoderModel
+    split: str
+
+    @property
+    def dataset(self) -> Dataset:
+        """The dataset of the split."""
+        return self.task.dataset(self.split)
+
+    def examples(self) -> list[Example]:
+        """The first examples."""
+        return [self.dataset.example(i, epoch=1, seed=1) for i in range(min(MOST, len(self.dataset)))]
+
+    def uneven(self) -> list[Example]:
+        """A few examples whose lengths differ as much as possible."""
+        ordered = sorted(self.examples(), key=lambda example: (len(example.source), len(_target(example))))
+        return ordered[:: max(1, len(ordered) // 4)][:5]
+
+
+def _target(example: Example) -> Tensor:
+    """The target; an empty one if there is none."""
+    return example.source[:0] if example.target is None else example.target
+
+
+def text_survives(subject: Prepared) -> None:
+    """Encoding a text, decoding it and encoding it again gives the same ids, unless some are unknown."""
+    task, words = subject.task, subject.task.target_dictionary
+    checked = 0
+    for number, line in enumerate(_texts(subject)):
+        ids = task.encode_target(line)
+        if words.unk() in ids.tolist():
+            continue
+        checked += 1
+        text = task.decode(ids)
+        again = task.encode_target(text)
+        require(torch.equal(ids, again), f"{line!r} becomes {text!r} when it is encoded and decoded", sentence=number)
+        padded = torch.cat([ids, ids.new_full((2,), words.pad())])
+        if task.decode(padded) != text:
+            raise Violation(f"padding changes the text of {line!r}: {task.decode(padded)!r}", sentence=number)
+    needs(checked, "there is no text without unknown tokens")
+
+
+def _texts(subject: Prepared) -> list[str]:
+    """The target text of the split, or that of its examples."""
+    return _references(subject) or [subject.task.decode(_target(example)) for example in subject.examples()]
+
+
+def _references(subject: Prepared) -> list[str]:
+    """The first references of the split; empty if it has none, or several sources that are read one at a time."""
+    try:
+        found = subject.task.references(subject.split)
+        return [] if found is None else list(itertools.islice(found, MOST))
+    except ConfigError:
+        return []
+
+
+def ids_are_in_the_vocabulary(subject: Prepared) -> None:
+    """Examples have ids of the vocabularies, no padding, and at least one token on each side."""
+    task = subject.task
+    for example in subject.examples():
+        sides = (
+            (example.source, task.source_dictionary, "source"),
+            (_target(example), task.target_dictionary, "target"),
+        )
+        for ids, words, side in sides:
+            if side == "target" and example.target is None:
+                continue
+            what = f"the {side} of an example is {tuple(ids.shape)} {ids.dtype} and should be (length,) int64"
+            require(ids.dim() == 1 and ids.dtype == torch.int64 and len(ids), what, sentence=example.id)
+            if int(ids.min()) < 0 or int(ids.max()) >= len(words):
+                what = (
+                    f"the {side} of an example has the id {int(ids.max())}, but the vocabulary has {len(words)} tokens"
+                )
+                raise Violation(what, sentence=example.id)
+            if words.pad() != words.eos() and words.pad() in ids.tolist():
+                step = ids.tolist().index(words.pad())
+                raise Violation(f"the {side} of an example has padding", step=step, sentence=example.id)
+
+
+def examples_are_fixed(subject: Prepared) -> None:
+    """An example is the same whenever it is read, in any order; its lengths are those of ``lengths``."""
+    dataset, first = subject.dataset, subject.examples()
+    torch.manual_seed(1)
+    backwards = [dataset.example(i, epoch=1, seed=1) for i in reversed(range(len(first)))]
+    for one, two in zip(first, reversed(backwards), strict=True):
+        if one.id != two.id or not torch.equal(one.source, two.source) or not torch.equal(_target(one), _target(two)):
+            raise Violation("an example differs when it is read again", sentence=one.id)
+    lengths = dataset.lengths(1, 1)
+    require(len(lengths) == len(dataset), f"lengths has {len(lengths)} rows for {len(dataset)} examples")
+    for example, row in zip(first, lengths.tolist(), strict=False):
+        sizes = [len(example.source)] + ([] if example.target is None else [len(example.target)])
+        require(
+            row[: len(sizes)] == sizes, f"lengths says {row}, but the example has {sizes} tokens", sentence=example.id
+        )
+
+
+def training_and_decoding_encode_alike(subject: Prepared) -> None:
+    """The examples of a split are its lines as ``encode_source`` and ``encode_target`` encode them."""
+    task, dataset = subject.task, subject.dataset
+    needs(isinstance(dataset, PairDataset), f"the examples of a {type(dataset).__name__} are not the lines of a split")
+    sources = list(itertools.islice(task.source_lines(subject.split), 10 * MOST))
+    references = task.references(subject.split)
+    targets = None if references is None else list(itertools.islice(references, 10 * MOST))
+    for example in subject.examples():
+        if example.id >= len(sources):
+            continue
+        wanted = task.encode_source(task.input_of(sources[example.id]))
+        _same_ids(example.source, wanted, "source", example.id)
+        if targets is not None and example.target is not None:
+            _same_ids(example.target, task.encode_target(targets[example.id]), "target", example.id)
+
+
+def _same_ids(got: Tensor, wanted: Tensor, side: str, sentence: int) -> None:
+    if torch.equal(got, wanted):
+        return
+    pairs = itertools.zip_longest(got.tolist(), wanted.tolist())
+    step = next(step for step, (one, two) in enumerate(pairs) if one != two)
+    what = f"the {side} of an example is {got.tolist()}, but encode_{side} gives {wanted.tolist()}"
+    raise Violation(what, step=step, sentence=sentence)
+
+
+def batches_have_the_examples(subject: Prepared) -> None:
+    """A batch is that of ``Task.collate``, and perhaps more padding; first target tokens may be the decoder's start."""
+    task, model, examples = subject.task, subject.model, subject.uneven()
+    batch: Any = task.collate(examples, model)
+    plain: Any = Task.collate(task, examples, model)
+    require(batch.num_sentences == len(examples), f"a batch of {len(examples)} examples has {batch.num_sentences} rows")
+    pad, columns = task.target_dictionary.pad(), dict[str, tuple[Tensor, Tensor, int, bool]]()
+    if batch.target is not None and plain.target is not None:
+        previous = batch.prev_output_tokens
+        fits = previous is not None and previous.shape == batch.target.shape
+        require(fits, "prev_output_tokens is missing, or has another shape than the target")
+        if torch.equal(previous[:, 0], starts := plain.target[:, 0]):
+            shorter = [example._replace(target=_target(example)[1:]) for example in examples]
+            plain = Task.collate(task, shorter, model)
+            plain.prev_output_tokens[:, 0] = starts
+        columns = {
+            "target": (batch.target, plain.target, pad, False),
+            "prev_output_tokens": (previous, plain.prev_output_tokens, pad, False),
+        }
+    sources = batch.source.src_tokens, plain.source.src_tokens
+    columns["src_tokens"] = (*sources, task.source_dictionary.pad(), model.left_pad_source)
+    columns["src_lengths"] = (batch.source.src_lengths[:, None], plain.source.src_lengths[:, None], 0, False)
+    for name, (got, wanted, value, left) in columns.items():
+        extra = got.size(1) - wanted.size(1)
+        wanted = pad_columns(wanted, (extra, 0) if left else (0, extra), value=value)
+        for row, (ids, expected) in enumerate(zip(got.tolist(), wanted.tolist(), strict=True)):
+            require(ids == expected, f"{name} is {ids} and should be {expected}", sentence=row)
+    if batch.target is not None:
+        counted = f"ntokens is {batch.ntokens}, but the targets have {plain.ntokens} tokens"
+        require(batch.ntokens == plain.ntokens, counted)
+
+
+def task_is_restored(subject: Prepared) -> None:
+    """The task that is made again from its run folder has the same vocabularies and examples."""
+    again = subject.again()
+    for side in ("source", "target"):
+        ours, theirs = (getattr(task, f"{side}_dictionary") for task in (subject.task, again))
+        if list(ours) != list(theirs):
+            raise Violation(f"the {side} vocabulary of the task differs when it is made again from the run folder")
+    restored = again.dataset(subject.split)
+    for position, example in enumerate(subject.examples()):
+        other = restored.example(position, epoch=1, seed=1)
+        if not torch.equal(example.source, other.source) or not torch.equal(_target(example), _target(other)):
+            raise Violation("an example differs when the task is made again from the run folder", sentence=example.id)
+
+
+TASK: Invariants[Prepared] = {
+    "text survives": text_survives,
+    "ids are in the vocabulary": ids_are_in_the_vocabulary,
+    "examples are fixed": examples_are_fixed,
+    "training and decoding encode alike": training_and_decoding_encode_alike,
+    "batches have the examples": batches_have_the_examples,
+    "restored task = task": task_is_restored,
+}
+"""The invariants of a task."""
+
+TASK_ADVICE: Advice[Prepared] = {
+    "examples are fixed | differs when it is read again": (
+        "examples depend on the order in which they are read; draw random numbers from the seed, epoch and position "
+        "that example gets"
+    ),
+    "restored task = task": (
+        "setup_task makes another vocabulary when a run is resumed; if the run folder has a tokenizer, load it"
+    ),
+    "training and decoding encode alike": (
+        "training data are encoded in another way than the input of decoding; let load_dataset and encode_source add "
+        "the same tokens, end-of-sentence included"
+    ),
+}
+"""Causes of violations of a task; the other violations say themselves what is wrong."""

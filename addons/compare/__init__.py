@@ -1,0 +1,1 @@
+"""Compare: intervals and paired tests of systems, and runs as tables and pages; docs/comparing.md."""

@@ -1,0 +1,155 @@
+"""``seqgen-show``: a trace as a page, training runs as a table and a page, the languages of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from seqgen.addons.compare.curves import page_of_runs
+from seqgen.addons.compare.runs import Run, as_dict, find_runs, read_runs, sorted_runs, text_table
+from seqgen.addons.traces.page import page_of
+from seqgen.addons.traces.trace import Trace
+from seqgen.checkpoints.hub import local_path
+from seqgen.checkpoints.run_config import run_folder
+from seqgen.cli.command import log, run
+from seqgen.cli.output import check_output, write_report
+from seqgen.config import option
+from seqgen.core.errors import ConfigError
+from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer
+from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
+from seqgen.system.error_messages import printable
+from seqgen.system.files import write_atomically
+
+DESCRIPTION = """shows what a file or folder contains: seqgen-show FILE|FOLDER... A trace, which seqgen-generate
+trace=FILE has written, becomes one HTML page that needs no network. Training runs, and folders with runs, become a
+table: scores, speed, and what differs: keys, versions, data; page=FILE.html adds their learning curves. languages=true
+lists the language codes of a multilingual model."""
+
+
+@dataclass
+class ShowConfig:
+    """The configuration of ``seqgen-show``."""
+
+    path: list[str] = option(
+        [], "a trace, or run folders and folders with runs; path= may be left out", role="output_path"
+    )
+    page: str = option("", "the HTML page; empty for a trace's name with .html, and none of runs", role="output_path")
+    sort: str = option("", "of runs: score (the best run first), column or key to sort by; empty for the order given")
+    json: str = option("", "of runs: file for the JSON form; - for standard output, not the table", role="output_path")
+    languages: bool = option(
+        False, "the codes for generation.source_lang and generation.target_lang; only the tokenizer is read"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the command."""
+    run(ShowConfig, show, DESCRIPTION, argv, words="path")
+
+
+def show(cfg: ShowConfig) -> int:
+    """Show a trace, runs, or languages.
+
+    Args:
+        cfg: the whole configuration.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        UserError: a file, folder or key cannot be used, or a file cannot be written.
+    """
+    if cfg.page == "-":
+        raise ConfigError("page=-: a page is not written to standard output; give page=FILE.html")
+    if cfg.languages:
+        _refuse_others(cfg, "languages", ())
+        _show_languages(cfg)
+    elif cfg.path and all(Path(path).is_file() for path in cfg.path):
+        _refuse_others(cfg, "a trace", ("page",))
+        _show_trace(cfg)
+    else:
+        _refuse_others(cfg, "runs", ("page", "sort", "json"))
+        _show_runs(cfg)
+    return 0
+
+
+def _refuse_others(cfg: ShowConfig, what: str, keys: Sequence[str]) -> None:
+    for key, value in vars(cfg).items():
+        if value and key not in ("path", "languages", *keys):
+            raise ConfigError(f"{key}={value} has no effect on {what}; leave it out")
+
+
+def _show_trace(cfg: ShowConfig) -> None:
+    if len(cfg.path) > 1:
+        raise ConfigError(f"a page shows one trace, but {' and '.join(cfg.path)} were given; give one")
+    (file,) = cfg.path
+    output = cfg.page or str(Path(file.removesuffix(".gz").removesuffix(".jsonl") + ".html"))
+    check_output("page", output, file)
+    trace = Trace(file)
+    if not trace.complete:
+        log(f"{file} has only the first {len(trace)} lines of the decode")
+    page = page_of(trace).encode("utf-8", "backslashreplace")
+    write_atomically(Path(output), page)
+    print(f"wrote {output}: {len(trace)} sentences, {len(page) / 1e6:.1f} MB")
+
+
+def _show_runs(cfg: ShowConfig) -> None:
+    if cfg.json:
+        check_output("json", cfg.json)
+    if not cfg.path:
+        raise ConfigError(
+            "nothing is given to show: give a trace, run folders, or a folder with runs, as in seqgen-show runs"
+        )
+    if cfg.page:
+        check_output("page", cfg.page, other_outputs=[cfg.json])
+        if find_spec("matplotlib") is None:
+            raise ConfigError("the page of runs needs a package: pip install matplotlib")
+    runs = sorted_runs(runs_of(cfg.path, vars(cfg)), cfg.sort)
+    if cfg.page:
+        write_atomically(Path(cfg.page), page_of_runs(runs, cfg.sort))
+    write_report(text_table(runs, cfg.sort), as_dict(runs), cfg.json)
+
+
+def runs_of(folders: Sequence[str], keys: Iterable[str]) -> list[Run]:
+    """Read the runs in folders, and print what is wrong with them.
+
+    Args:
+        folders: run folders, and folders that contain runs.
+        keys: the command's keys, one of which may have been typed without a value.
+
+    Raises:
+        UserError: a folder cannot be used.
+    """
+    for name in folders:
+        if name in keys and not Path(name).exists():
+            raise ConfigError(f"{name} is a key, which needs a value; give {name}=VALUE")
+    runs = read_runs(find_runs(folders))
+    for problem in (problem for item in runs for problem in item.problems):
+        log(problem)
+    return runs
+
+
+def _show_languages(cfg: ShowConfig) -> None:
+    if len(cfg.path) != 1:
+        raise ConfigError("languages=true lists the languages of one model: give path=FOLDER")
+    languages = _tokenizer(local_path(cfg.path[0])).languages
+    if languages is None:
+        raise ConfigError(f"path={cfg.path[0]}: the model has no languages to choose from")
+    for code in languages.ids:
+        print(printable(code))
+    if languages.source_lang:
+        log(f"generation.source_lang is {languages.source_lang} by default")
+
+
+def _tokenizer(path: Path) -> Tokenizer:
+    """The source tokenizer of a run or of a Hugging Face folder."""
+    folder = run_folder(path)
+    if folder is None:
+        return load_pretrained_tokenizer(path)
+    separate = folder / "source_tokenizer"
+    return load_tokenizer(separate if separate.is_dir() else folder / "tokenizer")
+
+
+if __name__ == "__main__":
+    main()

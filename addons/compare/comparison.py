@@ -1,0 +1,279 @@
+"""The comparison of systems: scores, tests, and the sentences that changed most, as text of 80 columns and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from seqgen.addons.compare.document import Table, text_of
+from seqgen.addons.compare.significance import LEVEL, Measure, System, Tested, measure, paired_tests, untested
+from seqgen.metrics import Texts
+
+VERSION = 1
+"""Version of the JSON form."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A sentence of two systems.
+
+    Attributes:
+        sentence: its number, from 0.
+        before: its score by the first system.
+        after: its score by the other system.
+    """
+
+    sentence: int
+    before: float
+    after: float
+
+    @property
+    def difference(self) -> float:
+        """By how much the other system's score is higher."""
+        return self.after - self.before
+
+
+def changes(first: System, other: System, chrf: Measure, count: int) -> list[Change]:
+    """The sentences that changed most, in either direction.
+
+    Args:
+        first: the first system.
+        other: the other one.
+        chrf: the metric; unlike BLEU, chrF is defined for short sentences.
+        count: maximum number of sentences.
+
+    Returns:
+        Those with the largest differences first; equal outputs are left out.
+    """
+    pairs = enumerate(zip(first.hypotheses, other.hypotheses, strict=True))
+    found = [
+        Change(number, chrf.score(first.hypotheses, [number]), chrf.score(other.hypotheses, [number]))
+        for number, (before, after) in pairs
+        if before != after
+    ]
+    return sorted(found, key=lambda change: -abs(change.difference))[:count]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a comparison.
+
+    Attributes:
+        metrics: names of the metrics.
+        bootstrap: whether to compute intervals, and the paired bootstrap test.
+        randomization: whether to make the approximate randomization test too.
+        seed: a positive seed.
+        examples: number of changed sentences for each system.
+    """
+
+    metrics: Sequence[str]
+    bootstrap: bool = True
+    randomization: bool = True
+    seed: int = 1
+    examples: int = 10
+
+
+@dataclass
+class Comparison:
+    """Systems with their scores.
+
+    Attributes:
+        systems: the systems; the others are compared with the first one.
+        texts: references, sources and settings.
+        options: what was computed.
+        results: for each metric, the result of each system.
+        signatures: sacreBLEU's signatures by metric.
+        lower_is_better: the metrics that are error rates.
+        changed: for each system after the first, the sentences that changed most.
+    """
+
+    systems: list[System]
+    texts: Texts
+    options: Options
+    results: dict[str, list[Tested]]
+    signatures: dict[str, str]
+    lower_is_better: list[str]
+    changed: list[list[Change]] = field(default_factory=list)
+
+    def verdict(self, metric: str, number: int) -> str:
+        """Judge a system against the first one.
+
+        Args:
+            metric: the metric.
+            number: the system's number, from 0.
+
+        Returns:
+            ``same`` if all sentences have the same scores; ``better`` or ``worse`` if the p-values of all tests are
+            below ``LEVEL``; ``unclear`` if one is not; empty without tests and for the first system.
+        """
+        first, tested = self.results[metric][0], self.results[metric][number]
+        values = [value for value in (tested.p_bootstrap, tested.p_randomization) if value is not None]
+        if tested.same or not values:
+            return "same" if tested.same else ""
+        if any(value >= LEVEL for value in values) or tested.score == first.score:
+            return "unclear"
+        return "better" if (tested.score > first.score) != (metric in self.lower_is_better) else "worse"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        names = [system.name for system in self.systems]
+        return {
+            "format": "seqgen-comparison",
+            "version": VERSION,
+            "systems": names,
+            "sentences": len(self.texts.references),
+            "references": len(self.texts.every_reference),
+            "seed": self.options.seed if self.options.bootstrap else None,
+            "metrics": {
+                metric: {
+                    "signature": self.signatures[metric],
+                    "lower_is_better": metric in self.lower_is_better,
+                    "systems": [
+                        {
+                            **vars(tested),
+                            "difference": tested.score - results[0].score,
+                            "verdict": self.verdict(metric, number) or None,
+                        }
+                        for number, tested in enumerate(results)
+                    ],
+                }
+                for metric, results in self.results.items()
+            },
+            "changed": [
+                {"system": names[number], "sentences": [self._changed(number, change) for change in found]}
+                for number, found in enumerate(self.changed, start=1)
+            ],
+        }
+
+    def _changed(self, number: int, change: Change) -> dict[str, Any]:
+        line = change.sentence
+        return {
+            "line": line + 1,
+            "chrf": [change.before, change.after],
+            "source": self.texts.sources[line] if self.texts.sources else None,
+            "references": [text[line] for text in self.texts.every_reference],
+            "hypotheses": [self.systems[0].hypotheses[line], self.systems[number].hypotheses[line]],
+        }
+
+
+def compare(systems: Sequence[System], texts: Texts, options: Options) -> Comparison:
+    """Compare systems.
+
+    Args:
+        systems: at least one; the others are compared with the first one.
+        texts: references, sources and settings; ``hypotheses`` is not read.
+        options: what to compute.
+
+    Returns:
+        The comparison.
+
+    Raises:
+        ConfigError: a metric does not exist or cannot be computed, or there are too many sentences.
+    """
+    systems = list(systems)
+    texts = replace(texts, hypotheses=systems[0].hypotheses)
+    every = {name: measure(name, texts) for name in options.metrics}
+    measures = {name: item for name, item in every.items() if isinstance(item, Measure)}
+    results = untested(systems, every)
+    if options.bootstrap and measures:
+        results |= paired_tests(systems, measures, options.seed, options.randomization)
+    signatures = {name: item.signature for name, item in every.items()}
+    lower = [name for name, item in every.items() if item.lower_is_better]
+    found = Comparison(systems, texts, options, results, signatures, lower)
+    chrf = measures.get("chrf") or measure("chrf", texts)
+    if isinstance(chrf, Measure) and options.examples:
+        found.changed = [changes(systems[0], other, chrf, options.examples) for other in systems[1:]]
+    return found
+
+
+SCORES = ("", "score", "95% interval", "difference", "p boot.", "p rand.")
+"""The columns of scores."""
+_SIGNS = {"better": "▲", "worse": "▼", "same": "=", "unclear": "", "": ""}
+
+
+def text_report(comparison: Comparison) -> str:
+    """The comparison as text.
+
+    Args:
+        comparison: what ``compare`` returned.
+
+    Returns:
+        Lines of at most 80 columns, except for sentences.
+    """
+    rows = list(_score_rows(comparison))
+    parts: list[Table | str] = [Table(_columns(comparison), rows, whole=range(1, len(SCORES)), gap=1), ""]
+    parts += [f"{name}: {signature}" for name, signature in comparison.signatures.items() if signature]
+    parts += filter(None, [explanation(comparison)])
+    for number, found in enumerate(comparison.changed, start=1):
+        parts += ["", _title(comparison, number, found)]
+        for change in found:
+            texts = _texts(comparison, number, change)
+            width = max(len(name) for name, _ in texts)
+            parts += [_head(change), *(f"  {name:<{width}}  {text}" for name, text in texts)]
+    return text_of(parts)
+
+
+def explanation(comparison: Comparison) -> str:
+    """The meaning of the columns of the scores; empty without tests."""
+    if not comparison.options.bootstrap:
+        return ""
+    if len(comparison.systems) == 1:
+        return f"95% intervals from bootstrap resampling, seed {comparison.options.seed}."
+    return (
+        f"▲ better, ▼ worse than {comparison.systems[0].name} with p < {LEVEL} in each test made; "
+        f"= equal sentence scores. Seed {comparison.options.seed}."
+    )
+
+
+def _columns(comparison: Comparison) -> Sequence[str]:
+    """The columns of scores that are not empty."""
+    if len(comparison.systems) == 1:
+        return SCORES[: 3 if comparison.options.bootstrap else 2]
+    if not comparison.options.bootstrap:
+        return (*SCORES[:2], SCORES[3])
+    return SCORES if comparison.options.randomization else SCORES[:5]
+
+
+def _score_rows(comparison: Comparison) -> Iterable[list[str]]:
+    """For each metric a row with its name, and one for each system: the cells of ``_columns``."""
+    places = [SCORES.index(name) for name in _columns(comparison)]
+    for metric, results in comparison.results.items():
+        title = f"{metric} (lower is better)" if metric in comparison.lower_is_better else metric
+        yield [title, *[""] * (len(places) - 1)]
+        for number, tested in enumerate(results):
+            sign = _SIGNS[comparison.verdict(metric, number)]
+            difference = f"{tested.score - results[0].score:+.2f} {sign:1}" if number else ""
+            name = comparison.systems[number].name
+            row = f"  {name}", f"{tested.score:.2f}", _interval(tested), difference, *_p_values(tested)
+            yield [row[place] for place in places]
+
+
+def _interval(tested: Tested) -> str:
+    if tested.mean is None or tested.interval is None:
+        return ""
+    return f"{tested.mean - tested.interval:.2f} - {tested.mean + tested.interval:.2f}"
+
+
+def _p_values(tested: Tested) -> list[str]:
+    return ["" if value is None else f"{value:.4f}" for value in (tested.p_bootstrap, tested.p_randomization)]
+
+
+def _title(comparison: Comparison, number: int, found: Sequence[Change]) -> str:
+    first, other = comparison.systems[0].name, comparison.systems[number].name
+    if not found:
+        return f"{other} has the same outputs as {first}"
+    return f"The {len(found)} sentences that changed most from {first} to {other}, by chrF"
+
+
+def _head(change: Change) -> str:
+    return f"line {change.sentence + 1}: {change.before:.1f} -> {change.after:.1f} ({change.difference:+.1f})"
+
+
+def _texts(comparison: Comparison, number: int, change: Change) -> list[tuple[str, str]]:
+    """The names and texts of a sentence: source and references, then the outputs of two systems."""
+    texts, line = comparison.texts, change.sentence
+    found = [("source", texts.sources[line])] if texts.sources else []
+    found += [("reference", column[line]) for column in texts.every_reference]
+    systems = comparison.systems[0], comparison.systems[number]
+    return found + [(system.name, system.hypotheses[line]) for system in systems]

@@ -1,0 +1,1 @@
+"""Export: ONNX and CTranslate2; docs/export.md."""

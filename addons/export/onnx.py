@@ -1,0 +1,570 @@
+"""An encoder-decoder model as two graphs in ONNX, the encoder and one step of the decoder, in a folder.
+
+The step takes and returns the decoding state as named tensors::
+
+    layers.0.self_attn.keys     (rows, H, seen, D)    keys of the positions that the state has seen
+    layers.0.self_attn.values   (rows, H, seen, D)
+
+The folder has these files::
+
+    encoder.onnx, step.onnx   the graphs
+    export.json               names and shapes of their inputs and outputs, and the ids that decoding needs
+    tokenizer/                the tokenizer; or source_tokenizer/ and target_tokenizer/
+
+Before the folder is written, stepped decoding with its files is compared to the model's parallel pass.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Self, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram, export
+
+from seqgen.checkpoints.loaders import LoadedModel
+from seqgen.core.decoder import IncrementalDecoder
+from seqgen.core.errors import ConfigError
+from seqgen.core.incremental_state import StateDict, StatefulModule
+from seqgen.core.model import EncoderDecoderModel
+from seqgen.core.structures import EncoderOut
+from seqgen.modules.kv_cache.growing import StaticCache
+from seqgen.modules.kv_cache.protocol import KeysAndValues
+from seqgen.modules.multihead_attention import MergedAttention, MultiheadAttention
+from seqgen.system.files import new_folder, write_atomically
+from seqgen.system.switches import INPUT_CHOICES, PREPACKED_WEIGHTS
+
+ROWS, SOURCE, SEEN = "rows", "source", "seen"
+"""Names of dimensions: rows of the batch, source positions, and target positions that the state has seen."""
+
+KEYS, VALUES = "keys", "values"
+
+
+@dataclass(frozen=True)
+class NamedTensor:
+    """An input or output of a graph.
+
+    Attributes:
+        name: its name.
+        shape: its size in each dimension; a dimension whose size depends on the call has a name.
+        dtype: its dtype.
+    """
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: torch.dtype
+
+    @property
+    def dynamic(self) -> dict[int, str]:
+        """The names of dimensions by their index."""
+        return {index: size for index, size in enumerate(self.shape) if isinstance(size, str)}
+
+
+class ConcatenatingCache(StaticCache):
+    """Keys and values of self-attention, concatenated at each step into new tensors."""
+
+    def append(self, new: KeysAndValues, rows: int) -> Self:
+        """Append new keys and values; see ``KeyValueCache``."""
+        pairs = zip(self.view()[:2], new[:2], strict=True)
+        return replace(self, seen=KeysAndValues(*(torch.cat(pair, dim=2) for pair in pairs)))
+
+
+class FlatState:
+    """Converts the decoding state of a decoder to named tensors and back.
+
+    Args:
+        decoder: the decoder; the modules in it that have a state are attention.
+
+    Attributes:
+        tensors: the tensors of the state before a step; in the state before the first step, they are zero, with no
+            positions seen.
+        cross_attentions: the modules of encoder-decoder attention by name, whose keys and values do not change.
+
+    Raises:
+        ConfigError: another module of the decoder has a state.
+    """
+
+    def __init__(self, decoder: IncrementalDecoder):
+        self.decoder = decoder
+        self.tensors: list[NamedTensor] = []
+        self.cross_attentions: dict[str, MultiheadAttention] = {}
+        self._self_attentions: dict[str, MultiheadAttention] = {}
+        for name, module in decoder.named_modules():
+            is_attention = isinstance(module, MultiheadAttention) and not isinstance(module, MergedAttention)
+            if is_attention and module.encoder_decoder:
+                self.cross_attentions[name] = module
+            elif is_attention:
+                self._self_attentions[name] = module
+                shape = (ROWS, module.kv_heads, SEEN, module.head_dim)
+                dtype = module.in_proj.weight.dtype
+                self.tensors += [NamedTensor(f"{name}.{kind}", shape, dtype) for kind in (KEYS, VALUES)]
+            elif isinstance(module, StatefulModule) and module not in (decoder, decoder.position_counter):
+                raise ConfigError(
+                    f"the decoding state of {type(decoder).__name__} contains that of a {type(module).__name__} "
+                    f"({name}), which cannot be exported; models with MultiheadAttention can"
+                )
+        if not self.cross_attentions:
+            raise ConfigError(
+                f"{type(decoder).__name__} cannot be exported, as it does not read the source by MultiheadAttention"
+            )
+
+    def build(self, seen: int, tensors: dict[str, Tensor], source: dict[str, KeysAndValues]) -> StateDict:
+        """Make a decoding state.
+
+        Args:
+            seen: number of target positions that it has seen.
+            tensors: its tensors by name.
+            source: keys and values of the source by the name of the encoder-decoder attention.
+
+        Returns:
+            A state for the decoder.
+        """
+        state: StateDict = {self.decoder.position_counter.state_key: {"positions": seen}}
+        for name, attention in self.cross_attentions.items():
+            state[attention.state_key] = {"cache": StaticCache(source[name])}
+        for name, attention in self._self_attentions.items():
+            earlier = KeysAndValues(tensors[f"{name}.{KEYS}"], tensors[f"{name}.{VALUES}"])
+            state[attention.state_key] = {"cache": ConcatenatingCache(earlier)}
+        return state
+
+    def read(self, state: StateDict) -> dict[str, Tensor]:
+        """The tensors of a decoding state by name.
+
+        Args:
+            state: a state that ``build`` has made and the decoder has continued.
+        """
+        found: dict[str, Tensor] = {}
+        for name, attention in self._self_attentions.items():
+            keys, values, _ = state[attention.state_key]["cache"].view()
+            found |= {f"{name}.{KEYS}": keys, f"{name}.{VALUES}": values}
+        return found
+
+
+MASK = "encoder_padding_mask"
+NEXT = "next."
+"""The prefix of the names of the new state: ``next.layers.0.self_attn.keys``."""
+
+_AFTER = f"{SEEN} + 1"
+_EXAMPLE = {ROWS: 2, SOURCE: 5, SEEN: 3, _AFTER: 4}
+"""The sizes with which the graphs are traced. None is 0 or 1, since the tracer would take such a size as fixed."""
+
+MIN_POSITIONS = 6
+"""The smallest number of positions of a model; the graphs are traced and checked with at most this many."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """An exported graph with the names of its inputs and outputs.
+
+    Attributes:
+        program: the graph.
+        inputs: its inputs in order.
+        outputs: its outputs in order.
+    """
+
+    program: ExportedProgram
+    inputs: list[NamedTensor]
+    outputs: list[NamedTensor]
+
+
+Run: TypeAlias = Callable[[Sequence[Tensor]], list[Tensor]]
+"""Runs a graph: maps its inputs to its outputs, both in order."""
+
+
+class EncoderGraph(nn.Module):
+    """Encodes sources and computes everything that decoder steps read of them.
+
+    Args:
+        model: the model.
+        pad: id of padding in the source vocabulary.
+    """
+
+    def __init__(self, model: EncoderDecoderModel, pad: int):
+        super().__init__()
+        self.encoder = model.encoder
+        self.pad = pad
+        attentions = _flat_state(model).cross_attentions
+        self.names = list(attentions)
+        self.attentions = nn.ModuleList(attentions.values())
+
+    def forward(self, src_tokens: Tensor) -> dict[str, Tensor]:
+        """Encode.
+
+        Args:
+            src_tokens: ``(N, S)`` int64 ids, padded.
+
+        Returns:
+            By name, the padding mask ``(N, S)`` and the keys and values ``(N, H, S, D)`` of each encoder-decoder
+            attention.
+        """
+        encoder_out = self.encoder(src_tokens, src_tokens.ne(self.pad).sum(1))
+        found = {MASK: encoder_out.encoder_padding_mask}
+        for name, attention in zip(self.names, self.attentions, strict=True):
+            keys, values, _ = attention.encoder_keys(encoder_out.encoder_out, None)  # type: ignore[operator]
+            found |= {f"{name}.{KEYS}": keys, f"{name}.{VALUES}": values}
+        return found
+
+
+class StepGraph(nn.Module):
+    """Computes the logits of the next token, and the new decoding state.
+
+    Args:
+        model: the model.
+    """
+
+    def __init__(self, model: EncoderDecoderModel):
+        super().__init__()
+        # Not the whole model: the tracer would wrap modules that encoder and decoder share, and a wrapped module does
+        # not find its state.
+        self.decoder = model.decoder
+        self.adjust = model.adjust_logits_during_generation
+        self.flat = _flat_state(model)
+
+    def forward(
+        self, prev_output_tokens: Tensor, source: dict[str, Tensor], state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute one step.
+
+        Args:
+            prev_output_tokens: ``(N, T)`` int64 target tokens so far, after the start token; the state has seen all but
+                the last.
+            source: the output of ``EncoderGraph``, one row for each row of ``prev_output_tokens``.
+            state: the decoding state.
+
+        Returns:
+            Logits ``(N, V)``, and the new state, whose tensors have the same names.
+        """
+        seen = prev_output_tokens.size(1) - 1
+        mask = source[MASK]
+        keys = {
+            name: KeysAndValues(source[f"{name}.{KEYS}"], source[f"{name}.{VALUES}"], mask)
+            for name in self.flat.cross_attentions
+        }
+        # Only keys and values are read. A decoder that also reads the features fails: they have no positions here.
+        features = next(iter(keys.values())).keys.new_zeros(mask.size(0), 0, 0)
+        incremental_state = self.flat.build(seen, state, keys)
+        logits, _ = self.decoder(prev_output_tokens, EncoderOut(features, mask), incremental_state=incremental_state)
+        return self.adjust(logits[:, -1], seen), self.flat.read(incremental_state)
+
+
+def export_graphs(model: EncoderDecoderModel, pad: int) -> tuple[Graph, Graph]:
+    """Export a model's encoder and one step of its decoder.
+
+    Args:
+        model: the model, in evaluation mode.
+        pad: id of padding in the source vocabulary.
+
+    Returns:
+        The graphs of ``EncoderGraph`` and of ``StepGraph``.
+
+    Raises:
+        ConfigError: the model cannot be exported.
+    """
+    dims = _dims(model)
+    with torch.no_grad(), INPUT_CHOICES.off(), PREPACKED_WEIGHTS.off():
+        encoder = EncoderGraph(model, pad)
+        src_tokens = NamedTensor("src_tokens", (ROWS, SOURCE), torch.int64)
+        source = [_of_source(name, tensor) for name, tensor in encoder(_example(src_tokens)).items()]
+        encoder_program = _export(encoder, dims, src_tokens)
+        step = StepGraph(model)
+        tokens = NamedTensor("prev_output_tokens", (ROWS, _AFTER), torch.int64)
+        state = step.flat.tensors
+        step_program = _export(step, dims, tokens, source, state)
+    vocab = _output_size(step_program)
+    logits = NamedTensor("logits", (ROWS, vocab), torch.float32)
+    new_state = [
+        replace(tensor, name=NEXT + tensor.name, shape=tuple(_AFTER if n == SEEN else n for n in tensor.shape))
+        for tensor in state
+    ]
+    of_step = Graph(step_program, [tokens, *source, *state], [logits, *new_state])
+    return Graph(encoder_program, [src_tokens], source), of_step
+
+
+def _flat_state(model: EncoderDecoderModel) -> FlatState:
+    if model.continues_source or not isinstance(model.decoder, IncrementalDecoder):
+        raise ConfigError(
+            f"{type(model).__name__} cannot be exported: only encoder-decoder models with an incremental decoder can"
+        )
+    return FlatState(model.decoder)
+
+
+def _dims(model: EncoderDecoderModel) -> dict[str, Any]:
+    source, target = model.max_positions()
+    if min(source, target) < MIN_POSITIONS:
+        raise ConfigError(
+            f"a model with {source} source and {target} target positions cannot be exported; it needs {MIN_POSITIONS}"
+        )
+    seen = Dim(SEEN, min=0, max=target - 1)
+    return {ROWS: Dim(ROWS, min=1), SOURCE: Dim(SOURCE, min=1, max=source), SEEN: seen, _AFTER: seen + 1}
+
+
+def _of_source(name: str, tensor: Tensor) -> NamedTensor:
+    """The encoder's output of ``_example``, with names for the dimensions whose size depends on the call."""
+    position = 1 if name == MASK or tensor.dim() == 3 else 2
+    shape = tuple(SOURCE if index == position else size for index, size in enumerate(tensor.shape))
+    return NamedTensor(name, (ROWS, *shape[1:]), tensor.dtype)
+
+
+def _example(tensor: NamedTensor) -> Tensor:
+    """Zeros in the sizes of ``_EXAMPLE``."""
+    return torch.zeros([n if isinstance(n, int) else _EXAMPLE[n] for n in tensor.shape], dtype=tensor.dtype)
+
+
+def _export(graph: nn.Module, dims: Mapping[str, Any], *inputs: NamedTensor | list[NamedTensor]) -> ExportedProgram:
+    """Trace a graph; a list of inputs is one argument, a dict."""
+
+    def convert(convert_one: Any) -> tuple[Any, ...]:
+        return tuple(
+            {tensor.name: convert_one(tensor) for tensor in given} if isinstance(given, list) else convert_one(given)
+            for given in inputs
+        )
+
+    shapes = convert(lambda tensor: {i: dims[n] for i, n in enumerate(tensor.shape) if isinstance(n, str)})
+    try:
+        with warnings.catch_warnings(action="ignore"):  # what the tracer warns about is an error later, or harmless
+            return export(graph, convert(_example), dynamic_shapes=shapes, strict=False)
+    except Exception as error:  # its class depends on what in the model cannot be exported
+        reason = str(error).strip().partition("\n")[0][:200]
+        what = "encoder" if isinstance(graph, EncoderGraph) else "decoder"
+        raise ConfigError(f"torch.export cannot export the {what} of this model: {reason}") from error
+
+
+def _output_size(step: ExportedProgram) -> int:
+    (logits, *_) = step.graph_signature.user_outputs
+    node = next(node for node in step.graph.nodes if node.name == logits)
+    return int(node.meta["val"].size(-1))
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Random sentences: sources of unequal length, and the targets that are given to the decoder.
+
+    Attributes:
+        src_tokens: ``(N, S)`` int64, padded on the right.
+        src_lengths: ``(N,)`` int64.
+        prev_output_tokens: ``(N, T)`` int64.
+    """
+
+    src_tokens: Tensor
+    src_lengths: Tensor
+    prev_output_tokens: Tensor
+
+    @classmethod
+    def random(cls, lengths: Sequence[int], steps: int, *, pad: int, source_size: int, target_size: int) -> Sentences:
+        """Draw sentences; the same arguments give the same sentences.
+
+        Args:
+            lengths: length of each source.
+            steps: length of all targets.
+            pad: id of padding in the source vocabulary.
+            source_size: size of the source vocabulary.
+            target_size: size of the target vocabulary.
+        """
+        generator = torch.Generator().manual_seed(1)
+        src_lengths = torch.tensor(lengths)
+        words = torch.tensor([word for word in range(source_size) if word != pad])
+        shape = len(lengths), max(lengths)
+        src_tokens = words[torch.randint(len(words), shape, generator=generator)]
+        src_tokens[torch.arange(max(lengths)) >= src_lengths.unsqueeze(1)] = pad
+        targets = torch.randint(target_size, (len(lengths), steps), generator=generator)
+        return cls(src_tokens, src_lengths, targets)
+
+
+@torch.no_grad()
+def largest_difference(
+    model: EncoderDecoderModel, encoder: Run, step: Run, step_graph: Graph, sentences: Sentences
+) -> float:
+    """The largest difference of logits over all steps, relative to the largest logit if that is above 1.
+
+    Args:
+        model: the model.
+        encoder: runs the graph of the encoder.
+        step: runs the graph of a step.
+        step_graph: the graph of a step.
+        sentences: the sentences to decode.
+    """
+    rows, steps = sentences.prev_output_tokens.shape
+    expected, _ = model(sentences.src_tokens, sentences.src_lengths, sentences.prev_output_tokens)
+    expected = torch.stack([model.adjust_logits_during_generation(expected[:, n], n) for n in range(steps)], dim=1)
+    source = list(encoder([sentences.src_tokens]))
+    state = [
+        torch.zeros([rows if n == ROWS else n if isinstance(n, int) else 0 for n in tensor.shape], dtype=tensor.dtype)
+        for tensor in step_graph.inputs[1 + len(source) :]
+    ]
+    scale, largest = max(1.0, float(expected.abs().max())), 0.0
+    for seen in range(steps):
+        logits, *state = step([sentences.prev_output_tokens[:, : seen + 1], *source, *state])
+        largest = max(largest, float((logits - expected[:, seen]).abs().max()))
+    return largest / scale
+
+
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+"""The packages that write and run ONNX files."""
+
+
+def check_installed() -> None:
+    """Check that the packages for ONNX are installed.
+
+    Raises:
+        ConfigError: one is missing.
+    """
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"format=export needs packages: pip install {' '.join(missing)}")
+
+
+def write_onnx(graph: Graph, path: Path, opset: int) -> None:
+    """Write a graph as an ONNX file; if the weights have more than 2 GB, they are written to a second file.
+
+    Args:
+        graph: the graph.
+        path: the file.
+        opset: version of ONNX's operator set.
+
+    Raises:
+        ConfigError: ONNX has no operator for a part of the graph.
+    """
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns about packages that are not needed
+    with warnings.catch_warnings(action="ignore"):
+        try:
+            program = torch.onnx.export(
+                graph.program,
+                input_names=[tensor.name for tensor in graph.inputs],
+                output_names=[tensor.name for tensor in graph.outputs],
+                dynamic_shapes=[tensor.dynamic for tensor in graph.inputs],
+                opset_version=opset,
+                dynamo=True,
+                verbose=False,
+            )
+        except Exception as error:  # its class depends on the part that cannot be converted
+            reason = str(error).strip().partition("\n")[0][:200]
+            raise ConfigError(f"the model cannot be written as ONNX with opset={opset}: {reason}") from error
+        assert program is not None
+        program.save(path)
+
+
+def load_onnx(path: Path, graph: Graph) -> Run:
+    """Load an ONNX file to run it on the CPU.
+
+    Args:
+        path: the file.
+        graph: the graph that the file contains.
+
+    Returns:
+        A function that runs it.
+    """
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [tensor.name for tensor in graph.inputs]
+
+    def run(inputs: Sequence[Tensor]) -> list[Tensor]:
+        arrays = [tensor.numpy() for tensor in inputs]
+        return [torch.from_numpy(output) for output in session.run(None, dict(zip(names, arrays, strict=True)))]
+
+    return run
+
+
+METADATA = "export.json"
+TOLERANCE = 1e-4
+"""The limit of ``largest_difference``, above which nothing is written."""
+
+_LENGTHS, _STEPS = [6, 1, 4], 5
+"""The sentences that are decoded to check the files: lengths of sources, and number of steps."""
+
+
+def write_export(loaded: LoadedModel, folder: Path, opset: int) -> float:
+    """Export a model, check the files against it, and write a folder; it is not written if an error occurs.
+
+    Args:
+        loaded: the model, in float32 on the CPU.
+        folder: the folder, which must not exist yet.
+        opset: version of ONNX's operator set.
+
+    Returns:
+        The largest difference of logits between files and model, see ``largest_difference``.
+
+    Raises:
+        ConfigError: the model cannot be exported.
+    """
+    model, task = loaded.model, loaded.task
+    pad = task.source_dictionary.pad()
+    graphs = dict(zip(("encoder", "step"), export_graphs(model, pad), strict=True))
+    vocab = graphs["step"].outputs[0].shape[1]
+    assert isinstance(vocab, int)
+    sizes = {"source_size": len(task.source_dictionary), "target_size": min(vocab, len(task.target_dictionary))}
+    sentences = Sentences.random(_LENGTHS, _STEPS, pad=pad, **sizes)
+    with new_folder(folder) as temporary:
+        files = {name: temporary / f"{name}.onnx" for name in graphs}
+        for name, graph in graphs.items():
+            write_onnx(graph, files[name], opset)
+        encoder, step = (load_onnx(files[name], graph) for name, graph in graphs.items())
+        difference = largest_difference(model, encoder, step, graphs["step"], sentences)
+        if not difference <= TOLERANCE:
+            raise ConfigError(
+                f"{type(model).__name__} cannot be exported: the logits of the files differ from the model's by "
+                f"{difference:.1g}, more than {TOLERANCE:g}; its decoder may keep a state outside of "
+                "MultiheadAttention"
+            )
+        loaded.save_tokenizers(temporary)
+        content = json.dumps(_metadata(loaded, graphs, opset), indent=2)
+        write_atomically(temporary / METADATA, content)
+    return difference
+
+
+def _metadata(loaded: LoadedModel, graphs: Mapping[str, Graph], opset: int) -> dict[str, Any]:
+    model, task = loaded.model, loaded.task
+    words = task.target_dictionary
+    source_max, target_max = model.max_positions()
+    state = [tensor.name.removeprefix(NEXT) for tensor in graphs["step"].outputs[1:]]
+    described = {
+        name: {
+            "inputs": [_described(tensor) for tensor in graph.inputs],
+            "outputs": [_described(tensor) for tensor in graph.outputs],
+        }
+        for name, graph in graphs.items()
+    }
+    return {
+        "model": type(model).__name__,
+        "opset": opset,
+        **described,
+        "state": {name: f"{NEXT}{name}" for name in state},
+        "source_pad": task.source_dictionary.pad(),
+        "padding_side": "left" if model.left_pad_source else "right",
+        "start": model.start_token(words.eos()),
+        "eos": words.eos(),
+        "pad": words.pad(),
+        "max_source_length": source_max,
+        "max_target_length": target_max,
+        "generation": loaded.generation,
+    }
+
+
+def _described(tensor: NamedTensor) -> dict[str, Any]:
+    return {**vars(tensor), "dtype": str(tensor.dtype).removeprefix("torch.")}
+
+
+def write(cfg: Any, loaded: LoadedModel) -> None:
+    """Write the model of ``seqgen-convert format=export``, and print the files.
+
+    Args:
+        cfg: the configuration of the command.
+        loaded: the model.
+
+    Raises:
+        UserError: see ``write_export``.
+    """
+    folder = Path(cfg.output)
+    difference = write_export(loaded, folder, cfg.opset)
+    print(f"{folder}: {type(loaded.model).__name__}, from {cfg.path[0]}")
+    for file in sorted(folder.iterdir()):
+        if file.is_file():
+            print(f"  {file.name:<13} {file.stat().st_size:>13,} bytes")
+    print(f"logits differ by at most {difference:.1e} from those of the model")

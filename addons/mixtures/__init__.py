@@ -1,0 +1,1 @@
+"""Mixtures: text to text with several tasks, and denoising; docs/training.md."""

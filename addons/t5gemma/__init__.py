@@ -1,0 +1,1 @@
+"""T5Gemma and T5Gemma 2: the models and their layout of Hugging Face; docs/models.md."""

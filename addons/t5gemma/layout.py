@@ -1,0 +1,321 @@
+"""T5Gemma in Hugging Face's layout: its ``config.json`` and the names of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from seqgen.addons.t5gemma.model import T5GemmaConfig, T5GemmaModel
+from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
+from seqgen.core.errors import CheckpointError, ConfigError, shown
+from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.models.huggingface.architecture import Architecture, JSONConfig, activation_name
+from seqgen.models.huggingface.weights import Layout, Piece, stacked
+
+SIDES = ("encoder", "decoder")
+OUTPUT, _EMBEDDING = "lm_head.out_proj.weight", "model.decoder.embed_tokens.weight"
+
+_SIZES: tuple[tuple[str, str, int], ...] = (
+    ("hidden_size", "hidden_size", 2304),
+    ("intermediate_size", "intermediate_size", 9216),
+    ("num_hidden_layers", "layers", 26),
+    ("num_attention_heads", "attention_heads", 8),
+    ("num_key_value_heads", "key_value_heads", 4),
+    ("head_dim", "head_dim", 256),
+    ("query_pre_attn_scalar", "query_pre_attn_scalar", 256),
+    ("sliding_window", "sliding_window", 4096),
+)
+"""For each size of a side its name in the file, the name here without the side, and the default."""
+
+_SHARED: dict[str, Any] = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "attention_bias": False,
+    "attn_logit_softcapping": 50.0,
+    "vocab_size": 256000,
+}
+"""Values that the file has for each side and seqgen for both, with their defaults."""
+
+_IDS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
+"""Defaults of the special ids of the decoder."""
+
+_OFF = ("rope_scaling", "pruned_heads", "tie_encoder_decoder")
+"""Keys that change the computation and are not supported."""
+
+
+class T5GemmaArchitecture(Architecture):
+    """T5Gemma; see ``Architecture``."""
+
+    model_class = T5GemmaModel
+    head, tying = OUTPUT, "tie_word_embeddings"
+    name = "t5gemma"
+    """The name of the model."""
+
+    shared: Mapping[str, Any] = _SHARED
+    """Values that the file has for each side and seqgen for both, with their defaults."""
+
+    final_bound, longest = 30.0, 8192
+    """The defaults of the bound of the logits and of the number of positions."""
+
+    def read_config(self, config: JSONConfig) -> T5GemmaConfig:
+        """Turn a folder's ``config.json`` into a configuration."""
+        flat = self.flattened(config)
+        flat.check_kind(self.name, [*_OFF, *(f"{side}.{key}" for side in SIDES for key in _OFF)])
+        values: dict[str, Any] = {"_name": self.name}
+        for side in SIDES:
+            sizes = flat.read_table([(f"{side}.{key}", f"{side}_{local}", size) for key, local, size in _SIZES], 1)
+            values |= {**sizes, **self.positions(flat, side), **self.layer_types(flat, side)}
+        shared = self._shared(flat)
+        activation = flat.activation(shared.pop("hidden_activation"), "encoder.hidden_activation")
+        values |= {**shared, "activation_fn": activation}
+        values["final_logit_softcapping"] = _bound(flat, "decoder.final_logit_softcapping", self.final_bound)
+        values |= {key: flat.get(key, 0.0) for key in ("dropout_rate", "attention_dropout")}
+        values["tie_word_embeddings"] = flat.get("tie_word_embeddings", True)
+        values["decoder_start_token_id"] = flat.get("decoder_start_token_id", -1, minimum=-1)
+        for side, key in (("encoder", "max_source_positions"), ("decoder", "max_target_positions")):
+            values[key] = flat.get(f"{side}.max_position_embeddings", self.longest, minimum=1)
+        cfg: T5GemmaConfig = config.model(values)
+        return cfg
+
+    def flattened(self, config: JSONConfig) -> JSONConfig:
+        """The file with ``encoder.KEY`` and ``decoder.KEY`` in place of its two parts.
+
+        Raises:
+            CheckpointError: a part does not hold keys and values.
+        """
+        values = {key: value for key, value in config.values.items() if key not in SIDES}
+        for side in SIDES:
+            values |= {f"{side}.{key}": value for key, value in config.part(side).items()}
+        return JSONConfig(config.path, values, config.asked)
+
+    def positions(self, config: JSONConfig, side: str) -> dict[str, Any]:
+        """The values of the rotary positions of a side.
+
+        Args:
+            config: the flattened file.
+            side: ``encoder`` or ``decoder``.
+
+        Raises:
+            CheckpointError: the positions are scaled, or a value is not a number.
+        """
+        theta = config.get(f"{side}.rope_theta", 10000.0)
+        return {f"{side}_rope_theta": read_rope(config, (f"{side}.rope_parameters",), theta)[0]}
+
+    def layer_types(self, config: JSONConfig, side: str) -> dict[str, list[str]]:
+        """The types of a side's layers; empty if they are missing.
+
+        Args:
+            config: the flattened file.
+            side: ``encoder`` or ``decoder``.
+
+        Raises:
+            CheckpointError: they are not a list of texts.
+        """
+        key = f"{side}.layer_types"
+        types = config.value(key, [])
+        if not isinstance(types, list) or not all(isinstance(given, str) for given in types):
+            raise config.wrong(key, types, "a list of types of layers")
+        return {f"{side}_layer_types": types}
+
+    def _shared(self, config: JSONConfig) -> dict[str, Any]:
+        """The values of ``shared``, which must be the same for both sides.
+
+        Raises:
+            CheckpointError: they differ.
+        """
+        shared = {}
+        for key, default in self.shared.items():
+            first, second = (
+                _bound(config, f"{side}.{key}", default)
+                if key == "attn_logit_softcapping"
+                else config.get(f"{side}.{key}", default, minimum=1)
+                for side in SIDES
+            )
+            if first != second:
+                raise CheckpointError(
+                    f"{config.path}: encoder.{key}={shown(first)} and decoder.{key}={shown(second)} differ, which is "
+                    f"not supported for a {self.name}"
+                )
+            shared[key] = first
+        return shared
+
+    def make_task(self, cfg: T5GemmaConfig, path: Path, tokenizer: Tokenizer) -> DecodingTask:
+        """The task that decodes; the configuration gets the first decoder input."""
+        config = self.flattened(JSONConfig.read(path / "config.json"))
+        bos = config.get("bos_token_id", config.get("decoder.bos_token_id", _IDS["bos_token_id"]))
+        eos = tokenizer.dictionary.eos()
+        cfg.decoder_start_token_id = self.first_decoder_input(path, cfg.decoder_start_token_id, bos, eos)
+        return DecodingTask(DecodingConfig(), tokenizer, tokenizer)
+
+    def generation_defaults(self, config: JSONConfig) -> dict[str, Any]:
+        """The special ids of the decoder; see ``Architecture.generation_defaults``."""
+        return {key: value for key in _IDS if (value := self.flattened(config).value(f"decoder.{key}")) is not None}
+
+    def reading_notes(self, config: JSONConfig) -> list[str]:
+        """Notes about keys that are unknown; see ``Architecture.reading_notes``."""
+        return super().reading_notes(self.flattened(config))
+
+    def special_ids(self, model: T5GemmaModel, tokenizer: Tokenizer | None) -> dict[str, int]:
+        """The special ids of the files of a folder."""
+        eos = _IDS["eos_token_id"] if tokenizer is None else tokenizer.dictionary.eos()
+        start = model.start_token(eos)
+        bos = None if tokenizer is None else tokenizer.dictionary.bos()
+        pad = model.encoder.padding_idx
+        return {
+            **{"pad_token_id": pad, "eos_token_id": eos, "bos_token_id": start if bos is None else bos},
+            "decoder_start_token_id": start,
+        }
+
+    def write_config(self, model: T5GemmaModel) -> dict[str, Any]:
+        """The content of a model's ``config.json``.
+
+        Raises:
+            ConfigError: the sizes of source and target vocabulary differ.
+        """
+        cfg = model.cfg
+        rows = {model.encoder.embed_tokens.num_embeddings, model.decoder.embed_tokens.num_embeddings}
+        if len(rows) > 1:
+            raise ConfigError(
+                "a t5gemma whose source and target vocabularies differ in size cannot be written in Hugging Face's "
+                "layout, which has one tokenizer; train it with task.joined_dictionary=true"
+            )
+        shared = {
+            "vocab_size": rows.pop(),
+            "hidden_activation": activation_name(cfg.activation_fn).replace("gelu_new", "gelu_pytorch_tanh"),
+            "rms_norm_eps": cfg.rms_norm_eps,
+            "attention_bias": cfg.attention_bias,
+            "attn_logit_softcapping": cfg.attn_logit_softcapping or None,
+            "final_logit_softcapping": cfg.final_logit_softcapping or None,
+            "pad_token_id": model.encoder.padding_idx,
+        }
+        dropout = {"dropout_rate": cfg.dropout_rate, "attention_dropout": cfg.attention_dropout}
+        longest = {"encoder": cfg.max_source_positions, "decoder": cfg.max_target_positions}
+        sides: dict[str, dict[str, Any]] = {}
+        for side in SIDES:
+            theta = getattr(cfg, f"{side}_rope_theta")
+            sides[side] = {
+                "model_type": "t5_gemma_module",
+                **{foreign: getattr(cfg, f"{side}_{local}") for foreign, local, _ in _SIZES},
+                **shared,
+                "layer_types": cfg.layer_types(side),
+                "max_position_embeddings": longest[side],
+                "rope_theta": theta,  # of version 4 of transformers
+                "rope_parameters": {"rope_type": "default", "rope_theta": theta},
+                "is_decoder": side == "decoder",
+            }
+        if cfg.decoder_start_token_id >= 0:
+            sides["decoder"]["bos_token_id"] = cfg.decoder_start_token_id
+        sides["decoder"]["cross_attention_hidden_size"] = cfg.encoder_hidden_size
+        return {
+            **{"architectures": ["T5GemmaForConditionalGeneration"], "model_type": "t5gemma"},
+            **{"is_encoder_decoder": True, **sides, **dropout, "tie_word_embeddings": cfg.tie_word_embeddings},
+            **{"vocab_size": shared["vocab_size"], "use_cache": True},
+        }
+
+    def layout(self, cfg: T5GemmaConfig) -> Layout:
+        """The names of the weights."""
+        pieces: dict[str, Piece] = {}
+        for side in SIDES:
+            pieces[f"model.{side}.embed_tokens.weight"] = Piece(f"{side}.embed_tokens.weight")
+            pieces[f"model.{side}.norm.weight"] = Piece(f"{side}.layer_norm.weight")
+            for index in range(getattr(cfg, f"{side}_layers")):
+                pieces |= _layer(cfg, side, index) | self.attention(cfg, side, index)
+        if cfg.tie_word_embeddings:
+            return Layout(pieces, tied={OUTPUT: _EMBEDDING})
+        return Layout({**pieces, OUTPUT: Piece("decoder.output_projection.weight")})
+
+    def attention(self, cfg: Any, side: str, index: int) -> dict[str, Piece]:
+        """The weights of a layer's attention.
+
+        Args:
+            cfg: the configuration.
+            side: ``encoder`` or ``decoder``.
+            index: index of the layer.
+        """
+        foreign, local = f"model.{side}.layers.{index}", f"{side}.layers.{index}"
+        pieces = projections(cfg, side, f"{foreign}.self_attn", f"{local}.self_attn", False)
+        if side == "encoder":
+            return pieces
+        cross = projections(cfg, side, f"{foreign}.cross_attn", f"{local}.encoder_attn", True)
+        return pieces | cross | _norms(foreign, "cross_attn", local, "encoder_attn")
+
+
+ARCHITECTURE = T5GemmaArchitecture()
+
+
+def _bound(config: JSONConfig, key: str, default: float) -> float:
+    """A bound of scores or logits; 0 if the file has ``null``, which means none."""
+    if config.value(key) is None:
+        return 0.0 if key in config.values else default
+    value = config.get(key, default)
+    if value <= 0:
+        raise config.wrong(key, value, "a number above 0, or null")
+    return value
+
+
+def read_rope(config: JSONConfig, names: tuple[str, ...], theta: float, *types: str) -> tuple[float, float]:
+    """The base of rotary positions, and the number by which positions are divided.
+
+    Args:
+        config: the flattened file.
+        names: where the parameters are; see ``JSONConfig.part``.
+        theta: the base if they lack it.
+        types: types of positions that are supported besides ``default``: ``linear`` or none.
+
+    Raises:
+        CheckpointError: the positions are of another type, or a value is not a number.
+    """
+    given, key = config.part(*names), ".".join(names)
+    parameters = JSONConfig(config.path, {f"{key}.{name}": value for name, value in given.items()})
+    kind = given.get("rope_type", "default")
+    known = ("rope_theta", "rope_type", *["factor"] * (kind in types))
+    scaled = {name: value for name, value in given.items() if name not in known and value}
+    if kind not in ("default", *types) or scaled:
+        supported = " or ".join(f"rope_type='{name}'" for name in ("default", *types))
+        raise CheckpointError(f"{config.path}: {key}={shown(given)} is not supported; only {supported} is")
+    theta, factor = parameters.get(f"{key}.rope_theta", theta), parameters.get(f"{key}.factor", 1.0)
+    for name, value in ((f"{key.partition('.')[0]}.rope_theta", theta), (f"{key}.factor", factor)):
+        if value <= 0:
+            raise config.wrong(name, value, "a number above 0")
+    return theta, factor
+
+
+def _layer(cfg: T5GemmaConfig, side: str, index: int) -> dict[str, Piece]:
+    """The weights of a layer's feed-forward network and of its norms."""
+    foreign, local = f"model.{side}.layers.{index}", f"{side}.layers.{index}"
+    gate = [f"{foreign}.mlp.gate_proj.weight", f"{foreign}.mlp.up_proj.weight"]
+    pieces = stacked(gate, f"{local}.feed_forward.wi.weight", getattr(cfg, f"{side}_intermediate_size"))
+    pieces[f"{foreign}.mlp.down_proj.weight"] = Piece(f"{local}.feed_forward.wo.weight")
+    return pieces | _norms(foreign, "self_attn", local, "self_attn") | _norms(foreign, "feedforward", local, "final")
+
+
+def _norms(foreign: str, name: str, local: str, norm: str) -> dict[str, Piece]:
+    """The norms before and after a sublayer."""
+    kinds = {"pre": "layer_norm", "post": "post_norm"}
+    return {f"{foreign}.{p}_{name}_layernorm.weight": Piece(f"{local}.{norm}_{o}.weight") for p, o in kinds.items()}
+
+
+def projections(cfg: T5GemmaConfig, side: str, foreign: str, local: str, reads_source: bool) -> dict[str, Piece]:
+    """The projections of attention.
+
+    Args:
+        cfg: the configuration.
+        side: ``encoder`` or ``decoder``.
+        foreign: the name of the attention in a folder.
+        local: its name in the model.
+        reads_source: whether one projection gives keys and values, as they are also those of the source.
+    """
+    dim = getattr(cfg, f"{side}_head_dim")
+    rows, shared = (dim * getattr(cfg, f"{side}_{kind}_heads") for kind in ("attention", "key_value"))
+    pieces: dict[str, Piece] = {}
+    for kind in ("weight", "bias")[: 1 + cfg.attention_bias]:
+        query, key, value, out = (f"{foreign}.{letter}_proj.{kind}" for letter in "qkvo")
+        if reads_source:
+            pieces[query] = Piece(f"{local}.q_proj.{kind}")
+            pieces |= stacked([key, value], f"{local}.kv_proj.{kind}", shared)
+        else:
+            parts = {query: (0, rows), key: (rows, rows + shared), value: (rows + shared, rows + 2 * shared)}
+            pieces |= {name: Piece(f"{local}.in_proj.{kind}", part) for name, part in parts.items()}
+        pieces[out] = Piece(f"{local}.out_proj.{kind}")
+    return pieces

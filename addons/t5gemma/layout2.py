@@ -1,0 +1,119 @@
+"""T5Gemma 2 in Hugging Face's layout: its ``config.json`` and the names of its weights. Folders are only read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from seqgen.addons.t5gemma.layout import OUTPUT, SIDES, T5GemmaArchitecture, projections, read_rope
+from seqgen.addons.t5gemma.model import FULL, SLIDING
+from seqgen.addons.t5gemma.model2 import PATTERN, T5Gemma2Config, T5Gemma2Model
+from seqgen.checkpoints.loaders import DecodingTask
+from seqgen.core.errors import ConfigError
+from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.models.huggingface.architecture import JSONConfig
+from seqgen.models.huggingface.weights import Layout, Piece
+
+_VISION = ("model.encoder.vision_tower.", "model.encoder.multi_modal_projector.")
+"""The prefixes of the names of weights that compute features of images."""
+
+MAX_LAYERS = 10_000
+"""More layers than a file describes, whose number is compared with the weights later."""
+
+_SHARED = {
+    **{key: value for key, value in T5GemmaArchitecture.shared.items() if key != "attn_logit_softcapping"},
+    "vocab_size": 262208,
+}
+
+
+class T5Gemma2Architecture(T5GemmaArchitecture):
+    """T5Gemma 2, without its vision tower; see ``Architecture``."""
+
+    model_class = T5Gemma2Model
+    name = "t5gemma2"
+    shared = _SHARED
+    final_bound, longest = 0.0, 131072
+
+    def flattened(self, config: JSONConfig) -> JSONConfig:
+        """See ``T5GemmaArchitecture.flattened``; the sizes of the encoder are a part of its part."""
+        encoder = {key: value for key, value in config.part("encoder").items() if key != "text_config"}
+        parts = {"encoder": config.part("encoder", "text_config"), "eoi_token_index": encoder.get("eoi_token_index")}
+        return super().flattened(JSONConfig(config.path, {**encoder, **config.values, **parts}, config.asked))
+
+    def positions(self, config: JSONConfig, side: str) -> dict[str, Any]:
+        """See ``T5GemmaArchitecture.positions``; each type of layers has other positions."""
+        key = f"{side}.rope_parameters"
+        theta, factor = read_rope(config, (key, FULL), config.get(f"{side}.rope_theta", 1e6), "linear")
+        local, _ = read_rope(config, (key, SLIDING), config.get(f"{side}.rope_local_base_freq", 1e4))
+        return {f"{side}_rope_theta": theta, f"{side}_rope_factor": factor, f"{side}_local_rope_theta": local}
+
+    def layer_types(self, config: JSONConfig, side: str) -> dict[str, list[str]]:
+        """See ``T5GemmaArchitecture.layer_types``; without them, every ``sliding_window_pattern``-th layer is full."""
+        pattern = config.get(f"{side}.sliding_window_pattern", PATTERN, minimum=1)
+        layers = range(1, min(config.get(f"{side}.num_hidden_layers", 26, minimum=1), MAX_LAYERS) + 1)
+        given = super().layer_types(config, side)
+        if pattern == PATTERN or given[f"{side}_layer_types"]:
+            return given
+        return {f"{side}_layer_types": [SLIDING if index % pattern else FULL for index in layers]}
+
+    def make_task(self, cfg: Any, path: Path, tokenizer: Tokenizer) -> DecodingTask:
+        """See ``Architecture.make_task``.
+
+        Raises:
+            CheckpointError: the decoder has another start token than the whole file.
+        """
+        task = super().make_task(cfg, path, tokenizer)
+        config = self.flattened(JSONConfig.read(path / "config.json"))
+        start = tokenizer.dictionary.eos() if cfg.decoder_start_token_id < 0 else cfg.decoder_start_token_id
+        config.one_of("decoder.decoder_start_token_id", [start], start)
+        return task
+
+    def read_config(self, config: JSONConfig) -> T5Gemma2Config:
+        """Turn a folder's ``config.json`` into a configuration."""
+        cfg: Any = super().read_config(config)
+        read: T5Gemma2Config = replace(cfg, end_of_image_id=self.flattened(config).get("eoi_token_index", 256000))
+        return read
+
+    def reading_notes(self, config: JSONConfig) -> list[str]:
+        """See ``Architecture.reading_notes``."""
+        note = f"{config.path.parent}: the weights for images are not read, since seqgen reads text only"
+        return [note, *super().reading_notes(config)]
+
+    def write_config(self, model: Any) -> dict[str, Any]:
+        """Folders are not written.
+
+        Raises:
+            ConfigError: in any case.
+        """
+        raise ConfigError("a t5gemma2 cannot be written in Hugging Face's layout, which includes weights for images")
+
+    def layout(self, cfg: Any) -> Layout:
+        """The names of the weights; in tied models, those of one embedding.
+
+        transformers reads names of the encoder with ``text_model.`` in them, too.
+        """
+        layout = replace(super().layout(cfg), left_out=_VISION)
+        image = {
+            f"model.{side}.embed_tokens.eoi_embedding": Piece(f"{side}.embed_tokens.end_of_image") for side in SIDES
+        }
+        pieces, beginning = {**layout.pieces, **image}, "model.encoder."
+        aliases: dict[str, tuple[str, ...]] = {
+            name: (name.replace(beginning, f"{beginning}text_model."),) for name in pieces if beginning in name
+        }
+        if not cfg.tie_word_embeddings:
+            return replace(layout, pieces=pieces, aliases=aliases)
+        for kind in ("weight", "eoi_embedding"):
+            source, target = (f"model.{side}.embed_tokens.{kind}" for side in SIDES)
+            aliases[source] = (*aliases[source], target)
+            del pieces[target]
+        return replace(layout, pieces=pieces, aliases=aliases, tied={OUTPUT: "model.encoder.embed_tokens.weight"})
+
+    def attention(self, cfg: Any, side: str, index: int) -> dict[str, Piece]:
+        """See ``T5GemmaArchitecture.attention``."""
+        foreign, local = f"model.{side}.layers.{index}.self_attn", f"{side}.layers.{index}.self_attn"
+        norms = {f"{foreign}.{norm}.weight": Piece(f"{local}.{norm}.weight") for norm in ("q_norm", "k_norm")}
+        return projections(cfg, side, foreign, local, side == "decoder") | norms
+
+
+ARCHITECTURE = T5Gemma2Architecture()

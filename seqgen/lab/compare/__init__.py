@@ -1,1 +1,0 @@
-"""Compares systems and runs: intervals, paired tests, tables."""

@@ -1,1 +1,0 @@
-"""Traces of decodes: every step of the search, in files and on a page."""
