@@ -8,10 +8,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 from importlib import resources
-from importlib.metadata import entry_points
 
+from seqgen.cli.commands import commands
 from seqgen.cli.keys import Chooser, Key, choosers, decoding_choosers, every_key, is_switch, keys_of
-from seqgen.cli.start import is_installed
 from seqgen.config import TrainConfig
 from seqgen.config.keys import did_you_mean, similar_keys
 from seqgen.config.values import describe, value_text
@@ -27,27 +26,6 @@ EXAMPLES = {program: [(one["what"], one["command"]) for one in texts["examples"]
 """By the name of the program: what a command line does, and the command line. ``--help`` shows the first."""
 COMMON_KEYS: dict[str, list[str]] = {name: texts["keys"] for name, texts in _TEXTS.items() if "keys" in texts}
 """By the name of the program, the keys that ``--help`` lists if there are many; otherwise those without group."""
-
-COMMANDS = {
-    "seqgen-train": "trains or fine-tunes a model, and resumes training",
-    "seqgen-generate": "decodes text with a model or an ensemble, also in jobs",
-    "seqgen-score": "scores outputs, compares systems, scores by a model",
-    "seqgen-convert": "averages, exports and converts models",
-    "seqgen-tune": "finds weights and settings of decoding on a validation text",
-    "seqgen-calibrate": "fits the probability that an output is good enough",
-    "seqgen-check": "tests your own components and models",
-    "seqgen-diff": "finds what differs between two runs or two decodes",
-    "seqgen-show": "shows runs as a table, a trace of a search as a page",
-}
-"""By name, what each command is for."""
-
-
-def commands() -> str:
-    """The installed commands, one on each line."""
-    installed = {name: purpose for name, purpose in COMMANDS.items() if is_installed(name.removeprefix("seqgen-"))}
-    for entry in entry_points(group="seqgen.commands"):
-        installed[f"seqgen-{entry.name}"] = f"of {entry.dist.name if entry.dist else entry.value}"
-    return "\n".join(f"  {name:<17}{purpose}" for name, purpose in installed.items())
 
 
 def help_text(schema: type, program: str, description: str) -> str:

@@ -7,11 +7,11 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
 from seqgen import __version__
+from seqgen.cli.commands import COMMANDS, OF_ADDONS
 from seqgen.cli.keys import CONFIG_KEY
 from seqgen.config import GenerateConfig
 from seqgen.config.compose import is_component_key
@@ -40,10 +40,6 @@ def main() -> None:
     module.main()
 
 
-ADDON_COMMANDS = {"check": "checks", "diff": "traces", "show": "compare", "tune": "tuning"}
-"""By the name of a command without ``seqgen-`` the add-on that it belongs to."""
-
-
 def command_module(name: str) -> Any:
     """The module of a command, whose ``main`` runs it.
 
@@ -56,23 +52,14 @@ def command_module(name: str) -> Any:
     Raises:
         ConfigError: the command belongs to an add-on that is not installed, or does not exist.
     """
-    if name in ADDON_COMMANDS:
-        return import_declared(f"seqgen.addons.{ADDON_COMMANDS[name]}.command", f"the command seqgen-{name}")
-    if name in BUILT_IN:
+    if name in OF_ADDONS:
+        return import_declared(f"seqgen.addons.{OF_ADDONS[name]}.command", f"the command seqgen-{name}")
+    if f"seqgen-{name}" in COMMANDS:
         return importlib.import_module(f"seqgen.cli.{name}")
     for entry in entry_points(group="seqgen.commands"):
         if entry.name == name:
             return entry.load()
-    raise ConfigError(f"there is no command seqgen-{name}{nearest(name, [*BUILT_IN, *ADDON_COMMANDS])}")
-
-
-def is_installed(name: str) -> bool:
-    """True unless a command, without ``seqgen-``, belongs to an add-on that is not installed."""
-    return name not in ADDON_COMMANDS or find_spec(f"seqgen.addons.{ADDON_COMMANDS[name]}") is not None
-
-
-BUILT_IN = ("train", "generate", "score", "convert", "calibrate")
-"""The commands of the engine, without ``seqgen-``."""
+    raise ConfigError(f"there is no command seqgen-{name}{nearest(f'seqgen-{name}', COMMANDS)}")
 
 
 def check_keys(typed: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 
-from seqgen.cli.help import COMMANDS, commands
+from seqgen.cli.commands import COMMANDS, commands
 from seqgen.core.errors import nearest
 
 if __name__ == "__main__":

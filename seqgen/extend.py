@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from seqgen.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from seqgen.addons.mixtures.denoising import DenoisingConfig, DenoisingTask
     from seqgen.checkpoints.loaders import (
         DecodingConfig,
         DecodingTask,
@@ -191,7 +190,7 @@ __all__ += ["RotaryPositions", "Source", "StateDict", "StatefulModule", "Transfo
 __all__ += ["TransformerEncoder", "TransformerModel", "Vocabularies", "change_class", "recorded", "register_model"]
 __all__ += ["save_pretrained"]
 # Tasks, data and tokenizers
-__all__ += ["Batch", "DenoisingConfig", "DenoisingTask", "Dictionary", "Example", "NoiseTokens", "Objective"]
+__all__ += ["Batch", "Dictionary", "Example", "NoiseTokens", "Objective"]
 __all__ += ["PairDataset", "ParallelFiles", "ParallelTextConfig", "ParallelTextTask", "SentencePieceTokenizer"]
 __all__ += ["Side", "Task", "Tokenizer", "TranslationConfig", "TranslationTask", "VocabularyMap"]
 __all__ += ["WhitespaceTokenizer", "cache_folder", "check_split", "find_parallel", "load_pretrained_tokenizer"]

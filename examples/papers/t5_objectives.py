@@ -27,9 +27,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from seqgen.addons.mixtures import DenoisingConfig, DenoisingTask
 from seqgen.extend import (
-    DenoisingConfig,
-    DenoisingTask,
     NoiseTokens,
     Objective,
     option,

@@ -142,7 +142,7 @@ def test_the_check_can_fail(tmp_path: Path) -> None:
     assert RANK["models"] > RANK["decoding"] > RANK["core"]
 
 
-SURFACES = {"seqgen", "seqgen.extend", "seqgen.inspection", "seqgen.addons.traces"}
+SURFACES = {"seqgen", "seqgen.extend", "seqgen.inspection", "seqgen.addons.mixtures", "seqgen.addons.traces"}
 """The modules that users import from; every other module may move."""
 
 
