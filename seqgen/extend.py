@@ -35,7 +35,7 @@ from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pr
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
 from seqgen.decoder import Decoder, IncrementalDecoder
 from seqgen.encoder import Encoder
-from seqgen.errors import CheckpointError, ConfigError, DataError, DecodingError, nearest, shown
+from seqgen.errors import CheckpointError, ConfigError, DataError, DecodingError, UserError, nearest, shown
 from seqgen.generation.backpointers import BackPointers
 from seqgen.generation.candidates import Candidates, best_continuations, gather_beams
 from seqgen.generation.component import (
@@ -144,7 +144,7 @@ from seqgen.training.sequence_criterion import Rescored, SequenceConfig, Sequenc
 
 # Declaring a component
 __all__ = ["BaseConfig", "CheckpointError", "CommonConfig", "ConfigError", "DataError", "DecodingError"]
-__all__ += ["GenerationConfig", "ReadingConfig", "TrainConfig", "nearest", "option", "shown"]
+__all__ += ["GenerationConfig", "ReadingConfig", "TrainConfig", "UserError", "nearest", "option", "shown"]
 # All decoding components
 __all__ += ["ATTENTION", "FEATURES", "FORBIDDEN", "LAYER_LOGITS", "MEMBER_LOGITS", "MEMBER_LPROBS", "BatchInfo"]
 __all__ += ["Candidates", "Component", "Hypothesis", "LayerLogits", "Resources", "StepContext", "StepOutputs"]

@@ -130,6 +130,18 @@ def test_a_model_of_mozilla(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert not (tmp_path / "none").exists()
 
 
+def test_a_folder_that_cannot_be_made_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(firefox, "from_mozilla", lambda _: {"model.bin": b"", "vocab.spm": b""}.items())
+    for folder in ("file", "file/model"):
+        monkeypatch.setattr(sys, "argv", ["firefox.py", "en-de", str(tmp_path / folder)])
+        assert firefox.main() == 2
+        assert "firefox.py: en-de: " in (said := capsys.readouterr().err)
+        assert said.count("\n") == 1
+
+
 def listed(**changes: object) -> bytes:
     """A list with one file, whose record has other values."""
     (record,) = records({"model.bin": b"x"}, "1.0")
