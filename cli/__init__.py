@@ -30,6 +30,7 @@ def wait_passively_if_busy(environment: MutableMapping[str, str] = os.environ) -
         environment["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
-wait_passively_if_busy()  # decided before PyTorch is imported
-if os.path.basename(sys.argv[0]).startswith("seqgen-"):
+_is_module = sys.argv[0] == "-m" and any("seqgen.cli." in word for word in sys.orig_argv)
+if _is_module or os.path.basename(sys.argv[0]).startswith("seqgen-"):  # a user's process keeps its settings
+    wait_passively_if_busy()  # decided before PyTorch is imported
     gc.disable()  # importing makes many objects and no garbage; ``run`` switches garbage collection on

@@ -35,7 +35,7 @@ from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pr
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
 from seqgen.decoder import Decoder, IncrementalDecoder
 from seqgen.encoder import Encoder
-from seqgen.errors import CheckpointError, ConfigError, DataError, DecodingError, nearest, shown
+from seqgen.errors import CheckpointError, ConfigError, DataError, DecodingError, UserError, nearest, shown
 from seqgen.generation.backpointers import BackPointers
 from seqgen.generation.candidates import Candidates, best_continuations, gather_beams
 from seqgen.generation.component import (
@@ -111,6 +111,7 @@ from seqgen.registry import (
     register_utility,
 )
 from seqgen.structures import Batch, DecoderOut, EncoderOut, Hypothesis, Source, map_tensors
+from seqgen.system.downloads import watched
 from seqgen.system.files import new_file, new_folder
 from seqgen.system.reading import read_bytes
 from seqgen.task import Task
@@ -143,7 +144,7 @@ from seqgen.training.sequence_criterion import Rescored, SequenceConfig, Sequenc
 
 # Declaring a component
 __all__ = ["BaseConfig", "CheckpointError", "CommonConfig", "ConfigError", "DataError", "DecodingError"]
-__all__ += ["GenerationConfig", "ReadingConfig", "TrainConfig", "nearest", "option", "shown"]
+__all__ += ["GenerationConfig", "ReadingConfig", "TrainConfig", "UserError", "nearest", "option", "shown"]
 # All decoding components
 __all__ += ["ATTENTION", "FEATURES", "FORBIDDEN", "LAYER_LOGITS", "MEMBER_LOGITS", "MEMBER_LPROBS", "BatchInfo"]
 __all__ += ["Candidates", "Component", "Hypothesis", "LayerLogits", "Resources", "StepContext", "StepOutputs"]
@@ -195,4 +196,4 @@ __all__ += ["DecodingConfig", "DecodingTask", "ForeignConfig", "LoadedModel", "P
 __all__ += ["flatten", "fuse_projections", "load_base", "load_model", "read_bytes", "read_torch_file", "read_yaml"]
 __all__ += ["register_checkpoint_loader"]
 # Commands
-__all__ += ["check_output", "log", "new_file", "new_folder", "run", "set_up_device"]
+__all__ += ["check_output", "log", "new_file", "new_folder", "run", "set_up_device", "watched"]

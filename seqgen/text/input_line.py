@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -213,11 +214,16 @@ class InputEncoder:
     def _with_phrases(self, line: InputLine, phrases: Sequence[Sequence[str]]) -> InputLine:
         """The line with the ids of its phrases; alternatives with tokens outside the vocabulary are left out.
 
-        Of a phrase that no output has room for, only so many tokens are returned that this stays so.
+        Of a phrase that no output has room for, only so many tokens are returned that this stays so; likewise of equal
+        phrases.
         """
         tokenizer, too_many = self.task.target_tokenizer, self.longest_output(line.sources) + 2
         encoded, texts, notes = list[Phrase](), list[str](), list(line.notes)
-        for phrase in phrases:
+        counts = Counter[tuple[str, ...]]()
+        for phrase in map(tuple, phrases):
+            counts[phrase] += 1
+            if counts[phrase] > too_many:
+                continue
             some = []
             for text in phrase:
                 if lacking := tokenizer.unknown(text):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
+import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -471,6 +475,36 @@ def test_threads_share_a_translator() -> None:
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
         patch.setattr(TextDecoding, "translate", watched)
         assert list(pool.map(texts, calls)) == wanted
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_process_forked_while_another_thread_decodes_can_decode() -> None:
+    translator, begun, end = Translator(text_model("transformer_tiny"), **SHORT), threading.Event(), threading.Event()
+    wanted = [found.text for found in translator.translate(TEXTS)]
+
+    def slowly() -> Iterator[str]:
+        begun.set()
+        end.wait(60)
+        yield TEXTS[0]
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    (torch.ones(600, 600) @ torch.ones(600, 600)).softmax(0)  # PyTorch has a pool of threads now
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(translator.translate, slowly())
+        begun.wait()
+        if not (child := os.fork()):
+            signal.alarm(20)  # ends the child if it waits forever
+            same = False
+            try:
+                same = [found.text for found in translator.translate(TEXTS)] == wanted
+            finally:
+                os._exit(not same)
+        status = os.waitpid(child, 0)[1]
+        end.set()
+    torch.set_num_threads(threads)
+    assert status == 0
 
 
 @pytest.mark.parametrize("key", ["prefix_trie", "shortlist"])
