@@ -97,7 +97,7 @@ class Task(_Scored):
         self.datasets: dict[str, Dataset] = {}
 
     @property
-    def languages(self) -> tuple[str, ...]:
+    def language_pair(self) -> tuple[str, ...]:
         """The codes of the source and target language; empty if they are not known, or there are several pairs."""
         sides = tuple(str(getattr(self.cfg, f"{side}_lang", "")) for side in ("source", "target"))
         return sides if are_languages(*sides) else ()

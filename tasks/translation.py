@@ -169,7 +169,7 @@ class TranslationTask(ParallelTextTask):
     @property
     def translates(self) -> bool:  # type: ignore[override]
         """True if the file name endings are codes of languages, such as ``en``, and not ``article`` and ``summary``."""
-        return bool(self.languages)
+        return bool(self.language_pair)
 
     @classmethod
     def find_files(cls, cfg: TranslationConfig, folder: Path, split: str) -> ParallelFiles:

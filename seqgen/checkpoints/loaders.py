@@ -260,7 +260,7 @@ class DecodingTask(Task):
     def __init__(self, cfg: Any, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer):
         super().__init__(cfg, source_tokenizer, target_tokenizer.target_side)
         two_sides = source_tokenizer.languages is not None or self.target_tokenizer is not source_tokenizer
-        self.translates = two_sides or bool(self.languages) or getattr(cfg, "translates", False)
+        self.translates = two_sides or bool(self.language_pair) or getattr(cfg, "translates", False)
 
     @classmethod
     def setup_task(cls, cfg: Any, folder: Path) -> Self:

@@ -225,9 +225,9 @@ def initialize(model: EncoderDecoderModel, given: str, task: Vocabularies, langu
     with MAPPED_WEIGHTS.off():  # training changes all of them
         initial = load_model(given, dtype=torch.float32)
     origin, weights = initial.checkpoint, dict(initial.model.state_dict())
-    if other_languages(languages, initial.task.languages):
+    if other_languages(languages, initial.task.language_pair):
         raise CheckpointError(
-            f"{origin} translates {'-'.join(initial.task.languages)}, and the text of this run is "
+            f"{origin} translates {'-'.join(initial.task.language_pair)}, and the text of this run is "
             f"{'-'.join(languages)}; correct task.source_lang and task.target_lang, or give "
             "checkpoint.other_languages=true if this is meant"
         )

@@ -216,11 +216,11 @@ def check_languages(members: Sequence[TextModel]) -> None:
     Raises:
         ConfigError: they translate different pairs of languages.
     """
-    first = members[0].task.languages
+    first = members[0].task.language_pair
     for number, member in enumerate(members[1:], start=2):
-        if other_languages(first, member.task.languages):
+        if other_languages(first, member.task.language_pair):
             raise ConfigError(
-                f"model 1 translates {'-'.join(first)}, and model {number} {'-'.join(member.task.languages)}; an "
+                f"model 1 translates {'-'.join(first)}, and model {number} {'-'.join(member.task.language_pair)}; an "
                 "ensemble has one pair of languages, unless generation.members says what each model reads, such as "
                 f"[{','.join(['input'] * len(members))}]"
             )

@@ -435,7 +435,7 @@ class TrainingRun:
             return ""
         try:
             with self.trainer.plain(self.trainer.model) as model:
-                compared = () if self.cfg.checkpoint.other_languages else self.task.languages
+                compared = () if self.cfg.checkpoint.other_languages else self.task.language_pair
                 messages = initialize(model, given, self.task, compared)
                 self.trainer.load_initial(model)
         except (CheckpointError, DataError) as error:

@@ -74,7 +74,7 @@ def test_a_folder_of_another_pair_is_refused(
     folder.mkdir()
     for name, content in model(tmp_path).items():
         (folder / name).write_bytes(content)
-    assert load_model(folder).task.languages == ("en", "pt")
+    assert load_model(folder).task.language_pair == ("en", "pt")
     monkeypatch.setattr(sys, "argv", ["firefox.py", "pt-en", str(folder)])
     capsys.readouterr()
     assert firefox.main() == 2

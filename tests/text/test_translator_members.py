@@ -47,7 +47,7 @@ def test_models_of_other_languages_are_refused_unless_each_has_its_source() -> N
 
     german, unknown = of("en", "de"), text_model()
     for other in (of("en", "pt"), of("de", "en"), of("fr", "de")):
-        pair = "-".join(other.task.languages)
+        pair = "-".join(other.task.language_pair)
         message = rf"model 1 translates en-de, and model 3 {pair}; .* such as \[input,input,input\]"
         with pytest.raises(ConfigError, match=message):
             Translator([german, unknown, other])

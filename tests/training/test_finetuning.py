@@ -138,7 +138,7 @@ def test_a_fairseq_checkpoint(data: Path, tmp_path: Path) -> None:
 
 
 class Words:
-    languages = ()
+    language_pair = ()
 
     def __init__(self, source: Dictionary, target: Dictionary | None = None):
         self.source_dictionary, self.target_dictionary = source, target or source
