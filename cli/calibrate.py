@@ -92,7 +92,7 @@ def calibrate(cfg: CalibrateConfig, overrides: Sequence[str]) -> None:
     found = measured(decoding.translate(lines, prefix_lines(cfg)), references, utility)
     if not found.translations:
         raise DataError("no line of the text has an output; give another text")
-    mean, of_inputs, of_others = found.qualities.mean(), *found.unrelated.mean(0)
+    mean, of_inputs, of_others = numpy.column_stack([found.qualities, found.unrelated]).mean(0).tolist()
     if mean <= max(of_inputs, HARDLY * of_others):
         log(
             "the references look wrong (another language, or other lines), or the outputs are poor: the references' "
