@@ -287,7 +287,7 @@ def _report(cfg: GenerateConfig, outputs: _Outputs, references: list[str] | None
             for line in score_lines(text_scores(hypotheses, references), hypotheses):
                 print(line, file=stream)
     speed = f"{len(hypotheses) / seconds:.1f} sentences/s, {tokens / seconds:.1f} tokens/s"
-    if cfg.generation.review_share or cfg.generation.review_risk:
+    if cfg.generation.review_share or cfg.generation.review_risk < 1:
         print(f"{outputs.marked} of {len(hypotheses)} lines are marked for a person", file=stream)
     print(f"{len(hypotheses)} sentences, {tokens} tokens in {seconds:.1f} s: {speed}", file=stream)
 

@@ -290,7 +290,7 @@ def _report(cfg: GenerateConfig, folder: JobFolder, lines: int, decoded: int, fa
     stream = sys.stderr if cfg.output == "-" else sys.stdout
     for note in merged_notes(folder.records()):
         log(note)
-    if cfg.generation.review_share or cfg.generation.review_risk:
+    if cfg.generation.review_share or cfg.generation.review_risk < 1:
         log(f"{sum(record['marked'] for record in folder.records())} of {lines} lines are marked for a person")
     if cfg.generation.glossary:
         found, met = map(sum, zip((0, 0), *(record["terms"] for record in folder.records()), strict=True))

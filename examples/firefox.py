@@ -46,6 +46,8 @@ def main() -> int:
     try:
         if not given.folder.exists() or not any(given.folder.iterdir()):
             get(given.pair, given.folder)
+        if not [*given.folder.glob(f"model.{given.pair.replace('-', '')}.*")]:
+            raise DataError(f"{given.folder} has no model of this pair; give another folder, which is made")
     except (UserError, OSError) as error:
         log(f"firefox.py: {given.pair}: {' '.join(str(error).split())}")
         return 2

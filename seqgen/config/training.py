@@ -148,6 +148,9 @@ class CheckpointConfig:
         role="input_path",
         other_names=("finetune_from_model", "restore_file"),
     )
+    other_languages: bool = option(
+        False, "whether the text may have other languages than the model of finetune_from, as in transfer learning"
+    )
 
 
 @dataclass

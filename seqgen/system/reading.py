@@ -142,6 +142,18 @@ def parse_json(content: bytes | str, **hooks: Any) -> Any:
     return value
 
 
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The ``object_pairs_hook`` of ``parse_json`` for files in which a key that occurs twice is a mistake.
+
+    Raises:
+        ValueError: a key occurs twice.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key occurs twice")
+    return found
+
+
 def parse_yaml(content: bytes) -> Any:
     """Parse YAML within the limits of this module. It must have plain values only; keys are text, and occur once.
 

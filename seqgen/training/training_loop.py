@@ -435,7 +435,8 @@ class TrainingRun:
             return ""
         try:
             with self.trainer.plain(self.trainer.model) as model:
-                messages = initialize(model, given, self.task)
+                compared = () if self.cfg.checkpoint.other_languages else self.task.language_pair
+                messages = initialize(model, given, self.task, compared)
                 self.trainer.load_initial(model)
         except (CheckpointError, DataError) as error:
             raise CheckpointError(f"checkpoint.finetune_from: {error}") from None

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from examples import firefox
+from seqgen.checkpoints.loading import load_model
 from seqgen.data.tokenizers.sentencepiece_tokenizer import train_sentencepiece
 from seqgen.errors import DataError
 from seqgen.models.marian_binary import BinaryModel
@@ -91,6 +92,21 @@ def test_an_archive_without_the_pair_leaves_nothing(
     assert re.search("lacks the model or its vocabulary|is damaged", said := capsys.readouterr().err)
     assert said.count("\n") == 1
     assert list(tmp_path.rglob("*")) == [tmp_path / "model"]
+
+
+def test_a_folder_of_another_pair_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name, content in model(tmp_path).items():
+        (folder / name).write_bytes(content)
+    assert load_model(folder).task.language_pair == ("en", "pt")
+    monkeypatch.setattr(sys, "argv", ["firefox.py", "pt-en", str(folder)])
+    capsys.readouterr()
+    assert firefox.main() == 2
+    wanted = f"firefox.py: pt-en: {folder} has no model of this pair; give another folder, which is made\n"
+    assert capsys.readouterr().err == wanted
 
 
 def records(contents: dict[str, bytes], version: str, **changes: str) -> list[dict[str, object]]:

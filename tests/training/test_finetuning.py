@@ -20,7 +20,7 @@ from seqgen.errors import CheckpointError
 from seqgen.models.t5 import T5Config, T5Model
 from seqgen.models.transformer import TransformerConfig, TransformerModel
 from tests import huggingface_bart, huggingface_t5
-from tests.commands import command, corpus
+from tests.commands import SMALL_TRANSFORMER, command, corpus, refused
 from tests.fairseq_checkpoints import TRANSFORMER, dictionary, in_args, options_of, random_model, write
 
 
@@ -138,6 +138,8 @@ def test_a_fairseq_checkpoint(data: Path, tmp_path: Path) -> None:
 
 
 class Words:
+    language_pair = ()
+
     def __init__(self, source: Dictionary, target: Dictionary | None = None):
         self.source_dictionary, self.target_dictionary = source, target or source
 
@@ -219,6 +221,27 @@ def test_other_vocabularies_are_refused(words: Dictionary, message: str, tmp_pat
     with pytest.raises(CheckpointError, match=f"the vocabulary does not fit: {message}"):
         initialize(model, str(path), Words(words))
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
+def test_text_of_other_languages_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, random_model(TRANSFORMER), in_args(options_of(TRANSFORMER)))
+    model = TransformerModel.build_model(TRANSFORMER, Words(dictionary()))
+    message = "model.pt translates en-de, and the text of this run is de-en; correct task.source_lang and task.t"
+    with pytest.raises(CheckpointError, match=message):
+        initialize(model, str(path), Words(dictionary()), ("de", "en"))
+    for languages in ((), ("en", "de"), ("en_GB", "de"), ("eng", "deu")):
+        initialize(model, str(path), Words(dictionary()), languages)
+
+
+@pytest.mark.slow
+def test_transfer_to_other_languages_is_a_key(data: Path, tmp_path: Path) -> None:
+    small = [*SMALL_TRANSFORMER, "task.joined_dictionary=true", "task.vocab_size=44", "optimization.max_update=1"]
+    first = [f"run_dir={tmp_path}/run", *translation(data), "task.workers=1", "common.threads=1", *small]
+    assert command("train", *first).code == 0
+    reverse = training(data, tmp_path / "new", tmp_path / "run", "task.source_lang=de", "task.target_lang=en")
+    refused(command("train", *reverse), "translates en-de, and the text of this run is de-en")
+    trained = command("train", *reverse, "checkpoint.other_languages=true")
+    assert trained.code == 0, trained.err
 
 
 class Headed(TransformerModel):
