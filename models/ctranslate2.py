@@ -71,7 +71,7 @@ def write_ctranslate2(loaded: LoadedModel, folder: Path) -> float:
     spec = specification(loaded)
     spec.validate()
     spec.optimize()
-    with new_folder(folder) as temporary:
+    with new_folder(folder, exist_ok=False) as temporary:
         spec.save(str(temporary))
         difference = largest_difference(loaded, temporary)
         if not difference <= TOLERANCE:

@@ -339,7 +339,7 @@ def copy_of_run(run: Path, folder: Path, left_out: Sequence[str] = ()) -> Iterat
         return [name for name in names if Path(place) == run and (name in leave or name.startswith("."))]
 
     leave = {FOLDER, CACHE, *left_out}
-    with new_folder(folder) as temporary, disk_errors(folder):
+    with new_folder(folder, exist_ok=False) as temporary, disk_errors(folder):
         shutil.copytree(run, temporary, ignore=ignored, dirs_exist_ok=True)
         yield Checkpoints(temporary)
 
