@@ -174,7 +174,7 @@ def resolve(path: str | Path) -> Path:
     if given.is_file():
         return _checked(_folder_of(given))
     for candidate in (given, given / FOLDER / "best", given / FOLDER / "last"):
-        for place in (candidate, candidate.with_name(f".{candidate.name}.old")):  # left by a kill between two renames
+        for place in (candidate, candidate.parent / f".{candidate.name}.old"):  # left by a kill between two renames
             if (place / MODEL).is_file():
                 return _checked(place)
     raise CheckpointError(f"{given}: {_why_none(given)}")

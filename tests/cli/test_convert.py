@@ -111,6 +111,21 @@ def test_bad_input_is_answered_by_a_sentence(checkpoint: Path, tmp_path: Path) -
     assert named.code == 0, named.err
 
 
+def test_the_folder_in_which_a_command_runs(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    assert command("convert", f"path={checkpoint}", f"output={run}").code == 0
+    expected = decode(run, tmp_path)
+    refused(command("generate", "path=/", "input=-"), "/: neither a run folder nor a checkpoint")
+    for folder in (run, run / "checkpoints" / "best"):
+        monkeypatch.chdir(folder)
+        assert decode(Path("."), tmp_path) == expected
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    files = [f"{side}={tmp_path / 'source.txt'}" for side in ("source", "reference")]
+    for arguments in (["convert", "output=new"], ["convert", "output=new", "format=export"], ["score", *files]):
+        refused(command(arguments[0], "path=.", *arguments[1:]), ".: neither a run folder nor a checkpoint")
+
+
 @pytest.mark.parametrize("form", ["run", "trie"])
 def test_of_two_that_write_one_output_the_second_fails(
     form: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
