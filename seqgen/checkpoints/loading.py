@@ -183,7 +183,7 @@ def load_base(cfg: BaseConfig) -> LoadedModel:
     """
     if torch.empty(0).is_meta:
         raise NotImplementedError("the weights of the base are read from its files")  # see check_size
-    if not cfg.base_digest:
+    if not (cfg.base and cfg.base_digest):
         raise ConfigError("model.base and model.base_digest are missing; checkpoint.finetune_from=BASE sets them")
     try:
         if base_digest(cfg.base) != cfg.base_digest:
