@@ -183,6 +183,7 @@ class TrainingRun:
         self.saving = Saving(cfg, folder, group, self.trainer)
         self.meter = Meter()
         self.best: float | None = None
+        self.start: float | None = None  # the score of the weights to fine-tune
         self.divergence = Divergence(math.log(len(task.target_dictionary)))  # of this process
         self.stale = 0  # number of validations since the best one
         # if validation and saving after the last update were interrupted: whether that update ended its epoch
@@ -242,18 +243,22 @@ class TrainingRun:
         Raises:
             UserError: see ``train.train``.
         """
-        resumed = self._restore()
+        found = self.saving.newest()
+        resumed = self._restore(found)
         TRAINING.choose()
         self.total = self.triggers.total_updates(self._updates_in_epoch())
         self.display = ProgressLines(self.total, self.group.is_main and self.cfg.common.log_format != "none")
         if self.group.is_main:
             scores = ScoresFile(self.folder, self.cfg.checkpoint.best_checkpoint_metric, self.task.metric_signatures())
-            self.records = Records(self.folder, self.trainer.update, self.cfg.common.tensorboard, scores)
+            self.records = Records(
+                self.folder, self.trainer.update if found else -1, self.cfg.common.tensorboard, scores
+            )
             self._announce(resumed)
         try:
             # validation has fixed kernels, so that a resumed run gets the same scores
             with KERNEL_CHOICE.off():
-                reason = self._catch_up() or self._limit(self.iterator.epoch - 1)
+                reason = self._catch_up() if found else self._validate_start()
+                reason = reason or self._limit(self.iterator.epoch - 1)
                 while not reason:
                     reason = self._epoch()
             self._log_stop(reason)
@@ -362,6 +367,20 @@ class TrainingRun:
 
     # -- validating and saving ------------------------------------------------------------------------------------
 
+    def _validate_start(self) -> str:
+        """Validate and save the weights to fine-tune, which are the best ones until an update improves them.
+
+        Returns:
+            The reason to stop, empty if there is none.
+        """
+        try:
+            if self.cfg.checkpoint.finetune_from and self.triggers.ever("validate") and self._validate(epoch=1):
+                self.start = self.best
+                self._save(["best", "last"])
+        except Interrupted:
+            return "interrupted"
+        return ""
+
     def _validate(self, epoch: int) -> bool:
         """Validate; return whether the score is the best so far."""
         self.meter.tick()
@@ -379,9 +398,11 @@ class TrainingRun:
         self._write("valid", epoch, result.scores)
         if self.records is not None:
             self.records.write_samples(self.trainer.update, result.samples)
-        best = " | best so far" if improved else ""
+        metric = self.cfg.checkpoint.best_checkpoint_metric
+        worse = self.start is not None and is_better(self.start, pick(result.scores, metric), metric)
+        rank = " | worse than the start" if worse else " | best so far" if improved else ""
         whole, parts = describe_parts(result.scores)
-        line = f"valid at update {self.trainer.update} | epoch {epoch} | {whole}{best}"
+        line = f"valid at update {self.trainer.update} | epoch {epoch} | {whole}{rank}"
         self.display.message("\n".join([line, *parts]))
         self._note_divergence(result.scores, due=False)
 
@@ -399,6 +420,7 @@ class TrainingRun:
             "iterator": self.iterator.state_dict(),
             "meter": self.meter.state_dict(),
             "best": self.best,
+            "start": self.start,
             "stale": self.stale,
             "pending": self.pending,
             "processes": self.group.world_size,
@@ -417,15 +439,15 @@ class TrainingRun:
             self.notes += filter(None, [self.iterator.load_state_dict(state["iterator"])])
             self.meter.load_state_dict(state["meter"])
             self.best, self.stale, self.pending = state["best"], state["stale"], state["pending"]
+            self.start = state.get("start")  # not in checkpoints of runs that did not validate it
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise CheckpointError(
                 f"{found.path}: its training state does not belong to this run ({type(error).__name__}: "
                 f"{str(error)[:200]}); if you delete {found.path}, the run continues from an older checkpoint"
             ) from error
 
-    def _restore(self) -> str:
-        """Resume from the run's last checkpoint or load the weights to fine-tune; return a message that says which."""
-        found = self.saving.newest()
+    def _restore(self, found: Resumable | None) -> str:
+        """Resume from a checkpoint of the run or load the weights to fine-tune; return a message that says which."""
         if found is not None:
             self._load_state(found)
             self.notes += [f"{said}; an older checkpoint is used in its place" for said in found.damaged]
