@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import MutableMapping
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 if __name__ != "seqgen.cli":
     raise ImportError(f"import this package as 'seqgen.cli', not as {__name__!r}, or its components register twice")
@@ -30,6 +34,14 @@ def wait_passively_if_busy(environment: MutableMapping[str, str] = os.environ) -
         environment["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
+def end_now(number: int, frame: FrameType | None) -> NoReturn:
+    """End the process by Ctrl-C before its work begins: imports and libraries can lose a ``KeyboardInterrupt``."""
+    os.write(2, f"{Path(sys.argv[0]).stem}: interrupted\n".encode())
+    os._exit(128 + number)
+
+
 wait_passively_if_busy()  # decided before PyTorch is imported
 if os.path.basename(sys.argv[0]).startswith("seqgen-"):
     gc.disable()  # importing makes many objects and no garbage; ``run`` switches garbage collection on
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # otherwise it is ignored, as under ``nohup``
+        signal.signal(signal.SIGINT, end_now)  # until ``run`` begins the work
