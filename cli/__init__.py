@@ -7,9 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import MutableMapping
-from pathlib import Path
 from types import FrameType
-from typing import NoReturn
 
 if __name__ != "seqgen.cli":
     raise ImportError(f"import this package as 'seqgen.cli', not as {__name__!r}, or its components register twice")
@@ -34,9 +32,9 @@ def wait_passively_if_busy(environment: MutableMapping[str, str] = os.environ) -
         environment["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
-def end_now(number: int, frame: FrameType | None) -> NoReturn:
+def end_now(number: int, frame: FrameType | None) -> None:
     """End the process by Ctrl-C before its work begins: imports and libraries can lose a ``KeyboardInterrupt``."""
-    os.write(2, f"{Path(sys.argv[0]).stem}: interrupted\n".encode())
+    os.write(2, f"{os.path.basename(sys.argv[0])}: interrupted\n".encode())
     os._exit(128 + number)
 
 

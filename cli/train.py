@@ -162,7 +162,7 @@ def _train_as_rank(
 
 TOKENIZER_KEYS = ("tokenizer", "pretrained_tokenizer", "spm_model", "srcdict")
 """Keys of the task by which the user chooses a tokenizer."""
-FINETUNING_WARMUP, FINETUNING_LR, ADDITIONS_LR = "10", "[5e-4]", "[2e-3]"
+FINETUNING_WARMUP, FINETUNING_LR, ADDITIONS_LR = "10", "[2e-4]", "[2e-3]"
 """Defaults of fine-tuning; the last one is for weights that are added to those of the checkpoint, such as adapters."""
 
 
@@ -186,24 +186,20 @@ def with_checkpoint(overrides: Sequence[str]) -> list[str]:
     if not path:
         return list(overrides)
     given = dict(split_argument(override) for override in overrides)
-    defaults = {"optimization.lr": ADDITIONS_LR if _extends_base(given) else FINETUNING_LR}
-    if "lr_scheduler" not in given:
-        defaults["lr_scheduler.warmup_updates"] = FINETUNING_WARMUP
     try:
-        return [f"{key}={value}" for key, value in (defaults | _completed(local_path(path), given)).items()]
+        completed = _completed(local_path(path), given)
     except UserError as error:
         raise CheckpointError(f"checkpoint.finetune_from: {error}") from None
-
-
-def _extends_base(given: Mapping[str, str]) -> bool:
-    """True if the model that the user chose has weights in addition to those of a trained one."""
-    chosen = MODELS.find(given.get("model", ""))
-    return chosen is not None and issubclass(chosen.config, BaseConfig)
+    defaults = {"optimization.lr": ADDITIONS_LR if "model.base" in completed else FINETUNING_LR}
+    if "lr_scheduler" not in given:
+        defaults["lr_scheduler.warmup_updates"] = FINETUNING_WARMUP
+    return [f"{key}={value}" for key, value in {**defaults, **completed}.items()]
 
 
 def _completed(path: Path, given: Mapping[str, str]) -> dict[str, str]:
     """The keys that the user gave, with those that follow from a checkpoint."""
-    if _extends_base(given):
+    chosen = MODELS.find(given.get("model", ""))
+    if chosen is not None and issubclass(chosen.config, BaseConfig):
         place = given["checkpoint.finetune_from"]
         absolute = place if place.startswith(PREFIX) else str(path.resolve())
         given = {"model.base": absolute, "model.base_digest": base_digest(place), **given}

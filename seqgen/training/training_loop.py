@@ -75,9 +75,9 @@ class Triggers:
         """
         cfg = self.cfg.checkpoint
         names = []
-        if ended and cfg.keep_last_epochs and cfg.save_interval and epoch % cfg.save_interval == 0:
+        if ended and epoch and cfg.keep_last_epochs and cfg.save_interval and epoch % cfg.save_interval == 0:
             names.append(f"epoch_{epoch}")
-        if cfg.keep_interval_updates and cfg.save_interval_updates and update % cfg.save_interval_updates == 0:
+        if update and cfg.keep_interval_updates and (every := cfg.save_interval_updates) and update % every == 0:
             names.append(f"update_{update}")
         return [*names, *(["best"] if improved else []), "last"]
 
@@ -183,10 +183,10 @@ class TrainingRun:
         self.saving = Saving(cfg, folder, group, self.trainer)
         self.meter = Meter()
         self.best: float | None = None
-        self.start: float | None = None  # the score of the weights to fine-tune
+        self.start: float | None = None  # the score before the first update, if it was computed
         self.divergence = Divergence(math.log(len(task.target_dictionary)))  # of this process
         self.stale = 0  # number of validations since the best one
-        # if validation and saving after the last update were interrupted: whether that update ended its epoch
+        # whether the last update, whose validation and saving are to be done, ended its epoch; ``None`` if none are
         self.pending: bool | None = None
         self.display: ProgressLines
         self.records: Records | None = None
@@ -250,15 +250,13 @@ class TrainingRun:
         self.display = ProgressLines(self.total, self.group.is_main and self.cfg.common.log_format != "none")
         if self.group.is_main:
             scores = ScoresFile(self.folder, self.cfg.checkpoint.best_checkpoint_metric, self.task.metric_signatures())
-            self.records = Records(
-                self.folder, self.trainer.update if found else -1, self.cfg.common.tensorboard, scores
-            )
+            update = self.trainer.update if found else -1
+            self.records = Records(self.folder, update, self.cfg.common.tensorboard, scores)
             self._announce(resumed)
         try:
             # validation has fixed kernels, so that a resumed run gets the same scores
             with KERNEL_CHOICE.off():
-                reason = self._catch_up() if found else self._validate_start()
-                reason = reason or self._limit(self.iterator.epoch - 1)
+                reason = self._catch_up() or self._limit(self.iterator.epoch - 1)
                 while not reason:
                     reason = self._epoch()
             self._log_stop(reason)
@@ -349,7 +347,7 @@ class TrainingRun:
         return "interrupted"
 
     def _catch_up(self) -> str:
-        """Do the validation and saving that ``_interrupt`` postponed; return the reason to stop, empty if none."""
+        """Do the validation and saving that are to be done; return the reason to stop, empty if there is none."""
         if self.pending is None:
             return ""
         ended, self.pending = self.pending, None
@@ -367,20 +365,6 @@ class TrainingRun:
 
     # -- validating and saving ------------------------------------------------------------------------------------
 
-    def _validate_start(self) -> str:
-        """Validate and save the weights to fine-tune, which are the best ones until an update improves them.
-
-        Returns:
-            The reason to stop, empty if there is none.
-        """
-        try:
-            if self.cfg.checkpoint.finetune_from and self.triggers.ever("validate") and self._validate(epoch=1):
-                self.start = self.best
-                self._save(["best", "last"])
-        except Interrupted:
-            return "interrupted"
-        return ""
-
     def _validate(self, epoch: int) -> bool:
         """Validate; return whether the score is the best so far."""
         self.meter.tick()
@@ -391,18 +375,18 @@ class TrainingRun:
         self.trainer.scheduler.on_validation(score if lower_is_better(metric) else -score)
         improved = is_better(score, self.best, metric)
         self.best, self.stale = (score, 0) if improved else (self.best, self.stale + 1)
-        self._log_validation(result, epoch, improved)
+        if not self.trainer.update:
+            self.start = score
+        worse = self.start is not None and is_better(self.start, score, metric)
+        self._log_validation(result, epoch, "worse than the start" if worse else "best so far" * improved)
         return improved
 
-    def _log_validation(self, result: ValidationResult, epoch: int, improved: bool) -> None:
+    def _log_validation(self, result: ValidationResult, epoch: int, rank: str) -> None:
         self._write("valid", epoch, result.scores)
         if self.records is not None:
             self.records.write_samples(self.trainer.update, result.samples)
-        metric = self.cfg.checkpoint.best_checkpoint_metric
-        worse = self.start is not None and is_better(self.start, pick(result.scores, metric), metric)
-        rank = " | worse than the start" if worse else " | best so far" if improved else ""
         whole, parts = describe_parts(result.scores)
-        line = f"valid at update {self.trainer.update} | epoch {epoch} | {whole}{rank}"
+        line = " | ".join(filter(None, [f"valid at update {self.trainer.update}", f"epoch {epoch}", whole, rank]))
         self.display.message("\n".join([line, *parts]))
         self._note_divergence(result.scores, due=False)
 
@@ -439,7 +423,7 @@ class TrainingRun:
             self.notes += filter(None, [self.iterator.load_state_dict(state["iterator"])])
             self.meter.load_state_dict(state["meter"])
             self.best, self.stale, self.pending = state["best"], state["stale"], state["pending"]
-            self.start = state.get("start")  # not in checkpoints of runs that did not validate it
+            self.start = state.get("start")
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise CheckpointError(
                 f"{found.path}: its training state does not belong to this run ({type(error).__name__}: "
@@ -462,6 +446,7 @@ class TrainingRun:
         except (CheckpointError, DataError) as error:
             raise CheckpointError(f"checkpoint.finetune_from: {error}") from None
         self.notes += messages[:-1]
+        self.pending = True  # the weights are validated and saved first, as those of an epoch 0
         return messages[-1]
 
     def _regrouped(self, state: dict[str, Any]) -> str:
