@@ -162,14 +162,16 @@ def _train_as_rank(
 
 TOKENIZER_KEYS = ("tokenizer", "pretrained_tokenizer", "spm_model", "srcdict")
 """Keys of the task by which the user chooses a tokenizer."""
+FINETUNING_WARMUP, FINETUNING_LR, ADDITIONS_LR = "10", "[2e-4]", "[2e-3]"
+"""Defaults of fine-tuning; the last one is for weights that are added to those of the checkpoint, such as adapters."""
 
 
 def with_checkpoint(overrides: Sequence[str]) -> list[str]:
     """Complete the arguments of training if the initial weights come from a checkpoint.
 
-    Without ``model=NAME``, the model is the checkpoint's; ``model.KEY=VALUE`` changes single keys. Without a tokenizer,
-    or with the tokenizer keys of the run, the tokenizer is that of the run or of the Hugging Face folder. Without
-    ``task=NAME``, the task is the run's, too.
+    The learning rate and the warm-up have other defaults. Without ``model=NAME``, the model is the checkpoint's;
+    ``model.KEY=VALUE`` changes single keys. Without a tokenizer, or with the tokenizer keys of the run, the tokenizer
+    is that of the run or of the Hugging Face folder. Without ``task=NAME``, the task is the run's, too.
 
     Args:
         overrides: ``key=value`` arguments.
@@ -185,9 +187,13 @@ def with_checkpoint(overrides: Sequence[str]) -> list[str]:
         return list(overrides)
     given = dict(split_argument(override) for override in overrides)
     try:
-        return [f"{key}={value}" for key, value in _completed(local_path(path), given).items()]
+        completed = _completed(local_path(path), given)
     except UserError as error:
         raise CheckpointError(f"checkpoint.finetune_from: {error}") from None
+    defaults = {"optimization.lr": ADDITIONS_LR if "model.base" in completed else FINETUNING_LR}
+    if "lr_scheduler" not in given:
+        defaults["lr_scheduler.warmup_updates"] = FINETUNING_WARMUP
+    return [f"{key}={value}" for key, value in {**defaults, **completed}.items()]
 
 
 def _completed(path: Path, given: Mapping[str, str]) -> dict[str, str]:

@@ -273,6 +273,7 @@ def _model_config(config: ForeignConfig, pad: int) -> TransformerConfig:
         "share_encoder_decoder_embed": source and not tied and not output,
         "share_decoder_input_output_embed": output and not tied and not source,
         "output_bias": True,
+        "dropout": 0.0,  # not recorded; students, such as Firefox's, are trained without and fail with it
         "position_offset": 0,
         "max_source_positions": POSITIONS,
         "max_target_positions": POSITIONS,

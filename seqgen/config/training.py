@@ -143,8 +143,8 @@ class CheckpointConfig:
     patience: int = option(0, "stop training after so many validations without improvement; 0 for never", minimum=0)
     finetune_from: str = option(
         "",
-        "run folder, checkpoint or Hugging Face folder that provides the initial weights, and also the model, unless "
-        "model=NAME is given; see docs/training.md",
+        "run folder, checkpoint or Hugging Face folder that provides the initial weights, other defaults of the "
+        "learning rate and warm-up, and also the model, unless model=NAME is given; see docs/training.md",
         role="input_path",
         other_names=("finetune_from_model", "restore_file"),
     )

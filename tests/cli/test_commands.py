@@ -7,6 +7,9 @@ import itertools
 import json
 import math
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +22,7 @@ import yaml
 from seqgen import GenerationConfig, save_generation
 from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.run_checkpoints import Checkpoints, numbered, read_training_state, read_weights
+from seqgen.cli import end_now
 from seqgen.cli.generate import line_progress
 from seqgen.cli.output import check_output, open_output
 from seqgen.config import GenerateConfig, JobConfig
@@ -35,6 +39,31 @@ from tests.commands import (
 )
 
 UPDATES = "optimization.max_update=30"
+
+
+LOSING = """
+import sys
+sys.argv = ["seqgen-train"]
+import os, signal, seqgen.cli.start
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+except KeyboardInterrupt:  # as some imports do
+    print("lost")
+"""
+
+
+def test_ctrl_c_is_not_lost_before_the_work_begins() -> None:
+    ended = subprocess.run([sys.executable, "-c", LOSING], check=False, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "seqgen-train: interrupted\n")
+
+
+def test_ctrl_c_is_an_exception_as_soon_as_the_work_begins(data: Path) -> None:
+    before = signal.signal(signal.SIGINT, end_now)
+    try:
+        assert command("score", f"hypothesis={data}/test.de", f"reference={data}/test.de").code == 0
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_run_folder_can_be_moved_and_has_no_path_to_itself(runs: Path, data: Path, tmp_path: Path) -> None:

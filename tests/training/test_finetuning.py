@@ -12,7 +12,7 @@ import torch
 from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.checkpoints.loading import initialize, load_model
 from seqgen.cli.run_folder import write_config
-from seqgen.cli.train import with_checkpoint
+from seqgen.cli.train import FINETUNING_LR, FINETUNING_WARMUP, with_checkpoint
 from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
 from seqgen.data.dictionary import Dictionary
@@ -107,6 +107,23 @@ def test_keys_that_the_user_gives_are_above_those_of_a_run(tmp_path: Path) -> No
     assert kept.items() <= found.items()
 
 
+SCHEDULE = [f"optimization.lr={FINETUNING_LR}", f"lr_scheduler.warmup_updates={FINETUNING_WARMUP}"]
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ([], SCHEDULE),
+        (["optimization.lr=[1]"], [SCHEDULE[1]]),
+        (["lr_scheduler.warmup_updates=0"], SCHEDULE[:1]),
+        (["lr_scheduler=fixed"], SCHEDULE[:1]),
+    ],
+)
+def test_the_schedule_of_finetuning(given: list[str], wanted: list[str]) -> None:
+    user = ["checkpoint.finetune_from=nowhere", "model=t5", *given]
+    assert sorted(with_checkpoint(user)) == sorted([*wanted, *user])
+
+
 def test_arguments_that_follow_from_a_checkpoint(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     folder = huggingface_bart.tiny_folder(tmp_path / "folder", "marian")
@@ -115,10 +132,11 @@ def test_arguments_that_follow_from_a_checkpoint(tmp_path: Path) -> None:
     complete = with_checkpoint(user)
     assert complete[-2:] == user
     assert {"model=transformer", "model.sinusoids=paper", "model.output_bias=true", *tokenizer} <= set(complete)
-    assert with_checkpoint([*user, "model=transformer"]) == [*tokenizer, *user, "model=transformer"]
+    assert with_checkpoint([*user, "model=transformer"]) == [*SCHEDULE, *tokenizer, *user, "model=transformer"]
     assert not {*tokenizer} & {*with_checkpoint([*user, "task.tokenizer=bytes"])}
-    for unchanged in (["task=translation"], ["checkpoint.finetune_from=nowhere", "model=t5"]):
-        assert with_checkpoint(unchanged) == unchanged
+    assert with_checkpoint(["task=translation"]) == ["task=translation"]
+    missing = ["checkpoint.finetune_from=nowhere", "model=t5"]
+    assert with_checkpoint(missing) == [*SCHEDULE, *missing]
     with pytest.raises(CheckpointError, match=r"finetune_from: nowhere: there is no such file or folder"):
         with_checkpoint(["checkpoint.finetune_from=nowhere"])
 
