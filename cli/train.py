@@ -31,6 +31,7 @@ from seqgen.config.values import split_argument, text_values, value_text
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.data.tokenizers.setup import TokenizerConfig
 from seqgen.errors import CheckpointError, ConfigError, UserError
+from seqgen.lab.compare.provenance import note_prepared
 from seqgen.lab.compare.runs import read_runs, score_names, sorted_runs, text_table
 from seqgen.registry import GROUPS, MODELS, TASKS
 from seqgen.system.files import run_lock
@@ -131,6 +132,8 @@ def prepare(cfg: TrainConfig, folder: Path, arguments: Arguments | None = None) 
         for split in task.splits():
             data = task.dataset(split)
             print(f"{split}: {len(data)} pairs")
+        if arguments is not None:
+            note_prepared(folder)
     return 0
 
 
