@@ -273,7 +273,8 @@ def _report(cfg: GenerateConfig, outputs: _Outputs, references: list[str] | None
     for line in summary(outputs.notes):
         log(line)
     if cfg.generation.glossary:
-        log(f"terms: {len(outputs.terms_met)} found, {sum(outputs.terms_met)} met")
+        found, met = len(outputs.terms_met), sum(outputs.terms_met)
+        log(f"terms: {found} found in the sources (first column), {met} met in the outputs (second column)")
     if not hypotheses:
         log("the input has no lines, so the output is empty")
     stream = sys.stderr if cfg.output == "-" else sys.stdout

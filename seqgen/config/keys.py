@@ -75,7 +75,8 @@ def _hint(config: Any, key: str) -> str:
         ]
         if others:
             chosen = GROUPS[group].of(getattr(config, group)).name
-            return f", because {group}={chosen}; it is a key of {group}={' or '.join(others)}"
+            example = " (add task=translation, task.source_lang, task.target_lang)" if key == "task.train" else ""
+            return f", because {group}={chosen}; it is a key of {group}={' or '.join(others)}{example}"
     if found := did_you_mean(key, known):
         return found
     of_training = key.partition(".")[0] in GROUPS or key in {name for name, *_ in known_keys(TrainConfig())}
@@ -112,6 +113,7 @@ OTHER_NAMES: dict[str, str] = {
     "no_validate": "dataset.validate_interval=0",
     "eval_bleu": "dataset.validate_decode=-1",
     "post_process": "remove_bpe=subword_nmt",
+    "r": "reference",
     "s": "task.source_lang",
     "scoring": "reference",
     "t": "task.target_lang",
@@ -133,6 +135,8 @@ OTHER_VALUES = {
     "fp32": "float32",
     "fp16": "float16",
     "half": "float16",
+    "hf": "huggingface",
+    "onnx": "export",
     "bf16": "bfloat16",
     "tqdm": "bar",
     "simple": "lines",
@@ -163,7 +167,7 @@ def similar_keys(name: str, known: Mapping[str, Sequence[str]]) -> list[str]:
     found = list(dict.fromkeys([*exact, *other]))
     if not found and "." not in wanted:
         parts = difflib.get_close_matches(wanted, last_parts.values(), n=1, cutoff=0.7)
-        found = [key for key, part in last_parts.items() if part in parts]
+        return [key for key, part in last_parts.items() if part in parts][:3]
     return (found or difflib.get_close_matches(wanted, known, n=1, cutoff=0.6))[:3]
 
 

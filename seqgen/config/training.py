@@ -69,7 +69,7 @@ class OptimizationConfig:
         minimum=0,
     )
     max_epoch: int = option(
-        0, "stop training after so many epochs; 0 for no limit", minimum=0, other_names=("num_train_epochs",)
+        0, "stop training after so many epochs; 0 for no limit", minimum=0, other_names=("num_train_epochs", "epochs")
     )
     stop_time_hours: float = option(0.0, "stop training after so many hours; 0 for no limit", minimum=0)
     lr: list[float] = option(
@@ -146,7 +146,7 @@ class CheckpointConfig:
         "run folder, checkpoint or Hugging Face folder that provides the initial weights, and also the model, unless "
         "model=NAME is given; see docs/training.md",
         role="input_path",
-        other_names=("finetune_from_model", "restore_file"),
+        other_names=("finetune_from_model", "restore_file", "model_name_or_path"),
     )
 
 

@@ -280,7 +280,7 @@ def test_a_glossary(runs: Path, tmp_path: Path) -> None:
             assert term["met"] == any(target in words for target in term["targets"])
             met += term["met"]
     assert met
-    assert f"terms: 3 found, {met} met" in outcome.err
+    assert f"terms: 3 found in the sources (first column), {met} met in the outputs" in outcome.err
     refused(command("generate", *keys, f"output={terms}"), "would overwrite the input")
     terms.write_text("dog\tHund\ntree Baum\n")
     refused(command("generate", *keys, f"output={output}"), f"{terms}, line 2 is not SOURCE<tab>TARGET")
