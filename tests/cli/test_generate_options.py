@@ -145,7 +145,9 @@ def test_a_run_says_how_it_is_decoded(runs: Path, tmp_path: Path) -> None:
     loaded = seqgen.load_model(run)
     assert loaded.generation == {"beam": 2, "lenpen": 0.3}, "how many tokens in a batch is nothing to the model"
     own = generate(run)
-    assert "keys you do not set come from the model: generation.beam=2, lenpen=0.3" in own.err
+    assert (
+        "the model decodes with settings of its own, which your keys override: generation.beam=2, lenpen=0.3" in own.err
+    )
     asked = ("generation.beam=2", "generation.lenpen=0.3")
     assert own.out == generate(runs / "fconv", *asked).out
     plain = generate(run, "generation.beam=5", "generation.lenpen=1.0")

@@ -313,7 +313,7 @@ def test_a_cache_without_merge_turns_continuous_batching_off() -> None:
         found = Translator(with_cache(cache), **settings)
         decoded = found.translate(TEXTS)
         (note,) = [note for one in decoded for note in one.notes if "running batch" in note]
-        assert re.search("slower: the key/value cache (ThreeMethods|Mine) does not set can_merge", note)
+        assert re.search("slower: the key/value cache (ThreeMethods|Mine) does not support it", note)
         assert [one.text for one in decoded] == [one.text for one in usual.translate(TEXTS)]
 
 
