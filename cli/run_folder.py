@@ -29,7 +29,7 @@ from seqgen.config.values import to_dict
 from seqgen.data.text import digest
 from seqgen.data.tokenizers.setup import TokenizerConfig, given_vocabulary
 from seqgen.errors import ConfigError
-from seqgen.lab.compare.provenance import add_session, is_prepared, read_sessions, recorded_data
+from seqgen.lab.compare.provenance import add_session, read_sessions, recorded_data
 from seqgen.registry import TASKS
 from seqgen.system.files import CACHE, frozen, remove_leftovers, write_atomically
 from seqgen.task import Task
@@ -132,7 +132,8 @@ def _check_continuation(cfg: TrainConfig, folder: Path, begun: bool, data: Mappi
     """
     old, new = _plain(read_run_config(folder)), _plain(cfg)
     subset = cfg.dataset.train_subset
-    other_text = bool(data) and recorded_data(read_sessions(folder), subset) not in ("", data.get(subset))
+    sessions = read_sessions(folder)
+    other_text = bool(data) and recorded_data(sessions, subset) not in ("", data.get(subset))
     if begun:
         verify_run(folder, old)
         check_resumable(old, new)
@@ -153,7 +154,7 @@ def _check_continuation(cfg: TrainConfig, folder: Path, begun: bool, data: Mappi
                     f"run_dir{otherwise}"
                 )
         except ConfigError:
-            if is_prepared(folder):
+            if any(session.get("prepared") for session in sessions):
                 raise
             log(f"{folder} is left from a start that failed, with another task or text, and is prepared again")
             for name in TOKENIZERS:

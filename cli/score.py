@@ -100,7 +100,6 @@ class ScoreConfig:
         "text file with the sources of the references, for models that score them, for comet, and to show with the "
         "sentences that changed most; empty for the text of a language model",
         role="input_path",
-        other_names=("s",),
     )
     tokens_per_sample: int = option(
         0,

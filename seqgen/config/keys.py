@@ -114,7 +114,7 @@ OTHER_NAMES: dict[str, str] = {
     "eval_bleu": "dataset.validate_decode=-1",
     "post_process": "remove_bpe=subword_nmt",
     "r": "reference",
-    "s": "task.source_lang",
+    "s": "task.source_lang | source",
     "scoring": "reference",
     "t": "task.target_lang",
     "tensorboard_logdir": "common.tensorboard=true",
@@ -123,12 +123,12 @@ OTHER_NAMES: dict[str, str] = {
     "bf16": "generation.dtype=bfloat16",
     "fp16": "generation.dtype=float16",
     # Hugging Face's arguments
-    "model_name_or_path": "path",
+    "model_name_or_path": "path | checkpoint.finetune_from",
     "num_beam_groups": "generation.search=diverse_beam",
     "penalty_alpha": "generation.search=contrastive",
 }
 """By another toolkit's name of an option: a key that several configurations have, or a key with the value that has the
-same effect. Other keys declare their ``other_names``."""
+same effect; of several, separated by ``|``, those that a command has. Other keys declare their ``other_names``."""
 
 OTHER_VALUES = {
     "gpu": "cuda",
@@ -173,8 +173,8 @@ def similar_keys(name: str, known: Mapping[str, Sequence[str]]) -> list[str]:
 
 def _keys_of_other_name(name: str, known: Mapping[str, Sequence[str]]) -> list[str]:
     """The known keys that have a name in another toolkit, and ``KEY=VALUE`` of ``OTHER_NAMES``."""
-    special = OTHER_NAMES.get(name, "")
-    return [key for key, names in known.items() if name in names] + [special] * (special.partition("=")[0] in known)
+    special = [item for item in OTHER_NAMES.get(name, "").split(" | ") if item.partition("=")[0] in known]
+    return [key for key, names in known.items() if name in names] + special
 
 
 def did_you_mean(name: str, known: Mapping[str, Sequence[str]]) -> str:

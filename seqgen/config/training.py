@@ -146,7 +146,7 @@ class CheckpointConfig:
         "run folder, checkpoint or Hugging Face folder that provides the initial weights, and also the model, unless "
         "model=NAME is given; see docs/training.md",
         role="input_path",
-        other_names=("finetune_from_model", "restore_file", "model_name_or_path"),
+        other_names=("finetune_from_model", "restore_file"),
     )
 
 

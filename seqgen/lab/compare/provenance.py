@@ -58,11 +58,6 @@ def note_prepared(run: Path) -> None:
     _write(run, sessions)
 
 
-def is_prepared(run: Path) -> bool:
-    """True if a session has prepared the run, see ``note_prepared``."""
-    return any(session.get("prepared") for session in read_sessions(run))
-
-
 def _write(run: Path, sessions: Sequence[Mapping[str, Any]]) -> None:
     record = {"format": FORMAT, "version": VERSION, "sessions": sessions}
     write_atomically(run / PROVENANCE, json.dumps(record, ensure_ascii=False, indent=1) + "\n")
