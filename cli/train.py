@@ -31,6 +31,7 @@ from seqgen.config.values import split_argument, text_values, value_text
 from seqgen.data.tokenizers.pretrained_base import PretrainedTokenizer
 from seqgen.data.tokenizers.setup import TokenizerConfig
 from seqgen.errors import CheckpointError, ConfigError, UserError
+from seqgen.lab.compare.provenance import note_prepared
 from seqgen.lab.compare.runs import read_runs, score_names, sorted_runs, text_table
 from seqgen.registry import GROUPS, MODELS, TASKS
 from seqgen.system.files import run_lock
@@ -53,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if cfg.prepare_only and not cfg.run_dir:
             raise ConfigError("run_dir is missing: give run_dir=FOLDER, the run folder that training will also get")
         chosen = chosen_components(TrainConfig, arguments.overrides)
+        if not text_values(arguments.overrides, "task", str):
+            log(f"no task is given, so that the built-in example is trained: task={chosen['task']}")
         return train_run(cfg, Path(cfg.run_dir or f"runs/{chosen['task']}-{chosen['model']}"), arguments)
 
     run(TrainConfig, work, DESCRIPTION, argv, train_sweep, complete=with_checkpoint, pass_arguments=True)
@@ -131,6 +134,8 @@ def prepare(cfg: TrainConfig, folder: Path, arguments: Arguments | None = None) 
         for split in task.splits():
             data = task.dataset(split)
             print(f"{split}: {len(data)} pairs")
+        if arguments is not None:
+            note_prepared(folder)
     return 0
 
 

@@ -69,7 +69,7 @@ class OptimizationConfig:
         minimum=0,
     )
     max_epoch: int = option(
-        0, "stop training after so many epochs; 0 for no limit", minimum=0, other_names=("num_train_epochs",)
+        0, "stop training after so many epochs; 0 for no limit", minimum=0, other_names=("num_train_epochs", "epochs")
     )
     stop_time_hours: float = option(0.0, "stop training after so many hours; 0 for no limit", minimum=0)
     lr: list[float] = option(

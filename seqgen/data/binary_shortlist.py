@@ -26,10 +26,13 @@ def is_binary_shortlist(path: Path) -> bool:
     """True if a file begins like a binary shortlist.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: it cannot be read, or is another binary file.
     """
     with reading_errors(path, DataError), open_regular(path) as file:
-        return file.read(8) == MAGIC.to_bytes(8, "little")
+        head = file.read(512)
+    if not (found := head.startswith(MAGIC.to_bytes(8, "little"))) and min(head, default=9) < 9:  # control characters
+        raise DataError(f"{path} is no shortlist; give a lex.*.bin of Marian, or text of examples/shortlist.py")
+    return found
 
 
 def read_binary_shortlist(path: Path, sources: int, targets: int) -> dict[tuple[int, ...], npt.NDArray[np.int64]]:

@@ -256,9 +256,9 @@ class DecodingSetup:
         reasons = {
             f"debug.{listing(off)} is off": off,
             f"{type(self.search).__name__} has a decoding loop of its own": self.search.session_class,
-            f"can_merge is not set in {listing(unset)}": unset,
+            f"{listing(unset)} does not support it": unset,
             "a component or the output needs attention": ATTENTION in self.needs,
-            f"{listing(adjusting)} overrides adjust_logits_during_generation": adjusting,
+            f"{listing(adjusting)} adjusts the scores of each step": adjusting,
             cache: cache,
         }
         return next((reason for reason, applies in reasons.items() if applies), "")
@@ -270,7 +270,7 @@ class DecodingSetup:
         used = {layer.cache for layer in layers if isinstance(layer, MultiheadAttention) and layer.cache is not None}
         caches = (cache() for cache in used)
         names = (type(cache).__name__ for cache in caches if not cache.can_merge)
-        return next((f"the key/value cache {name} does not set can_merge (with merge and crop)" for name in names), "")
+        return next((f"the key/value cache {name} does not support it" for name in names), "")
 
 
 @dataclass(frozen=True)

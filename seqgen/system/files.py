@@ -121,6 +121,8 @@ def run_lock(folder: Path, key: str = "run_dir") -> Iterator[None]:
         CheckpointError: another process holds the lock.
         UserError: the folder cannot be written.
     """
+    if folder.is_file():
+        raise CheckpointError(f"{key}={folder} is a file; give a folder")
     with disk_errors(str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
         file = open_own(folder / LOCK)

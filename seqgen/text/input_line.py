@@ -21,6 +21,8 @@ from seqgen.text.languages import LanguageReader, LineLanguages, TextModel, enco
 from seqgen.text.results import TextHypothesis, Translation
 from seqgen.text.sources import MemberSource, source_text
 
+UNKNOWN = "the model reads an unknown token in place of what its vocabulary lacks: "
+"""The beginning of the note on characters or words that a vocabulary lacks, which follow."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -208,7 +210,7 @@ class InputEncoder:
             notes.append("the line ends with a carriage return, which the model reads; convert the file to Unix lines")
         if unknown := tokenizer.unknown(text):
             shown = " ".join(dict.fromkeys(unknown[:100]))[:60]
-            notes.append(f"the vocabulary lacks {shown}")
+            notes.append(UNKNOWN + shown)
         return notes
 
     def _with_phrases(self, line: InputLine, phrases: Sequence[Sequence[str]]) -> InputLine:

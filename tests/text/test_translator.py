@@ -237,7 +237,8 @@ def test_the_models_own_settings_are_under_the_users() -> None:
     assert translator.settings(nbest=1).nbest == 1
     assert Translator(text_model()).settings() == GenerationConfig(semantics="fairseq")
     notes = translator.prepare().notes
-    assert notes == ["keys you do not set come from the model: generation.beam=3, lenpen=0.5, semantics=huggingface"]
+    own = "the model decodes with settings of its own, which your keys override"
+    assert notes == [f"{own}: generation.beam=3, lenpen=0.5, semantics=huggingface"]
     assert Translator(text_model(), beam=3).prepare().notes == []
 
 
@@ -281,7 +282,7 @@ def test_what_goes_with_the_models_own_settings_is_taken(own: dict[str, Any], gi
 
 def test_limits_that_are_only_lifted_are_not_worth_saying() -> None:
     lifted = {"semantics": "huggingface", "max_len": 9, "max_len_b": 1 << 20, "min_len": 0}
-    said = "keys you do not set come from the model: generation.semantics=huggingface"
+    said = "the model decodes with settings of its own, which your keys override: generation.semantics=huggingface"
     assert resolved(lifted, {})[1] == [f"{said}, max_len=9"]
     assert resolved({**lifted, "max_len_b": 5, "min_len": 2}, {})[1][0].endswith("max_len_b=5, min_len=2")
     (note,) = resolved({**lifted, "max_len": 20}, {})[1]
