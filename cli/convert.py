@@ -219,9 +219,11 @@ def _write_ctranslate2(cfg: ConvertConfig, loaded: LoadedModel) -> None:
     Raises:
         UserError: see ``write_ctranslate2``.
     """
-    difference = ctranslate2.write_ctranslate2(loaded, Path(cfg.output))
+    computed, decoded = ctranslate2.write_ctranslate2(loaded, Path(cfg.output))
     print(f"{cfg.output}: {type(loaded.model).__name__}, from {cfg.path[0]}")
-    print(f"log-probabilities differ by at most {difference:.1e} from those of the model")
+    print(f"log-probabilities differ by at most {decoded:.1e} from those of the model")
+    if decoded > ctranslate2.TOLERANCE:
+        print(f"as CTranslate2 excludes padding before the softmax, seqgen after it; else by at most {computed:.1e}")
 
 
 def _write_trie(cfg: ConvertConfig, loaded: LoadedModel) -> None:
@@ -277,7 +279,7 @@ def write_run(loaded: LoadedModel, config: TrainConfig, folder: Path) -> None:
     Raises:
         UserError: it cannot be written.
     """
-    with new_folder(folder) as temporary:
+    with new_folder(folder, exist_ok=False) as temporary:
         loaded.save_tokenizers(temporary)
         write_config(temporary, config)
         Checkpoints(temporary).save(["best"], loaded.model.state_dict(), state=None)
