@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import MutableMapping
+from types import FrameType
 
 if __name__ != "seqgen.cli":
     raise ImportError(f"import this package as 'seqgen.cli', not as {__name__!r}, or its components register twice")
@@ -30,6 +32,15 @@ def wait_passively_if_busy(environment: MutableMapping[str, str] = os.environ) -
         environment["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
-wait_passively_if_busy()  # decided before PyTorch is imported
-if os.path.basename(sys.argv[0]).startswith("seqgen-"):
+def end_now(number: int, frame: FrameType | None) -> None:
+    """End the process by Ctrl-C before its work begins: imports and libraries can lose a ``KeyboardInterrupt``."""
+    os.write(2, f"{os.path.basename(sys.argv[0])}: interrupted\n".encode())
+    os._exit(128 + number)
+
+
+_is_module = sys.argv[0] == "-m" and any("seqgen.cli." in word for word in sys.orig_argv)
+if _is_module or os.path.basename(sys.argv[0]).startswith("seqgen-"):  # a user's process keeps its settings
+    wait_passively_if_busy()  # decided before PyTorch is imported
     gc.disable()  # importing makes many objects and no garbage; ``run`` switches garbage collection on
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # otherwise it is ignored, as under ``nohup``
+        signal.signal(signal.SIGINT, end_now)  # until ``run`` begins the work

@@ -39,6 +39,9 @@ the text."""
 FEATURES = ["mean_lprob", "min_lprob", "sum_lprob", "nbest_entropy", "nbest_similarity", "source_length"]
 FEATURES += ["length_ratio", "unknown_tokens", "copied_words"]
 
+HARDLY = 1.5
+"""References that belong to the outputs are more similar to them than to outputs of other lines by this factor."""
+
 
 @dataclass
 class CalibrateConfig(ReferencedTextConfig):
@@ -89,14 +92,21 @@ def calibrate(cfg: CalibrateConfig, overrides: Sequence[str]) -> None:
     found = measured(decoding.translate(lines, prefix_lines(cfg)), references, utility)
     if not found.translations:
         raise DataError("no line of the text has an output; give another text")
+    mean, of_inputs, of_others = numpy.column_stack([found.qualities, found.unrelated]).mean(0).tolist()
+    if mean <= max(of_inputs, HARDLY * of_others):
+        log(
+            "the references look wrong (another language, or other lines), or the outputs are poor: the references' "
+            f"mean {cfg.metric} is {mean:.1f} with the outputs, {of_inputs:.1f} with the inputs, and {of_others:.1f} "
+            "with outputs of other lines"
+        )
     if not cfg.generation.confidence:
         values = numpy.array([[one.features[name] for name in names] for one in found.translations])
         facts = {"model": weights_fingerprint(translator.models), "settings": calibrated_settings(decoding.cfg)}
         made = fitted(values, found.qualities, cfg.quality, metric=cfg.metric, features=names, **facts)
         made.save(Path(cfg.output))
-        held_out = halves(len(values))[1]
-        rest = Measured([found.translations[row] for row in held_out], found.qualities[held_out])
-        return _report(cfg, rest, made.probabilities(values[held_out]), made.quality)
+        rows = halves(len(values))[1]
+        rest = Measured([found.translations[row] for row in rows], found.qualities[rows], found.unrelated[rows])
+        return _report(cfg, rest, made.probabilities(values[rows]), made.quality)
     made = Calibration.load(Path(cfg.generation.confidence))
     if made.metric != cfg.metric:
         raise ConfigError(f"the calibration was made with metric={made.metric}, not {cfg.metric}; give the same metric")
@@ -135,11 +145,9 @@ def _check_keys(cfg: CalibrateConfig) -> None:
 
 def _report(cfg: CalibrateConfig, found: Measured, confidences: Matrix, quality: float) -> None:
     """Print the figures for some lines, and draw the curve."""
-    baselines = {
-        "mean_lprob": [one.features["mean_lprob"] for one in found.translations],
-        "length": [one.features["source_length"] for one in found.translations],
-    }
-    scores = {"confidence": confidences, **{name: numpy.array(values) for name, values in baselines.items()}}
+    scores = {"confidence": confidences}
+    for name, feature in (("mean_lprob", "mean_lprob"), ("length", "source_length")):
+        scores[name] = numpy.array([one.features[feature] for one in found.translations])
     marks = [one.review for one in found.translations]
     marked = None if None in marks or not marks else numpy.array(marks, dtype=float)
     report = ConfidenceReport(scores, found.qualities, quality, marked)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import gc
 import io
 import logging
 import os
 import re
+import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +27,7 @@ import seqgen.tasks  # noqa: F401  # declares the built-in tasks, as the import 
 from seqgen import __version__
 from seqgen.checkpoints.loading import split_path
 from seqgen.checkpoints.run_config import CONFIG_FILE, recorded_user_dirs, run_folder
+from seqgen.cli import end_now
 from seqgen.cli.keys import CONFIG_KEY, every_key
 from seqgen.cli.start import fail
 from seqgen.config import CommonConfig, GenerateConfig, TrainConfig
@@ -105,13 +108,16 @@ def run(
             log(message)
         read = dataclasses.replace(read, overrides=complete(overrides), typed=[program, *line.typed], prefixed=prefixed)
         if sweep and {*SWEEP} & {*line.flags}:
-            sys.exit(sweep(read) or 0)
-        try:
-            config = compose(schema, read.overrides)
-        except ConfigError as error:
-            raise ConfigError(f"{error}{read.origin(str(error))}") from None
-        code = work(config, read) if pass_arguments else work(config)
-        sys.exit(code or 0)
+            work_now = functools.partial(sweep, read)
+        else:
+            try:
+                config = compose(schema, read.overrides)
+            except ConfigError as error:
+                raise ConfigError(f"{error}{read.origin(str(error))}") from None
+            work_now = functools.partial(work, config, *([read] if pass_arguments else []))
+        if signal.getsignal(signal.SIGINT) is end_now:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on, something may have to be saved
+        sys.exit(work_now() or 0)
 
 
 @contextmanager

@@ -259,7 +259,7 @@ def write_run(loaded: LoadedModel, config: TrainConfig, folder: Path) -> None:
     Raises:
         UserError: it cannot be written.
     """
-    with new_folder(folder) as temporary:
+    with new_folder(folder, exist_ok=False) as temporary:
         loaded.save_tokenizers(temporary)
         write_config(temporary, config)
         Checkpoints(temporary).save(["best"], loaded.model.state_dict(), state=None)

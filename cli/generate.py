@@ -35,6 +35,7 @@ from seqgen.registry import import_declared
 from seqgen.system.devices import memory_errors
 from seqgen.system.progress import LineProgress
 from seqgen.task import Task
+from seqgen.text.input_line import UNKNOWN
 from seqgen.text.output_formats import FORMATS
 from seqgen.text.results import Translation
 from seqgen.text.text_decoding import BUFFER_SIZE, TextDecoding
@@ -273,7 +274,8 @@ def _report(cfg: GenerateConfig, outputs: _Outputs, references: list[str] | None
     for line in summary(outputs.notes):
         log(line)
     if cfg.generation.glossary:
-        log(f"terms: {len(outputs.terms_met)} found, {sum(outputs.terms_met)} met")
+        found, met = len(outputs.terms_met), sum(outputs.terms_met)
+        log(f"terms: {found} found in the sources (first column), {met} met in the outputs (second column)")
     if not hypotheses:
         log("the input has no lines, so the output is empty")
     stream = sys.stderr if cfg.output == "-" else sys.stdout
@@ -287,7 +289,7 @@ def _report(cfg: GenerateConfig, outputs: _Outputs, references: list[str] | None
             for line in score_lines(text_scores(hypotheses, references), hypotheses):
                 print(line, file=stream)
     speed = f"{len(hypotheses) / seconds:.1f} sentences/s, {tokens / seconds:.1f} tokens/s"
-    if cfg.generation.review_share or cfg.generation.review_risk:
+    if cfg.generation.review_share or cfg.generation.review_risk < 1:
         print(f"{outputs.marked} of {len(hypotheses)} lines are marked for a person", file=stream)
     print(f"{len(hypotheses)} sentences, {tokens} tokens in {seconds:.1f} s: {speed}", file=stream)
 
@@ -295,12 +297,15 @@ def _report(cfg: GenerateConfig, outputs: _Outputs, references: list[str] | None
 MOST_NOTES = 20
 """Maximum number of different notes shown."""
 
+MOST_UNKNOWN = 500
+"""Maximum number of characters shown of the text that a vocabulary lacks."""
+
 MOST_NUMBERS = 5
 """Maximum number of line numbers shown per note."""
 
 
 def summary(notes: Iterable[tuple[int, str]]) -> list[str]:
-    """Merge notes with the same text.
+    """Merge notes with the same text, and those on characters or words that a vocabulary lacks.
 
     Args:
         notes: pairs of the number of an input line, from 1, and the text of a note.
@@ -309,10 +314,14 @@ def summary(notes: Iterable[tuple[int, str]]) -> list[str]:
         One line for each of the first different notes, and one that counts the others. Control characters are escaped,
         so that they have no effect on a terminal.
     """
-    lines_of: dict[str, list[int]] = {}
+    found: dict[str, tuple[list[int], dict[str, None]]] = {}
     for line, note in notes:
-        lines_of.setdefault(note, []).append(line)
-    shown = [f"{_numbers(lines)}: {_printable(note)}" for note, lines in lines_of.items()]
+        kind = "".join(note.partition(UNKNOWN)[:2])
+        lines, unknown = found.setdefault(kind, ([], {}))
+        lines.append(line)
+        unknown |= dict.fromkeys(note[len(kind) :].split())
+    texts = {kind: kind + " ".join(unknown)[:MOST_UNKNOWN] for kind, (_, unknown) in found.items()}
+    shown = [f"{_numbers(lines)}: {_printable(texts[kind])}" for kind, (lines, _) in found.items()]
     left = len(shown) - MOST_NOTES
     more = [f"... and {left} further notes; format=json writes all of them"] if left > 0 else []
     return [*shown[:MOST_NOTES], *more]

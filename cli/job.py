@@ -290,11 +290,11 @@ def _report(cfg: GenerateConfig, folder: JobFolder, lines: int, decoded: int, fa
     stream = sys.stderr if cfg.output == "-" else sys.stdout
     for note in merged_notes(folder.records()):
         log(note)
-    if cfg.generation.review_share or cfg.generation.review_risk:
+    if cfg.generation.review_share or cfg.generation.review_risk < 1:
         log(f"{sum(record['marked'] for record in folder.records())} of {lines} lines are marked for a person")
     if cfg.generation.glossary:
         found, met = map(sum, zip((0, 0), *(record["terms"] for record in folder.records()), strict=True))
-        log(f"terms: {found} found, {met} met")
+        log(f"terms: {found} found in the sources (first column), {met} met in the outputs (second column)")
     if failed:
         what = "line" if failed == 1 else "lines"
         log(f"{failed} {what} could not be decoded and got no answer; see {folder.path / ERRORS}")

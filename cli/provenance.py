@@ -5,7 +5,8 @@
     {"format": "seqgen-provenance", "version": 1,
      "sessions": [{"time": ..., "command": [...], "seqgen": ..., "torch": ..., "python": ..., "data": {"train": HASH}}]}
 
-A session is a call of ``seqgen-train``. Runs of older versions have no such file.
+A session is a call of ``seqgen-train``; one that has prepared the run also has ``"prepared": true``. Runs of older
+versions have no such file.
 """
 
 from __future__ import annotations
@@ -40,7 +41,25 @@ def add_session(run: Path, command: Sequence[str], data: Mapping[str, str]) -> N
     """
     time = datetime.now(UTC).isoformat(timespec="seconds")
     session = {"time": time, "command": list(command), **versions(), "data": dict(data)}
-    record = {"format": FORMAT, "version": VERSION, "sessions": [*read_sessions(run), session]}
+    _write(run, [*read_sessions(run), session])
+
+
+def note_prepared(run: Path) -> None:
+    """Record that the last session has prepared the run: its tokenizers are made, and its text is encoded.
+
+    Args:
+        run: the run folder.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    sessions = read_sessions(run)
+    sessions[-1]["prepared"] = True
+    _write(run, sessions)
+
+
+def _write(run: Path, sessions: Sequence[Mapping[str, Any]]) -> None:
+    record = {"format": FORMAT, "version": VERSION, "sessions": sessions}
     write_atomically(run / PROVENANCE, json.dumps(record, ensure_ascii=False, indent=1) + "\n")
 
 

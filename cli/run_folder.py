@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from itertools import chain
@@ -32,6 +33,9 @@ from seqgen.data.tokenizers.setup import TokenizerConfig, given_vocabulary
 from seqgen.registry import TASKS
 from seqgen.system.files import CACHE, frozen, remove_leftovers, write_atomically
 from seqgen.task import Task
+
+TOKENIZERS = ("tokenizer", "source_tokenizer", "target_tokenizer")
+"""The folders of a run's tokenizers."""
 
 
 def open_run(cfg: TrainConfig, folder: Path, arguments: Arguments | None = None) -> Task:
@@ -103,7 +107,7 @@ def _check_new(folder: Path, files: Mapping[str, Sequence[Path]]) -> None:
     for path in chain.from_iterable(files.values()):
         if path.resolve().parent == folder.resolve():
             raise ConfigError(f"run_dir={folder} is the folder of the text {path.name}; give the run its own folder")
-    for name in ("tokenizer", "source_tokenizer", "target_tokenizer"):
+    for name in TOKENIZERS:
         if (folder / name).exists():
             raise ConfigError(
                 f"{folder / name} exists without a {CONFIG_FILE} that says how it was made; choose another run_dir, or "
@@ -114,19 +118,22 @@ def _check_new(folder: Path, files: Mapping[str, Sequence[Path]]) -> None:
 def _check_continuation(cfg: TrainConfig, folder: Path, begun: bool, data: Mapping[str, str]) -> None:
     """Check the files of a run, and that the run can be continued with a configuration.
 
+    A run without checkpoints has only tokenizers and encoded text. If it comes from a start that failed, and the
+    corrected command has another task or text, its tokenizers are removed, so that new ones are made.
+
     Args:
         cfg: the configuration to continue with.
         folder: the run folder.
-        begun: whether the run has checkpoints. A run without them has only tokenizers and encoded text, which the user
-            may delete.
+        begun: whether the run has checkpoints.
         data: the hash of the text of each split.
 
     Raises:
-        ConfigError: a key or the training text differs.
+        ConfigError: a key or the training text differs, and the run has checkpoints or was prepared.
     """
     old, new = _plain(read_run_config(folder)), _plain(cfg)
     subset = cfg.dataset.train_subset
-    other_text = bool(data) and recorded_data(read_sessions(folder), subset) not in ("", data.get(subset))
+    sessions = read_sessions(folder)
+    other_text = bool(data) and recorded_data(sessions, subset) not in ("", data.get(subset))
     if begun:
         verify_run(folder, old)
         check_resumable(old, new)
@@ -138,13 +145,20 @@ def _check_continuation(cfg: TrainConfig, folder: Path, begun: bool, data: Mappi
     else:
         verify_tokenizers(folder, complete=False)
         otherwise = f", or delete {folder}, which has no checkpoints yet"
-        check_resumable({"task": old["task"]}, {"task": new["task"]}, otherwise)
         trained = isinstance(cfg.task, TokenizerConfig) and not given_vocabulary(cfg.task)
-        if trained and tokenizer_digests(folder) and other_text:
-            raise ConfigError(
-                f"the tokenizer in {folder} was trained on other text than that of this command; choose another "
-                f"run_dir{otherwise}"
-            )
+        try:
+            check_resumable({"task": old["task"]}, {"task": new["task"]}, otherwise)
+            if trained and tokenizer_digests(folder) and other_text:
+                raise ConfigError(
+                    f"the tokenizer in {folder} was trained on other text than that of this command; choose another "
+                    f"run_dir{otherwise}"
+                )
+        except ConfigError:
+            if any(session.get("prepared") for session in sessions):
+                raise
+            log(f"{folder} is left from a start that failed, with another task or text, and is prepared again")
+            for name in TOKENIZERS:
+                shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def _plain(cfg: TrainConfig) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from seqgen.checkpoints.loading import base_digest, load_model
 from seqgen.checkpoints.run_checkpoints import resolve
 from seqgen.checkpoints.run_config import read_run_config, run_folder_of
 from seqgen.cli.command import Arguments, log, run, set_up_device
+from seqgen.cli.provenance import note_prepared
 from seqgen.cli.run_folder import open_run
 from seqgen.config import BaseConfig, TrainConfig
 from seqgen.config.compose import chosen_components, compose, expand_sweep
@@ -52,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if cfg.prepare_only and not cfg.run_dir:
             raise ConfigError("run_dir is missing: give run_dir=FOLDER, the run folder that training will also get")
         chosen = chosen_components(TrainConfig, arguments.overrides)
+        if not text_values(arguments.overrides, "task", str):
+            log(f"no task is given, so that the built-in example is trained: task={chosen['task']}")
         return train_run(cfg, Path(cfg.run_dir or f"runs/{chosen['task']}-{chosen['model']}"), arguments)
 
     run(TrainConfig, work, DESCRIPTION, argv, train_sweep, complete=with_checkpoint, pass_arguments=True)
@@ -130,6 +133,8 @@ def prepare(cfg: TrainConfig, folder: Path, arguments: Arguments | None = None) 
         for split in task.splits():
             data = task.dataset(split)
             print(f"{split}: {len(data)} pairs")
+        if arguments is not None:
+            note_prepared(folder)
     return 0
 
 
@@ -161,14 +166,16 @@ def _train_as_rank(
 
 TOKENIZER_KEYS = ("tokenizer", "pretrained_tokenizer", "spm_model", "srcdict")
 """Keys of the task by which the user chooses a tokenizer."""
+FINETUNING_WARMUP, FINETUNING_LR, ADDITIONS_LR = "10", "[2e-4]", "[2e-3]"
+"""Defaults of fine-tuning; the last one is for weights that are added to those of the checkpoint, such as adapters."""
 
 
 def with_checkpoint(overrides: Sequence[str]) -> list[str]:
     """Complete the arguments of training if the initial weights come from a checkpoint.
 
-    Without ``model=NAME``, the model is the checkpoint's; ``model.KEY=VALUE`` changes single keys. Without a tokenizer,
-    or with the tokenizer keys of the run, the tokenizer is that of the run or of the Hugging Face folder. Without
-    ``task=NAME``, the task is the run's, too.
+    The learning rate and the warm-up have other defaults. Without ``model=NAME``, the model is the checkpoint's;
+    ``model.KEY=VALUE`` changes single keys. Without a tokenizer, or with the tokenizer keys of the run, the tokenizer
+    is that of the run or of the Hugging Face folder. Without ``task=NAME``, the task is the run's, too.
 
     Args:
         overrides: ``key=value`` arguments.
@@ -184,9 +191,13 @@ def with_checkpoint(overrides: Sequence[str]) -> list[str]:
         return list(overrides)
     given = dict(split_argument(override) for override in overrides)
     try:
-        return [f"{key}={value}" for key, value in _completed(local_path(path), given).items()]
+        completed = _completed(local_path(path), given)
     except UserError as error:
         raise CheckpointError(f"checkpoint.finetune_from: {error}") from None
+    defaults = {"optimization.lr": ADDITIONS_LR if "model.base" in completed else FINETUNING_LR}
+    if "lr_scheduler" not in given:
+        defaults["lr_scheduler.warmup_updates"] = FINETUNING_WARMUP
+    return [f"{key}={value}" for key, value in {**defaults, **completed}.items()]
 
 
 def _completed(path: Path, given: Mapping[str, str]) -> dict[str, str]:

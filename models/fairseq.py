@@ -48,7 +48,6 @@ from seqgen.models.transformer import TransformerConfig
 from seqgen.models.transformer_lm import TransformerLMConfig
 from seqgen.registry import MODELS
 from seqgen.system.reading import read_bytes
-from seqgen.task import are_languages
 
 # Not weights: version numbers, a buffer that marks the device, and sinusoids that old versions saved.
 _NO_WEIGHTS = re.compile(r"(.*\.)?(version|_float_tensor|embed_positions\.weights)")
@@ -118,8 +117,7 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Place
     source, target = (_tokenizer(side, options.languages) for side in (sides[0], sides[-1]))
     if source.fingerprint() == target.fingerprint():  # a joined dictionary is saved under both languages
         target = source
-    languages = DecodingConfig(options.source_lang, are_languages(options.source_lang, options.target_lang))
-    task = DecodingTask(languages, source, target)
+    task = DecodingTask(DecodingConfig(options.source_lang, options.target_lang), source, target)
     if isinstance(options.model, TransformerLMConfig):
         task = PromptDecodingTask.of(source, begin_with_eos=True)
         if "decoder.layer_norm.weight" in weights:  # some versions build a pre-norm model whatever the option

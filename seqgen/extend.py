@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from seqgen.core.context import LayerLogits, StepContext, StepOutputs
     from seqgen.core.decoder import Decoder, IncrementalDecoder
     from seqgen.core.encoder import Encoder
-    from seqgen.core.errors import CheckpointError, ConfigError, DataError, DecodingError, nearest, shown
+    from seqgen.core.errors import CheckpointError, ConfigError, DataError, DecodingError, UserError, nearest, shown
     from seqgen.core.finished import EachRow, FinishedHypotheses, Ranking
     from seqgen.core.incremental_state import StateDict, StatefulModule
     from seqgen.core.member import Member, MemberOutput, MemberSpec, check_features
@@ -123,6 +123,7 @@ if TYPE_CHECKING:
         register_task,
         register_utility,
     )
+    from seqgen.system.downloads import watched
     from seqgen.system.files import new_file, new_folder
     from seqgen.system.reading import read_bytes
     from seqgen.task import Task
@@ -154,7 +155,7 @@ if TYPE_CHECKING:
 
 # Declaring a component
 __all__ = ["BaseConfig", "CheckpointError", "CommonConfig", "ConfigError", "DataError", "DecodingError"]
-__all__ += ["GenerationConfig", "ReadingConfig", "TrainConfig", "nearest", "option", "shown"]
+__all__ += ["GenerationConfig", "ReadingConfig", "TrainConfig", "UserError", "nearest", "option", "shown"]
 # All decoding components
 __all__ += ["ATTENTION", "FEATURES", "FORBIDDEN", "LAYER_LOGITS", "MEMBER_LOGITS", "MEMBER_LPROBS", "BatchInfo"]
 __all__ += ["Candidates", "Component", "Hypothesis", "LayerLogits", "Resources", "StepContext", "StepOutputs"]
@@ -206,6 +207,6 @@ __all__ += ["DecodingConfig", "DecodingTask", "ForeignConfig", "LoadedModel", "P
 __all__ += ["flatten", "fuse_projections", "load_base", "load_model", "read_bytes", "read_torch_file", "read_yaml"]
 __all__ += ["register_checkpoint_loader"]
 # Commands
-__all__ += ["check_output", "log", "new_file", "new_folder", "run", "set_up_device"]
+__all__ += ["check_output", "log", "new_file", "new_folder", "run", "set_up_device", "watched"]
 
 __getattr__, __dir__ = lazy_names(__name__)

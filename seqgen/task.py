@@ -33,6 +33,17 @@ def are_languages(*sides: str) -> bool:
     return all(re.fullmatch("[a-z]{2,3}([-_].*)?", side) for side in sides)
 
 
+def other_languages(one: Sequence[str], other: Sequence[str]) -> bool:
+    """True if two pairs of languages differ; regions and scripts are ignored, as in ``pt`` and ``pt_BR``.
+
+    Args:
+        one: the codes of source and target; empty if they are not known.
+        other: likewise. Codes of different lengths, such as ``de`` and ``deu``, are not compared.
+    """
+    codes = [[re.split("[-_]", code)[0] for code in pair] for pair in zip(one, other, strict=False)]
+    return any(first != second and len(first) == len(second) for first, second in codes)
+
+
 class _Scored(Flagged):
     """Declares that a task with other ``metrics`` than those of sacreBLEU has no signatures of sacreBLEU."""
 
@@ -84,6 +95,12 @@ class Task(_Scored):
         self.source_tokenizer = source_tokenizer
         self.target_tokenizer = target_tokenizer
         self.datasets: dict[str, Dataset] = {}
+
+    @property
+    def language_pair(self) -> tuple[str, ...]:
+        """The codes of the source and target language; empty if they are not known, or there are several pairs."""
+        sides = tuple(str(getattr(self.cfg, f"{side}_lang", "")) for side in ("source", "target"))
+        return sides if are_languages(*sides) else ()
 
     @classmethod
     def setup_task(cls, cfg: Any, folder: Path) -> Self:

@@ -17,7 +17,6 @@ from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.languages import AddedTokens
 from seqgen.data.tokenizers.setup import prepare_tokenizers
 from seqgen.registry import register_task
-from seqgen.task import are_languages
 from seqgen.tasks.raw_text import TextConfig, TextTask, check_split, missing_split
 
 
@@ -170,7 +169,7 @@ class TranslationTask(ParallelTextTask):
     @property
     def translates(self) -> bool:  # type: ignore[override]
         """True if the file name endings are codes of languages, such as ``en``, and not ``article`` and ``summary``."""
-        return are_languages(self.cfg.source_lang, self.cfg.target_lang)
+        return bool(self.language_pair)
 
     @classmethod
     def find_files(cls, cfg: TranslationConfig, folder: Path, split: str) -> ParallelFiles:

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ class Hub:
         requests: how many requests were answered.
         tokens: the values of the header ``Authorization`` of all requests.
         headers: headers of all files, in place of the right ones.
+        slow: seconds before each byte of a file; 0 to send it as a whole.
     """
 
     def __init__(self) -> None:
@@ -35,6 +37,7 @@ class Hub:
         self.requests = 0
         self.tokens: set[str | None] = set()
         self.headers: dict[str, str] = {}
+        self.slow = 0.0
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -101,7 +104,10 @@ class Hub:
             request.send_header(key, value)
         request.end_headers()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            if with_body:
+            for number in range(len(body) if with_body and self.slow else 0):
+                time.sleep(self.slow)
+                request.wfile.write(body[number : number + 1])
+            if with_body and not self.slow:
                 request.wfile.write(body)
 
 

@@ -54,5 +54,13 @@ def shortlist(lists: Sequence[Sequence[int]], frequent: int) -> bytes:
     """The content of a shortlist: ids of target tokens for each source token, and the number of frequent tokens."""
     offsets = np.cumsum([0, *map(len, lists)]).astype("<u8")
     ids = np.array([token for one in lists for token in one], "<u4")
-    header = struct.pack("<6Q", MAGIC, 0, frequent, max(map(len, lists)), len(offsets), len(ids))
-    return header + offsets.tobytes() + ids.tobytes()
+    header = struct.pack("<4Q", frequent, max(map(len, lists)), len(offsets), len(ids))
+    return with_checksum(header + offsets.tobytes() + ids.tobytes())
+
+
+def with_checksum(content: bytes) -> bytes:
+    """The content of a shortlist, with magic number and checksum before it."""
+    checksum = 0
+    for (value,) in struct.iter_unpack("<Q", content[: len(content) // 8 * 8]):
+        checksum = (checksum ^ (value + 0x9E3779B9 + (checksum << 6) + (checksum >> 2))) % 2**64
+    return struct.pack("<2Q", MAGIC, checksum) + content

@@ -75,7 +75,7 @@ def blocks_change_nothing(subject: Decoding) -> None:
 def joining_changes_nothing(subject: Decoding) -> None:
     """Sentences that join a running batch give the same result."""
     generator = subject.generator(max_len_a=0.75, max_len_b=1, max_len=9)  # sentences end at different steps
-    needs(generator.can_merge, f"sentences cannot join a running batch: {generator.setup.merge_obstacle}")
+    needs(generator.can_merge, f"sentences cannot join a running batch (can_merge): {generator.setup.merge_obstacle}")
     lengths = [SOURCES[row % len(SOURCES)] for row in range(12)]
     waiting = list(range(len(lengths)))
 

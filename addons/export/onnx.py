@@ -501,7 +501,7 @@ def write_export(loaded: LoadedModel, folder: Path, opset: int) -> float:
     assert isinstance(vocab, int)
     sizes = {"source_size": len(task.source_dictionary), "target_size": min(vocab, len(task.target_dictionary))}
     sentences = Sentences.random(_LENGTHS, _STEPS, pad=pad, **sizes)
-    with new_folder(folder) as temporary:
+    with new_folder(folder, exist_ok=False) as temporary:
         files = {name: temporary / f"{name}.onnx" for name in graphs}
         for name, graph in graphs.items():
             write_onnx(graph, files[name], opset)

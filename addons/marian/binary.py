@@ -125,6 +125,8 @@ class BinaryModel(Mapping[str, Tensor]):
                 f"{self.path}: {shown(name)} has the type {kind:#x}, which is not supported; convert the model to "
                 "float32 or intgemm8"
             )
+        if kind == _INTGEMM8 and len(shape) != 2:
+            raise self._damaged(f"the 8-bit integers of {shown(name)} have {len(shape)} dimensions instead of 2")
         size = math.prod(shape)
         needed = size * _BYTES[kind] + 4 * (kind == _INTGEMM8)
         if needed > self.place - start:

@@ -142,7 +142,8 @@ def read_marian_model(path: Path, reading: ReadingConfig, placement: Placement) 
     files = _find_files(weights, decoding, reading)
     config = _options(files.model, tensors.get(OPTIONS))
     source, target = _tokenizers(files)
-    task = DecodingTask(DecodingConfig(translates=True), source, target)
+    pairs = re.findall(r"^model\.([a-z]{2})([a-z]{2})\.intgemm", files.model.name)  # as Firefox names its models
+    task = DecodingTask(DecodingConfig(*(pairs or [("", "")])[0], translates=True), source, target)
     cfg = _model_config(config, len(task.target_dictionary) - 1)
     _check_sizes(cfg, files, tensors, task)
     model: TransformerModel = build_on_meta(lambda: task.build_model(cfg), str(files.model))
@@ -273,6 +274,7 @@ def _model_config(config: ForeignConfig, pad: int) -> TransformerConfig:
         "share_encoder_decoder_embed": source and not tied and not output,
         "share_decoder_input_output_embed": output and not tied and not source,
         "output_bias": True,
+        "dropout": 0.0,  # not recorded; students, such as Firefox's, are trained without and fail with it
         "position_offset": 0,
         "max_source_positions": POSITIONS,
         "max_target_positions": POSITIONS,

@@ -179,7 +179,7 @@ def save_pretrained(
     ids = architecture.special_ids(model, tokenizer)
     decoding: Mapping[str, Any] = {} if generation is None else write_generation(generation, tokenizer)
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    with new_folder(folder) as temporary:
+    with new_folder(folder, exist_ok=False) as temporary:
         write_json(temporary / "config.json", {**config, **ids, "torch_dtype": dtype})
         write_json(temporary / GENERATION_FILE, {**ids, **decoding})
         write_tensors(temporary / SAFETENSORS, architecture.weights(model))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 from seqgen.core.errors import CheckpointError, ConfigError, shown
 from seqgen.data.tokenizers import files as tokenizer_files
+from seqgen.system.downloads import watched
 
 PREFIX = "hf:"
 
@@ -53,8 +55,8 @@ def local_path(path: str | Path) -> Path:
         The path itself, or the folder in the cache.
 
     Raises:
-        CheckpointError: there is no such repository or revision, it is not accessible, or seqgen cannot
-            read the model; that is seen before its weights are downloaded.
+        CheckpointError: there is no such repository or revision, it is not accessible, it arrives too slowly, or
+            seqgen cannot read the model; that is seen before its weights are downloaded.
         ConfigError: the path is an address, the name is not that of a repository, or ``huggingface_hub`` is not
             installed.
     """
@@ -70,7 +72,7 @@ def local_path(path: str | Path) -> Path:
     except ImportError as error:
         raise ConfigError(f"{path} needs the package huggingface_hub ({error}): pip install huggingface_hub") from None
     try:
-        return _download(repository, revision or None)
+        return watched(partial(_download, repository, revision or None), partial(_size_in_cache, repository))
     except CheckpointError:
         raise
     except errors.HFValidationError:
@@ -125,6 +127,17 @@ def _download(repository: str, revision: str | None) -> Path:
     for name in [*(name for name in names if name in SMALL_FILES), *next(filter(None, weights), [])]:
         hf_hub_download(repository, name, revision=folder.name)  # of the same commit
     return folder
+
+
+def _size_in_cache(repository: str) -> int:
+    """The number of bytes of a repository in the cache, those of incomplete files included."""
+    from huggingface_hub import constants
+
+    size = 0
+    for file in Path(constants.HF_HUB_CACHE, f"models--{repository.replace('/', '--')}").rglob("*"):
+        with suppress(OSError):  # it was just renamed
+            size += file.stat().st_size
+    return size
 
 
 def _check_names(response: Any, *arguments: Any, **options: Any) -> None:

@@ -238,6 +238,7 @@ class DecodingConfig:
     """The known properties of the text that a model was trained on."""
 
     source_lang: str = option("", "language of the source, such as en, by whose rules lines are split into sentences")
+    target_lang: str = option("", "language of the target")
     translates: bool = option(
         False, "whether outputs are about as long as their sources; also if there are languages or two tokenizers"
     )
@@ -258,7 +259,7 @@ class DecodingTask(Task):
     def __init__(self, cfg: Any, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer):
         super().__init__(cfg, source_tokenizer, target_tokenizer.target_side)
         two_sides = source_tokenizer.languages is not None or self.target_tokenizer is not source_tokenizer
-        self.translates = two_sides or getattr(cfg, "translates", False)
+        self.translates = two_sides or bool(self.language_pair) or getattr(cfg, "translates", False)
 
     @classmethod
     def setup_task(cls, cfg: Any, folder: Path) -> Self:

@@ -38,7 +38,7 @@ from seqgen.registry import MODELS, TASKS
 from seqgen.system.devices import find_device
 from seqgen.system.files import frozen
 from seqgen.system.switches import MAPPED_WEIGHTS
-from seqgen.task import Task
+from seqgen.task import Task, other_languages
 
 WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """The dtypes that loaded weights can have."""
@@ -185,7 +185,7 @@ def load_base(cfg: BaseConfig) -> LoadedModel:
     """
     if torch.empty(0).is_meta:
         raise NotImplementedError("the weights of the base are read from its files")  # see check_size
-    if not cfg.base_digest:
+    if not (cfg.base and cfg.base_digest):
         raise ConfigError("model.base and model.base_digest are missing; checkpoint.finetune_from=BASE sets them")
     try:
         if base_digest(cfg.base) != cfg.base_digest:
@@ -202,7 +202,7 @@ def load_base(cfg: BaseConfig) -> LoadedModel:
     return loaded
 
 
-def initialize(model: EncoderDecoderModel, given: str, task: Vocabularies) -> list[str]:
+def initialize(model: EncoderDecoderModel, given: str, task: Vocabularies, languages: Sequence[str] = ()) -> list[str]:
     """Load the weights of a trained model into a new one, whose vocabularies may have further tokens at the end.
 
     Weights that the model declares as ``new_weights`` keep their values if the checkpoint lacks them. The rows of
@@ -215,17 +215,24 @@ def initialize(model: EncoderDecoderModel, given: str, task: Vocabularies) -> li
         model: the new model.
         given: what ``load_model`` takes.
         task: has the vocabularies of the new model.
+        languages: those of the text, which must be the checkpoint's; empty if they are not known or not compared.
 
     Returns:
         Messages for the user: the origin of the weights, and how many rows are new.
 
     Raises:
-        CheckpointError: the checkpoint cannot be read, the vocabularies differ in another way, or names or shapes of
-            weights differ; the model is then unchanged.
+        CheckpointError: the checkpoint cannot be read or has other languages, the vocabularies differ in another way,
+            or names or shapes of weights differ; the model is then unchanged.
     """
     with MAPPED_WEIGHTS.off():  # training changes all of them
         initial = load_model(given, dtype=torch.float32)
     origin, weights = initial.checkpoint, dict(initial.model.state_dict())
+    if other_languages(languages, initial.task.language_pair):
+        raise CheckpointError(
+            f"{origin} translates {'-'.join(initial.task.language_pair)}, and the text of this run is "
+            f"{'-'.join(languages)}; correct task.source_lang and task.target_lang, or give "
+            "checkpoint.other_languages=true if this is meant"
+        )
     trained = {name for name, one in model.named_parameters(remove_duplicate=False) if one.requires_grad}
     messages = [*initial.notes, f"starting from the weights of {origin}"]
     for side, prefix in (("source", "encoder."), ("target", "decoder.")):

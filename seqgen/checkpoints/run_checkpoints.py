@@ -174,7 +174,7 @@ def resolve(path: str | Path) -> Path:
     if given.is_file():
         return _checked(_folder_of(given))
     for candidate in (given, given / FOLDER / "best", given / FOLDER / "last"):
-        for place in (candidate, candidate.with_name(f".{candidate.name}.old")):  # left by a kill between two renames
+        for place in (candidate, candidate.parent / f".{candidate.name}.old"):  # left by a kill between two renames
             if (place / MODEL).is_file():
                 return _checked(place)
     raise CheckpointError(f"{given}: {_why_none(given)}")
@@ -339,7 +339,7 @@ def copy_of_run(run: Path, folder: Path, left_out: Sequence[str] = ()) -> Iterat
         return [name for name in names if Path(place) == run and (name in leave or name.startswith("."))]
 
     leave = {FOLDER, CACHE, *left_out}
-    with new_folder(folder) as temporary, disk_errors(folder):
+    with new_folder(folder, exist_ok=False) as temporary, disk_errors(folder):
         shutil.copytree(run, temporary, ignore=ignored, dirs_exist_ok=True)
         yield Checkpoints(temporary)
 

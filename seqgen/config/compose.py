@@ -16,7 +16,7 @@ import itertools
 import re
 from collections.abc import Collection, Iterator, Sequence
 from decimal import Decimal
-from typing import Any, TypeVar, cast, get_origin
+from typing import Any, TypeVar, cast, get_args, get_origin
 
 from seqgen.config import DEFAULT_COMBINATION, SINGLE_COMPONENTS, GenerationConfig, TrainConfig
 from seqgen.config.keys import annotation_of, is_group, locate, types_of
@@ -70,6 +70,8 @@ def compose(schema: type[R], overrides: Sequence[str]) -> R:
     pairs = [split_argument(override) for override in overrides]
     config: Any = schema()
     for group, name in chosen_components(schema, overrides).items():
+        if "," in name:
+            raise ConfigError(f"{group}={name} has several names; seqgen-train -m trains one run with each of them")
         setattr(config, group, GROUPS[group].config(name))
     of_components: list[tuple[GenerationConfig, str, str]] = []
     for key, value in pairs:
@@ -147,6 +149,8 @@ def _advice(config: Any, key: str, value: str, annotation: Any) -> str:
     """The way to give several values, such as ``1,2``, as the end of a message."""
     if "," not in value or value.startswith(("[", "{")):
         return ""
+    if float in (annotation, *get_args(annotation)) and re.fullmatch(r"-?0,\d+", value):
+        return f"; write {key}={value.replace(',', '.')}"
     if get_origin(annotation) is list:
         return f"; write {key}=[{value}]"
     if isinstance(config, TrainConfig):

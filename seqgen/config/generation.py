@@ -565,14 +565,14 @@ class GenerationConfig:
         maximum=1,
     )
     review_risk: float = decoding_key(
-        0.0,
+        1.0,
         "with confidence: so many lines are marked for a person that a line is with this probability at most both "
-        "unmarked and not good enough, such as 0.05",
+        "unmarked and not good enough, such as 0.05; 1 for no mark",
         CALL | KEEPS_SCORES | KEEPS_CONFIDENCE | NOT_IN_TRAINING,
         _HAS_CONFIDENCE,
         Need(lambda cfg: not cfg.review_share, "and generation.review_share both mark lines; leave one out"),
-        minimum=0,
-        maximum=0.999,
+        minimum=1e-6,
+        maximum=1,
     )
 
     # ensembles

@@ -75,7 +75,8 @@ def _hint(config: Any, key: str) -> str:
         ]
         if others:
             chosen = GROUPS[group].of(getattr(config, group)).name
-            return f", because {group}={chosen}; it is a key of {group}={' or '.join(others)}"
+            example = " (add task=translation, task.source_lang, task.target_lang)" if key == "task.train" else ""
+            return f", because {group}={chosen}; it is a key of {group}={' or '.join(others)}{example}"
     if found := did_you_mean(key, known):
         return found
     of_training = key.partition(".")[0] in GROUPS or key in {name for name, *_ in known_keys(TrainConfig())}
@@ -112,7 +113,8 @@ OTHER_NAMES: dict[str, str] = {
     "no_validate": "dataset.validate_interval=0",
     "eval_bleu": "dataset.validate_decode=-1",
     "post_process": "remove_bpe=subword_nmt",
-    "s": "task.source_lang",
+    "r": "reference",
+    "s": "task.source_lang | source",
     "scoring": "reference",
     "t": "task.target_lang",
     "tensorboard_logdir": "common.tensorboard=true",
@@ -121,18 +123,20 @@ OTHER_NAMES: dict[str, str] = {
     "bf16": "generation.dtype=bfloat16",
     "fp16": "generation.dtype=float16",
     # Hugging Face's arguments
-    "model_name_or_path": "path",
+    "model_name_or_path": "path | checkpoint.finetune_from",
     "num_beam_groups": "generation.search=diverse_beam",
     "penalty_alpha": "generation.search=contrastive",
 }
 """By another toolkit's name of an option: a key that several configurations have, or a key with the value that has the
-same effect. Other keys declare their ``other_names``."""
+same effect; of several, separated by ``|``, those that a command has. Other keys declare their ``other_names``."""
 
 OTHER_VALUES = {
     "gpu": "cuda",
     "fp32": "float32",
     "fp16": "float16",
     "half": "float16",
+    "hf": "huggingface",
+    "onnx": "export",
     "bf16": "bfloat16",
     "tqdm": "bar",
     "simple": "lines",
@@ -163,14 +167,14 @@ def similar_keys(name: str, known: Mapping[str, Sequence[str]]) -> list[str]:
     found = list(dict.fromkeys([*exact, *other]))
     if not found and "." not in wanted:
         parts = difflib.get_close_matches(wanted, last_parts.values(), n=1, cutoff=0.7)
-        found = [key for key, part in last_parts.items() if part in parts]
+        return [key for key, part in last_parts.items() if part in parts][:3]
     return (found or difflib.get_close_matches(wanted, known, n=1, cutoff=0.6))[:3]
 
 
 def _keys_of_other_name(name: str, known: Mapping[str, Sequence[str]]) -> list[str]:
     """The known keys that have a name in another toolkit, and ``KEY=VALUE`` of ``OTHER_NAMES``."""
-    special = OTHER_NAMES.get(name, "")
-    return [key for key, names in known.items() if name in names] + [special] * (special.partition("=")[0] in known)
+    special = [item for item in OTHER_NAMES.get(name, "").split(" | ") if item.partition("=")[0] in known]
+    return [key for key, names in known.items() if name in names] + special
 
 
 def did_you_mean(name: str, known: Mapping[str, Sequence[str]]) -> str:

@@ -69,7 +69,7 @@ class OptimizationConfig:
         minimum=0,
     )
     max_epoch: int = option(
-        0, "stop training after so many epochs; 0 for no limit", minimum=0, other_names=("num_train_epochs",)
+        0, "stop training after so many epochs; 0 for no limit", minimum=0, other_names=("num_train_epochs", "epochs")
     )
     stop_time_hours: float = option(0.0, "stop training after so many hours; 0 for no limit", minimum=0)
     lr: list[float] = option(
@@ -143,10 +143,13 @@ class CheckpointConfig:
     patience: int = option(0, "stop training after so many validations without improvement; 0 for never", minimum=0)
     finetune_from: str = option(
         "",
-        "run folder, checkpoint or Hugging Face folder that provides the initial weights, and also the model, unless "
-        "model=NAME is given; see docs/training.md",
+        "run folder, checkpoint or Hugging Face folder that provides the initial weights, other defaults of the "
+        "learning rate and warm-up, and also the model, unless model=NAME is given; see docs/training.md",
         role="input_path",
         other_names=("finetune_from_model", "restore_file"),
+    )
+    other_languages: bool = option(
+        False, "whether the text may have other languages than the model of finetune_from, as in transfer learning"
     )
 
 

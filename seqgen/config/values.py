@@ -73,7 +73,8 @@ def check_value(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
     if choices and value is not None and value not in choices:
         last = key.rpartition(".")[2]
         names = ", ".join(filter(None, choices)) + (", or empty" if "" in choices else "")
-        meant = nearest(OTHER_VALUES.get(str(value).lower(), str(value)), choices)
+        other = OTHER_VALUES.get(str(value).lower())
+        meant = nearest(other if other in choices else str(value), choices)
         numeric = [field.name for field in dataclasses.fields(GenerationConfig) if last in other_names(field)]
         if numeric and str(value).replace(".", "").isdecimal():
             meant = f" (did you mean 'generation.{numeric[0]}={value}'?)"

@@ -24,7 +24,6 @@ SIMILARITY = 0.85
 """Names at least this similar (``difflib.SequenceMatcher.ratio``) are taken for misspelt: one letter of seven."""
 
 FORMER = {
-    "additive": "accepts_logits",
     "adjusts_scores": "own_scores",
     "independent_rows": "continues_each_beam",
     "takes_constraints": "enforces_constraints",

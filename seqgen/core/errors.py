@@ -71,6 +71,10 @@ def shown(value: Any) -> str:
 
 
 def listing(names: Sequence[str], limit: int = 5) -> str:
-    """The first names of a list for a message, and how many more there are: ``a, b and 3 more``."""
+    """The first names of a list for a message, and how many more there are: ``a, b and 3 more``.
+
+    A name that is long or has line breaks, such as one of a damaged file, is shown as ``shown`` does.
+    """
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return f"{', '.join(names[:limit])}{more}"
+    usual = (name if name.isprintable() and len(name) < 200 else shown(name) for name in names[:limit])
+    return f"{', '.join(usual)}{more}"

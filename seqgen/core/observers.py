@@ -101,7 +101,7 @@ class StepRecord:
     @property
     def lprobs(self) -> Tensor:
         """``(live, beam, V)`` what each token adds to the score of its beam, as the search strategy saw it."""
-        return self.scored.lprobs()
+        return self.scored.seen()
 
     @property
     def scores(self) -> Tensor:

@@ -69,6 +69,8 @@ class Scores:
 
     def top_tokens(self, count: int) -> tuple[Tensor, Tensor]:
         """The most probable tokens of each beam, best first, and their log-probabilities: ``(live, beam, count)``."""
+        if "_distribution" in vars(self):
+            return Scores(self._distribution, self.beams, in_blocks=self.in_blocks).top_tokens(count)
         rows = self.values.flatten(0, 1).unsqueeze(1)
         found = best_continuations(rows, torch.zeros_like(rows[..., 0]), count, self.in_blocks)
         shape = (*self.beams.shape, count)
@@ -86,7 +88,19 @@ class Scores:
 
     def distribution(self) -> Tensor:
         """``(live, beam, V)`` log-probabilities, renormalized over the tokens that the processors allow."""
-        return self._lprobs if self.is_distribution else self._of_all(normalized(self.values))
+        return self._distribution
+
+    @cached_property
+    def _distribution(self) -> Tensor:
+        if self.is_distribution:
+            return self._lprobs
+        found = normalized(self.values)
+        # the log-sum-exp of damaged logits is NaN, whatever the processors allow
+        return self._of_all(found if self.log_sum is None else found + 0.0 * self.log_sum)
+
+    def seen(self) -> Tensor:
+        """``(live, beam, V)`` what the search has added: ``distribution()`` if it asked for that, else ``lprobs()``."""
+        return self._distribution if "_distribution" in vars(self) else self._lprobs
 
     def totals(self) -> Tensor:
         """``(live, beam, V)`` the score of each continuation."""

@@ -42,8 +42,6 @@ class Scoring(Composite):
 
     Attributes:
         parts: the combination, then the processors, and what a subclass adds.
-        rows: rows of the batch at the first step.
-        device: the device of the scores.
         num_tokens: size of the last dimension of the members' logits; -1 for any size.
         tokens: ``(W,)`` int64, the tokens that the logits have; ``None`` for all tokens.
         processes_logits: whether processors see logits rather than log-probabilities.
@@ -56,7 +54,7 @@ class Scoring(Composite):
     def __init__(self, setup: DecodingSetup, batch: BatchInfo):
         self.setup, ensemble, search = setup, setup.ensemble, setup.search
         self.parts = [begun(part, batch) for part in (ensemble.combination, *setup.processors)]
-        self.num_tokens, self.rows, self.device = setup.vocab_size, batch.num_sentences * batch.beam_size, batch.device
+        self.num_tokens = setup.vocab_size
         self.narrows = setup.fast.narrowed_scores and batch.prefix_tokens is None and not search.processes_itself
         single = len(ensemble.members) == 1 and ensemble.combination.keeps_single
         self.processes_logits = single and setup.rules.processes_logits(search)
@@ -90,22 +88,17 @@ class Scoring(Composite):
         """Change the logits ``(rows, W)`` of a member before they are normalized; by default not at all."""
         return logits
 
-    def read(
-        self, outputs: Sequence[MemberOutput], alike: Sequence[bool], is_first: bool
-    ) -> tuple[list[Tensor], StepOutputs]:
+    def read(self, outputs: Sequence[MemberOutput], alike: Sequence[bool]) -> tuple[list[Tensor], StepOutputs]:
         """Read the outputs of the members for the newest token of each row.
 
         Args:
             outputs: those of each member.
             alike: for each member whether it reads the same source as the first one.
-            is_first: whether this is the first step, at which the outputs are checked.
 
         Returns:
             The logits ``(rows, W)`` of each member, in float32 or wider, and what components need besides.
         """
         setup, logits = self.setup, []
-        if is_first:
-            self._check(outputs)
         for out in outputs:
             wide = out.logits if out.logits.dtype == torch.float32 else _widened(out.logits)
             wide = wide / setup.temperature if setup.temperature != 1.0 else wide
@@ -118,17 +111,24 @@ class Scoring(Composite):
         exits = self._layer_logits(outputs[0]) if LAYER_LOGITS in setup.needs else None
         return logits, StepOutputs(outputs[0].features, attention, kept, exits)
 
-    def _check(self, outputs: Sequence[MemberOutput]) -> None:
-        """Check what the members computed: logits ``(rows, W)``, and attention ``(rows, S)`` if there is any."""
+    def check(self, outputs: Sequence[MemberOutput], beams: Tensor) -> None:
+        """Check what the members computed: logits ``(rows, W)``, and attention ``(rows, S)`` if there is any.
+
+        Args:
+            outputs: those of each member.
+            beams: ``(live, beam)`` cumulative scores.
+
+        Raises:
+            ContractError: a tensor has another shape or is on another device.
+        """
+        rows, on = beams.numel(), beams.device
         for spec, out in zip(self.setup.ensemble.members, outputs, strict=True):
-            model, on = spec.model, self.device
+            model = spec.model
             owner: Any = model if model.adjusts_logits else model.decoder
             method = "adjust_logits_during_generation" if model.adjusts_logits else "forward"
-            returned_tensor(owner, method, out.logits, (self.rows, self.num_tokens), None, on, "the newest logits ")
+            returned_tensor(owner, method, out.logits, (rows, self.num_tokens), None, on, "the newest logits ")
             if out.attention is not None:
-                returned_tensor(
-                    model.decoder, "forward", out.attention, (self.rows, -1), None, on, "the newest attention "
-                )
+                returned_tensor(model.decoder, "forward", out.attention, (rows, -1), None, on, "the newest attention ")
 
     def _layer_logits(self, output: MemberOutput) -> LayerLogits:
         """The logits of each layer; a session that does not record layers cannot compute them."""

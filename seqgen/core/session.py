@@ -212,7 +212,10 @@ class Session:
 
     def score(self, step: int) -> tuple[StepContext, Scores]:
         """Score the next token of each beam."""
-        logits, outputs = self.scoring.read(self.member_outputs(), self.reads_alike, is_first=not step)
+        found = self.member_outputs()
+        if not step:
+            self.scoring.check(found, self.scores)
+        logits, outputs = self.scoring.read(found, self.reads_alike)
         context = self.context(step, self.beam, outputs=outputs, scores=self.scores.flatten())
         return self.scoring(context, logits, self.scores)
 

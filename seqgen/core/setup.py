@@ -180,9 +180,9 @@ class DecodingSetup:
         reasons = {
             f"debug.{listing(off)} is off": off,
             f"{type(self.search).__name__} has a decoding loop of its own": self.search.session_class,
-            f"can_merge is not set in {listing(unset)}": unset,
+            f"{listing(unset)} does not support it": unset,
             "a component or the output needs attention": ATTENTION in self.needs,
-            f"{listing(adjusting)} overrides adjust_logits_during_generation": adjusting,
+            f"{listing(adjusting)} adjusts the scores of each step": adjusting,
             of_decoder: of_decoder,
         }
         return next((reason for reason, applies in reasons.items() if applies), "")

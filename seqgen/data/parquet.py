@@ -41,7 +41,7 @@ def read_column(file: Path, column: str, key: str) -> Iterator[str]:
         # as a dictionary, a text that a small file repeats is in memory once
         with parquet.ParquetFile(file, read_dictionary=[column]) as table:
             for batch in table.iter_batches(ROWS, columns=[column]):
-                for value in batch.column(0):
+                for value in batch.column(column):  # not 0: the field b of a column a is also read as "a.b"
                     number += 1
                     text = check_text(value.as_py(), column, f"{file}, row {number}")
                     size += len(text)
@@ -99,11 +99,13 @@ def check_text(value: Any, column: str, where: str) -> str:
 
 
 def _check_column(schema: Any, file: Path, column: str, key: str) -> None:
-    """Refuse a file whose column is missing or not text."""
+    """Refuse a file whose column is missing, occurs twice, or is not text."""
     if column not in schema.names:
         raise DataError(
             f"{file} has no column {column!r}{nearest(column, schema.names)}; name the column of the text by {key}"
         )
+    if schema.names.count(column) > 1:
+        raise DataError(f"{file} has several columns {column!r}; rename all but one of them")
     kind = schema.field(column).type
     kind = kind.value_type if str(kind).startswith("dictionary") else kind
     if str(kind) not in ("string", "large_string", "string_view"):

@@ -79,10 +79,10 @@ def decode_line(line: bytes, path: Path | str, number: int) -> str:
     try:
         return line.decode()
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}, line {number}: byte {error.start + 1} (0x{line[error.start]:02x}) is not valid UTF-8; "
-            "convert the file to UTF-8"
-        ) from None
+        is_gzip = number == 1 and line.startswith(b"\x1f\x8b")
+        advice = "give a gzip file a name that ends in .gz" if is_gzip else "convert the file to UTF-8 if it is text"
+        where = f"{path}, line {number}: byte {error.start + 1} (0x{line[error.start]:02x})"
+        raise DataError(f"{where} is not valid UTF-8; {advice}") from None
 
 
 def _open(path: Path, pipes: bool) -> IO[bytes]:
@@ -373,9 +373,8 @@ def find_parallel(
 def _missing(prefix: str, lang: str, key: str, languages: tuple[str, str]) -> DataError:
     plain, hint = prefix.removesuffix(".gz"), similar_path(Path(f"{prefix}.{lang}"))
     if Path(prefix).is_file():
-        hint = (
-            f"; {prefix} is one file, and pairs in one file are a table (.tsv, .jsonl or .parquet) of task=translation"
-        )
+        table = "a table (.tsv, .jsonl or .parquet, but not .csv)"
+        hint = f"; {prefix} is one file, and pairs in one file are {table} of task=translation"
     for language in languages:
         if plain.endswith(f".{language}"):
             hint = f"; leave out the language: {key}={plain.removesuffix(f'.{language}')}"

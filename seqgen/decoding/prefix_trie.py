@@ -133,7 +133,7 @@ class PrefixTrie:
 
     def save(self, path: Path) -> None:
         """Write the arrays to a file, atomically."""
-        with new_file(path) as file:
+        with new_file(path, exist_ok=False) as file:
             metadata = {"format": _FORMAT, "crc32": self._checksum()}
             file.write(save({"tokens": self.tokens, "first": self.first}, metadata))
 

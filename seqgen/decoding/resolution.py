@@ -133,7 +133,9 @@ def _notes(
         notable.pop("max_len_b", None)
     notable |= notable.pop("components", {})
     listed = ", ".join(f"{key}={value_text(value)}" for key, value in notable.items())
-    notes = [f"keys you do not set come from the model: generation.{listed}"] if listed else []
+    notes = (
+        [f"the model decodes with settings of its own, which your keys override: generation.{listed}"] if listed else []
+    )
     if notable.get("max_len") == TOOLKIT_LENGTH and models[0].get("semantics") == HUGGINGFACE.name:
         notes[0] += f"; max_len={TOOLKIT_LENGTH} is the default of transformers for models that set no limit"
     for number, other in enumerate(models[1:], start=2):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seqgen.core.errors import DataError, nearest, shown
+from seqgen.core.errors import DataError, shown
 from seqgen.data.parquet import check_text, read_column
 from seqgen.data.text import decode_line, find_files, read_chunks
 from seqgen.system.reading import parse_json
@@ -65,8 +65,8 @@ class Source:
             raise DataError(f"{where}: {shown(record)} is not an object such as {{{self.column!r}: ...}}")
         if self.column not in record:
             raise DataError(
-                f"{where} has no field {self.column!r}{nearest(self.column, map(str, record))}; name the field of the "
-                "text by job.column"
+                f"{where} has no field {self.column!r} but: {shown(', '.join(record))}; name the field of the text by "
+                "job.column"
             )
         return check_text(record[self.column], self.column, where)
 

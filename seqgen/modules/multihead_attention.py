@@ -136,7 +136,7 @@ class MultiheadAttention(StatefulModule):
         """Why the states of two batches cannot be merged; empty if they can."""
         if self.cache is None or (made := self.cache()).can_merge:
             return ""
-        return f"the key/value cache {type(made).__name__} does not set can_merge (with merge and crop)"
+        return f"the key/value cache {type(made).__name__} does not support it"
 
     def reset_parameters(self) -> None:
         """Initialize the query, key and value matrices each by Glorot initialization with gain 1/sqrt(2)."""

@@ -77,8 +77,11 @@ def disk_errors(what: Path | str) -> Iterator[None]:
     except BrokenPipeError:  # the reader of a pipe has closed it
         raise
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        advice = "; free some space and run again" if full else ""
+        advice = ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            advice = "; free some space and run again"
+        elif error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+            advice = "; another process may have written it; give another name"
         raise UserError(f"cannot write {what}: {error.strerror or error}{advice}") from error
 
 
@@ -118,6 +121,8 @@ def run_lock(folder: Path, key: str = "run_dir") -> Iterator[None]:
         CheckpointError: another process holds the lock.
         UserError: the folder cannot be written.
     """
+    if folder.is_file():
+        raise CheckpointError(f"{key}={folder} is a file; give a folder")
     with disk_errors(str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
         file = open_own(folder / LOCK)
@@ -175,11 +180,12 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 
 @contextlib.contextmanager
-def new_file(path: Path) -> Iterator[IO[bytes]]:
+def new_file(path: Path, *, exist_ok: bool = True) -> Iterator[IO[bytes]]:
     """Open a file under a temporary name, and rename it when the block ends without an error.
 
     Args:
         path: the file; its folder is created if it does not exist.
+        exist_ok: whether an existing file is replaced; if not, it is an error.
 
     Yields:
         The temporary file, to write into.
@@ -198,6 +204,8 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
                 file.flush()
                 os.fsync(file.fileno())
             os.chmod(name, 0o666 & ~_umask())
+            if not exist_ok:
+                path.touch(exist_ok=False)  # only one of several processes succeeds
             os.replace(name, path)
             sync(path.parent)
     except BaseException:
@@ -206,7 +214,7 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
+def new_folder(folder: Path, *, exist_ok: bool = True) -> Iterator[Path]:
     """Create a folder under a temporary name, and rename it when the block ends without an error::
 
         with new_folder(run / "tokenizer") as temporary:
@@ -215,7 +223,9 @@ def new_folder(folder: Path) -> Iterator[Path]:
     If another process creates the folder in the meantime, its folder is kept and this one is deleted.
 
     Args:
-        folder: the folder. If it exists, its content is assumed to be the same.
+        folder: the folder.
+        exist_ok: whether an existing folder is assumed to have the same content, such as in a cache; if not, it is an
+            error.
 
     Yields:
         The temporary folder to write into.
@@ -234,7 +244,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
             try:
                 os.rename(temporary, folder)
             except OSError:
-                if not folder.is_dir():
+                if not (exist_ok and folder.is_dir()):
                     raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)

@@ -105,7 +105,7 @@ class LineProgress:
         if self.total is not None:
             share = 100 * self.done // self.total if self.total else 100
             parts = [f"{self.done} of {self.total} lines ({share} %)"]
-        if self.done > self.before:
+        if self.done > self.before + 1:  # the first line of a batch took as long as the batch
             rate = (self.done - self.before) / max(1e-9, time.monotonic() - self.start)
             parts.append(f"{rate:.1f} lines/s")
             if self.total is not None:

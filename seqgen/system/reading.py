@@ -58,8 +58,8 @@ def open_regular(path: Path) -> io.BufferedReader:
     """
     if "\0" in str(path):  # a name that a file contains, for which Python raises a ValueError
         raise OSError(errno.ENOENT, "its name has the character NUL", str(path))
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    if not stat.S_ISREG(mode := os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, f"it is {'a folder' if stat.S_ISDIR(mode) else 'not a regular file'}", str(path))
     # another process may have replaced it by a pipe: with O_NONBLOCK opening does not block, and it is refused below
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -112,7 +112,9 @@ def similar_path(path: Path) -> str:
     if not path.parent.is_dir():
         return f" (there is no folder {path.parent})"
     try:
-        return nearest(path.name, os.listdir(path.parent))
+        # names of one type of file are alike, whatever they name
+        alike = [name for name in os.listdir(path.parent) if nearest(path.stem, [Path(name).stem])]
+        return nearest(path.name, alike)
     except OSError:
         return ""
 
@@ -140,6 +142,18 @@ def parse_json(content: bytes | str, **hooks: Any) -> Any:
     if _SURROGATE.search(text):
         _check_unicode(json.dumps(value, ensure_ascii=False))
     return value
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The ``object_pairs_hook`` of ``parse_json`` for files in which a key that occurs twice is a mistake.
+
+    Raises:
+        ValueError: a key occurs twice.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key occurs twice")
+    return found
 
 
 def parse_yaml(content: bytes) -> Any:
@@ -170,7 +184,8 @@ def parse_yaml(content: bytes) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ValueError(f"there is an error{where}") from None
+        what = "a tab, in whose place YAML needs spaces," if r"\t" in str(error.problem) else "an error"
+        raise ValueError(f"there is {what}{where}") from None
     except yaml.reader.ReaderError as error:
         raise ValueError(f"it has the character U+{error.character:04X}, which YAML does not allow") from None
     except Exception as error:  # a value that does not fit its tag, such as !!int "", can raise any error

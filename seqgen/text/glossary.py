@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from seqgen.core.errors import DataError
 from seqgen.data.text import read_lines
@@ -19,6 +20,12 @@ _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 )
 """Characters of scripts without spaces between words: Thai, Lao, Burmese, Khmer, kana and Chinese characters."""
+
+_PIECE = re.compile(r"\s+|\S{1,100}[^\w\s]{,100}")
+"""Pieces of a text that are normalized alone; only of more than 100 combining marks, some are in the next piece."""
+
+_END = ""
+"""The key that a node of a tree has where a phrase ends; no word is empty."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ class Glossary:
                 self._terms[key] = Term(known.source, tuple(dict.fromkeys([*known.targets, *targets])))
         if not self._terms:
             raise DataError(f"generation.glossary: {path} has no term; give lines SOURCE<tab>TARGET")
-        self._lengths = {len(key) for key in self._terms}
+        self._tree = _tree(self._terms)
 
     def find(self, text: str) -> list[Term]:
         """The terms that occur in a source as whole words, each as often as it occurs, in the order of the source.
@@ -79,11 +86,8 @@ class Glossary:
         """
         words = words_of(text)
         lower = tuple(map(str.lower, words))
-
-        def known(start: int, stop: int) -> Term | None:
-            return self._terms.get(words[start:stop]) or self._terms.get(lower[start:stop])
-
-        return [term for span in _spans(len(words), self._lengths, known) if (term := known(*span))]
+        spans = (slice(*span) for span in _spans({words, lower}, self._tree))
+        return [self._terms.get(words[span]) or self._terms[lower[span]] for span in spans]
 
 
 def met_terms(terms: Sequence[Term], text: str) -> list[bool]:
@@ -95,7 +99,7 @@ def met_terms(terms: Sequence[Term], text: str) -> list[bool]:
     """
     words, left = words_of(text), Counter[tuple[str, ...]]()
     for targets in {term.targets for term in terms}:
-        left[targets] = _occurrences(words, set(map(words_of, targets)))
+        left[targets] = len(_spans({words}, _tree(map(words_of, targets))))
     found = []
     for term in terms:
         found.append(left[term.targets] > 0)
@@ -117,28 +121,57 @@ def words_of(text: str) -> Words:
     Args:
         text: the text.
     """
-    words, joins = list[str](), False
-    for char in unicodedata.normalize("NFC", text):
-        letter = unicodedata.category(char)[0] in "LMN" and not _UNSPACED.match(char)
-        if letter and joins:
-            words[-1] += char
-        elif not char.isspace():
-            words.append(char)
-        joins = letter
-    return tuple(words)
+    # normalization takes quadratic time in the length of a run of combining marks
+    normalized = "".join(unicodedata.normalize("NFC", piece) for piece in _PIECE.findall(text))
+    return tuple("".join(char if _joins(char) else f" {char} " for char in normalized).split())
 
 
-def _occurrences(words: Words, wanted: set[Words]) -> int:
-    return len(_spans(len(words), set(map(len, wanted)), lambda start, stop: words[start:stop] in wanted))
+def _joins(char: str) -> bool:
+    """True for a character that forms a word with such characters beside it."""
+    return unicodedata.category(char)[0] in "LMN" and not _UNSPACED.match(char)
 
 
-def _spans(size: int, lengths: Collection[int], known: Callable[[int, int], object]) -> list[tuple[int, int]]:
-    """The spans of a text that are known and do not overlap: the longest first, then the leftmost; in their order."""
-    taken, chosen = set[int](), []
-    for length in sorted(lengths, reverse=True):
-        for start in range(size - length + 1):
-            span = range(start, start + length)
-            if known(start, start + length) and taken.isdisjoint(span):
-                taken.update(span)
-                chosen.append((start, start + length))
+def _tree(phrases: Iterable[Words]) -> dict[str, Any]:
+    """The phrases as nested mappings by their words."""
+    tree: dict[str, Any] = {}
+    for words in phrases:
+        node = tree
+        for word in words:
+            node = node.setdefault(word, {})
+        node[_END] = True
+    return tree
+
+
+def _spans(forms: Collection[Words], tree: dict[str, Any]) -> list[tuple[int, int]]:
+    """The spans of a text that are phrases and do not overlap: the longest first, then the leftmost; in their order.
+
+    Args:
+        forms: the text in several forms, such as in lower case, each with as many words.
+        tree: the phrases.
+    """
+    taken = bytearray(len(next(iter(forms))))
+
+    def longest(start: int) -> int:
+        length = 0
+        for words in forms:
+            node = tree
+            for position in range(start, len(words)):
+                node = node.get(words[position], {})
+                if taken[position] or not node:
+                    break
+                if _END in node:
+                    length = max(length, position + 1 - start)
+        return length
+
+    waiting = [(-length, start) for start in range(len(taken)) if (length := longest(start))]
+    heapq.heapify(waiting)
+    chosen = []
+    while waiting:
+        negative, start = heapq.heappop(waiting)
+        length = longest(start)  # of the words that are not taken meanwhile
+        if length == -negative:
+            taken[start : start + length] = bytes([1]) * length
+            chosen.append((start, start + length))
+        elif length:
+            heapq.heappush(waiting, (-length, start))
     return sorted(chosen)

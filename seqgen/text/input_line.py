@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,8 @@ from seqgen.text.languages import LanguageReader, LineLanguages, TextModel, enco
 from seqgen.text.results import TextHypothesis, Translation
 from seqgen.text.sources import MemberSource, source_text
 
+UNKNOWN = "the model reads an unknown token in place of what its vocabulary lacks: "
+"""The beginning of the note on characters or words that a vocabulary lacks, which follow."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -207,17 +210,22 @@ class InputEncoder:
             notes.append("the line ends with a carriage return, which the model reads; convert the file to Unix lines")
         if unknown := tokenizer.unknown(text):
             shown = " ".join(dict.fromkeys(unknown[:100]))[:60]
-            notes.append(f"the vocabulary lacks {shown}")
+            notes.append(UNKNOWN + shown)
         return notes
 
     def _with_phrases(self, line: InputLine, phrases: Sequence[Sequence[str]]) -> InputLine:
         """The line with the ids of its phrases; alternatives with tokens outside the vocabulary are left out.
 
-        Of a phrase that no output has room for, only so many tokens are returned that this stays so.
+        Of a phrase that no output has room for, only so many tokens are returned that this stays so; likewise of equal
+        phrases.
         """
         tokenizer, too_many = self.task.target_tokenizer, self.longest_output(line.sources) + 2
         encoded, texts, notes = list[Phrase](), list[str](), list(line.notes)
-        for phrase in phrases:
+        counts = Counter[tuple[str, ...]]()
+        for phrase in map(tuple, phrases):
+            counts[phrase] += 1
+            if counts[phrase] > too_many:
+                continue
             some = []
             for text in phrase:
                 if lacking := tokenizer.unknown(text):

@@ -15,7 +15,7 @@ from seqgen.core.errors import ConfigError, DataError
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.data.tokenizers.languages import Languages, TargetLanguage
 from seqgen.decoding.building import Resources
-from seqgen.task import Task
+from seqgen.task import Task, other_languages
 
 _FIELD = re.compile(r"field([1-9]\d?)")
 KEYS = ("source_lang", "target_lang")
@@ -205,6 +205,25 @@ def force_target_language(cfg: GenerationConfig, task: Task) -> GenerationConfig
     by_line = _FIELD.fullmatch(cfg.target_lang)
     code = next(iter(languages.ids)) if by_line else languages.code(cfg.target_lang, "generation.target_lang")
     return replace(cfg, forced_first=task.target_dictionary.symbol(languages.ids[code]))
+
+
+def check_languages(members: Sequence[TextModel]) -> None:
+    """Refuse an ensemble of models of different languages.
+
+    Args:
+        members: the models.
+
+    Raises:
+        ConfigError: they translate different pairs of languages.
+    """
+    first = members[0].task.language_pair
+    for number, member in enumerate(members[1:], start=2):
+        if other_languages(first, member.task.language_pair):
+            raise ConfigError(
+                f"model 1 translates {'-'.join(first)}, and model {number} {'-'.join(member.task.language_pair)}; an "
+                "ensemble has one pair of languages, unless generation.members says what each model reads, such as "
+                f"[{','.join(['input'] * len(members))}]"
+            )
 
 
 def note_if_language_unset(cfg: GenerationConfig, model: TextModel) -> str | None:

@@ -205,7 +205,7 @@ class TextDecoding:
         """Why lines are decoded in separate batches, if the user did not ask for that."""
         given = " and ".join(self._inference_arguments(lines))
         reason = self.generator.setup.merge_obstacle or (
-            f"their {given.replace('_', ' ')} cannot be merged" if given else "the task does not set joins_batches"
+            f"their {given.replace('_', ' ')} cannot be merged" if given else "the task does not support it"
         )
         if not reason.startswith("debug."):
             yield f"lines do not join a running batch, so that decoding is slower: {reason}"

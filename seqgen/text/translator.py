@@ -10,9 +10,11 @@
 from __future__ import annotations
 
 import copy
+import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -212,6 +214,7 @@ class Translator:
         """
         _check_lists(texts=texts, prefixes=() if prefixes is None else prefixes)
         details = Details(return_attention, return_scores, return_hidden, return_internals)
+        _survive_forks()
         with _DECODING:
             if streamer is not None:
                 return list(self.prepare(details, streamer, **settings).translate(texts, prefixes))
@@ -409,6 +412,20 @@ class Translator:
         of_members = (target.pad(), target.eos(), not cfg.unnormalized, ensemble.combination)
         scorer = SequenceScorer(ensemble.members, *of_members, bit_exact=cfg.bit_exact)
         return TextScoring(self.members, cfg, scorer, self.device)
+
+
+@cache
+def _survive_forks() -> None:
+    """Let the processes decode that are forked from now on, also those forked while another thread decodes."""
+    if hasattr(os, "register_at_fork"):  # not on Windows
+        os.register_at_fork(after_in_child=_begin_child)
+
+
+def _begin_child() -> None:
+    """Replace what a forked process has without the threads that it belongs to: a lock, and PyTorch's pool."""
+    global _DECODING  # noqa: PLW0603  # the lock of the process
+    _DECODING = threading.RLock()
+    torch.set_num_threads(1)
 
 
 def _versions(cfg: GenerationConfig) -> list[Any]:

@@ -19,6 +19,7 @@ from seqgen.decoding.resolution import resolve
 from seqgen.text.languages import (
     TextModel,
     begins_with_language,
+    check_languages,
     force_target_language,
     forced_first_token,
     note_if_language_unset,
@@ -47,8 +48,11 @@ class SharedVocabulary:
             settings: the layers above the model.
 
         Raises:
-            ConfigError: a value has the wrong type or range, or settings exclude each other.
+            ConfigError: a value has the wrong type or range, settings exclude each other, or the models have different
+                languages and nobody says what each of them reads.
         """
+        if len(self.members) > 1 and not settings.get("members", ()):
+            check_languages(self.members)
         replaced = set() if isinstance(settings.get("search", ""), str) else {*keys_with(STRATEGY), "sampling"}
         language = settings.get("target_lang") or self.members[0].generation.get("target_lang")
         if language and begins_with_language(self.task):

@@ -90,7 +90,7 @@ class Records:
 
     Args:
         run: the run's folder.
-        update: the update from which training resumes; 0 for a new run.
+        update: the update from which training resumes; -1 for a new run.
         tensorboard: whether to write events for TensorBoard.
         scores: the run's ``scores.json``.
     """

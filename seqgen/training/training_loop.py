@@ -75,9 +75,9 @@ class Triggers:
         """
         cfg = self.cfg.checkpoint
         names = []
-        if ended and cfg.keep_last_epochs and cfg.save_interval and epoch % cfg.save_interval == 0:
+        if ended and epoch and cfg.keep_last_epochs and cfg.save_interval and epoch % cfg.save_interval == 0:
             names.append(f"epoch_{epoch}")
-        if cfg.keep_interval_updates and cfg.save_interval_updates and update % cfg.save_interval_updates == 0:
+        if update and cfg.keep_interval_updates and (every := cfg.save_interval_updates) and update % every == 0:
             names.append(f"update_{update}")
         return [*names, *(["best"] if improved else []), "last"]
 
@@ -183,9 +183,10 @@ class TrainingRun:
         self.saving = Saving(cfg, folder, group, self.trainer)
         self.meter = Meter()
         self.best: float | None = None
+        self.start: float | None = None  # the score before the first update, if it was computed
         self.divergence = Divergence(math.log(len(task.target_dictionary)))  # of this process
         self.stale = 0  # number of validations since the best one
-        # if validation and saving after the last update were interrupted: whether that update ended its epoch
+        # whether the last update, whose validation and saving are to be done, ended its epoch; ``None`` if none are
         self.pending: bool | None = None
         self.display: ProgressLines
         self.records: Records | None = None
@@ -242,13 +243,15 @@ class TrainingRun:
         Raises:
             UserError: see ``train.train``.
         """
-        resumed = self._restore()
+        found = self.saving.newest()
+        resumed = self._restore(found)
         TRAINING.choose()
         self.total = self.triggers.total_updates(self._updates_in_epoch())
         self.display = ProgressLines(self.total, self.group.is_main and self.cfg.common.log_format != "none")
         if self.group.is_main:
             scores = ScoresFile(self.folder, self.cfg.checkpoint.best_checkpoint_metric, self.task.metric_signatures())
-            self.records = Records(self.folder, self.trainer.update, self.cfg.common.tensorboard, scores)
+            update = self.trainer.update if found else -1
+            self.records = Records(self.folder, update, self.cfg.common.tensorboard, scores)
             self._announce(resumed)
         try:
             # validation has fixed kernels, so that a resumed run gets the same scores
@@ -344,7 +347,7 @@ class TrainingRun:
         return "interrupted"
 
     def _catch_up(self) -> str:
-        """Do the validation and saving that ``_interrupt`` postponed; return the reason to stop, empty if none."""
+        """Do the validation and saving that are to be done; return the reason to stop, empty if there is none."""
         if self.pending is None:
             return ""
         ended, self.pending = self.pending, None
@@ -372,16 +375,18 @@ class TrainingRun:
         self.trainer.scheduler.on_validation(score if lower_is_better(metric) else -score)
         improved = is_better(score, self.best, metric)
         self.best, self.stale = (score, 0) if improved else (self.best, self.stale + 1)
-        self._log_validation(result, epoch, improved)
+        if not self.trainer.update:
+            self.start = score
+        worse = self.start is not None and is_better(self.start, score, metric)
+        self._log_validation(result, epoch, "worse than the start" if worse else "best so far" * improved)
         return improved
 
-    def _log_validation(self, result: ValidationResult, epoch: int, improved: bool) -> None:
+    def _log_validation(self, result: ValidationResult, epoch: int, rank: str) -> None:
         self._write("valid", epoch, result.scores)
         if self.records is not None:
             self.records.write_samples(self.trainer.update, result.samples)
-        best = " | best so far" if improved else ""
         whole, parts = describe_parts(result.scores)
-        line = f"valid at update {self.trainer.update} | epoch {epoch} | {whole}{best}"
+        line = " | ".join(filter(None, [f"valid at update {self.trainer.update}", f"epoch {epoch}", whole, rank]))
         self.display.message("\n".join([line, *parts]))
         self._note_divergence(result.scores, due=False)
 
@@ -399,6 +404,7 @@ class TrainingRun:
             "iterator": self.iterator.state_dict(),
             "meter": self.meter.state_dict(),
             "best": self.best,
+            "start": self.start,
             "stale": self.stale,
             "pending": self.pending,
             "processes": self.group.world_size,
@@ -417,15 +423,15 @@ class TrainingRun:
             self.notes += filter(None, [self.iterator.load_state_dict(state["iterator"])])
             self.meter.load_state_dict(state["meter"])
             self.best, self.stale, self.pending = state["best"], state["stale"], state["pending"]
+            self.start = state.get("start")
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise CheckpointError(
                 f"{found.path}: its training state does not belong to this run ({type(error).__name__}: "
                 f"{str(error)[:200]}); if you delete {found.path}, the run continues from an older checkpoint"
             ) from error
 
-    def _restore(self) -> str:
-        """Resume from the run's last checkpoint or load the weights to fine-tune; return a message that says which."""
-        found = self.saving.newest()
+    def _restore(self, found: Resumable | None) -> str:
+        """Resume from a checkpoint of the run or load the weights to fine-tune; return a message that says which."""
         if found is not None:
             self._load_state(found)
             self.notes += [f"{said}; an older checkpoint is used in its place" for said in found.damaged]
@@ -435,11 +441,13 @@ class TrainingRun:
             return ""
         try:
             with self.trainer.plain(self.trainer.model) as model:
-                messages = initialize(model, given, self.task)
+                compared = () if self.cfg.checkpoint.other_languages else self.task.language_pair
+                messages = initialize(model, given, self.task, compared)
                 self.trainer.load_initial(model)
         except (CheckpointError, DataError) as error:
             raise CheckpointError(f"checkpoint.finetune_from: {error}") from None
         self.notes += messages[:-1]
+        self.pending = True  # the weights are validated and saved first, as those of an epoch 0
         return messages[-1]
 
     def _regrouped(self, state: dict[str, Any]) -> str:

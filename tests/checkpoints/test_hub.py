@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,18 @@ def test_headers_that_name_other_files(value: str, name: str, hub: Hub, tmp_path
         local_path(PATH)
     assert {path.name for path in tmp_path.iterdir()} <= {"cache"}
     assert hub.downloaded == []
+
+
+@pytest.mark.parametrize("slow", [0.1, 30.0])
+def test_a_server_that_is_slow_is_not_waited_for(slow: float, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One byte at a time, or no answer at all: each byte comes in time for the limits of the library."""
+    monkeypatch.setattr("seqgen.system.downloads.WATCH_SECONDS", 0.4)
+    hub.slow = slow
+    start = time.monotonic()
+    with pytest.raises(CheckpointError, match=rf"^{PATH}: .*only \d+ bytes have arrived in 0\.4 seconds; run"):
+        local_path(PATH)
+    assert time.monotonic() - start < 5
+    hub.slow = 0.0
 
 
 def test_an_unsupported_model_is_refused_before_its_weights_are_downloaded(

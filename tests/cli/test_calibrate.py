@@ -88,6 +88,13 @@ def test_another_text_is_examined(place: Path, tmp_path: Path) -> None:
     assert figures["marked"] == pytest.approx(sum(marked) / 60)
 
 
+def test_references_that_are_the_source_look_wrong(place: Path) -> None:
+    text = [*text_of(place, "text")[:2], f"reference={place}/text.en", *DECODE]
+    outcome = command("calibrate", *text, f"generation.confidence={place}/made.json")
+    assert "the references look wrong (another language, or other lines), or the outputs are poor" in outcome.err
+    assert "100.0 with the inputs" in outcome.err
+
+
 def test_what_is_missing_or_has_no_effect_is_refused(place: Path) -> None:
     text, made = text_of(place, "text"), f"generation.confidence={place}/made.json"
     refused(command("calibrate", *text), "give either output=FILE.json")

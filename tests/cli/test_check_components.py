@@ -131,7 +131,7 @@ def test_components_with_a_run_and_other_components(tmp_path: Path, monkeypatch:
     )
     both = ("observer=of_ensembles", "path=[run,run]", "semantics=fairseq")
     outcome = assert_passes(f"common.user_dir={tmp_path}/own.py", *both)
-    assert "cannot join a running batch: can_merge is not set in OfEnsembles" in outcome.out
+    assert "cannot join a running batch (can_merge): OfEnsembles does not support it" in outcome.out
     for arguments, message in (
         (("combination=log", "path=run"), "a combination is checked with two or more: path=[RUN,RUN]"),
         (("search=beam", "path=run", "model=fconv_tiny"), "give either model=NAME"),

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import itertools
 import json
 import math
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +23,7 @@ import yaml
 from seqgen import GenerationConfig, save_generation
 from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.run_checkpoints import Checkpoints, numbered, read_training_state, read_weights
+from seqgen.cli import end_now
 from seqgen.cli.generate import line_progress
 from seqgen.cli.output import check_output, open_output
 from seqgen.config import GenerateConfig, JobConfig
@@ -35,6 +40,31 @@ from tests.commands import (
 )
 
 UPDATES = "optimization.max_update=30"
+
+
+LOSING = """
+import sys
+sys.argv = ["seqgen-train"]
+import os, signal, seqgen.cli.start
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+except KeyboardInterrupt:  # as some imports do
+    print("lost")
+"""
+
+
+def test_ctrl_c_is_not_lost_before_the_work_begins() -> None:
+    ended = subprocess.run([sys.executable, "-c", LOSING], check=False, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "seqgen-train: interrupted\n")
+
+
+def test_ctrl_c_is_an_exception_as_soon_as_the_work_begins(data: Path) -> None:
+    before = signal.signal(signal.SIGINT, end_now)
+    try:
+        assert command("score", f"hypothesis={data}/test.de", f"reference={data}/test.de").code == 0
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_run_folder_can_be_moved_and_has_no_path_to_itself(runs: Path, data: Path, tmp_path: Path) -> None:
@@ -62,7 +92,7 @@ def test_text_gives_line_n_for_line_n(runs: Path, data: Path, tmp_path: Path) ->
     assert written[3] == ""
     assert written[5] == ""
     assert "lines 4, 6: the line is empty" in outcome.err
-    assert "line 5: the vocabulary lacks" not in outcome.err or "\u2028" not in written[4]
+    assert "its vocabulary lacks: \u2028" not in outcome.err or "\u2028" not in written[4]
     alone = command("generate", f"path={runs}/transformer", "input=-", stdin=(lines[7] + "\n").encode())
     assert alone.out == written[7] + "\n"
 
@@ -319,8 +349,38 @@ class TestRefused:
             (["optimization.nothing=1"], "unknown key 'optimization.nothing'; --help lists"),
             (["path", "=", "x"], "'path' is not of the form key=value (no spaces, except in quotes)"),
             (["path=[a"], "the bracket is not closed; write path=[A,B] without spaces"),
+            (["format=onnx"], "format=onnx is none of: text, json, fairseq, tsv"),
         ):
             refused(command("generate", f"path={runs}/fconv", *arguments), words)
+        for name, argument, words in (
+            ("convert", "format=hf", "average, trie (did you mean 'huggingface'?)"),
+            ("convert", "format=onnx", "average, trie (did you mean 'export'?)"),
+            ("train", "--model_name_or_path=t5", "write key=value instead: checkpoint.finetune_from=t5"),
+            ("score", "-s=A", "write key=value instead: source=A"),
+            ("score", "-r=B", "write key=value instead: reference=B"),
+        ):
+            refused(command(name, argument), words)
+
+    def test_a_file_of_another_kind(self, data: Path, runs: Path, tmp_path: Path) -> None:
+        model, source = f"path={runs}/fconv", f"input={data}/test.en"
+        (tmp_path / "gzip.en").write_bytes(gzip.compress(b"a dog\n"))
+        (tmp_path / "picture.en").write_bytes(b"\x89PNG\r\n\x1a\n\0")
+        (tmp_path / "tab.yaml").write_text("generation:\n\tbeam: 4\n")
+        for *arguments, words in (
+            ("generate", model, f"input={tmp_path}/gzip.en", "give a gzip file a name that ends in .gz"),
+            ("generate", model, f"input={tmp_path}/picture.en", "convert the file to UTF-8 if it is text"),
+            ("generate", model, f"input={data}", f"cannot read {data}: it is a folder"),
+            ("generate", model, source, f"config={tmp_path}/tab.yaml", "there is a tab, in whose place YAML needs"),
+            ("generate", model, source, f"generation.shortlist={runs}/fconv/tokenizer/sentencepiece.model",
+             "sentencepiece.model is no shortlist; give a lex.*.bin of Marian"),
+            ("train", f"run_dir={data}/test.en", f"run_dir={data}/test.en is a file; give a folder"),
+        ):  # fmt: skip
+            refused(command(*arguments), words)
+
+    def test_the_built_in_example_is_not_trained_without_a_word(self, data: Path) -> None:
+        said = "no task is given, so that the built-in example is trained: task=number_names\n"
+        assert said in command("train", f"run_dir={data}/test.en").err
+        assert said not in command("train", "task=number_names", f"run_dir={data}/test.en").err
 
     def test_a_plugin_that_fails(self, tmp_path: Path) -> None:
         (tmp_path / "broken.py").write_text("import no_such_module\n")
@@ -337,6 +397,7 @@ class TestRefused:
         )
         refused(command("generate", f"path={runs}/fconv", f"input={data}/tset.en"), "did you mean 'test.en'?")
         refused(command("show", f"{runs}/fcomv"), "did you mean 'fconv'?")
+        assert "did you mean" not in command("generate", f"path={runs}/fconv", f"input={data}/wozu.en").err
         for language, lines in (("en", 3), ("de", 2)):
             (tmp_path / f"short.{language}").write_text("a\n" * lines)
             (tmp_path / f"empty.{language}").write_text("")
@@ -447,7 +508,7 @@ class TestRefused:
         with line_progress(cfg, 4) as advance:
             assert advance is not None
             advance()
-        assert capsys.readouterr().err.startswith("1 of 4 lines (25 %), ")
+        assert capsys.readouterr().err.startswith("1 of 4 lines (25 %)")
 
     def test_a_full_disk(self, runs: Path, data: Path) -> None:
         outcome = command("generate", f"path={runs}/fconv", f"input={data}/test.en", "output=/dev/full")
@@ -522,7 +583,7 @@ def test_long_and_strange_lines_are_answered_and_reported(runs: Path) -> None:
     assert outcome.out.count("\n") == 3
     assert "line 1: of " in outcome.err
     assert "only the first" in outcome.err
-    assert "line 2: the vocabulary lacks 🐕" in outcome.err
+    assert r"lines 2, 3: the model reads an unknown token in place of what its vocabulary lacks: 🐕 \x00" in outcome.err
 
 
 def test_an_installed_plugin_is_found_by_its_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

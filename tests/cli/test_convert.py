@@ -7,11 +7,15 @@ import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from seqgen.checkpoints.loading import load_model
+from seqgen.cli import convert
 from seqgen.cli.train import with_checkpoint
-from tests.commands import command, sentences
+from seqgen.decoding.prefix_trie import PrefixTrie
+from tests.commands import command, refused, sentences
 from tests.fairseq_checkpoints import FCONV, TRANSFORMER, dictionary, in_dict, options_of, random_model, write
 
 
@@ -105,6 +109,43 @@ def test_bad_input_is_answered_by_a_sentence(checkpoint: Path, tmp_path: Path) -
         assert not (tmp_path / "run").exists()
     named = command("convert", f"path={silent}", run, "source_lang=en")
     assert named.code == 0, named.err
+
+
+def test_the_folder_in_which_a_command_runs(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    assert command("convert", f"path={checkpoint}", f"output={run}").code == 0
+    expected = decode(run, tmp_path)
+    refused(command("generate", "path=/", "input=-"), "/: neither a run folder nor a checkpoint")
+    for folder in (run, run / "checkpoints" / "best"):
+        monkeypatch.chdir(folder)
+        assert decode(Path("."), tmp_path) == expected
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    files = [f"{side}={tmp_path / 'source.txt'}" for side in ("source", "reference")]
+    for arguments in (["convert", "output=new"], ["convert", "output=new", "format=export"], ["score", *files]):
+        refused(command(arguments[0], "path=.", *arguments[1:]), ".: neither a run folder nor a checkpoint")
+
+
+@pytest.mark.parametrize("form", ["run", "trie"])
+def test_of_two_that_write_one_output_the_second_fails(
+    form: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "allowed.txt").write_text("w1 w2\n")
+    output = tmp_path / ("new.safetensors" if form == "trie" else "new")
+    allowed = [f"input={tmp_path / 'allowed.txt'}"] * (form == "trie")
+    arguments = [f"path={checkpoint}", f"output={output}", f"format={form}", *allowed]
+
+    def load_while_another_writes(*given: Any, **options: Any) -> Any:
+        monkeypatch.setattr(convert, "load_model", load_model)
+        assert command("convert", *arguments).code == 0
+        (tmp_path / "allowed.txt").write_text("w3\n")
+        return load_model(*given, **options)
+
+    monkeypatch.setattr(convert, "load_model", load_while_another_writes)
+    outcome = command("convert", *arguments)
+    refused(outcome, f"cannot write {output}: ", "another process may have written it; give another name")
+    assert output.is_dir() or len(PrefixTrie.load(output, 100).tokens) == 4  # the root, w1, w2 and the end
+    assert not list(tmp_path.glob(".new*"))
 
 
 def test_reading_keys_are_not_for_runs(checkpoint: Path, tmp_path: Path) -> None:

@@ -145,7 +145,9 @@ def test_a_run_says_how_it_is_decoded(runs: Path, tmp_path: Path) -> None:
     loaded = seqgen.load_model(run)
     assert loaded.generation == {"beam": 2, "lenpen": 0.3}, "how many tokens in a batch is nothing to the model"
     own = generate(run)
-    assert "keys you do not set come from the model: generation.beam=2, lenpen=0.3" in own.err
+    assert (
+        "the model decodes with settings of its own, which your keys override: generation.beam=2, lenpen=0.3" in own.err
+    )
     asked = ("generation.beam=2", "generation.lenpen=0.3")
     assert own.out == generate(runs / "fconv", *asked).out
     plain = generate(run, "generation.beam=5", "generation.lenpen=1.0")
@@ -280,7 +282,7 @@ def test_a_glossary(runs: Path, tmp_path: Path) -> None:
             assert term["met"] == any(target in words for target in term["targets"])
             met += term["met"]
     assert met
-    assert f"terms: 3 found, {met} met" in outcome.err
+    assert f"terms: 3 found in the sources (first column), {met} met in the outputs" in outcome.err
     refused(command("generate", *keys, f"output={terms}", "format=tsv"), "would overwrite the input")
     terms.write_text("dog\tHund\ntree Baum\n")
     refused(command("generate", *keys, f"output={output}", "format=json"), f"{terms}, line 2 is not SOURCE<tab>TARGET")

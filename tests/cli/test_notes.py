@@ -11,6 +11,7 @@ import pytest
 from seqgen.cli.generate import summary
 from seqgen.cli.output import check_output
 from seqgen.core.errors import ConfigError
+from seqgen.text.input_line import UNKNOWN
 from tests.commands import SMALL_FCONV, Outcome, command, corpus, refused, training_arguments
 
 
@@ -31,6 +32,10 @@ def test_notes_that_say_the_same_are_on_one_line() -> None:
         "line 2: empty",
         "lines 4, 5, 6, 7, 8 and 3 others: long",
         r"line 12: lacks \x1b[2J\n é",
+    ]
+    unknown = [(i, f"{UNKNOWN}{letter} {{") for i, letter in enumerate("abcdefghijklmnopqrstuvwxyz", start=1)]
+    assert summary(unknown) == [
+        f"lines 1, 2, 3, 4, 5 and 21 others: {UNKNOWN}a {{ b c d e f g h i j k l m n o p q r s t u v w x y z"
     ]
     many = summary([(i, f"note {i}") for i in range(1, 24)])
     assert (many[19], many[20:]) == ("line 20: note 20", ["... and 3 further notes; format=json writes all of them"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,14 +43,37 @@ def test_more_threads_than_cores_are_noted(
     assert ("common.threads=3 is slower" in capsys.readouterr().err) == noted
 
 
-def test_it_is_decided_before_torch_is_imported() -> None:
-    code = (
-        "import os, sys, builtins; os.environ.pop('OMP_WAIT_POLICY', None); os.getloadavg = lambda: (1e3, 0, 0)\n"
-        "class Watch:\n"
-        "    def find_spec(self, name, *_):\n"
-        "        if name == 'torch': print(os.environ.get('OMP_WAIT_POLICY')); sys.exit()\n"
-        "sys.meta_path.insert(0, Watch())\n"
-        "import seqgen.cli.command\n"
+SITE = """
+import os, sys
+os.environ.pop("OMP_WAIT_POLICY", None)
+os.getloadavg = lambda: (1e3, 0, 0)
+class Watch:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            print(os.environ.get("OMP_WAIT_POLICY"))
+            os._exit(sys.stdout.flush() or 0)
+sys.meta_path.insert(0, Watch())
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (["-m", "seqgen.cli.generate"], "PASSIVE"),
+        (["-c", "import sys; sys.argv = ['bin/seqgen-train']; import seqgen.cli.start as s; s.main()"], "PASSIVE"),
+        (["-c", "import seqgen.extend"], "None"),
+        (["-m", "users.tool"], "None"),
+    ],
+)
+def test_it_is_decided_before_torch_is_imported_by_commands_alone(
+    arguments: list[str], found: str, tmp_path: Path
+) -> None:
+    """A process of a user, which imports seqgen, keeps its environment."""
+    (tmp_path / "sitecustomize.py").write_text(SITE)
+    (tmp_path / "users").mkdir()
+    (tmp_path / "users" / "__init__.py").write_text("import seqgen.extend\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, *arguments], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout == "PASSIVE\n"
+    assert done.stdout.strip() == found, done.stderr

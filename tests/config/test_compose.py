@@ -100,6 +100,12 @@ def test_quoted_items_of_a_list(text: str, items: list[str]) -> None:
         ("nonsense", ["key=value"]),
         (f"generation.beam={'[' * 1000}{']' * 1000}", ["generation.beam=[[[", "a whole number"]),
         ("common.seed=1,2", ["common.seed=1,2"]),
+        ("optimization.lr=0,001", ["such as [0.1,0.2]; write optimization.lr=0.001"]),
+        ("optimization.clip_norm=0,5", ["a number; write optimization.clip_norm=0.5"]),
+        ("epochs=3", ["did you mean 'optimization.max_epoch'"]),
+        ("model=fconv_tiny,transformer_tiny", ["has several names; seqgen-train -m trains one run with each"]),
+        ("task.train=x", ["task=number_names", "add task=translation, task.source_lang, task.target_lang"]),
+        ("model_name_or_paths=x", ["unknown key 'model_name_or_paths'; --help lists the keys"]),
     ],
 )
 def test_what_is_refused(override: str, words: list[str]) -> None:

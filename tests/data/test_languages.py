@@ -4,6 +4,7 @@ The models are T5s with the tokenizers of multilingual models.
 """
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from seqgen import Translator
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import GenerationConfig
 from seqgen.core.errors import ConfigError
+from seqgen.data.tokenizers.languages import M2M100, MBART50, NLLB, Languages, TargetLanguage
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.text.languages import LanguageReader, LineLanguages
 from tests.commands import Outcome, command
@@ -149,6 +151,28 @@ def test_long_sources_keep_the_language(folders: dict[str, Path]) -> None:
     assert translation.source_tokens.tolist() == [*ids[:4], *ids[-2:]]
 
 
+@pytest.mark.parametrize(
+    ("name", "codes", "meant"),
+    [
+        ("german", M2M100, "'de'"),
+        ("deu", M2M100, "'de'"),
+        ("de-AT", M2M100, "'de'"),
+        ("German", MBART50, "'de_DE'"),
+        ("ja", NLLB, "'jpn_Jpan'"),  # not jav_Latn
+        ("es", NLLB, "'spa_Latn'"),  # not est_Latn
+        ("chinese", NLLB, "'zho_Hans' or 'zho_Hant'"),
+        ("deu_Latin", NLLB, "'deu_Latn'"),
+        ("klingon", NLLB, ""),
+        ("xx", M2M100, ""),
+    ],
+)
+def test_a_language_is_found_by_its_name_and_by_its_iso_codes(name: str, codes: list[str], meant: str) -> None:
+    languages = Languages({code: number for number, code in enumerate(codes)}, TargetLanguage.FIRST)
+    hint = f" (did you mean {meant}?)" if meant else ""
+    with pytest.raises(ConfigError, match=re.escape(f"has no language '{name}'{hint}; seqgen-show")):
+        languages.code(name, "generation.target_lang")
+
+
 @pytest.mark.slow
 def test_languages_by_the_command(folders: dict[str, Path]) -> None:
     def decode(*arguments: str, text: str = "a dog\n\ntwo\n") -> Outcome:
@@ -165,10 +189,9 @@ def test_languages_by_the_command(folders: dict[str, Path]) -> None:
     )
     assert both.out == german.out
     assert "has 100 languages; it chooses that of the output itself" in decode().err
-    wrong = decode("generation.target_lang=ge")
+    wrong = decode("generation.target_lang=German")
     assert wrong.code == 2
-    assert "generation.target_lang: the model has no language 'ge'" in wrong.err
-    assert "(did you mean" in wrong.err
+    assert "generation.target_lang: the model has no language 'German' (did you mean 'de'?)" in wrong.err
     assert "seqgen-show path=MODEL languages=true lists its 100 languages" in wrong.err
     missing = decode("generation.target_lang=field2")
     assert (missing.code, "line 1, generation.target_lang=field2: the line has only 1 field;" in missing.err) == (

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,19 @@ def test_training_is_reproducible_and_names_the_possible_size() -> None:
         train_sentencepiece(TEXT, vocab_size=6)
     with pytest.raises(DataError, match="no words"):
         train_sentencepiece(["", "  "], vocab_size=10)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), DataError("line 2 is not UTF-8")])
+def test_what_ends_reading_ends_training(error: BaseException) -> None:
+    """SentencePiece itself replaces it by a RuntimeError."""
+
+    def lines() -> Iterator[str]:
+        yield from TEXT
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        train_sentencepiece(lines(), vocab_size=24)
+    assert raised.value is error
 
 
 def test_hard_lines_train() -> None:

@@ -15,7 +15,7 @@ from examples.shortlist import ibm_model_1, write_map
 from seqgen.core.errors import DataError
 from seqgen.data.dictionary import Dictionary, VocabularyMap
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
-from tests.marian_binary import shortlist as binary_shortlist
+from tests.marian_binary import shortlist as binary_shortlist, with_checksum
 
 WORDS = Dictionary()
 for _word in ("a", "b", "c", "x", "y"):
@@ -121,7 +121,7 @@ def test_a_binary_shortlist_of_marian(tmp_path: Path) -> None:
 def _field(index: int, value: int) -> bytes:
     content = bytearray(binary_shortlist(LISTS, 2))
     struct.pack_into("<Q", content, 8 * index, value)
-    return bytes(content)
+    return with_checksum(bytes(content[16:]))
 
 
 HUGE = 2**64 - 1
@@ -130,6 +130,14 @@ DAMAGED_SHORTLISTS = {
         f"its first {size} bytes": (binary_shortlist(LISTS, 2)[:size], "is damaged: its size")
         for size in (8, 47, 48, 60, 100)
     },
+    "a token that is another": (
+        binary_shortlist(LISTS, 2)[:-12] + struct.pack("<3I", Y, C, Y),
+        "is damaged: its checksum differs",
+    ),
+    "another number of frequent tokens": (
+        binary_shortlist(LISTS, 2)[:16] + b"\3" + binary_shortlist(LISTS, 2)[17:],
+        "is damaged: its checksum differs",
+    ),
     "more bytes": (binary_shortlist(LISTS, 2) + b"x", "is damaged: its size"),
     "many offsets": (_field(4, HUGE), "is damaged: its size"),
     "many ids": (_field(5, HUGE), "is damaged: its size"),

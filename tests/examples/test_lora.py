@@ -120,6 +120,7 @@ def test_only_the_adapters_are_trained(name: str) -> None:
         ({"targets": "("}, r"model.targets=\( is not a regular expression: "),
         ({"targets": "output_projection"}, "the weight of decoder.output_projection is also that of an embedding"),
         ({"base": ""}, "model.base and model.base_digest are missing; checkpoint.finetune_from=BASE sets them"),
+        ({"base": "", "base_digest": "0"}, "model.base and model.base_digest are missing"),
     ],
 )
 def test_wrong_keys(values: dict[str, str], message: str) -> None:

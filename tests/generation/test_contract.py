@@ -131,7 +131,7 @@ def test_the_file_and_line_of_a_class_are_named() -> None:
 def test_a_build_method_that_returns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     made = type("Made", (LogitsProcessor,), {"build": classmethod(lambda cls, cfg, resources: None)})
     monkeypatch.setitem(LOGITS_PROCESSORS._entries, "made", Entry("made", made, type("Cfg", (), {})))
-    monkeypatch.setattr("seqgen.core.component.component_config", lambda *given: None)
+    monkeypatch.setattr("seqgen.decoding.building.component_config", lambda *given: None)
     with pytest.raises(ContractError, match=r"Made.build .* must return a LogitsProcessor and returns None"):
         build(LOGITS_PROCESSORS, "made", LogitsProcessor, None, Resources(dictionary(1)))  # type: ignore[arg-type]
 
@@ -314,7 +314,7 @@ def test_a_cache_without_merge_turns_continuous_batching_off() -> None:
         decoding = Translator(with_cache(cache), **settings).prepare()
         decoded = list(decoding.translate(TEXTS))
         (note,) = [note for note in decoding.notes if "running batch" in note]
-        assert re.search("slower: the key/value cache (ThreeMethods|Mine) does not set can_merge", note)
+        assert re.search("slower: the key/value cache (ThreeMethods|Mine) does not support it", note)
         assert [one.text for one in decoded] == [one.text for one in usual.translate(TEXTS)]
 
 

@@ -180,7 +180,7 @@ def test_stop_texts_are_searched_in_the_tokens_of_the_sentence_alone(name: str) 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"stopping": [TimeLimit(100)]}, "can_merge is not set in TimeLimit"),
+        ({"stopping": [TimeLimit(100)]}, "TimeLimit does not support it"),
         ({"need_attention": True}, "a component or the output needs attention"),
         ({"search_strategy": ContrastiveSearch(), "beam_size": 1}, "ContrastiveSearch has a decoding loop of its own"),
     ],
@@ -197,7 +197,7 @@ def test_where_nobody_can_join_each_batch_is_decoded_by_itself(name: str) -> Non
     generator = make_generator([sharp(name)], dictionary(VOCAB - 4), beam_size=3, max_len_b=8, no_repeat_ngram_size=2)
     assert not generator.can_merge
     lacking = "NoRepeatNgram" + (", LSTMDecoder" if name == "lstm_tiny" else "")
-    assert generator.setup.merge_obstacle == f"can_merge is not set in {lacking}"
+    assert generator.setup.merge_obstacle == f"{lacking} does not support it"
     assert set(assert_continuous_equals_alone(generator, sources(7, seed=2), 3)) == {0}
 
 

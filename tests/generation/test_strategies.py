@@ -12,6 +12,7 @@ import torch
 from seqgen.core.beam_search import BeamSearch
 from seqgen.core.component import Phrase
 from seqgen.core.errors import ConfigError
+from seqgen.core.scores import Scores
 from seqgen.core.search import Search
 from seqgen.decoding.search.constrained import (
     NONE,
@@ -98,10 +99,10 @@ def test_siblings_lose_by_rank() -> None:
     }
     step = DiverseSiblingsSearch(rate=0.5).step
     rule = table_rule(table, 7)
-    first = step(step_context(0), rule((), ()).log_softmax(-1).expand(1, 2, -1), torch.zeros(1, 2))
+    first = step(step_context(0), Scores(rule((), ()).log_softmax(-1).expand(1, 2, -1), torch.zeros(1, 2)))
     assert first.tokens[0, :2].tolist() == [A, B]
     lprobs = torch.stack([rule((), (token,)).log_softmax(-1) for token in (A, B)]).unsqueeze(0)
-    second = step(step_context(1), lprobs, first.scores[:, :2])
+    second = step(step_context(1), Scores(lprobs, first.scores[:, :2]))
     # A A .3 and B A .36 lose .5 each, A B .24 loses 1
     got = list(zip(second.beams[0].tolist(), second.tokens[0].tolist(), strict=True))[:3]
     assert got == [(1, A), (0, A), (0, B)]

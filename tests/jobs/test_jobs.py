@@ -350,6 +350,10 @@ def test_progress_says_what_people_want_to_know() -> None:
     progress.start -= 10
     progress.advance(40, 0)
     assert said[1:] == ["40 lines, 4.0 lines/s"]
+    progress = LineProgress(200, 0, 0, 1e-9, said.append, terminal=False)
+    progress.start -= 60
+    progress.advance(1, 0)  # the first line of a batch, of which all lines are there
+    assert said[2:] == ["1 of 200 lines (0 %)"]
     assert [duration(seconds) for seconds in (45, 720, 12000, 200000)] == ["45 s", "12 min", "3 h 20 min", "2 d 7 h"]
 
 
@@ -420,7 +424,7 @@ LONG = b'{"text": "%b"}\n' % (b"a" * (CHUNK_BYTES - 100))
             for line in (b"\ntext\n", b'\n{"text": "\xff"}', b'\n{"text": 1}', b"\n[]")
         ),
         (b'\xef\xbb\xbf{"text": "a"}\r\n\r\n{"text": "b"}\r\n3\r\n', "line 4: 3 is not an object"),
-        (b'{"txt": "a"}\n', "line 1 has no field 'text' .did you mean 'txt'"),
+        (b'{"txt": "a", "id": 3}\n', "line 1 has no field 'text' but: 'txt, id'; name the field"),
         (b'\n{"text": null}\n', "line 2: text is None"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,29 @@ def _of_zoo(name: str) -> LoadedModel:
 @pytest.mark.parametrize("name", [name for name in TRANSFORMERS if not name.startswith(REFUSED)])
 def test_log_probabilities_are_those_of_the_model(name: str, tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2")
-    assert write_ctranslate2(_of_zoo(name), tmp_path / "written") < 1e-4
+    computed, _ = write_ctranslate2(_of_zoo(name), tmp_path / "written")
+    assert computed < 1e-4
+
+
+def test_the_difference_of_the_scores_that_a_user_gets_is_said(tmp_path: Path) -> None:
+    """CTranslate2 divides the probability of padding among the other tokens."""
+    engine: Any = pytest.importorskip("ctranslate2")
+    folder, output = bart_folder(tmp_path / "model", "bart"), tmp_path / "written"
+    outcome = command("convert", "format=ctranslate2", f"path={folder}", f"output={output}")
+    said = [float(number) for number in re.findall(r"by at most (\S+)", outcome.out)]
+    loaded = load_model(folder, dtype=torch.float32)
+    (scored,) = engine.Translator(str(output), compute_type="float32").score_batch([["w8", "w9"]], [["w20", "w21"]])
+    words = loaded.task.target_dictionary
+    ids = [words.index(word) for word in ("w20", "w21", "</s>")]
+    start = loaded.model.start_token(words.eos())
+    read = torch.tensor([loaded.task.source_tokenizer.encode("w8 w9")])
+    with torch.no_grad():
+        logits, _ = loaded.model(read, torch.tensor([read.size(1)]), torch.tensor([[start, *ids[:-1]]]))
+    decoded = logits[0].log_softmax(-1)[range(3), ids]
+    difference = float((torch.tensor(scored.log_probs) - decoded).abs().max())
+    assert 0.01 < difference < 10 * said[0]
+    assert said[1] < 1e-4
+    assert "as CTranslate2 excludes padding before the softmax, seqgen after it" in outcome.out
 
 
 @pytest.mark.parametrize("name", [*BARTS, *T5S])
@@ -80,7 +103,7 @@ def test_outputs_are_those_of_the_model(name: str, tmp_path: Path) -> None:
 def test_tokens_around_a_source(name: str, config: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2")
     loaded = load_model(write_model(tmp_path / "model", name), dtype=torch.float32)
-    assert write_ctranslate2(loaded, tmp_path / "written") < 1e-4
+    assert write_ctranslate2(loaded, tmp_path / "written")[0] < 1e-4
     assert config.items() <= json.loads((tmp_path / "written" / "config.json").read_text()).items()
 
 

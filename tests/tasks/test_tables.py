@@ -12,6 +12,7 @@ import pytest
 
 import seqgen.tasks  # noqa: F401
 from seqgen.core.errors import UserError
+from seqgen.data.parquet import read_column
 from seqgen.tasks.translation import TranslationConfig, TranslationTask
 from tests.commands import command, corpus, refused, sentences
 from tests.training_runs import records
@@ -83,11 +84,17 @@ def test_a_parquet_table(data: Path, tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"de": ["a", None], "en": ["b", "c"]}), tmp_path / "null.parquet")
     parquet.write_table(pyarrow.table({"de": pyarrow.array([], "string"), "en": pyarrow.array([], "string")}),
                         tmp_path / "empty.parquet")  # fmt: skip
+    twice = pyarrow.table([["a"], ["b"], ["c"]], names=["en", "de", "en"])
+    parquet.write_table(twice, tmp_path / "twice.parquet")
+    nested = pyarrow.table({"a": [{"b": "no"}], "a.b": ["text"]})
+    parquet.write_table(nested, tmp_path / "nested.parquet")
+    assert list(read_column(tmp_path / "nested.parquet", "a.b", "key")) == ["text"]
     for name, columns, words in (
         ("damaged", (), "damaged.parquet after row 0"),
         ("null", (), "null.parquet, row 2: de is None"),
         ("empty", (), "empty.parquet has no rows"),
         ("p", ("eng", "de"), "p.parquet has no column 'eng' .did you mean 'en'.*name .* by task.source_column"),
+        ("twice", (), "twice.parquet has several columns 'en'; rename all but one of them"),
         ("p", ("en", "n"), "p.parquet: the values of 'n' are not text but 'int64'; .* by task.target_column"),
     ):
         with pytest.raises(UserError, match=words):

@@ -13,8 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from seqgen.config import GenerationConfig
+from seqgen.config.values import LARGEST_FLOAT
 from seqgen.core.errors import ConfigError, DataError
 from seqgen.text.confidence.calibration import (
+    SMALLEST,
     Calibration,
     calibrated_settings,
     fitted,
@@ -50,6 +52,21 @@ def test_probabilities_are_those_of_the_law() -> None:
     assert np.abs(found.probabilities(fresh) - true).max() < 0.06
     assert found.lines == 4000
     assert len(found.bad) == pytest.approx(4000 * (1 - good.mean()), rel=0.05)
+
+
+def test_a_constant_feature_has_no_weight() -> None:
+    """The standard deviation of equal values is not exactly 0, because their mean is rounded."""
+    values, good, _ = law(400, 6)
+    values[:, 1], values[:, 2] = math.log(7.3), 100 / 3
+    assert 0 < values.std(0)[1:].max() < 1e-12
+    found = fitted(values, good.astype(float), 1.0)
+    assert found.weights[1:] == [0, 0]
+    assert found.probabilities(values + np.array([0, 1, -50])) == pytest.approx(found.probabilities(values))
+
+
+def test_probabilities_are_numbers_whatever_the_file_says() -> None:
+    made = replace(MADE, scales=[SMALLEST] * 2, weights=[LARGEST_FLOAT, -LARGEST_FLOAT], centers=[LARGEST_FLOAT] * 2)
+    assert np.isfinite(made.probabilities(np.array([[-LARGEST_FLOAT, -LARGEST_FLOAT]]))).all()
 
 
 def test_the_formula_of_a_probability() -> None:
@@ -145,7 +162,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     good, text = json.loads(file.read_text()), file.read_text()
     wrong = [{**good, name: value} for name, value in [
         ("format", "seqgen calibration 2"), ("bias", "x"), ("bias", math.nan), ("weights", [1.0]),
-        ("scales", [0.0, 1.0]),
+        ("scales", [0.0, 1.0]), ("scales", [1e-300, 1e-300]),
         ("bad", [2.0]), ("good", 2), ("good", [-1e-9]), ("weights", []),
 ("settings", []), ("more", 1), ("features", [1, 2]),
     ]]  # fmt: skip
@@ -154,7 +171,8 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         {**good, **{key: [] for key in ("features", "centers", "scales", "weights")}},
     ]
     wrong += [{key: value for key, value in good.items() if key != each.name} for each in fields(Calibration)]
-    for content in [*map(json.dumps, wrong), "", "[]", "7", "[" * 10**5, text[:50], "\x00"]:
+    twice = text.replace('"bias": 0.3', '"bias": 0.3, "bias": 5')
+    for content in [*map(json.dumps, wrong), twice, "", "[]", "7", "[" * 10**5, text[:50], "\x00"]:
         file.write_text(content)
         with pytest.raises(DataError, match=r"is no calibration or is damaged: .*; make it again") as error:
             Calibration.load(file)
@@ -194,6 +212,15 @@ def test_lines_without_an_output_are_not_measured() -> None:
     found = measured(translations, [translations[0].text, "", "zz"], Chrf())
     assert [one.id for one in found.translations] == [0, 2]
     assert found.qualities == pytest.approx([100, 0])
+
+
+def test_references_are_compared_with_texts_that_do_not_belong_to_them() -> None:
+    """With the sources, and with outputs of other lines."""
+    translations = Translator(text_model(), beam=3).translate(TEXTS[:3])
+    outputs, sources = [one.text for one in translations], TEXTS[:3]
+    found = measured(translations, outputs[1:] + outputs[:1], Chrf())
+    assert found.unrelated[:, 1] == pytest.approx([100] * 3), "the references are those of the line before"
+    assert measured(translations, sources, Chrf()).unrelated[:, 0] == pytest.approx([100] * 3)
 
 
 def test_a_fingerprint_of_weights() -> None:
@@ -266,6 +293,8 @@ def test_other_uses_of_a_calibration_are_refused(calibration: Path) -> None:
         Translator([text_model(), text_model(seed=1)], beam=3, confidence=name).translate(TEXTS)
     with pytest.raises(ConfigError, match=r"a risk of 0\.001 cannot be promised; at least 999 are needed"):
         Translator(text_model(), beam=3, confidence=name, review_risk=0.001).translate(TEXTS)
+    with pytest.raises(ConfigError, match=r"review_risk=0\.0 is below its minimum"):
+        Translator(text_model(), beam=3, confidence=name, review_risk=0.0)
     with pytest.raises(ConfigError, match=r"review_share=0\.1 has no effect without generation.confidence=FILE"):
         Translator(text_model(), review_share=0.1)
     with pytest.raises(ConfigError, match="both mark lines; leave one out"):

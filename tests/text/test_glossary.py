@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import time
+import unicodedata
 from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
 
 from seqgen.core.errors import ConfigError, DataError
-from seqgen.text.glossary import Glossary, Term, met_terms
+from seqgen.text.glossary import Glossary, Term, met_terms, words_of
 from seqgen.text.translator import Translator
 from seqgen.text.word_streaming import TextStreamer
 from tests.text_models import text_model
@@ -79,6 +81,24 @@ def test_spans_never_overlap(tmp_path_factory: pytest.TempPathFactory, words: li
 
 
 @pytest.mark.parametrize(
+    "line",
+    ["x" * 400_000, "a" + "\u0345" * 30_000 + "\u0301" * 30_000 + "\u0316" * 30_000, "a " * 2000, "a b " * 50_000],
+)
+def test_a_line_costs_in_proportion_to_its_length(line: str, tmp_path: Path) -> None:
+    (tmp_path / "terms.tsv").write_text("".join(f"{'a ' * length}\tb\n" for length in range(1, 401)))
+    glossary = Glossary(tmp_path / "terms.tsv")
+    start = time.process_time()
+    found = glossary.find(line)
+    assert time.process_time() - start < 2
+    assert [len(term.source.split()) for term in found[:1]] in ([], [1], [400])
+
+
+@given(st.text(st.sampled_from("ae\u0301\u0316がか\u3099=\u0338각ᄀ -\n"), max_size=60))
+def test_words_are_those_of_the_normalized_text(text: str) -> None:
+    assert words_of(text * 4) == words_of(unicodedata.normalize("NFC", text * 4))
+
+
+@pytest.mark.parametrize(
     ("content", "message"),
     [
         (b"dog\tHund\ncat Katze\n", "line 2 is not SOURCE<tab>TARGET"),
@@ -113,6 +133,15 @@ def test_outputs_have_the_terms(semantics: str, tmp_path: Path) -> None:
     assert "the phrase 'nothere' is left out: the vocabulary lacks nothere" in third.notes
     path.write_text("w5\tw13\n")  # a changed file is read again
     assert translator.translate(["w5"], glossary=str(path))[0].terms_met == [True]
+
+
+def test_a_term_that_occurs_more_often_than_an_output_has_room_for(tmp_path: Path) -> None:
+    """The memory for phrases grows with the square of their number."""
+    (tmp_path / "terms.tsv").write_text("w1\tw9\n")
+    translator = Translator(text_model(), beam=2, max_len_b=4, max_len=4, glossary=str(tmp_path / "terms.tsv"))
+    (found,) = translator.translate(["w1 " * 900])
+    assert (len(found.terms), len(found.constraints), found.hypotheses) == (900, 5, [])
+    assert "no output within the maximum length has all phrases, so that the output is empty" in found.notes
 
 
 def test_terms_and_phrases_of_the_line_are_both_met(tmp_path: Path) -> None:

@@ -223,7 +223,9 @@ def test_sentences_are_decoded_like_separate_lines(translator: Translator) -> No
     sums = sum(float(part.hypotheses[0].positional_scores.sum()) for part in parts)
     assert first.score == pytest.approx(sums / len(first.hypotheses[0].tokens))
     assert found[1].notes == ["the line is empty, and so is its output"]
-    assert first.notes[0] == "sentence 1: the vocabulary lacks W1 w8."
+    assert (
+        first.notes[0] == "sentence 1: the model reads an unknown token in place of what its vocabulary lacks: W1 w8."
+    )
     whole = translator.translate(texts[:1], **SPLIT, unnormalized=True)[0]
     assert whole.score == pytest.approx(float(whole.hypotheses[0].positional_scores.sum()))
 

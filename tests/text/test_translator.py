@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
+import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -233,7 +237,8 @@ def test_the_models_own_settings_are_under_the_users() -> None:
     assert translator.settings(nbest=1).nbest == 1
     assert Translator(text_model()).settings() == GenerationConfig(semantics="fairseq")
     notes = translator.prepare().notes
-    assert notes == ["keys you do not set come from the model: generation.beam=3, lenpen=0.5, semantics=huggingface"]
+    own = "the model decodes with settings of its own, which your keys override"
+    assert notes == [f"{own}: generation.beam=3, lenpen=0.5, semantics=huggingface"]
     assert Translator(text_model(), beam=3).prepare().notes == []
 
 
@@ -277,7 +282,7 @@ def test_what_goes_with_the_models_own_settings_is_taken(own: dict[str, Any], gi
 
 def test_limits_that_are_only_lifted_are_not_worth_saying() -> None:
     lifted = {"semantics": "huggingface", "max_len": 9, "max_len_b": 1 << 20, "min_len": 0}
-    said = "keys you do not set come from the model: generation.semantics=huggingface"
+    said = "the model decodes with settings of its own, which your keys override: generation.semantics=huggingface"
     assert resolved(lifted, {})[1] == [f"{said}, max_len=9"]
     assert resolved({**lifted, "max_len_b": 5, "min_len": 2}, {})[1][0].endswith("max_len_b=5, min_len=2")
     (note,) = resolved({**lifted, "max_len": 20}, {})[1]
@@ -471,6 +476,36 @@ def test_threads_share_a_translator() -> None:
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
         patch.setattr(TextDecoding, "translate", watched)
         assert list(pool.map(texts, calls)) == wanted
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_process_forked_while_another_thread_decodes_can_decode() -> None:
+    translator, begun, end = Translator(text_model("transformer_tiny"), **SHORT), threading.Event(), threading.Event()
+    wanted = [found.text for found in translator.translate(TEXTS)]
+
+    def slowly() -> Iterator[str]:
+        begun.set()
+        end.wait(60)
+        yield TEXTS[0]
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    (torch.ones(600, 600) @ torch.ones(600, 600)).softmax(0)  # PyTorch has a pool of threads now
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(translator.translate, slowly())
+        begun.wait()
+        if not (child := os.fork()):
+            signal.alarm(20)  # ends the child if it waits forever
+            same = False
+            try:
+                same = [found.text for found in translator.translate(TEXTS)] == wanted
+            finally:
+                os._exit(not same)
+        status = os.waitpid(child, 0)[1]
+        end.set()
+    torch.set_num_threads(threads)
+    assert status == 0
 
 
 @pytest.mark.parametrize("key", ["prefix_trie", "shortlist"])

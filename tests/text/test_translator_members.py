@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 
 from examples.extending.member import Blind, decode
+from seqgen.checkpoints.loaders import DecodingConfig, DecodingTask
 from seqgen.config import GenerationConfig
 from seqgen.core.errors import ConfigError, DataError
 from seqgen.core.member import MemberSpec
 from seqgen.decoding.combinations import Fusion
 from seqgen.decoding.search.diverse import DiverseBeamSearch
 from seqgen.text.results import Translation
-from seqgen.text.translator import Translator
-from tests.text_models import text_model
+from seqgen.text.translator import ModelInMemory, Translator
+from tests.text_models import task_of, text_model
 
 LINES = ["w3 w4 w5", "w6 w6", "w7 w3 w8 w9"]
 OTHERS = ["w9 w8", "w5 w4 w3 w10", "w6"]
@@ -37,6 +38,21 @@ def test_a_field_of_its_own_is_what_a_member_reads() -> None:
         assert outputs(found) == outputs(alone)
         assert not any("tab" in note for translation in found for note in translation.notes)
     assert outputs(together.translate(both())) != outputs(alone)
+
+
+def test_models_of_other_languages_are_refused_unless_each_has_its_source() -> None:
+    def of(source: str, target: str) -> ModelInMemory:
+        tokenizer = task_of().source_tokenizer
+        return text_model(task=DecodingTask(DecodingConfig(source, target), tokenizer, tokenizer))
+
+    german, unknown = of("en", "de"), text_model()
+    for other in (of("en", "pt"), of("de", "en"), of("fr", "de")):
+        pair = "-".join(other.task.language_pair)
+        message = rf"model 1 translates en-de, and model 3 {pair}; .* such as \[input,input,input\]"
+        with pytest.raises(ConfigError, match=message):
+            Translator([german, unknown, other])
+        Translator([german, other], members=["field1", "field2"])
+    Translator([german, of("en", "de_AT"), of("eng", "deu"), unknown, of("source", "target")])
 
 
 def test_an_empty_source_makes_a_model_without_one() -> None:

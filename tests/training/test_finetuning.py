@@ -12,7 +12,7 @@ import torch
 from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.checkpoints.loading import initialize, load_model
 from seqgen.cli.run_folder import write_config
-from seqgen.cli.train import with_checkpoint
+from seqgen.cli.train import FINETUNING_LR, FINETUNING_WARMUP, with_checkpoint
 from seqgen.config import TrainConfig
 from seqgen.config.compose import compose
 from seqgen.core.errors import CheckpointError
@@ -20,7 +20,7 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.models.t5 import T5Config, T5Model
 from seqgen.models.transformer import TransformerConfig, TransformerModel
 from tests import huggingface_bart, huggingface_t5
-from tests.commands import command, corpus
+from tests.commands import SMALL_TRANSFORMER, command, corpus, refused
 from tests.fairseq_checkpoints import TRANSFORMER, dictionary, in_args, options_of, random_model, write
 
 
@@ -85,7 +85,7 @@ def test_the_users_keys_take_precedence(data: Path, tmp_path: Path) -> None:
     assert (mismatch.code, mismatch.err.count("\n")) == (2, 1)
     assert "the vocabulary does not fit: in the source, the id 0 is 'w0' in the checkpoint and '<pad>'" in mismatch.err
     again = command("train", *training(data, tmp_path / "third", folder, *keys))
-    assert "third, which has no checkpoints yet" in again.err, again.err
+    assert (again.code, "third is left from a start that failed" in again.err) == (0, True), again.err
     (folder / "model.safetensors").write_bytes(b"damaged")
     damaged = command("train", *training(data, tmp_path / "fourth", folder, *translation(data), "common.seed=2"))
     assert (damaged.code, damaged.err.count("\n")) == (2, 1)
@@ -107,6 +107,23 @@ def test_keys_that_the_user_gives_are_above_those_of_a_run(tmp_path: Path) -> No
     assert kept.items() <= found.items()
 
 
+SCHEDULE = [f"optimization.lr={FINETUNING_LR}", f"lr_scheduler.warmup_updates={FINETUNING_WARMUP}"]
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ([], SCHEDULE),
+        (["optimization.lr=[1]"], [SCHEDULE[1]]),
+        (["lr_scheduler.warmup_updates=0"], SCHEDULE[:1]),
+        (["lr_scheduler=fixed"], SCHEDULE[:1]),
+    ],
+)
+def test_the_schedule_of_finetuning(given: list[str], wanted: list[str]) -> None:
+    user = ["checkpoint.finetune_from=nowhere", "model=t5", *given]
+    assert sorted(with_checkpoint(user)) == sorted([*wanted, *user])
+
+
 def test_arguments_that_follow_from_a_checkpoint(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     folder = huggingface_bart.tiny_folder(tmp_path / "folder", "marian")
@@ -115,10 +132,11 @@ def test_arguments_that_follow_from_a_checkpoint(tmp_path: Path) -> None:
     complete = with_checkpoint(user)
     assert complete[-2:] == user
     assert {"model=transformer", "model.sinusoids=paper", "model.output_bias=true", *tokenizer} <= set(complete)
-    assert with_checkpoint([*user, "model=transformer"]) == [*tokenizer, *user, "model=transformer"]
+    assert with_checkpoint([*user, "model=transformer"]) == [*SCHEDULE, *tokenizer, *user, "model=transformer"]
     assert not {*tokenizer} & {*with_checkpoint([*user, "task.tokenizer=bytes"])}
-    for unchanged in (["task=translation"], ["checkpoint.finetune_from=nowhere", "model=t5"]):
-        assert with_checkpoint(unchanged) == unchanged
+    assert with_checkpoint(["task=translation"]) == ["task=translation"]
+    missing = ["checkpoint.finetune_from=nowhere", "model=t5"]
+    assert with_checkpoint(missing) == [*SCHEDULE, *missing]
     with pytest.raises(CheckpointError, match=r"finetune_from: nowhere: there is no such file or folder"):
         with_checkpoint(["checkpoint.finetune_from=nowhere"])
 
@@ -138,6 +156,8 @@ def test_a_fairseq_checkpoint(data: Path, tmp_path: Path) -> None:
 
 
 class Words:
+    language_pair = ()
+
     def __init__(self, source: Dictionary, target: Dictionary | None = None):
         self.source_dictionary, self.target_dictionary = source, target or source
 
@@ -219,6 +239,27 @@ def test_other_vocabularies_are_refused(words: Dictionary, message: str, tmp_pat
     with pytest.raises(CheckpointError, match=f"the vocabulary does not fit: {message}"):
         initialize(model, str(path), Words(words))
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
+def test_text_of_other_languages_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, random_model(TRANSFORMER), in_args(options_of(TRANSFORMER)))
+    model = TransformerModel.build_model(TRANSFORMER, Words(dictionary()))
+    message = "model.pt translates en-de, and the text of this run is de-en; correct task.source_lang and task.t"
+    with pytest.raises(CheckpointError, match=message):
+        initialize(model, str(path), Words(dictionary()), ("de", "en"))
+    for languages in ((), ("en", "de"), ("en_GB", "de"), ("eng", "deu")):
+        initialize(model, str(path), Words(dictionary()), languages)
+
+
+@pytest.mark.slow
+def test_transfer_to_other_languages_is_a_key(data: Path, tmp_path: Path) -> None:
+    small = [*SMALL_TRANSFORMER, "task.joined_dictionary=true", "task.vocab_size=44", "optimization.max_update=1"]
+    first = [f"run_dir={tmp_path}/run", *translation(data), "task.workers=1", "common.threads=1", *small]
+    assert command("train", *first).code == 0
+    reverse = training(data, tmp_path / "new", tmp_path / "run", "task.source_lang=de", "task.target_lang=en")
+    refused(command("train", *reverse), "translates en-de, and the text of this run is de-en")
+    trained = command("train", *reverse, "checkpoint.other_languages=true")
+    assert trained.code == 0, trained.err
 
 
 class Headed(TransformerModel):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -424,13 +426,64 @@ def test_finetune_begins_anew_from_weights(lab: Lab, monkeypatch: pytest.MonkeyP
     start = [f"checkpoint.finetune_from={source}", "lr_scheduler.warmup_updates=9", "optimization.ema_decay=0.99"]
     run = lab.train("finetuned", "optimization.max_update=1", *start)
     # the first update of a warm-up has a learning rate of zero, so weights and average are still those of the source
-    assert_identical(read_weights(resolve(run)), read_weights(resolve(source)))
+    for name in ("best", "last"):
+        assert_identical(read_weights(run / "checkpoints" / name), read_weights(resolve(source)))
     assert everything(run)["state"]["update"] == 1
     with pytest.raises(CheckpointError, match=r"finetune_from: .*no such file"):
         lab.train("finetuned2", "checkpoint.finetune_from=nowhere")
     monkeypatch.setattr(lab, "shared", lab.root / "other_vocabulary")
     with pytest.raises(CheckpointError, match=r"finetune_from: .*vocabulary does not fit"):
         lab.train("finetuned3", f"checkpoint.finetune_from={source}", "task.vocab_size=50")
+
+
+FINETUNING = ("optimization.max_update=4", "dataset.validate_interval_updates=2", "optimization.clip_norm=0")
+
+
+@pytest.fixture(scope="module")
+def start(lab: Lab) -> str:
+    folder = lab.train("start", "optimization.max_update=3")
+    write_config(folder, lab.config("optimization.max_update=3"))
+    return f"checkpoint.finetune_from={folder}"
+
+
+@pytest.mark.parametrize(
+    ("lr", "ranks"), [("1e-3", ["best so far"] * 3), ("2", ["best so far", *["worse than the start"] * 2])]
+)
+def test_the_weights_to_finetune_are_validated(
+    lr: str, ranks: list[str], lab: Lab, start: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are the best checkpoint until an update improves the score."""
+    run = lab.train(f"tuned-{lr}", start, *FINETUNING, f"optimization.lr=[{lr}]", "common.log_format=lines")
+    assert re.findall(
+        r"valid at update ([024]) .*\| (best so far|worse than the start)$", capsys.readouterr().err, re.M
+    ) == [(str(update), rank) for update, rank in zip((0, 2, 4), ranks, strict=True)]
+    assert everything(run, "best")["state"]["update"] == (4 if ranks[-1] == "best so far" else 0)
+    assert [record["update"] for record in records(run, "valid")] == [0, 2, 4]
+
+
+@pytest.mark.parametrize("moment", ["train_update", "validate", "save"])
+def test_a_run_that_is_killed_before_its_first_update(
+    moment: str, lab: Lab, start: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = {"train_update": Trainer, "validate": training_loop.Validator, "save": Checkpoints}[moment]
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, moment, mock.Mock(side_effect=Killed))
+        with pytest.raises(Killed):
+            lab.train(f"tuned-{moment}", start, *FINETUNING)
+    killed, whole = (lab.train(name, start, *FINETUNING) for name in (f"tuned-{moment}", "tuned"))
+    for name in ("best", "last"):
+        assert_identical(everything(killed, name), everything(whole, name))
+    assert records(killed, "valid") == records(whole, "valid")
+
+
+def test_a_signal_while_the_weights_to_finetune_are_validated(
+    lab: Lab, start: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(training_loop.Validator, "validate", mock.Mock(side_effect=training_loop.Interrupted))
+        lab.train("tuned-signal", start, *FINETUNING)
+    run = lab.train("tuned-signal", start, *FINETUNING)
+    assert [record["update"] for record in records(run, "valid")] == [0, 2, 4]
 
 
 def test_tensorboard_has_scalars_and_samples(lab: Lab) -> None:

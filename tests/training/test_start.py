@@ -57,6 +57,30 @@ def test_a_vocabulary_of_other_text_or_of_unknown_origin_is_refused(data: Path, 
     assert (run / "tokenizer" / "tokenizer.json").read_bytes() == trained
 
 
+def test_a_failed_start_does_not_refuse_the_corrected_command(data: Path, tmp_path: Path) -> None:
+    """The new run is the one that it would be in an empty folder; a command that only repeats makes no tokenizer."""
+    small = ("model=transformer_tiny", "common.tensorboard=false", "optimization.max_update=1")
+    wrong = ("checkpoint.best_checkpoint_metric=foo", "task.source_lang=de", "task.target_lang=en")
+    (data / "uneven.en").write_text("the dog\n")
+    (data / "uneven.de").write_text("aba\naba\n")
+    for name, *mistake in (
+        ("train", "prepare_only=false", *wrong),
+        ("text", "prepare_only=false", wrong[0], f"task.train={data}/valid", "task.vocab_size=22"),
+        ("prepare", f"task.valid={data}/uneven", "task.vocab_size=23"),
+    ):
+        run = tmp_path / name
+        assert prepare(data, run, *small, *mistake).code == 2
+        made = (run / "tokenizer").stat().st_ino
+        assert prepare(data, run, *small, *mistake).code == 2
+        assert (run / "tokenizer").stat().st_ino == made
+        corrected = prepare(data, run, *small, "prepare_only=false")
+        assert corrected.code == 0, corrected.err
+        assert corrected.err.count(f"{run} is left from a start that failed, with another task or text") == 1
+        assert prepare(data, tmp_path / "clean" / name).code == 0
+        clean = tmp_path / "clean" / name / "tokenizer" / "tokenizer.json"
+        assert (run / "tokenizer" / "tokenizer.json").read_bytes() == clean.read_bytes()
+
+
 def test_a_run_is_not_continued_with_other_text(data: Path, tmp_path: Path) -> None:
     """Not even with text of the same lengths, and its record still names the text that it was trained on."""
     run = tmp_path / "run"
@@ -104,5 +128,8 @@ def test_a_key_of_another_component_is_recognized(arguments: list[str], message:
 def test_one_file_of_pairs_is_not_what_was_meant(data: Path, tmp_path: Path) -> None:
     (data / "pairs.txt").write_text("a\tb\n")
     outcome = prepare(data, tmp_path / "run", f"task.train={data}/pairs.txt")
-    assert "pairs.txt is one file" in outcome.err
+    assert (
+        "pairs.txt is one file, and pairs in one file are a table (.tsv, .jsonl or .parquet, but not .csv)"
+        in outcome.err
+    )
     assert "did you mean" not in outcome.err

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from importlib import resources
 from typing import NamedTuple, Self
 
-from seqgen.core.errors import ConfigError
+from seqgen.core.errors import ConfigError, nearest
 
 
 def _codes(text: str) -> list[str]:
@@ -54,6 +55,11 @@ tam_Taml tat_Cyrl tel_Telu tgk_Cyrl tgl_Latn tha_Thai tir_Ethi taq_Latn taq_Tfng
 tum_Latn tur_Latn twi_Latn tzm_Tfng uig_Arab ukr_Cyrl umb_Latn urd_Arab uzn_Latn vec_Latn vie_Latn war_Latn wol_Latn
 xho_Latn ydd_Hebr yor_Latn yue_Hant zho_Hans zho_Hant zul_Latn
 """)
+
+
+def _language(code: str) -> str:
+    """The language of a code, without script and country: ``deu`` for ``deu_Latn``."""
+    return re.split("[-_]", code.lower())[0]
 
 
 class AddedTokens(NamedTuple):
@@ -135,10 +141,12 @@ class Languages:
         return code
 
     def _nearest(self, code: str) -> str:
-        """A phrase with the most similar code: one that begins with the given one, such as deu_Latn for de."""
-        longer = [known for known in self.ids if code and known.lower().startswith(code.lower())]
-        similar = longer or difflib.get_close_matches(code[:100], self.ids, n=1, cutoff=0.4)
-        return f" (did you mean {similar[0]!r}?)" if similar else ""
+        """A phrase with the codes of the language with this English name or ISO code, or else with a similar code."""
+        rows = map(str.split, resources.files(__package__).joinpath("languages.txt").read_text("utf-8").splitlines())
+        wanted = _language(code)
+        same = {wanted}.union(*(row for row in rows if wanted in row))
+        found = [known for known in self.ids if _language(known) in same]
+        return nearest(code, self.ids) if not found else f" (did you mean {' or '.join(map(repr, found[:3]))}?)"
 
     def source_tokens(self, eos: int, source_lang: str, target_lang: str) -> AddedTokens:
         """The tokens of a source besides its text: end-of-sentence, and the token of a language.

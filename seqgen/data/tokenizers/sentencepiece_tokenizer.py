@@ -237,6 +237,7 @@ def train_sentencepiece(
     Raises:
         DataError: the text has no words, or too few or too many characters for ``vocab_size``.
         UserError: iterating over ``lines`` raised it.
+        KeyboardInterrupt: likewise.
     """
     logger.info("training a SentencePiece model (%s) of %d pieces", model_type, vocab_size)
     start = time.perf_counter()
@@ -272,7 +273,7 @@ class _Reader:
 
     def __init__(self, lines: Iterable[str]):
         self.lines = lines
-        self.error: UserError | None = None
+        self.error: UserError | KeyboardInterrupt | None = None
         self.count = 0
 
     def __iter__(self) -> Iterator[str]:
@@ -283,7 +284,7 @@ class _Reader:
                     logger.info("read %s lines", f"{self.count:,}")
                 for start in range(0, len(line), MAX_CHARACTERS):
                     yield line[start : start + MAX_CHARACTERS]
-        except UserError as error:
+        except (UserError, KeyboardInterrupt) as error:
             self.error = error
             raise
         if self.count > LOGGED_LINES:

@@ -442,7 +442,8 @@ class _BankedBatch(ConstrainedBatch):
             scores = Scores(scores.distribution(), scores.beams)
         unmet = self.constraints.unmet(self.progress)
         forbidden = scores.values.new_zeros(*unmet.shape, scores.size)
-        forbidden[..., list(self.batch.end_tokens)] = torch.where(unmet, -torch.inf, 0.0).unsqueeze(-1)
+        for token in self.batch.end_tokens:
+            forbidden[..., token].masked_fill_(unmet, -torch.inf)
         # independent beams draw from the distribution without constraints, less end-of-sentence
         scores = replace(scores.plus(forbidden), is_distribution=independent)
         top = chosen(self._inner, context, scores)

@@ -27,7 +27,7 @@ from seqgen.core.errors import ConfigError, DataError, listing
 from seqgen.data.text import digest
 from seqgen.system.error_messages import reading_errors
 from seqgen.system.files import write_atomically
-from seqgen.system.reading import parse_json, read_bytes
+from seqgen.system.reading import parse_json, read_bytes, unique_keys
 from seqgen.text.reranking import Matrix, Utility, compared
 from seqgen.text.results import Translation
 
@@ -38,6 +38,10 @@ SAMPLES = 64
 """Numbers of a weight that its fingerprint is made of; up to twice as many."""
 ROUNDING = 1e-9
 """Products of a risk and a number of lines are rounded up to a whole number that is so close."""
+CONSTANT = 1e-9
+"""A feature whose standard deviation is a smaller part of its values is constant, but for rounding errors."""
+SMALLEST = 1e-200
+"""The smallest standard deviation: with features of at most ``LARGEST_FLOAT``, all logits are then finite."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class Calibration:
     quality: float = option(0.0, "the quality from which an output is good enough")
     features: list[str] = option([], "names of the features")
     centers: list[float] = option([], "mean of each feature")
-    scales: list[float] = option([], "standard deviation of each feature", minimum=0)
+    scales: list[float] = option([], "standard deviation of each feature", minimum=SMALLEST)
     weights: list[float] = option([], "weight of each feature")
     bias: float = option(0.0, "bias of the logistic regression")
     good: list[float] = option([], "probabilities of the held-out lines that are good enough", minimum=0, maximum=1)
@@ -151,13 +155,13 @@ class Calibration:
         """
         try:
             with reading_errors(path, DataError):
-                content = parse_json(read_bytes(path))
+                content = parse_json(read_bytes(path), object_pairs_hook=unique_keys)
             keys = {each.name for each in dataclasses.fields(cls)}
             if not isinstance(content, dict) or keys - {*content}:
                 raise ValueError("it lacks some of its keys")
             found = from_dict(cls, content, "its values")
             sizes = {len(one) for one in (found.features, found.centers, found.scales, found.weights)}
-            if len(sizes) > 1 or not all(found.scales) or not found.features or not found.lines:
+            if len(sizes) > 1 or not found.features or not found.lines:
                 raise ValueError("its values contradict each other")
         except (ValueError, ConfigError) as error:
             raise DataError(f"{path} is no calibration or is damaged: {error}; make it again") from None
@@ -171,10 +175,13 @@ class Measured:
     Attributes:
         translations: ``N`` lines; empty ones are left out.
         qualities: ``(N,)`` the utility of each output against its reference.
+        unrelated: ``(N, 2)`` the utility of each source against the reference of its line, and of each output against
+            the reference of another line.
     """
 
     translations: list[Translation]
     qualities: Matrix
+    unrelated: Matrix
 
 
 def measured(translations: Iterable[Translation], references: Iterable[str], utility: Utility) -> Measured:
@@ -186,8 +193,12 @@ def measured(translations: Iterable[Translation], references: Iterable[str], uti
         utility: compares an output with its reference.
     """
     pairs = [pair for pair in zip(translations, references, strict=True) if pair[0].num_tokens]
-    found = [compared(utility, [one.hypotheses[0].text], [reference])[0, 0] for one, reference in pairs]
-    return Measured([one for one, _ in pairs], numpy.array(found))
+    rows = [
+        compared(utility, [one.hypotheses[0].text, one.source], [reference, pairs[row - 1][1]])
+        for row, (one, reference) in enumerate(pairs)
+    ]
+    found = numpy.array(rows).reshape(-1, 4)  # of the output, of the output with another line's, of the source
+    return Measured([one for one, _ in pairs], found[:, 0], found[:, [2, 1]])
 
 
 def halves(count: int) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
@@ -224,9 +235,10 @@ def fitted(values: Matrix, qualities: Matrix, quality: float | None = None, **fa
             "the quality, or give more lines"
         )
     spread = values[fit].std(0)
-    centers, scales = values[fit].mean(0), numpy.where(spread > 0, spread, 1.0)
+    varies = spread > numpy.maximum(CONSTANT * numpy.abs(values[fit]).max(0), SMALLEST)
+    centers, scales = values[fit].mean(0), numpy.where(varies, spread, 1.0)
     model = LogisticRegression(max_iter=1000).fit((values[fit] - centers) / scales, good[fit])
-    vectors = {"centers": centers, "scales": scales, "weights": model.coef_[0]}
+    vectors = {"centers": centers, "scales": scales, "weights": model.coef_[0] * varies}
     lists = {name: vector.tolist() for name, vector in vectors.items()}
     found = Calibration(bias=float(model.intercept_[0]), quality=least, **lists, **facts)
     probabilities = found.probabilities(values)

@@ -39,11 +39,11 @@ class ConfidenceEstimator:
                 self.calibration.check(weights_fingerprint(models), calibrated_settings(cfg))
                 if cfg.review_share:
                     self.threshold = self.calibration.share_threshold(cfg.review_share)
-                elif cfg.review_risk:
+                elif cfg.review_risk < 1:
                     self.threshold = self.calibration.risk_threshold(cfg.review_risk)
             except ConfigError as error:
                 raise ConfigError(f"generation.confidence={cfg.confidence}: {error}") from None
-        self.marks = bool(cfg.review_share or cfg.review_risk)
+        self.marks = cfg.review_share > 0 or cfg.review_risk < 1
         names = dict.fromkeys([*cfg.features, *self.calibration.features])
         self.features: dict[str, Feature] = {name: build(FEATURES, name, Feature, cfg, resources) for name in names}
 

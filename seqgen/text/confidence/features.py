@@ -8,9 +8,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from seqgen.config.values import LARGEST_FLOAT
 from seqgen.core.component import Component
 from seqgen.core.contract import violated
-from seqgen.core.errors import ConfigError
+from seqgen.core.errors import ConfigError, shown
 from seqgen.decoding.building import Resources
 from seqgen.registry import register_feature
 from seqgen.text.reranking import Chrf
@@ -34,7 +35,7 @@ class Feature(Component):
             translation: a line with at least one hypothesis.
 
         Returns:
-            A finite number, in any unit.
+            A number in any unit, of at most ``LARGEST_FLOAT``.
         """
         raise NotImplementedError
 
@@ -50,12 +51,13 @@ def feature_values(features: Mapping[str, Feature], translation: Translation) ->
         The value of each.
 
     Raises:
-        DecodingError: a feature returns no finite number.
+        DecodingError: a feature returns no finite number, or one above ``LARGEST_FLOAT``.
     """
     values = {name: feature(translation) for name, feature in features.items()}
     for name, value in values.items():
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise violated(features[name], "__call__", f"must return a finite number and returns {value!r}")
+        if not isinstance(value, int | float) or not abs(value) <= LARGEST_FLOAT:
+            message = f"must return a number of at most {LARGEST_FLOAT:g} and returns {shown(value)}"
+            raise violated(features[name], "__call__", message)
     return values
 
 

@@ -167,6 +167,12 @@ class ConfidenceReport:
             f"{name:12} " + " ".join(f"{kinds[kind]!s:24}" for kind in ("spearman", "auroc", "found")).rstrip()
             for name, kinds in found["scores"].items()
         ]
+        ranks = {name: kinds["spearman"].value for name, kinds in found["scores"].items()}
+        if (best := max(ranks, key=ranks.__getitem__)) != "confidence":
+            lines.append(
+                f"{best} alone ranks these lines better than the confidence does (Spearman {ranks[best]:.2f} against "
+                f"{ranks['confidence']:.2f}); calibrate with more lines, or with fewer generation.features"
+            )
         if "risk" in found:
             lines.append(
                 f"{found['marked']:.1%} of the lines are marked; unmarked and not good enough: {found['risk']}"

@@ -109,7 +109,7 @@ def outcome(kind: str, seed: int, folder: Path) -> str:
         found = [pairs(translation.hypotheses) for translation in decoding.translate(SOURCES)]
     except UserError as error:
         return refused(str(error), ["generation.", *values], case)
-    said = "keys you do not set come from the model"
+    said = "the model decodes with settings of its own, which your keys override"
     notes = [note for note in [*loaded.notes, *decoding.notes] if not note.startswith(said)]
     kept = unused(notes, values)
     try:

@@ -144,6 +144,14 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda path: path.write_bytes(encoded([("x", INT8, (1,), b"a"), ("x", INT8, (1,), b"a")])),
         "'x' occurs twice",
     ),
+    "a name with a line break": (
+        lambda path: write_binary(path, {**arrays(), "a\nb": np.ones((2, 2), np.float32)}),
+        r"unknown to the model: 'a\\nb'",
+    ),
+    "integers in three dimensions": (
+        lambda path: path.write_bytes(weight(kind=INTGEMM8, shape=(2, 3, 4))),
+        "the 8-bit integers of 'x' have 3 dimensions instead of 2",
+    ),
     "a name with commands": (lambda path: path.write_bytes(weight("\x1b[2J", 7)), r"'\\x1b\[2J' has the type 0x7"),
     **{
         f"the factor {factor}": (
