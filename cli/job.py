@@ -29,7 +29,8 @@ from seqgen.cli.output import check_output
 from seqgen.cli.provenance import versions
 from seqgen.cli.record import file_digests, models_fingerprint, named_files
 from seqgen.config import GenerateConfig
-from seqgen.config.generation import SPEED, keys_with
+from seqgen.config.generation import keys_with
+from seqgen.config.options import SPEED
 from seqgen.config.values import split_argument, to_dict
 from seqgen.core.errors import ConfigError, UserError
 from seqgen.data.text import is_pipe

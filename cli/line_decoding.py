@@ -17,7 +17,8 @@ from seqgen.checkpoints.loaders import LoadedModel
 from seqgen.checkpoints.loading import load_models
 from seqgen.cli.command import log
 from seqgen.config import GenerateConfig, GenerateDatasetConfig
-from seqgen.config.generation import FILES, keys_with
+from seqgen.config.generation import keys_with
+from seqgen.config.options import FILES
 from seqgen.config.settings import Settings
 from seqgen.config.values import DEFAULTS, value_text
 from seqgen.core.errors import ConfigError, nearest

@@ -29,7 +29,8 @@ from seqgen.addons.checks.checking import (
 from seqgen.addons.checks.search import same_hypotheses
 from seqgen.addons.checks.subject import Ids
 from seqgen.config import GenerationConfig
-from seqgen.config.generation import KEEPS_SCORES, keys_with
+from seqgen.config.generation import keys_with
+from seqgen.config.options import KEEPS_SCORES
 from seqgen.core.model import EncoderDecoderModel
 from seqgen.core.structures import Batch, tensors_in
 from seqgen.training.criteria import TrainingContext

@@ -1,36 +1,46 @@
-"""Typed configuration: dataclasses whose fields each have a type, a default, a help text and a range."""
+"""Typed configuration: dataclasses whose fields each have a type, a default, a help text and a range.
 
-from __future__ import annotations
+A name is loaded when it is used: a module that only declares keys does not import the groups that are made of them.
+"""
 
-from seqgen.config.common import (
-    MOST_WORKERS as MOST_WORKERS,
-    CommonConfig as CommonConfig,
-    DecodingCommonConfig as DecodingCommonConfig,
-    TrainCommonConfig as TrainCommonConfig,
-    like as like,
-    option as option,
-)
-from seqgen.config.generate import (
-    GenerateConfig as GenerateConfig,
-    GenerateDatasetConfig as GenerateDatasetConfig,
-    JobConfig as JobConfig,
-    JobGenerationConfig as JobGenerationConfig,
-    RayConfig as RayConfig,
-    ReadingConfig as ReadingConfig,
-    TraceConfig as TraceConfig,
-)
-from seqgen.config.generation import (
-    DEFAULT_COMBINATION as DEFAULT_COMBINATION,
-    SINGLE_COMPONENTS as SINGLE_COMPONENTS,
-    DebugConfig as DebugConfig,
-    GenerationConfig as GenerationConfig,
-)
-from seqgen.config.training import (
-    DEFAULT_MAX_UPDATE as DEFAULT_MAX_UPDATE,
-    BaseConfig as BaseConfig,
-    CheckpointConfig as CheckpointConfig,
-    DatasetConfig as DatasetConfig,
-    DistributedConfig as DistributedConfig,
-    OptimizationConfig as OptimizationConfig,
-    TrainConfig as TrainConfig,
-)
+from typing import TYPE_CHECKING
+
+from seqgen.core.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from seqgen.config.common import (
+        MOST_WORKERS as MOST_WORKERS,
+        CommonConfig as CommonConfig,
+        DecodingCommonConfig as DecodingCommonConfig,
+        TrainCommonConfig as TrainCommonConfig,
+    )
+    from seqgen.config.generate import (
+        GenerateConfig as GenerateConfig,
+        GenerateDatasetConfig as GenerateDatasetConfig,
+        JobConfig as JobConfig,
+        JobGenerationConfig as JobGenerationConfig,
+        RayConfig as RayConfig,
+        ReadingConfig as ReadingConfig,
+        TraceConfig as TraceConfig,
+    )
+    from seqgen.config.generation import (
+        SINGLE_COMPONENTS as SINGLE_COMPONENTS,
+        DebugConfig as DebugConfig,
+        GenerationConfig as GenerationConfig,
+    )
+    from seqgen.config.options import (
+        DEFAULT_COMBINATION as DEFAULT_COMBINATION,
+        like as like,
+        option as option,
+    )
+    from seqgen.config.training import (
+        DEFAULT_MAX_UPDATE as DEFAULT_MAX_UPDATE,
+        BaseConfig as BaseConfig,
+        CheckpointConfig as CheckpointConfig,
+        DatasetConfig as DatasetConfig,
+        DistributedConfig as DistributedConfig,
+        OptimizationConfig as OptimizationConfig,
+        TrainConfig as TrainConfig,
+    )
+
+__getattr__, __dir__ = lazy_names(__name__)

@@ -1,68 +1,13 @@
-"""The declaration of a configuration key, and the ``common`` group: keys that every command has."""
+"""The ``common`` group: keys that every command has."""
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+
+from seqgen.config.options import option
 
 MOST_WORKERS = 1024
 """Largest number of threads or processes that a key may ask for; far more end in a crash of the OpenMP library."""
-
-
-def option(
-    default: Any,
-    help: str,
-    *,
-    choices: Sequence[str] | None = None,
-    minimum: float | None = None,
-    maximum: float | None = None,
-    role: Literal["", "input_path", "output_path", "code"] = "",
-    other_names: Sequence[str] = (),
-    **facts: Any,
-) -> Any:
-    """Declare a configuration field::
-
-        dropout: float = option(0.1, "dropout probability of features", minimum=0, maximum=1)
-
-    Args:
-        default: the default; a list is copied for each instance.
-        help: one line that says what the value does, with its unit.
-        choices: the allowed values of a string.
-        minimum: smallest allowed value of a number, or of each number in a list.
-        maximum: largest allowed value, likewise.
-        role: ``input_path`` if the value names a file or folder to read, ``output_path`` if it names something that is
-            written, ``code`` if it names something that can run code. The last two are taken from the command line
-            only, not from ``config=FILE``.
-        other_names: names of the key in other toolkits that are not its last part; a hint for a key that does not
-            exist gives this key for them.
-        facts: further facts, which become metadata of the field.
-
-    Returns:
-        The dataclass field.
-    """
-    limits = {"choices": choices, "minimum": minimum, "maximum": maximum}
-    return _field(default, {"help": help, **limits, "role": role, "other_names": other_names, **facts})
-
-
-def like(config: type, name: str, default: Any = dataclasses.MISSING) -> Any:
-    """Declare a configuration field as another configuration declares it.
-
-    Args:
-        config: the other configuration.
-        name: its field.
-        default: the default, if it differs.
-    """
-    field = {field.name: field for field in dataclasses.fields(config)}[name]
-    return _field(getattr(config(), name) if default is dataclasses.MISSING else default, field.metadata)
-
-
-def _field(default: Any, metadata: Mapping[str, Any]) -> Any:
-    if isinstance(default, list | dict):
-        return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass

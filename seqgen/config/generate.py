@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from seqgen.config.common import MOST_WORKERS, DecodingCommonConfig, option
+from seqgen.config.common import MOST_WORKERS, DecodingCommonConfig
 from seqgen.config.generation import DebugConfig, GenerationConfig
+from seqgen.config.options import option
 
 
 @dataclass

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from seqgen.config.generation import ENSEMBLE, DebugConfig, GenerationConfig, keys_with
+from seqgen.config.generation import DebugConfig, GenerationConfig, keys_with
+from seqgen.config.options import ENSEMBLE
 from seqgen.config.values import DEFAULTS, split_argument
 from seqgen.registry import DECODING_COMPONENTS
 

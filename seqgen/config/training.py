@@ -6,8 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from seqgen.config.common import MOST_WORKERS, TrainCommonConfig, option
+from seqgen.config.common import MOST_WORKERS, TrainCommonConfig
 from seqgen.config.generation import GenerationConfig
+from seqgen.config.options import option
 
 
 @dataclass

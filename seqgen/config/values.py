@@ -12,7 +12,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from seqgen.config import GenerationConfig, TrainConfig
+from seqgen.config.generation import keys_with
 from seqgen.config.keys import OTHER_VALUES, holds_component, other_names, types_of
+from seqgen.config.options import Need
 from seqgen.core.errors import ConfigError, nearest, shown
 from seqgen.registry import DECODING_COMPONENTS, GROUPS, Registry
 
@@ -130,9 +132,15 @@ def incompatible(cfg: GenerationConfig, given: Collection[str] = ()) -> Iterator
     """
     checked = {*restricting(vars(cfg)), *({"beam"} & {*given})}  # the only default that asks for a strategy
     for field in dataclasses.fields(GenerationConfig):
-        for need in field.metadata["needs"] if field.name in checked else ():
+        for need in field.metadata.get("needs", ()) if field.name in checked else ():
             if not need.met(cfg):
-                yield field.name, need.sentence
+                yield field.name, sentence_of(need)
+
+
+def sentence_of(need: Need) -> str:
+    """The error message of a requirement, with the names of the keys that it speaks of."""
+    *names, last = (f"generation.{key}" for key in keys_with(need.keys)) if need.keys else [""]
+    return need.sentence.replace("{keys}", f"{', '.join(names)} and {last}" if names else last)
 
 
 def is_text(annotation: Any) -> bool:

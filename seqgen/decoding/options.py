@@ -12,7 +12,8 @@ from typing import Any
 
 from seqgen.config import DEFAULT_COMBINATION, DebugConfig, GenerationConfig
 from seqgen.config.compose import check_component_keys
-from seqgen.config.generation import STRATEGY, WARPER, keys_with
+from seqgen.config.generation import keys_with
+from seqgen.config.options import STRATEGY, WARPER
 from seqgen.config.values import DEFAULTS, check_compatible
 from seqgen.core.combinations import Combination
 from seqgen.core.component import with_fields

@@ -13,7 +13,8 @@ from typing import Any
 
 from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.config.compose import parse_components
-from seqgen.config.generation import KEEPS_SCORES, MODEL, WARPER, keys_with
+from seqgen.config.generation import keys_with
+from seqgen.config.options import KEEPS_SCORES, MODEL, WARPER
 from seqgen.config.settings import ResolvedSettings, Settings, as_fields
 from seqgen.config.values import DEFAULTS, check_compatible, from_dict, incompatible, restricting, to_dict, value_text
 from seqgen.core.component import Component
@@ -96,7 +97,7 @@ def _is_object(key: str, value: Any) -> bool:
 def _check_limits(of_model: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Refuse settings of a model that would need all memory or an endless output, unless the user overrides them."""
     for field in dataclasses.fields(GenerationConfig):
-        key, largest = field.name, field.metadata["limit_from_files"]
+        key, largest = field.name, field.metadata.get("limit_from_files")
         if largest is not None and key not in given and of_model.get(key, 0) > largest:
             raise ConfigError(
                 f"the model's own settings have generation.{key}={shown(of_model[key])}, which is more than {largest}; "

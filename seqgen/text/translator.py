@@ -22,7 +22,8 @@ import torch
 
 from seqgen.checkpoints.loading import load_model, load_models
 from seqgen.config import GenerationConfig
-from seqgen.config.generation import FILES, SCORES_TARGETS, keys_with
+from seqgen.config.generation import keys_with
+from seqgen.config.options import FILES, SCORES_TARGETS
 from seqgen.config.settings import CALL, MODEL, USER, Layer, ResolvedSettings, Settings
 from seqgen.config.values import DEFAULTS
 from seqgen.core.errors import CheckpointError, ConfigError, DataError

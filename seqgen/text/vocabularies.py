@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from seqgen.config import GenerationConfig
-from seqgen.config.generation import STRATEGY, keys_with
+from seqgen.config.generation import keys_with
+from seqgen.config.options import STRATEGY
 from seqgen.config.settings import ResolvedSettings, Settings
 from seqgen.core.errors import ConfigError
 from seqgen.core.member import ModelOrMember

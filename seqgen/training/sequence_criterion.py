@@ -21,7 +21,8 @@ from torch.utils.checkpoint import checkpoint
 
 from seqgen.config import GenerationConfig, option
 from seqgen.config.compose import named_in_training
-from seqgen.config.generation import NOT_IN_TRAINING, keys_with
+from seqgen.config.generation import keys_with
+from seqgen.config.options import NOT_IN_TRAINING
 from seqgen.config.values import changed
 from seqgen.core.errors import ConfigError
 from seqgen.core.model import EncoderDecoderModel

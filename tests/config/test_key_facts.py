@@ -9,9 +9,10 @@ import pytest
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from seqgen.cli.keys import every_key
-from seqgen.config import GenerateConfig, GenerationConfig, TrainConfig, generation
-from seqgen.config.generation import SCOPES, decoding_key, keys_with
+from seqgen.config import GenerateConfig, GenerationConfig, TrainConfig, options
+from seqgen.config.generation import keys_with
 from seqgen.config.keys import OTHER_NAMES, similar_keys
+from seqgen.config.options import SCOPES, decoding_key
 
 FACTS = {
     "CALL": "max_time top_tokens observers features review_share review_risk members dtype",
@@ -37,6 +38,8 @@ FACTS = {
         buffer_size dtype
     """,
     "KEEPS_CONFIDENCE": "nbest input_split input_split_lang observers features confidence review_share review_risk",
+    "CONSTRAINS": "constraints glossary",
+    "WHOLE_LINE": "nbest constraints certificate members",
     "SCORES_TARGETS": "source_lang target_lang unnormalized combination batch_size bit_exact",
 }
 """The keys with each fact, except ``MODEL``, which the keys without another scope have."""
@@ -44,7 +47,7 @@ FACTS = {
 
 @pytest.mark.parametrize("fact", FACTS)
 def test_the_keys_with_a_fact(fact: str) -> None:
-    assert [*keys_with(getattr(generation, fact))] == sorted(FACTS[fact].split(), key=order().index)
+    assert [*keys_with(getattr(options, fact))] == sorted(FACTS[fact].split(), key=order().index)
 
 
 def order() -> list[str]:

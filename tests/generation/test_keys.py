@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from seqgen.config import GenerationConfig
-from seqgen.config.generation import SPEED, keys_with
+from seqgen.config.generation import keys_with
+from seqgen.config.options import SPEED
 from seqgen.core.errors import ConfigError, DecodingError
 from seqgen.registry import SEARCHES
 from seqgen.text.translator import Translator

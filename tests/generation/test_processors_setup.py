@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from seqgen.config import GenerationConfig
-from seqgen.config.generation import WARPER, keys_with
+from seqgen.config.generation import keys_with
+from seqgen.config.options import WARPER
 from seqgen.config.settings import Settings
-from seqgen.config.values import check_compatible, incompatible
+from seqgen.config.values import check_compatible, incompatible, sentence_of
 from seqgen.core.context import StepContext
 from seqgen.core.errors import ConfigError
 from seqgen.core.processors import LogitsProcessor, apply_all
@@ -334,7 +335,7 @@ def test_every_built_in_strategy_declares_whether_it_is_stochastic() -> None:
 def test_every_need_is_tested() -> None:
     found = {reason for values, _ in REFUSED for _, reason in incompatible(GenerationConfig(**values))}
     needs = [need for field in dataclasses.fields(GenerationConfig) for need in field.metadata["needs"]]
-    assert {need.sentence for need in needs} == found
+    assert {sentence_of(need) for need in needs} == found
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from seqgen.config.generation import OPTIONS
+
 ROOT = Path(__file__).parent.parent.parent
 
 LAYERS = [
@@ -30,6 +32,9 @@ LAYERS = [
     {"addons"},
 ]
 """The parts of seqgen; each imports only from its own set and from those before it."""
+
+DECLARATIONS = {module.removeprefix("seqgen."): "config" for module, _ in OPTIONS}
+"""Modules that declare keys stand in the folders of their features, but belong to ``config``."""
 
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 
@@ -116,11 +121,22 @@ def test_no_modules_import_each_other() -> None:
     assert cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) != []
 
 
+def part_of(name: str) -> str:
+    """The part of seqgen that a module belongs to, as the layers know it."""
+    return DECLARATIONS.get(name, name.split(".")[0])
+
+
+def test_declarations_of_keys_import_nothing_else() -> None:
+    files = dict(modules())
+    for name in DECLARATIONS:
+        assert imports(files[name]) == {"config.options"}, name
+
+
 def test_imports_point_one_way() -> None:
     for name, path in modules():
-        part = name.split(".")[0]
+        part = part_of(name)
         for imported in imports(path):
-            other = imported.split(".")[0]
+            other = part_of(imported)
             assert RANK[other] <= RANK[part], f"{name} imports {imported}"
             assert {part, other} != {"models", "tasks"}, f"{name} imports {imported}"
             same = name.split(".")[:2] == imported.split(".")[:2]

@@ -7,7 +7,8 @@ from typing import Any
 
 from seqgen.config import GenerationConfig
 from seqgen.config.compose import component_config
-from seqgen.config.generation import ACROSS_VOCABULARIES, keys_with
+from seqgen.config.generation import keys_with
+from seqgen.config.options import ACROSS_VOCABULARIES
 from seqgen.config.values import DEFAULTS, restricting
 from seqgen.core.errors import ConfigError
 from seqgen.registry import COMBINATIONS

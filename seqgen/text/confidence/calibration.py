@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from seqgen.config import GenerationConfig, option
-from seqgen.config.generation import FILES, KEEPS_CONFIDENCE, SPEED, keys_with
+from seqgen.config.generation import keys_with
+from seqgen.config.options import FILES, KEEPS_CONFIDENCE, SPEED
 from seqgen.config.values import DEFAULTS, from_dict, to_dict
 from seqgen.core.errors import ConfigError, DataError, listing
 from seqgen.data.text import digest

@@ -1,0 +1,40 @@
+"""The keys of allowed outputs: tries, certificates and shortlists."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from seqgen.config.options import FILES, MODEL, WHOLE_LINE, Need, decoding_key
+
+
+@dataclass
+class CatalogueOptions:
+    """The outputs or tokens that are allowed, and whether the best output was found."""
+
+    prefix_trie: str = decoding_key(
+        "",
+        "file with the allowed outputs, one per line; FILE.ids has ids "
+        "in place of text, FILE.safetensors is a trie written by seqgen-convert",
+        FILES,
+        role="input_path",
+    )
+    certificate: bool = decoding_key(
+        False,
+        "bound the scores of the outputs that beam search pruned; say for each line whether its list is exact",
+        MODEL | WHOLE_LINE,
+        Need(
+            lambda cfg: not (cfg.mbr or cfg.rerank),
+            "is about the order of scores, and generation.mbr or generation.rerank changes it; choose one",
+        ),
+    )
+    shortlist: str = decoding_key(
+        "",
+        "file with target tokens for each source token (made by examples/shortlist.py, or Marian's lex.*.bin); each "
+        "output contains only those of its source",
+        FILES,
+        Need(
+            lambda cfg: not cfg.prefix_trie,
+            "and generation.prefix_trie both limit the tokens, and together they may allow no output; choose one",
+        ),
+        role="input_path",
+    )

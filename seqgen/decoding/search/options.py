@@ -1,0 +1,159 @@
+"""The keys of search: beam, strategy and sampling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from seqgen.config.options import (
+    ACROSS_VOCABULARIES,
+    CONSTRAINED,
+    CONSTRAINS,
+    KEEPS_CONFIDENCE,
+    KEEPS_SCORES,
+    MODEL,
+    NOT_IN_TRAINING,
+    STRATEGY,
+    WARPER,
+    WHOLE_LINE,
+    Need,
+    decoding_key,
+)
+
+WIDEST = 1 << 16
+"""Largest beam: the scores of a vocabulary of 32,000 tokens then have 8 GiB."""
+
+_SAMPLES = Need(
+    lambda cfg: cfg.is_stochastic,
+    "truncates the distribution for sampling, which is not in use; give generation.sampling=true, or leave it out",
+)
+
+
+@dataclass
+class BeamOptions:
+    """How many hypotheses are searched and returned, and by whose rules."""
+
+    semantics: str = decoding_key(
+        "",
+        "toolkit whose rules decide when hypotheses are finished and how they are ranked; empty for huggingface with "
+        "models in Hugging Face's layout, else fairseq",
+        MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES,
+        choices=("", "fairseq", "huggingface"),
+    )
+    beam: int = decoding_key(
+        5,
+        "beam size: hypotheses kept at each step; 1 for greedy search",
+        MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES,
+        Need(
+            lambda cfg: cfg.beam == 1 or not cfg.declared("generates_one", False),
+            "has no effect, because greedy and contrastive search generate one output whatever the beam; leave it "
+            "out, or choose another search",
+        ),
+        minimum=1,
+        maximum=WIDEST,
+        limit_from_files=1000,
+        other_names=("num_beams",),
+    )
+    nbest: int = decoding_key(
+        1,
+        "number of hypotheses returned per sentence",
+        MODEL | WHOLE_LINE | KEEPS_SCORES | KEEPS_CONFIDENCE | ACROSS_VOCABULARIES | NOT_IN_TRAINING,
+        Need(
+            lambda cfg: cfg.nbest <= cfg.beam, "is more than generation.beam; decrease it, or increase generation.beam"
+        ),
+        Need(
+            lambda cfg: cfg.search != "greedy",
+            "is more than 1, but greedy search generates one hypothesis; choose another search",
+        ),
+        minimum=1,
+        maximum=WIDEST,
+        limit_from_files=1000,
+        other_names=("num_return_sequences",),
+    )
+
+
+@dataclass
+class StrategyOptions:
+    """The search strategy, and phrases that outputs must contain."""
+
+    search: str = decoding_key(
+        "", "search strategy, by name; empty for the one selected by constraints or sampling, else beam search", MODEL
+    )
+    constraints: str = decoding_key(
+        "",
+        "every output must contain the phrases that follow tabs in its input line, in this order (ordered) or in any "
+        "order (unordered); a|b requires one of two phrases",
+        MODEL | STRATEGY | CONSTRAINS | WHOLE_LINE | NOT_IN_TRAINING,
+        *CONSTRAINED,
+        choices=("", "ordered", "unordered"),
+    )
+
+
+@dataclass
+class SamplingOptions:
+    """Sampling, and the warpers that truncate the distribution."""
+
+    sampling: bool = decoding_key(
+        False,
+        "sample tokens at random; with search=beam_sampling, sample the candidates of beam search",
+        MODEL,
+        Need(
+            lambda cfg: cfg.declared("is_stochastic", None) is not False,
+            "draws at random, and the strategy that generation.search names does not; choose one",
+        ),
+        other_names=("do_sample",),
+    )
+    sampling_topk: int = decoding_key(
+        0,
+        "top-k: sample from the k most probable tokens; 0 for all tokens",
+        MODEL | WARPER,
+        _SAMPLES,
+        minimum=0,
+        other_names=("top_k",),
+    )
+    sampling_topp: float = decoding_key(
+        1.0,
+        "top-p: sample from the smallest set of tokens with this total probability",
+        MODEL | WARPER,
+        _SAMPLES,
+        minimum=0,
+        maximum=1,
+        other_names=("top_p",),
+    )
+    min_p: float = decoding_key(
+        0.0,
+        "sample from tokens with at least min_p times the highest probability",
+        MODEL | WARPER,
+        _SAMPLES,
+        minimum=0,
+        maximum=1,
+    )
+    typical_p: float = decoding_key(
+        1.0,
+        "typical sampling: sample from the most typical tokens with this total probability",
+        MODEL | WARPER,
+        _SAMPLES,
+        minimum=1e-6,
+        maximum=1,
+    )
+    epsilon_cutoff: float = decoding_key(
+        0.0, "sample from tokens with at least this probability", MODEL | WARPER, _SAMPLES, minimum=0, maximum=1
+    )
+    eta_cutoff: float = decoding_key(
+        0.0,
+        "eta sampling: as epsilon_cutoff, but the threshold is lower where the entropy is high",
+        MODEL | WARPER,
+        _SAMPLES,
+        minimum=0,
+        maximum=1,
+    )
+    seed: int = decoding_key(
+        1,
+        "seed of sampling; random numbers depend only on the seed, the line number and the step",
+        MODEL | STRATEGY | KEEPS_SCORES,
+        Need(
+            lambda cfg: cfg.uses_seed,
+            "has no effect, because the search strategy does not use it; give generation.sampling=true, or leave "
+            "it out",
+        ),
+        minimum=0,
+    )

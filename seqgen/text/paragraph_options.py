@@ -1,0 +1,31 @@
+"""The keys of paragraphs, see ``sentences``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from seqgen.config.options import INPUT, KEEPS_CONFIDENCE, KEEPS_SCORES, NOT_IN_TRAINING, WHOLE_LINE, Need, decoding_key
+
+
+@dataclass
+class ParagraphOptions:
+    """How lines of several sentences are split."""
+
+    input_split: str = decoding_key(
+        "",
+        "sentences: split each line into sentences, decode these, and join their outputs with the white space of the "
+        "line; needs the package sentencex",
+        INPUT | KEEPS_SCORES | KEEPS_CONFIDENCE | NOT_IN_TRAINING,
+        Need(
+            lambda cfg: not cfg.uses(WHOLE_LINE),
+            "gives one output of the whole line, without {keys}; leave one out",
+            WHOLE_LINE,
+        ),
+        choices=("", "sentences"),
+    )
+    input_split_lang: str = decoding_key(
+        "",
+        "language whose rules split lines into sentences, such as en; empty for that of the source",
+        INPUT | KEEPS_SCORES | KEEPS_CONFIDENCE | NOT_IN_TRAINING,
+        Need(lambda cfg: cfg.input_split, "has no effect without generation.input_split; give both or neither"),
+    )
