@@ -65,6 +65,8 @@ def command_module(name: str) -> Any:
 def check_keys(typed: Sequence[str]) -> None:
     """Check the keys of ``seqgen-generate``, except those of components, and those beside options such as ``--help``.
 
+    Nothing is checked where the user's own code, which is not imported yet, may have added the key.
+
     Args:
         typed: its arguments.
 
@@ -73,9 +75,14 @@ def check_keys(typed: Sequence[str]) -> None:
     """
     if any(text.startswith("-") for text in typed):
         return
-    for key in (split_argument(text)[0] for text in typed):
-        if key != CONFIG_KEY and not is_component_key(GenerateConfig, key):
-            locate(GenerateConfig(), key)
+    keys = [split_argument(text)[0] for text in typed]
+    try:
+        for key in keys:
+            if key != CONFIG_KEY and not is_component_key(GenerateConfig, key):
+                locate(GenerateConfig(), key)
+    except ConfigError:
+        if "common.user_dir" not in keys and not entry_points(group="seqgen.plugins"):
+            raise
 
 
 def fail(program: str, message: str, code: int) -> NoReturn:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from seqgen.cli.command import log, run, set_up_device
     from seqgen.cli.output import check_output
     from seqgen.config import BaseConfig, CommonConfig, GenerationConfig, ReadingConfig, TrainConfig, option
+    from seqgen.config.added_options import register_options
     from seqgen.core.backpointers import BackPointers
     from seqgen.core.beam_search import BeamSearch, Greedy
     from seqgen.core.candidates import Candidates, best_continuations, gather_beams
@@ -155,7 +156,8 @@ if TYPE_CHECKING:
 
 # Declaring a component
 __all__ = ["BaseConfig", "CheckpointError", "CommonConfig", "ConfigError", "DataError", "DecodingError"]
-__all__ += ["GenerationConfig", "ReadingConfig", "TrainConfig", "UserError", "nearest", "option", "shown"]
+__all__ += ["GenerationConfig", "ReadingConfig", "TrainConfig", "UserError", "nearest", "option"]
+__all__ += ["register_options", "shown"]
 # All decoding components
 __all__ += ["ATTENTION", "FEATURES", "FORBIDDEN", "LAYER_LOGITS", "MEMBER_LOGITS", "MEMBER_LPROBS", "BatchInfo"]
 __all__ += ["Candidates", "Component", "Hypothesis", "LayerLogits", "Resources", "StepContext", "StepOutputs"]

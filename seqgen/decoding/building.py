@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -38,6 +38,7 @@ class Resources:
             with them; empty where sentences are not decoded as text, and for components of the search.
         ensemble: the settings that make them an ensemble: their sources, weights and combination.
             ``Translator(models, **ensemble)`` scores and decodes with the same ensemble.
+        settings: the ``generation`` group, with the keys that ``register_options`` has added.
     """
 
     dictionary: Dictionary
@@ -47,6 +48,7 @@ class Resources:
     device: torch.device = torch.device("cpu")
     models: Sequence[Any] = ()
     ensemble: Mapping[str, Any] = field(default_factory=dict)
+    settings: GenerationConfig = field(default_factory=GenerationConfig)
 
     def token(self, token: str) -> int:
         """The id of a token.
@@ -120,9 +122,8 @@ def build(
     entry = registry.entry(name)
     if not issubclass(entry.component, base):
         raise ConfigError(f"{registry.kind} {name!r} ({entry.origin}) does not subclass {base.__name__}")
-    return returned(
-        entry.component, "build", entry.component.build(component_config(registry, name, cfg), resources), base
-    )
+    made = entry.component.build(component_config(registry, name, cfg), replace(resources, settings=cfg))
+    return returned(entry.component, "build", made, base)
 
 
 @contextmanager

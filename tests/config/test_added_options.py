@@ -1,0 +1,130 @@
+"""Keys that a user's file adds to the ``generation`` group."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seqgen.cli.keys import every_key
+from seqgen.config import GenerateConfig, GenerationConfig, JobGenerationConfig, TrainConfig, option
+from seqgen.config.added_options import _decorate_again, _schemas, register_options
+from seqgen.config.generation import Options, keys_with
+from seqgen.config.keys import types_of
+from seqgen.config.options import CALL
+from seqgen.config.user_files import _USER_FILES, user_modules
+from seqgen.config.values import DEFAULTS, from_dict, to_dict
+from seqgen.core.errors import ConfigError
+from seqgen.registry import LOGITS_PROCESSORS
+from seqgen.text.translator import Translator
+from tests.commands import command, refused
+from tests.text_models import TEXTS, text_model
+
+FILE = """
+from dataclasses import dataclass
+from seqgen.extend import LogitsProcessor, option, register_logits_processor, register_options
+
+@register_options("generation")
+@dataclass
+class PaceOptions:
+    pace: float = option(0.0, "reward of each word, in nats", minimum=0, other_names=("word_bonus",))
+    paced: list[str] = option([], "words that have no reward")
+
+@register_logits_processor("pace")
+class Pace(LogitsProcessor):
+    def __init__(self, without, reward):
+        self.without, self.reward = without, reward
+
+    @classmethod
+    def build(cls, cfg, resources):
+        settings = resources.settings
+        return cls([resources.dictionary.eos(), *resources.tokens(settings.paced)], settings.pace)
+
+    def __call__(self, lprobs, context):
+        rewards = lprobs.new_full((lprobs.size(1),), self.reward)
+        rewards[self.without] = 0
+        return lprobs + rewards
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[Path]:
+    """A user's file; its keys and components are forgotten afterwards."""
+    (tmp_path / "pace.py").write_text(FILE)
+    bases, defaults = Options.__bases__, {**DEFAULTS}
+    yield tmp_path / "pace.py"
+    LOGITS_PROCESSORS._entries.pop("pace", None)
+    for name in [name for name, known in user_modules() if known == str(tmp_path / "pace.py")]:
+        del sys.modules[name], _USER_FILES.files[name]
+    Options.__bases__ = bases
+    for schema in _schemas(GenerationConfig):
+        _decorate_again(schema)
+    keys_with.cache_clear()
+    types_of.cache_clear()
+    DEFAULTS.clear()
+    DEFAULTS.update(defaults)
+
+
+def test_keys_of_a_users_file(file: Path) -> None:
+    before = [key.name for key in every_key(GenerateConfig)]
+    own = f"common.user_dir={file}"
+    shown = command("generate", own, "--help", "generation.pace")
+    assert "reward of each word, in nats" in shown.out, shown
+    added = ["generation.pace", "generation.paced"]
+    assert [key.name for key in every_key(GenerateConfig) if key.name not in added] == before
+    assert {*added} <= {key.name for key in every_key(TrainConfig)}
+
+    refused(command("generate", own, "path=a", "generation.pace=-1"), "generation.pace=-1.0 is below its minimum, 0")
+    refused(command("generate", own, "path=a", "generation.word_bonus=1"), "did you mean 'generation.pace'?")
+    for schema in (GenerationConfig, JobGenerationConfig):
+        cfg = schema(beam=4, pace=0.5)  # type: ignore[call-arg]
+        assert from_dict(schema, to_dict(cfg), "values") == cfg != schema(beam=4)
+        assert "pace=0.5" in repr(cfg)
+        assert schema().paced == []  # type: ignore[union-attr]
+    assert JobGenerationConfig(workers=2).part_lines == JobGenerationConfig().part_lines == 4096
+    assert {field.name: field.metadata for field in dataclasses.fields(JobGenerationConfig)}["workers"]["maximum"]
+    assert "pace" in keys_with(CALL)
+
+
+def test_a_component_reads_the_keys(file: Path) -> None:
+    assert command("generate", f"common.user_dir={file}", "--help").code == 0
+    fixed: dict[str, Any] = {"processors": ["pace"], "max_len_b": 8}
+    plain, paced = (
+        [line.hypotheses[0].text.split() for line in Translator(text_model(), **fixed, **own).translate(TEXTS)]
+        for own in ({"paced": ["w10"]}, {"paced": ["w10"], "pace": 90.0})
+    )
+    assert "w10" in chain(*plain)
+    assert "w10" not in chain(*paced)
+    with pytest.raises(ConfigError, match=r"pace=-2\.0 is below its minimum"):
+        Translator(text_model(), pace=-2.0)
+
+
+def test_what_cannot_be_registered() -> None:
+    @dataclass
+    class Taken:
+        beam: int = option(1, "a key that exists")
+
+    @dataclass
+    class OfJobs:
+        workers: int = option(1, "a key that jobs have")
+
+    @dataclass
+    class Bare:
+        pace: int = 1
+
+    for options, message in (
+        (Taken, "Taken .*: the key generation.beam exists; rename yours"),
+        (OfJobs, "generation.workers exists"),
+        (Bare, "Bare .* must be a dataclass whose fields are declared by option"),
+        (int, "int .* must be a dataclass"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            register_options("generation")(options)
+    with pytest.raises(ConfigError, match="only the group 'generation'"):
+        register_options("common")
