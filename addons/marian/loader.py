@@ -142,8 +142,9 @@ def read_marian_model(path: Path, reading: ReadingConfig, placement: Placement) 
     files = _find_files(weights, decoding, reading)
     config = _options(files.model, tensors.get(OPTIONS))
     source, target = _tokenizers(files)
-    pairs = re.findall(r"^model\.([a-z]{2})([a-z]{2})\.intgemm", files.model.name)  # as Firefox names its models
-    task = DecodingTask(DecodingConfig(*(pairs or [("", "")])[0], translates=True), source, target)
+    pair = re.match(r"model\.([a-z]{2})([a-z]{2})\.intgemm", files.model.name)  # as Firefox names its models
+    languages = ("", "") if pair is None else (pair[1], pair[2])
+    task = DecodingTask(DecodingConfig(languages[0], languages[1], translates=True), source, target)
     cfg = _model_config(config, len(task.target_dictionary) - 1)
     _check_sizes(cfg, files, tensors, task)
     model: TransformerModel = build_on_meta(lambda: task.build_model(cfg), str(files.model))

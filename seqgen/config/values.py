@@ -74,7 +74,7 @@ def check_value(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
         last = key.rpartition(".")[2]
         names = ", ".join(filter(None, choices)) + (", or empty" if "" in choices else "")
         other = OTHER_VALUES.get(str(value).lower())
-        meant = nearest(other if other in choices else str(value), choices)
+        meant = nearest(other if other is not None and other in choices else str(value), choices)
         numeric = [field.name for field in dataclasses.fields(GenerationConfig) if last in other_names(field)]
         if numeric and str(value).replace(".", "").isdecimal():
             meant = f" (did you mean 'generation.{numeric[0]}={value}'?)"

@@ -165,7 +165,7 @@ class Scoring(Composite):
         log_sum = log_sum_exp(values) if self.adds_logits and not self.renormalizes else None
         last = self.processors[-1].defer() if self.narrows and forbids else None
         context, values = self.process(context, values, log_sum)
-        values, tokens = (values, self.tokens) if last is None else last.allowed(values)
+        values, tokens = (values, self.tokens) if last is None else last.narrow(values)
         if self.renormalizes and self.adds_logits:
             largest = values.amax(1, keepdim=True)
             log_sum = log_sum_exp(values, largest)
