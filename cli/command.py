@@ -35,13 +35,12 @@ from seqgen.config.compose import compose
 from seqgen.config.keys import is_group
 from seqgen.config.user_files import import_user_dir
 from seqgen.config.values import repeated, split_argument, text_list, text_values, value_text
-from seqgen.core.contract import missing
 from seqgen.core.errors import ConfigError, UserError
 from seqgen.data.token_store import available_cores
 from seqgen.modules.kernel_choice import set_threads
 from seqgen.registry import GROUPS
 from seqgen.system.devices import find_device, keep_freed_memory, memory_errors, present_devices
-from seqgen.system.error_messages import printable
+from seqgen.system.error_messages import missing, printable
 from seqgen.system.reading import parse_yaml, read_bytes
 
 C = TypeVar("C")
