@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 from importlib.util import find_spec
+from typing import Any
+
+from seqgen.registry import import_declared
 
 COMMANDS = {
     "seqgen-train": "trains or fine-tunes a model, and resumes training",
@@ -20,6 +23,19 @@ COMMANDS = {
 
 OF_ADDONS = {"check": "checks", "diff": "traces", "show": "compare", "tune": "tuning"}
 """By the name of a command without ``seqgen-`` the add-on that it belongs to."""
+
+
+TOOLS = {"runs": "seqgen.addons.compare.runs", "page of a trace": "seqgen.addons.traces.page"}
+"""Modules of add-ons that the command of another add-on uses, by what they show."""
+
+
+def tool(name: str) -> Any:
+    """A module of ``TOOLS``.
+
+    Raises:
+        ConfigError: it belongs to an add-on that is not installed.
+    """
+    return import_declared(TOOLS[name], f"what shows the {name}")
 
 
 def commands() -> str:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from seqgen.addons.compare.curves import page_of_runs
-from seqgen.addons.compare.runs import Run, as_dict, find_runs, read_runs, sorted_runs, text_table
-from seqgen.addons.traces.page import page_of
-from seqgen.addons.traces.trace import Trace
+from seqgen.addons.compare.runs import as_dict, runs_of, sorted_runs, text_table
 from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.run_config import run_folder
 from seqgen.cli.command import log, run
+from seqgen.cli.commands import tool
 from seqgen.cli.output import check_output, write_report
 from seqgen.config import option
 from seqgen.core.errors import ConfigError
@@ -86,10 +85,11 @@ def _show_trace(cfg: ShowConfig) -> None:
     (file,) = cfg.path
     output = cfg.page or str(Path(file.removesuffix(".gz").removesuffix(".jsonl") + ".html"))
     check_output("page", output, file)
-    trace = Trace(file)
+    traces = tool("page of a trace")
+    trace = traces.Trace(file)
     if not trace.complete:
         log(f"{file} has only the first {len(trace)} lines of the decode")
-    page = page_of(trace).encode("utf-8", "backslashreplace")
+    page = traces.page_of(trace).encode("utf-8", "backslashreplace")
     write_atomically(Path(output), page)
     print(f"wrote {output}: {len(trace)} sentences, {len(page) / 1e6:.1f} MB")
 
@@ -109,25 +109,6 @@ def _show_runs(cfg: ShowConfig) -> None:
     if cfg.page:
         write_atomically(Path(cfg.page), page_of_runs(runs, cfg.sort))
     write_report(text_table(runs, cfg.sort), as_dict(runs), cfg.json)
-
-
-def runs_of(folders: Sequence[str], keys: Iterable[str]) -> list[Run]:
-    """Read the runs in folders, and print what is wrong with them.
-
-    Args:
-        folders: run folders, and folders that contain runs.
-        keys: the command's keys, one of which may have been typed without a value.
-
-    Raises:
-        UserError: a folder cannot be used.
-    """
-    for name in folders:
-        if name in keys and not Path(name).exists():
-            raise ConfigError(f"{name} is a key, which needs a value; give {name}=VALUE")
-    runs = read_runs(find_runs(folders))
-    for problem in (problem for item in runs for problem in item.problems):
-        log(problem)
-    return runs
 
 
 def _show_languages(cfg: ShowConfig) -> None:

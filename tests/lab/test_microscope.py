@@ -68,7 +68,7 @@ def test_the_page_is_one_file(tmp_path: Path) -> None:
     assert "src=" not in page
     assert "@import" not in page
     assert page.count("<script") == page.count("</script>") == 2
-    folder = ROOT / "seqgen" / "lab" / "traces"
+    folder = ROOT / "addons" / "traces"
     assert {path.name for path in folder.glob("*.js")} == set(SCRIPTS)
     assert page == page_of(Trace(tmp_path / "t.jsonl")), "the same trace gives the same page"
 

@@ -23,9 +23,9 @@ import seqgen
 from seqgen.config import GenerationConfig
 from seqgen.config.settings import Settings
 from seqgen.core.errors import CheckpointError, ConfigError, DataError
-from seqgen.core.sequence_generator import SequenceGenerator
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.decoding.resolution import resolve, settings_of_model
+from seqgen.text import text_decoding
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import ModelInMemory, Translator
 from tests.generators import make_generator
@@ -382,9 +382,9 @@ def test_sentences_that_join_keep_the_batch_within_max_tokens(monkeypatch: pytes
     """Whether the joining sentences or those that are running have the longest source."""
     lines = [" ".join(["w1"] * size) for size in (11, 10, 10, 9, 9, 8, 7, 7, 6, 6, 6, 5, 4, 4, 3, 2, 2, 1)]
     decoding = Translator(text_model(), beam=2, max_tokens=48, max_len_a=1, max_len_b=0).prepare()
-    whole, joined = SequenceGenerator.generate_continuously, []
+    whole, joined = text_decoding.generate_continuously, []
 
-    def watched(self: Any, take: Any) -> Any:
+    def watched(generator: Any, take: Any) -> Any:
         def asked(running: int, width: int) -> Any:
             if (batch := take(running, width)) is not None:
                 rows, columns = batch.source.src_tokens.shape
@@ -392,9 +392,9 @@ def test_sentences_that_join_keep_the_batch_within_max_tokens(monkeypatch: pytes
                 joined.append(running > 0)
             return batch
 
-        return whole(self, asked)
+        return whole(generator, asked)
 
-    monkeypatch.setattr(SequenceGenerator, "generate_continuously", watched)
+    monkeypatch.setattr(text_decoding, "generate_continuously", watched)
     assert len(list(decoding.translate(lines))) == len(lines)
     assert any(joined)
 
