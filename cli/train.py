@@ -166,7 +166,7 @@ def _train_as_rank(
 
 TOKENIZER_KEYS = ("tokenizer", "pretrained_tokenizer", "spm_model", "srcdict")
 """Keys of the task by which the user chooses a tokenizer."""
-FINETUNING_WARMUP, FINETUNING_LR, ADDITIONS_LR = "10", "[2e-4]", "[2e-3]"
+FINETUNING_WARMUP, FINETUNING_LR, ADDITIONS_LR = "10", "[2e-4]", "[4e-3]"
 """Defaults of fine-tuning; the last one is for weights that are added to those of the checkpoint, such as adapters."""
 
 
