@@ -16,11 +16,11 @@ import seqgen
 from seqgen.addons.checks.kinds import ModelCheckConfig
 from seqgen.addons.compare.command import ShowConfig
 from seqgen.addons.traces.command import DiffConfig
-from seqgen.addons.tuning.command import TuneConfig
 from seqgen.cli.calibrate import CalibrateConfig
 from seqgen.cli.convert import ConvertConfig
 from seqgen.cli.help import COMMON_KEYS, EXAMPLES
 from seqgen.cli.keys import every_key
+from seqgen.cli.referenced_text import ReferencedTextConfig
 from seqgen.cli.score import ScoreConfig
 from seqgen.cli.start import check_keys, in_red
 from seqgen.config import GenerateConfig, TrainConfig
@@ -33,7 +33,7 @@ SCHEMAS: dict[str, type] = {
     "seqgen-generate": GenerateConfig,
     "seqgen-score": ScoreConfig,
     "seqgen-convert": ConvertConfig,
-    "seqgen-tune": TuneConfig,
+    "seqgen-tune": ReferencedTextConfig,
     "seqgen-calibrate": CalibrateConfig,
     "seqgen-show": ShowConfig,
     "seqgen-diff": DiffConfig,
