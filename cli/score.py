@@ -229,10 +229,7 @@ def compare_systems(cfg: ScoreConfig) -> int:
     Raises:
         UserError: a key or file cannot be used.
     """
-    keys, what = cfg.compare, "the comparison of several systems"
-    tools, tests_of = (
-        import_declared(f"seqgen.addons.compare.{name}", what) for name in ("comparison", "significance")
-    )
+    keys, tools = cfg.compare, import_declared("seqgen.addons.compare.comparison", "the comparison of several systems")
     if cfg.json:
         check_output("json", cfg.json, *cfg.hypothesis, *cfg.reference, cfg.source)
     names = system_names(cfg.hypothesis, keys.names)
@@ -240,13 +237,12 @@ def compare_systems(cfg: ScoreConfig) -> int:
     for name in metrics:
         if corpus_metric(name).needs_sources and not cfg.source:
             raise ConfigError(f"metric {name} reads the sources; give source=FILE")
-    seed = tests_of.seed_of(keys.seed)
     texts, others = read_texts(cfg)
     if not texts.references:
         return 2  # the user was told that there is nothing to score, so that nothing is written
     tests, outputs = keys.tests, [list(texts.hypotheses), *others]
-    systems = [tests_of.System(*pair) for pair in zip(names, outputs, strict=True)]
-    options = tools.Options(metrics, tests != "none", tests == "both", seed, keys.examples)
+    systems = [tools.System(*pair) for pair in zip(names, outputs, strict=True)]
+    options = tools.Options(metrics, tests != "none", tests == "both", keys.seed, keys.examples)
     comparison = tools.compare(systems, texts, options)
     write_report(tools.text_report(comparison), comparison.as_dict(), cfg.json)
     return 0
