@@ -16,18 +16,18 @@ from typing import Any
 import pytest
 import torch
 
+from seqgen.addons.jobs import command as job_module
+from seqgen.addons.jobs.command import CommandDecoder
+from seqgen.addons.jobs.folder import JOURNAL, JobFolder
 from seqgen.checkpoints.serialization import digest, fingerprint
-from seqgen.cli import job as job_module
-from seqgen.cli.job import CommandDecoder
 from seqgen.config import GenerateConfig
 from seqgen.config.compose import compose
-from seqgen.jobs.folder import JOURNAL, JobFolder
 from seqgen.system.files import disk_errors, run_lock
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import Translator
+from tests.addons.jobs.decoders import Capitals, InlineWorkers
+from tests.addons.jobs.models import COMPONENT, FAST, texts, train
 from tests.commands import Outcome, command, refused
-from tests.job_decoders import Capitals, InlineWorkers
-from tests.job_models import COMPONENT, FAST, texts, train
 from tests.text_models import text_model
 
 LINES = texts(60)

@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from seqgen.addons.jobs.source import Part, Plan
+from seqgen.addons.jobs.workers import Answers, Failure
 from seqgen.core.errors import ConfigError, DataError, shown
-from seqgen.jobs.source import Part, Plan
-from seqgen.jobs.workers import Answers, Failure
 from seqgen.system.files import disk_errors, new_file, open_own, remove_leftovers, sync, write_atomically
 from seqgen.system.reading import parse_json, read_bytes
 
