@@ -20,7 +20,7 @@ from seqgen.addons.jobs.job import Job, JobStopped, Stop
 from seqgen.addons.jobs.source import Source, find_source, plan_parts
 from seqgen.addons.jobs.workers import Answers, LocalWorkers, Workers
 from seqgen.checkpoints.serialization import fingerprint
-from seqgen.cli.command import import_plugins, log, set_up_device
+from seqgen.cli.command import import_plugins
 from seqgen.cli.line_decoding import (
     check_outputs,
     complete,
@@ -29,20 +29,27 @@ from seqgen.cli.line_decoding import (
     prepare_decoding,
     text_cleaner,
 )
-from seqgen.cli.output import check_output
 from seqgen.cli.provenance import versions
 from seqgen.cli.record import file_digests, models_fingerprint, named_files
-from seqgen.config import GenerateConfig
-from seqgen.config.generation import SPEED, keys_with
-from seqgen.config.values import split_argument, to_dict
-from seqgen.core.errors import ConfigError, UserError
+from seqgen.config import SPEED, GenerateConfig, keys_with
 from seqgen.data.text import is_pipe
 from seqgen.data.token_store import available_cores
+from seqgen.extend import (
+    ConfigError,
+    Translation,
+    UserError,
+    check_output,
+    disk_errors,
+    log,
+    new_file,
+    set_up_device,
+    split_argument,
+    to_dict,
+)
 from seqgen.modules.kernel_choice import TIMES, Kind, measure_all
-from seqgen.system.files import disk_errors, new_file, remove_leftovers, run_lock
+from seqgen.system.files import remove_leftovers, run_lock
 from seqgen.system.progress import LineProgress, duration
 from seqgen.text.output_formats import FORMATS
-from seqgen.text.results import Translation
 from seqgen.text.text_decoding import BUFFER_SIZE
 
 FAILED_LINES = 3
