@@ -51,9 +51,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         overrides = arguments.overrides
         given = given_settings(cfg, overrides)
         if is_job(cfg, overrides):
-            from seqgen.cli.job import run_job  # not for every start of a command
-
-            return run_job(cfg, given, overrides)
+            jobs = import_declared(
+                "seqgen.addons.jobs.command", "a job (engine=ray, job.*, generation.workers, generation.part_lines)"
+            )
+            return int(jobs.run_job(cfg, given, overrides))
         generate(cfg, given, Record(cfg.record, arguments.typed, overrides) if cfg.record else None)
         return 0
 

@@ -22,8 +22,10 @@ from seqgen.config.generate import (
 from seqgen.config.generation import (
     DEFAULT_COMBINATION as DEFAULT_COMBINATION,
     SINGLE_COMPONENTS as SINGLE_COMPONENTS,
+    SPEED as SPEED,
     DebugConfig as DebugConfig,
     GenerationConfig as GenerationConfig,
+    keys_with as keys_with,
 )
 from seqgen.config.training import (
     DEFAULT_MAX_UPDATE as DEFAULT_MAX_UPDATE,

@@ -434,7 +434,6 @@ class TestRefused:
             ("generate", "output=/proc/o", texts[0]),
             ("generate", "trace=/proc/o.jsonl", texts[0]),
             ("generate", "record=/proc/o.json", texts[0]),
-            ("generate", "output=/proc/o", texts[0], "job.folder=parts"),
             ("calibrate", "output=/proc/o.json", *texts),
             ("calibrate", "picture=/proc/o.svg", *texts, "generation.confidence=nowhere"),
             ("calibrate", "json=/proc/o", *texts, "output=made.json"),

@@ -286,20 +286,3 @@ def test_a_glossary(runs: Path, tmp_path: Path) -> None:
     refused(command("generate", *keys, f"output={terms}", "format=tsv"), "would overwrite the input")
     terms.write_text("dog\tHund\ntree Baum\n")
     refused(command("generate", *keys, f"output={output}", "format=json"), f"{terms}, line 2 is not SOURCE<tab>TARGET")
-
-
-@pytest.mark.slow
-def test_a_job_with_a_glossary_says_the_same(runs: Path, tmp_path: Path) -> None:
-    terms, source = tmp_path / "terms.tsv", tmp_path / "source.en"
-    terms.write_text("dog\tBall|Boot\n", encoding="utf-8")
-    source.write_bytes(STDIN)
-    keys = (f"path={runs}/fconv", f"input={source}", f"generation.glossary={terms}", "generation.max_len_b=12")
-    texts, said = [], []
-    for name, further in (("plain", ()), ("job", ("generation.workers=2", "generation.part_lines=1"))):
-        outcome = command("generate", *keys, f"output={tmp_path / name}", "format=json", *further)
-        assert outcome.code == 0, outcome.err
-        found = map(json.loads, (tmp_path / name).read_text(encoding="utf-8").splitlines())
-        texts.append([(each["hypotheses"][:1] and each["hypotheses"][0]["text"], each.get("terms")) for each in found])
-        said += re.findall("terms: .*", outcome.err + outcome.out)
-    assert texts[0] == texts[1]
-    assert said[0] == said[1]

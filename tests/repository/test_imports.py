@@ -23,7 +23,7 @@ LAYERS = [
     {"task"},
     {"checkpoints"},
     {"text", "inspection"},
-    {"training", "jobs"},
+    {"training"},
     {"models", "tasks"},
     {"cli"},
     {"extend", "__main__"},

@@ -1,4 +1,4 @@
-"""A job whose processes are killed at random moments writes what an undisturbed process writes; see ``tests.soak``."""
+"""A job whose processes are killed at random moments writes what an undisturbed process writes; see ``soak``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak.kills import Soak
+from tests.addons.jobs.soak.kills import Soak
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds processes in /proc")
 

@@ -1,4 +1,4 @@
-"""``python -m tests.soak [kills=100] [lines=200000] [seed=0] [engine=local]``."""
+"""``python -m tests.addons.jobs.soak [kills=100] [lines=200000] [seed=0] [engine=local]``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.soak.kills import Soak
+from tests.addons.jobs.soak.kills import Soak
 
 ENGINES = {"local": ("generation.workers=2",), "ray": ("engine=ray", "ray.actors_per_node=2")}
 

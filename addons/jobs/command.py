@@ -15,8 +15,12 @@ from typing import Any
 
 import torch
 
+from seqgen.addons.jobs.folder import ERRORS, JobFolder, Manifest, merged_notes
+from seqgen.addons.jobs.job import Job, JobStopped, Stop
+from seqgen.addons.jobs.source import Source, find_source, plan_parts
+from seqgen.addons.jobs.workers import Answers, LocalWorkers, Workers
 from seqgen.checkpoints.serialization import fingerprint
-from seqgen.cli.command import import_plugins, log, set_up_device
+from seqgen.cli.command import import_plugins
 from seqgen.cli.line_decoding import (
     check_outputs,
     complete,
@@ -25,24 +29,27 @@ from seqgen.cli.line_decoding import (
     prepare_decoding,
     text_cleaner,
 )
-from seqgen.cli.output import check_output
 from seqgen.cli.provenance import versions
 from seqgen.cli.record import file_digests, models_fingerprint, named_files
-from seqgen.config import GenerateConfig
-from seqgen.config.generation import SPEED, keys_with
-from seqgen.config.values import split_argument, to_dict
-from seqgen.core.errors import ConfigError, UserError
+from seqgen.config import SPEED, GenerateConfig, keys_with
 from seqgen.data.text import is_pipe
 from seqgen.data.token_store import available_cores
-from seqgen.jobs.folder import ERRORS, JobFolder, Manifest, merged_notes
-from seqgen.jobs.job import Job, JobStopped, Stop
-from seqgen.jobs.source import Source, find_source, plan_parts
-from seqgen.jobs.workers import Answers, LocalWorkers, Workers
+from seqgen.extend import (
+    ConfigError,
+    Translation,
+    UserError,
+    check_output,
+    disk_errors,
+    log,
+    new_file,
+    set_up_device,
+    split_argument,
+    to_dict,
+)
 from seqgen.modules.kernel_choice import TIMES, Kind, measure_all
-from seqgen.system.files import disk_errors, new_file, remove_leftovers, run_lock
+from seqgen.system.files import remove_leftovers, run_lock
 from seqgen.system.progress import LineProgress, duration
 from seqgen.text.output_formats import FORMATS
-from seqgen.text.results import Translation
 from seqgen.text.text_decoding import BUFFER_SIZE
 
 FAILED_LINES = 3
@@ -186,7 +193,7 @@ def _workers(cfg: GenerateConfig, given: Mapping[str, Any], files: tuple[str, ..
     times = measure_all(threads, cfg.generation.dtype == "int8") if several else {}
     build = CommandBuilder(cfg, dict(given), threads, times, files, os.getcwd())
     if ray:
-        from seqgen.jobs.ray_workers import RayWorkers  # Ray need not be installed
+        from seqgen.addons.jobs.ray_workers import RayWorkers  # Ray need not be installed
 
         workers = RayWorkers(build, cfg.ray.address, cfg.ray.actors_per_node, count, cfg.ray.gpus, cfg.ray.cpus)
         for note in workers.notes():

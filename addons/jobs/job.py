@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from seqgen.core.errors import DataError, ResourceError
-from seqgen.jobs.folder import JobFolder
-from seqgen.jobs.source import Part, Plan, Source, cut, text_digest
-from seqgen.jobs.workers import Answered, Answers, Died, Piece, Ready, Workers
+from seqgen.addons.jobs.folder import JobFolder
+from seqgen.addons.jobs.source import Part, Plan, Source, cut, text_digest
+from seqgen.addons.jobs.workers import Answered, Answers, Died, Piece, Ready, Workers
+from seqgen.extend import DataError, ResourceError
 from seqgen.system.processes import NotedSignals
 from seqgen.system.progress import LineProgress
 

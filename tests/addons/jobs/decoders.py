@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from seqgen.addons.jobs.folder import JobFolder, Manifest
+from seqgen.addons.jobs.job import Job
+from seqgen.addons.jobs.source import Plan, Source, plan_parts
+from seqgen.addons.jobs.workers import Answered, Answers, Builder, Died, Event, Piece, Ready, Workers, answer
 from seqgen.core.errors import DecodingError
-from seqgen.jobs.folder import JobFolder, Manifest
-from seqgen.jobs.job import Job
-from seqgen.jobs.source import Plan, Source, plan_parts
-from seqgen.jobs.workers import Answered, Answers, Builder, Died, Event, Piece, Ready, Workers, answer
 from seqgen.system.progress import LineProgress
 
 FINGERPRINT = "of the models"

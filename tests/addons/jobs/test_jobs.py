@@ -17,13 +17,13 @@ from unittest import mock
 
 import pytest
 
+from seqgen.addons.jobs.folder import MAX_NOTES, Manifest, counted, merged_notes
+from seqgen.addons.jobs.source import Source, cut, find_source, plan_parts, text_digest
+from seqgen.addons.jobs.workers import LocalWorkers, Piece, answer, start_error
 from seqgen.core.errors import CheckpointError, ConfigError, DataError, ResourceError, UserError
 from seqgen.data.text import CHUNK_BYTES
-from seqgen.jobs.folder import MAX_NOTES, Manifest, counted, merged_notes
-from seqgen.jobs.source import Source, cut, find_source, plan_parts, text_digest
-from seqgen.jobs.workers import LocalWorkers, Piece, answer, start_error
 from seqgen.system.progress import LineProgress, duration
-from tests.job_decoders import TOKENS, Bench, Capitals, InlineWorkers, expected, numbered
+from tests.addons.jobs.decoders import TOKENS, Bench, Capitals, InlineWorkers, expected, numbered
 
 LINES = numbered(47)
 

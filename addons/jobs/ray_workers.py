@@ -16,8 +16,8 @@ import threading
 import time
 from typing import Any
 
-from seqgen.core.errors import ConfigError, ResourceError
-from seqgen.jobs.workers import STARTS, Builder, Decoding, Event, Piece, Workers
+from seqgen.addons.jobs.workers import STARTS, Builder, Decoding, Event, Piece, Workers
+from seqgen.extend import ConfigError, ResourceError
 
 NODES_SECONDS = 2.0
 """Seconds between two looks at the nodes of the cluster."""

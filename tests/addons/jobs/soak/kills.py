@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.job_models import FAST, texts, train
+from tests.addons.jobs.models import FAST, texts, train
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[4]
 PARTS = 8
 KINDS = {"driver": 4, "worker": 4, "writing": 2, "merging": 1}
 """What is killed or going on, and how often it is chosen."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,18 +18,18 @@ from typing import Any
 import pytest
 import torch
 
+from seqgen.addons.jobs import command as job_module
+from seqgen.addons.jobs.command import CommandDecoder
+from seqgen.addons.jobs.folder import JOURNAL, JobFolder
 from seqgen.checkpoints.serialization import digest, fingerprint
-from seqgen.cli import job as job_module
-from seqgen.cli.job import CommandDecoder
 from seqgen.config import GenerateConfig
 from seqgen.config.compose import compose
-from seqgen.jobs.folder import JOURNAL, JobFolder
 from seqgen.system.files import disk_errors, run_lock
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import Translator
+from tests.addons.jobs.decoders import Capitals, InlineWorkers
+from tests.addons.jobs.models import COMPONENT, FAST, texts, train
 from tests.commands import Outcome, command, refused
-from tests.job_decoders import Capitals, InlineWorkers
-from tests.job_models import COMPONENT, FAST, texts, train
 from tests.text_models import text_model
 
 LINES = texts(60)
@@ -83,6 +85,25 @@ def test_places_that_cannot_be_used(place: Path) -> None:
     with run_lock(tmp_path / "J", "job.folder"):
         refused(job(folder, f"job.folder={tmp_path}/J"), "in use by another process", "or choose another job.folder")
     refused(job(folder, f"job.folder={tmp_path}/J"), "there is no such file or folder")
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs a folder in which nobody can create files")
+def test_a_place_that_cannot_be_written_is_found_before_the_models_are_loaded(place: Path) -> None:
+    refused(job(place, "output=/proc/o", f"job.folder={place}/J"), "cannot write output=/proc/o:")
+
+
+def test_without_the_addon_a_job_is_refused_in_one_sentence(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.import_module
+
+    def without(name: str) -> Any:
+        if name.startswith("seqgen.addons.jobs"):
+            raise ModuleNotFoundError(name="seqgen.addons.jobs")
+        return found(name)
+
+    monkeypatch.setattr("seqgen.registry.importlib.import_module", without)
+    outcome = job(place, "generation.workers=2", f"output={place}/out")
+    keys = "(engine=ray, job.*, generation.workers, generation.part_lines)"
+    refused(outcome, f"a job {keys} belongs to the add-on jobs, which is not installed")
 
 
 MODELS = {"model 1 (model.safetensors)": "a"}
@@ -257,6 +278,22 @@ def test_paragraphs_have_one_output_line_for_each_line(kills: bool, folder: Path
     if kills:  # a line fails as a whole
         texts_wanted[3] = texts_wanted[7] = []
     assert texts_found == texts_wanted
+
+
+@pytest.mark.slow
+def test_a_job_with_a_glossary_says_the_same(folder: Path, tmp_path: Path) -> None:
+    terms = tmp_path / "terms.tsv"
+    terms.write_text("dog\tBall|Boot\n", encoding="utf-8")
+    keys = (f"path={folder}/run", f"input={folder}/in.txt", f"generation.glossary={terms}", "generation.max_len_b=12")
+    texts_found, said = [], []
+    for name, further in (("plain", ()), ("job", ("generation.workers=2", "generation.part_lines=20"))):
+        outcome = command("generate", *keys, f"output={tmp_path / name}", "format=json", *further)
+        assert outcome.code == 0, outcome.err
+        found = map(json.loads, (tmp_path / name).read_text(encoding="utf-8").splitlines())
+        texts_found.append([([one["text"] for one in each["hypotheses"][:1]], each.get("terms")) for each in found])
+        said += re.findall("terms: .*", outcome.err + outcome.out)
+    assert texts_found[0] == texts_found[1]
+    assert said[0] == said[1]
 
 
 def start(folder: Path, place: Path, *arguments: str) -> subprocess.Popen[bytes]:

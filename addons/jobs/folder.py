@@ -22,11 +22,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from seqgen.core.errors import ConfigError, DataError, shown
-from seqgen.jobs.source import Part, Plan
-from seqgen.jobs.workers import Answers, Failure
-from seqgen.system.files import disk_errors, new_file, open_own, remove_leftovers, sync, write_atomically
-from seqgen.system.reading import parse_json, read_bytes
+from seqgen.addons.jobs.source import Part, Plan
+from seqgen.addons.jobs.workers import Answers, Failure
+from seqgen.extend import ConfigError, DataError, disk_errors, new_file, parse_json, read_bytes, shown, write_atomically
+from seqgen.system.files import open_own, remove_leftovers, sync
 
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "seqgen-job", 1

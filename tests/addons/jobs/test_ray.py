@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from seqgen.addons.jobs.ray_workers import RayWorkers
 from seqgen.core.errors import ConfigError, ResourceError, UserError
-from seqgen.jobs.ray_workers import RayWorkers
+from tests.addons.jobs.decoders import Bench, Capitals, CapitalsBuilder, expected
+from tests.addons.jobs.models import FAST, texts, train
 from tests.commands import command
-from tests.job_decoders import Bench, Capitals, CapitalsBuilder, expected
-from tests.job_models import FAST, texts, train
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.slow

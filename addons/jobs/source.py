@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seqgen.core.errors import DataError, shown
 from seqgen.data.parquet import check_text, read_column
-from seqgen.data.text import decode_line, find_files, read_chunks
-from seqgen.system.reading import parse_json
+from seqgen.data.text import decode_line, read_chunks
+from seqgen.extend import DataError, find_files, parse_json, shown
 
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 """The format of a file by the end of its name, before ``.gz``; all other files are text."""

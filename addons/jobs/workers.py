@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -19,10 +18,10 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 
 import torch
 
+from seqgen.addons.jobs.processes import Child, answering, receive_sigterm_only, sendable
 from seqgen.config.user_files import import_modules, user_modules
-from seqgen.core.errors import CheckpointError, ResourceError, UserError
+from seqgen.extend import CheckpointError, ResourceError, UserError
 from seqgen.system.devices import out_of_memory
-from seqgen.system.processes import STOPPING, Child, answering, receive_signals, sendable
 
 NOT_OF_LINES = (CheckpointError, OSError, ImportError)
 """Errors that are never those of a line: weights that were changed, a full disk, a file or a server that is missing."""
@@ -423,9 +422,7 @@ class LocalWorkers(Workers):
 
 def _work(pipe: Connection, modules: Sequence[tuple[str, str]], build: bytes, number: int) -> None:
     """Main function of a process: load the models, and decode pieces until the pipe is closed."""
-    for ignored in set(STOPPING) - {signal.SIGTERM}:
-        signal.signal(ignored, signal.SIG_IGN)  # the process of the job ends this one
-    receive_signals()
+    receive_sigterm_only()
     decoding = Decoding(modules, build, number)
     result: Any = decoding.start()
     is_ready = isinstance(result, Ready)

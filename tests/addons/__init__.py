@@ -1,0 +1,1 @@
+"""Tests of add-ons, in a folder each."""
