@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 import functools
 import signal
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from seqgen.registry import MissingAddonError
 from tests.browser import browser  # noqa: F401  # a fixture of all tests
 
 # The tensors of the tests are so small that a second thread makes them slower, above all on a busy machine.
@@ -62,3 +65,15 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Leave out the tests of add-ons that are not installed: no test needs a condition of its own."""
     is_test = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
     return True if is_test and not all(map(is_installed, addons_of(collection_path))) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """Skip a test that runs the command of an add-on which is not installed."""
+    try:
+        yield
+    except MissingAddonError as error:
+        pytest.skip(str(error))
+
+
+pytest_runtest_setup = pytest_runtest_call
