@@ -38,12 +38,17 @@ def tool(name: str) -> Any:
     return import_declared(TOOLS[name], f"what shows the {name}")
 
 
-def commands() -> str:
-    """The installed commands, one on each line, with those of other packages."""
-    installed = {name: purpose for name, purpose in COMMANDS.items() if _is_installed(name.removeprefix("seqgen-"))}
+def installed() -> dict[str, str]:
+    """What each installed command is for, by name, with the commands of other packages."""
+    found = {name: purpose for name, purpose in COMMANDS.items() if _is_installed(name.removeprefix("seqgen-"))}
     for entry in entry_points(group="seqgen.commands"):
-        installed[f"seqgen-{entry.name}"] = f"of {entry.dist.name if entry.dist else entry.value}"
-    return "\n".join(f"  {name:<17}{purpose}" for name, purpose in installed.items())
+        found[f"seqgen-{entry.name}"] = f"of {entry.dist.name if entry.dist else entry.value}"
+    return found
+
+
+def commands() -> str:
+    """The installed commands, one on each line."""
+    return "\n".join(f"  {name:<17}{purpose}" for name, purpose in installed().items())
 
 
 def _is_installed(name: str) -> bool:

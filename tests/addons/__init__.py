@@ -1,1 +1,1 @@
-"""Tests of add-ons, in a folder each."""
+"""Tests of the add-ons, a folder each; without its add-on, a folder is not collected."""

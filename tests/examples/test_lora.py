@@ -13,13 +13,13 @@ from torch import Tensor
 
 from examples.papers.lora import LoRA, LoRAConfig, LoRALinear, adapt
 from seqgen.addons.checks.kinds import Vocabularies
-from seqgen.addons.checks.subject import tiny_dictionary
 from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.model_weights import merged_model
 from seqgen.checkpoints.run_checkpoints import read_weights
 from seqgen.modules.linear import Linear
 from seqgen.registry import MODELS
 from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, command, corpus, refused, training_arguments
+from tests.scripted_model import dictionary as tiny_dictionary
 
 PAPERS = Path(__file__).parent.parent.parent / "examples" / "papers"
 LORA = (f"common.user_dir={PAPERS}/lora.py", "model=lora", "model.rank=2")

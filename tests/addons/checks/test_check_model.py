@@ -8,11 +8,11 @@ import pytest
 
 from seqgen.addons.checks.checking import ERROR
 from seqgen.addons.checks.models import NOT_REORDERED, PASSES, SEARCH, STEPPING, WEIGHTS
-from tests.cli.test_check_components import check
+from tests.addons.checks.test_check_components import check
 from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.huggingface_t5 import tiny_folder
 
-LSTM = Path(__file__).parent.parent.parent / "examples" / "lstm.py"
+LSTM = Path(__file__).parents[3] / "examples" / "lstm.py"
 SMALL_LSTM = ("model.embed_dim=8", "model.hidden_size=6")
 
 

@@ -43,7 +43,8 @@ from tests.commands import SMALL_TRANSFORMER, Outcome, command, corpus, training
 from tests.docs.test_pages import ROOT
 from tests.huggingface_bart import tiny_folder as bart_folder
 from tests.huggingface_t5 import tiny_folder as t5_folder
-from tests.model_zoo import PAD, ZOO, build, inputs
+from tests.model_zoo import PAD, ZOO, build
+from tests.subjects import inputs
 
 EXPORTED = [
     name

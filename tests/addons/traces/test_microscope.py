@@ -17,7 +17,7 @@ from seqgen.text.results import Details
 from seqgen.text.translator import Translator
 from tests.text_models import TEXTS, text_model
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 EXOTIC = ["w1 </script><b>x</b> <!-- w3", "w2 \u2028 \"'\\ 日本 \U0001f600"]
 
 

@@ -26,7 +26,7 @@ from tests.commands import (
     training_arguments,
 )
 
-RERANKER = Path(__file__).parent.parent.parent / "examples" / "extending" / "reranker.py"
+RERANKER = Path(__file__).parents[3] / "examples" / "extending" / "reranker.py"
 PROCESSOR = RERANKER.with_name("logits_processor.py")
 WORD_REWARD = "tune.processor.word_reward.reward=-9,9"
 SHORT = ("generation.max_len_b=14", "generation.beam=3", "common.threads=1")

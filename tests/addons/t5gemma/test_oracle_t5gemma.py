@@ -30,8 +30,8 @@ from tests.huggingface_decoding import assert_same, decode, source_batch
 from tests.huggingface_t5 import change_config
 from tests.models.huggingface.test_oracle_transformers5 import assert_tokenizer
 
-RECORDED = Path(__file__).parent.parent.parent / "recorded" / "transformers5_t5gemma"
-SCRIPT = Path(__file__).parent.parent.parent / "transformers5_t5gemma.py"
+RECORDED = Path(__file__).parents[2] / "recorded" / "transformers5_t5gemma"
+SCRIPT = Path(__file__).parents[2] / "transformers5_t5gemma.py"
 PYTHON = os.environ.get("SEQGEN_TRANSFORMERS5", "")
 COMPUTED: dict[str, Any] = json.loads((RECORDED / "computed.json").read_text())
 SOURCES = [(2, 5, 9, 7, 4, 8, 6, 1), (2, 6, 3, 1), (3, 10, 9, 4, 6, 7), (2,)]

@@ -19,10 +19,10 @@ from seqgen.config import ReadingConfig
 from seqgen.core.errors import UserError
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.models.huggingface.checkpoint import save_pretrained
+from tests.addons.t5gemma.test_oracle_t5gemma import RECORDED as T5GEMMA, SOURCES, assert_near, logits
 from tests.huggingface_decoding import assert_same, decode
-from tests.models.huggingface.test_oracle_t5gemma import RECORDED as T5GEMMA, SOURCES, assert_near, logits
 
-RECORDED = Path(__file__).parent.parent.parent / "recorded" / "transformers5_t5gemma2"
+RECORDED = Path(__file__).parents[2] / "recorded" / "transformers5_t5gemma2"
 COMPUTED: dict[str, Any] = json.loads((RECORDED / "computed.json").read_text())
 
 every_model = pytest.mark.parametrize("name", COMPUTED)

@@ -18,10 +18,10 @@ from seqgen.addons.marian.binary import BinaryModel
 from seqgen.checkpoints.loading import load_model
 from seqgen.core.errors import UserError
 from seqgen.text.translator import Translator
+from tests.addons.marian.test_files import spm_files
 from tests.hostile import YAML, limited, replace_by
 from tests.marian_binary import FLOAT32, INT8, INTGEMM8, encoded, is_matrix, quantized, write_binary
 from tests.marian_models import LINES, OPTIONS
-from tests.models.marian.test_files import spm_files
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "marian"
 

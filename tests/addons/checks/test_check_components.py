@@ -35,7 +35,7 @@ from tests import registered_components
 from tests.commands import Outcome, command, corpus
 from tests.training_runs import TINY
 
-EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 PENALTY = f"common.user_dir={EXAMPLES}/extending/stateful_processor.py"
 """Registers the processor ``frequency_penalty``."""

@@ -18,8 +18,9 @@ from seqgen.modules.inspection import recorded
 from tests import huggingface_gpt2
 from tests.generators import make_generator
 from tests.huggingface_internals import assert_near, every_kind, pair_of
-from tests.model_zoo import build, inputs, sharp
+from tests.model_zoo import build, sharp
 from tests.scripted_model import batch_of, dictionary
+from tests.subjects import inputs
 
 WITH_HEADS = ["transformer_prenorm_gelu_learned", "t5_gated_untied", "transformer_lm_learned"]
 every_model = pytest.mark.parametrize("name", WITH_HEADS)

@@ -20,8 +20,9 @@ from seqgen.inspection import given_embeddings
 from tests import huggingface_gpt2
 from tests.generators import make_generator
 from tests.huggingface_internals import assert_near, every_kind, pair_of
-from tests.model_zoo import PAD, build, inputs, sharp
+from tests.model_zoo import PAD, build, sharp
 from tests.scripted_model import batch_of, dictionary
+from tests.subjects import inputs
 
 few_models = pytest.mark.parametrize("name", ["transformer_marian", "t5_gated_untied", "fconv_uneven"])
 

@@ -16,7 +16,7 @@ from seqgen.decoding.continuous_batching import RollingSession
 from tests.commands import SMALL_TRANSFORMER, Outcome as Result, command, corpus, training_arguments
 from tests.step_traces import step_of
 
-EXACT_SEARCH = Path(__file__).parent.parent.parent / "examples" / "papers" / "exact_search"
+EXACT_SEARCH = Path(__file__).parents[3] / "examples" / "papers" / "exact_search"
 
 SOURCES = ["the dog sees a man\x1b", "the tree has a ball and the man finds a boat", "", "the man has a dog"]
 
