@@ -258,8 +258,8 @@ class Arguments:
             if is_unsafe and key.name in self.files and value != value_text(key.default):
                 what = "is written" if key.role == "output_path" else "can run code"
                 raise ConfigError(
-                    f"{CONFIG_KEY}={self.files[key.name]} sets {key.name}={value}, which names what {what}; no file "
-                    f"may do that: type {key.name}={value} as well if you trust it, or another value"
+                    f"{CONFIG_KEY}={self.files[key.name]} sets {key.name}={value}, a path that {what}; a "
+                    f"file may not set it: type {key.name}={value} as well if you trust the file, or another value"
                 )
 
 
@@ -392,7 +392,7 @@ def _recorded(overrides: Sequence[str]) -> list[str]:
     if not folders:
         raise ConfigError(
             "common.user_dir=run imports the files that a run has recorded, but neither path nor run_dir names a run "
-            "on the command line; give common.user_dir=FILE (or ./run, if run is the name of your folder)"
+            "on the command line; set common.user_dir=FILE (or ./run, if run is the name of your folder)"
         )
     found: list[str] = []
     for folder in folders:

@@ -42,7 +42,7 @@ def missing_split(split: str, message: str) -> ConfigError:
         message: the error in training; the split ``test`` is read in decoding only, when its key cannot be set.
     """
     if split == "test":
-        return ConfigError("the model was trained without task.test; give input=FILE, or input=- for standard input")
+        return ConfigError("the model was trained without task.test; set input=FILE, or input=- for standard input")
     return ConfigError(message)
 
 

@@ -187,7 +187,9 @@ class TranslationTask(ParallelTextTask):
         check_split(split)
         for key, example in (("source_lang", "en"), ("target_lang", "de")):
             if not getattr(cfg, key):
-                raise ConfigError(f"task.{key} is missing; give the file name ending, such as task.{key}={example}")
+                raise ConfigError(
+                    f"task.{key} is missing; set it to the file name ending, such as task.{key}={example}"
+                )
         check_languages(cfg)
         prefix: str = getattr(cfg, split)
         if not prefix:
