@@ -222,7 +222,9 @@ def test_the_buffer_of_a_translator_is_the_one_asked_for() -> None:
 def test_a_coverage_penalty_needs_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     translator = Translator(text_model(), coverage_penalty=1.0, max_len_b=3)
     monkeypatch.setattr(Ensemble, "combine_attention", lambda *unused: None)
-    with pytest.raises(ConfigError, match=r"generation\.coverage_penalty needs the attention of the model"):
+    with pytest.raises(
+        ConfigError, match=r"generation\.coverage_penalty needs attention weights, and this model returns none"
+    ):
         translator.translate(["w1"])
 
 
