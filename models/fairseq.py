@@ -155,7 +155,7 @@ def _find_side(path: Path, side: str, options: FairseqOptions, reading: ReadingC
     if dictionary is None:
         raise DataError(
             f"{path} has no {side} dictionary: there is no {' and no '.join(names)} in its folder; copy it there, or "
-            f"give reading.{side}_dictionary=FILE (reading.dictionary=FILE for both languages)"
+            f"set reading.{side}_dictionary=FILE (reading.dictionary=FILE for both languages)"
         )
     words, codes = Dictionary.load(dictionary), []
     if options.languages is not None:

@@ -225,7 +225,7 @@ def _files(cfg: MultilingualTranslationConfig, pair: Pair, split: str) -> Parall
     source, target = pair.endings
     if not given:
         files = f"PREFIX.{source} and PREFIX.{target}"
-        raise missing_split(split, f"task.{split} is missing; give task.{split}=PREFIX of the files {files}")
+        raise missing_split(split, f"task.{split} is missing; set task.{split}=PREFIX of the files {files}")
     names = dict.fromkeys(given.replace("{pair}", name) for name in (pair.name, f"{target}-{source}"))
     problems: list[DataError] = []
     for prefix in names:

@@ -60,7 +60,7 @@ def split_files(cfg: Any, split: str) -> list[Path]:
     check_split(split)
     patterns = getattr(cfg, split)
     if not patterns:
-        raise missing_split(split, f"task.{split} is missing; give task.{split}=FILE, or several as [FILE,FILE]")
+        raise missing_split(split, f"task.{split} is missing; set task.{split}=FILE, or several as [FILE,FILE]")
     return find_files(patterns, f"task.{split}")
 
 
