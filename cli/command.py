@@ -255,8 +255,8 @@ class Arguments:
             if is_unsafe and key.name in self.files and value != value_text(key.default):
                 what = "is written" if key.role == "output_path" else "can run code"
                 raise ConfigError(
-                    f"{CONFIG_KEY}={self.files[key.name]} sets {key.name}={value}, which names what {what}; no file "
-                    f"may do that: type {key.name}={value} as well if you trust it, or another value"
+                    f"{CONFIG_KEY}={self.files[key.name]} sets {key.name}={value}, a path that {what}; a "
+                    f"file may not set it: type {key.name}={value} as well if you trust the file, or another value"
                 )
 
 

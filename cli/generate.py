@@ -69,7 +69,7 @@ def is_job(cfg: GenerateConfig, overrides: Sequence[str]) -> bool:
     """
     keys = [split_argument(override)[0] for override in overrides]
     if cfg.engine != "ray" and (of_ray := [key for key in keys if key.startswith("ray.")]):
-        raise ConfigError(f"{of_ray[0]} needs engine=ray, not engine={cfg.engine}; remove the key or give engine=ray")
+        raise ConfigError(f"{of_ray[0]} needs engine=ray, not engine={cfg.engine}; remove the key or set engine=ray")
     of_job = [key for key in keys if key.startswith("job.") or key in ("generation.workers", "generation.part_lines")]
     return cfg.engine == "ray" or bool(of_job)
 
@@ -200,7 +200,7 @@ def _check_keys(cfg: GenerateConfig) -> None:
     check_output("output", cfg.output, *files, in_place=True)
     check_trace(cfg, *files)
     if cfg.record == "-":
-        raise ConfigError("record=- is not possible, because outputs are written there; give record=FILE.json")
+        raise ConfigError("record=- is not possible, because outputs are written there; set record=FILE.json")
     if cfg.record:
         check_output("record", cfg.record, *files, other_outputs=[cfg.output, cfg.trace])
 
@@ -291,7 +291,7 @@ def _report(cfg: GenerateConfig, outputs: _Outputs, references: list[str] | None
                 print(line, file=stream)
     speed = f"{len(hypotheses) / seconds:.1f} sentences/s, {tokens / seconds:.1f} tokens/s"
     if cfg.generation.review_share or cfg.generation.review_risk < 1:
-        print(f"{outputs.marked} of {len(hypotheses)} lines are marked for a person", file=stream)
+        print(f"{outputs.marked} of {len(hypotheses)} lines are marked for review", file=stream)
     print(f"{len(hypotheses)} sentences, {tokens} tokens in {seconds:.1f} s: {speed}", file=stream)
 
 
@@ -299,14 +299,14 @@ MOST_NOTES = 20
 """Maximum number of different notes shown."""
 
 MOST_UNKNOWN = 500
-"""Maximum number of characters shown of the text that a vocabulary lacks."""
+"""Maximum number of characters shown of the text that are not in a vocabulary."""
 
 MOST_NUMBERS = 5
 """Maximum number of line numbers shown per note."""
 
 
 def summary(notes: Iterable[tuple[int, str]]) -> list[str]:
-    """Merge notes with the same text, and those on characters or words that a vocabulary lacks.
+    """Merge notes with the same text, and those on characters or words that are not in a vocabulary.
 
     Args:
         notes: pairs of the number of an input line, from 1, and the text of a note.
@@ -411,7 +411,7 @@ def check_trace(cfg: GenerateConfig, *inputs: str) -> None:
     """
     if not cfg.trace:
         for key in changed(cfg.trace_options):
-            raise ConfigError(f"trace_options.{key} has no effect without trace=FILE; give both, or remove the key")
+            raise ConfigError(f"trace_options.{key} has no effect without trace=FILE; set both, or remove the key")
         return
     if not cfg.trace.endswith(SUFFIXES):
         raise ConfigError(f"trace={cfg.trace} must end in {' or '.join(SUFFIXES)}; give another name")
@@ -427,7 +427,7 @@ def tracing(cfg: GenerateConfig, decoding: TextDecoding, references: Sequence[st
     if not cfg.trace:
         return NoTrace()
     if cfg.trace_options.reference_scores and references is None:
-        raise ConfigError("trace_options.reference_scores has no effect without references; give reference=FILE")
+        raise ConfigError("trace_options.reference_scores has no effect without references; set reference=FILE")
     writer = import_declared("seqgen.addons.traces.writer", f"trace={cfg.trace}").TraceWriter
     return writer(Path(cfg.trace), decoding, cfg.trace_options, references, cfg.path)
 

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     def work(cfg: TrainConfig, arguments: Arguments) -> int:
         if cfg.prepare_only and not cfg.run_dir:
-            raise ConfigError("run_dir is missing: give run_dir=FOLDER, the run folder that training will also get")
+            raise ConfigError("run_dir is missing: set run_dir=FOLDER, the run folder that training will use")
         chosen = chosen_components(TrainConfig, arguments.overrides)
         if not text_values(arguments.overrides, "task", str):
             log(f"no task is given, so that the built-in example is trained: task={chosen['task']}")

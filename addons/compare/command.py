@@ -60,7 +60,7 @@ def show(cfg: ShowConfig) -> int:
         UserError: a file, folder or key cannot be used, or a file cannot be written.
     """
     if cfg.page == "-":
-        raise ConfigError("page=-: a page is not written to standard output; give page=FILE.html")
+        raise ConfigError("page=-: a page is not written to standard output; set page=FILE.html")
     if cfg.languages:
         _refuse_others(cfg, "languages", ())
         _show_languages(cfg)
@@ -76,7 +76,7 @@ def show(cfg: ShowConfig) -> int:
 def _refuse_others(cfg: ShowConfig, what: str, keys: Sequence[str]) -> None:
     for key, value in vars(cfg).items():
         if value and key not in ("path", "languages", *keys):
-            raise ConfigError(f"{key}={value} has no effect on {what}; leave it out")
+            raise ConfigError(f"{key}={value} has no effect on {what}; remove it")
 
 
 def _show_trace(cfg: ShowConfig) -> None:
@@ -98,9 +98,7 @@ def _show_runs(cfg: ShowConfig) -> None:
     if cfg.json:
         check_output("json", cfg.json)
     if not cfg.path:
-        raise ConfigError(
-            "nothing is given to show: give a trace, run folders, or a folder with runs, as in seqgen-show runs"
-        )
+        raise ConfigError("nothing to show: give a trace, run folders, or a folder with runs, as in seqgen-show runs")
     if cfg.page:
         check_output("page", cfg.page, other_outputs=[cfg.json])
         if find_spec("matplotlib") is None:
@@ -113,7 +111,7 @@ def _show_runs(cfg: ShowConfig) -> None:
 
 def _show_languages(cfg: ShowConfig) -> None:
     if len(cfg.path) != 1:
-        raise ConfigError("languages=true lists the languages of one model: give path=FOLDER")
+        raise ConfigError("languages=true lists the languages of one model: set path=FOLDER")
     languages = _tokenizer(local_path(cfg.path[0])).languages
     if languages is None:
         raise ConfigError(f"path={cfg.path[0]}: the model has no languages to choose from")

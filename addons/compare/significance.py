@@ -96,7 +96,7 @@ def paired_tests(
     if len(systems[0].hypotheses) > MAX_SENTENCES:
         raise ConfigError(
             f"the tests take at most {MAX_SENTENCES} lines, because they hold all resamples in memory, but there are "
-            f"{len(systems[0].hypotheses)}; give compare.tests=none, or score a part of the lines"
+            f"{len(systems[0].hypotheses)}; set compare.tests=none, or score a part of the lines"
         )
     bootstrap = _paired(systems, measures, seed, "bs")
     trials = _paired(systems, measures, seed, "ar") if randomization and len(systems) > 1 else None

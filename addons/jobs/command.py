@@ -130,8 +130,8 @@ def _check_keys(cfg: GenerateConfig, keys: Mapping[str, str]) -> None:
     check_outputs(cfg)
     if cfg.input in ("", "-") or is_pipe(Path(cfg.input)):
         raise ConfigError(
-            "a job reads its input more than once, so that it can be continued; give input=FILE, a folder or a name "
-            "with wildcards"
+            "a job reads its input more than once, so that it can be continued; set input= to a file, a folder or a "
+            "name with wildcards"
         )
     for key in ("reference", "prefix", "stream", "trace", "record"):
         if getattr(cfg, key):
@@ -141,7 +141,7 @@ def _check_keys(cfg: GenerateConfig, keys: Mapping[str, str]) -> None:
                 f"{advice}; remove one of them"
             )
     if cfg.output == "-" and not cfg.job.folder:
-        raise ConfigError("a job needs a folder for its parts; give job.folder=FOLDER or output=FILE")
+        raise ConfigError("a job needs a folder for its parts; set job.folder=FOLDER or output=FILE")
 
 
 def _check_places(cfg: GenerateConfig, source: Source, folder: Path) -> None:
@@ -298,7 +298,7 @@ def _report(cfg: GenerateConfig, folder: JobFolder, lines: int, decoded: int, fa
     for note in merged_notes(folder.records()):
         log(note)
     if cfg.generation.review_share or cfg.generation.review_risk < 1:
-        log(f"{sum(record['marked'] for record in folder.records())} of {lines} lines are marked for a person")
+        log(f"{sum(record['marked'] for record in folder.records())} of {lines} lines are marked for review")
     if cfg.generation.glossary:
         found, met = map(sum, zip((0, 0), *(record["terms"] for record in folder.records()), strict=True))
         log(f"terms: {found} found in the sources (first column), {met} met in the outputs (second column)")

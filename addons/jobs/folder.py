@@ -90,7 +90,7 @@ class Manifest:
         if any(not isinstance(found.get(name), kind) for name, kind in shape.items()):
             raise DataError(f"{file} is damaged; choose another job.folder")
         if differs := difference(found, content):
-            raise ConfigError(f"job.folder={folder} was begun with {differs}; {ADVICE}")
+            raise ConfigError(f"job.folder={folder} was started with {differs}; {ADVICE}")
 
 
 def _readable(name: str) -> str:

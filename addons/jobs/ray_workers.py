@@ -156,7 +156,7 @@ class RayWorkers(Workers):
         found = []
         if not self._gpus and self._ray.cluster_resources().get("GPU", 0.0) > 0:
             found.append(
-                "the Ray cluster has GPUs, which the actors do not use; to use them, give ray.gpus=1 or a fraction"
+                "the Ray cluster has GPUs, which the actors do not use; to use them, set ray.gpus=1 or a fraction"
             )
         least = min((room for room in self._rooms().values() if room), default=self._per_node)
         if least < self._per_node:
@@ -201,7 +201,7 @@ def _connected(address: str) -> Any:
             raise ConfigError(f"ray.address={address}: Ray cannot be reached: {reason}") from None
         raise ResourceError(
             f"Ray does not start on this machine ({reason}); run the same command again when the machine has less to "
-            "do, or leave out engine=ray"
+            "do, or remove engine=ray"
         ) from None
     finally:
         if threading.current_thread() is threading.main_thread():

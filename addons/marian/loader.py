@@ -176,7 +176,7 @@ def _find_files(model: Path, decoding: ForeignConfig, reading: ReadingConfig) ->
     if None in vocabularies:
         wanted = usual[0][-2] if len(usual[0]) > 1 else usual[0][0]
         raise DataError(
-            f"{model} has no vocabulary, or several: there is no {wanted} in its folder; copy it there, or give "
+            f"{model} has no vocabulary, or several: there is no {wanted} in its folder; copy it there, or set "
             "reading.dictionary=FILE"
         )
     pieces = [_file(folder, reading, side, "sentencepiece", [f"{side}.spm"]) for side in _SIDES]
@@ -465,5 +465,5 @@ def read_npz(path: Path) -> dict[str, Tensor]:
                 return {name: torch.from_numpy(array) for name, array in arrays.items()}
     except (zipfile.BadZipFile, struct.error, EOFError, ValueError, TypeError, MemoryError, RuntimeError) as error:
         raise CheckpointError(
-            f"{path} is damaged or no archive of arrays ({' '.join(str(error).split())[:100]}); copy it again"
+            f"{path} is damaged, or is not an archive of arrays ({' '.join(str(error).split())[:100]}); copy it again"
         ) from None

@@ -135,9 +135,9 @@ def diff_decodes(cfg: DiffConfig, shared: Sequence[str], prefixed: dict[str, lis
         UserError: a key, model or file cannot be used, or the decodes cannot be compared.
     """
     if cfg.json:
-        raise ConfigError(f"json={cfg.json} has no effect on two decodes; leave it out")
+        raise ConfigError(f"json={cfg.json} has no effect on two decodes; remove it")
     if not cfg.path or not cfg.input:
-        missing = "input is missing: give input=FILE" if cfg.path else "path is missing: give path=RUN_FOLDER"
+        missing = "input is missing: set input=FILE" if cfg.path else "path is missing: set path=RUN_FOLDER"
         raise ConfigError(
             f"{missing}, and other=RUN_FOLDER or other.KEY=VALUE for the decode to "
             "compare it with; or give two run folders"
@@ -184,7 +184,7 @@ def _side(overrides: list[str]) -> tuple[DiffConfig, dict[str, Any]]:
     config = compose(DiffConfig, overrides)
     given = given_settings(config, overrides)
     if "generation.nbest" in given:
-        raise ConfigError("generation.nbest has no effect, because whole n-best lists are compared; leave it out")
+        raise ConfigError("generation.nbest has no effect, because whole n-best lists are compared; remove it")
     if config.generation.input_split == "sentences":
         raise ConfigError(
             "generation.input_split=sentences cannot be compared step by step; give one sentence in each line"

@@ -71,7 +71,7 @@ class MaskPredictSession(Session):
         refused += ["a prefix"] * (request.prefix_tokens is not None) + ["streaming"] * bool(request.observers)
         refused += sorted(setup.needs) + ["end_symbols"] * (len(setup.end_tokens) > 1)
         if refused:
-            raise ConfigError(f"mask-predict does not decode from left to right; leave out {', '.join(refused)}")
+            raise ConfigError(f"mask-predict does not decode from left to right; remove {', '.join(refused)}")
         if not all(hasattr(member.encoder_out, "length_logits") for member in self.members):
             raise ConfigError("generation.search=mask_predict needs models that were trained as model=mask_predict")
 

@@ -68,13 +68,15 @@ class Need(NamedTuple):
 
 _SAMPLES = Need(
     lambda cfg: cfg.is_stochastic,
-    "truncates the distribution for sampling, which is not in use; give generation.sampling=true, or leave it out",
+    "truncates the distribution for sampling, which is not in use; set generation.sampling=true, or remove it",
 )
-_NORMALIZES = Need(lambda cfg: not cfg.unnormalized, "has no effect with generation.unnormalized=true; leave one out")
+_NORMALIZES = Need(
+    lambda cfg: not cfg.unnormalized, "has no effect with generation.unnormalized=true; remove one of them"
+)
 _LIMITS_LENGTH = Need(
-    lambda cfg: not cfg.match_source_len, "has no effect with generation.match_source_len=true; leave one out"
+    lambda cfg: not cfg.match_source_len, "has no effect with generation.match_source_len=true; remove one of them"
 )
-_HAS_CONFIDENCE = Need(lambda cfg: cfg.confidence, "has no effect without generation.confidence=FILE; give both")
+_HAS_CONFIDENCE = Need(lambda cfg: cfg.confidence, "has no effect without generation.confidence=FILE; set both")
 _SEVERAL_OUTPUTS = Need(
     lambda cfg: cfg.beam > 1 and not cfg.declared("generates_one", False),
     "compares hypotheses, but only one is generated; set generation.beam to 2 or more, and do not use greedy or "
@@ -84,7 +86,7 @@ _CONSTRAINED = (
     Need(
         lambda cfg: all(getattr(cfg, key) == getattr(GenerationConfig, key) for key in keys_with(WARPER)),  # type: ignore[has-type]
         "needs the tokens of the phrases where they are improbable, and sampling_topk, sampling_topp and the other "
-        "keys that truncate the distribution forbid them; leave these keys out",
+        "keys that truncate the distribution forbid them; remove these keys",
     ),
     Need(
         lambda cfg: cfg.beam > 1,
@@ -132,8 +134,8 @@ class GenerationConfig:
         MODEL | KEEPS_SCORES | ACROSS_VOCABULARIES,
         Need(
             lambda cfg: cfg.beam == 1 or not cfg.declared("generates_one", False),
-            "has no effect, because greedy and contrastive search generate one output whatever the beam; leave it "
-            "out, or choose another search",
+            "has no effect, because greedy and contrastive search generate one output whatever the beam; "
+            "remove it, or choose another search",
         ),
         minimum=1,
         maximum=WIDEST,
@@ -178,7 +180,7 @@ class GenerationConfig:
         Need(
             lambda cfg: not (cfg.nbest > 1 or cfg.constraints or cfg.members or cfg.certificate),
             "gives one output of the whole line, without generation.nbest, generation.constraints, "
-            "generation.members and generation.certificate; leave one out",
+            "generation.members and generation.certificate; remove one of them",
         ),
         choices=("", "sentences"),
     )
@@ -186,7 +188,7 @@ class GenerationConfig:
         "",
         "language whose rules split lines into sentences, such as en; empty for that of the source",
         INPUT | KEEPS_SCORES | KEEPS_CONFIDENCE | NOT_IN_TRAINING,
-        Need(lambda cfg: cfg.input_split, "has no effect without generation.input_split; give both or neither"),
+        Need(lambda cfg: cfg.input_split, "has no effect without generation.input_split; set both or neither"),
     )
 
     # output length
@@ -249,11 +251,11 @@ class GenerationConfig:
         MODEL | KEEPS_SCORES,
         Need(
             lambda cfg: cfg.declared("stops_early", bool(cfg.search or cfg.beam > 1 or cfg.is_constrained)),
-            "determines when enough competing hypotheses have finished, and here none compete; leave it out",
+            "determines when enough competing hypotheses have finished, and here none compete; remove it",
         ),
         Need(
             lambda cfg: cfg.semantics == "huggingface",
-            "belongs to Hugging Face's rules; give generation.semantics=huggingface, or leave it out",
+            "belongs to Hugging Face's rules; set generation.semantics=huggingface, or remove it",
         ),
         choices=("false", "true", "never"),
     )
@@ -266,7 +268,7 @@ class GenerationConfig:
     stopping_rules: list[str] = decoding_key([], "names of additional stopping rules", MODEL)
     max_time: float = decoding_key(
         0.0,
-        "stop a batch after so many seconds and return the hypotheses found so far; 0 for never",
+        "stop a batch after this many seconds and return the hypotheses found so far; 0 for never",
         CALL | KEEPS_SCORES | NOT_IN_TRAINING,
         minimum=0,
     )
@@ -307,7 +309,7 @@ class GenerationConfig:
         MODEL | ACROSS_VOCABULARIES,
         Need(
             lambda cfg: cfg.semantics != "huggingface" or cfg.is_stochastic,
-            "has an effect on sampling alone by Hugging Face's rules; give generation.sampling=true or leave it out",
+            "has an effect on sampling alone by Hugging Face's rules; set generation.sampling=true or remove it",
         ),
         minimum=1e-6,
     )
@@ -323,8 +325,8 @@ class GenerationConfig:
         MODEL,
         Need(
             lambda cfg: cfg.semantics == "huggingface",
-            "belongs to Hugging Face's rules, and by fairseq's every output ends with end-of-sentence; give "
-            "generation.semantics=huggingface, or leave it out",
+            "belongs to Hugging Face's rules, and by fairseq's every output ends with end-of-sentence; set "
+            "generation.semantics=huggingface, or remove it",
         ),
     )
     bad_words: list[str] = decoding_key([], "strings, or ids:ID ID, that are never generated", MODEL)
@@ -349,7 +351,7 @@ class GenerationConfig:
         MODEL,
         Need(
             lambda cfg: cfg.exponential_decay_factor != 1,
-            "has no effect without generation.exponential_decay_factor; give both or neither",
+            "has no effect without generation.exponential_decay_factor; set both or neither",
         ),
         minimum=0,
     )
@@ -452,8 +454,7 @@ class GenerationConfig:
         MODEL | STRATEGY | KEEPS_SCORES,
         Need(
             lambda cfg: cfg.uses_seed,
-            "has no effect, because the search strategy does not use it; give generation.sampling=true, or leave "
-            "it out",
+            "has no effect, because the search strategy does not use it; set generation.sampling=true, or remove it",
         ),
         minimum=0,
     )
@@ -471,7 +472,7 @@ class GenerationConfig:
         MODEL | KEEPS_SCORES,
         Need(
             lambda cfg: cfg.draft or cfg.prompt_lookup > 0,
-            "has no effect without a draft; give generation.draft or generation.prompt_lookup, or leave it out",
+            "has no effect without a draft; set generation.draft or generation.prompt_lookup, or remove it",
         ),
         minimum=1,
     )
@@ -505,11 +506,11 @@ class GenerationConfig:
     )
     certificate: bool = decoding_key(
         False,
-        "bound the scores of the outputs that beam search pruned; say for each line whether its list is exact",
+        "bound the scores of the outputs that beam search pruned; report for each line whether its list is exact",
         MODEL,
         Need(
             lambda cfg: not (cfg.mbr or cfg.rerank),
-            "is about the order of scores, and generation.mbr or generation.rerank changes it; choose one",
+            "certifies the order of scores, which generation.mbr or generation.rerank changes; choose one",
         ),
     )
     shortlist: str = decoding_key(
@@ -546,18 +547,18 @@ class GenerationConfig:
     # how sure an output is
     features: list[str] = decoding_key(
         [],
-        "names of features of the best hypothesis that go with its quality, such as mean_lprob",
+        "names of features of the best hypothesis that predict its quality, such as mean_lprob",
         CALL | KEEPS_SCORES | KEEPS_CONFIDENCE | NOT_IN_TRAINING,
     )
     confidence: str = decoding_key(
         "",
-        "calibration (made by seqgen-calibrate), by which each output has a probability that it is good enough",
+        "calibration (made by seqgen-calibrate) that gives each output the probability of being good enough",
         FILES | KEEPS_SCORES | KEEPS_CONFIDENCE | NOT_IN_TRAINING,
         role="input_path",
     )
     review_share: float = decoding_key(
         0.0,
-        "with confidence: share of the lines that are marked for a person, such as 0.1; exact for the lines with which "
+        "with confidence: share of the lines to mark for review, such as 0.1; exact for the lines with which "
         "the calibration was made",
         CALL | KEEPS_SCORES | KEEPS_CONFIDENCE | NOT_IN_TRAINING,
         _HAS_CONFIDENCE,
@@ -566,11 +567,11 @@ class GenerationConfig:
     )
     review_risk: float = decoding_key(
         1.0,
-        "with confidence: so many lines are marked for a person that a line is with this probability at most both "
-        "unmarked and not good enough, such as 0.05; 1 for no mark",
+        "with confidence: mark enough lines for review that at most this share of lines is bad and unmarked, such as "
+        "0.05; 1 for no mark",
         CALL | KEEPS_SCORES | KEEPS_CONFIDENCE | NOT_IN_TRAINING,
         _HAS_CONFIDENCE,
-        Need(lambda cfg: not cfg.review_share, "and generation.review_share both mark lines; leave one out"),
+        Need(lambda cfg: not cfg.review_share, "and generation.review_share both mark lines; remove one of them"),
         minimum=1e-6,
         maximum=1,
     )

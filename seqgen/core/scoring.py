@@ -136,8 +136,8 @@ class Scoring(Composite):
         if output.layers is None:
             what = setup.needing(LAYER_LOGITS)
             raise ConfigError(
-                f"{what} needs the logits of each layer, which {type(setup.search).__name__} does not compute; leave "
-                f"out {what} or choose another search"
+                f"{what} needs the logits of each layer, which {type(setup.search).__name__} does not compute; "
+                f"remove {what} or choose another search"
             )
         decoder: Any = setup.ensemble.members[0].model.decoder
         return LayerLogits(output.layers, lambda hidden: _widened(decoder.early_exit(hidden)) / setup.temperature)

@@ -21,8 +21,8 @@ from seqgen.text.languages import LanguageReader, LineLanguages, TextModel, enco
 from seqgen.text.results import TextHypothesis, Translation
 from seqgen.text.sources import MemberSource, source_text
 
-UNKNOWN = "the model reads an unknown token in place of what its vocabulary lacks: "
-"""The beginning of the note on characters or words that a vocabulary lacks, which follow."""
+UNKNOWN = "the model reads an unknown token in place of text that is not in its vocabulary: "
+"""The beginning of the note on characters or words that are not in a vocabulary, which follow."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -229,7 +229,7 @@ class InputEncoder:
             some = []
             for text in phrase:
                 if lacking := tokenizer.unknown(text):
-                    notes.append(f"the phrase {text!r} is left out: the vocabulary lacks {' '.join(lacking)}")
+                    notes.append(f"the phrase {text!r} is left out: not in the vocabulary: {' '.join(lacking)}")
                 else:
                     some.append(tokenizer.encode(text)[:too_many])
             if some:
@@ -244,7 +244,7 @@ class InputEncoder:
         target, notes = self.task.target_tokenizer, list(line.notes)
         ids = [*target.target_tokens(line.languages.target_lang).before, *target.encode(line.prefix)]
         if lacking := target.unknown(line.prefix):
-            notes.append(f"the vocabulary lacks these parts of the prefix: {' '.join(dict.fromkeys(lacking))[:60]}")
+            notes.append(f"parts of the prefix are not in the vocabulary: {' '.join(dict.fromkeys(lacking))[:60]}")
         longest = self.longest_output(line.sources)
         if len(ids) > longest:
             notes.append(f"of {len(ids)} prefix tokens only the first {longest} fit into the longest output")

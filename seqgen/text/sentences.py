@@ -160,7 +160,7 @@ class ParagraphReader:
             if beginning in (short, long):
                 return short
         why = f"has no rules for the language {code!r}" if code else "needs the language of the source"
-        raise ConfigError(f"{_key(self.cfg)} {why}; give generation.input_split_lang, one of {', '.join(LANGUAGES)}")
+        raise ConfigError(f"{_key(self.cfg)} {why}; set generation.input_split_lang, one of {', '.join(LANGUAGES)}")
 
     def translate(
         self,

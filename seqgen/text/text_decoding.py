@@ -97,7 +97,7 @@ class TextDecoding:
         self.input_encoder = InputEncoder(readers, cfg, setup.limits.last_steps, sources, len(self.members))
         self.splitter = ParagraphReader(self.input_encoder) if cfg.input_split else None
         if self.splitter is not None and streamer is not None:
-            raise ConfigError("generation.input_split=sentences cannot be streamed; leave it out, or do not stream")
+            raise ConfigError("generation.input_split=sentences cannot be streamed; remove it, or do not stream")
         ranks = cfg.mbr or cfg.rerank or {"mbr", "rerank"} & settings.objects.keys()
         self.ranker = Ranker(cfg, settings.objects, setup.beam_size, resources) if ranks else None
         rates = cfg.features or cfg.confidence
@@ -208,7 +208,7 @@ class TextDecoding:
             f"their {given.replace('_', ' ')} cannot be merged" if given else "the task does not support it"
         )
         if not reason.startswith("debug."):
-            yield f"lines do not join a running batch, so that decoding is slower: {reason}"
+            yield f"continuous batching is not used, so decoding is slower: {reason}"
 
     def _decoded_batch(self, lines: Sequence[InputLine]) -> Iterator[Translation]:
         """The translations of the lines of a batch."""

@@ -125,7 +125,7 @@ def test_a_file_names_nothing_that_is_written(name: str, key: str, tmp_path: Pat
     value.write_text("mine")
     file = written(tmp_path / "a.yaml", f"{key}: {value}\n")
     refused = command(name, file)
-    assert f"{file} sets {key}={value}, which names what is written; no file may do that: type {key}=" in refused.err
+    assert f"{file} sets {key}={value}, a path that is written; a file may not set it: type {key}=" in refused.err
     assert (refused.code, value.read_text(), len([*tmp_path.iterdir()])) == (2, "mine", 2)
     schema = SCHEMAS[f"seqgen-{name}"]
     with_config_files(schema, [file, f"{key}={tmp_path}/other"]).check_trusted(schema)

@@ -341,7 +341,7 @@ def test_command(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     for arguments, code, shown in (
         ([path, text], 1, "line 2: ☃ ☃☃\n"),
         ([path, f"input={runs / 'input'}"], 0, ""),
-        ([text], 2, "give path=RUN input=FILE\n"),
+        ([text], 2, "set path=RUN input=FILE\n"),
         ([path, text, "inptu=x"], 2, "did you mean 'input'?"),
         (["--help", "input"], 0, "text file"),
     ):

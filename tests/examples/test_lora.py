@@ -217,7 +217,7 @@ def test_the_base_is_found_and_verified(base: Path, data: Path, tmp_path: Path) 
     refused(command("generate", LORA[0], *keys), "its files have changed since the run was started")
     continued = train(base, tmp_path / "first", 1)
     assert continued.code == 0, continued.err
-    refused(train(tmp_path / "first", tmp_path / "twice", 1), "it has additions itself; leave out model=NAME")
+    refused(train(tmp_path / "first", tmp_path / "twice", 1), "it has additions itself; remove model=NAME")
     continued = train(tmp_path / "first", tmp_path / "second", 1, "common.seed=2", lora=LORA[:1])
     assert continued.code == 0, continued.err
     assert "model initializes" not in continued.err

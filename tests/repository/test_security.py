@@ -58,7 +58,7 @@ def test_no_file_of_a_run_is_imported_without_the_users_word(component: str, run
     assert not canary.exists()
     if component == "own":
         assert decoded.code == 2
-        assert "to run that file's code, if you trust it, give common.user_dir=" in decoded.err
+        assert "to run that file's code, if you trust it, set common.user_dir=" in decoded.err
     else:
         assert decoded.code == 0, decoded.err
     command("generate", *arguments, f"common.user_dir={evil}", stdin=b"w1 w2\n")

@@ -130,7 +130,7 @@ def test_outputs_have_the_terms(semantics: str, tmp_path: Path) -> None:
         assert "w11 w12" in hypothesis.text
     assert second.terms == []
     assert third.terms_met == [False]
-    assert "the phrase 'nothere' is left out: the vocabulary lacks nothere" in third.notes
+    assert "the phrase 'nothere' is left out: not in the vocabulary: nothere" in third.notes
     path.write_text("w5\tw13\n")  # a changed file is read again
     assert translator.translate(["w5"], glossary=str(path))[0].terms_met == [True]
 
@@ -173,7 +173,7 @@ def test_what_excludes_a_glossary_is_said_once(tmp_path: Path) -> None:
         translator.translate(["w1"], streamer=TextStreamer())
     with pytest.raises(ConfigError, match=r"ContrastiveSearch keeps one hypothesis .* or choose a strategy that can"):
         translator.translate(["w1"], search="contrastive")
-    with pytest.raises(ConfigError, match=r"sampling_topk, sampling_topp .* leave these keys out"):
+    with pytest.raises(ConfigError, match=r"sampling_topk, sampling_topp .* remove these keys"):
         translator.translate(["w1"], sampling=True, sampling_topk=5)
     with pytest.raises(DataError, match="there is no file"):
         translator.translate(["w1"], glossary=str(tmp_path / "nothere"))

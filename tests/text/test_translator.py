@@ -293,7 +293,7 @@ def test_limits_that_are_only_lifted_are_not_worth_saying() -> None:
 def test_an_ensemble_is_decoded_as_its_first_member_says() -> None:
     translator = Translator([with_settings(beam=3), with_settings(beam=2, lenpen=2.0)])
     assert (translator.settings().beam, translator.settings().lenpen) == (3, 1.0)
-    assert "the own settings of model 2 differ from those of model 1 (beam, lenpen)" in translator.prepare().notes[1]
+    assert "the settings of model 2 differ from those of model 1 (beam, lenpen)" in translator.prepare().notes[1]
     assert len(translator.prepare(beam=3, lenpen=1.0).notes) == 0
     mixed = Translator([with_settings(), with_settings(semantics="huggingface")])
     assert mixed.settings().semantics == "fairseq"

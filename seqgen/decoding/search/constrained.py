@@ -534,7 +534,7 @@ class ConstrainedSearch(Search):
         }
         if why := next((obstacle for obstacle, applies in obstacles.items() if applies), ""):
             raise ConfigError(
-                f"{kind.__name__} {why}, so that it cannot take constraints; leave out generation.constraints and "
+                f"{kind.__name__} {why}, so that it cannot take constraints; remove generation.constraints and "
                 "generation.glossary, or choose a strategy that can, such as beam search or sampling"
             )
         self.needs, self.own_scores = self.inner.needs, self.inner.own_scores  # type: ignore[misc]

@@ -134,7 +134,7 @@ def test_components_with_a_run_and_other_components(tmp_path: Path, monkeypatch:
     assert "cannot join a running batch (can_merge): OfEnsembles does not support it" in outcome.out
     for arguments, message in (
         (("combination=log", "path=run"), "a combination is checked with two or more: path=[RUN,RUN]"),
-        (("search=beam", "path=run", "model=fconv_tiny"), "give either model=NAME"),
+        (("search=beam", "path=run", "model=fconv_tiny"), "set either model=NAME"),
     ):
         assert message in check(*arguments).err
 

@@ -80,7 +80,7 @@ def test_a_folder_of_another_toolkit(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["model=fconv_tiny", "path=runs/a"], "give either model=NAME"),
+        (["model=fconv_tiny", "path=runs/a"], "set either model=NAME"),
         (["model=fconv_tiny", "model.dropuot=0"], "did you mean 'model.dropout'?"),
         (["model=fconv_tiny", "reading.dictionary=dict.txt"], "reading.KEY applies only to path"),
         (["model=fconv_tiny", "model.max_target_positions=12"], "the checks need 40"),

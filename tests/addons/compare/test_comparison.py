@@ -241,5 +241,5 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "SACREBLEU_SEED is 'none'" in command("score", *two).err
     monkeypatch.delenv(significance.SEED)
     monkeypatch.setattr(significance, "MAX_SENTENCES", 39)
-    assert "give compare.tests=none" in command("score", *two).err
+    assert "set compare.tests=none" in command("score", *two).err
     assert command("score", *two, "compare.tests=none", "metrics=chrf").code == 0

@@ -58,7 +58,7 @@ def job(folder: Path, *arguments: str) -> Outcome:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["generation.workers=2"], "a job needs a folder for its parts; give job.folder=FOLDER or output=FILE"),
+        (["generation.workers=2"], "a job needs a folder for its parts; set job.folder=FOLDER or output=FILE"),
         (["job.folder=J", "input=-"], "a job reads its input more than once"),
         (["job.folder=J", "input=nothing.txt"], "there is no such file"),
         (["job.folder=J", "reference=x"], "reference cannot be used in a job"),
@@ -158,13 +158,13 @@ def test_a_job_is_continued_only_if_its_outputs_would_be_the_same(
     changed = ("generation.lenpen=1", "search.groups=4", "search.strength=0.3", "format=text", "debug.use_cache=false")
     for key in changed:
         name = key.partition("=")[0]
-        refused(job(place, *(old for old in keys if not old.startswith(f"{name}=")), key), f"was begun with {name}=")
-    refused(job(place, *keys, "generation.part_lines=7"), "was begun with generation.part_lines=")
+        refused(job(place, *(old for old in keys if not old.startswith(f"{name}=")), key), f"was started with {name}=")
+    refused(job(place, *keys, "generation.part_lines=7"), "was started with generation.part_lines=")
     (place / "list").write_text("a\tc\n")
-    refused(job(place, *keys), f"was begun with another {place}/list")
+    refused(job(place, *keys), f"was started with another {place}/list")
     (place / "list").write_text("a\tb\n")
     monkeypatch.setattr(job_module, "models_fingerprint", lambda paths: dict.fromkeys(MODELS, "b"))
-    refused(job(place, *keys), "was begun with another model 1")
+    refused(job(place, *keys), "was started with another model 1")
 
 
 def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

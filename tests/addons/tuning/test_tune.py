@@ -198,7 +198,7 @@ class TestRefused:
             ),
             (("tune.search.delta=1",), ["search.delta", "no effect"]),
             (("tune.generation.lenpen=1", "tune.generation.lenpen=2"), ["given twice"]),
-            (("tune.generation.lenpen=1", "reference="), ["give both input=FILE and reference=FILE"]),
+            (("tune.generation.lenpen=1", "reference="), ["set both input=FILE and reference=FILE"]),
         ],
     )
     def test_keys(self, place: Path, tmp_path: Path, arguments: tuple[str, ...], words: list[str]) -> None:
