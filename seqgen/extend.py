@@ -131,7 +131,9 @@ if TYPE_CHECKING:
     from seqgen.tasks.raw_text import cache_folder, check_split
     from seqgen.tasks.translation import ParallelTextConfig, ParallelTextTask, TranslationConfig, TranslationTask
     from seqgen.text.confidence.features import Feature
+    from seqgen.text.input_line import InputLine
     from seqgen.text.languages import TextModel
+    from seqgen.text.line_stages import LineOrder, LineStage, register_line_stage
     from seqgen.text.reranking import (
         Bleu,
         Chrf,
@@ -182,7 +184,7 @@ __all__ += ["Draft", "Drafter", "Drafts", "LookAhead", "SpeculativeSearch", "Spe
 __all__ += ["Bleu", "Chrf", "Feature", "Matrix", "ModelInMemory", "NgramUtility", "Reranker", "TextHypothesis"]
 __all__ += ["TextModel", "TextScore", "Texts", "Translation", "Utility", "WordStreamer", "count_ngrams"]
 __all__ += ["expected_utilities", "register_feature", "register_metric", "register_reranker", "register_utility"]
-__all__ += ["utility_from_config"]
+__all__ += ["InputLine", "LineOrder", "LineStage", "register_line_stage", "utility_from_config"]
 # Models
 __all__ += ["MODELS", "Attended", "CachedWeight", "Decoder", "DecoderOut", "Dropout", "Encoder"]
 __all__ += ["EncoderDecoderModel", "EncoderOut", "GrowingCache", "IncrementalDecoder", "KeyValueCache"]

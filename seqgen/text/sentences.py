@@ -215,9 +215,10 @@ class ParagraphReader:
         confidences = [part.confidence for part in parts if part.confidence is not None]
         marks = [part.review for part in parts if part.review is not None]
         found: dict[str, Any] = {"prefix": parts[0].prefix, "sentences": parts}
-        found |= {name: [each for part in parts for each in getattr(part, name)] for name in ("constraints", "terms")}
+        found["constraints"] = [each for part in parts for each in part.constraints]
         found |= {"confidence": min(confidences, default=None), "review": any(marks) if marks else None}
-        return Translation(number, source, ids, joined, [*split.notes, *noted], **found)
+        whole = Translation(number, source, ids, joined, [*split.notes, *noted], **found)
+        return self.encoder.stages.joined(whole, parts)
 
     def _concatenated(self, parts: list[Hypothesis]) -> Hypothesis:
         """The outputs of sentences as one, whose score follows from all their tokens by the rule of the search."""
