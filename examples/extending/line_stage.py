@@ -34,4 +34,4 @@ class NumbersStage(LineStage):
     @classmethod
     def summary(cls, sums: Mapping[str, int]) -> str:
         """Say how many numbers are missing; see ``LineStage``."""
-        return f"numbers of the sources that outputs lack: {sums['lacking']}"
+        return f"numbers of the sources that outputs lack: {sums['lacking']}" if sums["lacking"] else ""
