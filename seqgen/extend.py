@@ -145,7 +145,7 @@ if TYPE_CHECKING:
         expected_utilities,
         utility_from_config,
     )
-    from seqgen.text.results import TextHypothesis, Translation
+    from seqgen.text.results import Computed, TextHypothesis, Translation
     from seqgen.text.sources import MemberSource
     from seqgen.text.translator import ModelInMemory
     from seqgen.text.word_streaming import WordStreamer
@@ -184,7 +184,7 @@ __all__ += ["Draft", "Drafter", "Drafts", "LookAhead", "SpeculativeSearch", "Spe
 __all__ += ["Bleu", "Chrf", "Feature", "Matrix", "ModelInMemory", "NgramUtility", "Reranker", "TextHypothesis"]
 __all__ += ["TextModel", "TextScore", "Texts", "Translation", "Utility", "WordStreamer", "count_ngrams"]
 __all__ += ["expected_utilities", "register_feature", "register_metric", "register_reranker", "register_utility"]
-__all__ += ["InputLine", "LineOrder", "LineStage", "register_line_stage", "utility_from_config"]
+__all__ += ["Computed", "InputLine", "LineOrder", "LineStage", "register_line_stage", "utility_from_config"]
 # Models
 __all__ += ["MODELS", "Attended", "CachedWeight", "Decoder", "DecoderOut", "Dropout", "Encoder"]
 __all__ += ["EncoderDecoderModel", "EncoderOut", "GrowingCache", "IncrementalDecoder", "KeyValueCache"]

@@ -8,10 +8,7 @@ from typing import Any
 
 from seqgen.addons.glossary.terms import Glossary, met_terms
 from seqgen.config import GenerationConfig
-from seqgen.decoding.building import Resources
-from seqgen.text.input_line import InputLine
-from seqgen.text.line_stages import LineOrder, LineStage, register_line_stage
-from seqgen.text.results import Computed, Translation
+from seqgen.extend import Computed, InputLine, LineOrder, LineStage, Resources, Translation, register_line_stage
 
 
 def _terms_met(translation: Translation) -> list[bool]:
