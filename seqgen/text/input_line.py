@@ -17,7 +17,6 @@ from seqgen.core.component import Phrase
 from seqgen.core.errors import DataError
 from seqgen.data.tokenizers.languages import TargetLanguage
 from seqgen.text.languages import LanguageReader, LineLanguages, TextModel, encode_source
-from seqgen.text.line_stages import LineStages
 from seqgen.text.results import TextHypothesis, Translation
 from seqgen.text.sources import MemberSource, source_text
 
@@ -127,7 +126,7 @@ class InputEncoder:
             counted.
         sources: what each model reads, see ``sources_from_config``; the input line where there is no entry.
         num_members: how many of the models are members; their positions limit the output. By default all.
-        stages: read each line before it is encoded.
+        read_line: changes a line before it is encoded, see ``LineStages.read``; ``None`` for no change.
     """
 
     def __init__(
@@ -137,9 +136,9 @@ class InputEncoder:
         last_steps: Callable[[Tensor], Tensor],
         sources: Sequence[str | MemberSource] = (),
         num_members: int | None = None,
-        stages: LineStages | None = None,
+        read_line: Callable[[InputLine], InputLine] | None = None,
     ):
-        self.sources, self.stages = sources, stages or LineStages()
+        self.sources, self.read_line = sources, read_line or (lambda line: line)
         self.models, self.cfg, self.last_steps = models, cfg, last_steps
         self.members = models[:num_members]
         self.task = models[0].task
@@ -174,7 +173,7 @@ class InputEncoder:
             further = f"; its {unused} had no effect" if unused else ""
             return replace(read, notes=[f"the line is empty, and so is its output{further}"])
         demanded = list(map(alternatives, phrases))
-        read = self._with_sources(self.stages.read(replace(read, demanded=demanded)))
+        read = self._with_sources(self.read_line(replace(read, demanded=demanded)))
         if not read.sources:
             return replace(read, extras={})
         roles = (TargetLanguage.FIRST, TargetLanguage.START)

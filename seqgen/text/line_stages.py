@@ -15,15 +15,13 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from seqgen.config import GenerationConfig
 from seqgen.decoding.building import Resources
 from seqgen.registry import Registry, import_declared
-
-if TYPE_CHECKING:
-    from seqgen.text.input_line import InputLine
-    from seqgen.text.results import Translation
+from seqgen.text.input_line import InputLine
+from seqgen.text.results import Translation
 
 LINE_STAGES = Registry("line stage", "line_stage")
 """The line stages that are registered, by name."""

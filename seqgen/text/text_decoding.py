@@ -97,8 +97,8 @@ class TextDecoding:
         resources = Resources(*of_text, device=self.device, models=self.members, ensemble=settings.ensemble)
         sources = sources_from_config(cfg, resources)
         self.stages, last_steps = LineStages.build(cfg, resources), setup.limits.last_steps
-        self.input_encoder = InputEncoder(readers, cfg, last_steps, sources, len(self.members), self.stages)
-        self.splitter = ParagraphReader(self.input_encoder) if cfg.input_split else None
+        self.input_encoder = InputEncoder(readers, cfg, last_steps, sources, len(self.members), self.stages.read)
+        self.splitter = ParagraphReader(self.input_encoder, self.stages) if cfg.input_split else None
         if self.splitter is not None and streamer is not None:
             raise ConfigError("generation.input_split=sentences cannot be streamed; leave it out, or do not stream")
         ranks = cfg.mbr or cfg.rerank or {"mbr", "rerank"} & settings.objects.keys()
