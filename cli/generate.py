@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ from seqgen.system.devices import memory_errors
 from seqgen.system.progress import LineProgress
 from seqgen.task import Task
 from seqgen.text.input_line import UNKNOWN
+from seqgen.text.line_stages import summaries
 from seqgen.text.output_formats import FORMATS
 from seqgen.text.results import Translation
 from seqgen.text.text_decoding import BUFFER_SIZE, TextDecoding
@@ -126,6 +128,7 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | Non
             translation = complete(translation, cfg, clean)
             trace.add(translation)
             outputs.add(translation)
+            outputs.counts.update(decoding.stages.counts(translation))
             if streamer is None:
                 file.write(write(translation))
             if _buffer_size(cfg) == 1:
@@ -149,7 +152,7 @@ class _Outputs:
         hypotheses: the text of each line.
         tokens: number of tokens of these texts.
         marked: number of lines that a person should read.
-        terms_met: whether each of their terms is met.
+        counts: what the line stages counted, by name.
         notes: numbers of lines, from 1, with their notes that were not shown yet.
     """
 
@@ -157,7 +160,7 @@ class _Outputs:
     hypotheses: list[str] = field(default_factory=list)
     tokens: int = 0
     marked: int = 0
-    terms_met: list[bool] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
     notes: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, translation: Translation) -> None:
@@ -165,7 +168,6 @@ class _Outputs:
         self.hypotheses.append(translation.text)
         self.tokens += translation.num_tokens
         self.marked += bool(translation.review)
-        self.terms_met += translation.terms_met
         notes = [(translation.id + 1, note) for note in translation.notes]
         if self.typed is None:
             self.notes += notes
@@ -274,9 +276,8 @@ def _report(cfg: GenerateConfig, outputs: _Outputs, references: list[str] | None
     hypotheses, tokens = outputs.hypotheses, outputs.tokens
     for line in summary(outputs.notes):
         log(line)
-    if cfg.generation.glossary:
-        found, met = len(outputs.terms_met), sum(outputs.terms_met)
-        log(f"terms: {found} found in the sources (first column), {met} met in the outputs (second column)")
+    for line in summaries(cfg.generation, outputs.counts):
+        log(line)
     if not hypotheses:
         log("the input has no lines, so the output is empty")
     stream = sys.stderr if cfg.output == "-" else sys.stdout

@@ -141,7 +141,9 @@ if TYPE_CHECKING:
     from seqgen.tasks.raw_text import cache_folder, check_split
     from seqgen.tasks.translation import ParallelTextConfig, ParallelTextTask, TranslationConfig, TranslationTask
     from seqgen.text.confidence.features import Feature
+    from seqgen.text.input_line import InputLine
     from seqgen.text.languages import TextModel
+    from seqgen.text.line_stages import LineOrder, LineStage, register_line_stage
     from seqgen.text.reranking import (
         Bleu,
         Chrf,
@@ -153,7 +155,7 @@ if TYPE_CHECKING:
         expected_utilities,
         utility_from_config,
     )
-    from seqgen.text.results import TextHypothesis, Translation
+    from seqgen.text.results import Computed, TextHypothesis, Translation
     from seqgen.text.sources import MemberSource
     from seqgen.text.translator import ModelInMemory
     from seqgen.text.word_streaming import WordStreamer
@@ -193,7 +195,7 @@ __all__ += ["Draft", "Drafter", "Drafts", "LookAhead", "SpeculativeSearch", "Spe
 __all__ += ["Bleu", "Chrf", "Feature", "Matrix", "ModelInMemory", "NgramUtility", "Reranker", "TextHypothesis"]
 __all__ += ["TextModel", "TextScore", "Texts", "Translation", "Utility", "WordStreamer", "count_ngrams"]
 __all__ += ["expected_utilities", "register_feature", "register_metric", "register_reranker", "register_utility"]
-__all__ += ["utility_from_config"]
+__all__ += ["Computed", "InputLine", "LineOrder", "LineStage", "register_line_stage", "utility_from_config"]
 # Models
 __all__ += ["MODELS", "Attended", "CachedWeight", "Decoder", "DecoderOut", "Dropout", "Encoder"]
 __all__ += ["EncoderDecoderModel", "EncoderOut", "GrowingCache", "IncrementalDecoder", "KeyValueCache"]

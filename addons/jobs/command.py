@@ -6,6 +6,7 @@ import copy
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -49,6 +50,7 @@ from seqgen.extend import (
 from seqgen.modules.kernel_choice import TIMES, Kind, measure_all
 from seqgen.system.files import remove_leftovers, run_lock
 from seqgen.system.progress import LineProgress, duration
+from seqgen.text.line_stages import summaries
 from seqgen.text.output_formats import FORMATS
 from seqgen.text.text_decoding import BUFFER_SIZE
 
@@ -259,15 +261,15 @@ class CommandDecoder:
         if divisor > 1:
             decoding.batcher = decoding.batcher.divided(len(lines), divisor)
         texts = map(self.task.input_of, lines) if self.cfg.dataset.gen_source else lines
-        outputs, notes, tokens, met, marked = list[str](), list[tuple[int, str]](), 0, list[bool](), 0
+        outputs, notes, tokens, counts, marked = list[str](), list[tuple[int, str]](), 0, Counter[str](), 0
         for translation in decoding.translate(texts, None, len(lines), first):
             translation = complete(translation, self.cfg, self.clean)
             outputs.append(self.write(translation))
             tokens += translation.num_tokens
-            met += translation.terms_met
+            counts.update(self.decoding.stages.counts(translation))
             marked += bool(translation.review)
             notes += [(translation.id + 1, note) for note in translation.notes]
-        return Answers(outputs, notes=notes, tokens=tokens, terms=(len(met), sum(met)), marked=marked)
+        return Answers(outputs, notes=notes, tokens=tokens, counts=counts, marked=marked)
 
     def blank(self, line: str, number: int, reason: str) -> str:
         """Format the output of a line without an answer; see ``LineDecoder``."""
@@ -299,9 +301,8 @@ def _report(cfg: GenerateConfig, folder: JobFolder, lines: int, decoded: int, fa
         log(note)
     if cfg.generation.review_share or cfg.generation.review_risk < 1:
         log(f"{sum(record['marked'] for record in folder.records())} of {lines} lines are marked for review")
-    if cfg.generation.glossary:
-        found, met = map(sum, zip((0, 0), *(record["terms"] for record in folder.records()), strict=True))
-        log(f"terms: {found} found in the sources (first column), {met} met in the outputs (second column)")
+    for line in summaries(cfg.generation, sum((Counter(record["counts"]) for record in folder.records()), Counter())):
+        log(line)
     if failed:
         what = "line" if failed == 1 else "lines"
         log(f"{failed} {what} could not be decoded and got no answer; see {folder.path / ERRORS}")

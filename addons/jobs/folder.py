@@ -267,7 +267,7 @@ class JobFolder:
             "bytes": len(content),
             "tokens": answers.tokens,
             "seconds": round(answers.seconds, 3),
-            "terms": answers.terms,
+            "counts": answers.counts,
             "marked": answers.marked,
             **details,
             "failed": [asdict(failure) for failure in answers.failures],

@@ -10,9 +10,10 @@ import os
 import pickle
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any, ClassVar, Protocol, TypeAlias
 
@@ -52,7 +53,7 @@ class Answers:
         notes: number of a line, from 1, and what the user should know about its output.
         tokens: number of generated tokens.
         seconds: how long the worker decoded.
-        terms: number of terms of the glossary in the lines, and of those that are met.
+        counts: what the line stages counted, by name.
         marked: number of lines that a person should read.
     """
 
@@ -61,7 +62,7 @@ class Answers:
     notes: Sequence[tuple[int, str]] = ()
     tokens: int = 0
     seconds: float = 0.0
-    terms: tuple[int, int] = (0, 0)
+    counts: Counter[str] = field(default_factory=Counter)
     marked: int = 0
 
     def __add__(self, other: Answers) -> Answers:
@@ -71,7 +72,7 @@ class Answers:
             [*self.notes, *other.notes],
             self.tokens + other.tokens,
             self.seconds + other.seconds,
-            (self.terms[0] + other.terms[0], self.terms[1] + other.terms[1]),
+            self.counts + other.counts,
             self.marked + other.marked,
         )
 

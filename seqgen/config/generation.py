@@ -48,6 +48,8 @@ KEEPS_CONFIDENCE: Facts = frozenset({"KEEPS_CONFIDENCE"})
 """The probability that an output is good enough does not depend on it."""
 ACROSS_VOCABULARIES: Facts = frozenset({"ACROSS_VOCABULARIES"})
 """Can be used with members that have different target vocabularies."""
+DEMANDS_PHRASES: Facts = frozenset({"DEMANDS_PHRASES"})
+"""Outputs must contain phrases, which selects a strategy that takes constraints."""
 NOT_IN_TRAINING: Facts = frozenset({"NOT_IN_TRAINING"})
 """Has no effect in a criterion that decodes."""
 SCORES_TARGETS: Facts = frozenset({"SCORES_TARGETS"})
@@ -382,7 +384,7 @@ class GenerationConfig:
         "",
         "every output must contain the phrases that follow tabs in its input line, in this order (ordered) or in any "
         "order (unordered); a|b requires one of two phrases",
-        MODEL | STRATEGY | NOT_IN_TRAINING,
+        MODEL | STRATEGY | NOT_IN_TRAINING | DEMANDS_PHRASES,
         *_CONSTRAINED,
         choices=("", "ordered", "unordered"),
     )
@@ -390,7 +392,7 @@ class GenerationConfig:
         "",
         "file with lines SOURCE<tab>TARGET: the translation of a line with a source term must contain the target term, "
         "or one of several (a|b)",
-        FILES | NOT_IN_TRAINING,
+        FILES | NOT_IN_TRAINING | DEMANDS_PHRASES,
         *_CONSTRAINED,
         role="input_path",
     )
@@ -636,7 +638,7 @@ class GenerationConfig:
     @property
     def is_constrained(self) -> bool:
         """True if outputs must contain phrases."""
-        return bool(self.constraints or self.glossary)
+        return any(getattr(self, key) for key in keys_with(DEMANDS_PHRASES))
 
     @property
     def uses_seed(self) -> bool:

@@ -22,7 +22,7 @@ import torch
 
 from seqgen.checkpoints.loading import load_model, load_models
 from seqgen.config import GenerationConfig
-from seqgen.config.generation import FILES, SCORES_TARGETS, keys_with
+from seqgen.config.generation import DEMANDS_PHRASES, FILES, SCORES_TARGETS, keys_with
 from seqgen.config.settings import CALL, MODEL, USER, Layer, ResolvedSettings, Settings
 from seqgen.config.values import DEFAULTS
 from seqgen.core.errors import CheckpointError, ConfigError, DataError
@@ -246,7 +246,7 @@ class Translator:
         """
         details, streaming = details or Details(), streamer is not None
         wanted = self._settings.with_layer(CALL, settings)
-        for key in ("constraints", "glossary") if streaming else ():
+        for key in keys_with(DEMANDS_PHRASES) if streaming else ():
             if value := wanted.get(key):
                 raise ConfigError(
                     f"generation.{key}={value} cannot be streamed, because it needs several beams, and the best one "

@@ -263,26 +263,3 @@ def test_paragraphs_without_the_package(runs: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "sentencex", None)
     outcome = generate(runs / "fconv", "generation.input_split=sentences")
     refused(outcome, "generation.input_split=sentences needs a package: pip install sentencex")
-
-
-def test_a_glossary(runs: Path, tmp_path: Path) -> None:
-    terms, source, output = (tmp_path / name for name in ("terms.tsv", "source.en", "out.jsonl"))
-    terms.write_text("source\ttarget\ndog\tBall|Boot\nthe tree\tHund\nMan\tFrau\n", encoding="utf-8")
-    source.write_bytes(STDIN)
-    keys = (f"path={runs}/fconv", f"input={source}", f"generation.glossary={terms}", "generation.max_len_b=12")
-    outcome = command("generate", *keys, f"output={output}", "format=json")
-    assert outcome.code == 0, outcome.err
-    found = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
-    used = [[term["source"] for term in record.get("terms", [])] for record in found]
-    assert used == [["dog"], ["the tree"], [], ["dog"]]
-    met = 0
-    for record in found:
-        for term in record.get("terms", []):
-            words = record["hypotheses"][0]["text"].split()
-            assert term["met"] == any(target in words for target in term["targets"])
-            met += term["met"]
-    assert met
-    assert f"terms: 3 found in the sources (first column), {met} met in the outputs" in outcome.err
-    refused(command("generate", *keys, f"output={terms}", "format=tsv"), "would overwrite the input")
-    terms.write_text("dog\tHund\ntree Baum\n")
-    refused(command("generate", *keys, f"output={output}", "format=json"), f"{terms}, line 2 is not SOURCE<tab>TARGET")

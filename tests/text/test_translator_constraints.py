@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seqgen.text.glossary import alternatives
+from seqgen.text.input_line import alternatives
 from seqgen.text.translator import Translator
 from tests.text_models import text_model
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
+from seqgen.addons.glossary.terms import Glossary, Term, met_terms, words_of
 from seqgen.core.errors import ConfigError, DataError
-from seqgen.text.glossary import Glossary, Term, met_terms, words_of
 from seqgen.text.translator import Translator
 from seqgen.text.word_streaming import TextStreamer
 from tests.text_models import text_model

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from seqgen.core.errors import DataError
 from seqgen.data.text import read_lines
+from seqgen.text.input_line import alternatives
 
 Words: TypeAlias = tuple[str, ...]
 
@@ -105,12 +106,6 @@ def met_terms(terms: Sequence[Term], text: str) -> list[bool]:
         found.append(left[term.targets] > 0)
         left[term.targets] -= 1
     return found
-
-
-def alternatives(phrase: str) -> list[str]:
-    r"""The alternatives of a phrase: ``a b|c`` gives ``a b`` and ``c``; in ``a\|b`` the bar is part of the text."""
-    texts = (text.replace(r"\|", "|").strip() for text in re.split(r"(?<!\\)\|", phrase))
-    return [text for text in texts if text]
 
 
 def words_of(text: str) -> Words:
